@@ -32,12 +32,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buckeye.config.environments import EnvPauseConfig
-from buckeye.config.shared import most_token_age
+from buckeye.config.shared import max_token_age
 from buckeye.envs.base import Outcome, Task
-from buckeye.orchestrator.batch_account import Collected
+from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.rollout import Flight, Group, Rollout
+from buckeye.orchestrator.rollout import Group, InFlightGroup, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
 from buckeye.orchestrator.training_samples import Segment
 
@@ -87,13 +87,13 @@ class Engine:
     places: int
     seed: int
     begun: list[float] = field(default_factory=list)
-    plays: int = 0
+    attempts: int = 0
     _free: list[float] = field(default_factory=list)
 
-    def start_group(self, task: GroupTask, size: int, flight: Flight) -> asyncio.Task[Group]:
+    def start_group(self, task: GroupTask, size: int, flight: InFlightGroup) -> asyncio.Task[Group]:
         return asyncio.create_task(self._play(task, size, flight))
 
-    async def _play(self, task: GroupTask, size: int, flight: Flight) -> Group:
+    async def _play(self, task: GroupTask, size: int, flight: InFlightGroup) -> Group:
         rng = random.Random(f"{self.law}/{self.seed}/{task.index}")
         kind = rng.getstate()
         seconds = []
@@ -113,13 +113,13 @@ class Engine:
         self.begun.append(statistics.fmean(seconds))
         while clock() < max(ends) and not flight.is_cut:
             await asyncio.sleep(min(0.25, max(ends) - clock()))
-        flight.plays += size
-        self.plays += size
+        flight.attempts += size
+        self.attempts += size
         spent = [max(0.0, min(one, clock() - begun)) for one, begun in zip(seconds, begins, strict=True)]
         return Group(index=task.index, rollouts=tuple(_rollout(flight, one) for one in spent))
 
 
-def _rollout(flight: Flight, seconds: float) -> Rollout:
+def _rollout(flight: InFlightGroup, seconds: float) -> Rollout:
     segment = Segment(token_ids=[1], loss_mask=[True], logprobs=[0.0], versions=[flight.version], turns=[0])
     return Rollout(
         env_name="simulated",
@@ -137,7 +137,7 @@ def _rollout(flight: Flight, seconds: float) -> Rollout:
 class _Tasks:
     """Unlimited tasks, each used once."""
 
-    environment = argparse.Namespace(name="simulated", play=argparse.Namespace(group_size=None))
+    environment = argparse.Namespace(name="simulated", rollout_settings=argparse.Namespace(group_size=None))
 
     def __getitem__(self, index: int) -> GroupTask:
         return GroupTask(index=index, env=self.environment, task=Task(id=str(index), messages=()))  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ class _Tasks:
     def environment_of(self, index: int) -> Any:
         return self.environment
 
-    def has_tasks_beside(self, held: Any) -> bool:
+    def has_tasks_outside(self, held: Any) -> bool:
         return True
 
 
@@ -169,7 +169,7 @@ class PrimeRL(Overtake):
 
     def set_version(self, version: int) -> None:
         super().set_version(version)
-        for flight in self._playing.values():
+        for flight in self._in_flight.values():
             if version - flight.version > AGE:
                 flight.cut()
 
@@ -190,7 +190,7 @@ class Result:
     """Result of one run; `trained` and `begun` are mean seconds of rollouts for each group."""
 
     seconds: float
-    batches: list[Collected]
+    batches: list[CollectedGroups]
     begun: list[float]
     unaccounted: int
 
@@ -244,7 +244,7 @@ def simulate(
         group_size=SIZE,
         min_group_size=None,
         run_ahead=level,
-        most_token_age=10**6 if rule == "areal" else most_token_age(level, age),
+        max_token_age=10**6 if rule == "areal" else max_token_age(level, age),
         oversampling_factor=oversampling,
         max_empty_batches=10,
         max_steps=None,
@@ -260,7 +260,7 @@ def simulate(
 
 
 async def _collect(collector: GroupCollector, engine: Engine, batches: int) -> Result:
-    collected: list[Collected] = []
+    collected: list[CollectedGroups] = []
     to_train: asyncio.Queue[None] = asyncio.Queue()
 
     async def train() -> None:

@@ -28,7 +28,7 @@ from buckeye import runs
 from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directories
 from buckeye.monitor.rollouts import rollouts_files
-from buckeye.transport.batches import Batch, Sample, TrainedBatch, keep_trained
+from buckeye.transport.batches import Batch, Sample, TrainedBatch, archive_trained_batch
 
 _GROUP = 8
 _TOKENS = 250
@@ -127,7 +127,7 @@ def keep(run: Path, step: int, rewards: list[float]) -> None:
         record={"values": {}},
     )
     identity = RunIdentity(run_id="made", attempt=1)
-    keep_trained(run / "batches", run / "trained", batch, trained, identity=identity)
+    archive_trained_batch(run / "batches", run / "trained", batch, trained, identity=identity)
 
 
 @contextmanager

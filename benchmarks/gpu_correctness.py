@@ -80,7 +80,7 @@ def _gradient(directory: Path, device: Any, dtype: Any) -> dict[str, Any]:
     row = pack_micro_batch([ids for ids, _ in samples], masks, device)
     temperatures = torch.linspace(0.7, 1.3, len(samples), device=device)[row.sequences]
     advantages = torch.linspace(-1.0, 1.0, len(samples), device=device)[row.sequences]
-    with policy.computing():
+    with policy.cast_weights():
         logprobs, entropies = policy.token_logprobs(row, temperatures)
         loss = -(logprobs * advantages).mean() + 0.01 * entropies.mean()
         loss.backward()
@@ -144,7 +144,7 @@ class _Pair:
         ids = [np.array([*s.prompt_ids, *s.token_ids], np.int32) for s in sequences]
         masks = [np.arange(len(i)) >= len(s.prompt_ids) for i, s in zip(ids, sequences, strict=True)]
         row = pack_micro_batch(ids, masks, self.policy.device)
-        with torch.no_grad(), self.policy.computing():
+        with torch.no_grad(), self.policy.cast_weights():
             trained, _ = self.policy.token_logprobs(
                 row, torch.ones(len(row.targets), device=row.targets.device)
             )
@@ -164,8 +164,8 @@ class _Pair:
         from buckeye.base.process import RunIdentity
         from buckeye.base.storage import sync_tree
         from buckeye.inference.engine.weights import Checkpoint
-        from buckeye.trainer.output.export import read_tokenizer_files, save_model
-        from buckeye.trainer.parallel.fsdp import gather
+        from buckeye.trainer.output.hf_directory import read_tokenizer_files, save_model
+        from buckeye.trainer.parallel.fsdp import gather_tensors
         from buckeye.transport.weights import publish_weights, verify_weights
 
         weights, dtype = self.engine.decoder.weights, self.engine.decoder.cache.kv.dtype
@@ -174,7 +174,7 @@ class _Pair:
                 parameter.mul_(1 + 0.01 * torch.randn_like(parameter))
         tokenizer = read_tokenizer_files(str(self.directory))
         marks = [time.perf_counter()]
-        tensors = gather(self.policy.model.state_dict(keep_vars=True), keep=True, dtype=dtype)
+        tensors = gather_tensors(self.policy.model.state_dict(keep_vars=True), keep=True, dtype=dtype)
         marks.append(time.perf_counter())
 
         def save(to: Path) -> None:

@@ -121,9 +121,9 @@ def _devices(settings: Settings) -> Settings:
 
 def _read_run(metrics: Path) -> tuple[Figures, float, float]:
     """Return the figures of a run, and the times when its first and last step ended."""
-    from buckeye.monitor.metrics import read_run
+    from buckeye.monitor.metrics import read_run_metrics
 
-    trained = read_run(metrics).of("trainer")
+    trained = read_run_metrics(metrics).of("trainer")
     steps = sorted(trained)
     if len(steps) <= WARM_UP:
         raise RuntimeError(f"only {len(steps)} steps are in {metrics}")

@@ -43,7 +43,7 @@ def measure(settings: Settings, report: Report) -> None:
             if row["recompute"] and not recomputed:
                 learner.policy.checkpoint_activations(every=1)
                 recomputed = True
-            learner.micro_batch_size.most = learner.micro_batch_size.tokens = row["length"]
+            learner.micro_batch_size.max_tokens = learner.micro_batch_size.tokens = row["length"]
             try:
                 figures = _steps(learner, loss, row, settings)
             except RuntimeError as error:
@@ -71,7 +71,7 @@ def _steps(learner: Any, loss: Any, row: Settings, settings: Settings) -> Figure
         update = learner.update(record["loss"], tokens=samples * length, samples=samples)
         wait_for(device)
         seconds.append(time.perf_counter() - started)
-        speeds.append(learner.speed(samples * length, seconds[-1]))
+        speeds.append(learner.throughput(samples * length, seconds[-1]))
         if not update.applied:
             raise RuntimeError(f"step {step}: loss {record['loss']}, gradient norm {update.grad_norm}")
     measured = speeds[WARM_UP:]
@@ -109,8 +109,8 @@ def _forecast(settings: Settings, row: Settings) -> float | None:
     """Return the GPU memory that `rl doctor` plans for these steps, in GiB."""
     from buckeye.config.rl import RLConfig
     from buckeye.launch.preflight.devices import gpus
-    from buckeye.launch.preflight.fitting import hardware_of
-    from buckeye.launch.preflight.memory import plan_memory
+    from buckeye.launch.preflight.memory_check import find_hardware
+    from buckeye.launch.preflight.memory_plan import plan_memory
     from buckeye.launch.preflight.model import read_shape
 
     if settings["device"] != "cuda":
@@ -127,7 +127,7 @@ def _forecast(settings: Settings, row: Settings) -> float | None:
     )
     shape = read_shape(Path(settings["model"]))
     assert shape is not None
-    needs = plan_memory(config, shape, hardware_of(config, gpus()))
+    needs = plan_memory(config, shape, find_hardware(config, gpus()))
     return sum(n.total for n in needs if n.process.startswith("trainer") and n.place != "main memory") / 2**30
 
 

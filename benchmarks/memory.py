@@ -35,8 +35,8 @@ from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.inference.client import InferenceClient
 from buckeye.launch.preflight.devices import MainMemory, main_memory
-from buckeye.launch.preflight.memory import Hardware, plan_memory, processor_has_bfloat16
-from buckeye.launch.preflight.model import shape_of
+from buckeye.launch.preflight.memory_plan import Hardware, plan_memory, processor_has_bfloat16
+from buckeye.launch.preflight.model import parse_shape
 from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.weights import publish_weights, read_weights_manifest
 
@@ -82,7 +82,7 @@ def planned(case: dict[str, Any]) -> int:
     memory = MainMemory(total=case["memory"], free=case["memory"])
     hardware = Hardware(memory=memory, fast_bfloat16=case["fast_bfloat16"])
     process = "inference 0" if case["kind"] == "engine" else "trainer 0"
-    needs = plan_memory(config, shape_of(case["shape"]), hardware)
+    needs = plan_memory(config, parse_shape(case["shape"]), hardware)
     return next(need.total for need in needs if need.process == process)
 
 

@@ -48,9 +48,9 @@ from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine
 from buckeye.inference.engine.kv_cache import KVCache
 from buckeye.inference.engine.sequences import Sequence
-from buckeye.inference.engine.weights import Checkpoint, Weights
+from buckeye.inference.engine.weights import Checkpoint, DecoderWeights
 from buckeye.inference.types import SamplingParams
-from buckeye.monitor.metrics import read_run
+from buckeye.monitor.metrics import read_run_metrics
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.weights import newest_weights
@@ -110,7 +110,7 @@ class Run:
                 "log": {"level": "warning"},
             }
         )
-        weights = Weights(spec, dtype=torch.float32, device=CPU)
+        weights = DecoderWeights(spec, dtype=torch.float32, device=CPU)
         weights.load(Checkpoint(model))
         slots = GROUP * PROMPTS
         cache = KVCache(spec, slots=slots, max_len=64, dtype=torch.float32, device=CPU)
@@ -190,7 +190,7 @@ def _arrived_of_adapter(merged: AdaptedCheckpoint) -> float:
     It corresponds to the metric `weights/arrived_share`.
     """
     change = arrived = 0.0
-    for name in merged.adapted:
+    for name in merged.adapted_names:
         before, low_rank = merged.without_low_rank(name).float(), merged.low_rank(name)
         assert low_rank is not None
         exact = low_rank[1] @ low_rank[0]
@@ -251,7 +251,7 @@ def _play(model: Path, mode: str, task: str, seed: int, args: argparse.Namespace
     run = Run(model, output, mode, task, seed, args)
     began = time.monotonic()
     rewards = run.play()
-    trained = read_run(output / "metrics.jsonl").of("trainer")
+    trained = read_run_metrics(output / "metrics.jsonl").of("trainer")
     measured = {
         name: {
             step + 1: values[f"weights/{name}"]

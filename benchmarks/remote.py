@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 from tests.remote.proxy import proxied  # noqa: E402
 from tests.remote.sshd import Host, sshd  # noqa: E402
 
-from buckeye.remote.connection import Link  # noqa: E402
+from buckeye.remote.connection import SshConnection  # noqa: E402
 from buckeye.remote.manifest import project_manifest  # noqa: E402
 from buckeye.remote.upload import send_project  # noqa: E402
 
@@ -52,14 +52,14 @@ async def _measure(host: Host, port: int, project: Path) -> None:
     python = host.folder / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT}/src exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    link = Link(
+    link = SshConnection(
         replace(host.target, port=port),
         known_hosts=host.folder / "known",
         identity_file=host.key,
         own_settings=False,
         tell=print,
     )
-    await link.connect(patience=30)
+    await link.connect(timeout=30)
     for title in ("first", "nothing changed", "one file changed"):
         if title.startswith("one"):
             (project / "0" / "0.bin").write_bytes(b"new")

@@ -23,7 +23,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from buckeye.monitor.metrics import read_run
+from buckeye.monitor.metrics import read_run_metrics
 from buckeye.setup.demo.stages import DemoPaths, config_file, warm_started_model
 
 LOSSES = {
@@ -82,11 +82,11 @@ def _flags(prefix: str, settings: dict[str, object]) -> dict[str, object]:
 
 
 def _finished(output: Path, steps: int) -> bool:
-    return steps - 1 in read_run(output / "metrics.jsonl").of("trainer")
+    return steps - 1 in read_run_metrics(output / "metrics.jsonl").of("trainer")
 
 
 def _row(output: Path) -> list[str]:
-    run = read_run(output / "metrics.jsonl")
+    run = read_run_metrics(output / "metrics.jsonl")
     trained = run.of("trainer")
     steps = list(trained)
     rewards = [reward for step, reward in run.values("orchestrator/reward/mean").items() if step in trained]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from buckeye.base.process import RunIdentity
 from buckeye.transport.checkpoint import list_checkpoints, read_commit, save_checkpoint
-from buckeye.transport.object_store import Store, name_in_store
+from buckeye.transport.object_store import CheckpointStore, name_in_store
 
 ME = RunIdentity(run_id="aaaa1111", attempt=1)
 
@@ -39,8 +39,8 @@ def made(run: Path, megabytes: int, files: int) -> None:
     save_checkpoint(run / "checkpoints", 1, fill, orchestrator_state={}, identity=ME)
 
 
-def fetch(store: Store, here: Path) -> None:
-    store.fetch(store.checkpoints()[0], here)
+def fetch(store: CheckpointStore, here: Path) -> None:
+    store.download(store.list_checkpoints()[0], here)
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
@@ -66,7 +66,7 @@ def main() -> None:
         (info,) = list_checkpoints(root / "run" / "checkpoints")
         commit = read_commit(info.path)
         for number in range(options.rounds):
-            store = Store(f"{options.url}/{os.getpid()}-{number}")
+            store = CheckpointStore(f"{options.url}/{os.getpid()}-{number}")
             here, name = root / f"here_{number}", name_in_store(info, commit)
             here.mkdir()
             send = partial(store.upload, info.path, commit, name, root / "run")

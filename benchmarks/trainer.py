@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.logprobs import token_logprobs
-from buckeye.trainer.model.policy import Policy, make_policy
+from buckeye.trainer.model.policy import PolicyNetwork, make_policy
 
 MODELS = {
     "small": {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4, "vocab_size": 1024},
@@ -102,7 +102,7 @@ def padded_pass(name: str, work: Workload, dtype: torch.dtype, device: torch.dev
     return run
 
 
-def plain_head(policy: Policy, row: PackedMicroBatch) -> Tensor:
+def plain_head(policy: PolicyNetwork, row: PackedMicroBatch) -> Tensor:
     hidden = policy.module.hidden_states(row).index_select(0, row.sources)
     log_p = (hidden @ policy.head_weight.to(hidden.dtype).t()).float().log_softmax(-1)
     with torch.no_grad():
@@ -120,8 +120,8 @@ def packed_pass(name: str, work: Workload, row_name: str, device: torch.device) 
 
     def run() -> float:
         model.zero_grad()
-        with policy.computing():
-            row = pack_micro_batch(samples, masks, device, share=level >= 4)
+        with policy.cast_weights():
+            row = pack_micro_batch(samples, masks, device, share_prefixes=level >= 4)
             if level >= 3:
                 logprobs = policy.token_logprobs(row, torch.ones(len(row.targets), device=device))[0]
             else:

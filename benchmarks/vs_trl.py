@@ -33,7 +33,7 @@ from typing import Any
 
 import psutil
 
-from buckeye.monitor.metrics import read_run
+from buckeye.monitor.metrics import read_run_metrics
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 HERE = Path(__file__).parent
@@ -227,7 +227,7 @@ class Bench:
 
         def reached() -> bool:
             """Return True if a batch with the target's reward has been trained; TRL's step ends there too."""
-            steps = read_run(metrics).steps()
+            steps = read_run_metrics(metrics).steps()
             return any(step.trained is not None and (step.reward or 0.0) >= work.target for step in steps)
 
         command = [str(Path(sys.executable).with_name("rl")), "@", str(config)]
@@ -261,7 +261,7 @@ class Bench:
 
 def _read_run(metrics: Path, memory: float) -> Result:
     """Read a run from its metrics: a step ends when it is trained; training began before the first."""
-    run = read_run(metrics)
+    run = read_run_metrics(metrics)
     trained = run.of("trainer")
     rewards = run.values("orchestrator/reward/mean")
     steps = list(trained)

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 from buckeye.mcp.config import GymConfig
-from buckeye.mcp.isolation.plays import compare_plays
+from buckeye.mcp.isolation.probe import probe_isolation
 from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.mcp.workdir.folder import open_workdir
 
@@ -85,7 +85,7 @@ def main() -> None:
         median, most = statistics.median(seconds) * 1000, max(seconds) * 1000
         print(f"{name}: median {median:.2f} ms, most {most:.2f} ms, {cpu * 1000:.2f} ms of a core")
     began = resource.getrusage(resource.RUSAGE_CHILDREN)
-    found = asyncio.run(compare_plays([notes_task()], notes_config(), 120.0))
+    found = asyncio.run(probe_isolation([notes_task()], notes_config(), 120.0))
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = ended.ru_utime + ended.ru_stime - began.ru_utime - began.ru_stime
     print(f"isolation: {found}; servers took {cpu:.2f} s of a core")

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buckeye.envs.base import Environment, Reply, Task
-from buckeye.workers.opening import load_environment
+from buckeye.workers.loading import load_environment
 
 
 @dataclass

@@ -6,16 +6,16 @@ import socket
 
 import pytest
 
-from buckeye.base.request_gate import Rules, denied
+from buckeye.base.request_gate import AccessRules, find_denial
 
-LOCAL = Rules(host="127.0.0.1", key="secret")
-OPEN_TO_OTHERS = Rules(host="0.0.0.0", key="secret", hosts=("gpu.example",))
+LOCAL = AccessRules(host="127.0.0.1", key="secret")
+OPEN_TO_OTHERS = AccessRules(host="0.0.0.0", key="secret", hosts=("gpu.example",))
 WITH_KEY = {"authorization": "Bearer secret"}
 
 
 def status(rules, path="/v1/models", **headers):
     given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    why = denied({"path": path, "headers": given, "scheme": "http"}, rules)
+    why = find_denial({"path": path, "headers": given, "scheme": "http"}, rules)
     return None if why is None else why.status
 
 
@@ -45,7 +45,7 @@ def test_the_host_is_one_that_the_server_is_reached_by(rules, host, expected):
 def test_a_request_without_a_host_or_with_two_is_refused():
     assert status(LOCAL, **WITH_KEY) == 403
     two = [(b"host", b"localhost"), (b"host", b"evil.example"), (b"authorization", b"Bearer secret")]
-    assert denied({"path": "/", "headers": two}, LOCAL).reason == "host"
+    assert find_denial({"path": "/", "headers": two}, LOCAL).reason == "host"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_the_servers_own_page_may_use_it_and_no_other():
 
 
 def test_without_a_key_what_is_public_is_served_and_what_is_below_it():
-    rules = Rules(host="127.0.0.1", key=None, public=("/v1/models",))
+    rules = AccessRules(host="127.0.0.1", key=None, public=("/v1/models",))
     paths = {"/v1/models": None, "/v1/models/a/b": None, "/v1/modelsx": 403, "/pause": 403, "/health": None}
     assert {path: status(rules, path, host="localhost") for path in paths} == paths
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from buckeye.base.dotenv import read_dotenv
 from buckeye.base.keys import child_environment, key, key_files, key_states, masked, set_key, variables
 from buckeye.errors import UsageError
-from buckeye.monitor.redact import redacted
+from buckeye.monitor.redact import redact
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def test_a_process_of_a_run_gets_the_keys_it_has_use_for():
         "BUCKEYE_API_KEY": "b",
         "PATH": "/bin",
     }
-    assert set(child_environment(given, plays=True)) == {"HF_TOKEN", "BUCKEYE_API_KEY", "PATH"}
-    assert set(child_environment(given, plays=False)) == {"HF_TOKEN", "PATH"}
+    assert set(child_environment(given, runs_rollouts=True)) == {"HF_TOKEN", "BUCKEYE_API_KEY", "PATH"}
+    assert set(child_environment(given, runs_rollouts=False)) == {"HF_TOKEN", "PATH"}
 
 
 def test_a_masked_value_tells_little():
@@ -137,6 +137,6 @@ def test_a_masked_value_tells_little():
 
 def test_keys_from_files_are_hidden_wherever_settings_are_shown(home):
     (home / ".buckeye" / ".env").write_text("MY_SECRET=planted-in-a-file\n")
-    assert "planted" not in str(redacted({"note": "it is planted-in-a-file, look"}))
+    assert "planted" not in str(redact({"note": "it is planted-in-a-file, look"}))
     (home / ".buckeye" / ".env").write_text("no line of a file\n")
-    assert redacted({"note": "x"}) == {"note": "x"}
+    assert redact({"note": "x"}) == {"note": "x"}

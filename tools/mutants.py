@@ -52,7 +52,7 @@ ROOMS = {
     "grading": Room(("mcp/grading/*.py",), ("tests/mcp/grading",)),
     "samples": Room(("orchestrator/training_samples.py", "orchestrator/rollout.py"), ("tests/orchestrator",)),
     "advantages": Room(
-        ("orchestrator/advantages.py", "orchestrator/batch_account.py"), ("tests/orchestrator",)
+        ("orchestrator/advantages.py", "orchestrator/collected_groups.py"), ("tests/orchestrator",)
     ),
     "collector": Room(
         ("orchestrator/collector.py", "orchestrator/deterministic_sampling.py"), ("tests/orchestrator",)
@@ -67,7 +67,7 @@ ROOMS = {
         ("tests/checkpoint", "tests/run/test_restarts.py", "tests/run/test_export.py"),
     ),
     "progress": Room(
-        ("launch/progress.py", "monitor/metrics.py", "launch/plan.py", "launch/preflight/memory.py"),
+        ("launch/progress.py", "monitor/metrics.py", "launch/plan.py", "launch/preflight/memory_plan.py"),
         (
             *("tests/run/test_progress.py", "tests/monitor/test_metrics.py", "tests/run/test_status.py"),
             *("tests/run/test_plan.py", "tests/run/preflight"),

@@ -38,7 +38,10 @@ def _rule(pattern: str, instead: str) -> Rule:
 
 
 RULES = (
-    _rule(r"\b(?:is|are|was|were) (?-i:no|none)\b(?! (?:longer|more|less|fewer|later|earlier)\b)", "`has no X`, `is not an X`, `no X found`"),
+    _rule(
+        r"\b(?:is|are|was|were) (?-i:no|none)\b(?! (?:longer|more|less|fewer|later|earlier)\b)",
+        "`has no X`, `is not an X`, `no X found`",
+    ),
     _rule(r"\b(?:nobody|somebody|whoever|whom|whatever|wherever)\b", "name the person, process or thing"),
     _rule(r"\b(?:go|goes|going|gone|went) on\b", "`continue`, `resume`"),
     _rule(r"\b(?:again and again|another time)\b", "`repeatedly`, `retry`"),
@@ -50,8 +53,14 @@ RULES = (
     _rule(r"\bas (?:it|they) (?:is|are|comes?|stands?)\b", "`unchanged`, `as it arrives`"),
     _rule(r"\b(?:a look at|looks? at (?:once|it)|two looks)\b", "`check`, `poll`, `inspect`"),
     _rule(r"\bmend(?:s|ed|ing)?\b", "`fix`"),
-    _rule(r"\bplay(?:s|ed|ing)? (?:an? |one |the )?rollouts?\b|\brollouts? (?:is|are|was|were) played\b", "`run a rollout`"),
-    _rule(r"(?:^|[.:;] )What (?:is|was|are|has|have|can|cannot|must|may|an?|the|it|they|each)\b(?![^.\n]*\?)", "`the X`"),
+    _rule(
+        r"\bplay(?:s|ed|ing)? (?:an? |one |the )?rollouts?\b|\brollouts? (?:is|are|was|were) played\b",
+        "`run a rollout`",
+    ),
+    _rule(
+        r"(?:^|[.:;] )What (?:is|was|are|has|have|can|cannot|must|may|an?|the|it|they|each)\b(?![^.\n]*\?)",
+        "`the X`",
+    ),
     _rule(r"\b(?:by|of|with|for|from|to) which\b", "two sentences, or `that`, `where`"),
     _rule(r"\b(?:learnt|spelt|burnt)\b", "American spelling: `learned`, `spelled`"),
     _rule(r"\bstands? (?:in|at|on|for|beside|there|over)\b", "`is`, `means`"),
@@ -118,7 +127,11 @@ def problems_in(text: Text) -> Iterator[tuple[int, str, str]]:
         yield text.line, found[0], HEADLESS.instead
     for rule in RULES:
         for found in rule.pattern.finditer(text.content):
-            yield text.line + text.content.count("\n", 0, found.start()), found[0].strip(" .:;\n"), rule.instead
+            yield (
+                text.line + text.content.count("\n", 0, found.start()),
+                found[0].strip(" .:;\n"),
+                rule.instead,
+            )
 
 
 def subject_problems(subject: str) -> Iterator[str]:
@@ -156,12 +169,18 @@ def check_files(paths: list[Path]) -> list[str]:
 
 def main() -> int:
     """Check the files of the command line, or the repository; return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("files", nargs="*", type=Path)
-    parser.add_argument("--base", default="origin/main", help="check subjects of the commits since this revision")
+    parser.add_argument(
+        "--base", default="origin/main", help="check subjects of the commits since this revision"
+    )
     options = parser.parse_args()
-    tracked = (ROOT / name for name in _git("ls-files", "*.py", "*.md"))
-    paths = [p.resolve() for p in options.files] or [p for p in tracked if p.exists() and "data" not in p.parts]
+    log_to_trackers = (ROOT / name for name in _git("ls-files", "*.py", "*.md"))
+    paths = [p.resolve() for p in options.files] or [
+        p for p in log_to_trackers if p.exists() and "data" not in p.parts
+    ]
     lines = check_files(paths)
     if not options.files:
         for commit in _git("log", "--format=%h %s", f"{options.base}..HEAD"):

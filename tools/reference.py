@@ -14,10 +14,10 @@ from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
 
-from buckeye.cli.commands import function_of
+from buckeye.cli.commands import command_function
 from buckeye.cli.rl_page import show_rl_page
 from buckeye.cli.tree import COMMANDS, Command
-from buckeye.cli.typed import typer_command
+from buckeye.cli.typer_commands import typer_command
 from buckeye.config.help import Section, Setting, sections_of
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import dotted
@@ -159,7 +159,7 @@ def _show(command: Command) -> None:
         show_rl_page()
     elif command.takes_settings:
         with suppress(SystemExit):
-            function_of(command.words)(["--help"])
+            command_function(command.words)(["--help"])
     else:
         typed = typer_command(command.words)
         typed.format_help(typed.make_context(f"buckeye {command.words}", [], resilient_parsing=True), None)

@@ -54,7 +54,7 @@ def conversation(config: GymConfig, seed: int) -> dict[str, Any]:
         direction = rng.choice(usual if rng.random() < HABIT else DIRECTIONS)
         messages.append({"role": "assistant", "content": f'<tool>move("{direction}")</tool>'})
         messages.append({"role": "user", "content": f"<result>\n{_result(game, direction)}\n</result>"})
-        if game.over:
+        if game.is_over:
             break
     return {"messages": messages[:-1]}
 

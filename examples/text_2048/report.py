@@ -32,7 +32,7 @@ def random_score(seed: int, turns: int) -> float:
 def _random_game(seed: int, turns: int, number: int) -> float:
     game, rng = Game(seed, SIZE), random.Random(f"{seed}/{number}")
     for _ in range(turns):
-        if game.over:
+        if game.is_over:
             break
         game.move(rng.choice(DIRECTIONS))
     return grade(game, "max_number", target=TARGET)

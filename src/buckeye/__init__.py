@@ -13,6 +13,6 @@ def load_environment(env_id: str, **args: Any) -> Any:
     """Load an installed environment by its id, with arguments for its loader. Raise `UsageError` if it cannot
     be loaded.
     """
-    from buckeye.workers.opening import load_environment as load
+    from buckeye.workers.loading import load_environment as load
 
     return load(env_id, **args)

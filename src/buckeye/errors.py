@@ -30,7 +30,7 @@ from typing import Self
 DEBUG_VARIABLE = "BUCKEYE_DEBUG"
 """Environment variable: 1 prints errors with their traceback."""
 
-FOREIGN_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
+THIRD_PARTY_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
 """Errors that code of others may raise where Buckeye calls it: `exit()` there ends the call, not the run."""
 
 

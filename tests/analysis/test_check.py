@@ -12,9 +12,9 @@ from tests.envs.degenerate import LONG_SETS, SMALL
 from tests.places import ROOT
 
 from buckeye.errors import UsageError
-from buckeye.evaluation.check import CheckOptions, check_environment
-from buckeye.evaluation.checks.play_checks import check_isolated
-from buckeye.evaluation.checks.texts import holds
+from buckeye.evaluation.checks.rollout_checks import check_isolated
+from buckeye.evaluation.checks.task_text import contains_as_word
+from buckeye.evaluation.env_check import CheckOptions, check_environment
 
 TOY = str(ROOT / "tests/envs/toy.py")
 SUBPROCESS = "same tasks in another process"
@@ -38,12 +38,12 @@ def row(report, name):
 def one_process(request, monkeypatch):
     """Replace the second process, whose start takes a second, except in tests that need it."""
     if "real_process" not in request.fixturenames:
-        monkeypatch.setattr("buckeye.evaluation.check.fingerprint_elsewhere", lambda *_: here(*_))
+        monkeypatch.setattr("buckeye.evaluation.env_check.fingerprint_in_new_process", lambda *_: here(*_))
 
 
 def here(env_id, args, splits, seed, seconds, variables):
     from buckeye.evaluation.checks.fingerprint import fingerprint
-    from buckeye.workers.opening import load_environment
+    from buckeye.workers.loading import load_environment
 
     return fingerprint(load_environment(env_id, **args), splits, seed)
 
@@ -308,4 +308,4 @@ def test_an_answer_stands_in_a_text_as_words_of_its_own(text, answer):
         or (at + len(answer) < len(text) and in_word(text[at + len(answer)]) and in_word(answer[-1]))
         for at in places
     ]
-    assert holds(text, answer) == (not all(inside))
+    assert contains_as_word(text, answer) == (not all(inside))

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from buckeye.envs.base import Outcome, Task
-from buckeye.setup.demo.baseline import baselines
-from buckeye.setup.demo.held_out import exact_table, make_rows, read_tasks
+from buckeye.setup.demo.baseline import measure_baselines
+from buckeye.setup.demo.held_out import exact_table, make_rows, read_held_out_tasks
 
 FAMILIES = ("free", "fixed")
 
@@ -51,7 +51,7 @@ def evaluated(tmp_path):
     def read(*records):
         path = tmp_path / "words.jsonl"
         path.write_text("".join(json.dumps(one) + "\n" for one in records))
-        return read_tasks(path)
+        return read_held_out_tasks(path)
 
     return read
 
@@ -90,7 +90,7 @@ def test_table_shows_intervals_and_changes(before, after, wording):
 
 
 def test_policy_without_content_is_next_to_every_row(after):
-    found = asyncio.run(baselines(Words(), "eval", after))
+    found = asyncio.run(measure_baselines(Words(), "eval", after))
     assert found["fixed", None] == 1.0
     assert found["free", None] <= 0.1
     assert found[None, None] == pytest.approx(0.5, abs=0.05)

@@ -12,8 +12,8 @@ from tests.command import run_here
 from tests.evaluation.chat_server import chat_server
 from tests.evaluation.test_eval_mcp import RAW
 
-from buckeye.evaluation.playing.chance import random_value, words_of
-from buckeye.evaluation.playing.person import read_arguments
+from buckeye.evaluation.env_play.human_policy import read_arguments
+from buckeye.evaluation.env_play.random_policy import conversation_words, random_value
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
@@ -246,7 +246,7 @@ def test_words_are_those_that_were_asked_and_answered():
         {"role": "assistant", "content": "said"},
         {"role": "tool", "content": "added"},
     ]
-    assert words_of(messages) == ["Add", "two plums", "to", "/tmp/a.txt", "3", "times", "added"]
+    assert conversation_words(messages) == ["Add", "two plums", "to", "/tmp/a.txt", "3", "times", "added"]
 
 
 @pytest.mark.parametrize("text", ["1, 2, 3", "who=", "who=open('x')", ")("])

@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.envs.base import Probe, Task
-from buckeye.evaluation.checks.chance import evidence, options_of
-from buckeye.evaluation.checks.texts import (
+from buckeye.evaluation.checks.chance import e_value, option_count
+from buckeye.evaluation.checks.task_text import (
     accepted_answers,
     answer_formats,
-    holds,
-    in_format,
+    apply_format,
+    contains_as_word,
+    prompt_contains,
     quotations_of,
-    stands_in,
 )
 
 
@@ -39,9 +39,9 @@ def task(content, **data):
     ],
 )
 def test_the_answer_format_is_read_from_the_prompt(prompt, formats):
-    assert in_format(None, "A") == "A"
+    assert apply_format(None, "A") == "A"
     found = answer_formats([prompt, "another prompt"])
-    assert [in_format(pattern, "A") for pattern in found] == formats
+    assert [apply_format(pattern, "A") for pattern in found] == formats
 
 
 def test_quotations_are_read_in_order():
@@ -88,7 +88,7 @@ def test_accepted_answers_are_read_from_the_data(data, answers):
     ],
 )
 def test_an_answer_is_found_as_a_word_of_its_own(text, answer, there):
-    assert holds(text, answer) is there
+    assert contains_as_word(text, answer) is there
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_an_answer_is_found_as_a_word_of_its_own(text, answer, there):
     ],
 )
 def test_an_answer_is_looked_for_with_sense(prompt, answer, there):
-    assert stands_in(prompt, answer) is there
+    assert prompt_contains(prompt, answer) is there
 
 
 @pytest.mark.parametrize(
@@ -130,19 +130,19 @@ def test_an_answer_is_looked_for_with_sense(prompt, answer, there):
     ],
 )
 def test_the_options_of_a_prompt_are_counted(prompt, answer, options):
-    assert options_of(task(prompt), [answer]) == options
+    assert option_count(task(prompt), [answer]) == options
 
 
 def test_evidence_grows_with_what_cannot_be_luck():
     """Hand-computed: a reward of 1 against a mean of 1/2 doubles the stake, and a reward of 0 loses it."""
     stakes = (0.02, 0.05, 0.1, 0.2, 0.4, 0.8)
-    assert evidence([1.0], 0.5) == pytest.approx(sum(1 + stake for stake in stakes) / 6)
-    assert evidence([1.0, 0.0], 0.5) == pytest.approx(sum(1 - stake**2 for stake in stakes) / 6)
-    assert evidence([], 0.5) == 1.0
-    assert evidence([0.1] * 60, 0.03) > 1e6  # a reward that is always given is certain, however small
-    assert evidence([1.0] * 10 + [0.0] * 10, 0.5) < 1.0
-    assert evidence([1.0], 1.0) == 0.0
-    assert evidence([1.0] * 10_000, 0.0) > 1e6
+    assert e_value([1.0], 0.5) == pytest.approx(sum(1 + stake for stake in stakes) / 6)
+    assert e_value([1.0, 0.0], 0.5) == pytest.approx(sum(1 - stake**2 for stake in stakes) / 6)
+    assert e_value([], 0.5) == 1.0
+    assert e_value([0.1] * 60, 0.03) > 1e6  # a reward that is always given is certain, however small
+    assert e_value([1.0] * 10 + [0.0] * 10, 0.5) < 1.0
+    assert e_value([1.0], 1.0) == 0.0
+    assert e_value([1.0] * 10_000, 0.0) > 1e6
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 12))
@@ -155,7 +155,7 @@ def test_evidence_is_one_in_the_mean_where_there_is_nothing_to_find(mean, count)
         math.comb(count, ones)
         * mean**ones
         * (1 - mean) ** (count - ones)
-        * evidence([1.0] * ones + [0.0] * (count - ones), mean)
+        * e_value([1.0] * ones + [0.0] * (count - ones), mean)
         for ones in range(count + 1)
     )
     assert expected == pytest.approx(1.0)
@@ -163,7 +163,7 @@ def test_evidence_is_one_in_the_mean_where_there_is_nothing_to_find(mean, count)
 
 @given(st.text("abŋ -", max_size=30), st.text("abŋ", min_size=1, max_size=4))
 def test_words_of_letters_are_found_where_they_are_words(text, answer):
-    assert holds(text, answer) == (answer in text.replace("-", " ").split())
+    assert contains_as_word(text, answer) == (answer in text.replace("-", " ").split())
 
 
 def test_a_probe_has_ordered_bounds(refusal):

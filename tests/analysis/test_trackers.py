@@ -13,7 +13,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import TensorboardConfig, TrackioConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.monitor.tracking import check_trackers, tracked
+from buckeye.monitor.tracker_threads import check_trackers, log_to_trackers
 
 FOUND = importlib.util.find_spec
 
@@ -44,7 +44,7 @@ def test_tensorboard_reads_the_numbers_of_all_attempts(tmp_path):
     accumulators = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     for steps in ((0, 1), (2,)):
         settings = TensorboardConfig(log_dir=tmp_path / "both" if steps == (2,) else None)
-        with tracked([settings], output_dir=tmp_path, run_id="abc", config=settings):
+        with log_to_trackers([settings], output_dir=tmp_path, run_id="abc", config=settings):
             write(tmp_path, *steps)
     found = {}
     for path in tmp_path.glob("*/events.out.tfevents.*"):
@@ -65,11 +65,11 @@ import json, sys
 from pathlib import Path
 from buckeye.config.shared import TrackioConfig
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.monitor.tracking import tracked
+from buckeye.monitor.tracker_threads import log_to_trackers
 out, settings = Path({str(tmp_path)!r}), TrackioConfig(project="p", name="n")
 for step in range(3):
     MetricsLog(out / "metrics.jsonl").write("trainer", step, {{"loss": step / 2}})
-with tracked([settings], output_dir=out, run_id="abc", config=settings):
+with log_to_trackers([settings], output_dir=out, run_id="abc", config=settings):
     pass
 from trackio.sqlite_storage import SQLiteStorage
 (run,) = SQLiteStorage.get_runs("p")

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from buckeye.base.faults import DONE, FAULTS, POINTS
+from buckeye.base.faults import FAULTS, FAULTS_DONE, POINTS
 from buckeye.base.process import RunIdentity
 from buckeye.errors import CheckpointError
 from buckeye.transport.checkpoint import (
+    find_usable_checkpoint,
     list_checkpoints,
     prune_checkpoints,
     read_orchestrator_state,
     resolve_checkpoint,
     save_checkpoint,
-    trainer_state,
-    usable_checkpoint,
+    trainer_state_directory,
     verify_checkpoint,
 )
 
@@ -40,7 +40,7 @@ def test_save_and_read(tmp_path):
     info = resolve_checkpoint(tmp_path, 4)
     verify_checkpoint(info)
     assert (info.step, info.attempt, info.path) == (4, 1, tmp_path / "step_4")
-    assert (trainer_state(info) / "model.safetensors").read_text() == "weights of 4"
+    assert (trainer_state_directory(info) / "model.safetensors").read_text() == "weights of 4"
     assert read_orchestrator_state(info) == {"next": 40}
 
 
@@ -95,14 +95,14 @@ def test_the_newest_that_is_whole(tmp_path, caplog, refusal, wording):
         _save(tmp_path, step)
     (tmp_path / "step_4").mkdir()
     (tmp_path / "step_3" / "trainer" / "model.safetensors").write_text("weights of 2")
-    assert usable_checkpoint(tmp_path, -1, verify_checkpoint).step == 2
+    assert find_usable_checkpoint(tmp_path, -1, verify_checkpoint).step == 2
     assert caplog.messages == wording
     with pytest.raises(CheckpointError):
-        usable_checkpoint(tmp_path, 3, verify_checkpoint)
+        find_usable_checkpoint(tmp_path, 3, verify_checkpoint)
     for step in (1, 2):
         (tmp_path / f"step_{step}" / "trainer" / "model.safetensors").unlink()
     with refusal(CheckpointError):
-        usable_checkpoint(tmp_path, -1, verify_checkpoint)
+        find_usable_checkpoint(tmp_path, -1, verify_checkpoint)
 
 
 def test_several_processes_verify_every_file_together(tmp_path):
@@ -169,7 +169,9 @@ def test_a_kill_at_any_point_leaves_one_of_the_two_and_the_earlier_ones(tmp_path
     marks.mkdir()
     _save(root, 2)
     _save(root, 4)
-    environment = {**os.environ, DONE: str(marks)} | ({FAULTS: f"{when}=kill"} if when in POINTS else {})
+    environment = {**os.environ, FAULTS_DONE: str(marks)} | (
+        {FAULTS: f"{when}=kill"} if when in POINTS else {}
+    )
     command = [sys.executable, "-c", _DYING, str(root), when]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
     info = resolve_checkpoint(root, -1)

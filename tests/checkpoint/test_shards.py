@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from buckeye.errors import CheckpointError
 from buckeye.launch.preflight.model import fetch_model
 from buckeye.trainer.parallel.shards import load_shards
-from buckeye.transport.checkpoint import CheckpointInfo, trainer_state
+from buckeye.transport.checkpoint import CheckpointInfo, trainer_state_directory
 from tests.ports import free_port
 
 
@@ -133,7 +133,7 @@ def test_the_old_format_is_one_clear_error(tmp_path, refusal):
     path = tmp_path / "run" / "checkpoints" / "step_4"
     (path / "trainer" / "shards").mkdir(parents=True)
     with refusal(CheckpointError):
-        trainer_state(CheckpointInfo(step=4, attempt=1, path=path))
+        trainer_state_directory(CheckpointInfo(step=4, attempt=1, path=path))
     model = path / "trainer" / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")

@@ -5,8 +5,8 @@ import re
 import shlex
 
 from buckeye.cli.schema import configurations
-from buckeye.cli.tree import BY_WORDS, children, find
-from buckeye.cli.typed import typer_command
+from buckeye.cli.tree import BY_WORDS, child_commands, find_command
+from buckeye.cli.typer_commands import typer_command
 from buckeye.config.help import flag_names
 from buckeye.setup.recipe.flags import TrainFlags
 
@@ -16,7 +16,7 @@ VALUE = "\0"
 _PROGRAMS = "buckeye|rl"
 _QUOTED = re.compile(rf"`((?:{_PROGRAMS})(?: [^`]+))`")
 _PLAIN = re.compile(
-    rf"(?:^|[\s:>])((?:buckeye|rl(?= (?:{'|'.join(children('rl'))})\b))"
+    rf"(?:^|[\s:>])((?:buckeye|rl(?= (?:{'|'.join(child_commands('rl'))})\b))"
     r" (?!is\b|goes\b)[a-z@-].*?)(?= \| |[;,&>|\n`]|\. |  | \(|\.?$)",
     re.M,
 )
@@ -59,7 +59,7 @@ def problem(command):
     Words in capitals, and words missing at the end, are for the reader to fill in.
     """
     program, *line = _words(command)
-    name, words = find(line if program == "buckeye" else [program, *line])
+    name, words = find_command(line if program == "buckeye" else [program, *line])
     if name not in BY_WORDS:
         return (
             None

@@ -30,7 +30,7 @@ def test_a_conversation_ends_where_the_user_says_so(monkeypatch, capsys, leave):
             raise EOFError
         return line
 
-    monkeypatch.setattr(model, "fetch_served", lambda name: name)
+    monkeypatch.setattr(model, "fetch_served_model", lambda name: name)
     monkeypatch.setattr(model, "served_model", served)
     monkeypatch.setattr("builtins.input", typed)
     model.chat("a model")

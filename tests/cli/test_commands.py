@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from buckeye.cli.removed import REMOVED_COMMANDS
-from buckeye.cli.tree import children
+from buckeye.cli.tree import child_commands
 from tests.command import run_here
 
 
@@ -37,7 +37,7 @@ def test_help_imports_nothing_heavy(words):
 
 def test_help_lists_every_command():
     printed = run(sys.executable, "-m", "buckeye", "--help").stdout
-    for command in children(""):
+    for command in child_commands(""):
         assert command in printed
 
 

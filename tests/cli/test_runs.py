@@ -14,7 +14,7 @@ from buckeye.cli.main import main
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.launch.changed_settings import changed_settings
-from buckeye.run_files.directory import attempt_logs, link_log, locked
+from buckeye.run_files.directory import attempt_logs, link_log, lock_directory
 from buckeye.run_files.events import read_events
 from buckeye.run_files.record import read_record
 from buckeye.runs.status import run_status
@@ -241,7 +241,7 @@ def test_clean_keeps_the_newest_and_the_best_checkpoints(rl, tmp_path):
 def test_clean_leaves_a_run_that_goes_on_what_it_uses(rl, tmp_path, wording):
     run = filled_run(tmp_path / "one")
     before = tree(run)
-    with locked(run):
+    with lock_directory(run):
         code, _, err = rl("clean", "one", "--yes", "--only", "weights")
         assert code == 2
         assert err == wording

@@ -6,9 +6,9 @@ from buckeye.cli.dry_run import plan_table
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
-from buckeye.launch.plan import Site, make_plan
+from buckeye.launch.plan import PlanNode, make_plan
 from buckeye.launch.preflight.devices import Machine
-from buckeye.launch.preflight.ports import held_ports
+from buckeye.launch.preflight.ports import reserved_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}", "--inference-gpu-ids", "0,1")
 
@@ -24,7 +24,7 @@ def load(*words):
 
 
 def site(number, *, gpus=(0, 1, 2, 3), cores=8):
-    return Site(
+    return PlanNode(
         name=f"node {number} (h{number})",
         machine=Machine(cores=cores, gpus=gpus),
         choose_ports=lambda count: [30_000 + 100 * number + i for i in range(count)],
@@ -33,16 +33,16 @@ def site(number, *, gpus=(0, 1, 2, 3), cores=8):
     )
 
 
-def plan(config, *others, gpus=(0, 1, 2, 3), address="127.0.0.1"):
-    with held_ports() as ports:
+def plan(config, *other_nodes, gpus=(0, 1, 2, 3), address="127.0.0.1"):
+    with reserved_ports() as ports:
         machine = Machine(cores=8, gpus=gpus)
         return make_plan(
             config,
             machine,
             model_path=None,
             ports=ports,
-            others=others or None,
-            address=address if others else None,
+            other_nodes=other_nodes or None,
+            address=address if other_nodes else None,
         )
 
 

@@ -119,4 +119,4 @@ def test_sampling_runs_no_further_ahead_than_tokens_may_be_old():
     levels = {(0, 8): (0, 0), (1, 8): (1, 8), (4, 2): (2, 2), (1, 0): (0, 0)}
     for (level, age), expected in levels.items():
         config = OrchestratorConfig(max_async_level=level, max_off_policy_steps=age)
-        assert (config.run_ahead, config.most_token_age) == expected
+        assert (config.run_ahead, config.max_token_age) == expected

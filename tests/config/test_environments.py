@@ -68,11 +68,11 @@ def test_variables_are_given_by_name_and_a_value_is_not_repeated(load, refused, 
 def test_an_evaluation_that_names_no_environment_is_on_those_of_the_run(load):
     words = "--env.0.id a --env.0.args.level 3 --env.0.ratio 2 --env.0.rollouts-per-example 4 --env.1.id b"
     words += " --env.1.sampling.temperature 0.5 --env.1.sampling.max-tokens 9 --batch-size 8"
-    assert given(load, words).evaluated_env == []
-    first, second = given(load, f"{words} --eval.interval 2").evaluated_env
+    assert given(load, words).evaluation_environments == []
+    first, second = given(load, f"{words} --eval.interval 2").evaluation_environments
     assert (first.id, first.args, first.split, first.rollouts_per_example) == ("a", {"level": 3}, None, None)
     assert second.sampling.model_dump() == {"temperature": None, "max_tokens": 9}  # eval.sampling decides
-    (other,) = given(load, f"{words} --eval.env.0.id c --eval.env.0.split test").evaluated_env
+    (other,) = given(load, f"{words} --eval.env.0.id c --eval.env.0.split test").evaluation_environments
     assert (other.id, other.split) == ("c", "test")
 
 

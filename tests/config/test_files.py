@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.config.lines import json_lines, toml_lines
+from buckeye.config.line_numbers import json_line_numbers, toml_line_numbers
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.trainer import TrainerConfig
 
@@ -46,7 +46,9 @@ b = 3
 JSON = json.dumps({"a": [{"b": 'x"}'}, 2], "c": {"d": None}}, indent=1)
 
 
-@pytest.mark.parametrize(("read", "text"), [(toml_lines, TOML), (json_lines, JSON)], ids=["toml", "json"])
+@pytest.mark.parametrize(
+    ("read", "text"), [(toml_line_numbers, TOML), (json_line_numbers, JSON)], ids=["toml", "json"]
+)
 def test_lines_of_values(read, text, wording):
     rows = text.split("\n")
     assert {".".join(map(str, path)): rows[line - 1] for path, line in read(text).items()} == wording
@@ -63,7 +65,7 @@ tables = st.dictionaries(st.text(max_size=4), values, max_size=4)
 @given(tables)
 def test_every_value_of_json_has_its_line(document):
     text = json.dumps(document, indent=1)
-    lines, rows = json_lines(text), text.split("\n")
+    lines, rows = json_line_numbers(text), text.split("\n")
     for path, value in _leaves((), document):
         assert json.dumps(value) in rows[lines[path] - 1]
 
@@ -71,7 +73,7 @@ def test_every_value_of_json_has_its_line(document):
 @given(tables)
 def test_every_value_of_toml_has_its_line(document):
     text = "".join(f"\n# note\n{_key(key)} = {_toml(value)}" for key, value in document.items())
-    lines, rows = toml_lines(text), text.split("\n")
+    lines, rows = toml_line_numbers(text), text.split("\n")
     for path, value in _leaves((), document):
         assert _toml(value) in rows[lines[path] - 1]
 

@@ -4,7 +4,7 @@ import pytest
 
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.resolve import SECTIONS, SHARED
+from buckeye.config.resolve_run import SECTIONS, SHARED
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import dotted, flag_of
 from buckeye.config.structure import paths_of, shape_at

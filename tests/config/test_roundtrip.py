@@ -7,13 +7,13 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from buckeye.config.config_files import read_file
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import load_config, to_json
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import flag_of
 from buckeye.config.sft import SFTConfig
-from buckeye.config.source import read_file
 from buckeye.config.structure import paths_of
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import ConfigError, UsageError

@@ -14,8 +14,8 @@ from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import EnvironmentNotFoundError, UsageError
 from buckeye.mcp.environment import is_mcp
 from buckeye.mcp.environment import load_environment as load_mcp_environment
-from buckeye.workers import opening
-from buckeye.workers.opening import load_environment
+from buckeye.workers import loading
+from buckeye.workers.loading import load_environment
 from tests.places import ROOT
 
 GOOD = textwrap.dedent(
@@ -102,7 +102,7 @@ def test_ids_are_parsed():
 
 @pytest.mark.parametrize("env_id", ["owner/toi-env@1.0.1", "zzzzzz", "json", "./nowhere.py"])
 def test_a_missing_one_names_what_there_is_and_the_install_commands(env_id, monkeypatch, refusal):
-    monkeypatch.setattr(opening, "installed_environments", lambda: ["toy-env", "beta"])
+    monkeypatch.setattr(loading, "installed_environments", lambda: ["toy-env", "beta"])
     with refusal(EnvironmentNotFoundError):
         load_environment(env_id)
 
@@ -194,7 +194,7 @@ def test_the_dakota_environment_is_found(env_id):
 
 @pytest.mark.parametrize("env_id", ["mcp", "buckeye-vf-gym", "buckeye/Buckeye_VF.gym@latest"])
 def test_the_mcp_environment_has_a_name_and_a_former_one(env_id):
-    assert registry.find_here(env_id) is load_mcp_environment
+    assert registry.find_local_loader(env_id) is load_mcp_environment
     assert is_mcp(env_id)
 
 

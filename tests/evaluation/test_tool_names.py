@@ -122,10 +122,12 @@ def test_a_refused_tool_is_named(refusal):
 def test_names_are_accepted_apart_and_come_back(names, others):
     history = [message for name in others for message in (call(name), result(name))]
     mapped = ToolNames([tool(name) for name in names], history)
-    sent = [mapped.sent(name) for name in dict.fromkeys([*names, *others])]
+    sent = [mapped.to_server_name(name) for name in dict.fromkeys([*names, *others])]
     assert all(STRICT.fullmatch(name) for name in sent)
     assert len(set(sent)) == len(sent)
-    assert [called(mapped.received(call(mapped.sent(name)))) for name in names] == names
+    assert [called(mapped.from_server_message(call(mapped.to_server_name(name)))) for name in names] == names
     assert all(
-        mapped.sent(name) == name for name in names if re.fullmatch(r"[A-Za-z_][\w-]{,63}", name, re.ASCII)
+        mapped.to_server_name(name) == name
+        for name in names
+        if re.fullmatch(r"[A-Za-z_][\w-]{,63}", name, re.ASCII)
     )

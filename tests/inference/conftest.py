@@ -24,7 +24,7 @@ from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine
 from buckeye.inference.engine.kv_cache import KVCache
 from buckeye.inference.engine.sequences import Sequence
-from buckeye.inference.engine.weights import Checkpoint, Weights
+from buckeye.inference.engine.weights import Checkpoint, DecoderWeights
 from buckeye.inference.server import server as server_module
 from buckeye.inference.vllm.interpreter import find_vllm, install_vllm
 from tests.ports import free_port
@@ -147,7 +147,7 @@ PROMPT = tuple(range(20, 50))
 
 def make_engine(directory: Path, *, slots=8, spare=0, max_len=MAX_LEN, dtype=torch.float32, device="cpu"):
     spec, settings = read_spec(directory), {"dtype": dtype, "device": torch.device(device)}
-    weights, checkpoint = Weights(spec, **settings), Checkpoint(directory)
+    weights, checkpoint = DecoderWeights(spec, **settings), Checkpoint(directory)
     weights.check(checkpoint)
     weights.load(checkpoint)
     cache = KVCache(spec, slots=slots, spare=spare, max_len=max_len, **settings)
@@ -204,7 +204,7 @@ def chat_model(make_model, tokenizer) -> TinyModel:
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """Path of a Python with vLLM: an existing one, or one installed for the tests and kept."""
-    return (find_vllm() or install_vllm(VLLM_ENVIRONMENT, cpu=True, tell=print)).python
+    return (find_vllm() or install_vllm(VLLM_ENVIRONMENT, cpu=True, request=print)).python
 
 
 class Server:
@@ -336,10 +336,10 @@ async def cut_short(client, prompt, tokens, *, tries=40):
         params = SamplingParams(max_tokens=tokens, seed=number)
         sampling = asyncio.create_task(session.generate(prompt, params))
         await asyncio.sleep(0.004 * number)
-        await client.replicas[0].tell("POST", "/pause?mode=keep")
+        await client.replicas[0].request("POST", "/pause?mode=keep")
         await session.abort()
         generation = await sampling
-        await client.replicas[0].tell("POST", "/resume")
+        await client.replicas[0].request("POST", "/resume")
         if generation.finish_reason == "abort" and generation.token_ids:
             return generation
     raise AssertionError(f"of {tries} replies none was caught in the middle")

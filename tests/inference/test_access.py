@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from buckeye.inference.access import PUBLIC
+from buckeye.inference.access import PUBLIC_ROUTES
 
 from .conftest import KEY_VARIABLE, LocalServer
 from .test_server import post
@@ -90,7 +90,7 @@ def test_a_server_without_a_key_is_not_steered(chat_model, tmp_path):
     with LocalServer(chat_model.directory, tmp_path, key=None, no_key=True) as server, server.http() as http:
         assert http.post("/v1/chat/completions", json=CHAT).status_code in (200, 404)
         for path, methods in http.get("/openapi.json").json()["paths"].items():
-            public = any(path == one or path.startswith(f"{one}/") for one in PUBLIC)
+            public = any(path == one or path.startswith(f"{one}/") for one in PUBLIC_ROUTES)
             for method in methods:
                 answer = http.request(method, path.replace("{model}", "x"), content=b"{}", headers=JSON)
                 assert (answer.status_code == 403) is not public, (method, path, answer.text)

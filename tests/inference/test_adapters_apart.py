@@ -9,7 +9,7 @@ from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import read_spec
 from buckeye.inference.engine.decoder import Chunk, Decoder
 from buckeye.inference.engine.kv_cache import KVCache
-from buckeye.inference.engine.weights import Checkpoint, Weights
+from buckeye.inference.engine.weights import Checkpoint, DecoderWeights
 
 from .conftest import MAX_LEN, VOCAB, build_model
 
@@ -48,7 +48,7 @@ def adapt(model, directory, *, size, seed=0, **settings):
 
 
 def weights_of(directory, checkpoint, dtype):
-    weights = Weights(read_spec(directory), dtype=dtype, device=CPU)
+    weights = DecoderWeights(read_spec(directory), dtype=dtype, device=CPU)
     weights.check(checkpoint)
     weights.load(checkpoint)
     return weights
@@ -84,7 +84,9 @@ def test_a_change_below_the_last_place_of_the_weights_is_computed(base, tmp_path
     assert 0.7 < share_that_arrives(before, after, model, adapted) < 1.3
     if dtype is torch.bfloat16:
         plain = Checkpoint(directory)
-        changed = [checkpoint.tensor(name).to(dtype) != plain.tensor(name) for name in checkpoint.adapted]
+        changed = [
+            checkpoint.tensor(name).to(dtype) != plain.tensor(name) for name in checkpoint.adapted_names
+        ]
         share = torch.cat([of_one.flatten() for of_one in changed]).float().mean()
         assert share < 0.5  # most of the change would be lost if it were added to the weights
 

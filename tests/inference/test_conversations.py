@@ -205,7 +205,7 @@ def check_tokens(engine, policy):
             assert all(segment.loss_mask[len(prompt) : end])
             position, turn = end, turn + 1
     assert turn == len(engine.sampled) == policy.turns
-    assert policy.extended + policy.branched == policy.turns - 1
+    assert policy.turns_extended + policy.turns_branched == policy.turns - 1
     for masked, logprob, version in (
         entry for s in policy.segments for entry in zip(s.loss_mask, s.logprobs, s.versions, strict=True)
     ):
@@ -273,7 +273,7 @@ def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, 
             branches += thought
             thought = False
     if not control:
-        assert policy.branched == (branches if family == "qwen3" else 0)
+        assert policy.turns_branched == (branches if family == "qwen3" else 0)
 
 
 def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):
@@ -281,7 +281,7 @@ def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):
     renderer = renderers["qwen3"]
     answers = replies_of(renderer, "<think>\n4\n</think>\n\nThe answer is 4.", "Yes.")
     _, policy, _ = asyncio.run(converse(renderer, answers, ["Sure?", "Bye."]))
-    assert (policy.extended, policy.branched) == (0, 1)
+    assert (policy.turns_extended, policy.turns_branched) == (0, 1)
 
 
 def test_each_follow_up_prompt_is_what_the_template_would_write(renderers):
@@ -292,7 +292,7 @@ def test_each_follow_up_prompt_is_what_the_template_would_write(renderers):
         asked = {"role": "user", "content": "Is it?"}
         whole = renderer.render([QUESTION, replies[0], RESULT, replies[1], asked], [FIND])
         assert renderer.decode(engine.prompts[2]) == whole.text, family
-        assert policy.branched == 0, family
+        assert policy.turns_branched == 0, family
 
 
 def test_an_environment_that_rewrites_history_branches(renderers):
@@ -309,7 +309,7 @@ def test_an_environment_that_rewrites_history_branches(renderers):
     for renderer in renderers.values():
         engine, policy = asyncio.run(play(renderer))
         check_tokens(engine, policy)
-        assert (policy.extended, policy.branched) == (0, 2)
+        assert (policy.turns_extended, policy.turns_branched) == (0, 2)
 
 
 def test_a_message_that_says_the_same_in_other_words_of_json_is_no_rewriting(renderers):
@@ -343,7 +343,7 @@ def test_log_probs_of_a_conversation_are_those_of_its_tokens(chat_model, server)
 
     policy = asyncio.run(play())
     (segment,) = policy.segments
-    assert (policy.extended, policy.branched, sum(segment.loss_mask) > 3) == (2, 0, True)
+    assert (policy.turns_extended, policy.turns_branched, sum(segment.loss_mask) > 3) == (2, 0, True)
     expected = chat_model.logprobs(segment.token_ids[:1], segment.token_ids[1:])
     pairs = zip(expected.tolist(), segment.logprobs[1:], segment.loss_mask[1:], strict=True)
     assert all(abs(want - got) < LOGPROB_ERROR for want, got, sampled in pairs if sampled)

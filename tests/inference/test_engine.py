@@ -302,7 +302,7 @@ def test_streamed_sequences_report_every_token(engine):
     seen = []
     sequence = sample()
     sequence.streamed = True
-    sequence.on_news = lambda: seen.append(len(sequence.token_ids))
+    sequence.on_update = lambda: seen.append(len(sequence.token_ids))
     finish(engine, sequence, sample(seed=1))
     assert seen == list(range(1, 21))
     assert len(sequence.logprobs) == 20
@@ -311,7 +311,7 @@ def test_streamed_sequences_report_every_token(engine):
 def test_an_idle_engine_wakes_for_commands_and_requests(engine):
     sequence = sample(max_tokens=3)
     finished = threading.Event()
-    sequence.on_news = finished.set
+    sequence.on_update = finished.set
     thread = threading.Thread(target=engine.run)
     thread.start()
     try:

@@ -8,7 +8,7 @@ import torch
 from buckeye.inference.engine import weights as weights_module
 from buckeye.inference.engine.architecture import read_spec
 from buckeye.inference.engine.projection import Projection, padded_rows
-from buckeye.inference.engine.weights import Checkpoint, HalfReplacedError, Weights
+from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, PartialUpdateError
 
 from .conftest import make_engine
 
@@ -49,7 +49,7 @@ def test_products_have_few_numbers_of_rows():
 
 def test_prepared_weights_are_used_only_once_they_are_loaded(make_model):
     old, new = make_model("qwen3"), make_model("qwen3", seed=1)
-    weights = Weights(read_spec(old.directory), dtype=torch.float32, device=torch.device("cpu"))
+    weights = DecoderWeights(read_spec(old.directory), dtype=torch.float32, device=torch.device("cpu"))
     weights.load(Checkpoint(old.directory))
     prepared = weights.prepare(Checkpoint(new.directory))
     embedding = {m.directory: m.reference.get_input_embeddings().weight for m in (old, new)}
@@ -61,7 +61,7 @@ def test_prepared_weights_are_used_only_once_they_are_loaded(make_model):
 def test_weights_in_use_do_not_change_with_the_file_that_they_came_from(make_model, tmp_path):
     model = make_model("qwen3")
     model.reference.save_pretrained(tmp_path)
-    weights = Weights(read_spec(tmp_path), dtype=torch.float32, device=torch.device("cpu"))
+    weights = DecoderWeights(read_spec(tmp_path), dtype=torch.float32, device=torch.device("cpu"))
     weights.load(Checkpoint(tmp_path))
     before = weights.embed.clone()
     file = tmp_path / "model.safetensors"
@@ -77,7 +77,7 @@ def in_use(make_model, monkeypatch):
     """Loaded weights that count as large, and a checkpoint of other weights."""
     monkeypatch.setattr(weights_module, "_BESIDE", 0)
     old, new = make_model("qwen3"), make_model("qwen3", seed=1)
-    weights = Weights(read_spec(old.directory), dtype=torch.float32, device=torch.device("cpu"))
+    weights = DecoderWeights(read_spec(old.directory), dtype=torch.float32, device=torch.device("cpu"))
     weights.load(Checkpoint(old.directory))
     return weights, Checkpoint(new.directory)
 
@@ -95,7 +95,7 @@ def test_large_weights_are_replaced_one_after_the_other(in_use, monkeypatch):
     weights.load(new)
     assert embed() is None
     assert {*alive} == set(range(1, len(old) + 1))  # each layer releases one old matrix
-    whole = Weights(read_spec(new.directory), dtype=torch.float32, device=torch.device("cpu"))
+    whole = DecoderWeights(read_spec(new.directory), dtype=torch.float32, device=torch.device("cpu"))
     monkeypatch.setattr(weights_module, "_BESIDE", 2**28)
     whole.load(whole.prepare(new))
     for layer, other, was in zip(weights.layers, whole.layers, before, strict=True):
@@ -117,6 +117,6 @@ def test_an_engine_with_half_of_its_weights_replaced_ends(in_use, monkeypatch, m
 
     monkeypatch.setattr(Checkpoint, "tensor", tensor)
     done = engine.install_weights(engine.decoder.weights.prepare(new), 1)
-    with refusal(HalfReplacedError):
+    with refusal(PartialUpdateError):
         engine.run()
-    assert isinstance(done.exception(), HalfReplacedError)
+    assert isinstance(done.exception(), PartialUpdateError)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.chat.openai_api import ChatRequest, CompletionRequest, GenerateRequest, parse
+from buckeye.chat.openai_api import ChatRequest, CompletionRequest, GenerateRequest, parse_request
 from buckeye.errors import UsageError
 
 TOOL = {"type": "function", "function": {"name": "f"}}
@@ -26,7 +26,7 @@ def test_neutral_and_ignored_fields_are_accepted():
         "user": "me",
         "repetition_penalty": 1.0,
     }
-    assert parse(json.dumps(body).encode(), CompletionRequest).prompt == "x"
+    assert parse_request(json.dumps(body).encode(), CompletionRequest).prompt == "x"
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_neutral_and_ignored_fields_are_accepted():
 )
 def test_a_bad_field_is_named(kind, body, named):
     with pytest.raises(UsageError, match=named):
-        parse(json.dumps(body).encode(), kind)
+        parse_request(json.dumps(body).encode(), kind)
 
 
 JSON = st.recursive(
@@ -89,7 +89,9 @@ def test_a_message_of_the_openai_client_can_be_sent_back():
     got = {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "Hm."}
     sent = ChatCompletionMessage.model_validate(got).model_dump()
     body = {"messages": [*MESSAGES, sent, {"role": "tool", "tool_call_id": "c", "content": "x"}]}
-    _, assistant, result = (m.plain() for m in parse(json.dumps(body).encode(), ChatRequest).messages)
+    _, assistant, result = (
+        m.to_template_message() for m in parse_request(json.dumps(body).encode(), ChatRequest).messages
+    )
     assert assistant == {
         "role": "assistant",
         "content": "",
@@ -102,16 +104,18 @@ def test_a_message_of_the_openai_client_can_be_sent_back():
 def test_a_developer_is_the_system_and_parts_are_one_text():
     parts = [{"type": "text", "text": "Be "}, {"type": "text", "text": "brief."}]
     body = {"messages": [{"role": "developer", "content": parts}]}
-    (message,) = parse(json.dumps(body).encode(), ChatRequest).messages
-    assert message.plain() == {"role": "system", "content": "Be brief."}
+    (message,) = parse_request(json.dumps(body).encode(), ChatRequest).messages
+    assert message.to_template_message() == {"role": "system", "content": "Be brief."}
 
 
 def test_tools_stay_as_they_were_sent():
     tool = {"function": {"parameters": {}, "name": "f"}, "type": "function"}
     body = {"messages": MESSAGES, "tools": [tool]}
-    request = parse(json.dumps(body).encode(), ChatRequest)
+    request = parse_request(json.dumps(body).encode(), ChatRequest)
     assert json.dumps(request.offered_tools()) == json.dumps([tool])  # also keeps the order of the keys
-    assert parse(json.dumps(body | {"tool_choice": "none"}).encode(), ChatRequest).offered_tools() == []
+    assert (
+        parse_request(json.dumps(body | {"tool_choice": "none"}).encode(), ChatRequest).offered_tools() == []
+    )
 
 
 @given(
@@ -120,13 +124,13 @@ def test_tools_stay_as_they_were_sent():
 )
 def test_any_json_is_a_request_or_a_usage_error(kind, body):
     with contextlib.suppress(UsageError):
-        assert isinstance(parse(json.dumps(body).encode(), kind), kind)
+        assert isinstance(parse_request(json.dumps(body).encode(), kind), kind)
 
 
 @given(st.binary(max_size=30))
 def test_any_bytes_are_a_request_or_a_usage_error(body):
     with pytest.raises(UsageError):
-        parse(body, GenerateRequest)
+        parse_request(body, GenerateRequest)
 
 
 def test_the_modules_that_others_import_need_no_torch():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.render import ChatRenderer, template_sandbox
-from buckeye.inference.render.template import PROBE_TOOLS, TOOL_TURN
+from buckeye.inference.render.template import PROBE_TOOL_TURN, PROBE_TOOLS
 
 from .chat_families import FAMILIES, save_family, template_of
 from .conftest import CHAT_TEMPLATE
@@ -184,7 +184,11 @@ def test_a_directory_without_tokenizer_is_one_message(tmp_path, refusal):
 def test_a_template_writes_what_transformers_has_it_write(family, tmp_path):
     renderer = ChatRenderer(save_family(family, tmp_path))
     thought = {"role": "assistant", "content": "It is that.", "reasoning": "Hm."}
-    conversations = ([QUESTION[0]], TOOL_TURN, [{"role": "system", "content": "Be brief."}, *TOOL_TURN])
+    conversations = (
+        [QUESTION[0]],
+        PROBE_TOOL_TURN,
+        [{"role": "system", "content": "Be brief."}, *PROBE_TOOL_TURN],
+    )
     for messages in (*conversations, [QUESTION[0], thought, QUESTION[0]]):
         for tools in ((), PROBE_TOOLS):
             expected = renderer.tokenizer.apply_chat_template(

@@ -18,7 +18,7 @@ from buckeye.base.process import RunIdentity
 from buckeye.errors import InferenceError
 from buckeye.inference.client import InferenceClient, SamplingParams, router
 from buckeye.trainer.model.policy import load_policy
-from buckeye.trainer.output.served_weights import greedy_canary
+from buckeye.trainer.output.weight_rounding import make_canary
 from buckeye.transport.weights import Canary, publish_weights, read_weights_manifest
 from tests.waiting import HANG
 
@@ -161,7 +161,7 @@ async def rollouts_at_once(a, number, *, asks=True):
         a.on_generate = lambda: in_flight.append(replica.requests_in_flight)
 
         async def rollout(number):
-            await client.wait_for_place()
+            await client.wait_for_slot()
             if asks or number >= 3:
                 await client.generate([number], PARAMS)
 
@@ -190,7 +190,7 @@ async def test_servers_that_do_not_tell_queue_for_themselves(a):
     async with watching([a]) as client:
 
         async def rollout():
-            await client.wait_for_place()
+            await client.wait_for_slot()
             await client.generate([1] * 300_000, PARAMS)
 
         await asyncio.gather(*(rollout() for _ in range(4)))
@@ -199,11 +199,11 @@ async def test_servers_that_do_not_tell_queue_for_themselves(a):
 async def test_a_request_does_not_wait_for_ever_for_a_server(a, refusal):
     async with watching([a], timeout=0.2) as client:
         (replica,) = client.replicas
-        replica.take_out("it is being tested")
+        replica.exclude("it is being tested")
         a.healthy = False
         with refusal(InferenceError):
             await client.generate([1], PARAMS)
-        waiting = asyncio.ensure_future(client.wait_for_place())
+        waiting = asyncio.ensure_future(client.wait_for_slot())
         await asyncio.sleep(0)
         assert client.metrics()["inference/waiting"] == 1
         waiting.cancel()
@@ -247,7 +247,7 @@ def slow(answer, seconds=1.0):
 async def test_a_silent_server_is_reported(a, b, wording):
     reported = []
     async with watching(
-        [a, b], heartbeat_timeout=0.3, on_broken=lambda *report: reported.append(report)
+        [a, b], heartbeat_timeout=0.3, on_restart_needed=lambda *report: reported.append(report)
     ) as client:
         health = a.answers["/health"]
         a.answers["/health"] = slow(health)
@@ -264,7 +264,7 @@ async def test_a_busy_server_is_not_dead(a):
     """Its engine does not answer control requests; the server counts as alive while it answers anything."""
     reported = []
     async with watching(
-        [a], heartbeat_timeout=0.3, on_broken=lambda *report: reported.append(report)
+        [a], heartbeat_timeout=0.3, on_restart_needed=lambda *report: reported.append(report)
     ) as client:
         a.answers["/collective_rpc"] = slow(a.answers["/collective_rpc"])
         await until(lambda: a.calls["/collective_rpc"] >= 4, "four beats")
@@ -294,7 +294,7 @@ async def test_when_all_are_out_requests_wait_and_then_say_for_what(a, refusal):
 async def test_a_server_that_sings_another_song_is_taken_out_until_it_is_started_anew(a, b, tmp_path):
     (tmp_path / "step_7").mkdir()
     reported = []
-    async with watching([a, b], on_broken=lambda *report: reported.append(report)) as client:
+    async with watching([a, b], on_restart_needed=lambda *report: reported.append(report)) as client:
         b.sung = [-1.0, -2.01]
         await update(client, tmp_path, 7, canary(-1.0, -2.0))
         client.check()
@@ -348,7 +348,7 @@ def publish(model, root, step, sung=None):
         model.reference.save_pretrained,
         identity=RunIdentity(run_id="t", attempt=1),
         dtype="float32",
-        canary=greedy_canary(policy),
+        canary=make_canary(policy),
     )
 
 

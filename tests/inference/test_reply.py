@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.renderer import call_opening
-from buckeye.inference.server.reply import GrowingReply
+from buckeye.inference.render.renderer import call_start
+from buckeye.inference.server.streaming_reply import StreamingReplyParser
 
 from .chat_families import FAMILIES, save_family
 from .scripted_model import ASK_DOG, CALL, FIND
@@ -21,7 +21,7 @@ def renderers(tmp_path_factory):
 
 def read(renderer, pieces, *, tools=(FIND,), cut=None, first_call_only=False):
     """Return the parts parsed from each piece, and the whole reply: (reasoning, content, calls)."""
-    reply = GrowingReply(renderer, renderer.render(ASK_DOG, tools), first_call_only=first_call_only)
+    reply = StreamingReplyParser(renderer, renderer.render(ASK_DOG, tools), first_call_only=first_call_only)
     parts = [reply.feed(piece) for piece in pieces[:-1]]
     parts.append(reply.finish(pieces[-1], renderer.encode("".join(pieces)), cut=cut))
     whole = (
@@ -40,11 +40,11 @@ def test_a_forced_call_is_read_from_where_the_model_goes_on(renderers, family, n
     """The prompt holds the opening of the call; the sampled rest completes it, in every family's format."""
     renderer = renderers[family]
     conversation = renderer.render(ASK_DOG, (FIND,))
-    opening = call_opening(renderer, conversation, name)
-    assert renderer.decode(opening.ids) == opening.text
+    reply_start = call_start(renderer, conversation, name)
+    assert renderer.decode(reply_start.ids) == reply_start.text
     bare = renderer.template.call_format == "json"
     text = said.replace("X", "parameters" if bare else "arguments") + ("" if bare else "\n</tool_call>")
-    reply = GrowingReply(renderer, conversation, opening=opening, first_call_only=True)
+    reply = StreamingReplyParser(renderer, conversation, reply_start=reply_start, first_call_only=True)
     parts = [reply.feed(text[:9]), reply.finish(text[9:], renderer.encode(text), cut=None)]
     assert [(part.reasoning, part.content) for part in parts] == [("", "")] * 2
     (call,) = parts[-1].calls
@@ -127,7 +127,7 @@ def test_a_reply_is_told_as_the_renderer_reads_it(renderers, data):
     renderer = renderers[family]
     tools = data.draw(st.sampled_from([(), (FIND,)]))
     text = data.draw(WORDS)
-    if renderer.template.thinks and data.draw(st.booleans()):
+    if renderer.template.supports_reasoning and data.draw(st.booleans()):
         text = f"<think>\n{data.draw(WORDS)}\n</think>\n\n{text}"
     if tools and renderer.template.call_format == "tagged" and data.draw(st.booleans()):
         text += CALL * data.draw(st.integers(1, 2))

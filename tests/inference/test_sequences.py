@@ -19,7 +19,7 @@ class Books(RuleBasedStateMachine):
         self.running = RunningSequences(slots, MAX_LEN)
         self.expected: dict[Sequence, tuple[list[int], list[float]]] = {}
 
-    @precondition(lambda self: self.running.free)
+    @precondition(lambda self: self.running.free_slots)
     @rule(
         prompt=st.lists(st.integers(0, 9), min_size=1, max_size=6),
         max_tokens=st.integers(1, 30),
@@ -72,7 +72,7 @@ class Books(RuleBasedStateMachine):
     def rows_tell_the_truth(self):
         running = self.running
         assert set(running.sequences) == set(self.expected)
-        assert running.free == running.slots - len(self.expected)
+        assert running.free_slots == running.slots - len(self.expected)
         early = set()
         for slot, sequence in enumerate(running.sequences):
             sampled, logprobs = self.expected[sequence]
@@ -84,7 +84,7 @@ class Books(RuleBasedStateMachine):
             assert running.last_token[slot] == text[-1]
             if len(sampled) < sequence.params.min_tokens:
                 early |= {(slot, token) for token in sequence.params.stop_token_ids}
-        rows, tokens = running.forbidden()
+        rows, tokens = running.forbidden_tokens()
         assert set(zip(rows.tolist(), tokens.tolist(), strict=True)) == early
 
 

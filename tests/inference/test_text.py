@@ -3,7 +3,7 @@
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from buckeye.inference.engine.text import GrowingText
+from buckeye.inference.engine.detokenizer import IncrementalDetokenizer
 
 
 def decode_bytes(ids):
@@ -22,7 +22,7 @@ def feed_all(growing, data):
 
 @given(st.text(max_size=30), st.lists(st.text("abé ", min_size=1, max_size=4), max_size=3))
 def test_parts_make_the_text_up_to_the_first_stop(text, stops):
-    growing = GrowingText(decode_bytes, stops)
+    growing = IncrementalDetokenizer(decode_bytes, stops)
     shown = "".join(feed_all(growing, text.encode()))
     places = [text.find(stop) for stop in stops if stop in text]
     # of several stops, the one that is complete first ends the text
@@ -38,9 +38,9 @@ def test_parts_make_the_text_up_to_the_first_stop(text, stops):
 @given(st.binary(max_size=40))
 @example(b"\x80" * 7 + "\x80".encode())  # the eighth byte, the last that it waits for, begins a character
 def test_any_bytes_end_as_their_decoding(data):
-    growing = GrowingText(decode_bytes)
+    growing = IncrementalDetokenizer(decode_bytes)
     feed_all(growing, data)
-    growing_at_once = GrowingText(decode_bytes)
+    growing_at_once = IncrementalDetokenizer(decode_bytes)
     growing_at_once.feed(list(data))
     growing_at_once.finish()
     assert growing_at_once.text == decode_bytes(data)
@@ -48,13 +48,13 @@ def test_any_bytes_end_as_their_decoding(data):
 
 
 def test_a_character_is_shown_when_its_last_byte_is_there():
-    growing = GrowingText(decode_bytes)
+    growing = IncrementalDetokenizer(decode_bytes)
     assert feed_all(growing, "aŋb".encode()) == ["a", "", "ŋ", "b", ""]
 
 
 def test_what_may_become_a_stop_string_is_held_back():
-    growing = GrowingText(decode_bytes, ["END"])
+    growing = IncrementalDetokenizer(decode_bytes, ["END"])
     assert feed_all(growing, b"xEyEN") == ["x", "", "Ey", "", "", "EN"]
-    growing = GrowingText(decode_bytes, ["END"])
+    growing = IncrementalDetokenizer(decode_bytes, ["END"])
     assert "".join(feed_all(growing, b"xENDz")) == "x"
     assert growing.num_tokens == 4

@@ -14,17 +14,17 @@ import torch
 from packaging.version import Version
 from safetensors.torch import load_file, save_file
 
-from buckeye.base.request_gate import Rules
+from buckeye.base.request_gate import AccessRules
 from buckeye.base.storage import sha256_file
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.client import SamplingParams
-from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, Vllm, find_vllm, require_vllm
+from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, VllmInstallation, find_vllm, require_vllm
 from buckeye.inference.vllm.server import (
     PLUGIN,
     check_extra,
-    server_command,
-    server_environment,
+    vllm_command,
+    vllm_environment,
 )
 from buckeye.transport.weights import combined_checksum, read_weights_manifest
 
@@ -34,7 +34,7 @@ from .test_server import publish
 pytestmark = pytest.mark.anyio
 
 KEY = "a key for tests"
-RULES = Rules(host="127.0.0.1", key=KEY)
+RULES = AccessRules(host="127.0.0.1", key=KEY)
 
 
 PYTHON = Path("/opt/vllm/bin/python")
@@ -43,7 +43,7 @@ PYTHON = Path("/opt/vllm/bin/python")
 @pytest.fixture
 def fake_vllm(tmp_path):
     """The fields of an installation that the command line needs."""
-    return Vllm(
+    return VllmInstallation(
         python=PYTHON,
         version=Version("0.32.0"),
         distribution="vllm",
@@ -53,7 +53,7 @@ def fake_vllm(tmp_path):
 
 def command(fake_vllm, *, cpu=True, **settings):
     settings["model"] = {"max_model_len": 512, **settings.get("model", {})}
-    return server_command(
+    return vllm_command(
         InferenceConfig(**{"backend": "vllm"} | settings), fake_vllm, Path("/models/m"), cpu=cpu
     )
 
@@ -104,7 +104,7 @@ def test_flags(fake_vllm, settings, flag, value):
 def test_on_a_cpu_a_prompt_is_as_long_as_a_model_of_any_kind_says(fake_vllm, tmp_path):
     described = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(described))
-    words = server_command(InferenceConfig(), fake_vllm, tmp_path, cpu=True)
+    words = vllm_command(InferenceConfig(), fake_vllm, tmp_path, cpu=True)
     assert value_of(words, "--max-num-batched-tokens") == "8192"
 
 
@@ -118,7 +118,7 @@ def test_there_is_room_for_the_adapters_that_are_trained(fake_vllm):
         command(fake_vllm, max_lora_rank=600)
     allowed = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
     environments = [
-        server_environment(InferenceConfig(max_lora_rank=rank), RULES, python=PYTHON, cpu=True, threads=1)
+        vllm_environment(InferenceConfig(max_lora_rank=rank), RULES, python=PYTHON, cpu=True, threads=1)
         for rank in (4, None)
     ]
     assert [environment.get(allowed) for environment in environments] == ["1", None]
@@ -134,7 +134,7 @@ def test_wrong_arguments_are_explained(name, refusal):
 
 def test_the_key_is_in_the_environment_and_not_in_the_command(fake_vllm):
     config = InferenceConfig()
-    environment = server_environment(config, RULES, python=PYTHON, cpu=True, threads=2)
+    environment = vllm_environment(config, RULES, python=PYTHON, cpu=True, threads=2)
     assert environment["VLLM_API_KEY"] == KEY
     assert environment["OMP_NUM_THREADS"] == "2"
     assert str(PLUGIN) in environment["PYTHONPATH"].split(os.pathsep)
@@ -148,7 +148,7 @@ def test_a_model_on_two_nodes_is_started_by_ray_in_the_python_of_vllm(fake_vllm,
     assert value_of(words, "--distributed-executor-backend") == "ray"
     assert "--distributed-executor-backend" not in command(fake_vllm, cpu=False, parallel={"tp": 8})
     config = InferenceConfig(backend="vllm", parallel={"tp": 8, "pp": 2})
-    environment = server_environment(config, RULES, python=PYTHON, cpu=False, threads=1)
+    environment = vllm_environment(config, RULES, python=PYTHON, cpu=False, threads=1)
     job = json.loads(environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
     assert job["py_executable"] == str(PYTHON)
     assert str(PLUGIN) in job["env_vars"]["PYTHONPATH"]
@@ -188,7 +188,7 @@ def gate(headers, path):
 
 
 def test_the_gate_asks_every_route_for_the_key(monkeypatch):
-    environment = server_environment(InferenceConfig(), RULES, python=PYTHON, cpu=True, threads=1)
+    environment = vllm_environment(InferenceConfig(), RULES, python=PYTHON, cpu=True, threads=1)
     for name in ("VLLM_API_KEY", "BUCKEYE_VLLM_RULES"):
         monkeypatch.setenv(name, environment[name])
     right = [(b"authorization", f"Bearer {KEY}".encode())]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.base.json_lines import LineFile, read_json_lines
-from buckeye.monitor.metrics import MetricsLog, MetricsTail, RunMetrics, Step, read_run
+from buckeye.monitor.metrics import MetricsLog, MetricsTail, RunMetrics, StepMetrics, read_run_metrics
 
 
 @pytest.fixture
@@ -26,7 +26,10 @@ def write(tmp_path, monkeypatch):
 
 
 def counted(tmp_path):
-    return {step: record["by"] for step, record in read_run(tmp_path / "metrics.jsonl").of("trainer").items()}
+    return {
+        step: record["by"]
+        for step, record in read_run_metrics(tmp_path / "metrics.jsonl").of("trainer").items()
+    }
 
 
 def test_a_step_done_again_counts_once_and_what_an_earlier_attempt_did_after_it_not_at_all(write, tmp_path):
@@ -107,7 +110,7 @@ def test_a_number_by_its_name(name, value):
         "orchestrator": record("orchestrator", 0, **{"time/total": 2}),
         "eval": record("eval", 0, **{"eval/letters/avg@2": 0.5}),
     }
-    assert Step(0, {"trainer": trainer, **others}).value(name) == value
+    assert StepMetrics(0, {"trainer": trainer, **others}).value(name) == value
 
 
 def test_a_step_is_taken_once_when_it_is_whole_or_a_later_one_is_trained():
@@ -203,33 +206,33 @@ def test_a_file_that_is_read_while_it_grows_says_the_same_as_the_whole(tmp_path_
         else:
             file.append(text)
         if data.draw(st.booleans()):
-            for new in tail.new():
+            for new in tail.read_new():
                 growing.add(new)
     file.close()
-    for new in tail.new():
+    for new in tail.read_new():
         growing.add(new)
-    assert growing.steps() == read_run(path).steps()
+    assert growing.steps() == read_run_metrics(path).steps()
 
 
 def test_a_tail_gives_whole_records_only(tmp_path):
     path = tmp_path / "metrics.jsonl"
     one, two, three = (record("trainer", step) for step in range(3))
     tail = MetricsTail(path, 0)
-    assert tail.new() == []
+    assert tail.read_new() == []
     path.write_text(f'{json.dumps(one)}\n{{"tor\n{{"a": 1}}\n{json.dumps(two)}\n{json.dumps(three)[:20]}')
-    assert tail.new() == [one, two]
+    assert tail.read_new() == [one, two]
     with path.open("a") as file:
         file.write(json.dumps(three)[20:] + "\n")
-    assert MetricsTail(path, tail.position).new() == [three]
-    assert tail.new() == [three]
-    assert MetricsTail(path).new() == []
+    assert MetricsTail(path, tail.position).read_new() == [three]
+    assert tail.read_new() == [three]
+    assert MetricsTail(path).read_new() == []
 
 
 def test_what_was_played_counts_where_a_filter_chooses_the_batch():
     metrics = RunMetrics()
     for step, values in enumerate([{"reward/mean": 0.5, "reward/played": 0.2}, {"reward/mean": 0.5}, {}]):
         metrics.add({"process": "orchestrator", "step": step, **values})
-    assert [(step.reward, step.played_reward) for step in metrics.steps()] == [
+    assert [(step.reward, step.sampled_reward) for step in metrics.steps()] == [
         (0.5, 0.2),
         (0.5, 0.5),
         (None, None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from buckeye.monitor.redact import redacted
+from buckeye.monitor.redact import redact
 
 
 def test_names_that_say_secret():
@@ -18,7 +18,7 @@ def test_names_that_say_secret():
         "token": None,
         "tokenizer": "x",
     }
-    assert redacted(settings) == {
+    assert redact(settings) == {
         "api_key": "(redacted)",
         "headers": {"X-Team": "(redacted)", "nothing": ""},
         "args": {"judge_token": "(redacted)", "password": ["(redacted)"]},
@@ -39,8 +39,8 @@ def test_names_that_say_secret():
     ],
 )
 def test_more_names_that_say_secret(name):
-    assert redacted({name: ["x"]}) == {name: ["(redacted)"]}
-    assert redacted({name: {"a": "x", "b": 1}}) == {name: {"a": "(redacted)", "b": 1}}
+    assert redact({name: ["x"]}) == {name: ["(redacted)"]}
+    assert redact({name: {"a": "x", "b": 1}}) == {name: {"a": "(redacted)", "b": 1}}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_more_names_that_say_secret(name):
     ["author", "monkey", "keyboard", "stop_tokens", "tokenType", "authority", "headline", "metric_keys"],
 )
 def test_names_that_do_not(name):
-    assert redacted({name: "x"}) == {name: "x"}
+    assert redact({name: "x"}) == {name: "x"}
 
 
 def test_values_that_are_secret(monkeypatch):
@@ -69,4 +69,4 @@ def test_values_that_are_secret(monkeypatch):
         "task-based-learning-environments": "task-based-learning-environments",
         "user@example.org": "user@example.org",
     }
-    assert redacted({"a": [list(texts)]}) == {"a": [list(texts.values())]}
+    assert redact({"a": [list(texts)]}) == {"a": [list(texts.values())]}

@@ -20,8 +20,8 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.monitor.tracker import Tracker, numbers_of
-from buckeye.monitor.tracking import check_trackers, tracked
+from buckeye.monitor.tracker import Tracker, step_values
+from buckeye.monitor.tracker_threads import check_trackers, log_to_trackers
 from tests.monitor.wandb_file import config as logged_config
 from tests.monitor.wandb_file import history
 
@@ -44,7 +44,7 @@ def said(caplog):
 
 def log_run(directory, settings):
     """Log an existing record to one tracker."""
-    with tracked([settings], output_dir=directory, run_id="abc", config=settings):
+    with log_to_trackers([settings], output_dir=directory, run_id="abc", config=settings):
         pass
 
 
@@ -67,7 +67,7 @@ def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monke
     config, _ = load_with_warnings(RLConfig, argv)
     metrics = MetricsLog(tmp_path / "metrics.jsonl")
     for attempt in range(2):  # the second attempt continues after the first
-        with tracked([config.wandb], output_dir=tmp_path, run_id="abc", config=config):
+        with log_to_trackers([config.wandb], output_dir=tmp_path, run_id="abc", config=config):
             for step in range(2 * attempt, 2 * attempt + 2):
                 _write_rollouts(tmp_path / "rollouts", step)
                 metrics.write("orchestrator", step, {"reward/mean": step / 4})
@@ -105,9 +105,9 @@ def test_what_a_killed_launcher_may_have_lost_is_sent_again(tmp_path):
 import os, time
 from pathlib import Path
 from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
-from buckeye.monitor.tracking import tracked
+from buckeye.monitor.tracker_threads import log_to_trackers
 settings, out = WandbConfig(offline=True), Path({str(tmp_path)!r})
-with tracked([settings], output_dir=out, run_id="abc", config=settings):
+with log_to_trackers([settings], output_dir=out, run_id="abc", config=settings):
     while not list(out.glob("wandb/offline-run-*/run-abc.wandb")):
         time.sleep(0.05)
     time.sleep(1.5)
@@ -178,10 +178,10 @@ def test_what_a_tracker_does_not_take_is_told_once_counted_and_sent_again(
         def log(self, step):
             if self.broken and step.number != 1:
                 raise OSError(f"no room for {step.number}\nand more")
-            taken.append((step.number, numbers_of(step)))
+            taken.append((step.number, step_values(step)))
 
-    monkeypatch.setattr("buckeye.monitor.tracking.tracker_of", lambda _: Fickle)
-    monkeypatch.setattr("buckeye.monitor.tracking.need", lambda *_: None)
+    monkeypatch.setattr("buckeye.monitor.tracker_threads.tracker_class", lambda _: Fickle)
+    monkeypatch.setattr("buckeye.monitor.tracker_threads.need", lambda *_: None)
     metrics = MetricsLog(tmp_path / "metrics.jsonl")
     for step in range(4):
         metrics.write("sft", step, {"loss": step / 2})
@@ -208,10 +208,13 @@ def test_one_tracker_that_fails_leaves_the_others(tmp_path, monkeypatch, warning
             raise ValueError("no such place")
 
     found = {TensorboardConfig: Good, TrackioConfig: Bad}
-    monkeypatch.setattr("buckeye.monitor.tracking.tracker_of", lambda one: found[type(one)])
+    monkeypatch.setattr("buckeye.monitor.tracker_threads.tracker_class", lambda one: found[type(one)])
     MetricsLog(tmp_path / "metrics.jsonl").write("sft", 0, {"loss": 1.0})
     settings = [TrackioConfig(), TensorboardConfig()]
-    with pytest.raises(KeyError), tracked(settings, output_dir=tmp_path, run_id="a", config=settings[0]):
+    with (
+        pytest.raises(KeyError),
+        log_to_trackers(settings, output_dir=tmp_path, run_id="a", config=settings[0]),
+    ):
         raise KeyError("the run's own")
     assert taken == [0]
     assert said(warnings) == wording
@@ -226,8 +229,8 @@ class _Stuck(Tracker):
 
 
 def test_what_a_tracker_that_hangs_has_not_taken_is_named(tmp_path, monkeypatch, warnings, wording):
-    monkeypatch.setattr("buckeye.monitor.tracking.tracker_of", lambda one: _Stuck)
-    monkeypatch.setattr("buckeye.monitor.tracking._FINISH_SECONDS", 0.1)
+    monkeypatch.setattr("buckeye.monitor.tracker_threads.tracker_class", lambda one: _Stuck)
+    monkeypatch.setattr("buckeye.monitor.tracker_threads._FINISH_SECONDS", 0.1)
     log_run(tmp_path, TrackioConfig())
     _Stuck.go_on.set()
     assert said(warnings) == wording

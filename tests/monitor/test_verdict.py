@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from buckeye.monitor.log import SUCCESS
-from buckeye.monitor.signals import rollouts_level, training_level, verdict
+from buckeye.monitor.verdicts import rollouts_log_level, training_log_level, verdict
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_impossible_counts_are_refused(tried, bad):
     ],
 )
 def test_rollouts_that_came_to_nothing_are_no_success(played, errored, truncated, level):
-    assert rollouts_level(played, errored=errored, truncated=truncated) == level
+    assert rollouts_log_level(played, errored=errored, truncated=truncated) == level
 
 
 @pytest.mark.parametrize(
@@ -50,4 +50,4 @@ def test_rollouts_that_came_to_nothing_are_no_success(played, errored, truncated
     [(64, 0, SUCCESS), (64, 32, SUCCESS), (64, 64, logging.WARNING), (0, 0, logging.WARNING)],
 )
 def test_training_that_learned_from_nothing_is_no_success(tried, left_out, level):
-    assert training_level(tried, left_out=left_out) == level
+    assert training_log_level(tried, left_out=left_out) == level

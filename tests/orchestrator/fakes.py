@@ -9,11 +9,11 @@ from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.render import Conversation
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
-from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
+from buckeye.orchestrator.environments import NamedEnvironment, RolloutSettings
 from buckeye.orchestrator.filters import group_filter
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.player import RolloutPlayer
 from buckeye.orchestrator.policy import RecordingPolicy
+from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
 from buckeye.orchestrator.task_sampler import TaskSampler
 from tests.waiting import HANG
 
@@ -74,11 +74,11 @@ def make_policy(engine=None, renderer=None, *, seq_len=2000, seed=3, **params):
     )
 
 
-def make_player(engine, **changes):
+def make_runner(engine, **changes):
     """Return a rollout runner on a fake engine."""
     options = {"renderer": LetterRenderer(), "params": SamplingParams(max_tokens=8), "seq_len": 64}
     options |= {"seed": 0, "timeout": HANG, "retries": 0}
-    return RolloutPlayer(sampler=engine, **(options | changes))
+    return RecordingRolloutRunner(sampler=engine, **(options | changes))
 
 
 def make_collector(
@@ -91,7 +91,7 @@ def make_collector(
         "min_group_size": None,
         "run_ahead": level,
         "deterministic": deterministic is not None,
-        "most_token_age": 8 if level else 0,
+        "max_token_age": 8 if level else 0,
         "oversampling_factor": 1.0,
         "max_empty_batches": 50,
         "max_steps": None,
@@ -99,12 +99,12 @@ def make_collector(
         "filter_group": group_filter(OrchestratorConfig()),
     }
     named = [
-        NamedEnvironment(name=env.name, environment=env, play=PlaySettings(group_size=size))
+        NamedEnvironment(name=env.name, environment=env, rollout_settings=RolloutSettings(group_size=size))
         for env, size in zip(environments, sizes, strict=True)
     ]
     return GroupCollector(
         TaskSampler(named, seed=1),
-        make_player(deterministic or engine, seed=7, retries=retries),
+        make_runner(deterministic or engine, seed=7, retries=retries),
         CollectorSettings(**(options | changes)),
         pauses or EnvironmentPauses([env.name for env in environments], EnvPauseConfig()),
         state=dict(state or {}),

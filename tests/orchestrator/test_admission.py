@@ -7,10 +7,10 @@ import pytest
 
 from buckeye.inference.client import InferenceClient
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
-from buckeye.orchestrator.environments import NamedEnvironment, PlaySettings
+from buckeye.orchestrator.environments import NamedEnvironment, RolloutSettings
 from buckeye.orchestrator.rate_limits import Admission
 
-from .fakes import FakeEngine, LetterEnvironment, make_player
+from .fakes import FakeEngine, LetterEnvironment, make_runner
 
 pytestmark = pytest.mark.anyio
 
@@ -40,7 +40,7 @@ async def test_each_environment_has_its_own_most_at_a_time():
         NamedEnvironment(name="slow", environment=slow, admission=Admission(max_concurrent=2)),
         NamedEnvironment(name="fast", environment=fast),
     ]
-    shared = make_player(engine, max_concurrent=5)
+    shared = make_runner(engine, max_concurrent=5)
     await asyncio.gather(*(play(shared, env, 12) for env in envs))
     assert slow.most == 2
     assert 3 <= fast.most <= 5  # rollouts that wait for the slow environment hold none of the five slots
@@ -55,14 +55,14 @@ class OneByOne(InferenceClient):
     def session(self):
         return self.engine
 
-    async def wait_for_place(self):
+    async def wait_for_slot(self):
         async with self.turn:
             await asyncio.sleep(0.1)
 
 
 def test_waiting_for_a_place_is_no_playing_time():
     env = NamedEnvironment(name="busy", environment=Busy("busy"))
-    rollouts = asyncio.run(play(make_player(OneByOne(), timeout=0.5), env, 12))
+    rollouts = asyncio.run(play(make_runner(OneByOne(), timeout=0.5), env, 12))
     assert [rollout.outcome.error for rollout in rollouts] == [None] * 12
 
 
@@ -88,14 +88,14 @@ def test_starts_are_spread_evenly():
 @pytest.mark.parametrize("wave", [False, True])
 async def test_temperature_reply_length_and_time_are_the_environments_own(wave):
     engine = FakeEngine(delay=0.0)
-    own = PlaySettings(temperature=0.5, max_tokens=3, timeout=0.01)
+    own = RolloutSettings(temperature=0.5, max_tokens=3, timeout=0.01)
     environment = LetterEnvironment(sleep=0.5)
     deterministic = DeterministicSampling(engine) if wave else None
     if deterministic is not None:
         deterministic.begin(0)
     (rollout,) = await play(
-        make_player(deterministic or engine),
-        NamedEnvironment(name="own", environment=environment, play=own),
+        make_runner(deterministic or engine),
+        NamedEnvironment(name="own", environment=environment, rollout_settings=own),
         1,
     )
     (_, params), *_ = engine.waves if wave else engine.calls

@@ -8,9 +8,9 @@ import pytest
 from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
 from buckeye.orchestrator.batch import BatchSender
-from buckeye.orchestrator.weights_watcher import WrongServers
+from buckeye.orchestrator.weights_watcher import BrokenServers
 from buckeye.transport.batches import Batch, Sample, batch_directory, read_batch, remove_batch
-from buckeye.transport.inference_servers import RestartRequest, take_restart_requests
+from buckeye.transport.restart_requests import RestartRequest, take_restart_requests
 
 from .test_weights_watcher import publish
 
@@ -34,8 +34,8 @@ def test_a_batch_that_vanished_untrained_is_written_again(tmp_path):
     )  # published by an earlier attempt: ignored
     remove_batch(tmp_path / "batches", 0)
     remove_batch(tmp_path / "batches", 1)
-    asyncio.run(sender.look())
-    assert sender.written_again == 1
+    asyncio.run(sender.rewrite_missing())
+    assert sender.rewritten_batches == 1
     assert not batch_directory(tmp_path / "batches", 0).exists()
     found = read_batch(tmp_path / "batches", 1, identity=ME)
     assert found is not None
@@ -46,12 +46,12 @@ def test_a_batch_that_vanished_untrained_is_written_again(tmp_path):
 def test_a_batch_that_is_there_or_trained_is_left_alone(tmp_path):
     sender = BatchSender(tmp_path, ME)
     asyncio.run(sender.write(batch(0)))
-    asyncio.run(sender.look())
+    asyncio.run(sender.rewrite_missing())
     publish(tmp_path / "weights", 1)
     remove_batch(tmp_path / "batches", 0)
-    asyncio.run(sender.look())
-    asyncio.run(sender.look())
-    assert sender.written_again == 0
+    asyncio.run(sender.rewrite_missing())
+    asyncio.run(sender.rewrite_missing())
+    assert sender.rewritten_batches == 0
     assert list((tmp_path / "batches").iterdir()) == []
 
 
@@ -69,12 +69,12 @@ async def report(servers, until):
 
 def test_a_server_with_sound_weights_is_to_be_started_anew(tmp_path):
     publish(tmp_path / "weights", 1)
-    asyncio.run(report(WrongServers(tmp_path, ME), (tmp_path / "restart").exists))
+    asyncio.run(report(BrokenServers(tmp_path, ME), (tmp_path / "restart").exists))
     assert take_restart_requests(tmp_path) == [RestartRequest(url="http://127.0.0.1:4000", reason="wrong")]
 
 
 def test_a_server_is_not_blamed_for_damaged_weights(tmp_path):
     (publish(tmp_path / "weights", 1) / "model.safetensors").write_bytes(b"y")
     with pytest.raises(TransportError, match="SHA-256"):
-        asyncio.run(report(WrongServers(tmp_path, ME), lambda: False))
+        asyncio.run(report(BrokenServers(tmp_path, ME), lambda: False))
     assert take_restart_requests(tmp_path) == []

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.orchestrator.batch_account import Collected
-from buckeye.orchestrator.loop import report_losses
+from buckeye.orchestrator.collected_groups import CollectedGroups
+from buckeye.orchestrator.loop import log_untrained_rollouts
 from buckeye.orchestrator.sampling_bias import CollectionWatch
 
 from .played import group, rollout
@@ -23,7 +23,7 @@ def played(reward, seconds, tokens=3):
 
 def collected(*groups):
     """Return a batch of these (drop reason or None, group) pairs."""
-    batch = Collected(groups=[])
+    batch = CollectedGroups(groups=[])
     for reason, one in groups:
         batch.add(one, reason)
     return batch
@@ -31,7 +31,7 @@ def collected(*groups):
 
 def test_every_play_is_in_one_account_and_every_draw_counts_once():
     failed = played(None, 4.0)
-    again = replace(played(1.0, 2.0), retried=(failed, failed))
+    again = replace(played(1.0, 2.0), earlier_attempts=(failed, failed))
     batch = collected(
         (None, group(again, played(0.0, 1.0))),
         ("stale", group(played(1.0, 9.0), replace(played(1.0, 9.0), cut=True))),
@@ -46,7 +46,7 @@ def test_every_play_is_in_one_account_and_every_draw_counts_once():
         "retried": 2,
         "cut": 1,
     }
-    assert batch.played_rewards == [1.0, 0.0, 0.0, 0.0, 1.0]  # the stale task is retried
+    assert batch.sampled_rewards == [1.0, 0.0, 0.0, 0.0, 1.0]  # the stale task is retried
     assert batch.by_environment.metrics(batch.groups)["env/letters/reward/played"] == pytest.approx(0.4)
     assert batch.by_environment.metrics(batch.groups)["env/letters/errored"] == 3
 
@@ -64,7 +64,12 @@ def test_accounts_add_up(groups):
     failed = played(None, 1.0)
     batch = collected(
         *[
-            (reason, group(*[replace(played(reward, 1.0), retried=(failed,) * n) for reward, n in members]))
+            (
+                reason,
+                group(
+                    *[replace(played(reward, 1.0), earlier_attempts=(failed,) * n) for reward, n in members]
+                ),
+            )
             for reason, members in groups
         ]
     )
@@ -124,7 +129,7 @@ def test_a_prompt_that_was_refused_has_no_length():
 )
 def test_a_step_that_came_to_nothing_is_told_in_a_line_of_its_own(caplog, wording, rollouts, level):
     caplog.set_level(logging.INFO)
-    report_losses(3, collected((None, group(*rollouts))), 0)
+    log_untrained_rollouts(3, collected((None, group(*rollouts))), 0)
     assert [record.levelno for record in caplog.records][:1] == [level] * (level is not None)
     assert caplog.messages == wording
 
@@ -136,7 +141,7 @@ def test_a_step_that_came_to_nothing_is_told_in_a_line_of_its_own(caplog, wordin
 def test_few_of_many_steps_that_came_to_nothing_are_warnings(caplog, poor_steps, level):
     caplog.set_level(logging.INFO)
     cut_off = group(replace(played(1.0, 1.0), truncated=True), replace(played(1.0, 1.0), truncated=True))
-    report_losses(3, collected((None, cut_off)), 0, poor_steps=poor_steps)
+    log_untrained_rollouts(3, collected((None, cut_off)), 0, poor_steps=poor_steps)
     assert [record.levelno for record in caplog.records] == [level]
 
 

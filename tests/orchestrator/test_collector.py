@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome
-from buckeye.envs.outcomes import errored
+from buckeye.envs.outcome_validation import error_outcome
 from buckeye.errors import FinalRunError, InferenceError, RunError
-from buckeye.inference.client import SilentError
+from buckeye.inference.client import ReplyTimeoutError
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
-from buckeye.orchestrator.filters import group_filter, smallest_group
+from buckeye.orchestrator.filters import group_filter, min_scored_rollouts
 from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, make_collector
@@ -82,7 +82,7 @@ async def test_groups_run_ahead_by_exactly_the_async_level_but_not_beyond_the_la
 
 async def test_an_overtaken_group_is_dropped_as_stale_and_played_again():
     engine = FakeEngine(version=0)
-    c = collector(engine, LetterEnvironment(), level=1, groups=2, most_token_age=1)
+    c = collector(engine, LetterEnvironment(), level=1, groups=2, max_token_age=1)
     await c.collect(0, lambda version: None)  # two more groups of version 0 are now in flight
     await asyncio.sleep(0.01)
     engine.version = 2
@@ -101,9 +101,9 @@ def test_a_failed_rollout_is_retried_and_then_leaves_a_smaller_group():
 
     batch = first_batch(LetterEnvironment(size=1, fail=fail), groups=1)
     (group,) = batch.groups
-    assert [len(rollout.retried) for rollout in group.rollouts] == [1, 1, 1, 0]
+    assert [len(rollout.earlier_attempts) for rollout in group.rollouts] == [1, 1, 1, 0]
     assert [rollout.reward is None for rollout in group.rollouts] == [True, False, False, False]
-    assert all(play.outcome.error for rollout in group.rollouts for play in rollout.retried)
+    assert all(play.outcome.error for rollout in group.rollouts for play in rollout.earlier_attempts)
     assert batch.account() == {"played": 7, "trained": 3, "dropped": 0, "failed": 4, "retried": 3, "cut": 0}
     assert len(batch.errors) == 1
 
@@ -154,7 +154,7 @@ def test_a_worker_that_is_gone_is_nobodys_answer():
             await policy.chat(task.messages)
             self.attempts["all"] = attempt = self.attempts.get("all", 0) + 1
             if attempt <= 2:
-                return errored("worker", "its worker is gone")
+                return error_outcome("worker", "its worker is gone")
             return Outcome(reward=1.0)
 
     batch = first_batch(Gone(size=1), level=0, groups=1)
@@ -168,14 +168,14 @@ def test_who_was_never_asked_and_who_got_no_answer_is_played_again():
     class Engine(FakeEngine):
         async def generate(self, prompt_ids, params):
             if next(silent, 0):
-                raise SilentError("http://x did not answer POST /generate within 3 s.")
+                raise ReplyTimeoutError("http://x did not answer POST /generate within 3 s.")
             if next(broken, 0):
                 raise InferenceError("http://x refused")
             return await super().generate(prompt_ids, params)
 
     env = LetterEnvironment(size=1, fail=lambda task, attempt: attempt == 5)
     batch = first_batch(env, Engine(), groups=1)
-    boundaries = [[p.outcome.boundary for p in r.retried] for r in batch.groups[0].rollouts]
+    boundaries = [[p.outcome.boundary for p in r.earlier_attempts] for r in batch.groups[0].rollouts]
     assert sorted(boundaries, key=str) == [["model"], ["step"], [], []]
     assert [r.outcome.boundary for r in batch.groups[0].rollouts if r.reward is None] == ["timeout"]
 
@@ -194,8 +194,8 @@ def test_a_group_is_trained_with_what_is_left_of_it_if_that_is_enough(failing, l
     assert sizes["letters-1"] == 4
     assert batch.dropped == ({} if trained else {"errored": 1})
     assert len(batch.errors) == failing
-    assert all(reward in (0.0, 1.0) for reward in batch.played_rewards)
-    assert len(batch.played_rewards) == 4 * (3 - len(trained)) - failing
+    assert all(reward in (0.0, 1.0) for reward in batch.sampled_rewards)
+    assert len(batch.sampled_rewards) == 4 * (3 - len(trained)) - failing
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_group_is_trained_with_what_is_left_of_it_if_that_is_enough(failing, l
     [(1, None, 1), (2, None, 2), (3, None, 2), (5, None, 3), (16, None, 8), (4, 1, 1)],
 )
 def test_half_a_group_is_enough_unless_something_else_is_asked_for(size, asked, least):
-    assert smallest_group(size, asked) == least
+    assert min_scored_rollouts(size, asked) == least
 
 
 def test_a_smallest_group_that_no_group_can_have_is_refused(refusal):
@@ -221,7 +221,7 @@ def test_groups_without_spread_are_replaced_when_asked():
     batch = first_batch(LetterEnvironment(), groups=4, filter_group=drop)
     assert len(batch.groups) == 4
     assert all(len(set(g.rewards)) > 1 for g in batch.groups)
-    assert len(batch.played_rewards) == 4 * (len(batch.groups) + batch.dropped["no_spread"])
+    assert len(batch.sampled_rewards) == 4 * (len(batch.groups) + batch.dropped["no_spread"])
 
 
 @pytest.mark.parametrize("reward", [1.0, 0.0])
@@ -238,7 +238,7 @@ def test_tasks_of_which_no_group_is_used_end_the_run_with_the_reason(reward, ref
 
 async def test_the_deadline_begins_when_an_evaluation_with_the_weights_before_is_over(refusal):
     measuring, waits = [0], []
-    settings = {"weights_timeout": 0.1, "measuring": lambda: next(iter(measuring), None)}
+    settings = {"weights_timeout": 0.1, "version_in_evaluation": lambda: next(iter(measuring), None)}
     c = collector(FakeEngine(), LetterEnvironment(), **settings)
     collecting = asyncio.create_task(c.collect(2, waits.append))  # which needs version 1
     await asyncio.sleep(0.3)

@@ -19,25 +19,25 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.base.own_function import load_own_function
+from buckeye.base.user_function import load_user_function
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs import base
 from buckeye.envs.base import Outcome, Task
-from buckeye.envs.registry import find_here
+from buckeye.envs.registry import find_local_loader
 from buckeye.envs.single_turn import SingleTurnEnvironment
-from buckeye.envs.stdlib_only.outcomes import place_of
+from buckeye.envs.stdlib_only.outcomes import location_of
 from buckeye.errors import UsageError
 from buckeye.evaluation.checks.samples import read_tasks
 from buckeye.orchestrator.batch import advantages_of, batch_metrics, make_batch, write_rollouts
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.group_environments import finished_outcomes
-from buckeye.orchestrator.player import play_outcome
+from buckeye.orchestrator.group_scoring import score_pending_outcomes
 from buckeye.orchestrator.rollout import Group
+from buckeye.orchestrator.rollout_runner import run_rollout
 from buckeye.orchestrator.task_sampler import GroupTask
 from buckeye.workers.worker_side.adapters import buckeye_environment
 from buckeye.workers.worker_side.adapters.buckeye_environment import BuckeyeEnvironment
 
-from .fakes import FakeEngine, LetterRenderer, make_player
+from .fakes import FakeEngine, LetterRenderer, make_runner
 
 
 class Given:
@@ -68,7 +68,7 @@ class GivenInGroup(Given):
 
 
 def play(*outcomes, environment=Given):
-    player = make_player(FakeEngine())
+    player = make_runner(FakeEngine())
     task = Task(id="t-1", messages=({"role": "user", "content": "a"},), data={"outcomes": outcomes})
     env = NamedEnvironment(name="given", environment=environment())
 
@@ -226,7 +226,7 @@ def test_a_worker_tells_it_too(environment, monkeypatch):
     outcome = asyncio.run(adapter.rollout(task, {}, {"deadline": 10.0}))
     error = outcome["error"]
     assert (outcome["reward"], error["boundary"]) == (None, "score")
-    told = error["message"] + place_of(error["trace"])
+    told = error["message"] + location_of(error["trace"])
     assert told == errors_of(environment)[0][1]
 
 
@@ -339,9 +339,9 @@ def test_an_environment_that_exits_ends_its_rollout_only(environment):
     async def outcome():
         env, task = environment(), Task(id="t", messages=(), data={})
         if environment is _Exits:
-            return await play_outcome(lambda: env.rollout(task, None), 60.0)
+            return await run_rollout(lambda: env.rollout(task, None), 60.0)
         pending = [Outcome(reward=None, pending="1")]
-        return (await finished_outcomes(env, task, pending, [1], timeout=60.0))[0]
+        return (await score_pending_outcomes(env, task, pending, [1], timeout=60.0))[0]
 
     found = asyncio.run(outcome())
     assert found.reward is None
@@ -351,8 +351,8 @@ def test_an_environment_that_exits_ends_its_rollout_only(environment):
 def test_a_module_that_exits_is_named(tmp_path, monkeypatch):
     (tmp_path / "exits.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(UsageError, match="SystemExit: 3"):
-        load_own_function(f"{tmp_path / 'exits.py'}:f", {}, setting="loss")
+        load_user_function(f"{tmp_path / 'exits.py'}:f", {}, setting="loss")
     with pytest.raises(UsageError, match="SystemExit: 3"):
-        find_here(str(tmp_path / "exits.py"))
+        find_local_loader(str(tmp_path / "exits.py"))
     with pytest.raises(UsageError, match="SystemExit: 3"):
         read_tasks(SimpleNamespace(name="exits", tasks=_exits), "train")

@@ -14,16 +14,16 @@ from buckeye.orchestrator.evaluation import (
     EvalResult,
     evaluate,
 )
-from buckeye.orchestrator.evaluations import evaluate_all, evaluated_versions, write_evaluation
+from buckeye.orchestrator.evaluation_schedule import evaluate_all, evaluated_versions, write_evaluation
 
-from .fakes import FakeEngine, LetterEnvironment, make_player
+from .fakes import FakeEngine, LetterEnvironment, make_runner
 from .played import rollout
 
 
 def result(by_task, n, components=lambda reward: {}):
     return EvalResult(
         env_name="e",
-        played=[
+        all_rollouts=[
             rollout(
                 reward, task_id=task, turns=(10,), components={} if reward is None else components(reward)
             )
@@ -82,7 +82,7 @@ def test_a_resumed_run_repeats_no_evaluation_but_those_of_abandoned_steps(tmp_pa
 
 def test_errored_rollouts_are_counted_and_not_scored():
     env = LetterEnvironment(size=4, fail=lambda task, attempt: task.id == "letters-2")
-    player = make_player(FakeEngine())
+    player = make_runner(FakeEngine())
     named = NamedEnvironment(name="letters", environment=env)
     got = asyncio.run(evaluate(named, player, split="eval", num_examples=-1, rollouts_per_example=2))
     assert got.errored == 2
@@ -92,7 +92,7 @@ def test_errored_rollouts_are_counted_and_not_scored():
 
 @pytest.mark.parametrize(("version", "told"), [(3, False), (4, True)])
 def test_an_evaluation_says_which_versions_played_it(tmp_path, caplog, version, told):
-    player = make_player(FakeEngine(version=version))
+    player = make_runner(FakeEngine(version=version))
     named = NamedEnvironment(name="letters", environment=LetterEnvironment(size=2))
     evaluated = [(EvalEnvConfig(id="letters"), named)]
     asyncio.run(
@@ -124,4 +124,4 @@ def test_half_a_surrogate_pair_is_written_as_a_sign_that_can_be(tmp_path):
 )
 def test_an_evaluation_that_came_to_nothing_is_no_success(rewards, truncated, level):
     played = [rollout(reward, truncated=truncated) for reward in rewards]
-    assert EvalResult(env_name="e", played=played, rollouts_per_example=2, seconds=1.0).level == level
+    assert EvalResult(env_name="e", all_rollouts=played, rollouts_per_example=2, seconds=1.0).level == level

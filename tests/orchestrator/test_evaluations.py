@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from buckeye.base.process import RunIdentity
 from buckeye.config.orchestrator import EvalConfig, EvalEnvConfig, OrchestratorConfig
 from buckeye.monitor.metrics import MetricsLog
-from buckeye.orchestrator import evaluations as module
-from buckeye.orchestrator.evaluations import Evaluations
+from buckeye.orchestrator import evaluation_schedule as module
+from buckeye.orchestrator.evaluation_schedule import EvaluationSchedule
 
 from .test_weights_watcher import publish
 
@@ -28,7 +28,7 @@ def made(tmp_path, *, start=0, last=12, interval=3, base=True, level=1, done=())
         max_async_level=level,
         output_dir=tmp_path,
     )
-    return Evaluations(config, [], log, ME, start_step=start, make_player=None)
+    return EvaluationSchedule(config, [], log, ME, start_step=start, make_runner=None)
 
 
 def measured(evaluations, monkeypatch, *, to):
@@ -40,7 +40,7 @@ def measured(evaluations, monkeypatch, *, to):
         return []
 
     monkeypatch.setattr(module, "evaluate_all", evaluate)
-    evaluations._make_player = lambda purpose, version, params: None
+    evaluations._make_runner = lambda purpose, version, params: None
     watcher = SimpleNamespace(version=0)
 
     async def reach(version, timeout):
@@ -48,11 +48,11 @@ def measured(evaluations, monkeypatch, *, to):
             await asyncio.sleep(0.001)
 
     async def run():
-        watcher.reach = reach
+        watcher.wait_for_version = reach
         running = asyncio.create_task(evaluations.run(watcher))
         for version in range(to + 1):
             watcher.version = version
-            await evaluations.caught_up(version, watcher)
+            await evaluations.wait_until_evaluated(version, watcher)
         running.cancel()
 
     asyncio.run(run())
@@ -68,9 +68,9 @@ def test_every_third_version_and_the_last_are_measured(tmp_path, monkeypatch, se
 
 def test_nothing_is_due_without_evaluations(tmp_path):
     log = MetricsLog(tmp_path / "metrics.jsonl")
-    nothing = Evaluations(OrchestratorConfig(), [], log, ME, start_step=0, make_player=None)
+    nothing = EvaluationSchedule(OrchestratorConfig(), [], log, ME, start_step=0, make_runner=None)
     assert nothing.due is None
-    asyncio.run(nothing.caught_up(9, None))
+    asyncio.run(nothing.wait_until_evaluated(9, None))
 
 
 @given(

@@ -9,7 +9,7 @@ import pytest
 from buckeye.inference.render.renderer import ChatRenderer
 from buckeye.orchestrator import loop_watch
 from buckeye.orchestrator.loop_watch import LoopWatch
-from buckeye.orchestrator.player import TaskPlayer
+from buckeye.orchestrator.rollout_runner import RolloutRunner
 
 
 @pytest.fixture(autouse=True)
@@ -96,4 +96,4 @@ def test_who_awaits_holds_nobody_up():
 
 
 def test_the_player_of_rollouts_has_the_environment_where_it_is_looked_for():
-    assert "env" in TaskPlayer._play_once.__code__.co_varnames
+    assert "env" in RolloutRunner._run_attempt.__code__.co_varnames

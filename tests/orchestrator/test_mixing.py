@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.orchestrator.mixture import Deal, Mix
+from buckeye.orchestrator.environment_mix import EnvironmentMix, TaskAssignment
 
 
 def dealt(mix, count):
@@ -22,29 +22,29 @@ def environments(mix, count):
     count=st.integers(1, 60),
 )
 def test_every_stretch_from_the_start_is_as_close_to_the_shares_as_whole_numbers_allow(ratios, sizes, count):
-    counts = Counter(deal.environment for deal in dealt(Mix(ratios, sizes[: len(ratios)]), count))
+    counts = Counter(deal.environment for deal in dealt(EnvironmentMix(ratios, sizes[: len(ratios)]), count))
     for i, ratio in enumerate(ratios):
         assert counts[i] - ratio / sum(ratios) * count < 1.0 + 1e-6
 
 
 def test_extreme_ratios_leave_nobody_out():
-    mix = Mix([1e-3, 1.0], [3, 3])
+    mix = EnvironmentMix([1e-3, 1.0], [3, 3])
     assert environments(mix, 2002).count("A") == 2
-    assert environments(Mix([1e300, 1e300], [1, 1]), 4) in ("ABAB", "BABA")
+    assert environments(EnvironmentMix([1e300, 1e300], [1, 1]), 4) in ("ABAB", "BABA")
 
 
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3), count=st.integers(1, 50))
 def test_every_task_of_an_epoch_is_dealt_once(sizes, count):
-    mix = Mix([1.0] * len(sizes), sizes)
+    mix = EnvironmentMix([1.0] * len(sizes), sizes)
     seen = Counter((d.environment, d.epoch, d.nth) for d in dealt(mix, count))
     assert max(seen.values()) == 1
     for environment, size in enumerate(sizes):
         own = [d for d in dealt(mix, count) if d.environment == environment]
-        assert own == [Deal(environment, *divmod(n, size)) for n in range(len(own))]
+        assert own == [TaskAssignment(environment, *divmod(n, size)) for n in range(len(own))]
 
 
 def test_a_deal_depends_on_its_number_only():
     def new():
-        return Mix([2, 1], [3, 4])
+        return EnvironmentMix([2, 1], [3, 4])
 
     assert new()[17] == dealt(new(), 18)[17]

@@ -42,8 +42,8 @@ def pauses(clock):
 
 def fail(pauses, name, times=1, **how):
     for _ in range(times):
-        pauses.started(name)
-        pauses.ended(name, played(name, **how))
+        pauses.record_start(name)
+        pauses.record_end(name, played(name, **how))
 
 
 def work(pauses, name):
@@ -54,14 +54,14 @@ def test_failures_in_a_row_pause_one_environment(pauses, clock):
     fail(pauses, "a")
     work(pauses, "a")
     fail(pauses, "a")
-    assert pauses.held() == set()
+    assert pauses.held_environments() == set()
     fail(pauses, "a")
-    assert pauses.held() == {"a"}
+    assert pauses.held_environments() == {"a"}
     assert pauses.seconds_left() == 10
     clock.now += 9.9
-    assert pauses.held() == {"a"}
+    assert pauses.held_environments() == {"a"}
     clock.now += 0.1
-    assert pauses.held() == set()
+    assert pauses.held_environments() == set()
 
 
 def test_after_a_pause_one_group_is_tried_and_the_next_pause_is_twice_as_long(pauses, clock):
@@ -70,31 +70,31 @@ def test_after_a_pause_one_group_is_tried_and_the_next_pause_is_twice_as_long(pa
     for seconds in (10, 20, 30, 30):
         assert pauses.seconds_left() == seconds
         clock.now += seconds
-        assert pauses.held() == set()
-        pauses.started("a")
-        assert pauses.held() == {"a"}  # until the group has ended
-        pauses.ended("a", played("a"))
+        assert pauses.held_environments() == set()
+        pauses.record_start("a")
+        assert pauses.held_environments() == {"a"}  # until the group has ended
+        pauses.record_end("a", played("a"))
     clock.now += 30
     work(pauses, "a")
     fail(pauses, "a")
-    assert pauses.held() == set()  # one failure is less than two in a row
+    assert pauses.held_environments() == set()  # one failure is less than two in a row
     assert pauses.metrics() == {"env/a/paused": 0, "env/a/pauses": 0, "env/b/paused": 0, "env/b/pauses": 0}
 
 
 def test_groups_that_were_started_before_the_pause_do_not_prolong_it(pauses):
     for _ in range(4):
-        pauses.started("a")
+        pauses.record_start("a")
     for _ in range(4):
-        pauses.ended("a", played("a"))
+        pauses.record_end("a", played("a"))
     assert pauses.seconds_left() == 10
-    pauses.started("a")
+    pauses.record_start("a")
     work(pauses, "a")
-    assert pauses.held() == set()
+    assert pauses.held_environments() == set()
 
 
 def test_an_engine_that_does_not_answer_is_not_the_environments_fault(pauses):
     fail(pauses, "a", 9, boundary="model")
-    assert pauses.held() == set()
+    assert pauses.held_environments() == set()
 
 
 def test_a_run_in_which_nothing_has_ever_worked_ends_at_once(pauses):
@@ -115,7 +115,7 @@ def test_an_invalid_task_of_a_working_environment_is_left_out(pauses, caplog):
     work(pauses, "a")
     fail(pauses, "a", 9, boundary="task")
     pauses.check()
-    assert pauses.held() == set()
+    assert pauses.held_environments() == set()
     assert caplog.text.count("it broke") == 9
 
 

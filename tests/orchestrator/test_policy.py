@@ -16,7 +16,7 @@ from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
 
-from .fakes import FakeEngine, LetterEnvironment, LetterRenderer, make_player, make_policy
+from .fakes import FakeEngine, LetterEnvironment, LetterRenderer, make_policy, make_runner
 
 pytestmark = pytest.mark.anyio
 
@@ -61,7 +61,7 @@ def test_text_parts_are_what_their_text_is():
         asyncio.run(policy.chat([message, reply.message, {"role": "tool", "content": content}]))
     with_text, with_parts = policies
     assert [s.token_ids for s in with_parts.segments] == [s.token_ids for s in with_text.segments]
-    assert (list(with_parts.messages), with_parts.branched) == (list(with_text.messages), 0)
+    assert (list(with_parts.messages), with_parts.turns_branched) == (list(with_text.messages), 0)
 
 
 def test_a_task_with_other_parts_is_unchanged():
@@ -77,14 +77,14 @@ def test_recorded_messages_are_copies_of_those_of_the_environment():
     messages[1]["content"] = "said otherwise"
     assert list(p.messages) == recorded
     reply = asyncio.run(p.chat(messages))
-    assert p.branched == 1
+    assert p.turns_branched == 1
     reply.message["content"] = "changed"
     assert p.messages[-1]["content"] == reply.text != "changed"
 
 
 @pytest.mark.parametrize(("rewrites", "extended", "branched"), [(False, 6, 0), (True, 0, 6)])
 async def test_turns_that_extend_and_turns_that_branch_are_counted(rewrites, extended, branched):
-    player = make_player(FakeEngine(), renderer=LetterRenderer(rewrites_history=rewrites), seq_len=200)
+    player = make_runner(FakeEngine(), renderer=LetterRenderer(rewrites_history=rewrites), seq_len=200)
     env = NamedEnvironment(name="letters", environment=LetterEnvironment(turns=4))
     group = Group(
         index=0,
@@ -118,7 +118,7 @@ def test_a_full_context_ends_the_conversation_as_truncated():
 async def test_a_first_prompt_that_does_not_fit_is_an_error_not_a_reward():
     with pytest.raises(InferenceError, match="raise orchestrator"):
         await converse(make_policy(FakeEngine(), seq_len=4), 1)
-    player = make_player(FakeEngine(), seq_len=4)
+    player = make_runner(FakeEngine(), seq_len=4)
     env = NamedEnvironment(name="letters", environment=LetterEnvironment())
     rollout = await player.start(env, env.environment.tasks("train")[0], 0)
     assert rollout.reward is None
@@ -130,7 +130,7 @@ async def test_a_rollout_that_hangs_is_ended_and_counted():
         async def rollout(self, task, policy):
             await asyncio.sleep(60)
 
-    player = make_player(FakeEngine(), timeout=0.05)
+    player = make_runner(FakeEngine(), timeout=0.05)
     task = Task(id="x", messages=({"role": "user", "content": "a"},))
     rollout = await player.start(NamedEnvironment(name="h", environment=Hanging()), task, 0)
     assert rollout.reward is None
@@ -172,7 +172,7 @@ async def test_turns_at_once_are_samples_of_their_own():
     p = make_policy(FakeEngine(delay=0.01))
     messages = [{"role": "user", "content": "a"}]
     replies = await asyncio.gather(*(p.chat(messages) for _ in range(3)))
-    assert (p.turns, p.branched, len(p.segments)) == (3, 2, 3)
+    assert (p.turns, p.turns_branched, len(p.segments)) == (3, 2, 3)
     assert {"".join(map(chr, s.token_ids)) for s in p.segments} == {f"u:a$a:{r.text}$" for r in replies}
     assert len({r.text for r in replies}) > 1  # same prompt, different seeds
 

@@ -61,7 +61,7 @@ def check_invariants(policy, answers):
         assert segment.token_ids[: len(whole)] == whole
         assert segment.loss_mask[len(prompt) : len(whole)] == [True] * len(ids)
     assert policy.turns == len(answers)
-    assert policy.extended + len(policy.segments) == policy.turns
+    assert policy.turns_extended + len(policy.segments) == policy.turns
 
 
 def lists_of(segment):
@@ -162,7 +162,7 @@ def test_a_forced_call_is_begun_for_the_model_and_what_was_begun_is_not_trained(
     (segment,) = policy.segments
     before = segment.token_ids[: segment.loss_mask.index(True)]
     assert renderer.decode(before).endswith('{"name": "find", "arguments":')
-    assert (policy.turns, policy.extended) == (2, 1)
+    assert (policy.turns, policy.turns_extended) == (2, 1)
 
 
 def test_ids_that_the_tokenizer_does_not_have_are_refused():
@@ -178,8 +178,8 @@ def test_a_history_that_came_back_from_json_is_the_same():
         await policy.chat(json.loads(json.dumps(history)))
         return policy
 
-    assert run(again()).extended == 1
-    assert run(again(content="b")).extended == 0
+    assert run(again()).turns_extended == 1
+    assert run(again(content="b")).turns_extended == 0
 
 
 def test_token_ids_that_go_on_with_earlier_ones_are_trained_beside_them():
@@ -193,6 +193,6 @@ def test_token_ids_that_go_on_with_earlier_ones_are_trained_beside_them():
         return policy
 
     policy = run(play())
-    assert (len(policy.segments), policy.extended, policy.branched) == (2, 2, 1)
+    assert (len(policy.segments), policy.turns_extended, policy.turns_branched) == (2, 2, 1)
     one, other = policy.segments
     assert sum(one.loss_mask) == 3 * sum(other.loss_mask)

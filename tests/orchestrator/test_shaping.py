@@ -12,7 +12,7 @@ from buckeye.orchestrator.advantages import Scored, overlong_amount, reward_shap
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.task_sampler import GroupTask
 
-from .fakes import FakeEngine, LetterEnvironment, make_player
+from .fakes import FakeEngine, LetterEnvironment, make_runner
 
 
 def amounts(reward=1.0, stop_reason="answered", truncated=False, tokens=50, turns=None, **settings):
@@ -81,7 +81,7 @@ def test_a_stop_reason_replaces_the_reward_or_subtracts_from_it():
 
 def play(engine, config, environment, *, as_group=False):
     params = SamplingParams(max_tokens=2)
-    player = make_player(engine, params=params, seed=7, shaping=reward_shaping(config))
+    player = make_runner(engine, params=params, seed=7, shaping=reward_shaping(config))
     named = NamedEnvironment(name=environment.name, environment=environment)
     task = environment.tasks("train")[0]
 

@@ -9,8 +9,8 @@ import pytest
 from buckeye.monitor import metrics
 from buckeye.monitor.metrics import BusyClock
 from buckeye.orchestrator import loop_watch
-from buckeye.orchestrator.batch_account import Collected
-from buckeye.orchestrator.loop_watch import LoopTimes, Throughput
+from buckeye.orchestrator.collected_groups import CollectedGroups
+from buckeye.orchestrator.loop_watch import StepTimes, Throughput
 
 from .played import group, rollout
 
@@ -24,17 +24,17 @@ def clock(monkeypatch):
 
 
 def _rollout(seconds, sampling, ended, reward=1.0):
-    return rollout(reward, seconds=seconds, sampling_seconds=sampling, ended=ended)
+    return rollout(reward, seconds=seconds, sampling_seconds=sampling, end_time=ended)
 
 
 def test_times_by_cause(clock):
-    replicas = [SimpleNamespace(busy=BusyClock()), SimpleNamespace(busy=BusyClock())]
+    replicas = [SimpleNamespace(busy_clock=BusyClock()), SimpleNamespace(busy_clock=BusyClock())]
     watcher = SimpleNamespace(update_seconds=2.0)
     client = SimpleNamespace(replicas=replicas, sampled_tokens=0)
-    times = LoopTimes(client)
+    times = StepTimes(client)
     with times.stopwatch.of("evaluate"):
         clock.seconds += 1.0
-    with times.stopwatch.of("collect"), replicas[0].busy:
+    with times.stopwatch.of("collect"), replicas[0].busy_clock:
         clock.seconds += 6.0
     with times.stopwatch.of("write_batch"):
         clock.seconds += 1.0
@@ -43,7 +43,7 @@ def test_times_by_cause(clock):
         group(_rollout(3.0, 1.0, 103.0), _rollout(9.0, 1.0, 104.0, reward=None)),
         group(_rollout(5.0, 4.0, 107.0), index=1),
     ]
-    assert times.record(Collected(groups=groups, waited_seconds=4.0), watcher) == {
+    assert times.record(CollectedGroups(groups=groups, waited_seconds=4.0), watcher) == {
         "time/evaluate": 1.0,
         "time/write_batch": 1.0,
         "time/total": 8.0,
@@ -60,7 +60,7 @@ def test_times_by_cause(clock):
     clock.seconds += 4.0
     client.sampled_tokens += 8
     watcher.update_seconds += 0.5
-    second = times.record(Collected(groups=groups), watcher)
+    second = times.record(CollectedGroups(groups=groups), watcher)
     assert (second["sampler/tokens_per_second"], second["time/update_weights"]) == (2.0, 0.5)
     assert (second["time/wait_for_rollouts"], second["sampler/idle_ratio"]) == (0.0, 1.0)
 

@@ -40,7 +40,7 @@ def watcher(root, updates, possible=lambda: 5, check=lambda: None, due=lambda: N
 
 async def run_until(w, version):
     running = asyncio.create_task(w.run())
-    reaching = asyncio.create_task(w.reach(version, 5.0))
+    reaching = asyncio.create_task(w.wait_for_version(version, 5.0))
     await asyncio.wait([running, reaching], return_when=asyncio.FIRST_COMPLETED)
     done = running if running.done() else reaching
     running.cancel()
@@ -67,7 +67,7 @@ def test_weights_that_this_run_cannot_have_trained_are_refused(tmp_path, refusal
 
 def test_waiting_for_a_version_has_a_deadline(tmp_path, refusal):
     with refusal(RunError):
-        asyncio.run(watcher(tmp_path, []).reach(3, 0.05))
+        asyncio.run(watcher(tmp_path, []).wait_for_version(3, 0.05))
 
 
 def test_engines_beyond_recovery_end_the_watch(tmp_path, refusal):
@@ -82,11 +82,11 @@ async def measured(w, due, root, updates):
     """Watch while versions 3 to 7 exist; 4 and 6 are due for an evaluation, which takes a while."""
     running = asyncio.create_task(w.run())
     for version in (4, 6):
-        await w.reach(version, HANG)
+        await w.wait_for_version(version, HANG)
         await asyncio.sleep(0.1)  # newer versions exist all the time
         assert w.version == version
         due.pop(0)
-    await w.reach(7, HANG)
+    await w.wait_for_version(7, HANG)
     running.cancel()
 
 
@@ -105,10 +105,10 @@ async def test_what_an_earlier_attempt_was_measuring_comes_before_the_new_weight
     updates, due = [], [2]
     w = watcher(tmp_path, updates, due=lambda: due[0] if due else None)
     running = asyncio.create_task(w.run())
-    await w.reach(2, HANG)
+    await w.wait_for_version(2, HANG)
     assert w.version == 2
     due.pop()
-    await w.reach(3, HANG)
+    await w.wait_for_version(3, HANG)
     running.cancel()
     assert updates == [(2, "step_2"), (3, "step_3")]
 
@@ -118,8 +118,8 @@ async def test_a_measurement_takes_no_time_from_who_waits_for_the_next_version(t
     due = [3]
     w = watcher(tmp_path, [], due=lambda: due[0] if due else None)
     running = asyncio.create_task(w.run())
-    await w.reach(3, HANG)
-    waiting = asyncio.create_task(w.reach(4, 0.1))
+    await w.wait_for_version(3, HANG)
+    waiting = asyncio.create_task(w.wait_for_version(4, 0.1))
     await asyncio.sleep(0.3)
     assert not waiting.done()
     due.pop()

@@ -11,7 +11,7 @@ import pytest
 
 from buckeye.cli.main import rl
 from buckeye.remote.bootstrap import bootstrap
-from buckeye.remote.connection import Link
+from buckeye.remote.connection import SshConnection
 from tests.remote.house import House
 from tests.remote.laptop import STARTED
 from tests.remote.sshd import sshd
@@ -39,7 +39,7 @@ def run_rl(monkeypatch, capsys):
 def house(tmp_path, monkeypatch) -> House:
     numbers = itertools.count(1)
     named = SimpleNamespace(token_hex=lambda _: f"{next(numbers):04x}")
-    monkeypatch.setattr("buckeye.remote.pods.secrets", named)
+    monkeypatch.setattr("buckeye.remote.rental.secrets", named)
     return House(tmp_path)
 
 
@@ -59,7 +59,7 @@ def software(tmp_path_factory):
     """Software installed once and shared by all machines, which cannot reach a package index."""
 
     async def make(host):
-        link = Link(
+        link = SshConnection(
             host.target,
             known_hosts=host.folder / "known",
             identity_file=host.key,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 
 from buckeye.remote.base import Clock, GpuRequest, RemoteRequest
-from buckeye.remote.ledger import Entry, Ledger
-from buckeye.remote.pods import rented
+from buckeye.remote.ledger import Ledger, PodEntry
 from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.providers.prime_account import PrimeAccount
+from buckeye.remote.rental import rent_pod
 from tests.remote.landlord import KEY, FakeTime, Landlord
 
 REQUEST = RemoteRequest(gpus=GpuRequest(count=2, type="A100_80GB"), yes=True)
@@ -40,9 +40,9 @@ class House:
         self.asked.append(offer.price_per_hour)
         return self.answer
 
-    def rented(self, request=REQUEST, **changes):
+    def rent_pod(self, request=REQUEST, **changes):
         request = dataclasses.replace(request, identity_file=self.key, **changes)
-        return rented(
+        return rent_pod(
             self.provider,
             request,
             run_id="ab12cd34",
@@ -54,7 +54,7 @@ class House:
         )
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> PodEntry:
         return self.ledger.entries()[-1]
 
     def text(self) -> str:

@@ -7,8 +7,8 @@ import tomllib
 
 from buckeye.base import distribution
 from buckeye.base.distribution import requirements
-from buckeye.remote.bootstrap import EXTRAS, Step, steps
-from buckeye.remote.software import pins
+from buckeye.remote.bootstrap import EXTRAS, SetupStep, setup_steps
+from buckeye.remote.software import pinned_requirements
 from tests.places import ROOT
 
 
@@ -24,14 +24,14 @@ def do(step, home):
 
 def test_a_step_is_done_once_for_the_same_inputs(tmp_path):
     script = 'cat >> "$root/out"\n'
-    assert do(Step("A step", "k1", script, b"x"), tmp_path).stdout == b""
-    assert do(Step("A step", "k1", script, b"x"), tmp_path).stdout == b"done\n"
-    assert do(Step("A step", "k2", script, b"y"), tmp_path).stdout == b""
+    assert do(SetupStep("A step", "k1", script, b"x"), tmp_path).stdout == b""
+    assert do(SetupStep("A step", "k1", script, b"x"), tmp_path).stdout == b"done\n"
+    assert do(SetupStep("A step", "k2", script, b"y"), tmp_path).stdout == b""
     assert (tmp_path / "software/out").read_text() == "xy"
 
 
 def test_a_step_that_fails_is_done_again(tmp_path):
-    step = Step("A step", "k", '[ -e "$root/there" ] || { touch "$root/there"; echo why >&2; exit 5; }')
+    step = SetupStep("A step", "k", '[ -e "$root/there" ] || { touch "$root/there"; echo why >&2; exit 5; }')
     first = do(step, tmp_path)
     assert (first.returncode, first.stderr) == (5, b"why\n")
     assert do(step, tmp_path).returncode == 0
@@ -39,7 +39,7 @@ def test_a_step_that_fails_is_done_again(tmp_path):
 
 
 def test_the_steps_are_shell_and_stay_the_same_from_call_to_call():
-    first, second = steps(), steps()
+    first, second = setup_steps(), setup_steps()
     assert [(step.title, step.key) for step in first] == [(step.title, step.key) for step in second]
     assert len({step.title for step in first}) == len(first) == 5
     for step in first:
@@ -48,7 +48,7 @@ def test_the_steps_are_shell_and_stay_the_same_from_call_to_call():
 
 
 def test_the_archive_has_this_version_of_the_package_and_no_caches():
-    (code,) = [step for step in steps() if step.data]
+    (code,) = [step for step in setup_steps() if step.data]
     with tarfile.open(fileobj=io.BytesIO(code.data)) as archive:
         names = archive.getnames()
         text = archive.extractfile("buckeye/remote/pod/agent.py").read()
@@ -81,7 +81,7 @@ def test_another_machine_gets_what_only_its_platform_needs(tmp_path, monkeypatch
 
 
 def test_versions_are_those_of_here_but_for_builds_of_one_kind_of_machine():
-    found = dict(line.split("==") for line in pins(["httpx>=0.28", "torch>=2.8"]))
+    found = dict(line.split("==") for line in pinned_requirements(["httpx>=0.28", "torch>=2.8"]))
     import httpx
 
     assert found["httpx"] == httpx.__version__

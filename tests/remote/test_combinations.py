@@ -25,16 +25,16 @@ import pytest
 from buckeye.base.distribution import requirements
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.launch.preflight.software import extras_of
+from buckeye.launch.preflight.software_checks import extras_of
 from buckeye.mcp.tasks.dataset import write_dataset
-from buckeye.mcp.tasks.files import read_tasks
-from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, uses_of
-from buckeye.remote.bootstrap import EXTRAS, TOOLS, steps
-from buckeye.remote.software import pins
+from buckeye.mcp.tasks.task_files import read_tasks
+from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, collect_task_resources
+from buckeye.remote.bootstrap import EXTRAS, TOOLS, setup_steps
+from buckeye.remote.software import pinned_requirements
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from buckeye.transport.checkpoint import list_checkpoints
-from buckeye.transport.object_store import Store
-from buckeye.workers.installed.add import InstallRequest, install_environment
+from buckeye.transport.object_store import CheckpointStore
+from buckeye.workers.installed.install import InstallRequest, install_environment
 from buckeye.workers.installed.record import ENVIRONMENTS_VARIABLE
 from buckeye.workers.installed.venv import find_uv
 from tests.mcp.gateway.test_runtimes import FAKE
@@ -104,7 +104,7 @@ import importlib, json, sys
 asked = json.loads(sys.argv[1])
 for name in asked["modules"]:
     importlib.import_module(name)
-from buckeye.launch.preflight.software import check_libraries
+from buckeye.launch.preflight.software_checks import check_libraries
 check = check_libraries(asked["extras"])
 assert check.state == "ok", check.line
 import importlib.util
@@ -176,14 +176,14 @@ class World:
         write_dataset(folder, "tasks", {"train": read_tasks(file)}, replace=False)
         files = {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
         self.hub.files[f"{HUB}-{name}"] = files
-        self.trusted.append(uses_of(read_tasks(file)).digest)
+        self.trusted.append(collect_task_resources(read_tasks(file)).digest)
 
     def install_verifiers(self):
         """Install a `verifiers` environment from a local wheel, in a separate interpreter."""
         code = (ROOT / "tests/workers/adapters/packages/sums_v0.py").read_text()
         code = code.replace("for_letters: bool = False", "for_letters: bool = True")
         made = wheel(self.folder, "sums-env", files={"sums_env.py": code}, requires=VERIFIERS)
-        install_environment(InstallRequest(what=str(made)), tell=lambda _: None)
+        install_environment(InstallRequest(what=str(made)), report=lambda _: None)
 
     def write(self, plan):
         """Write the settings file of a run, named after its plan."""
@@ -208,7 +208,7 @@ class World:
 
     def install(self, extras):
         """Install the requirements of a run with these extras where machines look; return the Python."""
-        step = next(one for one in steps(extras=extras) if one.title == "packages")
+        step = next(one for one in setup_steps(extras=extras) if one.title == "packages")
         place = self.software / "software" / f"packages-{step.key}"
         python = place / "bin/python"
         if step.key in self.installed:
@@ -216,7 +216,7 @@ class World:
         started = time.monotonic()
         needed = sorted({*requirements(extras), *TOOLS, "pip"})
         bounds = self.folder / f"{step.key}.txt"
-        bounds.write_text("\n".join([*pins(needed), f"torch=={metadata.version('torch')}"]))
+        bounds.write_text("\n".join([*pinned_requirements(needed), f"torch=={metadata.version('torch')}"]))
         uv = find_uv()
         links = ["--find-links", os.environ["PIP_FIND_LINKS"]] if "PIP_FIND_LINKS" in os.environ else []
         subprocess.run([uv, "venv", "-q", "--python", sys._base_executable, place], check=True)
@@ -363,4 +363,6 @@ def test_a_combination_drawn_at_random_runs_to_its_end(world, drawn, number):
     if plan.tracker != "none":
         assert any((output / plan.tracker).rglob("*")), said
     if plan.store == "s3":
-        assert [info.step for info in Store(f"s3://{BUCKET}/{index}").checkpoints()] == [1], said
+        assert [info.step for info in CheckpointStore(f"s3://{BUCKET}/{index}").list_checkpoints()] == [1], (
+            said
+        )

@@ -7,7 +7,7 @@ import pytest
 
 from buckeye.errors import RemoteError, UsageError
 from buckeye.remote.base import SshTarget
-from buckeye.remote.connection import Link, LostConnectionError
+from buckeye.remote.connection import LostConnectionError, SshConnection
 from buckeye.remote.known_hosts import known_keys, record_key
 from tests.remote.sshd import make_key, needs_sshd, sshd
 
@@ -22,11 +22,11 @@ def host(tmp_path_factory):
 
 def a_link(host, known_hosts, **given):
     settings = {"identity_file": host.key, "own_settings": False, "tell": lambda _: None, **given}
-    return Link(host.target, known_hosts=known_hosts, **settings)
+    return SshConnection(host.target, known_hosts=known_hosts, **settings)
 
 
 async def connected(link, work):
-    await link.connect(patience=60)
+    await link.connect(timeout=60)
     try:
         return await work(link)
     finally:
@@ -84,7 +84,7 @@ def test_keys_of_other_ports_are_not_mistaken(tmp_path):
 
 def test_a_program_whose_connection_is_cut_has_no_result(host, tmp_path):
     async def work(link):
-        asyncio.get_running_loop().call_later(0.5, link.cut)
+        asyncio.get_running_loop().call_later(0.5, link.abort)
         return await link.run(["sh", "-c", "echo begun; sleep 30"])
 
     with pytest.raises(LostConnectionError):

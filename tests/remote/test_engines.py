@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.engines import engine_of, other_nodes, remote_process, srun
+from buckeye.launch.engines import other_nodes, remote_process, select_engine, srun
 from buckeye.launch.engines.node import frames, process_environment
-from buckeye.launch.hosts import Facts, Start
+from buckeye.launch.hosts import HostFacts, ProcessSpec
 from buckeye.version import __version__
 from tests.waiting import wait_for
 
@@ -69,7 +69,7 @@ WAITS = (
 
 def start(node, folder, code, **env):
     words = [sys.executable, "-c", code]
-    return node.start(Start(title="trainer 1", argv=words, env=env, stdout=folder / "stdout"))
+    return node.start(ProcessSpec(title="trainer 1", argv=words, env=env, stdout=folder / "stdout"))
 
 
 @pytest.mark.e2e
@@ -163,7 +163,7 @@ def _target(number):
 
 @pytest.mark.parametrize(("version", "python"), [("0.0.1", sys.version.split()[0]), (__version__, "3.10.2")])
 def test_a_node_of_another_version_is_refused(job, monkeypatch, version, python):
-    told = Facts(
+    told = HostFacts(
         name="n2", version=version, python=python, cores=1, gpus=(), address="127.0.0.1", variables={}
     )
     monkeypatch.setattr(srun.SrunHost, "facts", lambda self: told)
@@ -220,7 +220,7 @@ def test_the_engine_is_the_one_that_is_there(tmp_path, monkeypatch, variables, e
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert engine_of(config(tmp_path)) == engine
+    assert select_engine(config(tmp_path)) == engine
 
 
 @pytest.mark.parametrize(
@@ -276,6 +276,6 @@ def test_a_node_that_does_not_say_that_a_process_ended_is_not_waited_for(tmp_pat
     assert process.wait() == -signal.SIGKILL
     assert sent == [(signal.SIGKILL, True)]
     assert process.lost == wording
-    process.printed(b"too late\n")
-    process.heard(b'{"pulse": 1.0}\n', 0.0)
+    process.record_output(b"too late\n")
+    process.record_heartbeats(b'{"pulse": 1.0}\n', 0.0)
     assert (tmp_path / "stdout").read_bytes() == b""

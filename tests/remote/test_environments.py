@@ -16,10 +16,10 @@ import pytest
 
 from buckeye.config.environments import EnvConfig
 from buckeye.errors import UsageError
-from buckeye.remote.bootstrap import bootstrap, steps
-from buckeye.remote.connection import Link
-from buckeye.remote.environments import NeededEnvironment, needed_environments, wheel_of
-from buckeye.workers.installed.add import InstallRequest, install_environment
+from buckeye.remote.bootstrap import bootstrap, setup_steps
+from buckeye.remote.connection import SshConnection
+from buckeye.remote.environments import NeededEnvironment, build_wheel, needed_environments
+from buckeye.workers.installed.install import InstallRequest, install_environment
 from tests.remote.sshd import needs_sshd, sshd
 from tests.workers.installed.package_index import wheel
 
@@ -52,9 +52,9 @@ def test_a_wheel_has_the_files_as_they_are_here_and_no_others(tmp_path):
     (site / "my_env.py").write_text("X = 2  # edited here\n")
     info = site / "my_env-1.0.dist-info"
     (info / "direct_url.json").write_text('{"url": "file:///x", "archive_info": {}}')
-    name, packed = wheel_of(found)
+    name, packed = build_wheel(found)
     assert name == "my_env-1.0-py3-none-any.whl"
-    assert wheel_of(found) == (name, packed)
+    assert build_wheel(found) == (name, packed)
     with zipfile.ZipFile(io.BytesIO(packed)) as archive:
         assert archive.read("my_env.py") == b"X = 2  # edited here\n"
         record = archive.read("my_env-1.0.dist-info/RECORD").decode().splitlines()
@@ -69,7 +69,7 @@ def test_what_has_parts_for_one_kind_of_machine_is_no_wheel(tmp_path):
     found, site = unpacked(tmp_path, "fast-env")
     text = site / "fast_env-1.0.dist-info/WHEEL"
     text.write_text(text.read_text().replace("true", "false"))
-    assert wheel_of(found) is None
+    assert build_wheel(found) is None
 
 
 def test_what_is_in_the_project_or_in_buckeye_is_not_installed(tmp_path, nothing_installed):
@@ -95,7 +95,7 @@ def test_what_buckeye_imports_here_travels_beside_it(tmp_path, nothing_installed
     _, site = unpacked(tmp_path, "letters-env", files={"letters_env.py": "A = 1"}, entry_points=OURS)
     monkeypatch.syspath_prepend(str(site))
     (found,) = needed("me/letters-env")
-    assert (found.what, found.beside, found.lock) == ("letters_env-1.0-py3-none-any.whl", True, None)
+    assert (found.what, found.in_buckeye_venv, found.lock) == ("letters_env-1.0-py3-none-any.whl", True, None)
 
 
 FAKE = r"""#!/bin/sh
@@ -113,9 +113,9 @@ def test_locked_versions_that_cannot_be_had_give_way_to_the_newest(tmp_path, wor
     needs = [
         NeededEnvironment(what="a-1.0-py3-none-any.whl", wheel=b"a", lock=b"x==1"),
         NeededEnvironment(what="b-1.0-py3-none-any.whl", wheel=b"b", lock=b"x==2"),
-        NeededEnvironment(what="c-1.0-py3-none-any.whl", wheel=b"c", beside=True),
+        NeededEnvironment(what="c-1.0-py3-none-any.whl", wheel=b"c", in_buckeye_venv=True),
     ]
-    step = steps(needs)[-1]
+    step = setup_steps(needs)[-1]
     (venv,) = set(re.findall(r"venv-\w+", step.script))
     python = tmp_path / f"software/{venv}/bin/python"
     python.parent.mkdir(parents=True)
@@ -158,14 +158,14 @@ def test_an_environment_in_an_interpreter_of_its_own_is_the_same_there(tmp_path,
     monkeypatch.setenv("BUCKEYE_ENVIRONMENTS", str(tmp_path / "here"))
     monkeypatch.chdir(tmp_path)
     request = InstallRequest(what=str(wheels / "letters_env-1.0-py3-none-any.whl"))
-    install_environment(request, tell=lambda _: None)
+    install_environment(request, report=lambda _: None)
     wheel(wheels, "letters-dep", "1.1", files={"letters_dep.py": "PRICE = 2"})
     (wheels / "letters_env-1.0-py3-none-any.whl").unlink()
 
     async def work(host):
         settings = {"identity_file": host.key, "own_settings": False, "tell": told.append}
-        link = Link(host.target, known_hosts=host.folder / "known", **settings)
-        software = await bootstrap(link, tell=told.append, environments=needed("me/letters-env"))
+        link = SshConnection(host.target, known_hosts=host.folder / "known", **settings)
+        software = await bootstrap(link, report=told.append, environments=needed("me/letters-env"))
         await link.close()
         return software
 

@@ -17,11 +17,11 @@ import pytest
 from buckeye.base.json_lines import printable
 from buckeye.errors import RemoteError
 from buckeye.remote import job as jobs
-from buckeye.remote.connection import Link
+from buckeye.remote.connection import SshConnection
+from buckeye.remote.control import RemoteRunRecorder, stop_remote
+from buckeye.remote.download import Mirror
 from buckeye.remote.follow import Follower
-from buckeye.remote.pull import Mirror
-from buckeye.remote.steer import Notes, stop_remote
-from buckeye.run_files.known_runs import JobThere
+from buckeye.run_files.known_runs import RemoteJob
 from tests.remote.proxy import proxied
 from tests.remote.sshd import needs_sshd, processes_of, sshd
 from tests.run.made_runs import made_run
@@ -59,7 +59,7 @@ class Bench:
         }
 
     def link(self, port=None):
-        return Link(
+        return SshConnection(
             replace(self.host.target, port=port or self.host.target.port),
             known_hosts=self.folder / "known",
             identity_file=self.host.key,
@@ -88,7 +88,7 @@ class Bench:
 
         async def connected():
             link = self.link(port)
-            await link.connect(patience=60)
+            await link.connect(timeout=60)
             await jobs.prepare(link, self.job, self.settings)
             if start:
                 await jobs.start(link, self.job, dict(secrets))
@@ -256,7 +256,7 @@ def test_what_is_asked_for_outside_of_the_run_is_refused(host, tmp_path):
     bench = Bench(host, tmp_path, "")
 
     async def work(link):
-        async with jobs.questions(link, bench.job) as asked:
+        async with jobs.open_agent(link, bench.job) as asked:
             with pytest.raises(RemoteError, match="leads out"):
                 await asked.request("read", path="../script.py", offset=0, length=1)
             with pytest.raises(FileNotFoundError):
@@ -289,9 +289,9 @@ def test_a_job_that_nobody_looks_after_is_stopped_and_brought_home(host, tmp_pat
 
     bench.run(begin)
     run = made_run(tmp_path / "far", state="running", host="a-pod")
-    Notes(run, "aaaa1111", lambda _: None).update(
+    RemoteRunRecorder(run, "aaaa1111", lambda _: None).update(
         state="running",
-        job=JobThere(
+        job=RemoteJob(
             id=bench.job.run_id,
             pod=None,
             target=str(host.target),

@@ -8,13 +8,13 @@ import json
 import pytest
 
 from buckeye.errors import RemoteError
-from buckeye.remote.ledger import Entry, Ledger
+from buckeye.remote.ledger import Ledger, PodEntry
 from tests.remote.landlord import KEY
 
 
 @pytest.fixture
-def entry() -> Entry:
-    return Entry(
+def entry() -> PodEntry:
+    return PodEntry(
         name="buckeye-a-1",
         run_id="a",
         provider="prime",
@@ -26,9 +26,9 @@ def entry() -> Entry:
 
 def test_two_processes_do_not_look_after_one_pod(house, entry):
     with (
-        house.ledger.looked_after(entry.name),
+        house.ledger.mark_supervised(entry.name),
         pytest.raises(RemoteError, match="Another process"),
-        Ledger(house.ledger.folder).looked_after(entry.name),
+        Ledger(house.ledger.folder).mark_supervised(entry.name),
     ):
         raise AssertionError
 
@@ -48,7 +48,7 @@ def test_hours_and_cost(entry):
 
 
 def test_the_file_has_no_secret_and_can_be_read(house):
-    with house.rented() as pod:
+    with house.rent_pod() as pod:
         text = (house.ledger.folder / f"{pod.name}.json").read_text()
         assert KEY not in text
         assert json.loads(text)["run_id"] == "ab12cd34"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from buckeye.base.process import RunIdentity
 from buckeye.errors import CheckpointError, DiskFullError, UsageError
 from buckeye.launch import uploads
-from buckeye.launch.uploads import Uploads
+from buckeye.launch.uploads import CheckpointUploader
 from buckeye.transport import object_store
 from buckeye.transport.checkpoint import (
     list_checkpoints,
@@ -26,11 +26,11 @@ from buckeye.transport.checkpoint import (
     read_commit,
     read_orchestrator_state,
     save_checkpoint,
-    trainer_state,
+    trainer_state_directory,
     verify_checkpoint,
 )
-from buckeye.transport.checkpoint_resume import bring
-from buckeye.transport.object_store import Store, name_in_store
+from buckeye.transport.object_store import CheckpointStore, name_in_store
+from buckeye.transport.resume_from_store import restore_from_store
 
 MEMORY = fsspec.filesystem("memory")
 
@@ -62,7 +62,7 @@ def save(run, step, *, attempt=1, size=10_000):
 
 
 def upload(run, url, *steps, **more):
-    store = Store(url)
+    store = CheckpointStore(url)
     for info in list_checkpoints(run / "checkpoints"):
         if info.step in steps:
             commit = read_commit(info.path)
@@ -98,14 +98,14 @@ def test_a_run_whose_directory_is_gone_goes_on(tmp_path, url):
     save(run, 2, attempt=1)
     save(run, 4, attempt=3)
     upload(run, url, 2, 4)
-    bring(new, url, -1)
+    restore_from_store(new, url, -1)
     assert steps_here(new) == [4]
     (info,) = list_checkpoints(new / "checkpoints")
     assert info.attempt == 3
     assert read_orchestrator_state(info) == {"next": 4}
-    assert (trainer_state(info) / "optimizer.safetensors").read_bytes() == b"\x04" * 10_000
+    assert (trainer_state_directory(info) / "optimizer.safetensors").read_bytes() == b"\x04" * 10_000
     assert json.loads((new / "run.json").read_text()) == json.loads((run / "run.json").read_text())
-    bring(new, url, 2)
+    restore_from_store(new, url, 2)
     assert steps_here(new) == [2, 4]
     assert not list((new / "checkpoints").glob(".*"))
 
@@ -114,10 +114,10 @@ def test_what_is_newer_here_stays_and_what_is_newer_there_comes(tmp_path, url, s
     older = made(tmp_path / "older")
     save(older, 2)
     save(older, 6)
-    bring(older, url, -1)
+    restore_from_store(older, url, -1)
     assert steps_here(older) == [2, 6]
     shutil.rmtree(older / "checkpoints" / "step_6")
-    bring(older, url, -1)
+    restore_from_store(older, url, -1)
     assert steps_here(older) == [2, 4]
 
 
@@ -163,11 +163,11 @@ def test_whoever_is_killed_when_the_last_committed_one_is_whole(kills):
                 patch.setattr(os, "fsync", lambda _: None)  # without a power failure to survive
                 with contextlib.suppress(Killed):
                     train(run, url, attempt=number)
-            there = Store(url).checkpoints()
+            there = CheckpointStore(url).list_checkpoints()
             assert [info.step for info in there][-1:] >= [newest][: len(there)]
             newest = there[-1].step if there else 0
             fresh = Path(folder, f"seen{number}")
-            bring(fresh, url, -1)
+            restore_from_store(fresh, url, -1)
             assert steps_here(fresh) == [info.step for info in there[-1:]]
             run = made(Path(folder, str(number))) if lost else run
         assert [info.step for info in there] == [4, 5]
@@ -176,13 +176,13 @@ def test_whoever_is_killed_when_the_last_committed_one_is_whole(kills):
 
 def train(run, url, *, attempt):
     """Continue to step 5 with continuous uploads."""
-    bring(run, url, -1)
-    going = Uploads(run, Store(url), keep=2, patience=1)
-    while going.look():
+    restore_from_store(run, url, -1)
+    going = CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=1)
+    while going.upload_next():
         pass
     for step in range(max([0, *(info.step for info in list_checkpoints(run / "checkpoints"))]) + 1, 6):
         save(run, step, attempt=attempt, size=100)
-        while going.look():
+        while going.upload_next():
             pass
         prune_checkpoints(run / "checkpoints", 2)
 
@@ -195,7 +195,7 @@ def test_a_download_goes_on_with_the_files_that_are_missing(tmp_path, url, monke
     with pytest.MonkeyPatch.context() as patch:
         killing(patch, 4)
         with pytest.raises(Killed):
-            bring(new, url, -1)
+            restore_from_store(new, url, -1)
     assert not list_checkpoints(new / "checkpoints")
     before = {path.name for path in (new / "checkpoints").rglob("*") if path.is_file()}
     asked = []
@@ -206,7 +206,7 @@ def test_a_download_goes_on_with_the_files_that_are_missing(tmp_path, url, monke
         return method(fs, path, *rest)
 
     monkeypatch.setattr(type(MEMORY), "get_file", counted)
-    bring(new, url, -1)
+    restore_from_store(new, url, -1)
     assert steps_here(new) == [2]
     assert before
     assert not before & set(asked)
@@ -262,14 +262,14 @@ HOSTILE = {
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
 def test_a_manifest_that_lies_is_passed_over(tmp_path, url, stored, change, caplog):
     new = made(tmp_path / "around" / "deep" / "new")
-    *_, newer = stored[1].checkpoints()
+    *_, newer = stored[1].list_checkpoints()
     path = f"{url}/{newer.path}/COMMITTED"
     content = change(json.loads(MEMORY.cat_file(path)))
     MEMORY.pipe_file(path, content if isinstance(content, bytes) else json.dumps(content).encode())
-    newest = Store(url)
+    newest = CheckpointStore(url)
     with pytest.raises(CheckpointError):
-        newest.fetch(newer, new / "checkpoints")
-    bring(new, url, -1)
+        newest.download(newer, new / "checkpoints")
+    restore_from_store(new, url, -1)
     assert str(newer.path) in caplog.text
     assert steps_here(new) == [2]
     outside = [p for p in (tmp_path / "around").rglob("*") if p.is_file() and not p.is_relative_to(new)]
@@ -277,9 +277,9 @@ def test_a_manifest_that_lies_is_passed_over(tmp_path, url, stored, change, capl
 
 
 def test_an_object_that_was_changed_is_noticed(tmp_path, url, stored, caplog):
-    *_, newer = stored[1].checkpoints()
+    *_, newer = stored[1].list_checkpoints()
     MEMORY.pipe_file(f"{url}/{newer.path}/trainer/optimizer.safetensors", b"\x05" * 10_000)
-    bring(made(tmp_path / "new"), url, -1)
+    restore_from_store(made(tmp_path / "new"), url, -1)
     assert steps_here(tmp_path / "new") == [2]
     assert "SHA-256" in caplog.text
     assert not list((tmp_path / "new" / "checkpoints").glob(".*")), "a later start would not clean it"
@@ -288,17 +288,17 @@ def test_an_object_that_was_changed_is_noticed(tmp_path, url, stored, caplog):
 def test_without_room_nothing_is_begun(tmp_path, url, stored, monkeypatch, refusal):
     monkeypatch.setattr(object_store, "free_bytes", lambda _: 1000)
     with refusal(DiskFullError):
-        bring(tmp_path / "new", url, -1)
+        restore_from_store(tmp_path / "new", url, -1)
 
 
 def test_the_place_of_another_run_is_refused(tmp_path, url, stored, refusal):
     run, other = stored[0], made(tmp_path / "other", run_id="bbbb2222")
     before = objects(url)
     with refusal(UsageError):
-        bring(other, url, -1)
+        restore_from_store(other, url, -1)
     for directory in (tmp_path / "new", run):  # with --clean too, in the directory of the same run
         with refusal(UsageError):
-            bring(directory, url, None)
+            restore_from_store(directory, url, None)
     assert objects(url) == before
 
 
@@ -313,13 +313,13 @@ def test_only_what_is_ours_is_deleted(tmp_path, url):
         "step_2-attempt_1-abcdef/trainer/x": None,  # one of our names: left by a writer that was killed
     }
     store = upload(run, url, 2, 4, 6, 8)
-    first = store.checkpoints()[0].path
+    first = store.list_checkpoints()[0].path
     theirs |= {f"{first}/README": b"r", f"{first}-copy/trainer/x": b"x"}
     for name, content in theirs.items():
         MEMORY.pipe_file(f"{url}/{name}", content or b"left")
     MEMORY.pipe_file(f"{url}-beside/trainer/x", b"x")
-    assert store.tidy(2, protected={4}) == [2]
-    assert [info.step for info in store.checkpoints()] == [4, 6, 8]
+    assert store.prune(2, protected={4}) == [2]
+    assert [info.step for info in store.list_checkpoints()] == [4, 6, 8]
     kept = objects(url)
     for name, content in theirs.items():
         assert kept.get(name) == content
@@ -329,7 +329,7 @@ def test_only_what_is_ours_is_deleted(tmp_path, url):
 
 def test_what_is_being_written_is_not_tidied_away(url, stored):
     MEMORY.pipe_file(f"{url}/step_6-attempt_1-abcdef/trainer/optimizer.safetensors", b"x")
-    stored[1].tidy(1, protected=())
+    stored[1].prune(1, protected=())
     assert [name for name in objects(url) if name.startswith("step_6")]
 
 
@@ -344,7 +344,7 @@ def test_what_is_there_is_not_sent_again(tmp_path, url):
     (info,) = list_checkpoints(run / "checkpoints")
     commit = read_commit(info.path)
     size = sum((info.path / name).stat().st_size for name in commit["files"])
-    sent = Store(url).upload(info.path, commit, name_in_store(info, commit), run)
+    sent = CheckpointStore(url).upload(info.path, commit, name_in_store(info, commit), run)
     assert sent == size - there < size
 
 
@@ -361,15 +361,15 @@ def told(run):
 
 def test_uploads_follow_a_run_and_keep_as_many(tmp_path, url, quick):
     run = made(tmp_path / "run")
-    with Uploads(run, Store(url), keep=2, patience=20) as going:
+    with CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=20) as going:
         for step in (2, 4, 6):
             save(run, step)
             while not (run / "checkpoints" / "store.json").exists():
                 time.sleep(0.01)
             while told(run)["committed"] != step:
                 time.sleep(0.01)
-    assert going.left == []
-    assert [info.step for info in Store(url).checkpoints()] == [4, 6]
+    assert going.pending_steps == []
+    assert [info.step for info in CheckpointStore(url).list_checkpoints()] == [4, 6]
     assert told(run)["text"] == f"{url}: step 6 is there"
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [(r["process"], r["step"]) for r in records] == [("upload", 2), ("upload", 4), ("upload", 6)]
@@ -385,13 +385,13 @@ def test_the_best_stays_also_when_nobody_knows_any_more_why(tmp_path, url, quick
         figures = {"attempt": 1, "mean_reward": reward, "n": 10}
         (folder / "env.json").write_text(json.dumps(figures))
         (folder / "env.jsonl").touch()
-    with Uploads(run, Store(url), keep=1, patience=20):
+    with CheckpointUploader(run, CheckpointStore(url), keep=1, exit_timeout=20):
         pass
-    assert [info.step for info in Store(url).checkpoints()] == [2, 6]
-    bring(new, url, -1)
-    with Uploads(new, Store(url), keep=1, patience=20):
+    assert [info.step for info in CheckpointStore(url).list_checkpoints()] == [2, 6]
+    restore_from_store(new, url, -1)
+    with CheckpointUploader(new, CheckpointStore(url), keep=1, exit_timeout=20):
         save(new, 8)
-    assert [info.step for info in Store(url).checkpoints()] == [2, 8]
+    assert [info.step for info in CheckpointStore(url).list_checkpoints()] == [2, 8]
 
 
 def test_a_store_that_fails_ends_nothing(tmp_path, url, quick, monkeypatch, caplog, wording):
@@ -407,9 +407,9 @@ def test_a_store_that_fails_ends_nothing(tmp_path, url, quick, monkeypatch, capl
     monkeypatch.setattr(type(MEMORY), "put_file", sometimes)
     monkeypatch.setattr(object_store, "_FILES_AT_ONCE", 1)
     caplog.set_level(logging.INFO)
-    with Uploads(run, Store(url), keep=2, patience=20) as going:
+    with CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=20) as going:
         save(run, 2)
-    assert going.left == []
+    assert going.pending_steps == []
     warnings = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert len(warnings) == 3
     assert warnings[0] == wording
@@ -418,7 +418,7 @@ def test_a_store_that_fails_ends_nothing(tmp_path, url, quick, monkeypatch, capl
     assert told(run)["failures"] == 0
 
 
-@pytest.mark.parametrize(("place", "name"), [(Store, "checkpoints"), (uploads, "read_commit")])
+@pytest.mark.parametrize(("place", "name"), [(CheckpointStore, "checkpoints"), (uploads, "read_commit")])
 def test_a_checkpoint_that_is_deleted_before_it_is_uploaded_is_no_failure(
     tmp_path, url, quick, monkeypatch, caplog, place, name
 ):
@@ -431,33 +431,33 @@ def test_a_checkpoint_that_is_deleted_before_it_is_uploaded_is_no_failure(
     save(run, 2)
     save(run, 4)
     monkeypatch.setattr(place, name, too_late)
-    with Uploads(run, Store(url), keep=2, patience=20) as going:
+    with CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=20) as going:
         pass
-    assert going.left == []
+    assert going.pending_steps == []
     assert "has failed" not in caplog.text
-    assert [info.step for info in Store(url).checkpoints()] == [2]
+    assert [info.step for info in CheckpointStore(url).list_checkpoints()] == [2]
 
 
 @pytest.mark.parametrize("patience", [0.3, 100])
 def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypatch, caplog, patience):
-    """It waits at most for `patience`, and not at all if the store refuses."""
-    run, store = made(tmp_path / "run"), Store(url)
+    """It waits at most for `exit_timeout`, and not at all if the store refuses."""
+    run, store = made(tmp_path / "run"), CheckpointStore(url)
     error = TimeoutError("no answer") if patience < 1 else PermissionError("Access Denied")
 
     def fails(*_, **__):
         raise error
 
     monkeypatch.setattr(type(MEMORY), "put_file", fails)
-    with Uploads(run, store, keep=2, patience=patience) as going:
+    with CheckpointUploader(run, store, keep=2, exit_timeout=patience) as going:
         save(run, 2)
-    assert going.left == [2]
+    assert going.pending_steps == [2]
     last = caplog.records[-1].getMessage()
     assert str(run / "checkpoints") in last
     assert "failures in a row" in told(run)["text"]
     monkeypatch.undo()
-    with Uploads(run, Store(url), keep=2, patience=20) as going:
+    with CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=20) as going:
         pass
-    assert going.left == []
+    assert going.pending_steps == []
 
 
 def test_uploads_that_are_behind_say_so_and_begin_with_the_newest(tmp_path, url, quick, caplog, wording):
@@ -465,7 +465,7 @@ def test_uploads_that_are_behind_say_so_and_begin_with_the_newest(tmp_path, url,
     for step in (2, 4, 6, 8):
         save(run, step)
     caplog.set_level(logging.INFO)
-    with Uploads(run, Store(url), keep=2, patience=20):
+    with CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=20):
         pass
     texts = [record.getMessage() for record in caplog.records]
     assert texts[0] == wording
@@ -480,7 +480,7 @@ def test_a_checkpoint_that_lacks_a_file_is_not_committed(tmp_path, url):
     (info,) = list_checkpoints(run / "checkpoints")
     commit, name = read_commit(info.path), name_in_store(info, read_commit(info.path))
     (info.path / "trainer" / "optimizer.safetensors").unlink()
-    store = Store(url)
+    store = CheckpointStore(url)
     with pytest.raises(FileNotFoundError):
         store.upload(info.path, commit, name, run)
-    assert store.checkpoints() == []
+    assert store.list_checkpoints() == []

@@ -9,7 +9,7 @@ import pytest
 from buckeye.errors import UsageError
 from buckeye.remote.base import GpuRequest, Offer
 from buckeye.remote.connection import parse_target
-from buckeye.remote.offers import ask_price
+from buckeye.remote.offers import confirm_price
 
 
 def offer(price: float, **given) -> Offer:
@@ -30,7 +30,7 @@ def offer(price: float, **given) -> Offer:
 def test_where_nobody_can_be_asked_the_flag_is_named(monkeypatch):
     monkeypatch.setattr(sys.stdin, "isatty", lambda: False, raising=False)
     with pytest.raises(UsageError, match="--yes"):
-        ask_price(offer(2.5))
+        confirm_price(offer(2.5))
 
 
 @pytest.mark.parametrize(("answer", "rented"), [("y", True), (" Yes ", True), ("", False), ("no", False)])
@@ -38,7 +38,7 @@ def test_only_a_yes_rents(monkeypatch, answer, rented, wording):
     asked = []
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
     monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or answer)
-    assert ask_price(offer(2.5)) is rented
+    assert confirm_price(offer(2.5)) is rented
     assert asked == wording
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from buckeye.errors import AccountError, PodGoneError, RemoteError, UsageError
 from buckeye.remote.base import GpuRequest, RemoteRequest
-from buckeye.remote.pods import rented
-from buckeye.remote.providers.own_hosts import SshProvider
+from buckeye.remote.providers.ssh_hosts import SshProvider
+from buckeye.remote.rental import rent_pod
 from tests.remote.landlord import row
 
 
@@ -22,10 +22,10 @@ def ordered(house) -> list[str]:
 
 
 def test_the_cheapest_that_fits_is_rented_and_ended(house):
-    with house.rented() as pod:
+    with house.rent_pod() as pod:
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.cheap"]
         assert str(pod.ssh[0]) == "root@127.0.0.1:2222"
-        assert house.ledger.is_looked_after(pod.name)
+        assert house.ledger.is_supervised(pod.name)
         assert (house.entry.pod_id, house.entry.ssh) == (pod.id, ("root@127.0.0.1:2222",))
         house.time.sleep(7200)
         pod.known_hosts.write_text("key")
@@ -34,7 +34,7 @@ def test_the_cheapest_that_fits_is_rented_and_ended(house):
         assert pod.cost() == pytest.approx(hours * 2.58)
     assert house.landlord.alive == []
     assert not pod.known_hosts.exists()
-    assert not house.ledger.is_looked_after(pod.name)
+    assert not house.ledger.is_supervised(pod.name)
     assert house.entry.outcome == "finished"
     # 5 minutes until it is ready, checked every 8 seconds, 2 hours, and a second to see that it is gone.
     assert house.entry.hours(0) == pytest.approx((304 + 7200 + 1) / 3600)
@@ -55,7 +55,7 @@ def test_what_is_ordered_is_written_down_before(house, monkeypatch):
         return create(offer, spec)
 
     monkeypatch.setattr(house.provider, "create", spy)
-    with house.rented() as pod:
+    with house.rent_pod() as pod:
         pass
     assert seen == [(pod.name, None, 2.58, pod.name)]
     assert pod.name.startswith("buckeye-ab12cd34-")
@@ -64,7 +64,7 @@ def test_what_is_ordered_is_written_down_before(house, monkeypatch):
 
 @pytest.mark.parametrize("error", [ValueError("a defect"), KeyboardInterrupt(), SystemExit(3)])
 def test_the_pod_ends_with_an_error(house, error, wording):
-    with pytest.raises(type(error)), house.rented():
+    with pytest.raises(type(error)), house.rent_pod():
         raise error
     assert house.landlord.alive == []
     expected = "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed: {error}"
@@ -89,7 +89,7 @@ def test_the_pod_ends_with_a_signal(house, handled, number, on_interrupt):
     """Also in a process that a script started with `&`, which ignores SIGINT."""
     handled(signal.SIGINT, on_interrupt)
     handled(number, signal.SIG_DFL)
-    with pytest.raises(KeyboardInterrupt), house.rented():
+    with pytest.raises(KeyboardInterrupt), house.rent_pod():
         os.kill(os.getpid(), number)
     assert house.landlord.alive == []
     assert signal.getsignal(number) == signal.SIG_DFL
@@ -104,7 +104,7 @@ def test_ctrl_c_at_any_moment_of_the_wait(house, moment):
             raise KeyboardInterrupt
 
     house.on_sleep = interrupt
-    with pytest.raises(KeyboardInterrupt), house.rented():
+    with pytest.raises(KeyboardInterrupt), house.rent_pod():
         raise AssertionError
     assert house.landlord.alive == []
     assert house.entry.outcome == "interrupted"
@@ -120,7 +120,7 @@ def test_ctrl_c_while_the_order_is_on_its_way(house, monkeypatch, arrives):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(house.provider, "create", interrupted)
-    with pytest.raises(KeyboardInterrupt), house.rented():
+    with pytest.raises(KeyboardInterrupt), house.rent_pod():
         raise AssertionError
     assert house.landlord.alive == []
     assert house.entry.ended is not None
@@ -133,7 +133,7 @@ def interrupted(house, on_sleep) -> None:
         house.on_sleep = on_sleep
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt), house.rented():
+    with pytest.raises(KeyboardInterrupt), house.rent_pod():
         press()
 
 
@@ -154,7 +154,7 @@ def test_the_third_ctrl_c_leaves_the_pod_and_says_how_to_end_it(house, wording):
 
 
 def test_keep_leaves_the_pod_and_says_so(house, wording):
-    with house.rented(keep=True):
+    with house.rent_pod(keep=True):
         pass
     assert len(house.landlord.alive) == 1
     assert house.entry.keep
@@ -163,7 +163,7 @@ def test_keep_leaves_the_pod_and_says_so(house, wording):
 
 def test_keep_does_not_keep_a_pod_that_was_never_ready(house, refusal):
     house.landlord.ready_after = 1e9
-    with refusal(RemoteError), house.rented(keep=True):
+    with refusal(RemoteError), house.rent_pod(keep=True):
         raise AssertionError
     assert house.landlord.alive == []
     assert "30 min, $1.29" in house.told[-1]
@@ -182,7 +182,7 @@ def test_an_offer_that_comes_to_nothing_gives_way_to_the_next(house, fault):
     else:
         found = {"refusing": True, "lying": 25.80, "failing": "no driver"}[fault]
         setattr(house.landlord, fault, {"2A100.cheap": found})
-    with house.rented(max_price=3) as pod:
+    with house.rent_pod(max_price=3) as pod:
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
         assert pod.price_per_hour == 2.90
     assert house.landlord.alive == []
@@ -190,7 +190,7 @@ def test_an_offer_that_comes_to_nothing_gives_way_to_the_next(house, fault):
 
 def test_when_all_refuse_nothing_is_left(house, refusal):
     house.landlord.refusing = {"2A100.cheap", "2A100.middle", "2A100.dear"}
-    with refusal(RemoteError), house.rented(max_price=9):
+    with refusal(RemoteError), house.rent_pod(max_price=9):
         raise AssertionError
     assert house.entry.ended is not None
     assert house.entry.cost(house.time.now()) == 0
@@ -198,7 +198,7 @@ def test_when_all_refuse_nothing_is_left(house, refusal):
 
 def test_an_empty_wallet_is_not_tried_again_elsewhere(house):
     house.landlord.fault("POST", "/pods", times=9, code=402, body=b'{"detail": "Insufficient funds"}')
-    with pytest.raises(AccountError, match="402"), house.rented():
+    with pytest.raises(AccountError, match="402"), house.rent_pod():
         raise AssertionError
     assert sum(method == "POST" for method, path, _ in house.landlord.requests if "pods" in path) == 1
     assert house.landlord.alive == []
@@ -215,7 +215,7 @@ def test_an_empty_wallet_is_not_tried_again_elsewhere(house):
     ],
 )
 def test_when_nothing_fits_the_reasons_are_counted(house, changes, reason):
-    with pytest.raises(RemoteError, match=reason), house.rented(**changes):
+    with pytest.raises(RemoteError, match=reason), house.rent_pod(**changes):
         raise AssertionError
     assert house.ledger.entries() == []
     assert not any(method == "POST" for method, _, _ in house.landlord.requests)
@@ -223,13 +223,13 @@ def test_when_nothing_fits_the_reasons_are_counted(house, changes, reason):
 
 @pytest.mark.parametrize("region", ["canada", "CA", "ca-1"])
 def test_a_region_can_be_a_country_or_a_data_centre(house, region):
-    with house.rented(regions=(region,)):
+    with house.rent_pod(regions=(region,)):
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.dear"]
 
 
 def test_nothing_is_ordered_before_the_price_is_confirmed(house):
     house.answer = False
-    with pytest.raises(RemoteError, match="not confirmed"), house.rented(yes=False):
+    with pytest.raises(RemoteError, match="not confirmed"), house.rent_pod(yes=False):
         raise AssertionError
     assert house.asked == [2.58]
     assert not any(method == "POST" for method, _, _ in house.landlord.requests)
@@ -240,7 +240,7 @@ def test_a_higher_price_is_asked_for_again(house):
     house.landlord.refusing = {"2A100.cheap"}
     house.landlord.rows.append(row("2A100.same", "A100_80GB", 2, "nebius", 2.58))
     house.landlord.failing = {"2A100.same": "broken"}
-    with house.rented(yes=False):
+    with house.rent_pod(yes=False):
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
     assert house.asked == [2.58, 2.90]
 
@@ -250,7 +250,7 @@ def test_yes_alone_confirms_the_price_of_the_first_offer_only(house):
     house.landlord.rows.append(row("2A100.same", "A100_80GB", 2, "nebius", 2.58))
     with (
         pytest.raises(RemoteError, match=r"costs \$2\.90 an hour, .*\$2\.58.*--max-price 2\.90"),
-        house.rented(),
+        house.rent_pod(),
     ):
         raise AssertionError
     assert ordered(house) == ["2A100.cheap", "2A100.same"]
@@ -260,7 +260,7 @@ def test_yes_alone_confirms_the_price_of_the_first_offer_only(house):
 
 def test_a_pod_above_the_limit_is_given_back_though_its_offer_was_below(house, refusal):
     house.landlord.lying = {"2A100.cheap": 2.59}  # accepted as 2.58, but above a limit of 2.58
-    with refusal(RemoteError), house.rented(max_price=2.58):
+    with refusal(RemoteError), house.rent_pod(max_price=2.58):
         raise AssertionError
     assert (ordered(house), house.landlord.alive) == (["2A100.cheap"], [])
 
@@ -275,14 +275,14 @@ def test_an_order_without_an_answer_that_arrives_late_is_ended_too(house, wordin
     house.provider.pods = blind
     house.landlord.fault("POST", "/pods", code=504, done=True)
     house.on_sleep = lambda: late.append(1) if house.time.now() - 1_800_000_000 > 200 else None
-    with house.rented(max_price=3):
+    with house.rent_pod(max_price=3):
         assert [p["_cloud"] for p in house.landlord.alive] == ["2A100.middle"]
     assert [text for text in house.told if "second pod" in text] == wording
 
 
 def test_the_end_is_ordered_until_it_is_confirmed(house):
     house.landlord.deletes_needed = 3
-    with house.rented():
+    with house.rent_pod():
         house.landlord.fault("DELETE", "/pods", times=2, cut=True)
         house.landlord.fault("GET", "/pods", times=2, code=503)
     assert house.landlord.alive == []
@@ -290,21 +290,21 @@ def test_the_end_is_ordered_until_it_is_confirmed(house):
 
 def test_an_end_that_is_never_confirmed_is_an_error_that_says_what_to_do(house, refusal, wording):
     house.landlord.deletes_needed = 10_000
-    with refusal(RemoteError), house.rented():
+    with refusal(RemoteError), house.rent_pod():
         pass
     assert house.entry.ended is None
-    with pytest.raises(ValueError, match="first"), house.rented():
+    with pytest.raises(ValueError, match="first"), house.rent_pod():
         raise ValueError("first")
     assert house.told[-1] == wording
 
 
 def test_a_key_that_is_withdrawn_ends_the_wait_for_the_end(house, refusal):
-    with refusal(RemoteError), house.rented():
+    with refusal(RemoteError), house.rent_pod():
         house.landlord.fault("GET", "/pods", times=999, code=401)
 
 
 def test_hours_that_are_over_are_told(house, refusal):
-    with house.rented(max_hours=1.5) as pod:
+    with house.rent_pod(max_hours=1.5) as pod:
         house.time.sleep(3600)
         pod.check()
         house.time.sleep(1800)
@@ -313,7 +313,7 @@ def test_hours_that_are_over_are_told(house, refusal):
 
 
 def test_a_pod_that_is_gone_is_told(house):
-    with house.rented() as pod:
+    with house.rent_pod() as pod:
         house.landlord.vanish(pod.id)
         with pytest.raises(PodGoneError, match="gone"):
             pod.check()
@@ -323,7 +323,7 @@ def test_a_pod_that_is_gone_is_told(house):
 def test_hosts_are_neither_made_nor_ended(house):
     provider = SshProvider(["me@10.0.0.1:2200", "10.0.0.2"])
     request = RemoteRequest(provider="ssh", max_hours=1)
-    with rented(
+    with rent_pod(
         provider,
         request,
         run_id="ab12cd34",
@@ -352,14 +352,14 @@ def test_ctrl_c_while_an_offer_is_given_up_rents_no_other(house):
     house.landlord.lying = {"2A100.cheap": 25.80}
     presses = iter([signal.SIGINT])
     house.on_sleep = lambda: [signal.raise_signal(number) for number in presses]
-    with pytest.raises(KeyboardInterrupt), house.rented():
+    with pytest.raises(KeyboardInterrupt), house.rent_pod():
         raise AssertionError
     assert house.landlord.alive == []
     assert ordered(house) == ["2A100.cheap"]
 
 
 def test_a_pod_is_ended_though_the_ledger_is_lost(house, caplog, wording):
-    with house.rented():
+    with house.rent_pod():
         for path in house.ledger.folder.iterdir():
             path.unlink()
         house.ledger.folder.rmdir()
@@ -369,6 +369,6 @@ def test_a_pod_is_ended_though_the_ledger_is_lost(house, caplog, wording):
 
 
 def test_max_hours_are_over_before_the_pod_is_ready(house, refusal):
-    with refusal(RemoteError), house.rented(max_hours=0.05):
+    with refusal(RemoteError), house.rent_pod(max_hours=0.05):
         raise AssertionError
     assert house.landlord.alive == []

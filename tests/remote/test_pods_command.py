@@ -11,9 +11,9 @@ import time
 import pytest
 
 from buckeye.remote.base import GpuRequest, RemoteRequest
-from buckeye.remote.ledger import Entry, Ledger
-from buckeye.remote.pods import rented
+from buckeye.remote.ledger import Ledger, PodEntry
 from buckeye.remote.providers.choose import open_provider
+from buckeye.remote.rental import rent_pod
 from tests.remote.landlord import KEY, Landlord, serve
 
 
@@ -47,7 +47,7 @@ def rent(**changes):
     request = RemoteRequest(gpus=GpuRequest(count=2, type="A100_80GB"), yes=True, **changes)
     with (
         open_provider("prime") as provider,
-        rented(
+        rent_pod(
             provider,
             request,
             run_id="ab12cd34",
@@ -59,12 +59,12 @@ def rent(**changes):
         return pod
 
 
-def change(name, **changes) -> Entry:
+def change(name, **changes) -> PodEntry:
     """Change an entry of the ledger."""
     return Ledger().write(dataclasses.replace(Ledger().read(name), **changes))
 
 
-def leave_behind(landlord) -> Entry:
+def leave_behind(landlord) -> PodEntry:
     """Rent a pod and leave it in the ledger as if its process had been killed."""
     pod = rent(keep=True)
     return change(pod.name, keep=False, outcome=None)
@@ -93,7 +93,7 @@ def test_a_pod_that_was_left_behind_is_shown_and_ended(landlord, run, wording):
 def test_pods_of_a_run_and_kept_ones_stay(landlord, run, wording):
     kept = rent(keep=True)
     other = leave_behind(landlord)
-    with Ledger().looked_after(other.name):
+    with Ledger().mark_supervised(other.name):
         assert run("gc", "--yes")[1] == wording
         shown = {pod["name"]: pod["care"] for pod in json.loads(run("list", "--json")[1])}
     assert shown == {kept.name: "kept", other.name: "run"}
@@ -119,7 +119,7 @@ def test_a_pod_that_is_gone_and_an_order_that_came_to_nothing_are_written_off(la
     landlord.vanish(entry.pod_id)
     name = "buckeye-00000000-0000"
     Ledger().write(
-        Entry(
+        PodEntry(
             name=name, run_id="0" * 8, provider="prime", gpus="1xH100", price_per_hour=9, ordered=time.time()
         )
     )

@@ -12,7 +12,7 @@ from buckeye.errors import AccountError, OfferRefusedError, RemoteError, UsageEr
 from buckeye.remote.base import Clock, GpuRequest, Offer, PodSpec, SshTarget
 from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.providers.prime_account import PrimeAccount, prime_account
-from buckeye.remote.providers.prime_rows import status_of
+from buckeye.remote.providers.prime_rows import parse_status
 from tests.remote.landlord import KEY, FakeTime, Landlord, amount, row
 
 TWO_A100 = GpuRequest(count=2, type="A100_80GB")
@@ -298,7 +298,7 @@ def test_a_pod_that_is_missing_in_the_short_answer_is_asked_about(house):
     ],
 )
 def test_every_form_of_an_address(connection, targets):
-    status = status_of({"status": "ACTIVE", "sshConnection": connection, "installationStatus": "FINISHED"})
+    status = parse_status({"status": "ACTIVE", "sshConnection": connection, "installationStatus": "FINISHED"})
     assert list(map(str, status.ssh)) == targets
     assert status.state == ("ready" if targets else "starting")
 
@@ -308,7 +308,7 @@ def test_an_address_from_the_mapping_of_ports():
         {"internal": "8888", "external": "*", "usedBy": "JUPYTER"},
         {"internal": "22", "external": 30022},
     ]
-    status = status_of({"status": "ACTIVE", "ip": ["1.2.3.4"], "primePortMapping": mapping})
+    status = parse_status({"status": "ACTIVE", "ip": ["1.2.3.4"], "primePortMapping": mapping})
     assert list(map(str, status.ssh)) == ["root@1.2.3.4:30022"]
 
 
@@ -326,7 +326,7 @@ def test_an_address_from_the_mapping_of_ports():
     ],
 )
 def test_states(given, state):
-    assert status_of(given).state == state
+    assert parse_status(given).state == state
 
 
 json_values = st.recursive(
@@ -339,7 +339,7 @@ json_values = st.recursive(
 @given(connection=json_values, ip=json_values, mapping=json_values)
 def test_no_answer_makes_an_address_of_something_else(connection, ip, mapping):
     found = {"status": "ACTIVE", "sshConnection": connection, "ip": ip, "primePortMapping": mapping}
-    for target in status_of(found).ssh:
+    for target in parse_status(found).ssh:
         assert not target.host.startswith("-")
         assert 1 <= target.port <= 65535
 

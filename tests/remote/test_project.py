@@ -7,8 +7,8 @@ import pytest
 
 from buckeye.config.cluster import ClusterConfig
 from buckeye.errors import UsageError
-from buckeye.remote.launch import check_single_node
 from buckeye.remote.project import read_project
+from buckeye.remote.remote_run import check_single_node
 
 CONFIG = """
 output_dir = "{output}"
@@ -51,7 +51,7 @@ def test_files_that_are_named_travel_and_the_words_stay(project):
     found = read_project(project(), resume=False)
     assert found.arguments == ("@", "run.toml")
     assert set(found.manifest.files) == {".gitignore", "env.py", "run.toml", "tasks.json"}
-    assert found.output_there == "outputs/a"
+    assert found.remote_output_dir == "outputs/a"
 
 
 def test_a_folder_elsewhere_gets_another_name_there(project, tmp_path):

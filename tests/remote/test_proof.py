@@ -13,15 +13,15 @@ from buckeye.errors import UsageError
 from buckeye.inference.vllm.interpreter import SUPPORTED
 from buckeye.launch.preflight.check import failed, ok, skipped, warning
 from buckeye.mcp.tasks.dataset import write_dataset
-from buckeye.mcp.tasks.files import read_tasks
-from buckeye.remote import clean_start, proof
+from buckeye.mcp.tasks.task_files import read_tasks
+from buckeye.remote import clean_start, start_check
 from buckeye.remote.base import GpuRequest, RemoteRequest
-from buckeye.remote.clean_start import Start, checks, hide_others
+from buckeye.remote.clean_start import StartInputs, clean_start_checks, hide_other_packages
 from buckeye.remote.dry_run import describe
 from buckeye.remote.environments import NeededEnvironment
 from buckeye.remote.manifest import project_manifest
 from buckeye.remote.project import read_project
-from buckeye.remote.proof import lay_out, package_checks, prove
+from buckeye.remote.start_check import check_start, copy_project, package_checks
 from tests.remote.landlord import KEY, Landlord, serve
 from tests.run.conftest import ENVIRONMENT
 from tests.setup.recipe.rl_project import fill, task
@@ -69,7 +69,7 @@ def tasks(**changes):
 
 def found(*words, gpus=2, rented=True, only_here=()):
     """Return the failed checks of a start, as name -> line."""
-    start = Start(
+    start = StartInputs(
         arguments=["@", "run.toml", *words],
         requirements=[],
         gpus=gpus,
@@ -77,7 +77,7 @@ def found(*words, gpus=2, rented=True, only_here=()):
         wheels="",
         only_here=[str(path) for path in only_here],
     )
-    return {check.name: check.line for check in checks(start) if check.state == "failed"}
+    return {check.name: check.line for check in clean_start_checks(start) if check.state == "failed"}
 
 
 def without_model(wrong):
@@ -144,8 +144,10 @@ def test_what_servers_of_tasks_find(folder, server):
 
 def test_a_program_that_the_image_must_have_is_told(folder):
     tasks(mcp_config={"s": {"command": "no-such-program"}})
-    start = Start(arguments=["@", "run.toml"], requirements=[], gpus=2, rented=True, wheels="", only_here=[])
-    (line,) = [check.line for check in checks(start) if check.state == "skipped"]
+    start = StartInputs(
+        arguments=["@", "run.toml"], requirements=[], gpus=2, rented=True, wheels="", only_here=[]
+    )
+    (line,) = [check.line for check in clean_start_checks(start) if check.state == "skipped"]
     assert "no-such-program" in line
 
 
@@ -193,7 +195,7 @@ def test_only_what_will_be_there_can_be_imported(tmp_path, own_imports, monkeypa
     sys.path.append(str(tmp_path / "far"))
     for name in ("httpx", "anthropic", "editable", "json"):
         assert importlib.util.find_spec(name) is not None
-    hide_others(["httpx"], str(tmp_path / "wheels"))
+    hide_other_packages(["httpx"], str(tmp_path / "wheels"))
     for name in ("httpx", "anyio", "mine", "packed", "json", "buckeye"):
         assert importlib.util.find_spec(name) is not None, name
     for name in ("anthropic", "editable", "starlette"):
@@ -209,7 +211,7 @@ def test_a_clean_folder_has_what_is_sent_and_no_more(folder, tmp_path):
     (folder / "data.json").write_text("{}")
     (folder / "large.bin").write_bytes(bytes(2**20 + 1))
     (folder / "link").symlink_to("letters.py")
-    lay_out(project_manifest(folder), tmp_path / "there")
+    copy_project(project_manifest(folder), tmp_path / "there")
     there = tmp_path / "there"
     assert not (there / "data.json").exists()
     assert (there / "large.bin").stat().st_size == 2**20 + 1
@@ -223,7 +225,7 @@ UNSOLVED = "error: No solution found when resolving dependencies\n  cause: a is 
 def packages(monkeypatch, *answers, environments=(), backend="torch"):
     """Return the states of the checks and the requests to uv, if uv gives these answers in order."""
     asked, left = [], list(answers)
-    monkeypatch.setattr(proof, "_compile", lambda uv, *given: asked.append(given) or left.pop(0))
+    monkeypatch.setattr(start_check, "_compile", lambda uv, *given: asked.append(given) or left.pop(0))
     Path("run.toml").write_text(f'{Path("run.toml").read_text()}backend = "{backend}"\n')
     project = read_project(Path("run.toml"), resume=False)
     object.__setattr__(project, "environments", tuple(environments))
@@ -266,7 +268,7 @@ def test_the_vllm_that_the_machine_installs_is_looked_for(folder, monkeypatch, b
 
 
 def test_a_wheel_that_needs_a_build_is_not_looked_for(folder, monkeypatch):
-    unbuilt = NeededEnvironment(what="e-1.0-py3-none-any.whl", wheel=b"", beside=True)
+    unbuilt = NeededEnvironment(what="e-1.0-py3-none-any.whl", wheel=b"", in_buckeye_venv=True)
     states, asked = packages(monkeypatch, (0, ""), environments=[unbuilt])
     assert (states, len(asked)) == (["skipped"], 1)
     assert not any("file:" in line for line in asked[0][0])
@@ -274,7 +276,7 @@ def test_a_wheel_that_needs_a_build_is_not_looked_for(folder, monkeypatch):
 
 def test_a_dry_run_makes_the_proof_without_a_key_and_without_the_file(folder, monkeypatch):
     """The provider cannot be asked, and the tasks import a module that does not exist anywhere."""
-    monkeypatch.setattr(proof, "package_checks", lambda project: [skipped("packages", "no uv")])
+    monkeypatch.setattr(start_check, "package_checks", lambda project: [skipped("packages", "no uv")])
     (folder / "letters.py").write_text("import no_such_module\n")
     config = load_config(RLConfig, ["@", "run.toml"])
     text = (folder / "run.toml").read_text()
@@ -293,7 +295,7 @@ def test_packages_of_environments_are_looked_for_where_they_will_come_from(folde
     environments = [
         NeededEnvironment(what="someone/other@1.2"),
         NeededEnvironment(what="a_b-1.0-py3-none-any.whl", wheel=b"x", lock=b"c==1"),
-        NeededEnvironment(what="d-2.0-py3-none-any.whl", wheel=b"x", beside=True),
+        NeededEnvironment(what="d-2.0-py3-none-any.whl", wheel=b"x", in_buckeye_venv=True),
     ]
     states, asked = packages(monkeypatch, (0, ""), (0, ""), (0, ""), environments=environments)
     assert states == []
@@ -304,18 +306,20 @@ def test_packages_of_environments_are_looked_for_where_they_will_come_from(folde
 
 
 def test_without_uv_it_is_told_that_packages_are_not_proved(folder, monkeypatch):
-    monkeypatch.setattr(proof, "find_uv", lambda: None)
+    monkeypatch.setattr(start_check, "find_uv", lambda: None)
     (check,) = package_checks(read_project(Path("run.toml"), resume=False))
     assert check.state == "skipped"
 
 
 def test_all_reasons_are_in_one_message(folder, monkeypatch, refusal, wording):
     start = [ok("a", "fine"), failed("b", "is wrong", "change it"), warning("c", "is odd", "")]
-    monkeypatch.setattr(proof, "start_checks", lambda *given, **named: start)
-    monkeypatch.setattr(proof, "package_checks", lambda project: [failed("d", "x", ""), skipped("e", "y")])
+    monkeypatch.setattr(start_check, "start_checks", lambda *given, **named: start)
+    monkeypatch.setattr(
+        start_check, "package_checks", lambda project: [failed("d", "x", ""), skipped("e", "y")]
+    )
     told = []
     with refusal(UsageError):
-        prove(read_project(Path("run.toml"), resume=False), REQUEST, rents=True, tell=told.append)
+        check_start(read_project(Path("run.toml"), resume=False), REQUEST, is_rental=True, tell=told.append)
     assert told == wording
 
 
@@ -324,13 +328,13 @@ def test_a_host_of_the_user_may_have_what_the_project_lacks(folder, monkeypatch)
         failed("tasks of letters", "KeyError: 'MINE'", ""),
         failed("servers of the tasks", "not set: X", ""),
     ]
-    monkeypatch.setattr(proof, "start_checks", lambda *given, **named: start)
+    monkeypatch.setattr(start_check, "start_checks", lambda *given, **named: start)
     told = []
-    prove(read_project(Path("run.toml"), resume=False), REQUEST, rents=False, tell=told.append)
+    check_start(read_project(Path("run.toml"), resume=False), REQUEST, is_rental=False, tell=told.append)
     assert [text.partition(":")[0] for text in told[1:]] == ["warning", "warning"]
     start.append(failed("configuration", "is wrong", ""))
     with pytest.raises(UsageError):
-        prove(read_project(Path("run.toml"), resume=False), REQUEST, rents=False, tell=told.append)
+        check_start(read_project(Path("run.toml"), resume=False), REQUEST, is_rental=False, tell=told.append)
 
 
 @pytest.fixture

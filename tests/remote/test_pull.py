@@ -10,9 +10,9 @@ import pytest
 
 from buckeye.base.process import RunIdentity
 from buckeye.errors import RemoteError
-from buckeye.remote import pull
+from buckeye.remote import download
+from buckeye.remote.download import Mirror, parse_listing
 from buckeye.remote.pod.agent import Agent
-from buckeye.remote.pull import Mirror, listing
 from buckeye.transport.checkpoint import list_checkpoints, save_checkpoint, verify_checkpoint
 
 
@@ -40,7 +40,7 @@ class Run:
 
     def update(self, *, final=False):
         look, _ = self.agent.answer({"ask": "look"})
-        asyncio.run(self.mirror.update(listing(look["files"]), self.request, final=final))
+        asyncio.run(self.mirror.update(parse_listing(look["files"]), self.request, final=final))
 
     def checkpoint(self, step, attempt=1):
         def fill(folder):
@@ -81,7 +81,7 @@ def test_what_became_shorter_is_fetched_again(run):
 
 
 def test_a_large_file_comes_in_pieces(run, monkeypatch):
-    monkeypatch.setattr(pull, "PIECE", 10)
+    monkeypatch.setattr(download, "CHUNK_BYTES", 10)
     (run.there / "rollouts").mkdir()
     (run.there / "rollouts/a.json").write_bytes(bytes(range(25)))
     (run.there / "rollouts/a.jsonl").write_bytes(bytes(range(25)))
@@ -197,7 +197,7 @@ def test_what_trackers_write_comes_home(run):
 @pytest.mark.parametrize("file", [["../x", 1, 1, None], ["/x", 1, 1, None]])
 def test_a_listing_that_leads_out_of_the_run_is_refused(file):
     with pytest.raises(RemoteError, match="leads out"):
-        listing([["fine", 1, 1, None], file])
+        parse_listing([["fine", 1, 1, None], file])
 
 
 def test_only_the_last_weights_come_and_at_the_end(run):

@@ -7,8 +7,8 @@ import uuid
 import httpx
 import pytest
 
-from buckeye.base.faults import DONE, FAULTS
-from buckeye.transport.object_store import Store
+from buckeye.base.faults import FAULTS, FAULTS_DONE
+from buckeye.transport.object_store import CheckpointStore
 from tests.command import run_here
 from tests.ports import free_port
 from tests.remote.venvs import venv_with
@@ -91,10 +91,10 @@ def test_killed_in_an_upload_without_its_directory_it_ends_with_the_same_weights
     marks = runner.root / "marks"
     marks.mkdir()
     words = ("--ckpt.interval", 1, "--ckpt.keep", 1, "--ckpt.store", url)
-    runner.env |= {FAULTS: place, DONE: str(marks)}
+    runner.env |= {FAULTS: place, FAULTS_DONE: str(marks)}
     killed = runner.run(runner.rl("out", *words, steps=6, level=0))
     assert killed.returncode == -9, killed.stdout + killed.stderr
-    (committed,) = [info.step for info in Store(url).checkpoints()][-1:] or [0]
+    (committed,) = [info.step for info in CheckpointStore(url).list_checkpoints()][-1:] or [0]
     assert "a-secret-of-the-tests" not in _all_text(runner.root)
     shutil.rmtree(runner.root / "out")
     resume = ("--resume",) if committed else ()
@@ -102,9 +102,9 @@ def test_killed_in_an_upload_without_its_directory_it_ends_with_the_same_weights
     assert ("Going on from" in done.stdout) == bool(committed)
     weights = runner.root / "out" / "weights" / "step_6" / "model.safetensors"
     assert weights.read_bytes() == uninterrupted
-    (newest,) = Store(url).checkpoints()
+    (newest,) = CheckpointStore(url).list_checkpoints()
     assert newest.step == 6
-    names = {name.partition("/")[0] for name in Store(url)._objects()}
+    names = {name.partition("/")[0] for name in CheckpointStore(url)._objects()}
     assert names == {newest.path.name}
 
 
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_said_before_anything_is_started(runner, changes, place
 
 
 def test_uploads_in_parts_that_were_cut_off_are_ended_and_those_of_others_are_not(keys, url, tmp_path):
-    store = Store(url)
+    store = CheckpointStore(url)
     call, prefix = store._fs.call_s3, url.rpartition("/")[2]
     ours = f"{prefix}/step_2-attempt_1-abcdef012345/trainer/optimizer.safetensors"
     newer = f"{prefix}/step_4-attempt_9-abcdef012345/trainer/optimizer.safetensors"
@@ -149,7 +149,7 @@ def test_uploads_in_parts_that_were_cut_off_are_ended_and_those_of_others_are_no
     for name in (ours, *theirs):
         call("create_multipart_upload", Bucket=BUCKET, Key=name)
     store._fs.pipe_file(f"{BUCKET}/{prefix}/step_2-attempt_1-{'0' * 12}/COMMITTED", b"{}")
-    store.tidy(3, protected=())
+    store.prune(3, protected=())
     left = {each["Key"] for each in call("list_multipart_uploads", Bucket=BUCKET)["Uploads"]}
     assert left == set(theirs)
 

@@ -14,16 +14,16 @@ from typing import ClassVar
 import pytest
 
 from buckeye.errors import RemoteError
-from buckeye.remote import bootstrap, launch
+from buckeye.remote import bootstrap, remote_run
 from buckeye.remote.base import Clock, SshTarget
 from buckeye.remote.connection import LostConnectionError
 from buckeye.remote.ledger import Ledger
-from buckeye.remote.upload import Sent
+from buckeye.remote.upload import UploadCounts
 from tests.remote.landlord import KEY, FakeTime, Landlord, serve
 from tests.remote.test_project import CONFIG
 
 STEPS = ["Python", "Buckeye", "packages", "environment", "vLLM"]
-ALL_STEPS = [bootstrap.Step(title, "key", f"do {title}") for title in STEPS]
+ALL_STEPS = [bootstrap.SetupStep(title, "key", f"do {title}") for title in STEPS]
 SETUP = ["connect", *STEPS, "software", "home", "send", "prepare", "start"]
 WORDS = ("@", "run.toml", "--provider", "prime", "--gpus", "2xA100", "--yes")
 GO_ON = "buckeye rl @ run.toml --provider prime --gpus 2xA100_80GB --yes"
@@ -49,7 +49,7 @@ class FakeLink:
     def __init__(self, faults):
         self.target, self.faults = SshTarget(user="root", host="10.0.0.1"), faults
 
-    async def connect(self, *, patience):
+    async def connect(self, *, timeout):
         await self.faults.reach("connect")
 
     async def close(self):
@@ -78,17 +78,17 @@ def faults(tmp_path, monkeypatch):
     key.with_name("prime_key.pem.pub").write_text("ssh-ed25519 AAAA me\n")
     Path("env.py").write_text("")
     Path("run.toml").write_text(CONFIG.format(output="outputs/a", model="org/m", env="env.py", path="x"))
-    monkeypatch.setattr("buckeye.remote.pods.Clock", lambda: Clock(now=time.now, sleep=time.sleep))
-    monkeypatch.setattr(bootstrap, "steps", lambda environments, extras: ALL_STEPS)
-    monkeypatch.setattr(launch, "prove", lambda *given, **named: None)
-    monkeypatch.setattr(launch, "Link", lambda *given, **named: FakeLink(found))
-    monkeypatch.setattr(launch, "_CHECK_SECONDS", 0.01)
-    stage_of(monkeypatch, found, launch.jobs, "home_of", "home", "/root")
-    stage_of(monkeypatch, found, launch, "send_project", "send", Sent(1, 1, 0, 0))
-    stage_of(monkeypatch, found, launch.jobs, "prepare", "prepare", None)
-    stage_of(monkeypatch, found, launch.jobs, "start", "start", None)
-    stage_of(monkeypatch, found, launch._RemoteRun, "_follow", "follow", 0)
-    stage_of(monkeypatch, found, launch._RemoteRun, "_leave", "leave", None)
+    monkeypatch.setattr("buckeye.remote.rental.Clock", lambda: Clock(now=time.now, sleep=time.sleep))
+    monkeypatch.setattr(bootstrap, "setup_steps", lambda environments, extras: ALL_STEPS)
+    monkeypatch.setattr(remote_run, "check_start", lambda *given, **named: None)
+    monkeypatch.setattr(remote_run, "SshConnection", lambda *given, **named: FakeLink(found))
+    monkeypatch.setattr(remote_run, "_CHECK_SECONDS", 0.01)
+    stage_of(monkeypatch, found, remote_run.jobs, "remote_home", "home", "/root")
+    stage_of(monkeypatch, found, remote_run, "send_project", "send", UploadCounts(1, 1, 0, 0))
+    stage_of(monkeypatch, found, remote_run.jobs, "prepare", "prepare", None)
+    stage_of(monkeypatch, found, remote_run.jobs, "start", "start", None)
+    stage_of(monkeypatch, found, remote_run._RemoteRun, "_follow", "follow", 0)
+    stage_of(monkeypatch, found, remote_run._RemoteRun, "_leave", "leave", None)
     found.landlord = Landlord(now=time.now, active_after=0, ready_after=60)
     found.time = time
     with serve(found.landlord) as url:
@@ -209,7 +209,7 @@ def test_a_wait_that_is_interrupted(faults, run_rl, monkeypatch, number):
             faults.at = None
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("buckeye.remote.pods.Clock", lambda: Clock(now=faults.time.now, sleep=sleep))
+    monkeypatch.setattr("buckeye.remote.rental.Clock", lambda: Clock(now=faults.time.now, sleep=sleep))
     faults.at = "wait"
     code, _, err = run_rl(*WORDS)
     assert code == 130, err

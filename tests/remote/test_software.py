@@ -9,9 +9,9 @@ from packaging.requirements import Requirement
 from buckeye.base.distribution import requirements
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.launch.preflight.software import extras_of
+from buckeye.launch.preflight.software_checks import extras_of
 from buckeye.mcp.tasks.dataset import write_dataset
-from buckeye.mcp.tasks.files import read_tasks
+from buckeye.mcp.tasks.task_files import read_tasks
 from buckeye.remote.bootstrap import steps
 from buckeye.remote.software import code_files
 from tests.setup.recipe.rl_project import fill, task

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from buckeye.errors import RemoteError, UsageError
-from buckeye.remote.connection import private_key, public_key
+from buckeye.remote.connection import find_private_key, public_key
 
 needs_openssh = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs ssh-keygen (OpenSSH)")
 
@@ -23,26 +23,26 @@ def test_the_key_that_is_asked_for_goes_first(home):
     for name in ("asked", "account", ".ssh/prime_key.pem"):
         (home / name).parent.mkdir(exist_ok=True)
         (home / name).write_text("")
-    assert private_key(home / "asked", home / "account", home) == home / "asked"
-    assert private_key(None, home / "account", home) == home / "account"
-    assert private_key(None, None, home) == home / ".ssh" / "prime_key.pem"
+    assert find_private_key(home / "asked", home / "account", home) == home / "asked"
+    assert find_private_key(None, home / "account", home) == home / "account"
+    assert find_private_key(None, None, home) == home / ".ssh" / "prime_key.pem"
 
 
 @pytest.mark.parametrize("arguments", [("asked", None), (None, "account")])
 def test_a_key_that_is_named_and_not_there(home, arguments, refusal):
     asked, account = (home / name if name else None for name in arguments)
     with refusal(UsageError):
-        private_key(asked, account, home)
+        find_private_key(asked, account, home)
 
 
 @needs_openssh
 def test_without_any_key_one_is_made_once_for_this_user_only(home):
-    path = private_key(None, None, home / "buckeye")
+    path = find_private_key(None, None, home / "buckeye")
     assert path == home / "buckeye" / "ssh" / "id_ed25519"
     assert path.stat().st_mode & 0o077 == 0
     assert path.parent.stat().st_mode & 0o077 == 0
     content = path.read_bytes()
-    assert private_key(None, None, home / "buckeye").read_bytes() == content
+    assert find_private_key(None, None, home / "buckeye").read_bytes() == content
     kept = public_key(path)
     path.with_name("id_ed25519.pub").unlink()
     derived = public_key(path)
@@ -63,4 +63,4 @@ def test_a_key_under_a_passphrase_has_no_public_one_without_its_file(home):
 def test_without_openssh_a_key_must_be_named(home, monkeypatch):
     monkeypatch.setenv("PATH", str(home))
     with pytest.raises(RemoteError, match="--identity-file"):
-        private_key(None, None, home)
+        find_private_key(None, None, home)

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 import pytest
 
 from buckeye.errors import RemoteError
-from buckeye.remote import steer
-from buckeye.remote.steer import Notes, stop_remote
-from buckeye.run_files.directory import locked, refuse_used
-from buckeye.run_files.known_runs import JobThere, register
+from buckeye.remote import control
+from buckeye.remote.control import RemoteRunRecorder, stop_remote
+from buckeye.run_files.directory import check_unused, lock_directory
+from buckeye.run_files.known_runs import RemoteJob, register_run
 from tests.remote.laptop import Laptop, wait_for
 from tests.run.made_runs import made_run
 
@@ -30,7 +30,7 @@ def job_at(target, folder, **changes):
         "tmux": "tmux -L buckeye-ab12cd34 attach",
         "sent": (),
     }
-    return JobThere(**{**place, **changes})
+    return RemoteJob(**{**place, **changes})
 
 
 @pytest.fixture(autouse=True)
@@ -44,8 +44,8 @@ def notes(tmp_path):
     output = tmp_path / "outputs" / "far"
     output.mkdir(parents=True)
     told = []
-    made = Notes(output, "ab12cd34", told.append)
-    register(output, "ab12cd34")
+    made = RemoteRunRecorder(output, "ab12cd34", told.append)
+    register_run(output, "ab12cd34")
     made.tell("Waiting for the pod: PROVISIONING 40%")
     return made, output
 
@@ -61,19 +61,19 @@ def notes(tmp_path):
 def test_a_start_is_known_before_there_is_a_machine(notes, run_rl, held, changes, state, reason):
     made, output = notes
     made.update(**changes)
-    with locked(output) if held else nullcontext():
+    with lock_directory(output) if held else nullcontext():
         for word in ("far", "ab12", "outputs/far"):
             seen = json.loads(run_rl("status", word, "--json")[1])
             assert (seen["run_id"], seen["state"], seen["stale"]) == ("ab12cd34", state, False)
             assert seen["reason"].startswith(reason)
         assert state in run_rl("list")[1]
         assert reason in run_rl("status", "far")[1]
-    refuse_used(output, resume_command="")  # nothing has run, so the same command may be repeated
+    check_unused(output, resume_command="")  # nothing has run, so the same command may be repeated
 
 
 def test_a_machine_that_was_lost_is_no_running_run(tmp_path, run_rl):
     output = made_run(tmp_path / "far", state="running", host="pod-1")
-    made = Notes(output, "aaaa1111", lambda _: None)
+    made = RemoteRunRecorder(output, "aaaa1111", lambda _: None)
     made.update(state="running", job=job_at(NOWHERE, tmp_path))
     assert json.loads(run_rl("status", "far", "--json")[1])["state"] == "running"
     made.update(state="over", doing="Pod x is gone.")
@@ -82,8 +82,8 @@ def test_a_machine_that_was_lost_is_no_running_run(tmp_path, run_rl):
 
 
 def test_a_run_is_as_it_was_after_a_resume_that_came_to_nothing(tmp_path, run_rl):
-    made = Notes(made_run(tmp_path / "far", state="finished"), "aaaa1111", lambda _: None)
-    with locked(tmp_path / "far"):
+    made = RemoteRunRecorder(made_run(tmp_path / "far", state="finished"), "aaaa1111", lambda _: None)
+    with lock_directory(tmp_path / "far"):
         made.tell("Waiting for the pod")
         assert json.loads(run_rl("status", "far", "--json")[1])["state"] == "starting"
     made.update(state="over", doing="The price was not confirmed.")
@@ -92,9 +92,9 @@ def test_a_run_is_as_it_was_after_a_resume_that_came_to_nothing(tmp_path, run_rl
 
 
 def test_a_host_that_does_not_answer_is_told_within_seconds(tmp_path, monkeypatch, refusal, wording):
-    monkeypatch.setattr(steer, "_REACH_SECONDS", 0.5)
+    monkeypatch.setattr(control, "_REACH_SECONDS", 0.5)
     output = made_run(tmp_path / "far", state="running", host="pod-1")
-    Notes(output, "aaaa1111", lambda _: None).update(
+    RemoteRunRecorder(output, "aaaa1111", lambda _: None).update(
         state="running", job=job_at(NOWHERE, tmp_path, pod="buckeye-x")
     )
     told = []
@@ -106,13 +106,13 @@ def test_a_host_that_does_not_answer_is_told_within_seconds(tmp_path, monkeypatc
 WATCHER = """
 import signal, sys, time
 from pathlib import Path
-from buckeye.remote.steer import Notes
-from buckeye.run_files.directory import locked
+from buckeye.remote.control import RemoteRunRecorder
+from buckeye.run_files.directory import lock_directory
 
 signals = []
 signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
-with locked(Path("far")):
-    notes = Notes(Path("far"), "ab12cd34", lambda _: None)
+with lock_directory(Path("far")):
+    notes = RemoteRunRecorder(Path("far"), "ab12cd34", lambda _: None)
     notes.tell("running")
     while len(signals) < int(sys.argv[1]):
         time.sleep(0.02)

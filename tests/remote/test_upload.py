@@ -15,7 +15,7 @@ from buckeye.errors import UsageError
 from buckeye.remote import manifest as manifests
 from buckeye.remote.manifest import project_manifest
 from buckeye.remote.pod.receive import receive
-from buckeye.remote.upload import send_project, tar_pieces
+from buckeye.remote.upload import iter_tar, send_project
 from tests.places import ROOT
 
 
@@ -127,12 +127,12 @@ def test_a_second_time_only_what_has_changed_goes(tmp_path):
     (here / "run.sh").chmod(0o755)
     (here / "link").symlink_to("a")
     first = send(here, there)
-    assert (first.files, first.same, first.removed) == (5, 0, 0)
+    assert (first.files, first.unchanged, first.removed) == (5, 0, 0)
     tree(there, {"written/there": "by the run"})
     (here / "gone").unlink()
     (here / "b/c").write_text("new")
     second = send(here, there)
-    assert (second.files, second.same, second.removed) == (1, 3, 1)
+    assert (second.files, second.unchanged, second.removed) == (1, 3, 1)
     assert (there / "b/c").read_text() == "new"
     assert (there / "a").read_text() == "1" * 1000
     assert os.access(there / "run.sh", os.X_OK)
@@ -157,7 +157,7 @@ def test_any_names_and_contents_come_out_of_the_archive_as_they_went_in(tmp_path
         path = root / str(number)
         path.write_bytes(content)
         files[name] = path
-    archive = b"".join(tar_pieces(files))
+    archive = b"".join(iter_tar(files))
     with tarfile.open(fileobj=io.BytesIO(archive)) as read:
         assert [(m.name, read.extractfile(m).read()) for m in read] == [
             (name, content) for name, content in contents.items()
@@ -177,7 +177,7 @@ def test_a_file_below_a_link_that_leads_out_is_not_received(tmp_path):
     (tmp_path / "p/sub").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "f").write_text("1")
     sent = json.dumps({"files": {"sub/f": "0"}, "links": {}, "folders": []}).encode() + b"\n"
-    sent += b"".join(tar_pieces({"sub/f": tmp_path / "f"}))
+    sent += b"".join(iter_tar({"sub/f": tmp_path / "f"}))
     with pytest.raises(ValueError, match="leads out"):
         receive(tmp_path / "p", io.BytesIO(sent), io.BytesIO())
     assert list((tmp_path / "elsewhere").iterdir()) == []

@@ -9,9 +9,9 @@ import psutil
 from buckeye.base.process import RunIdentity
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
-from buckeye.launch.changed_settings import as_recorded
-from buckeye.run_files.known_runs import register
-from buckeye.run_files.record import ProcessRecord, RunRecord, birth_of, write_record
+from buckeye.launch.changed_settings import to_recorded_form
+from buckeye.run_files.known_runs import register_run
+from buckeye.run_files.record import ProcessRecord, RunRecord, birth_time, write_record
 from buckeye.transport.checkpoint import save_checkpoint
 
 STARTED = 1_700_000_000.0
@@ -45,7 +45,7 @@ def made_run(directory, *, run_id="aaaa1111", checkpoints=(), **changes):
     (directory / "configs").mkdir()
     (directory.parent / "run.toml").write_text("[trainer]\n[orchestrator]\n")
     config = load_config(RLConfig, ["--trainer", "--orchestrator", *_flags(record.arguments)])
-    (directory / "configs" / "rl.json").write_text(to_json(as_recorded(config)))
+    (directory / "configs" / "rl.json").write_text(to_json(to_recorded_form(config)))
     for step in checkpoints:
         save_checkpoint(
             directory / "checkpoints",
@@ -54,7 +54,7 @@ def made_run(directory, *, run_id="aaaa1111", checkpoints=(), **changes):
             orchestrator_state={"step": step},
             identity=RunIdentity(run_id=run_id, attempt=record.attempt),
         )
-    register(directory, run_id)
+    register_run(directory, run_id)
     return directory
 
 
@@ -70,7 +70,7 @@ def _flags(words):
 def recorded(process, title="rl", **changes):
     """Return the record of a process that a test started."""
     started = psutil.Process(process.pid).create_time()
-    known = {"title": title, "pid": process.pid, "started": started, "birth": birth_of(process.pid)}
+    known = {"title": title, "pid": process.pid, "started": started, "birth": birth_time(process.pid)}
     return ProcessRecord(**{**known, **changes})
 
 

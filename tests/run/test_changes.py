@@ -6,8 +6,8 @@ import pytest
 
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
-from buckeye.launch.changed_settings import as_recorded, changed_settings
-from buckeye.launch.resume import to_resume
+from buckeye.launch.changed_settings import changed_settings, to_recorded_form
+from buckeye.launch.resume import make_resume_args
 
 RUN = "--trainer --orchestrator --inference --output-dir out --clean"
 
@@ -18,16 +18,16 @@ def config(words):
 
 def record(directory, words):
     (directory / "configs").mkdir(parents=True)
-    (directory / "configs" / "rl.json").write_text(to_json(as_recorded(config(words))))
+    (directory / "configs" / "rl.json").write_text(to_json(to_recorded_form(config(words))))
 
 
 def test_a_model_here_is_recorded_by_its_absolute_path_and_one_on_the_hub_by_its_name(tmp_path, monkeypatch):
     (tmp_path / "models" / "base").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    kept = as_recorded(config("--model.name models/base"))
+    kept = to_recorded_form(config("--model.name models/base"))
     names = {part.model.name for part in (kept, kept.trainer, kept.orchestrator, kept.inference)}
     assert names == {str(tmp_path / "models" / "base")}
-    assert as_recorded(config("--model.name models/other")).trainer.model.name == "models/other"
+    assert to_recorded_form(config("--model.name models/other")).trainer.model.name == "models/other"
 
 
 def test_changes_are_named_one_by_one(tmp_path, wording):
@@ -59,4 +59,4 @@ def test_settings_that_an_earlier_version_did_not_have_are_no_change(tmp_path):
     ],
 )
 def test_the_words_that_continue_a_run(words, kept):
-    assert to_resume(words.split()) == [*kept.split(), "--resume"]
+    assert make_resume_args(words.split()) == [*kept.split(), "--resume"]

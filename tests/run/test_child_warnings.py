@@ -10,8 +10,8 @@ def line(process, level, text):
 def test_the_first_of_each_kind_is_shown_and_the_others_are_counted(tmp_path, wording):
     log = tmp_path / "run.log"
     log.write_text(line("trainer", "WARNING", "of an attempt before"))
-    warnings = ChildWarnings(log, own="rl")
-    assert warnings.new() == []
+    warnings = ChildWarnings(log, own_process="rl")
+    assert warnings.read_new() == []
     written = [
         line("orchestrator", "INFO", "Step 3 | Reward: 0.5"),
         line("orchestrator", "WARNING", "Step 3: groups dropped: 2 errored, the last with: [Errno 2]"),
@@ -24,38 +24,38 @@ def test_the_first_of_each_kind_is_shown_and_the_others_are_counted(tmp_path, wo
     ]
     with log.open("a") as file:
         file.write("".join(written) + "2026-01-02 03:04:06,000 [trainer] WARN")
-    assert warnings.new() == wording
-    assert warnings.unshown == 2
+    assert warnings.read_new() == wording
+    assert warnings.suppressed_count == 2
     with log.open("a") as file:
         file.write("ING Not whole before\n")
-    assert warnings.new() == wording
+    assert warnings.read_new() == wording
 
 
 def test_a_kind_is_shown_again_after_ten_minutes(tmp_path, monkeypatch):
     log, clock = tmp_path / "run.log", [0.0]
     monkeypatch.setattr("buckeye.launch.progress.time.monotonic", lambda: clock[0])
-    warnings = ChildWarnings(log, own="rl")
+    warnings = ChildWarnings(log, own_process="rl")
     shown = []
     for minute in range(25):
         clock[0] = 60.0 * minute
         with log.open("a") as file:
             file.write(line("trainer", "WARNING", f"step {minute}"))
-        shown += warnings.new()
+        shown += warnings.read_new()
     assert shown == [f"03:04:05 WARNING trainer: step {n}" for n in (0, 10, 20)]
-    assert warnings.unshown == 22
+    assert warnings.suppressed_count == 22
 
 
 def test_what_no_terminal_should_get_and_a_log_that_was_replaced(tmp_path, wording):
     log = tmp_path / "run.log"
-    warnings = ChildWarnings(log, own="rl")
+    warnings = ChildWarnings(log, own_process="rl")
     log.write_bytes(line("trainer", "ERROR", "red \x1b[31m" + 900 * "x").encode() + b"\xff\xfe\n")
-    (shown,) = warnings.new()
+    (shown,) = warnings.read_new()
     assert shown == wording
     assert len(shown) < 540
     log.write_text("")
-    assert warnings.new() == []
+    assert warnings.read_new() == []
     log.write_text(line("trainer", "WARNING", "after"))
-    assert warnings.new() == wording
+    assert warnings.read_new() == wording
     log.unlink()
     log.mkdir()
-    assert warnings.new() == []
+    assert warnings.read_new() == []

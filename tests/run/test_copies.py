@@ -11,8 +11,14 @@ import pytest
 
 from buckeye.errors import UsageError
 from buckeye.launch.resume import wait_for_leftovers
-from buckeye.run_files.known_runs import known_runs, register
-from buckeye.run_files.record import PLACE_VARIABLE, place_of, processes_left, read_record, write_record
+from buckeye.run_files.known_runs import known_runs, register_run
+from buckeye.run_files.record import (
+    DIRECTORY_ID_VARIABLE,
+    directory_id,
+    processes_left,
+    read_record,
+    write_record,
+)
 from buckeye.runs.status import run_status
 from buckeye.runs.stop import continuation, stop_run
 
@@ -28,9 +34,9 @@ def _a_state_of_its_own(tmp_path, monkeypatch):
 def going_on(tmp_path):
     """Running run with a launcher and a worker, which only its environment identifies."""
     made_run(tmp_path / "run", run_id="cafe0001")
-    place = place_of(tmp_path / "run")
+    place = directory_id(tmp_path / "run")
     words = [sys.executable, "-c", "import time; print(flush=True); time.sleep(100)"]
-    environment = {**os.environ, "BUCKEYE_RUN_ID": "cafe0001", PLACE_VARIABLE: place}
+    environment = {**os.environ, "BUCKEYE_RUN_ID": "cafe0001", DIRECTORY_ID_VARIABLE: place}
     worker = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE)
     launcher = subprocess.Popen(words, stdout=subprocess.PIPE)
     for process in (worker, launcher):
@@ -81,9 +87,9 @@ def test_a_copy_does_not_take_the_place_of_the_run_in_the_list(tmp_path):
     run = made_run(tmp_path / "run", run_id="cafe0001")
     shutil.copytree(run, tmp_path / "copy")
     for _ in range(2):
-        register(tmp_path / "copy", "cafe0001")
-        register(run, "cafe0001")
+        register_run(tmp_path / "copy", "cafe0001")
+        register_run(run, "cafe0001")
     assert {known.name for known in known_runs()[0]} == {"run", "copy"}
     run.rename(tmp_path / "renamed")
-    register(tmp_path / "renamed", "cafe0001")
+    register_run(tmp_path / "renamed", "cafe0001")
     assert {known.name for known in known_runs()[0]} == {"renamed", "copy"}

@@ -7,84 +7,84 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.config.supervision import SupervisionConfig
-from buckeye.launch.heartbeats import illness
-from buckeye.launch.restarts import Again, Budget, GiveUp
+from buckeye.launch.heartbeats import find_health_problem
+from buckeye.launch.restarts import GiveUp, Restart, RestartBudget
 
 LIMITS = SupervisionConfig(heartbeat_timeout=30, stall_timeout=100, start_timeout=200)
 
 
 def vitals(**changes):
-    known = {"started": 0.0, "heard": 1000.0, "progressed": 1000.0, "waits_on": None, "pulse": None}
+    known = {"started": 0.0, "last_heartbeat": 1000.0, "progressed": 1000.0, "waits_on": None, "pulse": None}
     return SimpleNamespace(**{**known, **changes})
 
 
 @pytest.mark.parametrize(
     ("known", "now", "expected"),
     [
-        (vitals(heard=None), 200, None),
-        (vitals(heard=None), 201, "not_started"),
+        (vitals(last_heartbeat=None), 200, None),
+        (vitals(last_heartbeat=None), 201, "not_started"),
         (vitals(), 1030, None),
         (vitals(), 1031, "silent"),
-        (vitals(heard=1090), 1100, None),
-        (vitals(heard=1090), 1101, "stalled"),
-        (vitals(heard=9990, waits_on="trainer"), 10000, None),  # a waiting process does not hang
-        (vitals(heard=9990, waits_on="disk"), 10000, None),
-        (vitals(heard=1090, waits_on="inference", pulse=1001), 1101, None),
-        (vitals(heard=1090, waits_on="inference", pulse=1000), 1101, "blocked"),
-        (vitals(heard=1000, waits_on="inference", pulse=1000), 1031, "silent"),
+        (vitals(last_heartbeat=1090), 1100, None),
+        (vitals(last_heartbeat=1090), 1101, "stalled"),
+        (vitals(last_heartbeat=9990, waits_on="trainer"), 10000, None),  # a waiting process does not hang
+        (vitals(last_heartbeat=9990, waits_on="disk"), 10000, None),
+        (vitals(last_heartbeat=1090, waits_on="inference", pulse=1001), 1101, None),
+        (vitals(last_heartbeat=1090, waits_on="inference", pulse=1000), 1101, "blocked"),
+        (vitals(last_heartbeat=1000, waits_on="inference", pulse=1000), 1031, "silent"),
     ],
 )
 def test_who_hangs(known, now, expected):
-    assert illness(known, LIMITS, now) == expected
+    assert find_health_problem(known, LIMITS, now) == expected
 
 
 def test_delays_double_and_the_budget_ends():
-    budget = Budget(most=3, window=100.0)
-    verdicts = [budget.after(now, cause=None, step=0) for now in (0, 1, 2, 3)]
-    assert verdicts[:3] == [Again(1.0, 1, 3), Again(2.0, 2, 3), Again(4.0, 3, 3)]
+    budget = RestartBudget(max_restarts=3, window=100.0)
+    verdicts = [budget.decide(now, cause=None, step=0) for now in (0, 1, 2, 3)]
+    assert verdicts[:3] == [Restart(1.0, 1, 3), Restart(2.0, 2, 3), Restart(4.0, 3, 3)]
     assert isinstance(verdicts[3], GiveUp)
     assert "3 times within" in verdicts[3].why
 
 
 def test_what_was_long_ago_is_forgotten_and_progress_gives_all_back():
-    budget = Budget(most=1, window=100.0)
-    assert isinstance(budget.after(0, cause=None, step=0), Again)
-    assert isinstance(budget.after(99, cause=None, step=0), GiveUp)
-    assert budget.after(100, cause=None, step=0) == Again(1.0, 1, 1)
+    budget = RestartBudget(max_restarts=1, window=100.0)
+    assert isinstance(budget.decide(0, cause=None, step=0), Restart)
+    assert isinstance(budget.decide(99, cause=None, step=0), GiveUp)
+    assert budget.decide(100, cause=None, step=0) == Restart(1.0, 1, 1)
     budget.refill()
-    assert budget.after(101, cause=None, step=0) == Again(1.0, 1, 1)
+    assert budget.decide(101, cause=None, step=0) == Restart(1.0, 1, 1)
 
 
 @pytest.mark.parametrize(
     ("errors", "last"),
     [
         ([("shape", 7), ("shape", 7)], GiveUp),
-        ([("shape", 7), ("shape", 8)], Again),
-        ([("shape", 7), ("other", 7)], Again),
-        ([("shape", 7), (None, 7), ("shape", 7)], Again),
-        ([("network", step) for step in (3, 4, 9, 10, 20)], Again),
+        ([("shape", 7), ("shape", 8)], Restart),
+        ([("shape", 7), ("other", 7)], Restart),
+        ([("shape", 7), (None, 7), ("shape", 7)], Restart),
+        ([("network", step) for step in (3, 4, 9, 10, 20)], Restart),
     ],
 )
 def test_the_same_error_at_the_same_step_is_deterministic(errors, last):
-    budget = Budget(most=50, window=100.0)
-    found = [type(budget.after(now, cause=cause, step=step)) for now, (cause, step) in enumerate(errors)]
-    assert found == [Again] * (len(errors) - 1) + [last]
+    budget = RestartBudget(max_restarts=50, window=100.0)
+    found = [type(budget.decide(now, cause=cause, step=step)) for now, (cause, step) in enumerate(errors)]
+    assert found == [Restart] * (len(errors) - 1) + [last]
 
 
 def test_the_same_error_at_every_step_is_no_progress():
-    budget = Budget(most=50, window=100.0)
+    budget = RestartBudget(max_restarts=50, window=100.0)
     for step in (3, 4):
-        assert isinstance(budget.after(step, cause="shape", step=step), Again)
+        assert isinstance(budget.decide(step, cause="shape", step=step), Restart)
         budget.refill()  # as after a checkpoint
-    assert isinstance(budget.after(5, cause="shape", step=5), GiveUp)
+    assert isinstance(budget.decide(5, cause="shape", step=5), GiveUp)
 
 
 @given(st.lists(st.floats(0, 50), max_size=40), st.integers(0, 5))
 def test_no_more_than_the_budget_within_any_window(gaps, most):
-    budget, now, granted = Budget(most=most, window=100.0), 0.0, []
+    budget, now, granted = RestartBudget(max_restarts=most, window=100.0), 0.0, []
     for gap in gaps:
         now += gap
-        if isinstance(budget.after(now, cause=None, step=0), Again):
+        if isinstance(budget.decide(now, cause=None, step=0), Restart):
             granted.append(now)
     for end in granted:
         assert sum(end - 100.0 < other <= end for other in granted) <= most

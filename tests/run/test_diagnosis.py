@@ -6,10 +6,10 @@ import time
 import pytest
 
 from buckeye.launch import why_it_ended as module
-from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
+from buckeye.launch.exit_reason import OomKills, describe_exit, explain_exit, find_reported_error
 from tests.run.conftest import role
 
-FEW = Memory(in_cgroup=2, on_machine=5)
+FEW = OomKills(in_cgroup=2, on_machine=5)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def ended(processes):
 
 
 def say(child, tmp_path, memory=FEW):
-    return diagnosis(child, child.returncode, memory, tmp_path)
+    return explain_exit(child, child.returncode, memory, tmp_path)
 
 
 def test_the_exit_code_and_the_last_lines(ended, tmp_path, wording):
@@ -41,15 +41,15 @@ def test_the_exit_code_and_the_last_lines(ended, tmp_path, wording):
 @pytest.mark.parametrize(
     "counts",
     [
-        Memory(in_cgroup=3, on_machine=6),
-        Memory(in_cgroup=2, on_machine=6),
-        Memory(in_cgroup=None, on_machine=None),
+        OomKills(in_cgroup=3, on_machine=6),
+        OomKills(in_cgroup=2, on_machine=6),
+        OomKills(in_cgroup=None, on_machine=None),
         FEW,
     ],
     ids=["of the cgroup", "of the machine", "unknown", "neither"],
 )
 def test_who_killed_it(ended, tmp_path, monkeypatch, counts, wording):
-    monkeypatch.setattr(module.Memory, "now", classmethod(lambda cls: counts))
+    monkeypatch.setattr(module.OomKills, "now", classmethod(lambda cls: counts))
     child = ended("import os; os.kill(os.getpid(), 9)")
     child.memory = 3_100_000_000
     assert say(child, tmp_path) == wording
@@ -57,13 +57,13 @@ def test_who_killed_it(ended, tmp_path, monkeypatch, counts, wording):
 
 def test_a_signal_without_a_name_is_told_by_its_number(ended, wording):
     child = ended("import os; os.kill(os.getpid(), 40)")
-    assert how_it_ended(child, child.returncode) == wording
+    assert describe_exit(child, child.returncode) == wording
 
 
 def test_what_the_launcher_killed_was_killed_by_nobody_else(ended, tmp_path, wording):
     child = ended("import time; time.sleep(60)", kill="gave no sign of life for 31 s")
     assert child.returncode == -signal.SIGKILL
-    assert how_it_ended(child, child.returncode) == wording
+    assert describe_exit(child, child.returncode) == wording
     assert "by someone" not in say(child, tmp_path)
 
 
@@ -84,7 +84,7 @@ def test_a_full_disk_is_named(ended, tmp_path, monkeypatch, wording):
 )
 def test_the_error_that_a_process_names(ended, code, expected):
     child = ended(code)
-    named = named_cause(child, child.returncode)
+    named = find_reported_error(child, child.returncode)
     assert named == (f"trainer: {expected}" if expected else None)
 
 
@@ -93,4 +93,4 @@ def test_the_last_word_counts_more_than_the_log(ended, wording):
     says += "heartbeat.failed('no batch', error='TransportError', final=False); "
     says += "raise SystemExit('error: other')"
     child = ended(says)
-    assert named_cause(child, child.returncode) == wording
+    assert find_reported_error(child, child.returncode) == wording

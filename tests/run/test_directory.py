@@ -12,12 +12,12 @@ import pytest
 from buckeye.errors import UsageError
 from buckeye.run_files.directory import (
     begin_attempt,
-    claimed,
+    check_unused,
+    claim_directory,
     clean,
     files_of_a_run,
-    locked,
-    put_aside,
-    refuse_used,
+    lock_directory,
+    move_unstarted_run,
 )
 from buckeye.run_files.record import RunRecord, write_record
 
@@ -29,7 +29,7 @@ def _no_run(monkeypatch):
 
 
 def _start(directory, work):
-    with claimed(directory, resumed=False, resume_command="sft --ckpt.resume-step -1"):
+    with claim_directory(directory, resumed=False, resume_command="sft --ckpt.resume-step -1"):
         (directory / "configs").mkdir(exist_ok=True)
         (directory / "configs" / "sft.json").write_text("{}")
         work()
@@ -75,8 +75,8 @@ def test_what_was_trained_or_may_be_is_not_written_over(tmp_path, left):
     left(tmp_path)
     before = tree(tmp_path)
     with pytest.raises(UsageError, match="already holds a run"):
-        refuse_used(tmp_path, resume_command="")
-    assert (put_aside(tmp_path), tree(tmp_path)) == (None, before)
+        check_unused(tmp_path, resume_command="")
+    assert (move_unstarted_run(tmp_path), tree(tmp_path)) == (None, before)
 
 
 def _record_of_launcher(**values):
@@ -127,9 +127,9 @@ def test_a_start_that_reached_no_step_is_put_aside_also_by_one_that_was_killed_a
 
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
         patch.setattr(Path, "rename", dying)
-        put_aside(tmp_path)
-    refuse_used(tmp_path, resume_command="")
-    put_aside(tmp_path)
+        move_unstarted_run(tmp_path)
+    check_unused(tmp_path, resume_command="")
+    move_unstarted_run(tmp_path)
     found = sorted(path.partition("earlier_starts/")[2].partition("/")[2] or path for path in tree(tmp_path))
     assert [name for name in before if not name.startswith("weights")] == found
     assert files_of_a_run(tmp_path) == []
@@ -142,7 +142,7 @@ def test_a_start_that_reached_no_step_is_put_aside_also_by_one_that_was_killed_a
 def test_files_of_others_beside_the_weights_of_an_unstarted_run_are_kept(tmp_path):
     unstarted(tmp_path)
     (tmp_path / "weights" / "mine.txt").write_text("mine")
-    aside = put_aside(tmp_path)
+    aside = move_unstarted_run(tmp_path)
     assert [path.name for path in (aside / "weights").iterdir()] == ["mine.txt"]
 
 
@@ -150,7 +150,7 @@ def test_what_a_start_needs_is_not_put_aside(tmp_path, refusal):
     unstarted(tmp_path)
     before = tree(tmp_path)
     with refusal(UsageError):
-        put_aside(tmp_path, needed=[tmp_path / "weights" / "step_0"])
+        move_unstarted_run(tmp_path, needed=[tmp_path / "weights" / "step_0"])
     assert tree(tmp_path) == before
 
 
@@ -185,15 +185,15 @@ def test_a_start_that_is_refused_leaves_nothing_behind(tmp_path, there):
     for name in there:
         output.mkdir(parents=True)
         (output / name).touch()
-    with pytest.raises(UsageError, match="no such model"), locked(output):
+    with pytest.raises(UsageError, match="no such model"), lock_directory(output):
         raise UsageError("no such model")
     assert sorted(path.name for path in tmp_path.rglob("*")) == (["outputs", "run", *there] if there else [])
 
 
 def test_the_lock_of_a_run_that_began_stays(tmp_path):
-    with locked(tmp_path / "run"):
+    with lock_directory(tmp_path / "run"):
         (tmp_path / "run" / "run.json").touch()
-    with locked(tmp_path / "run"):
+    with lock_directory(tmp_path / "run"):
         pass
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".lock", "run", "run.json"]
 
@@ -204,5 +204,5 @@ def test_a_file_system_without_locks_is_a_warning_and_no_other_run(tmp_path, mon
 
     monkeypatch.setattr("fcntl.flock", no_locks)
     monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
-    with locked(tmp_path):
+    with lock_directory(tmp_path):
         assert caplog.messages == wording

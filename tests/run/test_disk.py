@@ -43,9 +43,9 @@ def test_weights_and_checkpoints_are_as_large_as_the_model(tmp_path, tiny_model)
     ckpt = TrainerCheckpointConfig(interval=10, keep=3)
     estimate = estimate_disk(_config(tmp_path, max_steps=100, ckpt=ckpt), tiny_model)
     parameters, files = count_parameters(tiny_model), _small_files(tiny_model)
-    assert estimate.of("weights").size == 4 * (4 * parameters + files)
-    assert estimate.of("checkpoints").size == (3 + 1) * (12 * parameters + files)
-    assert estimate_disk(_config(tmp_path), None).of("weights").size is None
+    assert estimate.need_of("weights").size == 4 * (4 * parameters + files)
+    assert estimate.need_of("checkpoints").size == (3 + 1) * (12 * parameters + files)
+    assert estimate_disk(_config(tmp_path), None).need_of("weights").size is None
     assert estimate_disk(_config(tmp_path), None).total is None
 
 
@@ -66,7 +66,7 @@ def test_how_many_checkpoints_there_are_at_worst(
     ckpt = TrainerCheckpointConfig(interval=interval, keep=keep)
     estimate = estimate_disk(_config(tmp_path, max_steps=steps, ckpt=ckpt, eval=evaluation), tiny_model)
     one = 12 * count_parameters(tiny_model) + _small_files(tiny_model)
-    assert estimate.of("checkpoints").size == count * one
+    assert estimate.need_of("checkpoints").size == count * one
 
 
 def test_an_adapter_takes_what_its_matrices_take(tmp_path, tiny_model):
@@ -74,15 +74,15 @@ def test_an_adapter_takes_what_its_matrices_take(tmp_path, tiny_model):
     estimate = estimate_disk(_config(tmp_path, lora=lora), tiny_model)
     hidden, inner, layers = _shape(tiny_model)
     trained, files = layers * 2 * (hidden + inner) + hidden, _small_files(tiny_model)
-    assert estimate.of("weights").size == 4 * (4 * trained + files)
-    assert estimate.of("checkpoints").size == 12 * trained + files
+    assert estimate.need_of("weights").size == 4 * (4 * trained + files)
+    assert estimate.need_of("checkpoints").size == 12 * trained + files
 
 
 def test_an_optimizer_takes_what_it_remembers(tmp_path, tiny_model):
     parameters, files = count_parameters(tiny_model), _small_files(tiny_model)
 
     def size(optim):
-        return estimate_disk(_config(tmp_path, optim=optim), tiny_model).of("checkpoints").size - files
+        return estimate_disk(_config(tmp_path, optim=optim), tiny_model).need_of("checkpoints").size - files
 
     assert size(SGDConfig(momentum=0.0)) == 4 * parameters
     assert size(SGDConfig()) == 8 * parameters
@@ -92,9 +92,9 @@ def test_an_optimizer_takes_what_it_remembers(tmp_path, tiny_model):
 def test_text_is_bounded_by_tokens_and_by_what_is_kept(tmp_path):
     settings = {"batch_size": 10, "rollouts_per_example": 5, "seq_len": 100, "max_steps": 50}
     each = 100 * 12 + 400
-    assert estimate_disk(_config(tmp_path, **settings), None).of("rollouts").size == 50 * 10 * each
+    assert estimate_disk(_config(tmp_path, **settings), None).need_of("rollouts").size == 50 * 10 * each
     kept = _config(tmp_path, **settings, rollouts=RolloutsConfig(keep=4))
-    assert estimate_disk(kept, None).of("rollouts").size == 5 * 10 * each  # four, and one being written
+    assert estimate_disk(kept, None).need_of("rollouts").size == 5 * 10 * each  # four, and one being written
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def test_a_run_that_cannot_fit_is_refused_with_the_arithmetic(tmp_path, tiny_mod
     estimate = estimate_disk(config, tiny_model)
     refused = check_disk(config, estimate)
     assert (refused.state, "--disk.check false" in refused.do) == ("failed", True)
-    sure = sum(estimate.of(kind).size for kind in ("weights", "checkpoints"))
+    sure = sum(estimate.need_of(kind).size for kind in ("weights", "checkpoints"))
     free = 1_500_000 // 4096 * 4096
     first, *parts = refused.seen.splitlines()
     assert f"{(sure + 1000 - free) / 1e6:.1f} MB" in first
@@ -131,13 +131,13 @@ def test_what_a_resumed_run_has_already_is_not_needed_again(tmp_path, tiny_model
     assert check_disk(config, estimate).state == "ok"
     (disk / "checkpoints" / "step_1").mkdir(parents=True)
     checkpoints = disk / "checkpoints" / "step_1" / "x"
-    checkpoints.write_bytes(b"x" * estimate.of("checkpoints").size)
-    fill(disk, leave=estimate.of("weights").size + 150_000)  # and small files
+    checkpoints.write_bytes(b"x" * estimate.need_of("checkpoints").size)
+    fill(disk, leave=estimate.need_of("weights").size + 150_000)  # and small files
     assert check_disk(config, estimate).state == "ok"
     afresh = config.model_copy(update={"clean": True})
     assert check_disk(afresh, estimate).state == "ok"
     checkpoints.write_bytes(b"")
-    (disk / "ballast2").write_bytes(b"x" * estimate.of("checkpoints").size)
+    (disk / "ballast2").write_bytes(b"x" * estimate.need_of("checkpoints").size)
     assert check_disk(afresh, estimate).state == "failed"
 
 

@@ -18,11 +18,11 @@ from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
-from buckeye.launch.preflight.model import fetch_base
+from buckeye.launch.preflight.model import fetch_base_model
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.runs.checkpoint_facts import choose_checkpoint
 from buckeye.runs.export import ExportRequest, export_model
-from buckeye.trainer.output import release
+from buckeye.trainer.output import checkpoint_export
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.checkpoint import read_scores
 from tests.command import run_here
@@ -230,7 +230,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_remains(tuned, monkeypa
     (tuned / "exports" / "step_6").mkdir(parents=True)
     with refusal(UsageError):
         _export(tuned, step="last")
-    saved = release.save_model
+    saved = checkpoint_export.save_model
 
     def damaged(model, tokenizer, out, **how):
         saved(model, tokenizer, out, **how)
@@ -238,7 +238,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_remains(tuned, monkeypa
         tensors["model.norm.weight"] *= 2
         save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
-    monkeypatch.setattr(release, "save_model", damaged)
+    monkeypatch.setattr(checkpoint_export, "save_model", damaged)
     with pytest.raises(RunError):
         _export(tuned, step="last", output=tuned / "other")
     assert sorted(p.name for p in tuned.iterdir() if "other" in p.name) == []
@@ -314,7 +314,7 @@ def test_an_adapter_finds_its_base(adapted, tiny_model, tmp_path, monkeypatch, r
     exported, _ = _export(adapted, output=tmp_path / "of the hub")
     content = json.loads((exported.directory / "adapter_config.json").read_text())
     assert (content["base_model_name_or_path"], content["revision"]) == ("org/base", revision)
-    assert fetch_base(exported.directory) == folder / "snapshots" / revision
+    assert fetch_base_model(exported.directory) == folder / "snapshots" / revision
     weights = folder / "snapshots" / later / "model.safetensors"
     save_file({n: 2 * t for n, t in load_file(weights).items()}, weights, metadata={"format": "pt"})
     (folder / "refs" / "main").write_text(later)
@@ -342,11 +342,11 @@ def test_what_rounding_does_is_told_and_too_much_of_it_refused(adapted, tiny_mod
     monkeypatch.setattr("buckeye.trainer.model.adapter_files.base_digest", lambda name: None)
     _, said = _export(adapted, merge_lora=True)
     rounded = float(re.search(r"checkpoint (\S+) nats", said[-1])[1])
-    assert 1e-8 < rounded < release.MUCH
-    monkeypatch.setattr(release, "MUCH", rounded / 2)
+    assert 1e-8 < rounded < checkpoint_export.KL_WARNING_THRESHOLD
+    monkeypatch.setattr(checkpoint_export, "MUCH", rounded / 2)
     _, said = _export(adapted, merge_lora=True, output=tmp_path / "told")
     assert said[1].startswith("warning: ")
-    monkeypatch.setattr(release, "_ROUNDING_HALF", rounded / 2)
+    monkeypatch.setattr(checkpoint_export, "_ROUNDING_HALF", rounded / 2)
     with pytest.raises(RunError):
         _export(adapted, merge_lora=True, output=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()

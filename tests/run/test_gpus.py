@@ -3,7 +3,7 @@
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.launch.preflight.devices import Gpus, parse_gpus
+from buckeye.launch.preflight.devices import GpuSpec, parse_gpu_spec
 
 
 @pytest.mark.parametrize(
@@ -19,10 +19,10 @@ from buckeye.launch.preflight.devices import Gpus, parse_gpus
     ],
 )
 def test_gpus_are_written_as_a_number_and_a_type(text, count, kind, memory):
-    assert parse_gpus(text) == Gpus(count, kind, memory)
+    assert parse_gpu_spec(text) == GpuSpec(count, kind, memory)
 
 
 @pytest.mark.parametrize("text", ["4xH1000", "0xH100", "4x", "4xQQQ"])
 def test_what_is_no_gpu_is_answered_with_what_is(text, refusal):
     with refusal(UsageError):
-        parse_gpus(text)
+        parse_gpu_spec(text)

@@ -16,7 +16,7 @@ heartbeat.start()
 
 
 def start(processes, code):
-    processes.begin(RunIdentity(run_id="a", attempt=3))
+    processes.set_attempt(RunIdentity(run_id="a", attempt=3))
     return processes.start(role(HEARTBEATS + code))
 
 
@@ -62,16 +62,16 @@ time.sleep(60)
 
 def test_a_suspended_process_is_silent_and_one_that_wakes_is_heard(processes):
     child = start(processes, "time.sleep(60)")
-    listen(child, lambda: child.heartbeats.heard is not None)
+    listen(child, lambda: child.heartbeats.last_heartbeat is not None)
     child.process.signal(signal.SIGSTOP, session=False)
     time.sleep(1.2)  # let heartbeats in flight arrive
     child.heartbeats.read(time.monotonic())
-    heard = child.heartbeats.heard
+    heard = child.heartbeats.last_heartbeat
     time.sleep(1.5)
     child.heartbeats.read(time.monotonic())
-    assert child.heartbeats.heard == heard
+    assert child.heartbeats.last_heartbeat == heard
     child.process.signal(signal.SIGCONT, session=False)
-    listen(child, lambda: child.heartbeats.heard > heard)
+    listen(child, lambda: child.heartbeats.last_heartbeat > heard)
 
 
 def test_nobody_waits_for_a_launcher_that_does_not_listen(processes):
@@ -94,7 +94,7 @@ time.sleep(60)
 def test_stacks_are_written_on_request(processes):
     child = start(processes, "def hangs():\n    time.sleep(60)\nheartbeat.ready()\nhangs()")
     listen(child, lambda: child.heartbeats.ready)
-    processes.ask_for_stacks(child)
+    processes.request_stacks(child)
     wait_for(lambda: "in hangs" in child.stdout.read_text())
     assert child.running
 
@@ -129,7 +129,7 @@ subprocess.run([sys.executable, "-c", code], close_fds=False)
 
 def test_logs_are_in_the_folder_of_the_attempt_and_at_their_usual_place(processes, tmp_path):
     for attempt, code in ((3, "print('first')"), (4, "print('second')")):
-        processes.begin(RunIdentity(run_id="a", attempt=attempt))
+        processes.set_attempt(RunIdentity(run_id="a", attempt=attempt))
         processes.start(role(code)).process.wait()
     logs = tmp_path / "logs"
     assert (logs / "attempt_3" / "trainer.stdout").read_text() == "first\n"

@@ -7,7 +7,7 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError
-from buckeye.launch.resume import beginning
+from buckeye.launch.resume import find_run_origin
 from buckeye.run_files.directory import begin_attempt
 from buckeye.runs.status import newest_step
 from buckeye.transport.checkpoint import list_checkpoints
@@ -17,7 +17,7 @@ from .made_runs import made_run
 
 def resumed_at(run, *words):
     flags = ["--trainer", "--orchestrator", "--output-dir", str(run), *words]
-    step = beginning(load_config(RLConfig, flags)).step
+    step = find_run_origin(load_config(RLConfig, flags)).step
     if words == ("--resume",):
         assert step == newest_step(run)  # the step that `rl status` reports
     return step
@@ -50,6 +50,6 @@ def test_a_damaged_checkpoint_to_go_back_to_is_passed_over(run):
     (path,) = (info.path for info in list_checkpoints(run / "checkpoints") if info.step == 4)
     (path / "trainer" / "model.safetensors").write_bytes(b"x")
     words = ["--trainer", "--orchestrator", "--output-dir", str(run), "--resume"]
-    assert beginning(load_config(RLConfig, words)).step == 8
+    assert find_run_origin(load_config(RLConfig, words)).step == 8
     with pytest.raises(CheckpointError):
         resumed_at(run, "--ckpt.resume-step", "4")

@@ -6,14 +6,14 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.launch.plan import make_plan
 from buckeye.launch.preflight.devices import Machine
-from buckeye.launch.preflight.ports import held_ports
+from buckeye.launch.preflight.ports import reserved_ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}")
 
 
 def environments(*words, gpus=()):
     config = load_config(RLConfig, [*WORDS, *words])
-    with held_ports() as ports:
+    with reserved_ports() as ports:
         plan = make_plan(config, Machine(cores=8, gpus=gpus), model_path=None, ports=ports)
     return [role.env for kind in ("inference", "trainer") for role in plan.of_kind(kind)]
 

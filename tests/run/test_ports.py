@@ -9,7 +9,7 @@ import pytest
 
 from buckeye.base.storage import private_folder
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.preflight.ports import Ports, held_ports, is_free
+from buckeye.launch.preflight.ports import Ports, is_free, reserved_ports
 
 
 @pytest.fixture(autouse=True)
@@ -19,19 +19,19 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_no_port_is_given_twice_as_long_as_it_is_held(folder):
-    with held_ports() as one, held_ports() as other:
+    with reserved_ports() as one, reserved_ports() as other:
         ports = one.choose(20) + other.choose(20) + one.choose(5)
         assert len(set(ports)) == 45
         assert all(map(is_free, ports))
         with pytest.raises(UsageError, match=str(ports[0])):
-            other.take(ports[:1])
+            other.reserve(ports[:1])
     assert list(folder.iterdir()) == []
-    with held_ports() as later:
-        later.take(ports)
+    with reserved_ports() as later:
+        later.reserve(ports)
 
 
 def test_one_run_asks_for_ports_again_and_gets_others(monkeypatch):
-    with held_ports() as ports:
+    with reserved_ports() as ports:
         some = ports.choose(3)
         monkeypatch.setattr("buckeye.launch.preflight.ports._CHOICE", range(min(some), min(some) + 40))
         assert not set(some) & set(ports.choose(20))
@@ -45,10 +45,10 @@ def test_a_port_that_somebody_listens_on_is_refused():
         port = server.getsockname()[1]
         assert not is_free(port)
         with pytest.raises(UsageError, match=f"Port {port}"):
-            ports.take([port])
+            ports.reserve([port])
     ports.close()
-    with held_ports() as free:
-        free.take([port])
+    with reserved_ports() as free:
+        free.reserve([port])
 
 
 def test_a_port_is_free_again_when_its_holder_is_killed(folder):
@@ -59,24 +59,24 @@ def test_a_port_is_free_again_when_its_holder_is_killed(folder):
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     port = int(holder.stdout.readline())
-    with held_ports() as ports:
+    with reserved_ports() as ports:
         with pytest.raises(UsageError):
-            ports.take([port])
+            ports.reserve([port])
         holder.kill()
         holder.communicate()
-        ports.take([port])
+        ports.reserve([port])
     assert list(folder.iterdir()) == []
 
 
 def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path, monkeypatch, refusal):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with held_ports() as ports:
+    with reserved_ports() as ports:
         assert len(ports.choose(2)) == 2
     assert not (tmp_path / "gone").exists()
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with held_ports() as ports, refusal(RunError):
+    with reserved_ports() as ports, refusal(RunError):
         ports.choose(1)
 
 
@@ -97,7 +97,7 @@ def test_what_somebody_else_put_in_the_place_of_our_folder_is_not_followed(tmp_p
             pytest.skip("only root can make a folder of another user")
         ours.mkdir()
         os.chown(ours, 65534, 65534)
-    with pytest.raises(RunError, match="XDG_RUNTIME_DIR"), held_ports() as ports:
+    with pytest.raises(RunError, match="XDG_RUNTIME_DIR"), reserved_ports() as ports:
         ports.choose(1)
     assert len(list((theirs / "ports").iterdir())) == 100
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from buckeye import runs
 from buckeye.base.process import RunIdentity
-from buckeye.transport.batches import Batch, Sample, TrainedBatch, keep_trained
+from buckeye.transport.batches import Batch, Sample, TrainedBatch, archive_trained_batch
 
 ME = RunIdentity(run_id="read", attempt=1)
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "run-directory.md"
@@ -90,7 +90,7 @@ def made(tmp_path):
         trained = TrainedBatch(
             samples=computed, logprobs=np.arange(3 * len(computed), dtype=np.float32), record={"values": {}}
         )
-        keep_trained(run / "batches", run / "trained", batch, trained, identity=ME)
+        archive_trained_batch(run / "batches", run / "trained", batch, trained, identity=ME)
     write_lines(
         run / "metrics.jsonl",
         [{"time": 1.0, "process": "trainer", "step": step, "loss": 0.25, "name": "x"} for step in range(2)],

@@ -5,7 +5,7 @@ import pytest
 from buckeye.config.supervision import SupervisionConfig
 from buckeye.errors import RunError
 from buckeye.launch.restarts import Restarts
-from buckeye.transport.inference_servers import request_restart
+from buckeye.transport.restart_requests import request_restart
 from tests.run.conftest import role
 from tests.waiting import wait_for
 
@@ -19,7 +19,7 @@ def server(code, index=0):
 
 def tend_until(restarts, condition):
     def tended():
-        restarts.tend(0)
+        restarts.tick(0)
         return condition()
 
     wait_for(tended)
@@ -47,7 +47,7 @@ def test_a_server_is_ended_on_request_and_the_others_stay(processes, tmp_path):
     request_restart(tmp_path, "http://127.0.0.1:4000", "of an earlier attempt")
     first, second = (processes.start(server(SLEEP, index)) for index in range(2))
     restarts = Restarts(processes, tmp_path, LIMITS, first_delay=0.02)
-    restarts.tend(0)
+    restarts.tick(0)
     assert first.running
     request_restart(tmp_path, "http://127.0.0.1:4001", "it is silent")
     request_restart(tmp_path, "http://127.0.0.2:4000", "another machine")

@@ -10,7 +10,7 @@ from buckeye.base.process import RunIdentity
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.launch.resume import beginning
+from buckeye.launch.resume import find_run_origin
 from buckeye.runs.stop import continuation
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.batches import Batch, Sample, write_batch
@@ -94,8 +94,8 @@ def test_fewer_steps_than_were_done_are_refused(tmp_path, monkeypatch, refusal):
     run = made_run(tmp_path / "run", checkpoints=(4, 6))
     words = ["--trainer", "--orchestrator", "--output-dir", str(run), "--max-steps", "5"]
     with refusal(UsageError):
-        beginning(load_config(RLConfig, [*words, "--resume"]))
-    assert beginning(load_config(RLConfig, [*words, "--ckpt.resume-step", "4"])).step == 4
+        find_run_origin(load_config(RLConfig, [*words, "--resume"]))
+    assert find_run_origin(load_config(RLConfig, [*words, "--ckpt.resume-step", "4"])).step == 4
 
 
 def test_fine_tuning_refuses_it_too(runner, tiny_model):

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-from buckeye.monitor.metrics import HEAD
+from buckeye.monitor.metrics import RECORD_KEYS
 from tests.cli.printed_commands import follow
 from tests.run.conftest import processes_of
 from tests.waiting import wait_for
@@ -39,7 +39,9 @@ def test_a_run_leaves_what_the_guide_says(finished):
 @pytest.mark.e2e
 @pytest.mark.parametrize("process", ["trainer", "orchestrator", "checkpoint"])
 def test_every_metric_of_a_run_is_documented(finished, process):
-    names = {name for record in finished.metrics("out", process).values() for name in record} - set(HEAD)
+    names = {name for record in finished.metrics("out", process).values() for name in record} - set(
+        RECORD_KEYS
+    )
     assert names
     assert reference.unknown_metrics(process, names) == set()
 

@@ -11,7 +11,7 @@ import pytest
 
 from buckeye.cli.run_texts import run_list, status_text
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.waits import sentence, waits
+from buckeye.launch.waits import describe_wait, waits
 from buckeye.run_files.record import ProcessRecord, read_record
 from buckeye.runs.status import run_status
 from buckeye.runs.stop import stop_run
@@ -129,7 +129,7 @@ def test_who_waits_for_whom(tmp_path, wording):
     )
     run = made_run(tmp_path / "run", state="running", processes=processes)
     found = waits(read_record(run))
-    assert [sentence(wait, STARTED + 27) for wait in found] == wording
+    assert [describe_wait(wait, STARTED + 27) for wait in found] == wording
 
 
 @pytest.mark.parametrize(("age", "stale"), [(5, False), (7200, True)])

@@ -8,7 +8,7 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError
 from buckeye.launch.preflight.trainer_checks import reference_warnings, trainer_warnings
-from buckeye.transport.checkpoint.base_digest import BASE_KEY, base_digest
+from buckeye.transport.checkpoint.base_digest import BASE_DIGEST_KEY, base_digest
 
 LORA = "--trainer.model.experimental.lora.target-modules"
 
@@ -72,7 +72,7 @@ def test_an_adapter_to_start_from_belongs_to_the_model(tiny_model, tmp_path, mod
     if module is not None:
         digest = base_digest(str(tiny_model)) if base == "here" else base
         tensors = {f"base_model.model.{module}.lora_A.weight": np.zeros(shape, np.float32)}
-        metadata = None if digest is None else {BASE_KEY: digest}
+        metadata = None if digest is None else {BASE_DIGEST_KEY: digest}
         save_file(tensors, tmp_path / "adapter_model.safetensors", metadata=metadata)
     found = warned(f"--trainer.model.adapter {tmp_path} --model.name {tiny_model}", tiny_model)
     assert [said in line for line in found] == [True] * (said is not None), found

@@ -13,9 +13,9 @@ import pytest
 from buckeye.base import disk as disk_room
 from buckeye.base import storage
 from buckeye.base.disk import (
-    disk_is_full,
+    free_space_text,
+    is_disk_full,
     size_of,
-    what_is_free,
     write_when_room,
     write_when_room_async,
 )
@@ -156,7 +156,7 @@ def test_a_request_to_stop_ends_the_wait(disk, wording):
 
 def test_few_free_files_are_counted(tmp_path, wording):
     with small_disk(tmp_path / "few", size=1_000_000, files=20) as disk:
-        assert what_is_free(disk) == wording
+        assert free_space_text(disk) == wording
 
 
 def test_what_cannot_be_there_takes_no_room(tmp_path):
@@ -171,5 +171,5 @@ def test_a_library_that_meets_a_full_disk_is_understood(disk, refusal):
     fill(disk, leave=40_000)
     with refusal(Exception) as raised:
         save_file({"x": torch.zeros(100_000)}, disk / "x.safetensors")
-    assert disk_is_full(raised.value)
-    assert not disk_is_full(ValueError("No space left between the lines"))
+    assert is_disk_full(raised.value)
+    assert not is_disk_full(ValueError("No space left between the lines"))

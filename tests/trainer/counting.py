@@ -1,9 +1,9 @@
 """Count the forward passes of a policy's layers."""
 
-from buckeye.trainer.model.policy import Policy
+from buckeye.trainer.model.policy import PolicyNetwork
 
 
-def count_passes(policy: Policy) -> list[int]:
+def count_passes(policy: PolicyNetwork) -> list[int]:
     """Return live counts of each layer's forward passes from now on; recomputed activations count."""
     counts = [0] * len(policy.model.base_model.layers)
 

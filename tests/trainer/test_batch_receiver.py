@@ -105,7 +105,7 @@ def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):
     write_batch(tmp_path, _batch(step=5), identity=RunIdentity(run_id="other", attempt=1))
     monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
     with caplog.at_level("WARNING"):
-        _receiver(tmp_path).tell_foreign()
+        _receiver(tmp_path).warn_about_other_runs()
     assert "2 batches" in caplog.text
     assert "ignored: steps 3, 5" in caplog.text
     with pytest.raises(TransportError, match="No batch 3 arrived"):

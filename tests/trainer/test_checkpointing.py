@@ -13,17 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from buckeye.base.faults import DONE, FAULTS
+from buckeye.base.faults import FAULTS, FAULTS_DONE
 from buckeye.errors import CheckpointError
 from buckeye.monitor.metrics import read_metrics
 from buckeye.trainer.output import writer as output_module
-from buckeye.trainer.output.state import random_state, set_random_state
-from buckeye.trainer.output.writer import Background
+from buckeye.trainer.output.state import get_random_state, set_random_state
+from buckeye.trainer.output.writer import BackgroundThread
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.checkpoint import (
     list_checkpoints,
     resolve_checkpoint,
-    trainer_state,
+    trainer_state_directory,
     verify_checkpoint,
 )
 from tests.trainer.rl_runs import ME, put, records, warnings
@@ -44,7 +44,7 @@ def steps(run: Path) -> list[int]:
     return [info.step for info in list_checkpoints(run / "checkpoints")]
 
 
-def leftovers(run: Path) -> list[Path]:
+def find_leftovers(run: Path) -> list[Path]:
     return [path for name in ("checkpoints", "weights") for path in (run / name).glob(".*")]
 
 
@@ -61,7 +61,7 @@ def test_a_kill_leaves_the_old_checkpoint_or_the_new_one(tmp_path, train, tiny_m
     config = trainer_config(tiny_model, broken, max_steps=4, ckpt={"interval": 2})
     (tmp_path / "config.json").write_text(config.model_dump_json())
     fault = f"{point}=kill@{4 if point.startswith('weights') else 2}"  # while step 3 or 4 is written
-    environment = {**os.environ, FAULTS: fault, DONE: str(marks), "BUCKEYE_THREADS": "1"}
+    environment = {**os.environ, FAULTS: fault, FAULTS_DONE: str(marks), "BUCKEYE_THREADS": "1"}
     command = [sys.executable, str(SCRIPT), str(tmp_path / "config.json")]
     killed = subprocess.run(command, env=environment, check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -74,7 +74,7 @@ def test_a_kill_leaves_the_old_checkpoint_or_the_new_one(tmp_path, train, tiny_m
     final = load_file(broken / "weights" / "step_4" / "model.safetensors")
     expected = load_file(straight / "weights" / "step_4" / "model.safetensors")
     assert all(torch.equal(final[name], tensor) for name, tensor in expected.items())
-    assert leftovers(broken) == []
+    assert find_leftovers(broken) == []
 
 
 def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, train, batches, monkeypatch):
@@ -98,7 +98,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, train, batches
     train(tmp_path, batches[:3], ckpt={"interval": 1})
     assert steps(tmp_path) == [1, 2, 3]
     for step in (1, 2, 3):
-        state = trainer_state(resolve_checkpoint(tmp_path / "checkpoints", step))
+        state = trainer_state_directory(resolve_checkpoint(tmp_path / "checkpoints", step))
         kept = load_file(state / "model" / "model.safetensors")
         published = load_file(tmp_path / "weights" / f"step_{step}" / "model.safetensors")
         assert all(torch.equal(kept[name], tensor) for name, tensor in published.items())
@@ -121,7 +121,7 @@ def test_an_error_of_the_writer_ends_the_trainer(tmp_path, tiny_model, batches, 
         run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4, ckpt={"interval": 1}))
     assert len(records(tmp_path)) < 4  # records are also written before the end
     assert steps(tmp_path) == []
-    assert leftovers(tmp_path) == []
+    assert find_leftovers(tmp_path) == []
 
 
 def test_work_in_the_background_is_awaited_and_its_error_is_raised_once():
@@ -129,7 +129,7 @@ def test_work_in_the_background_is_awaited_and_its_error_is_raised_once():
         raise ValueError("no")
 
     done: list[int] = []
-    background = Background()
+    background = BackgroundThread()
     background.start("one", lambda: done.append(1))
     background.start("two", fail)
     assert done == [1]
@@ -183,7 +183,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
 
 def test_the_generator_of_random_numbers_continues():
     device = torch.device("cpu")
-    state = random_state(device)
+    state = get_random_state(device)
     expected = torch.rand(3)
     set_random_state(state, device)
     assert torch.equal(torch.rand(3), expected)

@@ -111,4 +111,4 @@ def test_the_attention_of_a_machine_has_a_name(monkeypatch, gpu, flash, words):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(attention, "flash_available", lambda device: flash)
-    assert attention.attention_here().startswith(words)
+    assert attention.detect_attention().startswith(words)

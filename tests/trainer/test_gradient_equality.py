@@ -17,7 +17,7 @@ from buckeye.trainer.losses import LossInputs, total_loss
 from buckeye.trainer.losses.policy_gradient import LOSS_TYPES
 from buckeye.trainer.model import logprobs as head
 from buckeye.trainer.model.attention import PACKED_ATTENTION
-from buckeye.trainer.model.policy import Policy, PolicyModule
+from buckeye.trainer.model.policy import PolicyModule, PolicyNetwork
 from buckeye.trainer.model.rms_norm import RMSNorm, replace_norms
 from tests.trainer.conftest import SHAPE
 
@@ -64,7 +64,7 @@ def models(request):
         for child, norm in module.named_children():
             if isinstance(norm, RMSNorm):
                 setattr(module, child, _PlainNorm(norm.weight, norm.epsilon))
-    return plain, Policy(PolicyModule(packed, compute_dtype=torch.float64, flash=False), CPU)
+    return plain, PolicyNetwork(PolicyModule(packed, compute_dtype=torch.float64, flash=False), CPU)
 
 
 @st.composite

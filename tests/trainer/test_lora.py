@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from buckeye.config.trainer import ExperimentalConfig, LoRAConfig
 from buckeye.errors import CheckpointError, UsageError
-from buckeye.monitor.metrics import read_run
+from buckeye.monitor.metrics import read_run_metrics
 from buckeye.trainer.data.packing import pack_micro_batch
 from buckeye.trainer.model.adapter_files import load_adapter, merge_adapter, save_adapter
 from buckeye.trainer.model.lora import add_adapter, without_adapter
 from buckeye.trainer.model.policy import load_policy
-from buckeye.trainer.output.served_weights import greedy_canary
+from buckeye.trainer.output.weight_rounding import make_canary
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.checkpoint import resolve_checkpoint
 from buckeye.transport.weights import verify_weights
@@ -154,7 +154,7 @@ def test_recomputed_activations_give_the_same_gradients(tiny_model):
 def test_the_canary_does_not_see_dropout(tiny_model):
     policy = adapted(tiny_model, dropout=0.5)
     assert not torch.equal(logprobs(policy), logprobs(policy))
-    assert greedy_canary(policy) == greedy_canary(policy)
+    assert make_canary(policy) == make_canary(policy)
     assert not torch.equal(logprobs(policy), logprobs(policy))
 
 
@@ -288,7 +288,7 @@ def test_the_published_canary_is_that_of_the_merged_model(tmp_path, tiny_model, 
     _train(tiny_model, tmp_path, max_steps=1)
     published = tmp_path / "weights" / "step_1"
     merge_adapter(str(tiny_model), published, tmp_path / "merged")
-    found = greedy_canary(load_policy(str(tmp_path / "merged"), CPU))
+    found = make_canary(load_policy(str(tmp_path / "merged"), CPU))
     canary = verify_weights(published).canary
     assert found.token_ids == canary.token_ids
     assert found.logprobs == pytest.approx(canary.logprobs, abs=logprob_error(layers=2, width=48))
@@ -306,7 +306,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, tiny_model, batches
     one, two = _adapter(straight, 4), _adapter(broken, 4)
     for name in one:
         assert torch.equal(one[name], two[name]), name
-    losses = [read_run(run / "metrics.jsonl").of("trainer") for run in (straight, broken)]
+    losses = [read_run_metrics(run / "metrics.jsonl").of("trainer") for run in (straight, broken)]
     assert [r["loss"] for r in losses[0].values()] == [r["loss"] for r in losses[1].values()]
 
 

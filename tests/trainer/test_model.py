@@ -116,7 +116,7 @@ def test_the_head_sums_in_float32(tiny_model):
     row = _group(CPU)
     temperatures = torch.ones(len(row.targets))
     expected = policy.token_logprobs(row, temperatures)
-    with policy.computing():
+    with policy.cast_weights():
         found = policy.token_logprobs(row, temperatures)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == torch.float32
@@ -129,7 +129,7 @@ def test_weights_are_cast_anew_after_a_step(tiny_model):
     ones = torch.ones(len(row.targets))
     outputs = []
     for _ in range(2):
-        with policy.computing(), torch.no_grad():
+        with policy.cast_weights(), torch.no_grad():
             outputs.append([policy.token_logprobs(row, ones)[0] for _ in range(2)])
         with torch.no_grad():
             for parameter in policy.trainable.values():

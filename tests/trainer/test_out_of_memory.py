@@ -56,7 +56,7 @@ def fault(tmp_path, monkeypatch):
         marks = tmp_path / "marks"
         marks.mkdir(exist_ok=True)
         monkeypatch.setenv(faults.FAULTS, entries)
-        monkeypatch.setenv(faults.DONE, str(marks))
+        monkeypatch.setenv(faults.FAULTS_DONE, str(marks))
         monkeypatch.setattr(faults, "_passages", Counter())
 
     return set_up
@@ -157,7 +157,7 @@ def test_ranks_with_whole_models_try_again_together(tmp_path, tiny_model, batche
     put(run, batches)
     (run / "config.json").write_text(_config(tiny_model, run).model_dump_json())
     (tmp_path / "marks").mkdir()
-    failing = {faults.FAULTS: "trainer.oom=oom", faults.DONE: str(tmp_path / "marks")}
+    failing = {faults.FAULTS: "trainer.oom=oom", faults.FAULTS_DONE: str(tmp_path / "marks")}
     launch(2, str(SCRIPT), str(run / "config.json"), last_rank=failing)
     _assert_same_training(run, undisturbed)
     assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(run)] == [(LENGTH, 1)] * STEPS

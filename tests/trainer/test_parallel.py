@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen3Config
 
-from buckeye.base.faults import DONE, FAULTS
+from buckeye.base.faults import FAULTS, FAULTS_DONE
 from buckeye.base.process import RunIdentity
 from buckeye.config.trainer import ModelConfig
 from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import fetch_model
-from buckeye.monitor.metrics import read_run
-from buckeye.trainer.output.release import Passages, write_model
+from buckeye.monitor.metrics import read_run_metrics
+from buckeye.trainer.output.checkpoint_export import Passages, write_model
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY
 from buckeye.trainer.parallel.shards import load_shards
 from buckeye.trainer.rl import run_trainer
@@ -25,7 +25,7 @@ from buckeye.transport.batches import Batch, Sample, write_batch
 from buckeye.transport.checkpoint import (
     list_checkpoints,
     resolve_checkpoint,
-    trainer_state,
+    trainer_state_directory,
     verify_checkpoint,
 )
 from tests.trainer.ranks import SCRIPT, launch
@@ -100,7 +100,7 @@ def weights(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
 
 def stored(run: Path, part: str, step: int = STEPS) -> dict[str, torch.Tensor]:
     """Return the complete tensors of the `model` or the `optimizer` of a checkpoint."""
-    state = trainer_state(resolve_checkpoint(run / "checkpoints", step))
+    state = trainer_state_directory(resolve_checkpoint(run / "checkpoints", step))
     if part == "optimizer" and has_shards(state):
         return load_shards(state / OPTIMIZER_DIRECTORY, lambda name: None)
     paths = {"optimizer": "optimizer.safetensors", "model": "model/model.safetensors"}
@@ -116,7 +116,7 @@ def optimizer(run: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
 
 
 def records(run: Path, process: str = "trainer"):
-    return list(read_run(run / "metrics.jsonl").of(process).values())
+    return list(read_run_metrics(run / "metrics.jsonl").of(process).values())
 
 
 def assert_same_run(one: Path, other: Path, *, tolerance: float = 1e-4, process: str = "trainer") -> None:
@@ -144,14 +144,15 @@ def test_two_shards_equal_one_rank(tmp_path, tiny_model, batches):
     assert_same_run(tmp_path / "one", two)
     info = resolve_checkpoint(two / "checkpoints", STEPS)
     assert sum(path.stat().st_size for path in info.path.rglob("*.safetensors")) < 2e6  # nothing twice
-    directory = fetch_model(str(trainer_state(info) / "model"))  # chat, evals and others load this
+    directory = fetch_model(str(trainer_state_directory(info) / "model"))  # chat, evals and others load this
     verify_checkpoint(info)
     loaded = AutoModelForCausalLM.from_pretrained(directory).state_dict()
     assert all(torch.equal(loaded[name], tensor) for name, tensor in weights(two).items())
     assert AutoTokenizer.from_pretrained(directory).chat_template
     (two / "exported").mkdir()
     assert (
-        write_model(trainer_state(info), two / "exported", dtype=None, passages=Passages()).dtype == "float32"
+        write_model(trainer_state_directory(info), two / "exported", dtype=None, passages=Passages()).dtype
+        == "float32"
     )
 
 
@@ -161,7 +162,7 @@ def test_a_rank_that_is_killed_in_a_checkpoint(tmp_path, tiny_model, batches, mo
     straight, broken, marks = tmp_path / "straight", tmp_path / "broken", tmp_path / "marks"
     marks.mkdir()
     train(tiny_model, straight, batches)
-    monkeypatch.setenv(DONE, str(marks))
+    monkeypatch.setenv(FAULTS_DONE, str(marks))
     monkeypatch.setenv(FAULTS, "checkpoint.captured=kill@2")  # once in the run, at the first rank there
     with pytest.raises(AssertionError):
         train(tiny_model, broken, batches, ranks=2, division=FSDP, ckpt={"interval": 1})
@@ -231,7 +232,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
             max_steps=step + 1,
             ckpt={"resume_step": -1} if step else None,
         )
-        state = trainer_state(resolve_checkpoint(moved / "checkpoints", step + 1))
+        state = trainer_state_directory(resolve_checkpoint(moved / "checkpoints", step + 1))
         assert has_shards(state) == (division != WHOLE)
         if step:
             began, ended = weights(moved, step), stored(moved, "model", step)

@@ -9,8 +9,8 @@ from buckeye.config.trainer import LoRAConfig
 from buckeye.trainer.model import policy as model
 from buckeye.trainer.model.adapter_files import save_adapter
 from buckeye.trainer.model.lora import add_adapter
-from buckeye.trainer.output.export import read_tokenizer_files
-from buckeye.trainer.output.release import Passages, write_model
+from buckeye.trainer.output.checkpoint_export import Passages, write_model
+from buckeye.trainer.output.hf_directory import read_tokenizer_files
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])

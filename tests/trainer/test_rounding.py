@@ -12,13 +12,13 @@ from safetensors.torch import load_file
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.trainer.learner import Learner
-from buckeye.trainer.output.served_weights import stochastic_bfloat16, stored_as
+from buckeye.trainer.output.weight_rounding import round_stochastically, round_tensors
 from buckeye.trainer.rl import RLTrainer
 from buckeye.transport.weights import read_weights_manifest
 
 
 def rounded(values, seed=0):
-    return stochastic_bfloat16(torch.tensor(values), torch.Generator().manual_seed(seed))
+    return round_stochastically(torch.tensor(values), torch.Generator().manual_seed(seed))
 
 
 @given(st.floats(width=32), st.integers(0, 2**32))
@@ -51,9 +51,9 @@ def test_the_mean_is_the_value_itself():
 def test_what_is_drawn_depends_on_the_seed_and_the_name_alone():
     x = torch.randn(64, 64)
     tensors = {"a": x, "b": x.clone(), "tied": x}
-    once = stored_as(tensors, torch.bfloat16, stochastic=True, seed=3)
-    again = stored_as({"a": x + 0}, torch.bfloat16, stochastic=True, seed=3)
-    other = stored_as({"a": x + 0}, torch.bfloat16, stochastic=True, seed=4)
+    once = round_tensors(tensors, torch.bfloat16, stochastic=True, seed=3)
+    again = round_tensors({"a": x + 0}, torch.bfloat16, stochastic=True, seed=3)
+    other = round_tensors({"a": x + 0}, torch.bfloat16, stochastic=True, seed=4)
     assert torch.equal(once["a"], again["a"])
     assert once["tied"] is once["a"]
     assert not torch.equal(once["a"], once["b"])
@@ -62,8 +62,8 @@ def test_what_is_drawn_depends_on_the_seed_and_the_name_alone():
 
 def test_a_weight_that_float16_cannot_hold_is_no_infinity(refusal):
     with refusal(RunError):
-        stored_as({"w": torch.tensor([1.0, -7e4])}, torch.float16, stochastic=False, seed=0)
-    kept = stored_as({"w": torch.tensor([1.0, math.inf])}, torch.float16, stochastic=False, seed=0)
+        round_tensors({"w": torch.tensor([1.0, -7e4])}, torch.float16, stochastic=False, seed=0)
+    kept = round_tensors({"w": torch.tensor([1.0, math.inf])}, torch.float16, stochastic=False, seed=0)
     assert kept["w"].tolist() == [1.0, math.inf]
 
 

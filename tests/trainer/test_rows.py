@@ -29,7 +29,7 @@ def test_a_shared_prefix_is_there_once():
 
 
 def test_without_sharing_every_sample_is_whole():
-    row = _row([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7]], 4, share=False)
+    row = _row([[1, 2, 3, 4, 5], [1, 2, 3, 4, 6, 7]], 4, share_prefixes=False)
     assert row.token_ids.tolist() == [1, 2, 3, 4, 6, 7, 1, 2, 3, 4, 5]
     assert row.sources.tolist() == [9, 3, 4]
 

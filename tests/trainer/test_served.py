@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from buckeye.trainer.model.policy import load_policy
-from buckeye.trainer.output.served_weights import ServedWeights, stored_as
+from buckeye.trainer.output.weight_rounding import RoundingMonitor, round_tensors
 from buckeye.transport.batches import Sample
 
 from .rl_runs import records
@@ -21,7 +21,7 @@ def nearest(name, values):
 
 
 def stochastic(name, values):
-    return stored_as({name: values}, torch.bfloat16, stochastic=True, seed=1)[name]
+    return round_tensors({name: values}, torch.bfloat16, stochastic=True, seed=1)[name]
 
 
 def sample(*ids):
@@ -53,7 +53,7 @@ def scale(policy, factor):
 
 
 def test_weights_that_have_not_moved_are_the_same(policy):
-    served = ServedWeights(policy, nearest, interval=5)
+    served = RoundingMonitor(policy, nearest, interval=5)
     assert served.measure([sample(5, 6, 7)]) == {
         "weights/changed_share": 0.0,
         "weights/served_kl": pytest.approx(0.0, abs=1e-9),
@@ -64,7 +64,7 @@ def test_a_change_of_a_tenth_of_a_last_place_does_not_arrive_and_stochastically_
     found = {}
     for store in (nearest, stochastic):
         trained = copy.deepcopy(policy)
-        served = ServedWeights(trained, store, interval=5)
+        served = RoundingMonitor(trained, store, interval=5)
         scale(trained, 1 + 2**-8 / 10)
         found[store] = served.measure([])
     assert found[nearest] == {"weights/changed_share": 0.0, "weights/arrived_share": 0.0}
@@ -89,7 +89,7 @@ def test_the_divergence_is_that_of_two_models_made_by_hand(policy):
             parameter.copy_(coarse("", parameter))
         [p, q] = [load_logprobs(model, ids) for model in (policy.model, served_model)]
     expected = float((p.exp() * (p - q)).sum(-1).mean())
-    values = ServedWeights(policy, coarse, interval=5).measure([sample(*ids)])
+    values = RoundingMonitor(policy, coarse, interval=5).measure([sample(*ids)])
     assert expected > 1e-3
     assert values["weights/served_kl"] == pytest.approx(expected, rel=1e-3)
     for name, parameter in policy.trainable.items():
@@ -98,9 +98,9 @@ def test_the_divergence_is_that_of_two_models_made_by_hand(policy):
 
 def load_logprobs(model, ids):
     """Return the trainer's own log-probs of the next token after each token but the last."""
-    from buckeye.trainer.model.policy import Policy, PolicyModule
+    from buckeye.trainer.model.policy import PolicyModule, PolicyNetwork
 
-    policy = Policy(PolicyModule(model, compute_dtype=torch.float32, flash=False), CPU)
+    policy = PolicyNetwork(PolicyModule(model, compute_dtype=torch.float32, flash=False), CPU)
     hidden = policy.hidden_states(torch.tensor(ids), [len(ids)])[:-1]
     return (hidden @ policy.head_weight.T).log_softmax(-1)
 
@@ -115,7 +115,7 @@ def test_weights_are_put_back_whatever_happens(policy):
             raise RuntimeError("no memory")
         return values * 2
 
-    served = ServedWeights(policy, fails, interval=5)
+    served = RoundingMonitor(policy, fails, interval=5)
     calls[:] = [None] * len(before)
     served_sample = sample(1, 2, 3)
     with pytest.raises(RuntimeError, match="no memory"):
@@ -125,12 +125,12 @@ def test_weights_are_put_back_whatever_happens(policy):
 
 
 def test_when_it_is_measured(policy):
-    served = ServedWeights(policy, nearest, interval=20)
-    assert [step for step in range(1, 61) if served.due(step)] == [1, 2, 4, 8, 16, 20, 40, 60]
+    served = RoundingMonitor(policy, nearest, interval=20)
+    assert [step for step in range(1, 61) if served.is_due(step)] == [1, 2, 4, 8, 16, 20, 40, 60]
 
 
 def test_a_large_divergence_is_told_once(policy, caplog, wording):
-    served = ServedWeights(policy, lambda name, values: values.round(decimals=1), interval=5)
+    served = RoundingMonitor(policy, lambda name, values: values.round(decimals=1), interval=5)
     scale(policy, 1.3)
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

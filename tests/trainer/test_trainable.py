@@ -21,7 +21,7 @@ from buckeye.launch.preflight.model import check_model
 from buckeye.launch.preflight.trainer_checks import trainer_warnings
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import load_policy, make_policy
-from buckeye.trainer.model.trainable import FAMILIES, untrainable
+from buckeye.trainer.model.trainable import FAMILIES, untrainable_reasons
 from buckeye.trainer.parallel.shards import empty_policy
 from tests.command import run_here
 from tests.rounding import logprob_error
@@ -139,7 +139,7 @@ def compare(config) -> None:
 )
 def test_a_family_is_packed_as_it_is_computed_alone(family):
     config = small_config(family)
-    assert untrainable(config.to_dict()) == []
+    assert untrainable_reasons(config.to_dict()) == []
     compare(config)
 
 
@@ -178,7 +178,7 @@ def packed_or_refused(family):
             AutoModelForCausalLM.from_config(config, attn_implementation="eager")(torch.ones(1, 2).long())
         except Exception:  # transformers has no such model, and raises exceptions of any class
             return
-        refused = "; ".join(untrainable(config.to_dict()))
+        refused = "; ".join(untrainable_reasons(config.to_dict()))
         if refused:
             assert any(key in refused for key in (*changes, "rope type")), refused
         else:
@@ -246,7 +246,7 @@ def test_every_mixture_of_experts_that_transformers_knows_is_refused_as_one():
     assert len(mixtures) > 40
     for family in mixtures:
         config = CONFIG_MAPPING[family]().to_dict()
-        assert any("mixtures of experts" in reason for reason in untrainable(config)), family
+        assert any("mixtures of experts" in reason for reason in untrainable_reasons(config)), family
 
 
 def test_vllm_may_serve_a_mixture_of_experts(folder):

@@ -3,8 +3,8 @@
 import pytest
 from starlette.testclient import TestClient
 
+from buckeye.ui.run_catalog import RunCatalog
 from buckeye.ui.server import create_app
-from buckeye.ui.sources import Sources
 from tests.ui.browsing import browsing
 from tests.ui.made import make_run
 from tests.waiting import HANG
@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def client(folder):
-    with TestClient(create_app(Sources(str(folder))), base_url="http://127.0.0.1:8420") as found:
+    with TestClient(create_app(RunCatalog(str(folder))), base_url="http://127.0.0.1:8420") as found:
         yield found
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from buckeye.base.process import RunIdentity
 from buckeye.run_files.record import RunRecord, write_record
-from buckeye.transport.batches import Batch, Sample, TrainedBatch, keep_trained
+from buckeye.transport.batches import Batch, Sample, TrainedBatch, archive_trained_batch
 
 STARTED = 1_700_000_000.0
 HOSTILE = (
@@ -143,7 +143,7 @@ def _keep(path, step):
         record={"values": {}},
     )
     batch = Batch(step=step, samples=samples, orchestrator_state={})
-    keep_trained(
+    archive_trained_batch(
         path / "batches",
         path / "trained",
         batch,

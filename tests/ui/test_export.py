@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.launch.changed_settings import as_recorded
+from buckeye.launch.changed_settings import to_recorded_form
 from buckeye.run_files.logs import read_logs
 from buckeye.runs.checkpoint_facts import read_config, trained_on
-from buckeye.ui.answers import answer
-from buckeye.ui.sources import OpenRun
+from buckeye.ui.endpoints import call_endpoint
+from buckeye.ui.run_catalog import OpenRun
 from tests.command import run_here
 from tests.run.made_runs import made_run
 from tests.ui.made import HOSTILE, make_run
@@ -68,7 +68,7 @@ def keys_of(settings, above=()):
             yield from keys_of(value, (*above, key))
 
 
-RECORDED = json.loads(to_json(as_recorded(load_config(RLConfig, ["--trainer", "--orchestrator"]))))
+RECORDED = json.loads(to_json(to_recorded_form(load_config(RLConfig, ["--trainer", "--orchestrator"]))))
 
 
 @given(st.sampled_from(sorted(keys_of(RECORDED))), st.sampled_from([None, 7, "x", [], {}, "left out"]))
@@ -82,7 +82,7 @@ def test_a_report_and_a_model_card_need_no_setting(exported, path, value):
         del holder[path[-1]]
     (run / "configs" / "rl.json").write_text(json.dumps(settings))
     for question in ("status", "overview", "settings", "timeline"):
-        answer(OpenRun("a run", run), question, {})
+        call_endpoint(OpenRun("a run", run), question, {})
     try:
         kind, config = read_config(run)
     except UsageError:

@@ -2,8 +2,8 @@
 
 import json
 
-from buckeye.ui.figures import overview, reward_intervals
-from buckeye.ui.sources import OpenRun
+from buckeye.ui.charts import overview, reward_intervals
+from buckeye.ui.run_catalog import OpenRun
 from tests.ui.made import make_run
 
 

@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 
 from buckeye.ui.findings import findings_of
-from buckeye.ui.sources import OpenRun
+from buckeye.ui.run_catalog import OpenRun
 from tests.ui.made import make_run
 from tests.waiting import HANG
 

@@ -7,9 +7,9 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from buckeye.errors import UsageError
-from buckeye.ui.played import Group, Rollout, group, groups
-from buckeye.ui.played import rollout as in_full
-from buckeye.ui.sources import OpenRun
+from buckeye.ui.rollouts import GroupAddress, RolloutAddress, group, groups
+from buckeye.ui.rollouts import rollout as in_full
+from buckeye.ui.run_catalog import OpenRun
 from buckeye.ui.tokens import tokens
 from tests.ui.made import HOSTILE, make_run, rollout
 
@@ -54,10 +54,10 @@ def test_what_is_hostile_is_handed_on_as_it_is(ask, client):
 @pytest.mark.parametrize("length", [200_001, 5_000_000])
 def test_a_long_text_is_cut_in_its_middle(tmp_path, length):
     run = OpenRun("run", make_run(tmp_path / "run", steps=1, tokens=False, long=length))
-    message = in_full(run, Rollout(step=0, group=0, number=1))["messages"][-1]
+    message = in_full(run, RolloutAddress(step=0, group=0, number=1))["messages"][-1]
     assert message["left_out"] == length - 200_000
     assert len(message["text"]) < 200_100
-    glance = group(run, Group(step=0, group=0))["rollouts"][1]["messages"][0]
+    glance = group(run, GroupAddress(step=0, group=0))["rollouts"][1]["messages"][0]
     assert len(glance["text"]) < 4_100
 
 
@@ -70,7 +70,7 @@ def test_messages_of_any_form_are_told(tmp_path):
     ]
     line = {**rollout(0, 0), "messages": odd}
     (path / "rollouts" / "step_0.jsonl").write_text(json.dumps(line) + "\n")
-    told = in_full(OpenRun("run", path), Rollout(step=0, group=0, number=0))["messages"]
+    told = in_full(OpenRun("run", path), RolloutAddress(step=0, group=0, number=0))["messages"]
     assert told[0]["text"] == "look\n[image_url]\n3"
     assert (told[1]["reasoning"], told[1]["text"]) == ("hm", "yes")
     assert [call["name"] for call in told[1]["calls"]] == [""]
@@ -84,7 +84,7 @@ def test_texts_that_were_deleted_leave_their_figures(tmp_path):
     assert groups(run)["step"] == (1, 1, 0, 0, 0)
     (path / "rollouts" / "step_0.jsonl").unlink()
     (path / "evals" / "step_0" / "sums.jsonl").unlink()
-    told = in_full(run, Rollout(step=0, group=0, number=3))
+    told = in_full(run, RolloutAddress(step=0, group=0, number=3))
     assert (told["reward"], told["text_deleted"], told["messages"]) == (0.75, True, [])
 
 
@@ -120,7 +120,7 @@ def test_tokens_have_what_is_recorded_of_each(tmp_path):
     bytewise.decoder = decoders.Fuse()
     (path / "weights" / "step_1").mkdir(parents=True)
     bytewise.save(str(path / "weights" / "step_1" / "tokenizer.json"))
-    told = tokens(OpenRun("run", path), Rollout(step=0, group=1, number=2))
+    told = tokens(OpenRun("run", path), RolloutAddress(step=0, group=1, number=2))
     (sample,) = told["samples"]
     assert told["missing"] is None
     assert sample["ids"] == [72, 105, 71, 66, 67]
@@ -135,7 +135,7 @@ def test_tokens_have_what_is_recorded_of_each(tmp_path):
 
 def test_without_a_tokenizer_there_are_ids(tmp_path, wording):
     run = OpenRun("run", make_run(tmp_path / "run", steps=1))
-    told = tokens(run, Rollout(step=0, group=0, number=0))
+    told = tokens(run, RolloutAddress(step=0, group=0, number=0))
     assert told["samples"][0]["texts"] is None
     assert told["missing"] == wording
 
@@ -143,7 +143,7 @@ def test_without_a_tokenizer_there_are_ids(tmp_path, wording):
 def test_without_the_batch_there_are_no_tokens(tmp_path, refusal):
     run = OpenRun("run", make_run(tmp_path / "run", steps=1, tokens=False))
     with refusal(UsageError):
-        tokens(run, Rollout(step=0, group=0, number=0))
+        tokens(run, RolloutAddress(step=0, group=0, number=0))
 
 
 def test_logs_are_text_and_are_chosen(ask):

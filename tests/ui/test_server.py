@@ -10,9 +10,9 @@ from starlette.testclient import TestClient
 
 from buckeye.errors import UsageError
 from buckeye.ui import STATIC
-from buckeye.ui.answers import ANSWERS
+from buckeye.ui.endpoints import ENDPOINTS
+from buckeye.ui.run_catalog import RunCatalog
 from buckeye.ui.server import create_app
-from buckeye.ui.sources import Sources
 from tests.command import run_here
 from tests.ui.browsing import serving
 from tests.ui.made import make_run
@@ -62,7 +62,7 @@ def test_who_may_ask(client, headers, status):
 
 
 def test_elsewhere_than_on_the_loopback_a_key_is_asked_for(folder):
-    app = create_app(Sources(str(folder)), host="0.0.0.0", key="secret")
+    app = create_app(RunCatalog(str(folder)), host="0.0.0.0", key="secret")
     with TestClient(app, base_url="http://10.1.2.3:8420") as client:
         assert client.get("/").status_code == 200
         assert client.get("/static/style.css").status_code == 200
@@ -94,31 +94,31 @@ def test_the_command_serves_a_recorded_run(folder):
 def test_runs_with_the_same_name_are_told_apart(tmp_path):
     for place in ("a", "b"):
         make_run(tmp_path / place / "run", tokens=False)
-    sources = Sources(str(tmp_path))
+    sources = RunCatalog(str(tmp_path))
     names = [run.name for run in sources.all()]
     assert len(set(names)) == 2
     assert [run.name for run in sources.all()] == names
     assert sources.find(names[1]).path == tmp_path / "b" / "run"
     assert sources.only is None
-    assert Sources(str(tmp_path / "b" / "run")).only == "run"
+    assert RunCatalog(str(tmp_path / "b" / "run")).only == "run"
 
 
 def test_a_directory_without_a_run_is_refused(tmp_path):
     done = run_here("ui", tmp_path, cwd=tmp_path)
     assert done.returncode == 2
     with pytest.raises(UsageError, match="nobody"):
-        Sources("nobody-knows-this")
+        RunCatalog("nobody-knows-this")
 
 
 def test_nothing_is_written_but_the_index(tmp_path):
     run = make_run(tmp_path / "run")
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
-    app = create_app(Sources(str(run)))
+    app = create_app(RunCatalog(str(run)))
     with (
         mock.patch("buckeye.ui.findings._diagnose", return_value={"findings": []}),
         TestClient(app, base_url="http://127.0.0.1") as client,
     ):
-        for name, one in ANSWERS.items():
+        for name, one in ENDPOINTS.items():
             if not one.parameters.__struct_fields__:
                 assert client.get(f"/api/runs/run/{name}").status_code == 200, name
     new = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "index.sqlite"}
@@ -132,7 +132,7 @@ def test_a_run_that_is_gone_or_damaged_is_left_out(tmp_path, wording):
     hurt = make_run(tmp_path / "two", tokens=False)
     (hurt / "status.json").write_text("{")
     (hurt / "metrics.jsonl").write_bytes(b'{"step": "x"}\n\xff\xff\n[[[[\n')
-    sources = Sources(str(tmp_path))
+    sources = RunCatalog(str(tmp_path))
     with TestClient(create_app(sources), base_url="http://127.0.0.1") as client:
         states = {one["name"]: one["state"] for one in client.get("/api/runs").json()["runs"]}
         assert states == {"one": "finished", "two": "unknown"}
@@ -148,7 +148,7 @@ def test_events_say_what_is_new(folder):
 
     from buckeye.ui.server import _Served
 
-    served = _Served(Sources(str(folder)))
+    served = _Served(RunCatalog(str(folder)))
 
     async def first():
         stream = served._events(served._sources.find("one"))
@@ -163,7 +163,7 @@ def test_events_say_what_is_new(folder):
 
 def test_a_run_whose_launcher_is_gone_says_that_it_was_killed(tmp_path, wording):
     make_run(tmp_path / "one", state="running", tokens=False)
-    with TestClient(create_app(Sources(str(tmp_path))), base_url="http://127.0.0.1:8420") as client:
+    with TestClient(create_app(RunCatalog(str(tmp_path))), base_url="http://127.0.0.1:8420") as client:
         status = client.get("/api/runs/one/status").json()
     assert (status["state"], status["going_on"]) == ("dead", False)
     assert status["reason"] == wording

@@ -2,8 +2,8 @@
 
 import json
 
-from buckeye.ui.sources import OpenRun
-from buckeye.ui.timeline import Chosen, timeline
+from buckeye.ui.run_catalog import OpenRun
+from buckeye.ui.timeline import TimelineStep, timeline
 from tests.ui.made import STARTED, make_run
 
 
@@ -38,7 +38,7 @@ def test_engines_show_the_version_that_they_sample_with(tmp_path):
             values = {"inference/0/weight_version": version, "time/total": 1.0}
             head = {"time": STARTED + step + 1, "attempt": 1, "process": "orchestrator", "step": step}
             file.write(json.dumps({**head, **values}) + "\n")
-    told = timeline(OpenRun("run", path), Chosen())
+    told = timeline(OpenRun("run", path), TimelineStep())
     assert lane(told, "engine 0") == [
         (STARTED, STARTED + 2, "version", 0, "version 0"),
         (STARTED + 2, STARTED + 3, "version", 2, "version 1"),

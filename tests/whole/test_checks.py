@@ -11,21 +11,21 @@ import sys
 from importlib.metadata import PackageNotFoundError
 
 import pytest
-from tests.orchestrator.played import rollout
+from tests.orchestrator.made_rollouts import rollout
 
 from buckeye.base.distribution import install_command
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.evaluation.doctor_checks import spread_check, spread_of
-from buckeye.launch.preflight import software
+from buckeye.evaluation.doctor_checks import count_spread, spread_check
+from buckeye.launch.preflight import software_checks
 from buckeye.launch.preflight.devices import gpus, main_memory, read_gpus
 from buckeye.launch.preflight.model import check_template, missing_files
-from buckeye.launch.preflight.places import (
+from buckeye.launch.preflight.resource_checks import (
     check_directory,
     check_ports,
     check_shared_memory,
 )
-from buckeye.launch.preflight.software import check_libraries, check_torch_build
+from buckeye.launch.preflight.software_checks import check_libraries, check_torch_build
 from buckeye.orchestrator.evaluation import EvalResult
 
 MIB = 2**20
@@ -68,7 +68,7 @@ def test_a_containers_memory_counts_and_not_the_machines(tmp_path, limit, used):
 
 def test_libraries_are_compared_with_what_the_distribution_asks_for(monkeypatch):
     asked = {"train": ["numpy>=2.0", "torch>=2.8,!=2.9.1"], "wandb": ["wandb>=0.21"]}
-    monkeypatch.setattr(software, "requirements", lambda extras: [r for e in extras for r in asked[e]])
+    monkeypatch.setattr(software_checks, "requirements", lambda extras: [r for e in extras for r in asked[e]])
     versions = {"numpy": "2.1", "torch": "2.10.0+cpu"}
 
     def version_of(name):
@@ -184,11 +184,11 @@ def test_files_and_chat_template_of_a_model(tmp_path):
 
 def _played(groups, *, truncated=False) -> EvalResult:
     played = [rollout(reward, truncated=truncated or reward == 0.25) for group in groups for reward in group]
-    return EvalResult(env_name="toy", played=played, rollouts_per_example=len(groups[0]), seconds=1.0)
+    return EvalResult(env_name="toy", all_rollouts=played, rollouts_per_example=len(groups[0]), seconds=1.0)
 
 
 def test_groups_are_counted_by_whether_their_rewards_differ():
-    spread = spread_of(_played([(0, 1, 1), (1, 1, 1), (0, None, 0.25), (None, None, 1)]))
+    spread = count_spread(_played([(0, 1, 1), (1, 1, 1), (0, None, 0.25), (None, None, 1)]))
     assert (spread.scored, spread.spread, spread.errored) == (3, 2, 3)
     assert spread.truncated == pytest.approx(1 / 9)
 

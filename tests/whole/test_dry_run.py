@@ -13,10 +13,10 @@ from tests.run.made_runs import made_run
 from tests.setup.recipe.rl_project import fill
 
 from buckeye.cli.tree import BY_WORDS, COMMANDS
-from buckeye.cli.typed import typer_command
+from buckeye.cli.typer_commands import typer_command
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
-from buckeye.launch.changed_settings import as_recorded
+from buckeye.launch.changed_settings import to_recorded_form
 
 RUN = """
 output_dir = "outputs/new"
@@ -142,7 +142,7 @@ def place(tmp_path, landlord, monkeypatch):
     )
     config = load_config(RLConfig, ["@", str(project / "old.toml")])
     with contextlib.chdir(project):
-        (old / "configs" / "rl.json").write_text(to_json(as_recorded(config)))
+        (old / "configs" / "rl.json").write_text(to_json(to_recorded_form(config)))
     (old / "batches" / "step_1").mkdir(parents=True)
     (project / "letters.py").write_text(ENVIRONMENT)
     (project / "Dockerfile").write_text("FROM scratch\n")

@@ -48,7 +48,7 @@ with (Path(__file__).parent / "uses.csv").open(encoding="utf-8", newline="") as 
 
 DRIVER = """
 import json, os, sys, tempfile
-import buckeye.cli.typed, buckeye.config.rl
+import buckeye.cli.typer_commands, buckeye.config.rl
 from buckeye.cli.main import main
 for words in json.load(sys.stdin):
     with tempfile.TemporaryFile() as said:

@@ -10,10 +10,10 @@ import sys
 import pytest
 from tests.command import run_here
 
-from buckeye.base.columns import aligned
-from buckeye.cli.commands import function_of
+from buckeye.base.columns import align_columns
+from buckeye.cli.commands import command_function
 from buckeye.cli.removed import REMOVED_COMMANDS
-from buckeye.cli.tree import BY_WORDS, COMMANDS, GROUPS, TITLES, children, lines
+from buckeye.cli.tree import BY_WORDS, COMMANDS, GROUPS, TITLES, child_commands, lines
 from buckeye.version import __version__
 
 BUCKEYE = [sys.executable, "-m", "buckeye"]
@@ -50,7 +50,7 @@ def test_help_fits_a_screen(words, tmp_path):
 @pytest.mark.parametrize("group", TITLES)
 def test_every_command_has_a_place(group):
     placed = [name for names in TITLES[group].values() for name in names]
-    assert sorted(placed) == sorted(children(group))
+    assert sorted(placed) == sorted(child_commands(group))
 
 
 def test_the_tree_has_every_command_once_and_no_more_than_46():
@@ -64,7 +64,7 @@ def test_the_tree_has_every_command_once_and_no_more_than_46():
 
 @pytest.mark.parametrize("words", [command.words for command in COMMANDS])
 def test_every_command_explains_itself(words, tmp_path):
-    assert callable(function_of(words))
+    assert callable(command_function(words))
     done = run_here(*words.split(), "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: ")
@@ -139,7 +139,7 @@ def test_errors_look_the_same_and_say_what_to_type(words, tmp_path, wording):
 
 def test_columns_are_folded_in_a_terminal_only(monkeypatch, wording):
     rows = [("name", "what"), ("a", "one two three four five"), ("bb", "short")]
-    assert aligned(rows) == wording
+    assert align_columns(rows) == wording
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "20")
-    assert aligned(rows) == wording
+    assert align_columns(rows) == wording

@@ -8,12 +8,12 @@ from buckeye.cli.help import show_page
 from buckeye.cli.rl_page import FLAGS, SETTINGS
 from buckeye.cli.settings_help import show_help
 from buckeye.cli.tree import COMMANDS
-from buckeye.cli.typed import typer_command
+from buckeye.cli.typer_commands import typer_command
 from buckeye.config.help import flag_names
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import UsageError
-from buckeye.setup.recipe.flags import TrainFlags, written
+from buckeye.setup.recipe.flags import TrainFlags, flag_name
 
 
 @pytest.fixture
@@ -48,12 +48,12 @@ def test_the_page_of_rl_fits_and_has_every_flag_once(shown):
     lines = shown(80, show_help, RLConfig, "rl", ["--help"])
     assert max(map(len, lines)) <= 80
     first = [line.split()[0] for line in lines if line.startswith("  --")]
-    assert {f"--{written(field)}" for field in TrainFlags.model_fields} <= set(first)
+    assert {f"--{flag_name(field)}" for field in TrainFlags.model_fields} <= set(first)
     assert len(first) == len(set(first)) <= 60
 
 
 def test_the_page_of_rl_names_flags_and_settings_that_exist():
-    flags = {f"--{written(field)}" for field in TrainFlags.model_fields}
+    flags = {f"--{flag_name(field)}" for field in TrainFlags.model_fields}
     assert {name.split()[0] for rows in FLAGS.values() for name, _ in rows} == flags
     assert {name.split()[0] for name, _ in SETTINGS} <= set(flag_names(RLConfig))
 

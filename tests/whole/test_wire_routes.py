@@ -144,7 +144,7 @@ def test_a_text_goes_on_with_the_tokens_before():
         return text
 
     text = using(policy, play)
-    assert (policy.turns, policy.extended, policy.branched) == (3, 1, 1)
+    assert (policy.turns, policy.turns_extended, policy.turns_branched) == (3, 1, 1)
     assert text_of(policy.segments[0].token_ids).startswith(f"{text} upon")
 
 

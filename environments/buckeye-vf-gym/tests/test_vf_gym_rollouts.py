@@ -14,7 +14,7 @@ from tests.evaluation.chat_server import chat_server
 from tests.local_server import LocalServer, QuietHandler
 from tests.mcp.environment.scripted import Scripted
 
-from buckeye.workers.opening import load_environment
+from buckeye.workers.loading import load_environment
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]

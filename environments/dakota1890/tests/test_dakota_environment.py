@@ -9,7 +9,7 @@ from tests.mcp.environment.scripted import Scripted
 
 from buckeye.envs.base import Environment
 from buckeye.errors import UsageError
-from buckeye.evaluation.check import CheckOptions, check_environment
+from buckeye.evaluation.env_check import CheckOptions, check_environment
 from dakota1890.__main__ import main
 from dakota1890.environment import load_environment
 from dakota1890.grading import grade

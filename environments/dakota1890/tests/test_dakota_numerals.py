@@ -8,7 +8,7 @@ from dakota1890.draws import Draws
 from dakota1890.families import numerals
 from dakota1890.morphology.numerals import numeral, ordinal
 from dakota1890.questions import NUMBER
-from dakota1890.splits import held_out_fact, side_of, within_train_range
+from dakota1890.splits import is_held_out_fact, is_in_train_range, side_of
 
 
 @cache
@@ -47,12 +47,12 @@ def test_a_round_sum_of_large_numbers_is_beyond_training():
     assert side_of(numerals.add(1328, 2672)) == "range"
     assert side_of(numerals.write(4000)) != "range"
     for question in in_training():
-        assert all(within_train_range(int(lemma)) for lemma in question.lemma_ids), question
+        assert all(is_in_train_range(int(lemma)) for lemma in question.lemma_ids), question
 
 
 def test_the_words_of_a_held_out_number_are_nowhere_in_training():
     """A held-out sum may have a trained total, but a trained question shows no held-out number."""
-    numbers = [n for n in range(1, 10_000) if held_out_fact(numerals.fact(n)) or not within_train_range(n)]
+    numbers = [n for n in range(1, 10_000) if is_held_out_fact(numerals.fact(n)) or not is_in_train_range(n)]
     held = {form for n in numbers for form in numeral(n)}
     assert len([n for n in numbers if n < 100]) >= 5
     for question in in_training():

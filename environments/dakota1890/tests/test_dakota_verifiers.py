@@ -11,8 +11,8 @@ from packaging.requirements import Requirement
 from tests.places import ROOT
 
 import dakota1890
-from buckeye.workers.opening import load_environment
-from dakota1890.arguments import checked_arguments
+from buckeye.workers.loading import load_environment
+from dakota1890.arguments import check_arguments
 from dakota1890.environment import DakotaEnvironment
 from dakota1890.errors import ArgumentError
 from dakota1890.grading import grade
@@ -25,7 +25,7 @@ without_verifiers = pytest.mark.skipif(
 
 def arguments(**changes):
     given = {"families": ["conjugate", "numerals", "possess"], "num_train": 50}
-    return checked_arguments(**{**given, **changes})
+    return check_arguments(**{**given, **changes})
 
 
 def test_importing_the_package_imports_nothing_else_of_it():

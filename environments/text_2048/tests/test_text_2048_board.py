@@ -39,7 +39,7 @@ def test_the_score_is_the_sum_of_the_merged_tiles():
 def test_a_move_that_moves_nothing_is_none():
     game = board((2, 4), (4, 2))
     assert not any(game.move(direction) for direction in DIRECTIONS)
-    assert game.over
+    assert game.is_over
     assert (game.moves, game.cells) == (0, [[2, 4], [4, 2]])
 
 

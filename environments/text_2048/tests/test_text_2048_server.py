@@ -8,21 +8,21 @@ import pytest
 import yaml
 
 from buckeye.envs.base import Reply
-from buckeye.mcp.client.session import Deadlines, open_session
-from buckeye.mcp.tasks.files import read_tasks
+from buckeye.mcp.client.session import SessionTimeouts, open_session
+from buckeye.mcp.tasks.task_files import read_tasks
 from buckeye.mcp.tasks.task_schema import StdioServer
-from buckeye.workers.opening import load_environment
+from buckeye.workers.loading import load_environment
 
 pytestmark = pytest.mark.e2e
 
 HOME = Path(__file__).parent.parent
 SERVER = StdioServer(command=sys.executable, args=["-m", "text_2048"])
-DEADLINES = Deadlines(start=60.0, call=60.0, close=5.0)
+DEADLINES = SessionTimeouts(start=60.0, call=60.0, close=5.0)
 
 
 def play(*calls):
     async def run():
-        async with open_session("text_2048", SERVER, deadlines=DEADLINES) as session:
+        async with open_session("text_2048", SERVER, timeouts=DEADLINES) as session:
             return [await session.call(name, arguments) for name, arguments in calls]
 
     return asyncio.run(run())

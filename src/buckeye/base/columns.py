@@ -16,7 +16,7 @@ def counted(number: float, noun: str) -> str:
     return f"{shown} {noun}{'' if shown == '1' else 's'}"
 
 
-def aligned(rows: Sequence[Sequence[str]]) -> str:
+def align_columns(rows: Sequence[Sequence[str]]) -> str:
     """Return left-aligned columns, two spaces apart. In a terminal the widest columns are folded until all
     fit.
     """

@@ -80,7 +80,7 @@ class _Writing(Generic[T]):
                 self.result = self._write()
                 return True
             except Exception as error:
-                if not disk_is_full(error):
+                if not is_disk_full(error):
                     raise
         self._wait()
         return False
@@ -90,19 +90,21 @@ class _Writing(Generic[T]):
         shortage = self._shortage(run)
         if self._deadline is None:
             self._deadline = now + WAIT_SECONDS
-            log.warning("%s Waiting for space, at most %.0f s. %s", shortage, WAIT_SECONDS, advice(run))
+            log.warning(
+                "%s Waiting for space, at most %.0f s. %s", shortage, WAIT_SECONDS, disk_usage_advice(run)
+            )
         if stop_requested() or now >= self._deadline:
-            raise DiskFullError(f"{shortage} {advice(run)}. When there is space: rl resume {run}")
+            raise DiskFullError(f"{shortage} {disk_usage_advice(run)}. When there is space: rl resume {run}")
 
     def _shortage(self, run: Path) -> str:
-        free = f"{what_is_free(self._path)} are free on the file system of {run}."
+        free = f"{free_space_text(self._path)} are free on the file system of {run}."
         if self._needed > 1:
             kept = human_bytes(reserve_bytes(self._path))
             free = f"It takes {human_bytes(self._needed)}, {kept} are kept in reserve, and {free}"
         return f"The disk is full: {self._what} cannot be written. {free}"
 
 
-def disk_is_full(error: BaseException) -> bool:
+def is_disk_full(error: BaseException) -> bool:
     """Return True if an error means that a disk or a quota is full. Libraries not written in Python have
     their own errors, with the number in the text.
     """
@@ -121,7 +123,7 @@ def total_bytes(path: Path) -> int:
     return shutil.disk_usage(_existing(path)).total
 
 
-def what_is_free(path: Path) -> str:
+def free_space_text(path: Path) -> str:
     """Return the free space of the file system of `path` as text, such as `12.3 GB`, with the number of files
     if only few can be created.
     """
@@ -137,7 +139,7 @@ def reserve_bytes(path: Path) -> int:
     return min(_LARGEST_RESERVE, total_bytes(path) // 100)
 
 
-def advice(run: Path) -> str:
+def disk_usage_advice(run: Path) -> str:
     """Return the largest folders of a run as text, with the command that shows what can be deleted."""
     sizes = sorted(((size_of(path), path.name) for path in run.iterdir() if path.is_dir()), reverse=True)
     largest = ", ".join(f"{name} {human_bytes(size)}" for size, name in sizes[:6] if size)

@@ -20,7 +20,7 @@ from pathlib import Path
 from buckeye.errors import UsageError
 
 FAULTS = "BUCKEYE_FAULTS"
-DONE = "BUCKEYE_FAULTS_DONE"
+FAULTS_DONE = "BUCKEYE_FAULTS_DONE"
 
 POINTS = {
     "storage.temporary_written": "a file or directory is written under its temporary name, not yet flushed",
@@ -103,9 +103,11 @@ def _first_to_mark(fault: Fault) -> bool:
 
 
 def _marks() -> Path:
-    directory = os.environ.get(DONE)
+    directory = os.environ.get(FAULTS_DONE)
     if not directory or not Path(directory).is_dir():
-        raise UsageError(f"{FAULTS} needs {DONE}, an existing directory for the marks of what has happened.")
+        raise UsageError(
+            f"{FAULTS} needs {FAULTS_DONE}, an existing directory for the marks of what has happened."
+        )
     return Path(directory)
 
 

@@ -14,23 +14,23 @@ MAX_TEXT_BYTES = 256 * 2**20
 """Maximum size of a file that is read whole; the largest tokenizers and indexes have a tenth of it."""
 
 
-class NotRegularError(ValueError):
+class NotRegularFileError(ValueError):
     """The path is a pipe, a device, a folder or a link instead of a file, or the file is too large."""
 
 
 def read_regular(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
     """Return the content of a regular file of at most `limit` bytes. Does not block on a pipe.
 
-    Raise `OSError` if it cannot be opened, `NotRegularError` if it is not such a file.
+    Raise `OSError` if it cannot be opened, `NotRegularFileError` if it is not such a file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with open(descriptor, "rb") as file:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
-            raise NotRegularError(f"{path} is {_kind(found.st_mode)}, and no file")
+            raise NotRegularFileError(f"{path} is {_kind(found.st_mode)}, and no file")
         content = file.read(limit + 1) if found.st_size <= limit else b""
     if found.st_size > limit or len(content) > limit:
-        raise NotRegularError(f"{path} has more than {limit} bytes")
+        raise NotRegularFileError(f"{path} has more than {limit} bytes")
     return content
 
 
@@ -38,40 +38,40 @@ def data_folder(path: Path, root: Path) -> Path:
     """Return the folder `path` with links resolved, if it is below `root` and contains only files and
     folders.
 
-    Raise `OSError` if it cannot be read, `NotRegularError` if it is elsewhere or contains other entries.
+    Raise `OSError` if it cannot be read, `NotRegularFileError` if it is elsewhere or contains other entries.
     """
     real, allowed = path.resolve(), root.resolve()
     if not real.is_relative_to(allowed):
-        raise NotRegularError(f"{path} is not below {allowed}, where this server takes weights from")
+        raise NotRegularFileError(f"{path} is not below {allowed}, where this server takes weights from")
     with os.scandir(real) as entries:
         for entry in entries:
             mode = entry.stat(follow_symlinks=False).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise NotRegularError(f"{entry.path} is {_kind(mode)}, and no file")
+                raise NotRegularFileError(f"{entry.path} is {_kind(mode)}, and no file")
     return real
 
 
-def own_files(folder: Path) -> Iterator[Path]:
+def list_regular_files(folder: Path) -> Iterator[Path]:
     """Yield the files under a model's folder, sorted. A link counts as a file if its target is in the folder
     too, or among the blobs of the folder's cache.
 
-    Raise `NotRegularError` for a link with another target: that file would be copied as part of the model.
+    Raise `NotRegularFileError` for a link with another target: that file would be copied as part of the model.
     """
     top = folder.resolve()
     blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top
     for path in sorted(folder.rglob("*")):
         real = path.resolve()
         if path.is_symlink() and not (real.is_relative_to(top) or real.is_relative_to(blobs)):
-            raise NotRegularError(f"{path} is a link that leads out of the model's folder, to {real}")
+            raise NotRegularFileError(f"{path} is a link that leads out of the model's folder, to {real}")
         if path.is_file():
             yield path
 
 
-def plain_name(name: object) -> str:
-    """Return `name` if it is a plain file name. Raise `NotRegularError` for a path."""
+def check_file_name(name: object) -> str:
+    """Return `name` if it is a plain file name. Raise `NotRegularFileError` for a path."""
     if isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0"}:
         return name
-    raise NotRegularError(f"{name!r} is not the name of a file")
+    raise NotRegularFileError(f"{name!r} is not the name of a file")
 
 
 def _kind(mode: int) -> str:

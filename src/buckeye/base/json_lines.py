@@ -45,7 +45,7 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             yield found
 
 
-def loosely_read(line: bytes) -> Any:
+def parse_lenient_json(line: bytes) -> Any:
     """Return the value of JSON that strict parsers reject, or None if it is not JSON. Half a surrogate pair
     and invalid UTF-8 become U+FFFD; texts may contain control characters.
     """
@@ -55,14 +55,14 @@ def loosely_read(line: bytes) -> Any:
         return None
 
 
-def fixed_json(line: bytes) -> bytes:
-    """Return JSON that every parser reads, for JSON that only `loosely_read` accepts. Other input is
+def fix_json(line: bytes) -> bytes:
+    """Return JSON that every parser reads, for JSON that only `parse_lenient_json` accepts. Other input is
     unchanged.
     """
     try:
         msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        value = loosely_read(line)
+        value = parse_lenient_json(line)
         return json.dumps(value).encode() if isinstance(value, dict | list) else line
     return line
 

@@ -99,11 +99,11 @@ def check_variables(env_name: str, names: Iterable[str]) -> None:
             )
 
 
-def child_environment(environ: Mapping[str, str], *, plays: bool) -> dict[str, str]:
+def child_environment(environ: Mapping[str, str], *, runs_rollouts: bool) -> dict[str, str]:
     """Return the variables for a child process, without the keys that it does not need. A process that runs
-    rollouts (`plays`) may need keys of tasks and of grading models, under any name.
+    rollouts (`runs_rollouts`) may need keys of tasks and of grading models, under any name.
     """
-    if plays:
+    if runs_rollouts:
         return {name: value for name, value in environ.items() if name not in KEYS or name in _OF_PLAYERS}
     return {name: value for name, value in environ.items() if not is_secret(name) or name in _OF_MODELS}
 
@@ -138,11 +138,11 @@ def set_key(name: str, value: str) -> Path:
 
 
 @contextlib.contextmanager
-def made_key(name: str, port: int) -> Iterator[str]:
+def generated_key(name: str, port: int) -> Iterator[str]:
     """Yield a key for one start of a server on a local port. During the block it is in a file that only this
     user can read; `local_key` finds it.
     """
-    value, path = secrets.token_urlsafe(24), made_key_file(name, port)
+    value, path = secrets.token_urlsafe(24), generated_key_file(name, port)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     write_file(path, value, mode=0o600)
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -165,20 +165,20 @@ def local_key(name: str, url: str) -> str:
     """Return the key `name` that a server of this user generated, or "" without one at that address."""
     with contextlib.suppress(OSError, ValueError):
         parts = urlsplit(url)
-        path = made_key_file(name, parts.port or 80)
+        path = generated_key_file(name, parts.port or 80)
         if is_loopback(parts.hostname or "") and is_locked(path):
             return read_regular(path, limit=256).decode("ascii")
     return ""
 
 
-def made_keys() -> Path:
+def generated_keys_folder() -> Path:
     """Return the folder of keys that servers of this user generated."""
     return home_folder() / "servers"
 
 
-def made_key_file(name: str, port: int) -> Path:
+def generated_key_file(name: str, port: int) -> Path:
     """Return the file of the key that a server on this port generated for one start."""
-    return made_keys() / f"{name}-{port}"
+    return generated_keys_folder() / f"{name}-{port}"
 
 
 def masked(value: str) -> str:

@@ -98,7 +98,7 @@ def raise_open_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-INTERRUPTED = 130
+EXIT_INTERRUPTED = 130
 """Exit code of a command that SIGTERM, SIGINT or SIGHUP ended before its work was done."""
 
 
@@ -310,7 +310,7 @@ def is_secret(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and name != _HANDED_OVER
 
 
-def handed_over(env: Mapping[str, str]) -> tuple[dict[str, str], int | None]:
+def hand_over_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], int | None]:
     """Return the variables for starting a Buckeye process, and the read end of a pipe with the secret ones.
 
     The caller passes the descriptor to the process and closes it. Without secrets, or if they exceed a pipe's
@@ -328,7 +328,7 @@ def handed_over(env: Mapping[str, str]) -> tuple[dict[str, str], int | None]:
     }, reading
 
 
-def take_secrets() -> None:
+def receive_secrets() -> None:
     """Read the secrets handed over to this process, and erase those it was started with. Call it first,
     before other threads exist.
     """
@@ -341,7 +341,7 @@ def take_secrets() -> None:
             _blank_block({os.fsencode(name) for name in os.environ if is_secret(name)})
 
 
-def forbid_looking() -> None:
+def forbid_tracing() -> None:
     """Forbid other processes of this user to read this process's memory or trace it. (Root may, with the
     right to trace.) For processes that start third-party code.
     """
@@ -366,7 +366,7 @@ def _blank_block(names: set[bytes]) -> None:
         place += len(entry) + 1
 
 
-def without_secrets(text: str, secrets: Iterable[str]) -> str:
+def remove_secrets(text: str, secrets: Iterable[str]) -> str:
     """Return a message without secrets, which a failing server may have printed."""
     for secret in secrets:
         if len(secret) >= _SHORTEST_SECRET:

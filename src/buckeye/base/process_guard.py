@@ -19,7 +19,7 @@ import sys
 import threading
 from pathlib import Path
 
-MARK = "BUCKEYE_STARTED_BY"
+MARK_VARIABLE = "BUCKEYE_STARTED_BY"
 """Variable that contains the mark."""
 _ROUNDS = 10  # rounds of searching for processes started meanwhile
 
@@ -28,7 +28,7 @@ def kill_marked(mark: str) -> None:
     """Kill every process that was started, directly or indirectly, with a mark with this prefix. Linux
     only.
     """
-    wanted = f"\0{MARK}={mark}".encode()
+    wanted = f"\0{MARK_VARIABLE}={mark}".encode()
     for _ in range(_ROUNDS):
         found = [pid for pid in _processes() if wanted in _environment(pid)]
         for pid in found:
@@ -62,7 +62,7 @@ class Guard:
         self._mark = secrets.token_hex(8)
 
     def new_mark(self) -> str:
-        """Return a value of `MARK` for the environment of a program to kill with this process."""
+        """Return a value of `MARK_VARIABLE` for the environment of a program to kill with this process."""
         return f"{self._mark}.{secrets.token_hex(8)}"
 
     def mark_children(self) -> None:
@@ -70,7 +70,7 @@ class Guard:
         with self._lock:
             if self._process is None:
                 self._start()
-        os.environ[MARK] = f"{self._mark}.{MARK}"
+        os.environ[MARK_VARIABLE] = f"{self._mark}.{MARK_VARIABLE}"
 
     def watch(self, group: int) -> None:
         """Kill the group when this process ends."""

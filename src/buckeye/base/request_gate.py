@@ -28,7 +28,7 @@ _LIVENESS = frozenset({"/health", "/ping"})
 _POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1
 
 
-class Denied(NamedTuple):
+class Denial(NamedTuple):
     """Reason for refusing a request: HTTP status, code for programs, message for people."""
 
     status: int
@@ -37,7 +37,7 @@ class Denied(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rules:
+class AccessRules:
     """Access rules of a server on the address `host`.
 
     Without a `key` only the paths in `public`, and those below them, are served; None means all. `hosts` are
@@ -49,7 +49,7 @@ class Rules:
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     public: tuple[str, ...] | None = None
-    how_to_send: str = "send `Authorization: Bearer <key>`"
+    key_hint: str = "send `Authorization: Bearer <key>`"
 
 
 def is_loopback(host: str) -> bool:
@@ -60,7 +60,7 @@ def is_loopback(host: str) -> bool:
         return host.lower().rstrip(".") == "localhost"
 
 
-def denied(scope: Mapping[str, Any], rules: Rules) -> Denied | None:
+def find_denial(scope: Mapping[str, Any], rules: AccessRules) -> Denial | None:
     """Return the reason for refusing a request (an ASGI scope), or None if it is admitted."""
     headers: dict[bytes, list[bytes]] = {}
     for name, value in scope["headers"]:
@@ -73,15 +73,15 @@ def denied(scope: Mapping[str, Any], rules: Rules) -> Denied | None:
     )
 
 
-def _foreign_host(headers: Mapping[bytes, list[bytes]], rules: Rules) -> Denied | None:
+def _foreign_host(headers: Mapping[bytes, list[bytes]], rules: AccessRules) -> Denial | None:
     given = [_host_of(f"//{value.decode('latin-1')}") for value in headers.get(b"host", [b""])]
     if all(_is_ours(host, rules) for host in given):
         return None
     reached = "localhost" if is_loopback(rules.host) else "its address"
-    return Denied(403, "host", f"This server answers to {reached}, and not to Host: {given[0]!r}.")
+    return Denial(403, "host", f"This server answers to {reached}, and not to Host: {given[0]!r}.")
 
 
-def _is_ours(host: str, rules: Rules) -> bool:
+def _is_ours(host: str, rules: AccessRules) -> bool:
     if host in {name.lower() for name in rules.hosts}:
         return True
     if is_loopback(rules.host):
@@ -97,32 +97,32 @@ def _is_ours(host: str, rules: Rules) -> bool:
 
 
 def _foreign_page(
-    headers: Mapping[bytes, list[bytes]], scope: Mapping[str, Any], rules: Rules
-) -> Denied | None:
+    headers: Mapping[bytes, list[bytes]], scope: Mapping[str, Any], rules: AccessRules
+) -> Denial | None:
     own = {f"{scope.get('scheme', 'http')}://{value.decode('latin-1')}" for value in headers.get(b"host", [])}
     for value in headers.get(b"origin", []):
         origin = value.decode("latin-1")
         if origin not in rules.origins and origin not in own:
-            return Denied(403, "origin", f"Pages of {origin!r} may not use this server.")
+            return Denial(403, "origin", f"Pages of {origin!r} may not use this server.")
     return None
 
 
-def _without_key(headers: Mapping[bytes, list[bytes]], path: str, rules: Rules) -> Denied | None:
+def _without_key(headers: Mapping[bytes, list[bytes]], path: str, rules: AccessRules) -> Denial | None:
     if path in _LIVENESS:
         return None
     if rules.key is None:
         if rules.public is None or any(path == one or path.startswith(f"{one}/") for one in rules.public):
             return None
-        return Denied(
+        return Denial(
             403, "no-key", f"{path} steers the server, which was started without a key: start it with one."
         )
     scheme, _, given = headers.get(b"authorization", [b""])[0].partition(b" ")
     if scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), rules.key.encode()):
         return None
-    return Denied(401, "key", f"This server asks for its API key: {rules.how_to_send}.")
+    return Denial(401, "key", f"This server asks for its API key: {rules.key_hint}.")
 
 
-def _not_json(headers: Mapping[bytes, list[bytes]]) -> Denied | None:
+def _not_json(headers: Mapping[bytes, list[bytes]]) -> Denial | None:
     length = headers.get(b"content-length", [b"0"])[0]
     if length == b"0" and b"transfer-encoding" not in headers:
         return None
@@ -130,20 +130,20 @@ def _not_json(headers: Mapping[bytes, list[bytes]]) -> Denied | None:
     if kind == b"application/json":
         return None
     shown = kind.decode("latin-1") or "none"
-    return Denied(415, "type", f"The body must be JSON (Content-Type: application/json), not {shown}.")
+    return Denial(415, "type", f"The body must be JSON (Content-Type: application/json), not {shown}.")
 
 
-def openai_body(why: Denied) -> bytes:
+def openai_body(why: Denial) -> bytes:
     """Return a refusal in OpenAI's error format."""
     kind = "authentication_error" if why.status == 401 else "invalid_request_error"
     error = {"message": why.message, "type": kind, "param": None, "code": why.status}
     return json.dumps({"error": error}).encode()
 
 
-class Gate:
+class RequestGate:
     """ASGI middleware that admits requests by the rules. `body` formats the JSON of a refusal."""
 
-    def __init__(self, app: _App, rules: Rules, body: Callable[[Denied], bytes] = openai_body) -> None:
+    def __init__(self, app: _App, rules: AccessRules, body: Callable[[Denial], bytes] = openai_body) -> None:
         self._app, self._rules, self._body = app, rules, body
 
     async def __call__(self, scope: _Scope, receive: _Receive, send: _Send) -> None:
@@ -157,7 +157,7 @@ class Gate:
             if scope.get("method") == "OPTIONS":  # preflight of a browser
                 await _answer(send, 204, b"", _PREFLIGHT)
                 return
-        why = denied(scope, self._rules)
+        why = find_denial(scope, self._rules)
         if why is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":

@@ -238,7 +238,7 @@ def _this_host() -> str:
     return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
-def leftovers(folder: Path) -> list[Path]:
+def find_leftovers(folder: Path) -> list[Path]:
     """Return the temporary files that killed writers of this host left in a folder."""
     return [
         path
@@ -250,7 +250,7 @@ def leftovers(folder: Path) -> list[Path]:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    for path in leftovers(folder):
+    for path in find_leftovers(folder):
         _remove(path)
 
 

@@ -14,7 +14,7 @@ _MOST_LINES = 200
 _NARROWEST = 40
 
 
-def can_ask(*, yes: bool, as_json: bool) -> bool:
+def can_prompt(*, yes: bool, as_json: bool) -> bool:
     """Return True if a person can be prompted."""
     return not yes and not as_json and sys.stdin.isatty() and sys.stdout.isatty()
 
@@ -39,7 +39,7 @@ def choose(title: str, options: Sequence[tuple[str, str]]) -> str:
         print(f"There is no {answer}: write a number from 1 to {len(options)}.")
 
 
-def ask_text(title: str) -> str:
+def prompt_for_text(title: str) -> str:
     """Prompt for a line of text; it may be empty."""
     return _answer(f"\n{title}: ")
 

@@ -49,7 +49,7 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     function_call: None = None
     annotations: list[Any] | None = None
 
-    def plain(self) -> dict[str, Any]:
+    def to_template_message(self) -> dict[str, Any]:
         """Return the message for a chat template: content as one text, without empty fields."""
         content = self.content
         if isinstance(content, list):

@@ -185,13 +185,13 @@ class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
 
-def parse(body: bytes, kind: type[RequestT]) -> RequestT:
+def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
     """Parse a request from its JSON. Raise `UsageError` with the field and its problem."""
-    fields = decode(body)
-    return convert(without_neutral(fields, kind) if isinstance(fields, dict) else fields, kind)
+    fields = decode_json(body)
+    return convert_request(without_neutral(fields, kind) if isinstance(fields, dict) else fields, kind)
 
 
-def decode(body: bytes) -> Any:
+def decode_json(body: bytes) -> Any:
     """Return the value of a JSON body. Raise `UsageError` if it is invalid."""
     try:
         return msgspec.json.decode(body or b"{}")
@@ -199,7 +199,7 @@ def decode(body: bytes) -> Any:
         raise UsageError(f"The body is not valid JSON: {error}") from error
 
 
-def convert(fields: Any, kind: type[RequestT]) -> RequestT:
+def convert_request(fields: Any, kind: type[RequestT]) -> RequestT:
     """Convert fields to a request. Raise `UsageError` with the field and its problem."""
     try:
         return msgspec.convert(fields, kind)
@@ -252,12 +252,12 @@ _ERROR_TYPES = {
 }
 
 
-def least(logprob: float) -> float:
+def finite_logprob(logprob: float) -> float:
     """Return a log-prob that JSON can represent; OpenAI uses -9999 for minus infinity."""
     return max(logprob, _LEAST_LOGPROB)
 
 
-def error_content(message: str, status_code: int) -> dict[str, Any]:
+def error_body(message: str, status_code: int) -> dict[str, Any]:
     """Return an error in OpenAI's format."""
     kind = _ERROR_TYPES.get(status_code, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": status_code}}
@@ -287,7 +287,7 @@ def chat_logprobs(tokens: Iterable[tuple[str, float, Iterable[tuple[str, float]]
     """Return the `logprobs` of a chat: text and log-prob of each token, and those of the most likely ones."""
 
     def shown(text: str, logprob: float) -> dict[str, Any]:
-        return {"token": text, "logprob": least(logprob), "bytes": list(text.encode())}
+        return {"token": text, "logprob": finite_logprob(logprob), "bytes": list(text.encode())}
 
     content = [
         shown(text, logprob) | {"top_logprobs": [shown(*pair) for pair in best]}
@@ -306,7 +306,7 @@ def completion_logprobs(
     """Return the `logprobs` of a completion. `offset` is the position of its first token in the text."""
     return {
         "tokens": texts,
-        "token_logprobs": list(map(least, logprobs)),
+        "token_logprobs": list(map(finite_logprob, logprobs)),
         "top_logprobs": best,
         "text_offset": list(accumulate(map(len, texts), initial=offset))[:-1],
     }

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from buckeye.base.keys import key_files, key_states, set_key
-from buckeye.cli.env_args import print_table
+from buckeye.cli.env_options import print_table
 from buckeye.errors import UsageError
 
 

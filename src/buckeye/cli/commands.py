@@ -8,7 +8,7 @@ from typing import Any
 Functions = Mapping[str, Any]
 
 
-def function_of(words: str) -> Callable[..., Any]:
+def command_function(words: str) -> Callable[..., Any]:
     """Return the function of a command, by its words in the tree."""
     return _MODULES[words]()[words]  # type: ignore[no-any-return]
 
@@ -104,9 +104,9 @@ def _env_installed() -> Functions:
 
 
 def _play() -> Functions:
-    from buckeye.cli import play
+    from buckeye.cli import env_play
 
-    return play.COMMANDS
+    return env_play.COMMANDS
 
 
 def _hf() -> Functions:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from buckeye.base.columns import aligned
+from buckeye.base.columns import align_columns
 from buckeye.base.json_lines import printable
 
 if TYPE_CHECKING:
-    from buckeye.analysis.comparison.compare import Comparison
-    from buckeye.analysis.comparison.differences import Difference
+    from buckeye.analysis.comparison.compare import RunComparison
+    from buckeye.analysis.comparison.differences import RunDifference
 
 _NAMED = "A run's directory, name or id."
 _LONGEST = 60  # maximum characters of a setting
@@ -37,7 +37,7 @@ def compare_runs(
         raise typer.Exit(1)
 
 
-def _text(found: Comparison) -> Iterator[str]:
+def _text(found: RunComparison) -> Iterator[str]:
     yield from (found.verdict.sentence, "", f"A  {found.a}", f"B  {found.b}", "")
     yield from _table("settings", found.settings)
     yield from _table("versions", found.versions)
@@ -48,12 +48,12 @@ def _text(found: Comparison) -> Iterator[str]:
     yield from (f"not looked at: {what}" for what in found.unreadable)
 
 
-def _table(title: str, rows: Sequence[Difference]) -> Iterator[str]:
+def _table(title: str, rows: Sequence[RunDifference]) -> Iterator[str]:
     if not rows:
         yield f"{title}: no difference is recorded"
         return
     shown = [(f"  {row.name}", _value(row.a), _value(row.b)) for row in rows]
-    yield aligned([(title, "A", "B"), *shown])
+    yield align_columns([(title, "A", "B"), *shown])
 
 
 def _value(value: Any) -> str:
@@ -63,14 +63,14 @@ def _value(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 
-def _tasks(found: Comparison) -> Iterator[str]:
+def _tasks(found: RunComparison) -> Iterator[str]:
     for one in found.tasks:
         changed = f", {one.changed} of the same name with another prompt" if one.changed else ""
         what = "tasks trained on" if one.split == "train" else "tasks of the evaluation"
         yield f"{what}: {one.a} in A, {one.b} in B, {one.shared} in both{changed}"
 
 
-def _evaluations(found: Comparison) -> Iterator[str]:
+def _evaluations(found: RunComparison) -> Iterator[str]:
     from buckeye.analysis.comparison.compare import shown
 
     if found.evaluations:
@@ -78,18 +78,18 @@ def _evaluations(found: Comparison) -> Iterator[str]:
             (f"  version {one.version}", shown(one.a), shown(one.b), shown(one.difference, sign=True))
             for one in found.evaluations
         ]
-        yield "\n" + aligned([("evaluation", "A", "B", "B - A"), *rows])
+        yield "\n" + align_columns([("evaluation", "A", "B", "B - A"), *rows])
 
 
-def _parts(found: Comparison) -> Iterator[str]:
-    from buckeye.analysis.comparison.compare import extent, shown
+def _parts(found: RunComparison) -> Iterator[str]:
+    from buckeye.analysis.comparison.compare import shown, step_range_text
 
     if found.parts:
         rows = [
-            (f"  {extent(part)}", shown(part.a), shown(part.b), shown(part.difference, sign=True))
+            (f"  {step_range_text(part)}", shown(part.a), shown(part.b), shown(part.difference, sign=True))
             for part in found.parts
         ]
-        yield "\n" + aligned([("reward by step", "A", "B", "B - A"), *rows])
+        yield "\n" + align_columns([("reward by step", "A", "B", "B - A"), *rows])
 
 
 COMMANDS = {"rl compare": compare_runs}

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from buckeye import runs
-from buckeye.base.columns import aligned
+from buckeye.base.columns import align_columns
 from buckeye.base.json_lines import printable
 from buckeye.monitor.finding import Finding
 from buckeye.run_files.known_runs import find_run
@@ -55,7 +55,7 @@ def _text(number: int, one: Finding) -> str:
         rows.append(("", "see", one.command))
     steps = f"steps {one.since} to {one.until}" if one.since != one.until else f"step {one.since}"
     head = f"{number}. {one.name} ({one.confidence}, {steps}): {one.seen}"
-    return printable(f"{head}\n{aligned(rows)}")
+    return printable(f"{head}\n{align_columns(rows)}")
 
 
 COMMANDS = {"rl diagnose": diagnose_run}

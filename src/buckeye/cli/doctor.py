@@ -16,7 +16,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.evaluation import doctor_checks
 from buckeye.launch.preflight.check import Check
-from buckeye.launch.preflight.doctor import CHECKS, Examination, examine
+from buckeye.launch.preflight.doctor import CHECKS, PreflightContext, run_preflight_checks
 
 HELP = """\
 usage: rl doctor [CONFIG ...] [--sample N] [--json]
@@ -44,8 +44,8 @@ def doctor(words: list[str]) -> int:
     if sample and config is None:
         raise UsageError("`rl doctor --sample` plays with the model of a configuration; give one, as to `rl`")
     with status_line("examining the machine") as progress:
-        examination = Examination(config=config, sample=sample, progress=progress)
-        checks = examine(examination, "doctor", [*CHECKS, *doctor_checks.CHECKS])
+        examination = PreflightContext(config=config, sample=sample, progress=progress)
+        checks = run_preflight_checks(examination, "doctor", [*CHECKS, *doctor_checks.CHECKS])
     if as_json:
         print(json.dumps([asdict(check) for check in checks], ensure_ascii=False))
     else:

@@ -13,24 +13,28 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from buckeye.base.columns import aligned
+from buckeye.base.columns import align_columns
 from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.launch.plan import RolePlan, make_plan
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.disk import disk_table
-from buckeye.launch.preflight.doctor import Examination, examine
+from buckeye.launch.preflight.doctor import PreflightContext, run_preflight_checks
 from buckeye.launch.preflight.model import find_model
-from buckeye.launch.preflight.ports import AnyPorts
-from buckeye.launch.resume import beginning, resume_command
-from buckeye.run_files.directory import refuse_used
+from buckeye.launch.preflight.ports import UnassignedPorts
+from buckeye.launch.resume import find_run_origin, resume_command
+from buckeye.run_files.directory import check_unused
 
 
-def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
+def describe_run(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
     """Return the text to print and the warnings of a dry run."""
     plan = _plan(config, find_model(config.trainer.model.name))
-    found = [check for check in examine(Examination(config=config), "dry run") if check.state != "ok"]
+    found = [
+        check
+        for check in run_preflight_checks(PreflightContext(config=config), "dry run")
+        if check.state != "ok"
+    ]
     warnings = [*(check.line for check in found), *_directory_warnings(config, command)]
     tables = f"{plan_table(plan, config.output_dir)}\n\n{disk_table(config, plan.disk)}"
     return f"{tables}\n\n{to_json(config)}", warnings
@@ -38,7 +42,7 @@ def describe(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
 
 def _plan(config: RLConfig, model_path: Path | None) -> RolePlan:
     """Plan the run as if all its GPUs were present; a separate check reports missing ones."""
-    machine, ports = this_machine(), AnyPorts()
+    machine, ports = this_machine(), UnassignedPorts()
     try:
         return make_plan(config, machine, model_path=model_path, ports=ports)
     except UsageError:
@@ -62,13 +66,13 @@ def plan_table(plan: RolePlan, output_dir: Path) -> str:
                 str(output_dir / "logs" / f"{role.log_name}.stdout"),
             )
         )
-    return aligned(rows)
+    return align_columns(rows)
 
 
 def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
     try:
-        if not beginning(config).again and not config.clean:
-            refuse_used(config.output_dir, resume_command=resume_command(command))
+        if not find_run_origin(config).is_resume and not config.clean:
+            check_unused(config.output_dir, resume_command=resume_command(command))
     except BuckeyeError as error:
         return [str(error)]
     return []
@@ -77,17 +81,17 @@ def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
 _FOR_CHILDREN = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_NO_CACHE": "1"}
 
 
-def carry_out(config: RLConfig, *, show: Callable[[], None], start: Callable[[], int]) -> int:
+def run_or_show(config: RLConfig, *, show: Callable[[], None], start: Callable[[], int]) -> int:
     """Call `start`, or with --dry-run only `show`; return the exit code."""
     if not config.dry_run:
         return start()
-    with nothing_written():
+    with leave_no_files():
         show()
     print("Nothing was written or started.", file=sys.stderr)
     return 0
 
 
-def show_described(text: str, warnings: Iterable[str]) -> None:
+def print_dry_run(text: str, warnings: Iterable[str]) -> None:
     """Print the plan on stdout, and what would prevent or hinder a start as warnings."""
     print(text)
     for warning in warnings:
@@ -95,7 +99,7 @@ def show_described(text: str, warnings: Iterable[str]) -> None:
 
 
 @contextmanager
-def nothing_written() -> Iterator[None]:
+def leave_no_files() -> Iterator[None]:
     """Run the block without leaving files: no compiled Python modules, and no downloads into the caches of
     the hub and of uv.
     """

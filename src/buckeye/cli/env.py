@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from buckeye.envs.template import new_environment
-from buckeye.mcp.tasks.trust import ask_for_trust, is_of_others
+from buckeye.envs.project_templates import create_project
+from buckeye.mcp.tasks.trust import ask_for_trust, is_third_party
 
 
 def env_new(
@@ -19,7 +19,7 @@ def env_new(
 ) -> None:
     """Write a new environment that works: a project with tasks, tests, and something to change."""
     place = folder or Path(name)
-    for path in new_environment(name, kind, place):
+    for path in create_project(name, kind, place):
         typer.echo(str(path))
     typer.echo(f"Next: read {place / 'README.md'}", err=True)
 
@@ -29,7 +29,7 @@ def env_trust(
     yes: Annotated[bool, typer.Option("--yes", help="Allow it without a question.")] = False,
 ) -> None:
     """Show the programs, images, addresses and variables that a dataset's tasks use, and allow them."""
-    if not is_of_others(dataset):
+    if not is_third_party(dataset):
         print(f"{dataset} is of this project: nobody has to allow it.", file=sys.stderr)
     ask_for_trust(dataset, yes=yes)
 

@@ -10,15 +10,15 @@ from typing import Annotated
 import typer
 
 from buckeye.base.terminal import status_line
-from buckeye.cli.env_args import Variables, variable_names
-from buckeye.evaluation.environment_args import Arg, Args, environment_args
+from buckeye.cli.env_options import VariablesOption, variable_names
+from buckeye.evaluation.environment_args import ArgOption, ArgsOption, environment_args
 
 
 def env_check(
     env_id: Annotated[str, typer.Argument(metavar="ID", help="NAME, OWNER/NAME[@VERSION], or a path.")],
-    arg: Arg = None,
-    args: Args = None,
-    variables: Variables = None,
+    arg: ArgOption = None,
+    args: ArgsOption = None,
+    variables: VariablesOption = None,
     budget: Annotated[
         float, typer.Option(min=1.0, help="Seconds for playing; what they were too few for is said.")
     ] = 60.0,
@@ -37,16 +37,16 @@ def env_check(
 
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig
-    from buckeye.evaluation.check import CheckOptions, check_environment
-    from buckeye.evaluation.checks.result import count_of
-    from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, gateway_here
+    from buckeye.evaluation.checks.result import count_with_status
+    from buckeye.evaluation.env_check import CheckOptions, check_environment
+    from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
 
     played = EnvConfig(id=env_id, args=environment_args(arg, args), variables=variable_names(variables))
     check_variables(played.id, played.variables)
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
         status_line("loading") as progress,
-        gateway_here([played], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
+        local_gateway([played], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
     ):
         options = CheckOptions(
             sample=sample,
@@ -60,10 +60,10 @@ def env_check(
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:
-        from buckeye.evaluation.checks.tables import print_report
+        from buckeye.evaluation.checks.report_tables import print_report
 
         print_report(report)
-    if not report.passed or (strict and count_of(report.checks, "warning")):
+    if not report.passed or (strict and count_with_status(report.checks, "warning")):
         raise typer.Exit(1)
 
 

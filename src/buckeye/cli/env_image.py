@@ -34,7 +34,7 @@ def env_build(
 ) -> None:
     """Build the image of a folder, start it once, and note its tools in buckeye.lock.yaml."""
     from buckeye.base.process import die_with_parent
-    from buckeye.cli.env_args import print_table
+    from buckeye.cli.env_options import print_table
     from buckeye.mcp.sandbox.build import BUILDERS
     from buckeye.setup.environment_image import build_environment
 
@@ -86,15 +86,15 @@ def env_push(
         typer.echo(f"{target}: pushed" + (f", {digest}" if digest else ""))
 
 
-def push_if_needed(images: Sequence[str], *, asks: bool, yes: bool) -> None:
+def push_if_needed(images: Sequence[str], *, is_interactive: bool, yes: bool) -> None:
     """Push the image of this folder's lock file if the tasks use it and it was not pushed since its build.
 
     Another machine can only get it from a registry. Raises UsageError if the user declines the push, or if
     the image's name has no registry.
     """
-    from buckeye.mcp.tasks.lock import lock_in
+    from buckeye.mcp.tasks.lock_file import find_lock
 
-    lock = lock_in(Path())
+    lock = find_lock(Path())
     for image in images:
         if "/" not in image:
             raise UsageError(
@@ -104,7 +104,9 @@ def push_if_needed(images: Sequence[str], *, asks: bool, yes: bool) -> None:
             )
         if lock is None or not lock.has_unpushed(image):
             continue
-        if not yes and not (asks and confirm(f"\n{image} was built here and not pushed since. Push it?")):
+        if not yes and not (
+            is_interactive and confirm(f"\n{image} was built here and not pushed since. Push it?")
+        ):
             raise UsageError(f"{image} was built here and not pushed since. Type\n  buckeye env push")
         env_push()
 

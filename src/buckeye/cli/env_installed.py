@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from buckeye.base.terminal import status_line
-from buckeye.cli.env_args import Variables, print_table, variable_names
+from buckeye.cli.env_options import VariablesOption, print_table, variable_names
 
 if TYPE_CHECKING:
     from buckeye.workers.installed import InstalledEnvironment
@@ -36,21 +36,21 @@ def env_install(
     locked: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A requirements.lock: install exactly its versions.")
     ] = None,
-    variables: Variables = None,
+    variables: VariablesOption = None,
     force: Annotated[bool, typer.Option(help="Replace what is installed under this name.")] = False,
     smoke: Annotated[bool, typer.Option(help="Load it and play one rollout right after.")] = True,
 ) -> None:
     """Install an environment with its own interpreter and dependencies, and play one rollout in it."""
     from buckeye.base.keys import check_variables
-    from buckeye.workers.installed.add import InstallRequest, install_environment
-    from buckeye.workers.installed.smoke import example_id
+    from buckeye.workers.installed.install import InstallRequest, install_environment
+    from buckeye.workers.installed.smoke_rollout import example_id
 
     names = variable_names(variables)
     check_variables(what, names)
     request = InstallRequest(
         what=what, index=index, python=python, extra=extra or (), locked=locked, force=force
     )
-    environment = install_environment(request, tell=lambda line: typer.echo(line, err=True))
+    environment = install_environment(request, report=lambda line: typer.echo(line, err=True))
     typer.echo(
         f"{environment.id} {environment.version} ({environment.generation}, "
         f"Python {environment.python_version}, {len(environment.requirements)} packages) "
@@ -122,7 +122,7 @@ def env_remove(
 def _smoke(environment: InstalledEnvironment, variables: list[str]) -> None:
     import asyncio
 
-    from buckeye.workers.installed.smoke import smoke_rollout
+    from buckeye.workers.installed.smoke_rollout import smoke_rollout
 
     typer.echo("Loading it and playing one rollout", err=True)
     with status_line(f"playing one rollout of {environment.id}"):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from buckeye.base import heartbeat
-from buckeye.base.process import PROGRESS_BAR_SWITCHES, raise_open_files_limit, take_secrets
+from buckeye.base.process import PROGRESS_BAR_SWITCHES, raise_open_files_limit, receive_secrets
 from buckeye.errors import DEBUG_VARIABLE, BuckeyeError, UsageError
 
 
@@ -19,7 +19,7 @@ def run_command(command: Callable[[], int | None]) -> None:
 
     `--debug` (or BUCKEYE_DEBUG=1) adds the traceback to an error.
     """
-    take_secrets()
+    receive_secrets()
     raise_open_files_limit()
     _prepare_streams()
     _switch_off_progress_bars()
@@ -127,9 +127,9 @@ def _prepare_streams() -> None:
 
 def _unforeseen(error: Exception) -> BuckeyeError:
     """Return the error to show for one that is not Buckeye's: a full disk, a missing permission, or a bug."""
-    from buckeye.base.disk import disk_is_full
+    from buckeye.base.disk import is_disk_full
 
-    if disk_is_full(error):
+    if is_disk_full(error):
         hint = "free some space (`buckeye rl clean RUN` may help), and try again"
         return BuckeyeError(f"the disk is full ({error})", code="BK-DISK-FULL", hint=hint)
     if isinstance(error, PermissionError) and error.filename is not None:

@@ -11,12 +11,18 @@ import typer
 
 from buckeye.base.columns import counted
 from buckeye.base.terminal import status_line
-from buckeye.cli.env_args import Variables, variable_names
+from buckeye.cli.env_options import VariablesOption, variable_names
 from buckeye.errors import UsageError
-from buckeye.evaluation.environment_args import ApiKeyVar, Arg, Args, BaseUrl, environment_args
+from buckeye.evaluation.environment_args import (
+    ApiKeyVarOption,
+    ArgOption,
+    ArgsOption,
+    BaseUrlOption,
+    environment_args,
+)
 
 if TYPE_CHECKING:
-    from buckeye.evaluation.play import EvalReport
+    from buckeye.evaluation.run_eval import EvalReport
 
 
 def evaluate(
@@ -24,11 +30,11 @@ def evaluate(
     model: Annotated[
         str, typer.Option(help="A model directory or hub name; with --base-url the server's name for it.")
     ] = "",
-    base_url: BaseUrl = None,
-    api_key_var: ApiKeyVar = "OPENAI_API_KEY",
-    arg: Arg = None,
-    args: Args = None,
-    variables: Variables = None,
+    base_url: BaseUrlOption = None,
+    api_key_var: ApiKeyVarOption = "OPENAI_API_KEY",
+    arg: ArgOption = None,
+    args: ArgsOption = None,
+    variables: VariablesOption = None,
     split: Annotated[str | None, typer.Option(help="Which tasks; eval if there is such a split.")] = None,
     examples: Annotated[
         int | None, typer.Option("--examples", "-n", min=1, help="How many tasks; all by default.")
@@ -52,7 +58,7 @@ def evaluate(
 ) -> None:
     """Try an environment with a model: reward and pass@k with intervals, and every rollout as JSON Lines."""
     from buckeye.evaluation.chat_policy import ChatSampling
-    from buckeye.evaluation.play import EvalRequest, run_eval
+    from buckeye.evaluation.run_eval import EvalRequest, run_eval
 
     if not model:
         raise UsageError("--model is required: a model directory, a hub name, or with --base-url any name.")

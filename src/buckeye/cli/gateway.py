@@ -90,19 +90,19 @@ def gateway(
     """Serve MCP environments on one address; every session gets an environment of its own."""
     from buckeye.base import heartbeat
     from buckeye.base.keys import variables
-    from buckeye.base.process import die_with_parent, forbid_looking
+    from buckeye.base.process import die_with_parent, forbid_tracing
     from buckeye.mcp.gateway.serve import run_gateway
     from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, GatewaySettings
-    from buckeye.mcp.sandbox.base import Limits
-    from buckeye.mcp.sandbox.containers import FOR_IMAGES
+    from buckeye.mcp.sandbox.container_runtimes import IMAGE_RUNTIMES
+    from buckeye.mcp.sandbox.runtime import SandboxLimits
     from buckeye.monitor.log import setup_logging
 
     die_with_parent()
-    forbid_looking()
+    forbid_tracing()
     heartbeat.start()
     _check_together(image, command, folder, files)
-    if runtime not in ("auto", *FOR_IMAGES):
-        raise UsageError(f"--runtime {runtime}: choose auto, {', '.join(FOR_IMAGES)}.")
+    if runtime not in ("auto", *IMAGE_RUNTIMES):
+        raise UsageError(f"--runtime {runtime}: choose auto, {', '.join(IMAGE_RUNTIMES)}.")
     api_key = variables().get(API_KEY_VARIABLE) or None
     if api_key is not None and no_key:
         raise UsageError(f"--no-key is said, and {API_KEY_VARIABLE} is set: unset it, or leave --no-key out.")
@@ -126,7 +126,7 @@ def gateway(
     )
     setup_logging("info", "gateway", None)
     most = _bytes(memory, "--memory")
-    limits = Limits(memory=most, cpus=cpus, network=network, processes=processes, disk=settings.disk)
+    limits = SandboxLimits(memory=most, cpus=cpus, network=network, processes=processes, disk=settings.disk)
     words = split_command(command) if command is not None else None
     run_gateway(settings, limits, runtime=runtime, command=words, folder=folder, files=files)
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from textwrap import wrap
 
-from buckeye.cli.tree import TITLES, children
+from buckeye.cli.tree import TITLES, child_commands
 
 Rows = Sequence[tuple[str, str]]
 
@@ -35,7 +35,7 @@ def show_group(group: str, program: str) -> None:
 
 
 def _group_lines(group: str, width: int) -> Iterator[str]:
-    shown = children(group)
+    shown = child_commands(group)
     titles = dict(TITLES.get(group, {}))
     listed = {name for names in titles.values() for name in names}
     titles["More" if titles else ""] = tuple(name for name in shown if name not in listed)

@@ -46,8 +46,8 @@ def hf(
     ] = False,
 ) -> None:
     """Check tasks and make a dataset of them. A token for the hub comes from HF_TOKEN or `hf auth login`."""
-    from buckeye.mcp.tasks.lock import read_lock
-    from buckeye.mcp.tasks.rows import read_with_lock, refuse_local, split_tasks
+    from buckeye.mcp.tasks.dataset_rows import check_portable, read_with_lock, split_tasks
+    from buckeye.mcp.tasks.lock_file import read_lock
 
     path = tasks or _usual_file()
     if name is None:
@@ -56,7 +56,7 @@ def hf(
     lock_file = _lock_file(path)
     lock = read_lock(lock_file) if lock_file is not None else None
     found, inferred = read_with_lock(path, lock)
-    refuse_local(found, path)
+    check_portable(found, path)
     splits = split_tasks(found, split)
     folder = output or (None if push else Path(name))
     counts = ", ".join(f"{len(part)} {which}" for which, part in splits.items())
@@ -80,7 +80,7 @@ def _made(
     name: str, splits: dict[str, list[McpTask]], folder: Path | None, *, private: bool, push: bool, yes: bool
 ) -> str | None:
     """Write the dataset, push it if requested, and return its URL on the hub, else None."""
-    from buckeye.mcp.tasks.dataset import files_of_dataset, write_dataset
+    from buckeye.mcp.tasks.dataset import describe_archives, write_dataset
 
     repository = DatasetRepository(name, private=private) if push else None
     if repository is not None:
@@ -92,13 +92,13 @@ def _made(
             write_dataset(place, name, splits, replace=True)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
             raise UsageError(f"{place} cannot be written: {error.strerror}. Name another with -o") from None
-        if files := files_of_dataset(place):
+        if files := describe_archives(place):
             typer.echo(f"files of the tasks: {files}")
         return repository.push(place) if repository is not None else None
 
 
 def _usual_file() -> Path:
-    from buckeye.mcp.tasks.files import TASK_FILES
+    from buckeye.mcp.tasks.task_files import TASK_FILES
 
     found = sorted({path for pattern in TASK_FILES for path in Path().glob(pattern)})
     if len(found) == 1:
@@ -115,7 +115,7 @@ def _tasks(count: int) -> str:
 
 def _lock_file(tasks: Path) -> Path | None:
     """Return the lock file next to the tasks, or in the working directory, or None."""
-    from buckeye.mcp.tasks.lock import LOCK_FILE
+    from buckeye.mcp.tasks.lock_file import LOCK_FILE
 
     return next((path for path in (tasks.parent / LOCK_FILE, Path(LOCK_FILE)) if path.is_file()), None)
 
@@ -165,7 +165,7 @@ def _confirmed(question: str) -> bool:
 
 
 def _note_in_lock(lock_file: Path | None, reference: str, count: int) -> None:
-    from buckeye.mcp.tasks.lock import LOCK_FILE, dataset_reference, update_lock
+    from buckeye.mcp.tasks.lock_file import LOCK_FILE, dataset_reference, update_lock
 
     if lock_file is None:
         typer.echo(f"There is no {LOCK_FILE} to note it in", err=True)

@@ -13,9 +13,9 @@ import typer
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
-    from buckeye.setup.init.prepare import Prepared
-    from buckeye.setup.init.scripted_rollout import Proof
-    from buckeye.setup.init.source import Source
+    from buckeye.setup.init.environment_source import EnvironmentSource
+    from buckeye.setup.init.prepare_config import PreparedConfig
+    from buckeye.setup.init.scripted_rollout import TrialResult
 
 
 def init(
@@ -61,11 +61,11 @@ def init(
 ) -> None:
     """Write the configuration of an MCP environment from its tools, and play a scripted rollout with it."""
     from buckeye.base.process import die_with_parent
-    from buckeye.setup.init.prepare import prepare
-    from buckeye.setup.init.texts import next_text
+    from buckeye.setup.init.output import next_step_text
+    from buckeye.setup.init.prepare_config import prepare_config
 
     die_with_parent()
-    prepared = prepare(
+    prepared = prepare_config(
         env,
         command=command,
         headers=_headers(header or []),
@@ -78,18 +78,18 @@ def init(
     if dry_run:
         _print_dry_run(prepared)
         return
-    proof = write_and_prove(prepared, try_all=try_all)
+    proof = write_and_try_config(prepared, try_all=try_all)
     if proof.passed:
-        typer.echo(next_text(prepared.path, prepared.task_file))
+        typer.echo(next_step_text(prepared.path, prepared.task_file))
     raise typer.Exit(0 if proof.passed else 1)
 
 
-def write_and_prove(prepared: Prepared, *, try_all: bool) -> Proof:
+def write_and_try_config(prepared: PreparedConfig, *, try_all: bool) -> TrialResult:
     """Write the configuration, run a scripted rollout with it, and print the result."""
     from buckeye.base.storage import write_directory, write_file
     from buckeye.mcp.config import load_gym_config
-    from buckeye.setup.init.prepare import proof_of
-    from buckeye.setup.init.texts import summary, trials_text
+    from buckeye.setup.init.output import summary_text, trials_text
+    from buckeye.setup.init.prepare_config import try_config
 
     path = prepared.path
     try:
@@ -98,20 +98,20 @@ def write_and_prove(prepared: Prepared, *, try_all: bool) -> Proof:
         write_file(path, prepared.generated.text)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}. Name another file with -o.") from None
-    typer.echo(summary(prepared.generated, path, prepared.files))
-    proof = proof_of(prepared, load_gym_config(path), try_all=try_all)
-    without = prepared.without({trial.action for trial in proof.failed})
+    typer.echo(summary_text(prepared.generated, path, prepared.files))
+    proof = try_config(prepared, load_gym_config(path), try_all=try_all)
+    without = prepared.command_without({trial.action for trial in proof.failed})
     again = (*without, "--try-all") if without and try_all else without
-    typer.echo(trials_text(proof, prepared.source.shown, again))
+    typer.echo(trials_text(proof, prepared.source.display_name, again))
     return proof
 
 
-def _copy(source: Source, target: Path) -> None:
+def _copy(source: EnvironmentSource, target: Path) -> None:
     assert source.files is not None
     shutil.copytree(source.files, target, symlinks=True, dirs_exist_ok=True)
 
 
-def _print_dry_run(prepared: Prepared) -> None:
+def _print_dry_run(prepared: PreparedConfig) -> None:
     typer.echo(prepared.generated.text, nl=False)
     for note in prepared.generated.notes:
         typer.echo(f"note: {note}", err=True)
@@ -119,14 +119,14 @@ def _print_dry_run(prepared: Prepared) -> None:
 
 
 def _headers(pairs: Sequence[str]) -> dict[str, str]:
-    from buckeye.mcp.tasks.rows import is_written_key
+    from buckeye.mcp.tasks.dataset_rows import is_plaintext_key
 
     found = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise UsageError("--header: write NAME=VALUE, as --header 'Mcp-Image=my-org/my-env:latest'")
-        if is_written_key(name, value):
+        if is_plaintext_key(name, value):
             raise UsageError(
                 f"--header {name}: other users can see flags. Write a variable in single quotes, as "
                 f"'{name}=Bearer $MY_KEY'; it is looked up in the environment and in .env"

@@ -22,7 +22,7 @@ def load(model: type[T], argv: list[str], program: str) -> T:
 
     Raises ConfigError.
     """
-    tune_libraries(program)
+    configure_libraries(program)
     from buckeye.cli.settings_help import asks_for_help, show_help
 
     if asks_for_help(argv):
@@ -34,7 +34,7 @@ def load(model: type[T], argv: list[str], program: str) -> T:
     return config
 
 
-def tune_libraries(program: str) -> None:
+def configure_libraries(program: str) -> None:
     """Set variables that libraries read when torch is imported; call this before.
 
     oneDNN caches half a megabyte for every shape of a matrix product, and batches of varying length have
@@ -50,10 +50,10 @@ def with_local_model(config: T) -> T:
     """Replace `model.name` by the local directory of the model; download it if necessary."""
     from buckeye.launch.preflight.model import fetch_model
 
-    return of_model(config, fetch_model(config.model.name))  # type: ignore[attr-defined]
+    return with_model_directory(config, fetch_model(config.model.name))  # type: ignore[attr-defined]
 
 
-def of_model(config: T, directory: Path) -> T:
+def with_model_directory(config: T, directory: Path) -> T:
     """Replace `model.name` by the path of a directory."""
     model = config.model.model_copy(update={"name": str(directory)})  # type: ignore[attr-defined]
     return config.model_copy(update={"model": model})

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from buckeye.cli.help import show_group
 from buckeye.cli.removed import removed_command_error
-from buckeye.cli.tree import BY_WORDS, GROUPS, children, find, lines
+from buckeye.cli.tree import BY_WORDS, GROUPS, child_commands, command_lines, find_command
 
 _HELP = ("--help", "-h")
 
@@ -34,14 +34,14 @@ def _main(argv: list[str], program: str) -> None:
 
 def _page(argv: Sequence[str], program: str) -> Callable[[], None] | None:
     """Return a function that prints the requested help, or None if that needs more than the tree."""
-    words, rest = find(argv)
+    words, rest = find_command(argv)
     asks = bool(rest) and rest[0] in _HELP
     if words == "rl" and asks and len(rest) == 1:
         from buckeye.cli.rl_page import show_rl_page
 
         return show_rl_page
     if words == "" and rest == ["--help-all"]:
-        return lambda: print("\n".join(lines()))
+        return lambda: print("\n".join(command_lines()))
     if words not in BY_WORDS and asks:
         return lambda: show_group(words, _typed(words, program))
     return None
@@ -58,7 +58,7 @@ def _printed(show: Callable[[], None]) -> int:
 
 def _run(argv: list[str], program: str) -> int | None:
     """Run the command in a command line and return its exit code."""
-    words, rest = find(argv)
+    words, rest = find_command(argv)
     if words in ("", "rl") and rest == ["--version"]:
         from buckeye.version import __version__
 
@@ -69,10 +69,10 @@ def _run(argv: list[str], program: str) -> int | None:
         show_group(words, _typed(words, program))
         return 2
     if BY_WORDS[words].takes_settings:
-        from buckeye.cli.commands import function_of
+        from buckeye.cli.commands import command_function
 
-        return function_of(words)(rest)  # type: ignore[no-any-return]
-    from buckeye.cli.typed import run
+        return command_function(words)(rest)  # type: ignore[no-any-return]
+    from buckeye.cli.typer_commands import run
 
     return run(words, rest, _typed(words, program))
 
@@ -86,7 +86,7 @@ def _refuse_unknown(words: str, rest: Sequence[str]) -> None:
     typed = f"{words} {rest[0]}".strip()
     if gone := removed_command_error([*words.split(), *rest]):
         raise gone
-    known = children(words)
+    known = child_commands(words)
     near = get_close_matches(rest[0], known, 1)
     meant = " ".join(filter(None, ("buckeye", words, *near)))
     hint = f"Did you mean `{meant}`?" if near else ""

@@ -12,10 +12,10 @@ import typer
 
 from buckeye.base.terminal import status_line
 from buckeye.errors import UsageError
-from buckeye.launch.preflight.model import fetch_served
+from buckeye.launch.preflight.model import fetch_served_model
 from buckeye.launch.serve import served_model
 from buckeye.runs.export import ExportRequest, export_model
-from buckeye.workers.opening import load_environment
+from buckeye.workers.loading import load_environment
 
 
 def model_tiny(
@@ -65,7 +65,7 @@ def chat(
 async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: int) -> None:
     """Answer `prompt` and return, or chat until the user leaves."""
     with status_line(f"fetching {model}"):
-        path = fetch_served(model)
+        path = fetch_served_model(model)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's handler waits for input() to return
     async with AsyncExitStack() as stack:
         with status_line(f"waiting for a server of {model} to start"):

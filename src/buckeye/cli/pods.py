@@ -14,16 +14,16 @@ from typing import Annotated, Any
 import typer
 
 from buckeye.base.columns import counted
-from buckeye.cli.env_args import print_table
+from buckeye.cli.env_options import print_table
 from buckeye.errors import RemoteError, UsageError
-from buckeye.launch.preflight.devices import parse_gpus
+from buckeye.launch.preflight.devices import parse_gpu_spec
 from buckeye.remote.base import Clock, GpuRequest, RemoteRequest
 from buckeye.remote.connection import parse_target
-from buckeye.remote.inventory import SeenPod, end_seen, find_pod, survey
-from buckeye.remote.ledger import Entry, Ledger, hours_text
-from buckeye.remote.offers import fitting_offers, left_out_text, offer_table
+from buckeye.remote.control import terminal_command
+from buckeye.remote.inventory import OpenPod, end_open_pod, find_pod, list_open_pods
+from buckeye.remote.ledger import Ledger, PodEntry, hours_text
+from buckeye.remote.offers import find_offers, left_out_text, offer_table
 from buckeye.remote.providers.choose import open_provider
-from buckeye.remote.steer import terminal_of
 from buckeye.remote.teardown import cost_text
 from buckeye.run_files.known_runs import find_run, is_remote
 
@@ -40,7 +40,7 @@ def list_pods(
     """The pods there are, with hours and cost."""
     ledger, now = Ledger(), time.time()
     with open_provider(_PROVIDER) as provider:
-        pods = survey(provider, ledger, now)
+        pods = list_open_pods(provider, ledger, now)
     over = [entry for entry in ledger.entries() if entry.ended is not None] if ended else []
     if as_json:
         typer.echo(json.dumps([_record(pod, now) for pod in pods] + [_over(entry, now) for entry in over]))
@@ -63,16 +63,16 @@ def offers(
     as_json: _Json = False,
 ) -> None:
     """What could be rented now, the cheapest first. Nothing is."""
-    found = parse_gpus(gpus)
+    found = parse_gpu_spec(gpus)
     request = RemoteRequest(
         gpus=GpuRequest(count=found.count, type=found.type), max_price=max_price, regions=tuple(region or ())
     )
     with open_provider(_PROVIDER) as provider:
-        fitting = fitting_offers(provider, request, disk_gb=disk_gb)
+        fitting = find_offers(provider, request, disk_gb=disk_gb)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(offer) for offer in fitting.offers]))
         return
-    typer.echo(offer_table(fitting.offers, most=len(fitting.offers)))
+    typer.echo(offer_table(fitting.offers, limit=len(fitting.offers)))
     if fitting.left_out:
         typer.echo(f"Left out: {left_out_text(fitting.left_out)}", err=True)
 
@@ -97,9 +97,9 @@ def terminate(pod: _Pod, yes: _Yes = False, as_json: _Json = False) -> None:
     """End a pod, and wait until that is confirmed. What is only on its disk is lost."""
     with open_provider(_PROVIDER) as provider:
         ledger = Ledger()
-        seen = find_pod(survey(provider, ledger, time.time()), pod)
+        seen = find_pod(list_open_pods(provider, ledger, time.time()), pod)
         _confirm([seen], yes=yes, as_json=as_json)
-        ended = end_seen(provider, ledger, seen, outcome="terminated", clock=Clock(), tell=_tell)
+        ended = end_open_pod(provider, ledger, seen, outcome="terminated", clock=Clock(), tell=_tell)
     _show_ended([ended], as_json)
 
 
@@ -114,12 +114,12 @@ def gc(
     """End the pods that nobody looks after: of runs that were killed, or of a machine that was lost."""
     with open_provider(_PROVIDER) as provider:
         ledger = Ledger()
-        pods = survey(provider, ledger, time.time())
+        pods = list_open_pods(provider, ledger, time.time())
         left = [pod for pod in pods if pod.care == "nobody" or (others and pod.care == "unknown")]
-        left += [pod for pod in pods if pod.care == "kept" and not pod.costs]
-        if any(pod.costs for pod in left):
-            _confirm([pod for pod in left if pod.costs], yes=yes, as_json=as_json)
-        ended = [end_seen(provider, ledger, p, outcome="gc", clock=Clock(), tell=_tell) for p in left]
+        left += [pod for pod in pods if pod.care == "kept" and not pod.may_cost]
+        if any(pod.may_cost for pod in left):
+            _confirm([pod for pod in left if pod.may_cost], yes=yes, as_json=as_json)
+        ended = [end_open_pod(provider, ledger, p, outcome="gc", clock=Clock(), tell=_tell) for p in left]
     _show_ended(ended, as_json)
     strangers = [pod.entry.name for pod in pods if pod.care == "unknown"]
     if strangers and not others:
@@ -130,7 +130,7 @@ def gc(
         )
 
 
-def _confirm(pods: Sequence[SeenPod], *, yes: bool, as_json: bool) -> None:
+def _confirm(pods: Sequence[OpenPod], *, yes: bool, as_json: bool) -> None:
     """Show the pods that would be ended, and ask. Raises UsageError without a terminal."""
     if yes:
         return
@@ -154,13 +154,13 @@ def _argv_of_run(name: str) -> list[str] | None:
         run = find_run(name)
     except UsageError:
         return None
-    return terminal_of(run) if is_remote(run) else None
+    return terminal_command(run) if is_remote(run) else None
 
 
 def _argv_of_pod(name: str) -> list[str]:
     ledger = Ledger()
     with open_provider(_PROVIDER) as provider:
-        pod = find_pod(survey(provider, ledger, time.time()), name)
+        pod = find_pod(list_open_pods(provider, ledger, time.time()), name)
     if not pod.ssh:
         raise RemoteError(f"Pod {pod.entry.name} is {pod.state}: it has no address for ssh yet.")
     target = parse_target(pod.ssh[0])
@@ -172,7 +172,7 @@ def _argv_of_pod(name: str) -> list[str]:
     ]
 
 
-def _row(entry: Entry, state: str, care: str, now: float) -> tuple[str, ...]:
+def _row(entry: PodEntry, state: str, care: str, now: float) -> tuple[str, ...]:
     return (
         entry.name,
         entry.pod_id or "?",
@@ -185,15 +185,15 @@ def _row(entry: Entry, state: str, care: str, now: float) -> tuple[str, ...]:
     )
 
 
-def _record(pod: SeenPod, now: float) -> dict[str, Any]:
+def _record(pod: OpenPod, now: float) -> dict[str, Any]:
     return {**_over(pod.entry, now), "state": pod.state, "care": pod.care, "ssh": list(pod.ssh)}
 
 
-def _over(entry: Entry, now: float) -> dict[str, Any]:
+def _over(entry: PodEntry, now: float) -> dict[str, Any]:
     return {"state": "over", **dataclasses.asdict(entry), "hours": entry.hours(now), "cost": entry.cost(now)}
 
 
-def _show_ended(ended: Sequence[Entry], as_json: bool) -> None:
+def _show_ended(ended: Sequence[PodEntry], as_json: bool) -> None:
     now = time.time()
     if as_json:
         typer.echo(json.dumps([_over(entry, now) for entry in ended]))

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buckeye.cli.dry_run import show_described
-from buckeye.launch.preflight.devices import parse_gpus
+from buckeye.cli.dry_run import print_dry_run
+from buckeye.launch.preflight.devices import parse_gpu_spec
 
 if TYPE_CHECKING:
     from buckeye.config.rl import RLConfig
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def start_remote(config_path: Path, flags: TrainFlags, *, resume: bool = False) -> int:
     """Run the configuration on the machine of the flags, or resume it there; return the exit code."""
-    from buckeye.remote.launch import run_remote
+    from buckeye.remote.remote_run import run_remote
 
     return run_remote(config_path, _request(flags), resume=resume)
 
@@ -27,16 +27,16 @@ def show_remote(
 ) -> None:
     """Print the orders and uploads of `start_remote`. `text` is the content of a configuration file that is
     not written yet."""
-    from buckeye.remote.dry_run import describe
+    from buckeye.remote.dry_run import describe_remote_run
 
     print("Checking that the run can start there ...", file=sys.stderr)
-    show_described(*describe(config_path, config, _request(flags), resume=resume, text=text))
+    print_dry_run(*describe_remote_run(config_path, config, _request(flags), resume=resume, text=text))
 
 
 def _request(flags: TrainFlags) -> RemoteRequest:
     from buckeye.remote.base import GpuRequest, RemoteRequest
 
-    gpus = parse_gpus(flags.gpus) if flags.gpus is not None else None
+    gpus = parse_gpu_spec(flags.gpus) if flags.gpus is not None else None
     return RemoteRequest(
         gpus=GpuRequest(count=gpus.count, type=gpus.type) if gpus is not None else None,
         provider="ssh" if flags.provider == "ssh" else "prime",

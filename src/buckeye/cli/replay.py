@@ -43,22 +43,22 @@ def replay(
     if step is None:
         raise UsageError("Say which step: `--step N`.")
     config = _trainer_settings(directory)
-    from buckeye.analysis.replay.step import replay_step  # imports torch
-    from buckeye.analysis.replay.texts import replay_object, replay_text
+    from buckeye.analysis.replay.replay_step import replay_step  # imports torch
+    from buckeye.analysis.replay.texts import replay_text, replay_to_json
 
     with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
         found = replay_step(
             directory, config, step, until=until or "weights", device=device, scratch=Path(scratch)
         )
-    typer.echo(json.dumps(replay_object(found)) if as_json else replay_text(found))
+    typer.echo(json.dumps(replay_to_json(found)) if as_json else replay_text(found))
     if not found.within_tolerance:
         raise typer.Exit(1)
 
 
 def _replay_all(directory: Path, device: str | None, *, as_json: bool) -> None:
     config = _trainer_settings(directory)
-    from buckeye.analysis.replay.step import replay_all  # imports torch
-    from buckeye.analysis.replay.texts import all_text, replay_object
+    from buckeye.analysis.replay.replay_step import replay_all  # imports torch
+    from buckeye.analysis.replay.texts import all_text, replay_to_json
 
     def tell(step: int) -> None:
         if sys.stderr.isatty():
@@ -67,7 +67,7 @@ def _replay_all(directory: Path, device: str | None, *, as_json: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
         found = replay_all(directory, config, device=device, scratch=Path(scratch), tell=tell)
     kept = list(step_directories(directory / "trained"))
-    typer.echo(json.dumps(replay_object(found)) if as_json else all_text(found, kept))
+    typer.echo(json.dumps(replay_to_json(found)) if as_json else all_text(found, kept))
     if found.first_unexplained is not None or found.step < kept[-1]:
         raise typer.Exit(1)
 

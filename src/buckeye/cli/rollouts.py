@@ -15,17 +15,17 @@ import msgspec
 import typer
 
 from buckeye import runs
-from buckeye.analysis.exchange.export import Format, export_rollouts, unreadable_in
-from buckeye.base.columns import aligned, counted
+from buckeye.analysis.rollout_export.export import Format, export_rollouts, unreadable_in
+from buckeye.base.columns import align_columns, counted
 from buckeye.base.json_lines import printable
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.monitor.metrics import Step, read_run
+from buckeye.monitor.metrics import StepMetrics, read_run_metrics
 from buckeye.monitor.rollouts import (
-    PlayedRollout,
-    messages_in,
+    RecordedRollout,
     read_rollouts,
+    rollout_lines,
     rollout_steps,
-    whole_rollout,
+    split_messages,
 )
 from buckeye.run_files.known_runs import find_run
 
@@ -53,7 +53,7 @@ class RolloutFilter:
     errored: bool = False
     dropped: bool = False
 
-    def accepts(self, rollout: PlayedRollout) -> bool:
+    def accepts(self, rollout: RecordedRollout) -> bool:
         """Return True if a rollout meets all conditions."""
         low, high, reward = self.min_reward, self.max_reward, rollout.reward
         said = [*rollout.text, rollout.error or ""]
@@ -163,8 +163,8 @@ def _chosen_step(run: Path, step: int | None) -> int:
 def _lines(
     run: Path,
     step: int,
-    played: Sequence[PlayedRollout],
-    found: Sequence[PlayedRollout],
+    played: Sequence[RecordedRollout],
+    found: Sequence[RecordedRollout],
     group: int | None,
     rollout: int | None,
     limit: int | None,
@@ -176,11 +176,11 @@ def _lines(
         yield "No rollout is as asked for."
     elif rollout is not None:
         for one in found:
-            yield from whole_rollout(one, None if full else _LONGEST_TEXT)
+            yield from rollout_lines(one, None if full else _LONGEST_TEXT)
     else:
         rows = _rollout_rows(found) if group is not None else _group_rows(found)
         yield ""
-        yield aligned([rows[0], *_limited(rows[1:], limit)])
+        yield align_columns([rows[0], *_limited(rows[1:], limit)])
         left_out = len(rows) - 1 - len(_limited(rows[1:], limit))
         if left_out:
             yield f"({left_out} more; -n 0 shows all)"
@@ -189,10 +189,11 @@ def _lines(
         yield f"\nMore of the first: {command} {more}"
 
 
-def _header(run: Path, step: int, played: Sequence[PlayedRollout]) -> str:
+def _header(run: Path, step: int, played: Sequence[RecordedRollout]) -> str:
     """Return a line about the step, joined from the records of all processes."""
     known = next(
-        (one for one in read_run(run / "metrics.jsonl").steps() if one.number == step), Step(step, {})
+        (one for one in read_run_metrics(run / "metrics.jsonl").steps() if one.number == step),
+        StepMetrics(step, {}),
     )
     if known.trained is not None:
         state = "trained"
@@ -213,7 +214,7 @@ def _limited(rows: Sequence[tuple[str, ...]], limit: int | None) -> Sequence[tup
     return rows[: _SHOWN if limit is None else limit or None]
 
 
-def _group_rows(found: Sequence[PlayedRollout]) -> list[tuple[str, ...]]:
+def _group_rows(found: Sequence[RecordedRollout]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("group", "task", "rollouts", "mean", "lowest", "highest", "cut off", "errored", "dropped")
     ]
@@ -235,12 +236,12 @@ def _group_rows(found: Sequence[PlayedRollout]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _rollout_rows(found: Sequence[PlayedRollout]) -> list[tuple[str, ...]]:
+def _rollout_rows(found: Sequence[RecordedRollout]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [("rollout", "reward", "tokens", "turns", "ended by", "its last words")]
     for one in found:
         reward = f"{one.reward:.4f}" if one.reward is not None else "errored"
         ended = f"{one.stop_reason}{', cut off' if one.truncated else ''}"
-        said = one.error if one.error is not None else messages_in(one.text[-1] if one.text else "")[-1][1]
+        said = one.error if one.error is not None else split_messages(one.text[-1] if one.text else "")[-1][1]
         row = (str(one.number), reward, str(one.completion_tokens), str(one.turns), _cell(ended))
         rows.append((*row, _cell(said, end=one.error is None)))
     return rows

@@ -6,12 +6,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from buckeye.base.columns import aligned
+from buckeye.base.columns import align_columns
 from buckeye.base.disk import human_bytes
 from buckeye.base.json_lines import printable
 from buckeye.launch.progress import human_duration
-from buckeye.launch.waits import sentence
-from buckeye.runs.clean import KINDS, WHAT_THEY_ARE, Deletable
+from buckeye.launch.waits import describe_wait
+from buckeye.runs.clean import FILE_KINDS, KIND_DESCRIPTIONS, Deletable
 from buckeye.runs.status import TREND_STEPS, ProcessStatus, RunStatus
 
 
@@ -30,7 +30,7 @@ def run_list(runs: Iterable[RunStatus]) -> str:
                 run.directory,
             )
         )
-    return aligned(rows)
+    return align_columns(rows)
 
 
 def status_text(run: RunStatus, now: float) -> str:
@@ -51,9 +51,9 @@ def status_text(run: RunStatus, now: float) -> str:
         *(("warning", str(finding)) for finding in run.findings),
         ("directory", run.directory),
     ]
-    lines = [aligned([row for row in rows if row[1]])]
+    lines = [align_columns([row for row in rows if row[1]])]
     if run.waits:
-        lines.append("\n" + "\n".join(sentence(wait, now) for wait in run.waits))
+        lines.append("\n" + "\n".join(describe_wait(wait, now) for wait in run.waits))
     if run.processes:
         lines.append("\n" + _process_table(run.processes))
     return "\n".join(lines)
@@ -71,13 +71,13 @@ def event_line(event: Mapping[str, Any]) -> str:
 def cleaning_table(items: Sequence[Deletable]) -> str:
     """Return the kinds of deletable files, with counts, sizes and the total."""
     rows = [("kind", "number", "size", "what")]
-    for kind in KINDS:
+    for kind in FILE_KINDS:
         chosen = [item for item in items if item.kind == kind]
         if chosen:
             size = human_bytes(sum(item.size for item in chosen))
-            rows.append((kind, str(len(chosen)), size, WHAT_THEY_ARE[kind]))
+            rows.append((kind, str(len(chosen)), size, KIND_DESCRIPTIONS[kind]))
     rows.append(("all", str(len(items)), human_bytes(sum(item.size for item in items)), ""))
-    return aligned(rows)
+    return align_columns(rows)
 
 
 def _date(seconds: float) -> str:
@@ -133,4 +133,4 @@ def _process_table(processes: Sequence[ProcessStatus]) -> str:
     for process in processes:
         port = str(process.port) if process.port is not None else "-"
         rows.append((process.title, str(process.pid), port, str(process.restarts), process.state))
-    return aligned(rows)
+    return align_columns(rows)

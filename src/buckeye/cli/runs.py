@@ -24,13 +24,13 @@ from buckeye.cli.run_texts import (
     status_text,
 )
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.remote.steer import stop_remote
-from buckeye.run_files.directory import is_in_use, locked
+from buckeye.remote.control import stop_remote
+from buckeye.run_files.directory import is_in_use, lock_directory
 from buckeye.run_files.events import read_events
 from buckeye.run_files.known_runs import find_run, is_remote, known_runs
 from buckeye.run_files.logs import LogLine, follow_logs, read_logs
-from buckeye.run_files.record import GOING_ON, read_record
-from buckeye.runs.clean import IN_USE, KINDS, Deletable, Kind, deletable, delete
+from buckeye.run_files.record import ACTIVE_STATES, read_record
+from buckeye.runs.clean import FILE_KINDS, KINDS_IN_USE, Deletable, Kind, delete_files, find_deletable
 from buckeye.runs.fork import fork_run
 from buckeye.runs.status import run_status
 from buckeye.runs.stop import continuation, stop_run
@@ -76,7 +76,7 @@ def status(
             clear = "\x1b[H\x1b[2J" if watch and not as_json and sys.stdout.isatty() else ""
             text = json.dumps(dataclasses.asdict(seen)) if as_json else status_text(seen, time.time())
             typer.echo(clear + text)
-            if not watch or seen.state not in GOING_ON:
+            if not watch or seen.state not in ACTIVE_STATES:
                 return
             time.sleep(interval)
     except KeyboardInterrupt:
@@ -165,7 +165,7 @@ def clean(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, delete nothing.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="KIND", help=f"Only this kind: {', '.join(KINDS)}.")
+        list[str] | None, typer.Option(metavar="KIND", help=f"Only this kind: {', '.join(FILE_KINDS)}.")
     ] = None,
     checkpoints: Annotated[
         int | None,
@@ -181,8 +181,8 @@ def clean(
     in_use = is_in_use(directory)
     if in_use:
         kinds = _unused(kinds, only)
-    with nullcontext() if dry_run or in_use else locked(directory):
-        items = deletable(directory, kinds=kinds, keep_checkpoints=checkpoints)
+    with nullcontext() if dry_run or in_use else lock_directory(directory):
+        items = find_deletable(directory, kinds=kinds, keep_checkpoints=checkpoints)
         if dry_run:
             _show_deletable(items, as_json, False)
             return
@@ -191,7 +191,7 @@ def clean(
             if not typer.confirm("Delete all of it?"):
                 typer.echo("Nothing was deleted.")
                 return
-        delete(items)
+        delete_files(items)
     _show_deletable(items, as_json, True)
 
 
@@ -233,21 +233,21 @@ def _print_lines(lines: Sequence[LogLine], *, last: int, as_json: bool) -> None:
 
 
 def _kinds(only: Sequence[str] | None, checkpoints: int | None) -> list[Kind]:
-    unknown = [word for word in only or [] if word not in KINDS]
+    unknown = [word for word in only or [] if word not in FILE_KINDS]
     if unknown:
-        raise UsageError(f"--only {unknown[0]}: there is no such kind. There are: {', '.join(KINDS)}")
+        raise UsageError(f"--only {unknown[0]}: there is no such kind. There are: {', '.join(FILE_KINDS)}")
     if only and "checkpoints" in only and checkpoints is None:
         raise UsageError("--only checkpoints: say how many of the newest stay, with --checkpoints KEEP")
-    return [kind for kind in KINDS if not only or kind in only]
+    return [kind for kind in FILE_KINDS if not only or kind in only]
 
 
 def _unused(kinds: Sequence[Kind], only: Sequence[str] | None) -> list[Kind]:
     """Return the kinds of files that can be deleted while the run is active."""
-    asked = [word for word in only or [] if word in IN_USE]
+    asked = [word for word in only or [] if word in KINDS_IN_USE]
     if asked:
         raise UsageError(f"--only {asked[0]}: the run goes on and uses its {asked[0]}; stop it first")
-    typer.echo(f"The run goes on: its {' and '.join(IN_USE)} stay.", err=True)
-    return [kind for kind in kinds if kind not in IN_USE]
+    typer.echo(f"The run goes on: its {' and '.join(KINDS_IN_USE)} stay.", err=True)
+    return [kind for kind in kinds if kind not in KINDS_IN_USE]
 
 
 def _show_deletable(items: Sequence[Deletable], as_json: bool, deleted: bool) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from buckeye.cli.help import Rows, show_page
 from buckeye.cli.rl_page import show_rl_page
 from buckeye.config.help import (
-    HOW_TO_WRITE,
+    CONFIG_USAGE,
     flag_names,
     help_text,
     sections_named,
@@ -52,7 +52,7 @@ def _show_page(model: type[BaseConfig], prog: str) -> None:
         f"Sections ({prog} --help SECTION)": _section_rows(model),
     }
     usage = f"usage: {prog} [@ FILE.toml ...] [--NAME VALUE ...]"
-    show_page(usage, summary_of(model), parts, f"{HOW_TO_WRITE}\n\n{_where_the_rest_is(model, prog)}")
+    show_page(usage, summary_of(model), parts, f"{CONFIG_USAGE}\n\n{_where_the_rest_is(model, prog)}")
 
 
 def _section_rows(model: type[BaseConfig]) -> Rows:

@@ -7,19 +7,19 @@ import shlex
 import sys
 from pathlib import Path
 
-from buckeye.base.process import INTERRUPTED, run_identity
+from buckeye.base.process import EXIT_INTERRUPTED, run_identity
 from buckeye.base.storage import write_file
 from buckeye.cli.load import load, with_local_model
 from buckeye.config.load import to_json
 from buckeye.config.sft import SFTConfig
 from buckeye.launch.resume import without_flags
-from buckeye.launch.resume_checks import refuse_misfit
-from buckeye.launch.uploads import uploads_of
-from buckeye.monitor.tracking import check_trackers, tracked
-from buckeye.run_files.directory import claimed
+from buckeye.launch.resume_checks import check_resumable
+from buckeye.launch.uploads import open_uploads
+from buckeye.monitor.tracker_threads import check_trackers, log_to_trackers
+from buckeye.run_files.directory import claim_directory
 from buckeye.transport.checkpoint import resolve_checkpoint
-from buckeye.transport.checkpoint_resume import bring
-from buckeye.transport.object_store import Store
+from buckeye.transport.object_store import CheckpointStore
+from buckeye.transport.resume_from_store import restore_from_store
 
 
 def sft(argv: list[str]) -> int:
@@ -30,8 +30,8 @@ def sft(argv: list[str]) -> int:
     first = os.environ.get("RANK", "0") == "0"
     ckpt = config.ckpt if config.ckpt is not None and config.ckpt.store is not None else None
     if first and ckpt is not None and ckpt.store is not None:
-        Store(ckpt.store).probe()
-        bring(config.output_dir, ckpt.store, ckpt.resume_step)
+        CheckpointStore(ckpt.store).probe()
+        restore_from_store(config.output_dir, ckpt.store, ckpt.resume_step)
     if first or ckpt is None:
         _refuse_misfit(config)
     from buckeye.trainer.sft import run_sft  # importing torch takes seconds
@@ -41,16 +41,16 @@ def sft(argv: list[str]) -> int:
     again = without_flags(argv, ("--ckpt.resume-step",))
     command = shlex.join(["buckeye", "sft", *again, "--ckpt.resume-step", "-1"])
     output_dir = config.output_dir
-    with claimed(output_dir, resumed=resumed, resume_command=command):
+    with claim_directory(output_dir, resumed=resumed, resume_command=command):
         if first:
             local = Path(given.model.name).exists()  # otherwise a hub name, which is valid on other hosts too
             write_file(output_dir / "configs" / "sft.json", to_json(config if local else given), mode=0o600)
-        with tracked(trackers, output_dir=output_dir, run_id=run_identity().run_id, config=config):
-            with uploads_of(output_dir, config.ckpt if first else None) as uploads:
+        with log_to_trackers(trackers, output_dir=output_dir, run_id=run_identity().run_id, config=config):
+            with open_uploads(output_dir, config.ckpt if first else None) as uploads:
                 done = run_sft(config)
             if not done and first:
                 print(f"Stopped. Continue with:\n  {command}", file=sys.stderr)
-            return INTERRUPTED if not done else int(uploads is not None and bool(uploads.left))
+            return EXIT_INTERRUPTED if not done else int(uploads is not None and bool(uploads.pending_steps))
 
 
 def _refuse_misfit(config: SFTConfig) -> None:
@@ -58,12 +58,12 @@ def _refuse_misfit(config: SFTConfig) -> None:
 
     This happens before torch is imported and before anything is written.
     """
-    from buckeye.trainer.model.trainable import refuse_untrainable
+    from buckeye.trainer.model.trainable import check_trainable
 
-    refuse_untrainable(config.model.name)
+    check_trainable(config.model.name)
     step = config.ckpt.resume_step if config.ckpt is not None else None
     if step is not None:
-        refuse_misfit(config, resolve_checkpoint(config.output_dir / "checkpoints", step), section="")
+        check_resumable(config, resolve_checkpoint(config.output_dir / "checkpoints", step), section="")
 
 
 COMMANDS = {"sft": sft}

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from buckeye.base.distribution import need
-from buckeye.base.process import INTERRUPTED
-from buckeye.cli.dry_run import carry_out, describe, show_described
-from buckeye.cli.load import load, tune_libraries
+from buckeye.base.process import EXIT_INTERRUPTED
+from buckeye.cli.dry_run import describe_run, print_dry_run, run_or_show
+from buckeye.cli.load import configure_libraries, load
 from buckeye.cli.settings_help import asks_for_help, show_help
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.setup.recipe.flags import read_words
+from buckeye.setup.recipe.flags import parse_train_args
 
 Start = Callable[[RLConfig, list[str]], int]
 
@@ -27,19 +27,19 @@ def rl(argv: list[str]) -> int:
         raise UsageError(
             "--launcher was removed. Ray: add --cluster.engine ray. Slurm: sbatch examples/slurm/job.sh"
         )
-    words = read_words(argv)
-    if words.is_of_parts:
-        from buckeye.cli.from_flags import run_of_parts
+    args = parse_train_args(argv)
+    if args.is_composed:
+        from buckeye.cli.composed_run import run_composed
 
-        tune_libraries("rl")
-        return run_of_parts(words, start)
-    settings = words.plain_settings()
+        configure_libraries("rl")
+        return run_composed(args, start)
+    settings = args.plain_settings()
     config = load(RLConfig, settings, "rl")
-    if words.flags.remote:
+    if args.flags.remote:
         from buckeye.cli.remote import show_remote, start_remote
 
-        file, flags, resume = words.only_file(), words.flags, words.resumes
-        return carry_out(
+        file, flags, resume = args.only_file(), args.flags, args.is_resume
+        return run_or_show(
             config,
             show=lambda: show_remote(file, config, flags, resume=resume),
             start=lambda: start_remote(file, flags, resume=resume),
@@ -51,9 +51,9 @@ def start_or_show(config: RLConfig, settings: list[str]) -> int:
     """Start a run on this machine, or show it. `settings` are the args that it was loaded from."""
     program = ["rl"] if Path(sys.argv[0]).name == "rl" else ["buckeye", "rl"]
     command = [*program, *settings]
-    return carry_out(
+    return run_or_show(
         config,
-        show=lambda: show_described(*describe(config, command)),
+        show=lambda: print_dry_run(*describe_run(config, command)),
         start=lambda: start(config, command),
     )
 
@@ -66,7 +66,7 @@ def start(config: RLConfig, command: list[str]) -> int:
 
     _check_before_start(config)
     code = run_rl(config, command)
-    if code != INTERRUPTED:
+    if code != EXIT_INTERRUPTED:
         report_findings(config.output_dir)
     return code
 
@@ -76,10 +76,10 @@ def _check_before_start(config: RLConfig) -> None:
 
     The memory plan is an estimate, so it only leads to a warning.
     """
-    from buckeye.launch.preflight.doctor import Examination, examine
-    from buckeye.launch.preflight.fitting import MEMORY
+    from buckeye.launch.preflight.doctor import PreflightContext, run_preflight_checks
+    from buckeye.launch.preflight.memory_check import MEMORY
 
-    checks = examine(Examination(config=config), "start")
+    checks = run_preflight_checks(PreflightContext(config=config), "start")
     broken = [check for check in checks if check.state == "failed" and check.name != MEMORY]
     if broken:
         raise UsageError("\n".join(check.line for check in broken))

@@ -102,7 +102,7 @@ TITLES = {
 """The commands of a group that help shows together, by title."""
 
 
-def find(argv: Sequence[str]) -> tuple[str, list[str]]:
+def find_command(argv: Sequence[str]) -> tuple[str, list[str]]:
     """Return the words of the command or group at the start of a command line, and the remaining args."""
     known = BY_WORDS.keys() | GROUPS.keys()
     for count in range(min(3, len(argv)), 0, -1):
@@ -112,7 +112,7 @@ def find(argv: Sequence[str]) -> tuple[str, list[str]]:
     return "", list(argv)
 
 
-def children(group: str) -> dict[str, str]:
+def child_commands(group: str) -> dict[str, str]:
     """Return the names below a group, with the summary of each.
 
     "" is the root. It leaves out hidden commands, which the page of a hidden group shows.
@@ -127,7 +127,7 @@ def children(group: str) -> dict[str, str]:
     return found
 
 
-def lines() -> Iterator[str]:
+def command_lines() -> Iterator[str]:
     """Yield one line per visible command, with its summary."""
     shown = [command for command in COMMANDS if not command.hidden]
     width = max(len(command.words) for command in shown)

@@ -30,10 +30,10 @@ def ui(
 ) -> None:
     """See runs in a browser: why they learn or do not, and what they played, token by token. Reads only, so a
     run may go on, have crashed, or be a copy."""
+    from buckeye.ui.run_catalog import RunCatalog
     from buckeye.ui.server import serve
-    from buckeye.ui.sources import Sources
 
-    serve(Sources(run), host=host, port=port, usual_port=_PORT, tell=typer.echo)
+    serve(RunCatalog(run), host=host, port=port, usual_port=_PORT, tell=typer.echo)
 
 
 def report(
@@ -50,7 +50,7 @@ def report(
     from buckeye import runs
     from buckeye.run_files.known_runs import find_run
     from buckeye.ui.export import export
-    from buckeye.ui.sources import OpenRun
+    from buckeye.ui.run_catalog import OpenRun
 
     opened = runs.open(find_run(None) if run is None else run)
     path = out or opened.path / _FILE
@@ -62,7 +62,7 @@ def report(
         raise UsageError(
             f"--out {path}: cannot be written ({error.strerror or error}). Name another file"
         ) from None
-    typer.echo(f"{path}: {exported.groups} of {exported.of} groups have their texts in it")
+    typer.echo(f"{path}: {exported.groups} of {exported.total} groups have their texts in it")
 
 
 COMMANDS = {"ui": ui, "rl report": report}

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, default_environment, install_vllm
+from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, default_vllm_venv, install_vllm
 from buckeye.launch.preflight.devices import this_machine
 
 
@@ -21,7 +21,7 @@ def install(
     ] = None,
 ) -> None:
     """Install vLLM beside this environment, so that its pins of torch and transformers meet nobody else's."""
-    environment = path or default_environment()
+    environment = path or default_vllm_venv()
     for_cpu = not this_machine().gpus if cpu is None else cpu
     found = install_vllm(environment, cpu=for_cpu, tell=lambda line: typer.echo(line, err=True))
     typer.echo(f"{found.distribution} {found.version} is ready in {environment}")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from buckeye.base.process import INTERRUPTED
-from buckeye.cli.load import load, of_model, with_local_model
+from buckeye.base.process import EXIT_INTERRUPTED
+from buckeye.cli.load import load, with_local_model, with_model_directory
 from buckeye.config.adapter import is_adapter
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.trainer import TrainerConfig
-from buckeye.launch.preflight.model import fetch_base
+from buckeye.launch.preflight.model import fetch_base_model
 
 
 def trainer(argv: list[str]) -> int:
@@ -18,7 +18,7 @@ def trainer(argv: list[str]) -> int:
     config = with_local_model(load(TrainerConfig, argv, "trainer"))
     from buckeye.trainer.rl import run_trainer  # importing torch takes seconds
 
-    return 0 if run_trainer(config) else INTERRUPTED
+    return 0 if run_trainer(config) else EXIT_INTERRUPTED
 
 
 def orchestrator(argv: list[str]) -> int:
@@ -26,14 +26,18 @@ def orchestrator(argv: list[str]) -> int:
     config = with_local_model(load(OrchestratorConfig, argv, "orchestrator"))
     from buckeye.orchestrator.loop import run_orchestrator
 
-    return 0 if run_orchestrator(config) else INTERRUPTED
+    return 0 if run_orchestrator(config) else EXIT_INTERRUPTED
 
 
 def serve(argv: list[str]) -> int:
     """Serve a model to OpenAI clients."""
     config = load(InferenceConfig, argv, "serve")
     adapter = Path(config.model.name).resolve() if is_adapter(config.model.name) else None
-    local = with_local_model(config) if adapter is None else of_model(config, fetch_base(adapter))
+    local = (
+        with_local_model(config)
+        if adapter is None
+        else with_model_directory(config, fetch_base_model(adapter))
+    )
     from buckeye.inference.server.server import run_inference
 
     run_inference(local, adapter=adapter)

@@ -36,7 +36,7 @@ def is_adapter(name: str) -> bool:
     return (folder / ADAPTER_CONFIG).is_file() and not (folder / "config.json").is_file()
 
 
-def base_of(adapter: Path) -> tuple[str, str | None]:
+def read_base_model(adapter: Path) -> tuple[str, str | None]:
     """Return the name and the revision of an adapter's base model. Raise `UsageError` if the adapter does not
     name it.
     """

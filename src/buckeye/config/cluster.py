@@ -32,12 +32,12 @@ class ClusterConfig(BaseConfig):
     """Seconds that are waited for a node, at the start and when it was lost."""
 
     @property
-    def of_trainer(self) -> list[int]:
+    def trainer_node_numbers(self) -> list[int]:
         """Nodes of the trainer, in rank order."""
         return list(range(self.nodes)) if self.trainer_nodes is None else self.trainer_nodes
 
     @property
-    def of_inference(self) -> list[int]:
+    def inference_node_numbers(self) -> list[int]:
         """Nodes of inference."""
         return list(range(self.nodes)) if self.inference_nodes is None else self.inference_nodes
 

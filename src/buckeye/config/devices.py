@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from buckeye.config.problems import Problem
-from buckeye.config.settings import MISSING, KeyPath, Layer, Place, Settings, dotted
+from buckeye.config.settings import MISSING, KeyPath, Layer, Location, Settings, dotted
 
 _INFERENCE_IDS: KeyPath = ("inference_gpu_ids",)
 _TRAINER_IDS: KeyPath = ("trainer_gpu_ids",)
@@ -23,7 +23,7 @@ TRAINER_DEVICES = [1]
 """Default devices of a run."""
 
 
-def share_devices(settings: Settings) -> list[Problem]:
+def reconcile_devices(settings: Settings) -> list[Problem]:
     """Make devices, replicas and ranks consistent, in place. Return the settings that conflict.
 
     Values of a wrong type, and devices that cannot be divided, are left to validation.
@@ -44,15 +44,15 @@ def _inference(settings: Settings) -> list[Problem]:
         return []
     if ids is MISSING:
         count = tp * (1 if dp is MISSING else dp)
-        place = settings.place(_DP) or settings.place(_TP)
-        if place is not None and count <= _MOST_DEVICES:
-            settings.put(_INFERENCE_IDS, list(range(count)), place)
+        location = settings.location(_DP) or settings.location(_TP)
+        if location is not None and count <= _MOST_DEVICES:
+            settings.put(_INFERENCE_IDS, list(range(count)), location)
         return []
     if len(ids) % tp:
         return []
-    place = _place(settings, _INFERENCE_IDS)
+    location = _location(settings, _INFERENCE_IDS)
     return _agree(
-        settings, _DP, len(ids) // tp, place, f"{len(ids)} inference devices and {dotted(_TP)} = {tp}"
+        settings, _DP, len(ids) // tp, location, f"{len(ids)} inference devices and {dotted(_TP)} = {tp}"
     )
 
 
@@ -60,8 +60,8 @@ def _trainer(settings: Settings) -> None:
     ids = _free_devices(settings)
     if settings.get(_TRAINER_IDS) is MISSING and ids != TRAINER_DEVICES:
         reasons = (_TRAINER_TP, _REPLICATE, _INFERENCE_IDS)
-        place = next((place for path in reasons if (place := settings.place(path))), None)
-        settings.put(_TRAINER_IDS, ids, place or _place(settings, _INFERENCE_IDS))
+        location = next((location for path in reasons if (location := settings.location(path))), None)
+        settings.put(_TRAINER_IDS, ids, location or _location(settings, _INFERENCE_IDS))
 
 
 def _share_memory(settings: Settings) -> None:
@@ -71,7 +71,7 @@ def _share_memory(settings: Settings) -> None:
         value = settings.get(path)
         ids.append(default if value is MISSING else value)
     if all(map(_are_ids, ids)) and set(ids[0]) & set(ids[1]) and settings.get(_MEMORY) is MISSING:
-        settings.put(_MEMORY, _SHARED_GPU_MEMORY, _place(settings, _TRAINER_IDS))
+        settings.put(_MEMORY, _SHARED_GPU_MEMORY, _location(settings, _TRAINER_IDS))
 
 
 def _free_devices(settings: Settings) -> list[int]:
@@ -86,24 +86,24 @@ def _free_devices(settings: Settings) -> list[int]:
     return [device - first + max(taken) + 1 for device in default]
 
 
-def _agree(settings: Settings, path: KeyPath, value: int, place: Place, reason: str) -> list[Problem]:
+def _agree(settings: Settings, path: KeyPath, value: int, location: Location, reason: str) -> list[Problem]:
     """Set `path` to `value`, which follows from `reason`. Return a problem if an equal or higher layer set it
     differently.
     """
     present = settings.get(path)
     if present == value or not isinstance(settings.get(path[:-1]), dict | type(MISSING)):
         return []
-    own = settings.place(path)
-    if present is MISSING or own is None or own.layer < place.layer:
-        settings.put(path, value, place)
+    own = settings.location(path)
+    if present is MISSING or own is None or own.layer < location.layer:
+        settings.put(path, value, location)
         return []
-    settings.put(path, value, place)
-    message = f"is {present}, but {reason} ({place.text}) make it {value}. Leave one of the two out."
-    return [Problem(path=path, place=own, message=message)]
+    settings.put(path, value, location)
+    message = f"is {present}, but {reason} ({location.text}) make it {value}. Leave one of the two out."
+    return [Problem(path=path, location=own, message=message)]
 
 
-def _place(settings: Settings, path: KeyPath) -> Place:
-    return settings.place(path) or Place("by default", Layer.DEFAULT)
+def _location(settings: Settings, path: KeyPath) -> Location:
+    return settings.location(path) or Location("by default", Layer.DEFAULT)
 
 
 def _is_count(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from buckeye.config.source import load_json
+from buckeye.config.config_files import load_json
 from buckeye.config.structure import Shape
 
 

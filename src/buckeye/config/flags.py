@@ -9,7 +9,7 @@ from typing import Any
 
 from buckeye.config.flag_values import is_none, parse_bool, parse_text
 from buckeye.config.problems import Problem
-from buckeye.config.settings import KeyPath, Layer, Place, Settings, dotted
+from buckeye.config.settings import KeyPath, Layer, Location, Settings, dotted
 from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import Shape, resolve, unknown_setting
 
@@ -22,7 +22,7 @@ class FileReference:
 
     section: KeyPath
     file: str
-    place: Place | None
+    location: Location | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Assignment:
 
     path: KeyPath
     value: Any
-    place: Place
+    location: Location
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ def parse_flags(model: type[BaseConfig], argv: Sequence[str]) -> Flags:
     return _Parser(model, argv).parse()
 
 
-def apply(assignments: Sequence[Assignment], settings: Settings) -> list[Problem]:
+def apply_flags(assignments: Sequence[Assignment], settings: Settings) -> list[Problem]:
     """Write the values of flags into the settings. The last one wins, repeated lists are joined, and a
     setting of a list item (`env.0.id`) overrides the list that contains it.
     """
@@ -64,7 +64,7 @@ def apply(assignments: Sequence[Assignment], settings: Settings) -> list[Problem
             value = joined.setdefault(one.path, [])
             value += one.value
         if not _indices(one.path):
-            settings.put(one.path, value, one.place)
+            settings.put(one.path, value, one.location)
     problems = []
     for one in sorted(assignments, key=lambda a: _indices(a.path)):
         if _indices(one.path):
@@ -82,8 +82,8 @@ def _put_in_list(one: Assignment, settings: Settings) -> list[Problem]:
     count = len(items) if isinstance(items, list) else 0
     if isinstance(index := one.path[first], int) and index > count:
         message = f"{dotted(one.path[:first])} has {count} entries, so the next one is number {count}."
-        return [Problem(path=one.path, place=one.place, message=message)]
-    settings.put(one.path, one.value, one.place)
+        return [Problem(path=one.path, location=one.location, message=message)]
+    settings.put(one.path, one.value, one.location)
     return []
 
 
@@ -120,71 +120,71 @@ class _Parser:
     def _flag(self, word: str) -> None:
         name, sign, text = word[2:].partition("=")
         given = text if sign else None
-        place = Place(f"--{name}", Layer.FLAG)
+        location = Location(f"--{name}", Layer.FLAG)
         target = resolve(self.model, name.split("."))
         if target.shape is None and given is None and name.startswith(("no-", "no_")):
             switched = resolve(self.model, name[3:].split("."))
             if switched.shape is not None and switched.shape.is_flag:
-                self._assign(switched.path, False, place)
+                self._assign(switched.path, False, location)
                 return
         if target.shape is None:
             self._skip_values()
-            self._problem(unknown_setting(self.model, target.path, place, target.owner))
+            self._problem(unknown_setting(self.model, target.path, location, target.owner))
         elif target.shape.tables:
-            self._section(target.path, target.shape, given, place)
+            self._section(target.path, target.shape, given, location)
         else:
-            self._setting(target.path, target.shape, given, place)
+            self._setting(target.path, target.shape, given, location)
 
     def _skip_values(self) -> None:
         """Skip the values of an unusable flag."""
         while self._value() is not None:
             pass
 
-    def _section(self, path: KeyPath, shape: Shape, given: str | None, place: Place) -> None:
+    def _section(self, path: KeyPath, shape: Shape, given: str | None, location: Location) -> None:
         if given is None and (self._peek() or "").startswith(AT):
-            self._file(path, self._next(), place)
+            self._file(path, self._next(), location)
             return
         given = self._value() if given is None else given
         if given is None:
-            self._assign(path, {}, place)
+            self._assign(path, {}, location)
         elif given.lstrip().startswith("{") or is_none(given, shape):
-            self._parsed(path, shape, given, place)
+            self._parsed(path, shape, given, location)
         else:
             self._problem(
                 Problem(
-                    place=place,
-                    message=f"{given!r} is no section. Write {place.text}.NAME VALUE or {place.text} @ FILE",
+                    location=location,
+                    message=f"{given!r} is no section. Write {location.text}.NAME VALUE or {location.text} @ FILE",
                 )
             )
 
-    def _setting(self, path: KeyPath, shape: Shape, given: str | None, place: Place) -> None:
+    def _setting(self, path: KeyPath, shape: Shape, given: str | None, location: Location) -> None:
         if bool in shape.scalars:
-            self._switch(path, shape, given, place)
+            self._switch(path, shape, given, location)
         elif given is None and (given := self._value()) is None:
-            self._problem(Problem(place=place, message=f"needs a value: {shape.expected()}."))
+            self._problem(Problem(location=location, message=f"needs a value: {shape.expected()}."))
         else:
-            self._parsed(path, shape, given, place)
+            self._parsed(path, shape, given, location)
 
-    def _switch(self, path: KeyPath, shape: Shape, given: str | None, place: Place) -> None:
+    def _switch(self, path: KeyPath, shape: Shape, given: str | None, location: Location) -> None:
         following = self._peek()
         if given is None and following is not None:
             is_word = parse_bool(following) is not None or is_none(following, shape)
             given = self._next() if is_word else None
-        self._parsed(path, shape, "true" if given is None else given, place)
+        self._parsed(path, shape, "true" if given is None else given, location)
 
-    def _parsed(self, path: KeyPath, shape: Shape, text: str, place: Place) -> None:
+    def _parsed(self, path: KeyPath, shape: Shape, text: str, location: Location) -> None:
         try:
-            self._assign(path, parse_text(text, shape), place)
+            self._assign(path, parse_text(text, shape), location)
         except ValueError as error:
-            self._problem(Problem(path=path, place=place, message=f"{error}."))
+            self._problem(Problem(path=path, location=location, message=f"{error}."))
 
-    def _file(self, section: KeyPath, word: str, place: Place | None) -> None:
+    def _file(self, section: KeyPath, word: str, location: Location | None) -> None:
         file = word[1:] or self._value()
         if not file:
-            where = f"{place.text} " if place is not None else ""
+            where = f"{location.text} " if location is not None else ""
             self._problem(Problem(message=f"{where}@ needs a file: {where}@ FILE.toml"))
         else:
-            self.flags.files.append(FileReference(section, file, place))
+            self.flags.files.append(FileReference(section, file, location))
 
     def _stray(self, word: str) -> None:
         if Path(word).suffix in (".toml", ".json"):
@@ -193,8 +193,8 @@ class _Parser:
             hint = "Settings are written --name VALUE, files @ FILE.toml"
         self._problem(Problem(message=f"unexpected argument {word!r}. {hint}."))
 
-    def _assign(self, path: KeyPath, value: Any, place: Place) -> None:
-        self.flags.assignments.append(Assignment(path, value, place))
+    def _assign(self, path: KeyPath, value: Any, location: Location) -> None:
+        self.flags.assignments.append(Assignment(path, value, location))
 
     def _problem(self, problem: Problem) -> None:
         self.flags.problems.append(problem)

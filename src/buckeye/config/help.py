@@ -24,7 +24,7 @@ usage: {prog} [@ FILE.toml ...] [--SECTION @ FILE.toml ...] [--NAME VALUE ...]
 
 {words}
 """
-HOW_TO_WRITE = """\
+CONFIG_USAGE = """\
 Files are TOML or JSON; later ones win, flags win over files. Write --a.b VALUE or --a.b=VALUE; --flag and
 --no-flag; lists as 0,1 or [0,1]; None for nothing. The bare flag of a section that is off turns it on."""
 
@@ -56,7 +56,7 @@ class Section:
 
 def help_text(model: type[BaseConfig], prog: str) -> str:
     """Return the help as plain text: usage of `prog`, then one line per setting, section by section."""
-    lines = [_USAGE.format(prog=prog, summary=summary_of(model), words=HOW_TO_WRITE)]
+    lines = [_USAGE.format(prog=prog, summary=summary_of(model), words=CONFIG_USAGE)]
     for section in sections_of(model, prog):
         lines.append(f"{section.title} {section.text}".rstrip())
         for flag, text in section.settings:

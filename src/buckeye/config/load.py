@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import TypeVar
 
 from buckeye.config.adapter import start_from_adapter
-from buckeye.config.flags import apply, parse_flags
+from buckeye.config.config_files import read_file
+from buckeye.config.flags import apply_flags, parse_flags
 from buckeye.config.problems import Problem, config_error
-from buckeye.config.resolve import resolve_run
+from buckeye.config.resolve_run import resolve_run
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings
 from buckeye.config.shared import BaseConfig
-from buckeye.config.source import read_file
-from buckeye.config.structure import drop_unknown, read_none, shape_at, shape_of
+from buckeye.config.structure import drop_unknown, replace_none_texts, shape_at, shape_of
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError
 
@@ -57,7 +57,7 @@ def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str
 def _warnings(config: BaseConfig, path: KeyPath, settings: Settings) -> Iterator[str]:
     for name, message in config.warnings():
         at = (*path, *name.split("."))
-        yield str(Problem(path=at, place=settings.place(at), message=message))
+        yield str(Problem(path=at, location=settings.location(at), message=message))
     for name in type(config).model_fields:
         if isinstance(section := getattr(config, name), BaseConfig):
             yield from _warnings(section, (*path, name), settings)
@@ -69,7 +69,7 @@ def _gather(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Settings, lis
     settings, unread = Settings(), list[ConfigError]()
     for reference in flags.files:
         try:
-            content = read_file(reference.file, reference.place)
+            content = read_file(reference.file, reference.location)
             if is_recorded(Path(reference.file)):
                 section = shape_at(model, reference.section)
                 drop_unknown(section or shape_of(model), content.values)
@@ -78,6 +78,6 @@ def _gather(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Settings, lis
             unread.append(error)
     if unread:
         raise config_error([*unread, *flags.problems])
-    problems = [*flags.problems, *apply(flags.assignments, settings)]
-    read_none(settings, model)
+    problems = [*flags.problems, *apply_flags(flags.assignments, settings)]
+    replace_none_texts(settings, model)
     return settings, problems

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
 
-from buckeye.config.shared import BaseConfig, OwnFunctionConfig, conflict, variant
+from buckeye.config.shared import BaseConfig, UserFunctionConfig, conflict, variant
 
 Level = Literal["token", "sequence", "geometric"]
 Normalization = Literal["token", "sequence", "constant"]
@@ -235,7 +235,7 @@ class ReinforceLossConfig(NormalizedLossConfig):
         return self
 
 
-class CustomLossConfig(NormalizedLossConfig, OwnFunctionConfig):
+class CustomLossConfig(NormalizedLossConfig, UserFunctionConfig):
     """User function as the loss."""
 
     type: Literal["custom"] = "custom"

@@ -33,7 +33,7 @@ from buckeye.config.shared import (
     PolicyModelConfig,
     WandbConfig,
     conflict,
-    most_token_age,
+    max_token_age,
 )
 
 _LOCKSTEP = "cannot be kept with max_async_level = 0, which runs all rollouts of a step at once"
@@ -155,18 +155,18 @@ class OrchestratorConfig(BaseConfig):
         return min(self.max_async_level, self.max_off_policy_steps)
 
     @property
-    def most_token_age(self) -> int:
+    def max_token_age(self) -> int:
         """Maximum age of a trained token, in steps."""
-        return most_token_age(self.max_async_level, self.max_off_policy_steps)
+        return max_token_age(self.max_async_level, self.max_off_policy_steps)
 
     @property
-    def rollouts_at_once(self) -> int:
+    def max_concurrent_rollouts(self) -> int:
         """Maximum number of concurrent rollouts."""
-        played = math.ceil(self.batch_size * self.oversampling_factor) * (1 + self.run_ahead)
-        return min(played, self.max_concurrent or played)
+        concurrent = math.ceil(self.batch_size * self.oversampling_factor) * (1 + self.run_ahead)
+        return min(concurrent, self.max_concurrent or concurrent)
 
     @property
-    def evaluated_env(self) -> list[EvalEnvConfig]:
+    def evaluation_environments(self) -> list[EvalEnvConfig]:
         """Environments of `eval`. If it names none, those of the run, with the sampling settings of
         `eval`.
         """

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from buckeye.config.settings import KeyPath, Place, dotted, flag_of
+from buckeye.config.settings import KeyPath, Location, dotted, flag_of
 from buckeye.errors import ConfigError
 
 Level = Literal["error", "warning"]
@@ -15,12 +15,12 @@ Level = Literal["error", "warning"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """Problem of the setting at `path` (empty: of the whole configuration), written at `place` if it was
+    """Problem of the setting at `path` (empty: of the whole configuration), written at `location` if it was
     written. A warning does not stop the run. `code` and `hint` are those of the error.
     """
 
     path: KeyPath = ()
-    place: Place | None = None
+    location: Location | None = None
     message: str
     hint: str | None = None
     code: str = "BK-CONFIG-VALUE"
@@ -29,7 +29,7 @@ class Problem:
     @property
     def at(self) -> str | None:
         """Where it was written, with its key: `run.toml:3 (max_steps)` or `--max-steps`; None if nowhere."""
-        where, key = self.place.text if self.place is not None else None, dotted(self.path)
+        where, key = self.location.text if self.location is not None else None, dotted(self.path)
         if where is None or not key or where.replace("_", "-") == flag_of(self.path):
             return where or key or None
         return f"{where} ({key})"

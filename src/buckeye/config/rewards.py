@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, Tag, model_validator
 
-from buckeye.config.shared import BaseConfig, OwnFunctionConfig, conflict, variant
+from buckeye.config.shared import BaseConfig, UserFunctionConfig, conflict, variant
 
 
 class _GroupComparison(BaseConfig):
@@ -43,7 +43,7 @@ class TurnAdvantageConfig(_GroupComparison):
     """How much less a reward counts for every turn that it comes later."""
 
 
-class CustomAdvantageConfig(OwnFunctionConfig):
+class CustomAdvantageConfig(UserFunctionConfig):
     """User function that computes a group's advantages."""
 
     type: Literal["custom"] = "custom"
@@ -79,7 +79,7 @@ class RewardShapingConfig(BaseConfig):
     that counts alone."""
     max_length: PositiveInt | None = None
     """The length in tokens at which both penalties are full; None is sampling.max_tokens, of one reply."""
-    function: OwnFunctionConfig | None = None
+    function: UserFunctionConfig | None = None
     """What a function of your own adds: it sees the task, what was said, and what each component paid."""
 
     @property

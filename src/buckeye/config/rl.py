@@ -115,7 +115,7 @@ class RLConfig(TrackedConfig):
     @property
     def trainer_ranks(self) -> int:
         """Number of trainer processes, on all nodes."""
-        return len(self.cluster.of_trainer) * len(self.trainer_gpu_ids)
+        return len(self.cluster.trainer_node_numbers) * len(self.trainer_gpu_ids)
 
     @model_validator(mode="after")
     def _engine_takes_adapters(self) -> RLConfig:
@@ -173,7 +173,7 @@ class RLConfig(TrackedConfig):
         """Reject a model over several nodes that shares them: Ray gives their GPUs to vLLM."""
         if self.inference is None or self.inference.parallel.pp == 1:
             return self
-        pp, nodes, cluster = self.inference.parallel.pp, self.cluster.of_inference, self.cluster
+        pp, nodes, cluster = self.inference.parallel.pp, self.cluster.inference_node_numbers, self.cluster
         if cluster.engine == "srun" or cluster.nodes == 1:
             raise conflict(
                 f"a model on pp = {pp} nodes needs a Ray cluster, which is vLLM's way over several: begin "
@@ -181,9 +181,9 @@ class RLConfig(TrackedConfig):
                 "inference.parallel.pp",
                 "cluster.engine",
             )
-        if len(nodes) % pp or set(nodes) & set(cluster.of_trainer):
+        if len(nodes) % pp or set(nodes) & set(cluster.trainer_node_numbers):
             raise conflict(
-                f"the nodes of inference are {nodes}, and of the trainer {cluster.of_trainer}: copies of the "
+                f"the nodes of inference are {nodes}, and of the trainer {cluster.trainer_node_numbers}: copies of the "
                 f"model on pp = {pp} nodes each need a multiple of {pp} nodes without the trainer",
                 "inference.parallel.pp",
                 "cluster.inference_nodes",
@@ -209,9 +209,9 @@ class RLConfig(TrackedConfig):
     @model_validator(mode="after")
     def _nodes_have_work(self) -> RLConfig:
         cluster = self.cluster
-        inference = cluster.of_inference if self.inference is not None else []
+        inference = cluster.inference_node_numbers if self.inference is not None else []
         placed = {node for env in self.orchestrator.env for node in env.placement or ()}
-        idle = set(range(1, cluster.nodes)) - {*cluster.of_trainer, *inference, *placed}
+        idle = set(range(1, cluster.nodes)) - {*cluster.trainer_node_numbers, *inference, *placed}
         if idle:
             raise conflict(
                 f"nothing would run on node {min(idle)}: give it to cluster.trainer_nodes, "

@@ -21,7 +21,7 @@ class Layer(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Location of a value: `train.toml:7`, `--max-steps`."""
 
     text: str
@@ -47,10 +47,10 @@ def flag_of(path: Iterable[str | int]) -> str:
 
 @dataclass(slots=True)
 class Settings:
-    """Nested dicts, lists and scalars in `values`; `places` has the location of some paths."""
+    """Nested dicts, lists and scalars in `values`; `locations` has the location of some paths."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    places: dict[KeyPath, Place] = field(default_factory=dict)
+    locations: dict[KeyPath, Location] = field(default_factory=dict)
 
     def get(self, path: KeyPath) -> Any:
         """Return the value at `path`, or MISSING."""
@@ -61,43 +61,45 @@ class Settings:
             value = value[key]
         return value
 
-    def place(self, path: KeyPath) -> Place | None:
+    def location(self, path: KeyPath) -> Location | None:
         """Return the location of the value at `path`, else of a value inside it, else of a parent."""
-        if path not in self.places:
-            inside = next((place for p, place in self.places.items() if p[: len(path)] == path), None)
+        if path not in self.locations:
+            inside = next(
+                (location for p, location in self.locations.items() if p[: len(path)] == path), None
+            )
             if inside is not None and path:
                 return inside
         for length in range(len(path), 0, -1):
-            if (place := self.places.get(path[:length])) is not None:
-                return place
+            if (location := self.locations.get(path[:length])) is not None:
+                return location
         return None
 
-    def put(self, path: KeyPath, value: Any, place: Place) -> None:
+    def put(self, path: KeyPath, value: Any, location: Location) -> None:
         """Write `value` to `path`, a key of a table, or an index of a list up to its length. Tables are
         merged into existing ones.
         """
-        self._merge(path, value, {(): place})
+        self._merge(path, value, {(): location})
 
     def merge(self, other: Settings, at: KeyPath = ()) -> None:
         """Merge `other` into these settings, table by table; its values take precedence."""
-        self._merge(at, other.values, other.places)
+        self._merge(at, other.values, other.locations)
 
-    def _merge(self, at: KeyPath, value: Any, places: Mapping[KeyPath, Place]) -> None:
+    def _merge(self, at: KeyPath, value: Any, locations: Mapping[KeyPath, Location]) -> None:
         present = self.get(at)
         if isinstance(value, dict) and isinstance(present, dict):
-            if () in places:
-                self.places.setdefault(at, places[()])
+            if () in locations:
+                self.locations.setdefault(at, locations[()])
             for key, item in value.items():
-                self._merge((*at, key), item, _under(places, key))
+                self._merge((*at, key), item, _under(locations, key))
             return
         if present is not MISSING:
             for path in self._below(at):
-                del self.places[path]
+                del self.locations[path]
         if at:
             _assign(self._parent(at), at[-1], _copy(value))
         else:
             self.values = _copy(value)
-        self.places.update({at + path: place for path, place in places.items()})
+        self.locations.update({at + path: location for path, location in locations.items()})
 
     def _parent(self, path: KeyPath) -> Any:
         """Return the table or list that contains `path`. Missing tables are created, replacing any other
@@ -113,7 +115,7 @@ class Settings:
         return parent
 
     def _below(self, path: KeyPath) -> list[KeyPath]:
-        return [p for p in self.places if p[: len(path)] == path]
+        return [p for p in self.locations if p[: len(path)] == path]
 
     def leaves(self) -> Iterator[tuple[KeyPath, Any]]:
         """Yield every value that is neither a table nor a list, with its path."""
@@ -129,10 +131,10 @@ def _leaves(path: KeyPath, value: Any) -> Iterator[tuple[KeyPath, Any]]:
         yield path, value
 
 
-def _under(places: Mapping[KeyPath, Place], key: str) -> dict[KeyPath, Place]:
+def _under(locations: Mapping[KeyPath, Location], key: str) -> dict[KeyPath, Location]:
     """Return the locations under one key of a table; by default the key has the table's location."""
-    inherited = {(): places[()]} if () in places else {}
-    return inherited | {path[1:]: place for path, place in places.items() if path[:1] == (key,)}
+    inherited = {(): locations[()]} if () in locations else {}
+    return inherited | {path[1:]: location for path, location in locations.items() if path[:1] == (key,)}
 
 
 def _has(parent: Any, key: str | int) -> bool:

@@ -52,7 +52,7 @@ def variant(default: str) -> Discriminator:
     return Discriminator(tag)
 
 
-class OwnFunctionConfig(BaseConfig):
+class UserFunctionConfig(BaseConfig):
     """User function."""
 
     import_path: str
@@ -218,7 +218,7 @@ class EvalSamplingConfig(BaseConfig):
     """Shortest reply, in tokens."""
 
 
-def most_token_age(max_async_level: int, max_off_policy_steps: int) -> int:
+def max_token_age(max_async_level: int, max_off_policy_steps: int) -> int:
     """Return the maximum age of a trained token in policy versions: `max_off_policy_steps`, or 0 in a
     synchronous run.
     """

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from buckeye.config.problems import Problem, closest, did_you_mean
-from buckeye.config.settings import KeyPath, Layer, Place, Settings, dotted, flag_of
+from buckeye.config.settings import KeyPath, Layer, Location, Settings, dotted, flag_of
 from buckeye.config.shared import BaseConfig
 
 _SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
@@ -197,21 +197,23 @@ def drop_unknown(shape: Shape, value: Any) -> None:
                 drop_unknown(found, value[name])
 
 
-def read_none(settings: Settings, model: type[BaseConfig]) -> None:
+def replace_none_texts(settings: Settings, model: type[BaseConfig]) -> None:
     """Replace the text "None" by None in place, where a setting can be None."""
     for path, value in list(settings.leaves()):
         if value == "None" and (shape := shape_at(model, path)) is not None and shape.optional:
             settings.get(path[:-1])[path[-1]] = None
 
 
-def unknown_setting(model: type[BaseConfig], path: KeyPath, place: Place | None, owner: Shape) -> Problem:
+def unknown_setting(
+    model: type[BaseConfig], path: KeyPath, location: Location | None, owner: Shape
+) -> Problem:
     """Return the problem of a setting that does not exist; `owner` is the section that lacks it."""
     name = str(path[-1])
     if not owner.tables:
         within = dotted(path[:-1])
         message = f"{within} is {owner.expected()}, so it has no {name}."
-        return Problem(path=path, place=place, message=message)
-    flags = place is not None and place.layer is Layer.FLAG
+        return Problem(path=path, location=location, message=message)
+    flags = location is not None and location.layer is Layer.FLAG
     known = list(dict.fromkeys(key for table in owner.tables for key in fields_of(table)))
     here = closest(name, known)
     names = [flag_of((*path[:-1], near)) for near in here] if flags else here
@@ -220,7 +222,7 @@ def unknown_setting(model: type[BaseConfig], path: KeyPath, place: Place | None,
         names = [flag_of(p) if flags else dotted(p) for p in elsewhere]
     more = f" and {len(known) - _LISTED_NAMES} more (--help-all)" if len(known) > _LISTED_NAMES else ""
     hint = did_you_mean(names) or f" This section has {', '.join(known[:_LISTED_NAMES])}{more}."
-    return Problem(path=path, place=place, message=f"no such setting.{hint}")
+    return Problem(path=path, location=location, message=f"no such setting.{hint}")
 
 
 def _elsewhere(model: type[BaseConfig], name: str) -> list[KeyPath]:

@@ -60,13 +60,13 @@ def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -
     if kind == "extra_forbidden":
         return _unknown(model, settings, path, owner)
     if kind == "missing":
-        return Problem(path=path, place=settings.places.get(path[:-1]), message=_required(path, shape))
+        return Problem(path=path, location=settings.locations.get(path[:-1]), message=_required(path, shape))
     if kind == "union_tag_invalid":
         path = (*path, "type")
         shape = shape.find("type") if shape is not None else None
     value = settings.get(path)
     if shape is None or value is MISSING:
-        return Problem(path=path, place=settings.place(path), message=f"{error['msg']}.")
+        return Problem(path=path, location=settings.location(path), message=f"{error['msg']}.")
     return _wrong_value(settings, path, value, shape)
 
 
@@ -94,7 +94,7 @@ def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPat
 
 def _unknown(model: type[BaseConfig], settings: Settings, path: KeyPath, owner: Shape) -> Problem:
     """Return the problem of a setting that does not exist, or only in another variant of the section."""
-    place = settings.place(path)
+    location = settings.location(path)
     section = resolve(model, [str(key) for key in path[:-1]]).owner
     others = [
         kind
@@ -103,10 +103,10 @@ def _unknown(model: type[BaseConfig], settings: Settings, path: KeyPath, owner: 
         for kind in fields_of(table)["type"].choices
     ]
     if not others:
-        return unknown_setting(model, path, place, owner)
+        return unknown_setting(model, path, location, owner)
     own = fields_of(owner.tables[0])["type"].choices[0]
     message = f"only with {dotted((*path[:-1], 'type'))} = {' or '.join(others)}, and it is {own}."
-    return Problem(path=path, place=place, message=message)
+    return Problem(path=path, location=location, message=message)
 
 
 def _required(path: KeyPath, shape: Shape | None) -> str:
@@ -123,9 +123,9 @@ def _required(path: KeyPath, shape: Shape | None) -> str:
 def _conflict(settings: Settings, section: KeyPath, context: dict[str, Any]) -> Problem:
     paths = [(*section, *map(_key, name.split("."))) for name in context["fields"]]
     if len(paths) == 1:
-        return Problem(path=paths[0], place=settings.place(paths[0]), message=f"{context['message']}.")
-    places = [f"{dotted(path)}: {_where(settings, path)}" for path in paths]
-    return Problem(path=section, message=f"{context['message']}.\n  {', '.join(places)}")
+        return Problem(path=paths[0], location=settings.location(paths[0]), message=f"{context['message']}.")
+    locations = [f"{dotted(path)}: {_where(settings, path)}" for path in paths]
+    return Problem(path=section, message=f"{context['message']}.\n  {', '.join(locations)}")
 
 
 def _key(part: str) -> str | int:
@@ -133,14 +133,14 @@ def _key(part: str) -> str | int:
 
 
 def _where(settings: Settings, path: KeyPath) -> str:
-    place = settings.place(path) if settings.get(path) is not MISSING else None
-    return place.text if place is not None else "by default"
+    location = settings.location(path) if settings.get(path) is not MISSING else None
+    return location.text if location is not None else "by default"
 
 
 def _wrong_value(settings: Settings, path: KeyPath, value: Any, shape: Shape) -> Problem:
     near = closest(value, map(str, shape.choices)) if isinstance(value, str) else []
     message = f"is {_shown(value)}; expected {shape.expected()}.{did_you_mean(near)}"
-    return Problem(path=path, place=settings.place(path), message=message)
+    return Problem(path=path, location=settings.location(path), message=message)
 
 
 def _shown(value: Any) -> str:

@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from buckeye.config.settings import KeyPath, Layer, Place, Settings
-from buckeye.config.source import read_text
+from buckeye.config.config_files import read_text
+from buckeye.config.settings import KeyPath, Layer, Location, Settings
 from buckeye.errors import ConfigError
 
 _TAG = "tag:yaml.org,2002:"
@@ -56,14 +56,14 @@ def read_yaml(path: Path) -> Settings:
 
 def _explained(shown: str, error: yaml.MarkedYAMLError) -> str:
     mark = error.problem_mark or error.context_mark
-    place = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark is not None else shown
+    location = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark is not None else shown
     problem = error.problem or error.context or "it cannot be read"
     hint = ""
     if "mapping values" in problem:
         hint = " A text with a colon needs quotes."
     elif "'\\t'" in problem:
         hint = " Indent with spaces, not with tabs."
-    return f"{place}: not valid YAML: {problem}.{hint}"
+    return f"{location}: not valid YAML: {problem}.{hint}"
 
 
 class _Builder:
@@ -71,7 +71,7 @@ class _Builder:
 
     def __init__(self, shown: str) -> None:
         self.shown = shown
-        self.places: dict[KeyPath, Place] = {}
+        self.locations: dict[KeyPath, Location] = {}
         self.count = 0
 
     def settings(self, node: yaml.Node | None) -> Settings:
@@ -79,13 +79,13 @@ class _Builder:
         if not isinstance(node, yaml.MappingNode):
             raise ConfigError(f"{self.shown}:1: expected keys and values, as `name: value`.")
         values = self.value(node, ())
-        return Settings(values, self.places)
+        return Settings(values, self.locations)
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self.count += 1  # an alias counts each time, so a small file cannot expand to a large value
         if self.count > _MAX_VALUES:
             raise self.error(node, f"more than {_MAX_VALUES} values")
-        self.places.setdefault(path, self.place(node))
+        self.locations.setdefault(path, self.location(node))
         if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
             return self.table(node, path)
         if isinstance(node, yaml.SequenceNode) and node.tag == _SEQ:
@@ -101,9 +101,9 @@ class _Builder:
                 shown = f"{key.value!r}" if isinstance(key, yaml.ScalarNode) else "it"
                 raise self.error(key, f"a key is a text; put {shown} in quotes")
             if key.value in found:
-                first = self.places[(*path, key.value)].text
+                first = self.locations[(*path, key.value)].text
                 raise self.error(key, f"the key {key.value!r} is there twice (first: {first})")
-            self.places[(*path, key.value)] = self.place(key)
+            self.locations[(*path, key.value)] = self.location(key)
             found[key.value] = self.value(value, (*path, key.value))
         return found
 
@@ -129,8 +129,8 @@ class _Builder:
             raise self.error(node, f"{node.value} is out of range")
         return value
 
-    def place(self, node: yaml.Node) -> Place:
-        return Place(f"{self.shown}:{node.start_mark.line + 1}", Layer.FILE)
+    def location(self, node: yaml.Node) -> Location:
+        return Location(f"{self.shown}:{node.start_mark.line + 1}", Layer.FILE)
 
     def error(self, node: yaml.Node, message: str) -> ConfigError:
-        return ConfigError(f"{self.place(node).text}: {message}.")
+        return ConfigError(f"{self.location(node).text}: {message}.")

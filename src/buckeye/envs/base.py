@@ -22,11 +22,11 @@ Tool = Mapping[str, Any]
 """Tool in OpenAI's format: `{"type": "function", "function": {"name", "description", "parameters"}}`."""
 
 
-def joined_parts(message: Message) -> Message:
+def join_text_parts(message: Message) -> Message:
     """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) joined into one text. With
-    other parts, which `first_other_part` reports, it is unchanged.
+    other parts, which `find_non_text_part` reports, it is unchanged.
     """
-    if not _has_parts(message) or first_other_part(message["content"]) is not None:
+    if not _has_parts(message) or find_non_text_part(message["content"]) is not None:
         return message
     return {**message, "content": "".join(part["text"] for part in message["content"])}
 
@@ -35,7 +35,7 @@ def _has_parts(message: Message) -> bool:
     return isinstance(message.get("content"), list | tuple)
 
 
-def first_other_part(content: Sequence[Any]) -> tuple[int, str] | None:
+def find_non_text_part(content: Sequence[Any]) -> tuple[int, str] | None:
     """Return the number and type of the first part that is not text; None if all are."""
     for number, part in enumerate(content, start=1):
         kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
@@ -51,7 +51,7 @@ START = "start"
 values are different, even with equal prompts.
 """
 
-ROLLOUT_ENDS: ContextVar[float] = ContextVar("ROLLOUT_ENDS", default=math.inf)
+ROLLOUT_DEADLINE: ContextVar[float] = ContextVar("ROLLOUT_ENDS", default=math.inf)
 """Deadline of the current rollout on the monotonic clock; exceeding it is an error. An environment that stops
 earlier can still score the progress.
 """
@@ -70,7 +70,7 @@ class Task:
 
     def __post_init__(self) -> None:
         if any(isinstance(message, Mapping) and _has_parts(message) for message in self.messages):
-            object.__setattr__(self, "messages", tuple(map(joined_parts, self.messages)))
+            object.__setattr__(self, "messages", tuple(map(join_text_parts, self.messages)))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,7 +95,7 @@ class Reply:
     """Text of `CallOptions.stop` that ended the reply."""
     tokens: ReplyTokens | None = None
     """Tokens of the reply, if available."""
-    told_logprobs: Sequence[tuple[str, float]] | None = None
+    text_logprobs: Sequence[tuple[str, float]] | None = None
     """Text and log-prob of each token, from a policy without token ids, if `CallOptions.logprobs` requested
     them and they were returned.
     """
@@ -135,7 +135,7 @@ class CallOptions:
     """
 
 
-NO_OPTIONS = CallOptions()
+DEFAULT_OPTIONS = CallOptions()
 """Options of a call that requests nothing beyond its messages."""
 
 
@@ -223,7 +223,7 @@ class OptionsPolicy(Protocol):
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
-        options: CallOptions = NO_OPTIONS,
+        options: CallOptions = DEFAULT_OPTIONS,
     ) -> Reply:
         """Sample the next assistant message with options. Raise `InferenceError` if no engine can reply,
         `UsageError` for options or messages that the model does not support.
@@ -232,12 +232,12 @@ class OptionsPolicy(Protocol):
 
 
 @runtime_checkable
-class TextCaller(Protocol):
+class ToolAwarePolicy(Protocol):
     """Policy that must be informed about the callable tools if only the prompt describes them: a person, or
     random choice.
     """
 
-    def may_call(self, tools: Sequence[Tool], form: str) -> None:
+    def set_tools(self, tools: Sequence[Tool], form: str) -> None:
         """Announce the tools that a reply in this form calls. In `form`, `{call}` is the position of
         `name(argument=value, ...)`.
         """
@@ -255,7 +255,7 @@ class TokenPolicy(Protocol):
         self,
         prompt: str | Sequence[int],
         *,
-        options: CallOptions = NO_OPTIONS,
+        options: CallOptions = DEFAULT_OPTIONS,
     ) -> Reply:
         """Sample the continuation of a text, or of token ids. Raise `InferenceError` if no engine can reply,
         `UsageError` for unsupported options.

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from buckeye.config.source import load_json
+from buckeye.config.config_files import load_json
 
 
 def read_arguments(written: Any) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from packaging.version import InvalidVersion, Version
 
 from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
-from buckeye.envs.outcomes import how_to_pass
-from buckeye.errors import FOREIGN_ERRORS, BuckeyeError, EnvironmentNotFoundError, UsageError
+from buckeye.envs.outcome_validation import missing_variable_hint
+from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, EnvironmentNotFoundError, UsageError
 
 ENTRY_POINT_GROUP = "buckeye.environments"
 _HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
@@ -119,16 +119,16 @@ def current_arguments(loader: Callable[..., Any], args: Mapping[str, Any]) -> di
     return {names.get(name, name): value for name, value in args.items()}
 
 
-def build(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> Any:
+def build_environment(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> Any:
     args = current_arguments(loader, args)
     _check_arguments(env_id, loader, args)
     try:
         return loader(**args)
     except BuckeyeError:
         raise
-    except FOREIGN_ERRORS as error:
+    except THIRD_PARTY_ERRORS as error:
         what = f"{type(error).__name__}: {error}."
-        hint = how_to_pass(what, ())
+        hint = missing_variable_hint(what, ())
         raise UsageError(
             f"environment {env_id!r} could not be built with {args or 'no arguments'}: {what}"
             + (f"\n{hint}" if hint else "")
@@ -139,7 +139,7 @@ def missing_members(environment: Any) -> list[str]:
     return [member for member in _PROTOCOL if not hasattr(environment, member)]
 
 
-def checked(env_id: str, environment: Any) -> Environment:
+def check_environment(env_id: str, environment: Any) -> Environment:
     if missing := missing_members(environment):
         raise UsageError(
             f"load_environment of {env_id!r} returned a {type(environment).__name__}, which is no Buckeye "
@@ -153,21 +153,21 @@ def installed_environments() -> list[str]:
     return sorted({entry.name for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)})
 
 
-def names_a_file(env_id: str) -> bool:
+def is_file_id(env_id: str) -> bool:
     """Return True if an environment id is a path, not OWNER/NAME."""
     return env_id.startswith((".", "/", "~")) or env_id.endswith(".py")
 
 
-def find_here(env_id: str) -> Callable[..., Any] | None:
+def find_local_loader(env_id: str) -> Callable[..., Any] | None:
     """Return the loader of an environment that can be imported in this process, or None. Raise `UsageError`
     if the import fails.
     """
     if env_id == AGENT or env_id.partition("/")[0] in LIBRARIES:
         return None
     path = Path(env_id).expanduser()
-    if names_a_file(env_id):
+    if is_file_id(env_id):
         return _from_path(path)
-    wanted, bundle = EnvironmentId.parse(env_id), bundled(env_id)
+    wanted, bundle = EnvironmentId.parse(env_id), find_bundled_project(env_id)
     found: _Found | None
     if bundle is not None and not path.is_dir():
         project = tomllib.loads((bundle / "pyproject.toml").read_text("utf-8"))["project"]
@@ -180,7 +180,7 @@ def find_here(env_id: str) -> Callable[..., Any] | None:
     return _from_path(path) if path.is_dir() else None
 
 
-def bundled(env_id: str) -> Path | None:
+def find_bundled_project(env_id: str) -> Path | None:
     """Return the project of an environment bundled with Buckeye. None for others, and if an installed
     distribution has its name.
     """
@@ -335,5 +335,5 @@ def _import_problems(what: str) -> Iterator[None]:
         raise UsageError(
             f"{what} needs the module {error.name!r}, which is not installed. Install it first."
         ) from error
-    except FOREIGN_ERRORS as error:
+    except THIRD_PARTY_ERRORS as error:
         raise UsageError(f"{what} could not be imported: {type(error).__name__}: {error}.") from error

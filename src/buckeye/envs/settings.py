@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-PLACED_VARIABLE = "BUCKEYE_PLACED"
+PLACEMENT_VARIABLE = "BUCKEYE_PLACED"
 """Environment variable with the settings of environments that a run placed on its nodes, as JSON by
 environment name.
 """
@@ -71,11 +71,11 @@ class WorkerSettings:
     """Python file that defines how the environment is run, in place of the bundled adapters."""
 
 
-def placed(name: str) -> dict[str, Any]:
+def read_placement(name: str) -> dict[str, Any]:
     """Return the settings `nodes` and `address` of an environment with workers that a run placed on its
     nodes.
     """
-    found: dict[str, Any] = json.loads(os.environ.get(PLACED_VARIABLE, "{}")).get(name, {})
+    found: dict[str, Any] = json.loads(os.environ.get(PLACEMENT_VARIABLE, "{}")).get(name, {})
     return found
 
 

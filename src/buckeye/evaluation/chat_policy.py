@@ -14,20 +14,20 @@ import httpx
 
 from buckeye.base.storage import well_formed
 from buckeye.envs.base import (
-    NO_OPTIONS,
+    DEFAULT_OPTIONS,
     CallOptions,
     FinishReason,
     Message,
     OptionsPolicy,
     Reply,
     Tool,
-    joined_parts,
+    join_text_parts,
 )
 from buckeye.errors import InferenceError, PromptTooLongError
 from buckeye.evaluation.tool_names import ToolNames
-from buckeye.monitor.redact import redacted
+from buckeye.monitor.redact import redact
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.player import TaskPlayer
+from buckeye.orchestrator.rollout_runner import RolloutRunner
 from buckeye.orchestrator.training_samples import Segment
 
 _AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
@@ -73,7 +73,7 @@ class ChatServer:
     client: httpx.AsyncClient
     tell: Callable[[str], None] = lambda text: None
     refusal: str | None = None
-    heard: bool = False
+    has_responded: bool = False
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
         """Return the response to one chat completion; None if the conversation is too long for the model.
@@ -90,11 +90,11 @@ class ChatServer:
                 answer = await self.client.post(url, json={"model": self.model, **body})
             except httpx.TransportError as error:
                 problem = f"{url} did not answer: {str(error) or type(error).__name__}"
-                if isinstance(error, httpx.ConnectError) and not self.heard and attempt >= _UNHEARD:
+                if isinstance(error, httpx.ConnectError) and not self.has_responded and attempt >= _UNHEARD:
                     self.refusal = problem
                     continue
             else:
-                self.heard = True
+                self.has_responded = True
                 if answer.status_code == 200:
                     return _json(url, answer)
                 problem = f"{url} answered {answer.status_code}: {_short(answer.text)}"
@@ -129,8 +129,8 @@ class ChatPolicy(OptionsPolicy):
     completion_tokens: int = 0
     segments: tuple[Segment, ...] = ()
     """Always empty: tokens are not recorded."""
-    extended: int = 0
-    branched: int = 0
+    turns_extended: int = 0
+    turns_branched: int = 0
 
     @property
     def temperature(self) -> float:
@@ -142,25 +142,25 @@ class ChatPolicy(OptionsPolicy):
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
-        options: CallOptions = NO_OPTIONS,
+        options: CallOptions = DEFAULT_OPTIONS,
     ) -> Reply:
         """Sample the next message; the options go to the server.
 
         A conversation that has become too long gets an empty reply with finish reason "length". Raise
         `InferenceError` if the server fails, or, as `PromptTooLongError`, if the first prompt is too long.
         """
-        messages = [joined_parts(message) for message in messages]
+        messages = [join_text_parts(message) for message in messages]
         names = ToolNames(tools, messages)
-        sent = [names.sent_message(_sent(message)) for message in messages]
+        sent = [names.to_server_message(_sent(message)) for message in messages]
         body: dict[str, Any] = {"messages": sent, **self.sampling.body(self.turns)}
         body |= _option_fields(options, body.get("max_tokens"), names)
         if tools:
-            body["tools"] = names.sent_tools(tools)
+            body["tools"] = names.to_server_tools(tools)
         started = time.monotonic()
         try:
             answer = await self.server.complete(body)
         except InferenceError as error:
-            raise InferenceError(names.explained(str(error))) from None
+            raise InferenceError(names.explain_error(str(error))) from None
         finally:
             self.sampling_seconds += time.monotonic() - started
         if answer is None:
@@ -168,7 +168,7 @@ class ChatPolicy(OptionsPolicy):
         choice = answer["choices"][0]
         usage = answer.get("usage") or {}
         reply = replace(
-            _reply({**choice, "message": names.received(choice["message"])}),
+            _reply({**choice, "message": names.from_server_message(choice["message"])}),
             prompt_tokens=usage.get("prompt_tokens") or 0,
             completion_tokens=usage.get("completion_tokens") or 0,
         )
@@ -192,7 +192,7 @@ class ChatPolicy(OptionsPolicy):
         return Reply(text="", finish_reason="length", message=message, no_room=True)
 
 
-class ChatPlayer(TaskPlayer):
+class ChatRolloutRunner(RolloutRunner):
     """Rollout runner for a model behind the chat API."""
 
     def __init__(
@@ -228,7 +228,7 @@ def _option_fields(options: CallOptions, max_tokens: int | None, names: ToolName
     if options.stop_token_ids:
         fields["stop_token_ids"] = list(options.stop_token_ids)
     if options.must_call:
-        tool = None if options.tool is None else names.sent(options.tool)
+        tool = None if options.tool is None else names.to_server_name(options.tool)
         named = {"type": "function", "function": {"name": tool}}
         fields["tool_choice"] = "required" if tool is None else named
     if options.logprobs:
@@ -249,7 +249,7 @@ def _reply(choice: Mapping[str, Any]) -> Reply:
         text=f"<think>{reasoning}</think>{content}" if reasoning else content,
         finish_reason="length" if choice.get("finish_reason") == "length" else "stop",
         message=kept,
-        told_logprobs=_logprobs(choice),
+        text_logprobs=_logprobs(choice),
     )
 
 
@@ -284,4 +284,4 @@ def _retry_after(answer: httpx.Response) -> float:
 
 
 def _short(text: str) -> str:
-    return str(redacted(" ".join(text.split())[:300]))
+    return str(redact(" ".join(text.split())[:300]))

@@ -13,16 +13,16 @@ from buckeye.config.inference import InferenceConfig, ServedModelConfig
 from buckeye.config.rl import RLConfig
 from buckeye.envs.base import TRAIN
 from buckeye.errors import BuckeyeError
-from buckeye.evaluation.chat_policy import ChatPlayer, ChatSampling
-from buckeye.evaluation.check import CheckOptions, check_environment
+from buckeye.evaluation.chat_policy import ChatRolloutRunner, ChatSampling
 from buckeye.evaluation.checks.result import shortened
-from buckeye.evaluation.play import model_server
+from buckeye.evaluation.env_check import CheckOptions, check_environment
+from buckeye.evaluation.run_eval import model_server
 from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
-from buckeye.launch.preflight.doctor import Examination, PreflightCheck
-from buckeye.launch.preflight.fitting import MEMORY
-from buckeye.launch.preflight.tasks import title_of
-from buckeye.monitor.learning import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, reason_without_spread
-from buckeye.monitor.signals import verdict
+from buckeye.launch.preflight.doctor import PreflightCheck, PreflightContext
+from buckeye.launch.preflight.memory_check import MEMORY
+from buckeye.launch.preflight.task_checks import task_check_name
+from buckeye.monitor.learning_findings import EASIER_TASKS, HARDER_TASKS, MORE_TOKENS, explain_no_spread
+from buckeye.monitor.verdicts import verdict
 from buckeye.orchestrator.environments import load_environments
 from buckeye.orchestrator.evaluation import EvalResult, evaluate
 
@@ -35,17 +35,17 @@ _GROUP = 8
 _CONCURRENT = 128
 
 
-def check_environments(this: Examination) -> Iterator[Check]:
+def check_environments(this: PreflightContext) -> Iterator[Check]:
     """Check every environment whose tasks load, as `buckeye env check` does."""
     if this.has_failed("environments"):
         return
     for env in this.run.orchestrator.env:
-        if not this.has_failed(title_of(env)):
+        if not this.has_failed(task_check_name(env)):
             this.progress(f"checking {env.id}")
             yield _check_environment(this, env)
 
 
-def _check_environment(this: Examination, env: TrainEnvConfig) -> Check:
+def _check_environment(this: PreflightContext, env: TrainEnvConfig) -> Check:
     name, again = f"environment {env.id}", f"buckeye env check {env.id}"
     options = CheckOptions(
         sample=_SAMPLE, limit=_LIMIT, variables=tuple(env.variables), progress=this.progress
@@ -65,11 +65,11 @@ def _check_environment(this: Examination, env: TrainEnvConfig) -> Check:
     return ok(name, f"{counted(len(lines), 'check')} on a sample of {_SAMPLE}", lines)
 
 
-def check_spread(this: Examination) -> Iterable[Check]:
+def check_spread(this: PreflightContext) -> Iterable[Check]:
     """Run groups of every environment with the model itself, as in training. The sampling takes long."""
     if not this.sample:
         return [skipped(SPREAD, "`--sample 8` runs 8 groups with the model: is there something to learn?")]
-    if any(check.state == "failed" and check.name != MEMORY for check in this.done):
+    if any(check.state == "failed" and check.name != MEMORY for check in this.results):
         return [skipped(SPREAD, "what has failed must be in order first")]
     if this.model_path is None:
         return [skipped(SPREAD, "the model is not on this machine")]
@@ -101,13 +101,13 @@ async def _run_groups(config: RLConfig, groups: int) -> list[EvalResult]:
     async with model_server(
         config.trainer.model.name, None, "", timeout=timeout, max_concurrent=concurrent, engine=engine
     ) as server:
-        player = ChatPlayer(
+        runner = ChatRolloutRunner(
             server, sampling, seed=orchestrator.seed, timeout=timeout, retries=1, max_concurrent=concurrent
         )
         return [
             await evaluate(
                 env,
-                player,
+                runner,
                 split=TRAIN,
                 num_examples=groups,
                 rollouts_per_example=size if size > 1 else _GROUP,
@@ -131,10 +131,10 @@ class Spread:
     errored: int
 
 
-def spread_of(result: EvalResult) -> Spread:
+def count_spread(result: EvalResult) -> Spread:
     """Return the counts of groups with and without different rewards."""
     size = result.rollouts_per_example
-    groups = [result.played[start : start + size] for start in range(0, len(result.played), size)]
+    groups = [result.all_rollouts[start : start + size] for start in range(0, len(result.all_rollouts), size)]
     rewards = [[r.reward for r in group if r.reward is not None] for group in groups]
     comparable = [group for group in rewards if len(group) > 1]
     scored = result.rollouts
@@ -150,7 +150,7 @@ def spread_of(result: EvalResult) -> Spread:
 def spread_check(result: EvalResult) -> Check:
     """Return the check of one environment's groups. Groups with equal rewards have no training signal."""
     name = f"{SPREAD} in {result.env_name}"
-    spread = spread_of(result)
+    spread = count_spread(result)
     if not spread.scored:
         first = result.errors[0].outcome.error if result.errors else "there are no tasks"
         return failed(name, f"no group has two scored rollouts; {spread.errored} errored: {first}", "")
@@ -162,7 +162,7 @@ def spread_check(result: EvalResult) -> Check:
     )
     if spread.errored:
         seen += f", {counted(spread.errored, 'rollout')} errored"
-    if verdict(len(result.played), spread.errored) == "failed":
+    if verdict(len(result.all_rollouts), spread.errored) == "failed":
         return failed(name, seen, f"see why: buckeye env check {result.env_name}")
     if not spread.spread:
         return warning(name, seen, _why_no_spread(result, spread.size))
@@ -175,7 +175,7 @@ def spread_check(result: EvalResult) -> Check:
 
 def _why_no_spread(result: EvalResult, size: int) -> str:
     tasks = [[r.reward for r in rollouts if r.reward is not None] for rollouts in result.by_task.values()]
-    reason = reason_without_spread(
+    reason = explain_no_spread(
         mean=result.mean_reward,
         std=statistics.pstdev(result.rewards),
         solved=statistics.fmean(min(rewards) >= 1.0 for rewards in tasks),

@@ -10,15 +10,17 @@ import typer
 
 from buckeye.errors import UsageError
 
-Arg = Annotated[
+ArgOption = Annotated[
     list[str] | None,
     typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
 ]
-Args = Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")]
-BaseUrl = Annotated[
+ArgsOption = Annotated[str | None, typer.Option(metavar="JSON", help="Environment arguments as JSON.")]
+BaseUrlOption = Annotated[
     str | None, typer.Option(metavar="URL", help="An OpenAI-compatible server, as http://host:port/v1.")
 ]
-ApiKeyVar = Annotated[str, typer.Option(metavar="NAME", help="The variable that holds the server's key.")]
+ApiKeyVarOption = Annotated[
+    str, typer.Option(metavar="NAME", help="The variable that holds the server's key.")
+]
 
 
 def environment_args(pairs: Sequence[str] | None, text: str | None) -> dict[str, Any]:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from buckeye.evaluation.rows import Row
-from buckeye.monitor.intervals import Estimate, cluster_of, mean_passed, mean_reward
+from buckeye.evaluation.rows import EvalRow
+from buckeye.monitor.intervals import Estimate, cluster_of, mean_pass_at_k, mean_reward
 from buckeye.orchestrator.evaluation import ScoredTask, means_over_tasks
 
 
@@ -44,13 +44,13 @@ class Figures:
         }
 
 
-def figures_of(rows: Sequence[Row], *, each: int, pass_reward: float) -> Figures:
-    """Return the figures of `each` rollouts per task.
+def compute_figures(rows: Sequence[EvalRow], *, rollouts_per_task: int, pass_reward: float) -> Figures:
+    """Return the figures of `rollouts_per_task` rollouts per task.
 
     A reward of at least `pass_reward` is a pass. pass@k is omitted if a task has fewer than k scored
     rollouts.
     """
-    by_task: dict[str, list[Row]] = defaultdict(list)
+    by_task: dict[str, list[EvalRow]] = defaultdict(list)
     for row in rows:
         if row.reward is not None:
             by_task[row.task_id].append(row)
@@ -59,14 +59,16 @@ def figures_of(rows: Sequence[Row], *, each: int, pass_reward: float) -> Figures
         tasks=len(by_task),
         scored=scored,
         errored=len(rows) - scored,
-        figures=_figures(list(by_task.values()), each, pass_reward),
+        figures=_figures(list(by_task.values()), rollouts_per_task, pass_reward),
         means=means_over_tasks([[_numbers(row) for row in task] for task in by_task.values()]),
         stop_reasons=dict(Counter(row.stop_reason for row in rows).most_common()),
         errors=dict(Counter(row.error for row in rows if row.error is not None).most_common(5)),
     )
 
 
-def _figures(tasks: Sequence[Sequence[Row]], each: int, pass_reward: float) -> dict[str, Estimate]:
+def _figures(
+    tasks: Sequence[Sequence[EvalRow]], rollouts_per_task: int, pass_reward: float
+) -> dict[str, Estimate]:
     if not tasks:
         return {}
     scored = [
@@ -76,19 +78,22 @@ def _figures(tasks: Sequence[Sequence[Row]], each: int, pass_reward: float) -> d
         )
         for rows in tasks
     ]
-    passed = {f"pass@{k}": mean_passed(scored, k, pass_reward=pass_reward) for k in _ks(each)}
+    passed = {f"pass@{k}": mean_pass_at_k(scored, k, pass_reward=pass_reward) for k in _ks(rollouts_per_task)}
     return {
         "reward": mean_reward(scored),
         **{name: estimate for name, estimate in passed.items() if estimate is not None},
     }
 
 
-def _ks(each: int) -> list[int]:
+def _ks(rollouts_per_task: int) -> list[int]:
     """Return 1, 2, 4, ... up to the number of rollouts per task, and that number."""
-    return sorted({2**power for power in range(each.bit_length()) if 2**power <= each} | {each})
+    return sorted(
+        {2**power for power in range(rollouts_per_task.bit_length()) if 2**power <= rollouts_per_task}
+        | {rollouts_per_task}
+    )
 
 
-def _numbers(row: Row) -> dict[str, float]:
+def _numbers(row: EvalRow) -> dict[str, float]:
     """Return the components of a rollout with its turns, tokens, truncation and seconds."""
     own = ("turns", "completion_tokens", "truncated", "seconds")
     return {**row.components, **{name: float(getattr(row, name)) for name in own}}

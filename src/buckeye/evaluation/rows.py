@@ -20,7 +20,7 @@ ROLLOUTS = "rollouts.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class EvalRow:
     """Rollout on disk: number `rollout` (from 0) of its task. It has either a `reward` or an `error`."""
 
     task_id: str
@@ -44,9 +44,9 @@ class Row:
         return utf8(json.dumps(values, ensure_ascii=False, default=str) + "\n")
 
 
-def row_of(rollout: Rollout, number: int) -> Row:
+def make_eval_row(rollout: Rollout, number: int) -> EvalRow:
     """Return the row of a rollout, which is number `number` of its task."""
-    return Row(
+    return EvalRow(
         task_id=rollout.task.id,
         rollout=number,
         reward=rollout.reward,
@@ -64,13 +64,13 @@ def row_of(rollout: Rollout, number: int) -> Row:
     )
 
 
-def read_rows(path: Path) -> dict[tuple[str, int], Row]:
+def read_rows(path: Path) -> dict[tuple[str, int], EvalRow]:
     """Return the newest row of every rollout in a file, by task id and number; empty without the file.
 
     A partial line from a killed evaluation is ignored. Raise `UsageError` for a line that is not a row.
     """
     try:
-        rows = [msgspec.convert(record, Row) for record in read_json_lines(path)]
+        rows = [msgspec.convert(record, EvalRow) for record in read_json_lines(path)]
     except msgspec.ValidationError as error:
         raise UsageError(f"{path} has a line that is no rollout of an evaluation: {error}") from None
     return {(row.task_id, row.rollout): row for row in rows}

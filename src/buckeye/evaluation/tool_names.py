@@ -30,31 +30,31 @@ class ToolNames:
             self._sent[name] = _unique(name, self._sent.values())
         self._own = {sent: name for name, sent in self._sent.items() if name in self._offered}
 
-    def sent(self, name: str) -> str:
+    def to_server_name(self, name: str) -> str:
         """Return the server-side name of a tool."""
         return self._sent.get(name, name)
 
-    def sent_tools(self, tools: Iterable[Tool]) -> list[Tool]:
+    def to_server_tools(self, tools: Iterable[Tool]) -> list[Tool]:
         """Return the tools with server-side names."""
         return [_renamed(tool, self._sent) for tool in tools]
 
-    def sent_message(self, message: Message) -> Message:
+    def to_server_message(self, message: Message) -> Message:
         """Return a message with server-side tool names."""
         if message["role"] == "tool" and "name" in message:
-            message = {**message, "name": self.sent(message["name"])}
+            message = {**message, "name": self.to_server_name(message["name"])}
         return self._with_calls(message, self._sent)
 
-    def received(self, message: Message) -> Message:
+    def from_server_message(self, message: Message) -> Message:
         """Return a reply of the server with the original tool names."""
         return self._with_calls(message, self._own)
 
-    def explained(self, problem: str) -> str:
+    def explain_error(self, problem: str) -> str:
         """Return a server's error with the name of the tool that the server refers to by index."""
         match = _PLACE.search(problem)
         if match is None or int(match[1]) >= len(self._offered):
             return problem
         name = self._offered[int(match[1])]
-        sent = self.sent(name)
+        sent = self.to_server_name(name)
         shown = f"{name!r}" if sent == name else f"{name!r}, sent as {sent!r}"
         return (
             f"{problem} (it is the action {shown}: give it another name in action_mappings, or take it out)"

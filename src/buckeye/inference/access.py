@@ -8,12 +8,12 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from buckeye.base.keys import made_key, made_key_file
-from buckeye.base.request_gate import Rules, is_loopback
+from buckeye.base.keys import generated_key, generated_key_file
+from buckeye.base.request_gate import AccessRules, is_loopback
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import UsageError
 
-PUBLIC = (
+PUBLIC_ROUTES = (
     "/health",
     "/metrics",
     "/openapi.json",
@@ -28,7 +28,7 @@ PUBLIC = (
 _ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104, compared only
 
 
-def client_line(config: InferenceConfig, rules: Rules) -> str:
+def client_line(config: InferenceConfig, rules: AccessRules) -> str:
     """Return a shell line that points OpenAI clients to this server. It does not contain the key."""
     variable, port = config.server.api_key_var, config.server.port
     if rules.key is None:
@@ -36,19 +36,19 @@ def client_line(config: InferenceConfig, rules: Rules) -> str:
     elif os.environ.get(variable):
         key = f'"${variable}"'
     else:
-        key = f'"$(cat {shlex.quote(str(made_key_file(variable, port)))})"'
+        key = f'"$(cat {shlex.quote(str(generated_key_file(variable, port)))})"'
     host = "127.0.0.1" if rules.host in _ANY_ADDRESS else rules.host
     host = f"[{host}]" if ":" in host else host
     return f"export OPENAI_BASE_URL=http://{host}:{port}/v1 OPENAI_API_KEY={key}"
 
 
-def short_name(model: str) -> str:
+def short_model_name(model: str) -> str:
     """Return the short name for requests: the last part of a path, or a hub name unchanged."""
     return Path(model).name if Path(model).is_absolute() else model
 
 
 @contextlib.contextmanager
-def access_rules(config: InferenceConfig) -> Iterator[Rules]:
+def access_rules(config: InferenceConfig) -> Iterator[AccessRules]:
     """Yield the access rules of the server. Its key is in the configured environment variable, or else
     generated for this start and stored where local clients find it.
 
@@ -69,12 +69,12 @@ def access_rules(config: InferenceConfig) -> Iterator[Rules]:
         )
     with contextlib.ExitStack() as stack:
         if key is None and not config.no_key:
-            key = stack.enter_context(made_key(server.api_key_var, server.port))
-        yield Rules(
+            key = stack.enter_context(generated_key(server.api_key_var, server.port))
+        yield AccessRules(
             host=host,
             key=key,
             hosts=tuple(server.allowed_hosts),
             origins=tuple(server.allowed_origins),
-            public=PUBLIC,
-            how_to_send=f"send `Authorization: Bearer <key>`, the key that {server.api_key_var} holds there",
+            public=PUBLIC_ROUTES,
+            key_hint=f"send `Authorization: Bearer <key>`, the key that {server.api_key_var} holds there",
         )

@@ -61,12 +61,12 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def version_of(named: str | int) -> int:
+def parse_version(named: str | int) -> int:
     """Return a policy version as a number. vLLM names its initial weights `default`."""
     return 0 if named == "default" else int(named)
 
 
-def generation_of(choice: dict[str, Any]) -> Generation:
+def parse_generation(choice: dict[str, Any]) -> Generation:
     """Convert a choice of either route to a `Generation`. Raise `KeyError`, `TypeError` or `ValueError` if it
     is malformed.
     """
@@ -78,7 +78,7 @@ def generation_of(choice: dict[str, Any]) -> Generation:
     )
     versions: list[int] = []
     for span in choice["weight_versions"]:
-        versions += [version_of(span["version"])] * (span["end"] - span["start"])
+        versions += [parse_version(span["version"])] * (span["end"] - span["start"])
     if not len(token_ids) == len(values) == len(versions):
         raise ValueError(f"{len(token_ids)} tokens, {len(values)} log-probs, {len(versions)} versions")
     if not all(map(math.isfinite, values)):

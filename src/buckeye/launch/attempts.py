@@ -14,12 +14,12 @@ from typing import Literal
 from buckeye.base.process import RunIdentity
 from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
-from buckeye.launch.hosts import Nodes
+from buckeye.launch.exit_reason import OomKills, describe_exit, explain_exit, find_reported_error
+from buckeye.launch.hosts import OtherNodes
 from buckeye.launch.plan import RolePlan
-from buckeye.launch.processes import Child, Origin, Processes, write_role_configs
-from buckeye.launch.restarts import NODE_SECONDS, Budget, Ended, GiveUp, described
-from buckeye.launch.resume import newest_commit
-from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
+from buckeye.launch.processes import AttemptOrigin, Child, Processes, write_role_configs
+from buckeye.launch.restarts import NODE_RETRY_SECONDS, EndedProcess, GiveUp, RestartBudget, describe_restart
+from buckeye.launch.resume import find_newest_commit
 from buckeye.run_files.directory import attempt_logs, begin_attempt
 from buckeye.run_files.logs import prune_logs
 
@@ -27,44 +27,44 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
+class RunLaunch:
     """One start of a run: the values that do not change while it runs.
 
-    It began at the checkpoint of `step` (None: at the original model), as attempt `first`. `nodes` are the
+    It began at the checkpoint of `step` (None: at the original model), as attempt `first_attempt`. `nodes` are the
     other hosts.
     """
 
     config: RLConfig
     model_path: Path
-    first: RunIdentity
+    first_attempt: RunIdentity
     step: int | None
-    nodes: Nodes
+    nodes: OtherNodes
 
 
 class Attempts:
     """Supervises trainer and orchestrator, and restarts both together.
 
-    Calls `began` with every new attempt and the step where it begins, and `note` at every failure.
+    Calls `record_attempt` with every new attempt and the step where it begins, and `note` at every failure.
     """
 
     def __init__(
         self,
-        launch: Launch,
+        launch: RunLaunch,
         plan: RolePlan,
         processes: Processes,
         *,
-        began: Callable[[RunIdentity, int | None], None],
-        note: Callable[[Ended], None],
+        record_attempt: Callable[[RunIdentity, int | None], None],
+        note: Callable[[EndedProcess], None],
     ) -> None:
         self.plan = plan
         self._launch = launch
         self._processes = processes
-        self._began = began
+        self._began = record_attempt
         self._note = note
         self._limits = launch.config.supervision
         self._patience = float(launch.config.stop_seconds)  # time to write a last checkpoint
-        self._budget = Budget(self._limits.max_restarts, self._limits.restart_window)
-        self._memory = Memory.now()
+        self._budget = RestartBudget(self._limits.max_restarts, self._limits.restart_window)
+        self._memory = OomKills.read()
         self._state: Literal["running", "ending", "waiting"] = "running"
         self._until = 0.0  # when ending processes are killed, or when waiting ones are started
         self._delay = 0.0
@@ -81,7 +81,7 @@ class Attempts:
         """The processes of the attempt."""
         return self._processes.of_kind("orchestrator", "trainer")
 
-    def tend(self, now: float, step: int) -> None:
+    def tick(self, now: float, step: int) -> None:
         """Check the attempt and restart it if a process failed; call it repeatedly.
 
         `step` is the number of finished steps. Raises RunError, with the last lines of the failed process,
@@ -105,20 +105,22 @@ class Attempts:
         code = child.returncode
         assert code is not None
         child.heartbeats.read(now)
-        text = diagnosis(child, code, self._memory, self._launch.config.output_dir)
+        text = explain_exit(child, code, self._memory, self._launch.config.output_dir)
         failure = child.heartbeats.failure
         if not self._limits.restart or code == UsageError.exit_code or (failure and failure.final):
             raise RunError(text, code=failure.code if failure else None)
-        verdict = self._budget.after(now, cause=named_cause(child, code), step=step)
+        verdict = self._budget.decide(now, cause=find_reported_error(child, code), step=step)
         if isinstance(verdict, GiveUp):
             raise RunError(f"{text}\n{verdict.why}", code=failure.code if failure else None)
         log.warning(
-            "%s\nTrainer and orchestrator are started again in %s", text, described(verdict, self._limits)
+            "%s\nTrainer and orchestrator are started again in %s",
+            text,
+            describe_restart(verdict, self._limits),
         )
-        self._memory = Memory.now()
+        self._memory = OomKills.read()
         self._distrust = self._distrust or (failure is not None and failure.error == CheckpointError.__name__)
-        how = how_it_ended(child, code)
-        self._note(Ended(title=child.role.title, cause=how))
+        how = describe_exit(child, code)
+        self._note(EndedProcess(title=child.role.title, cause=how))
         self._end_members([child], now, delay=verdict.delay)
 
     def _end_members(self, dead: list[Child], now: float, *, delay: float) -> None:
@@ -159,14 +161,14 @@ class Attempts:
             log.warning("Waiting at most %.0f s for %s to come back", patience, names)
         if now - self._absent_since > patience:
             raise RunError(f"{names} did not come back within {patience:.0f} s (cluster.join_timeout).")
-        self._until = now + NODE_SECONDS
+        self._until = now + NODE_RETRY_SECONDS
         return True
 
     def _begin(self, now: float) -> None:
         if self._wait_for_nodes(now):
             return
         identity, step = self._written()
-        self._processes.begin(identity)
+        self._processes.set_attempt(identity)
         self._began(identity, step)
         for kind in ("orchestrator", "trainer"):
             for role in self.plan.of_kind(kind):
@@ -175,9 +177,11 @@ class Attempts:
 
     def _written(self) -> tuple[RunIdentity, int | None]:
         """Write the configs of the next attempt; return its identity and the step where it begins."""
-        launch, first = self._launch, self._launch.first.attempt
-        info = newest_commit(launch.config.output_dir, first_attempt=first, verify=self._distrust)
-        origin = Origin(info.step, own=True) if info is not None else Origin(launch.step)
+        launch, first_attempt = self._launch, self._launch.first_attempt.attempt
+        info = find_newest_commit(
+            launch.config.output_dir, first_attempt=first_attempt, verify=self._distrust
+        )
+        origin = AttemptOrigin(info.step, is_own=True) if info is not None else AttemptOrigin(launch.step)
         write_role_configs(launch.config, self.plan, model_path=launch.model_path, origin=origin)
         identity = begin_attempt(launch.config.output_dir, resumed_step=origin.step)
         prune_logs(launch.config.output_dir, launch.config.disk.keep_logs)

@@ -14,7 +14,7 @@ from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
 from buckeye.config.structure import drop_unknown, shape_of
 from buckeye.errors import UsageError
-from buckeye.monitor.redact import redacted
+from buckeye.monitor.redact import redact
 from buckeye.run_files.record import RunRecord, read_record
 
 RECORDED_CONFIG = Path("configs", "rl.json")
@@ -29,10 +29,10 @@ _OF_A_START = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
 
 def record_config(config: RLConfig) -> None:
     """Write the configuration to the run directory as the configuration of the run."""
-    write_file(config.output_dir / RECORDED_CONFIG, to_json(as_recorded(config)), mode=0o600)
+    write_file(config.output_dir / RECORDED_CONFIG, to_json(to_recorded_form(config)), mode=0o600)
 
 
-def earlier_start(output_dir: Path) -> RunRecord | None:
+def read_earlier_start(output_dir: Path) -> RunRecord | None:
     """Return the record of an earlier start, or None if it or its configuration is missing or unreadable."""
     if not (output_dir / RECORDED_CONFIG).exists():
         return None
@@ -42,7 +42,7 @@ def earlier_start(output_dir: Path) -> RunRecord | None:
         return None
 
 
-def as_recorded(config: RLConfig) -> RLConfig:
+def to_recorded_form(config: RLConfig) -> RLConfig:
     """Return the configuration in the form in which it is recorded.
 
     Model directories are absolute paths. `clean` is off, so that a start from the record deletes nothing.
@@ -67,19 +67,19 @@ def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
         recorded = read_json(path)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}") from error
-    now = as_recorded(config).model_dump(mode="json")
+    now = to_recorded_form(config).model_dump(mode="json")
     return [
         f"{key}: {json.dumps(old)} in the run, {json.dumps(new)} now"
-        for key, old, new in settings_apart(_completed(recorded), now)
+        for key, old, new in compare_settings(_completed(recorded), now)
     ]
 
 
-def settings_apart(these: Any, others: Any) -> list[tuple[str, Any, Any]]:
+def compare_settings(these: Any, others: Any) -> list[tuple[str, Any, Any]]:
     """Return the settings that differ between two runs, as (key, value, other value).
 
     Secrets are not compared, nor settings that affect only how or where a run starts.
     """
-    found = _differences(redacted(these), redacted(others), ())
+    found = _differences(redact(these), redact(others), ())
     return [(".".join(key), this, other) for key, this, other in found]
 
 

@@ -21,18 +21,18 @@ _LONGEST = 500
 class ChildWarnings:
     """Reads the log that all processes of a run share, from its current end on.
 
-    Lines of the process `own` are left out. `unshown` counts the warnings that were not returned because one
+    Lines of the process `own_process` are left out. `suppressed_count` counts the warnings that were not returned because one
     of the same kind was returned within the ten minutes before.
     """
 
-    def __init__(self, log: Path, *, own: str) -> None:
+    def __init__(self, log: Path, *, own_process: str) -> None:
         self._log = log
-        self._own = own
+        self._own = own_process
         self._position = self._size()
         self._told: dict[tuple[str, str], float] = {}
-        self.unshown = 0
+        self.suppressed_count = 0
 
-    def new(self) -> list[str]:
+    def read_new(self) -> list[str]:
         """Return the warnings since the last call, such as `HH:MM:SS WARNING orchestrator: ...`.
 
         Returns nothing if the log cannot be read.
@@ -66,7 +66,7 @@ class ChildWarnings:
         now = time.monotonic()
         kind = (_NUMBER.sub("", match["process"]), _NUMBER.sub("", match["text"])[:_KIND])
         if now < self._told.get(kind, -_AGAIN_SECONDS) + _AGAIN_SECONDS:
-            self.unshown += 1
+            self.suppressed_count += 1
             return None
         self._told[kind] = now
         return f"{match['clock']} {level:>7} {match['process']}: {printable(message[:_LONGEST])}"

@@ -52,7 +52,7 @@ class HeartbeatReader:
     progressed: float
     newest: Heartbeat | None = None
     failure: Failure | None = None
-    heard: float | None = None
+    last_heartbeat: float | None = None
     _rest: bytes = b""
 
     @classmethod
@@ -92,10 +92,10 @@ class HeartbeatReader:
         for line in lines:
             self._take(line, now)
 
-    def forgive(self, now: float) -> None:
+    def restart_deadlines(self, now: float) -> None:
         """Restart all deadlines at `now`, because no heartbeats were read for a while."""
         self.started, self.progressed = max(self.started, now), now
-        self.heard = now if self.heard is not None else None
+        self.last_heartbeat = now if self.last_heartbeat is not None else None
         if self.newest is not None and self.newest.pulse is not None:
             self.newest = msgspec.structs.replace(self.newest, pulse=now)
 
@@ -113,7 +113,7 @@ class HeartbeatReader:
         if isinstance(message, _Last):
             self.failure = message.failed
             return
-        before, self.newest, self.heard = self.newest, message, now
+        before, self.newest, self.last_heartbeat = self.newest, message, now
         if message.on is not None or before is None or message.progress != before.progress:
             self.progressed = now
 
@@ -121,15 +121,15 @@ class HeartbeatReader:
 Illness = Literal["not_started", "silent", "stalled", "blocked"]
 
 
-def illness(reader: HeartbeatReader, limits: SupervisionConfig, now: float) -> Illness | None:
+def find_health_problem(reader: HeartbeatReader, limits: SupervisionConfig, now: float) -> Illness | None:
     """Return the reason why a process is unhealthy, or None if it is healthy.
 
     "not_started": no first heartbeat within the start timeout. "silent": no heartbeats any more, because it
     is suspended or hangs. "stalled": it works but makes no progress. "blocked": its event loop does not turn.
     """
-    if reader.heard is None:
+    if reader.last_heartbeat is None:
         return "not_started" if now - reader.started > limits.start_timeout else None
-    if now - reader.heard > limits.heartbeat_timeout:
+    if now - reader.last_heartbeat > limits.heartbeat_timeout:
         return "silent"
     if reader.waits_on is None and now - reader.progressed > limits.stall_timeout:
         return "stalled"
@@ -138,12 +138,14 @@ def illness(reader: HeartbeatReader, limits: SupervisionConfig, now: float) -> I
     return None
 
 
-def described(ill: Illness, reader: HeartbeatReader, doing: str, now: float) -> str:
+def describe_health_problem(ill: Illness, reader: HeartbeatReader, doing: str, now: float) -> str:
     """Return a predicate for messages, to follow the title: `gave no sign of life for 31 s`."""
     if ill == "not_started":
         return f"gave no first sign of life within {now - reader.started:.0f} s of its start"
     if ill == "silent":
-        return f"gave no sign of life for {now - (reader.heard or now):.0f} s (it said last: {doing})"
+        return (
+            f"gave no sign of life for {now - (reader.last_heartbeat or now):.0f} s (it said last: {doing})"
+        )
     if ill == "stalled":
         return f"made no progress for {now - reader.progressed:.0f} s (it said last: {doing})"
     return f"was blocked for {now - (reader.pulse or now):.0f} s by code that does not await (at: {doing})"

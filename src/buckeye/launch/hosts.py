@@ -16,13 +16,13 @@ from typing import IO, Protocol
 import psutil
 
 from buckeye.base.heartbeat import HEARTBEAT_VARIABLE
-from buckeye.base.process import ChildProcess, handed_over
-from buckeye.launch.plan import Site
+from buckeye.base.process import ChildProcess, hand_over_secrets
+from buckeye.launch.plan import PlanNode
 from buckeye.launch.preflight.devices import Machine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Start:
+class ProcessSpec:
     """A process to start.
 
     `argv` begins with the Python of this host; another host replaces it by its own. The output is appended to
@@ -36,7 +36,7 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Facts:
+class HostFacts:
     """Version, devices and addresses of a host.
 
     Other hosts reach it at `address`; `variables` configure the network interfaces of gloo and NCCL.
@@ -51,7 +51,7 @@ class Facts:
     variables: Mapping[str, str]
 
 
-class Handle(Protocol):
+class ProcessHandle(Protocol):
     """A started process."""
 
     heartbeats: int
@@ -87,7 +87,7 @@ class Host(Protocol):
     def absent(self) -> str | None:
         """Name of the host for messages if it is absent now, else None."""
 
-    def facts(self) -> Facts:
+    def facts(self) -> HostFacts:
         """Return the version, devices and addresses of the host."""
 
     def choose_ports(self, count: int) -> list[int]:
@@ -96,27 +96,27 @@ class Host(Protocol):
     def sees(self, path: Path, content: str) -> bool:
         """Return True if the host sees a file that was just written here."""
 
-    def start(self, start: Start) -> Handle:
+    def start(self, start: ProcessSpec) -> ProcessHandle:
         """Start a process; it is lost if its host is lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
+class OtherNodes:
     """The other hosts of a run, by number from 1 on; they reach this host at `address`."""
 
     address: str | None = None
     hosts: dict[int, Host] = field(default_factory=dict)
 
 
-def sites_of(nodes: Nodes) -> list[Site]:
+def make_plan_nodes(nodes: OtherNodes) -> list[PlanNode]:
     """Return the other nodes as sites of a plan, in the order of their numbers."""
-    return [site_of(number, host) for number, host in sorted(nodes.hosts.items())]
+    return [make_plan_node(number, host) for number, host in sorted(nodes.hosts.items())]
 
 
-def site_of(number: int, host: Host) -> Site:
+def make_plan_node(number: int, host: Host) -> PlanNode:
     """Return a node as a site of a plan."""
     facts = host.facts()
-    return Site(
+    return PlanNode(
         name=f"node {number} ({facts.name})",
         machine=Machine(cores=facts.cores, gpus=facts.gpus),
         choose_ports=host.choose_ports,
@@ -128,7 +128,7 @@ def site_of(number: int, host: Host) -> Site:
 class LocalHost:
     """This machine."""
 
-    def start(self, start: Start) -> Handle:
+    def start(self, start: ProcessSpec) -> ProcessHandle:
         """Start a process. Call this from the main thread only: on Linux the process ends with its thread."""
         with start.stdout.open("ab") as output:
             return LocalProcess(start.argv, env=start.env, output=output)
@@ -146,7 +146,7 @@ class LocalProcess(ChildProcess):
         self, argv: Sequence[str], *, env: Mapping[str, str], output: IO[bytes] | int, cwd: Path | None = None
     ) -> None:
         self.heartbeats, writing = os.pipe()
-        plain, secret = handed_over(env)
+        plain, secret = hand_over_secrets(env)
         passed = (writing,) if secret is None else (writing, secret)
         try:
             given = {**plain, HEARTBEAT_VARIABLE: str(writing)}

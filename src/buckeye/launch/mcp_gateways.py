@@ -21,15 +21,15 @@ from buckeye.base.process import ChildProcess
 from buckeye.base.request_gate import is_loopback
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.plan import Hosts, Role
+from buckeye.launch.plan import EnvironmentProcesses, Role
 from buckeye.mcp.config import GymConfig, load_gym_config
 from buckeye.mcp.environment import FORMER_ARGUMENTS, is_mcp
-from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, set_variables
+from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, DEFAULT_SESSIONS, parse_variable_headers
 from buckeye.mcp.grading.schema import needs_math
 from buckeye.mcp.tasks.dataset import is_dataset
 from buckeye.mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye.mcp.tasks.trust import read_taskset
-from buckeye.mcp.tasks.variables import names_in_servers, resolve
+from buckeye.mcp.tasks.variables import find_server_variables, resolve_variables
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def task_gateway(
 
 
 @contextmanager
-def gateway_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
+def local_gateway(environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
     """Run `task_gateway` for rollouts in this process, and set its key in `os.environ` meanwhile."""
     with task_gateway(environments, log_file, rollouts=rollouts) as key:
         os.environ.update(key)
@@ -75,7 +75,7 @@ def gateway_here(environments: Iterable[EnvConfig], log_file: Path, *, rollouts:
                 del os.environ[name]
 
 
-def run_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> Hosts:
+def plan_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> EnvironmentProcesses:
     """Return the gateways to start for a run with `rollouts` concurrent rollouts.
 
     There is one for every port of this machine where the tasks expect a gateway and none listens. Raises
@@ -88,7 +88,9 @@ def run_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> Hosts:
     ports = _silent_ports(servers)
     key = _missing_key(servers, known)
     _check_keys(servers, ports, {**known, **key})
-    return Hosts(roles=tuple(_gateway(index, port, words) for index, port in enumerate(ports)), env=key)
+    return EnvironmentProcesses(
+        roles=tuple(_gateway(index, port, words) for index, port in enumerate(ports)), env=key
+    )
 
 
 def _gateway(index: int, port: int, words: Sequence[str]) -> Role:
@@ -139,7 +141,7 @@ def _needs(
     servers = {url: server for servers in near for url, server in servers.items()}
     words = ["--sessions", str(max(DEFAULT_SESSIONS, rollouts * most))]
     of_tasks = [server for each in near for server in each.values()]
-    for name in sorted({name for server in of_tasks for name in set_variables(server.headers)}):
+    for name in sorted({name for server in of_tasks for name in parse_variable_headers(server.headers)}):
         words += ["--variable", name]
     return servers, tuple(words)
 
@@ -167,7 +169,7 @@ def _named(environments: Iterable[EnvConfig], *arguments: str) -> list[str]:
     return sorted({str(value) for value in given if value is not None})
 
 
-def files_of(environments: Sequence[EnvConfig]) -> list[Path]:
+def task_files(environments: Sequence[EnvConfig]) -> list[Path]:
     """Return the initial files of the rollouts, and the files of their grading functions.
 
     Datasets on a hub are left out: they are downloaded where the rollouts run. Raises UsageError if a task
@@ -181,7 +183,7 @@ def files_of(environments: Sequence[EnvConfig]) -> list[Path]:
     return [Path(name) for name in dict.fromkeys(filter(None, named))]
 
 
-def extras_of_mcp(environments: Sequence[EnvConfig]) -> set[str]:
+def mcp_extras(environments: Sequence[EnvConfig]) -> set[str]:
     """Return the extras whose libraries the MCP environments import on the machine that runs them.
 
     Raises UsageError if a task file or a configuration cannot be read.
@@ -198,15 +200,15 @@ def extras_of_mcp(environments: Sequence[EnvConfig]) -> set[str]:
     return extras
 
 
-def variables_of(environments: Iterable[EnvConfig]) -> list[str]:
+def task_variables(environments: Iterable[EnvConfig]) -> list[str]:
     """Return the names of the variables that the servers of the tasks use."""
-    return names_in_servers(mcp_tasks(environments))
+    return find_server_variables(mcp_tasks(environments))
 
 
 def _near_servers(task: McpTask, known: Mapping[str, str]) -> dict[str, HttpServer]:
     """Return the HTTP servers of a task on this machine, by URL."""
     servers = [server for server in task.mcp_config.values() if isinstance(server, HttpServer)]
-    found = {str(resolve(server.url, known)): server for server in servers}
+    found = {str(resolve_variables(server.url, known)): server for server in servers}
     return {url: server for url, server in found.items() if _local_port(url) is not None}
 
 
@@ -214,7 +216,7 @@ def _check_key(url: str, server: HttpServer, known: Mapping[str, str]) -> None:
     """Raise UsageError if the gateway that listens at `url` rejects the key of the tasks."""
     written = {name: value for name, value in server.headers.items() if name.lower() == "authorization"}
     try:
-        headers = resolve(written, known)
+        headers = resolve_variables(written, known)
     except UsageError:
         headers = {}  # they name a variable that is not set
     try:
@@ -286,7 +288,7 @@ def _running(port: int, log_file: Path, words: Sequence[str], env: Mapping[str, 
             stdout=output,
             stderr=subprocess.STDOUT,
             env={
-                **child_environment(os.environ, plays=True),
+                **child_environment(os.environ, runs_rollouts=True),
                 **env,
                 "BUCKEYE_PARENT_PID": str(os.getpid()),
                 "PYTHONUNBUFFERED": "1",

@@ -15,7 +15,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.launch.preflight.devices import Machine
 from buckeye.launch.preflight.disk import DiskEstimate, estimate_disk
-from buckeye.launch.preflight.ports import AnyPorts, Ports, socket_variables
+from buckeye.launch.preflight.ports import Ports, UnassignedPorts, socket_variables
 
 LOOPBACK = "127.0.0.1"
 
@@ -87,7 +87,7 @@ class RolePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hosts:
+class EnvironmentProcesses:
     """Processes that a run starts and supervises for its environments.
 
     `env` holds the variables that all processes of the run need to use them, such as a generated key.
@@ -98,7 +98,7 @@ class Hosts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Site:
+class PlanNode:
     """A host that a run may use.
 
     Other nodes reach it at `address`. `variables` configure the network interfaces of gloo and NCCL.
@@ -117,52 +117,52 @@ def make_plan(
     machine: Machine,
     *,
     model_path: Path | None,
-    ports: Ports | AnyPorts,
-    others: Sequence[Site] | None = None,
+    ports: Ports | UnassignedPorts,
+    other_nodes: Sequence[PlanNode] | None = None,
     address: str | None = None,
 ) -> RolePlan:
     """Return the processes of a resolved configuration, placed on devices of all nodes.
 
-    `machine` is node 0. `others` are nodes 1 and up, and reach node 0 at `address`; None means that they
+    `machine` is node 0. `other_nodes` are nodes 1 and up, and reach node 0 at `address`; None means that they
     equal node 0. Ports that the user did not choose come from `ports`. `model_path` is the local model
     directory, if one exists, for the disk estimate. Raises UsageError for GPU ids that do not exist, with a
     hint which ids to use.
     """
     here = this_site(machine, ports, address)
-    sites = [here, *([here] * (config.cluster.nodes - 1) if others is None else others)]
-    on_gpu = bool(_used(config, sites)[0].machine.gpus) and config.trainer.model.device != "cpu"
+    plan_nodes = [here, *([here] * (config.cluster.nodes - 1) if other_nodes is None else other_nodes)]
+    on_gpu = bool(_used(config, plan_nodes)[0].machine.gpus) and config.trainer.model.device != "cpu"
     if on_gpu:
-        for site in _used(config, sites):
+        for site in _used(config, plan_nodes):
             _check_gpu_ids(config, site)
-    threads = [_threads(config, site.machine, number) for number, site in enumerate(sites)]
+    threads = [_threads(config, site.machine, number) for number, site in enumerate(plan_nodes)]
     fixed = _fixed_ports(config)
     roles = [
-        *_inference_roles(config, sites, fixed, on_gpu=on_gpu, threads=threads),
+        *_inference_roles(config, plan_nodes, fixed, on_gpu=on_gpu, threads=threads),
         _role("orchestrator", 0, (), output_dir=config.output_dir, env={"CUDA_VISIBLE_DEVICES": ""}),
-        *_trainer_roles(config, sites, on_gpu=on_gpu, threads=threads),
+        *_trainer_roles(config, plan_nodes, on_gpu=on_gpu, threads=threads),
     ]
     return RolePlan(
         roles=tuple(roles),
         on_gpu=on_gpu,
         disk=estimate_disk(config, model_path),
-        fixed_ports=tuple(fixed) if 0 in config.cluster.of_inference else (),
+        fixed_ports=tuple(fixed) if 0 in config.cluster.inference_node_numbers else (),
     )
 
 
-def this_site(machine: Machine, ports: Ports | AnyPorts, address: str | None) -> Site:
+def this_site(machine: Machine, ports: Ports | UnassignedPorts, address: str | None) -> PlanNode:
     """Return the host of the launcher; other nodes, if any, reach it at `address`."""
-    site = Site(name="this machine", machine=machine, choose_ports=ports.choose)
+    site = PlanNode(name="this machine", machine=machine, choose_ports=ports.choose)
     if address is None:
         return site
     return replace(site, address=address, variables=socket_variables(address, os.environ))
 
 
-def _used(config: RLConfig, sites: Sequence[Site]) -> list[Site]:
+def _used(config: RLConfig, plan_nodes: Sequence[PlanNode]) -> list[PlanNode]:
     """Return the hosts on which the run uses devices."""
-    inference = config.cluster.of_inference if config.inference is not None else []
+    inference = config.cluster.inference_node_numbers if config.inference is not None else []
     if _nodes_of_copy(config) > 1:
         inference = []  # Ray assigns these GPUs to vLLM
-    return [sites[number] for number in sorted({*config.cluster.of_trainer, *inference})]
+    return [plan_nodes[number] for number in sorted({*config.cluster.trainer_node_numbers, *inference})]
 
 
 def _replica_devices(config: RLConfig) -> list[tuple[int, ...]]:
@@ -179,8 +179,8 @@ def _nodes_of_copy(config: RLConfig) -> int:
 
 def _threads(config: RLConfig, machine: Machine, node: int) -> int:
     """Return the compute threads per process of a node; processes that work at once share the cores."""
-    replicas = len(_replica_devices(config)) if node in config.cluster.of_inference else 0
-    ranks = len(config.trainer_gpu_ids) if node in config.cluster.of_trainer else 0
+    replicas = len(_replica_devices(config)) if node in config.cluster.inference_node_numbers else 0
+    ranks = len(config.trainer_gpu_ids) if node in config.cluster.trainer_node_numbers else 0
     at_once = max(replicas, ranks) if _takes_turns(config) else replicas + ranks
     return max(1, machine.cores // max(at_once, 1))
 
@@ -198,7 +198,12 @@ def _fixed_ports(config: RLConfig) -> list[int]:
 
 
 def _inference_roles(
-    config: RLConfig, sites: Sequence[Site], fixed: Sequence[int], *, on_gpu: bool, threads: Sequence[int]
+    config: RLConfig,
+    plan_nodes: Sequence[PlanNode],
+    fixed: Sequence[int],
+    *,
+    on_gpu: bool,
+    threads: Sequence[int],
 ) -> list[Role]:
     """Return the inference servers, head node first.
 
@@ -207,8 +212,8 @@ def _inference_roles(
     replicas = _replica_devices(config)
     roles: list[Role] = []
     # a replica that spans several nodes is served from its first node
-    for node in config.cluster.of_inference[:: _nodes_of_copy(config)] if replicas else ():
-        ports = fixed or sites[node].choose_ports(len(replicas))
+    for node in config.cluster.inference_node_numbers[:: _nodes_of_copy(config)] if replicas else ():
+        ports = fixed or plan_nodes[node].choose_ports(len(replicas))
         for devices, port in zip(replicas, ports, strict=True):
             role = _role(
                 "inference",
@@ -218,18 +223,18 @@ def _inference_roles(
                 port=port,
                 env=_device_env(config, devices, on_gpu=on_gpu, threads=threads[node]),
             )
-            roles.append(replace(role, node=node, host=sites[node].address if node else LOOPBACK))
+            roles.append(replace(role, node=node, host=plan_nodes[node].address if node else LOOPBACK))
     return roles
 
 
 def _trainer_roles(
-    config: RLConfig, sites: Sequence[Site], *, on_gpu: bool, threads: Sequence[int]
+    config: RLConfig, plan_nodes: Sequence[PlanNode], *, on_gpu: bool, threads: Sequence[int]
 ) -> list[Role]:
     """Return one process per rank, with the variables that `torchrun` would set on each node."""
-    nodes = config.cluster.of_trainer
+    nodes = config.cluster.trainer_node_numbers
     gang: dict[str, str] = {}
     if config.trainer_ranks > 1:
-        first = sites[nodes[0]]
+        first = plan_nodes[nodes[0]]
         gang = {
             "WORLD_SIZE": str(config.trainer_ranks),
             "LOCAL_WORLD_SIZE": str(len(config.trainer_gpu_ids)),
@@ -240,7 +245,7 @@ def _trainer_roles(
             gang[STORE_VARIABLE] = secrets.token_hex(16)
     roles: list[Role] = []
     for node in nodes:
-        meeting = sites[node].variables if len(nodes) > 1 else {}
+        meeting = plan_nodes[node].variables if len(nodes) > 1 else {}
         for device in config.trainer_gpu_ids:
             rank = {"RANK": str(len(roles)), "LOCAL_RANK": "0"} if gang else {}
             env = _device_env(config, (device,), on_gpu=on_gpu, threads=threads[node])
@@ -248,7 +253,7 @@ def _trainer_roles(
                 env[_ALLOCATOR[0]] = _GROWING
             env |= {**gang, **rank, **meeting}
             role = _role("trainer", len(roles), (device,), output_dir=config.output_dir, env=env)
-            roles.append(replace(role, node=node, host=sites[node].address if node else LOOPBACK))
+            roles.append(replace(role, node=node, host=plan_nodes[node].address if node else LOOPBACK))
     return roles
 
 
@@ -301,7 +306,7 @@ def _role(
     )
 
 
-def _check_gpu_ids(config: RLConfig, site: Site) -> None:
+def _check_gpu_ids(config: RLConfig, site: PlanNode) -> None:
     machine = site.machine
     inference_ids = config.inference_gpu_ids if config.inference is not None else []
     for flag, ids in (("inference-gpu-ids", inference_ids), ("trainer-gpu-ids", config.trainer_gpu_ids)):

@@ -18,10 +18,10 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import CheckpointConfig
 from buckeye.config.trainer import TrainerCheckpointConfig
 from buckeye.launch.heartbeats import HeartbeatReader
-from buckeye.launch.hosts import Handle, Host, LocalHost, Start
+from buckeye.launch.hosts import Host, LocalHost, ProcessHandle, ProcessSpec
 from buckeye.launch.plan import Role, RolePlan
 from buckeye.run_files.directory import attempt_logs, link_log, log_path
-from buckeye.run_files.record import PLACE_VARIABLE, place_of
+from buckeye.run_files.record import DIRECTORY_ID_VARIABLE, directory_id
 
 log = logging.getLogger(__name__)
 
@@ -33,15 +33,15 @@ _POLL_SECONDS = 0.05
 class Child:
     """A started process of the plan.
 
-    `killed` is the reason why the launcher killed it, or None. `memory` is the last memory use seen, in
+    `kill_reason` is the reason why the launcher killed it, or None. `memory` is the last memory use seen, in
     bytes.
     """
 
     role: Role
-    process: Handle
+    process: ProcessHandle
     stdout: Path
     heartbeats: HeartbeatReader
-    killed: str | None = None
+    kill_reason: str | None = None
     memory: int | None = None
 
     @property
@@ -52,7 +52,7 @@ class Child:
     def returncode(self) -> int | None:
         """Exit code, or None while the process runs."""
         code = self.process.returncode
-        self.killed = self.killed or self.process.lost
+        self.kill_reason = self.kill_reason or self.process.lost
         return code
 
     @property
@@ -61,7 +61,7 @@ class Child:
         return self.role.node, self.process.pid
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """True if the process runs on this host."""
         return self.role.node == 0
 
@@ -89,12 +89,12 @@ class Processes:
         self._attempt: int | None = None
         self.children: list[Child] = []
 
-    def begin(self, identity: RunIdentity) -> None:
+    def set_attempt(self, identity: RunIdentity) -> None:
         """Assign all processes started from now on to this attempt of the run."""
         named = {
             "BUCKEYE_RUN_ID": identity.run_id,
             "BUCKEYE_ATTEMPT": str(identity.attempt),
-            PLACE_VARIABLE: place_of(self._output_dir),
+            DIRECTORY_ID_VARIABLE: directory_id(self._output_dir),
         }
         self._env |= named
         self._shared_env |= named
@@ -109,7 +109,7 @@ class Processes:
         stdout = self._log_of(role)
         stdout.parent.mkdir(parents=True, exist_ok=True)
         host = self._nodes[role.node] if role.node else self._here
-        start = Start(title=role.title, argv=role.argv, env=self._environment(role), stdout=stdout)
+        start = ProcessSpec(title=role.title, argv=role.argv, env=self._environment(role), stdout=stdout)
         process = host.start(start)
         child = Child(role, process, stdout, HeartbeatReader.of(process.heartbeats))
         self.children.append(child)
@@ -125,7 +125,7 @@ class Processes:
     def _environment(self, role: Role) -> dict[str, str]:
         if role.node:
             return {**self._shared_env, **role.env}
-        return {**child_environment(self._env, plays=role.kind == "orchestrator"), **role.env}
+        return {**child_environment(self._env, runs_rollouts=role.kind == "orchestrator"), **role.env}
 
     def _log_of(self, role: Role) -> Path:
         if self._attempt is None:
@@ -160,12 +160,12 @@ class Processes:
 
     def kill(self, child: Child, why: str) -> None:
         """Kill a child and its session at once; later messages give `why` as the reason."""
-        child.killed = why
+        child.kill_reason = why
         child.process.signal(signal.SIGKILL, session=True)
 
-    def ask_for_stacks(self, child: Child) -> None:
+    def request_stacks(self, child: Child) -> None:
         """Request a child with heartbeats to write its Python stacks to its log."""
-        if child.running and child.heartbeats.heard is not None:
+        if child.running and child.heartbeats.last_heartbeat is not None:
             child.process.signal(signal.SIGUSR1, session=False)
 
     def stop_all(self) -> None:
@@ -183,17 +183,17 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class AttemptOrigin:
     """The point where an attempt begins: the checkpoint of `step`, or the original model if None.
 
-    `own` is True if this start of the run committed that checkpoint itself, so that no part of it is skipped.
+    `is_own` is True if this start of the run committed that checkpoint itself, so that no part of it is skipped.
     """
 
     step: int | None
-    own: bool = False
+    is_own: bool = False
 
 
-def write_role_configs(config: RLConfig, plan: RolePlan, *, model_path: Path, origin: Origin) -> None:
+def write_role_configs(config: RLConfig, plan: RolePlan, *, model_path: Path, origin: AttemptOrigin) -> None:
     """Write the resolved configuration of every process to `configs/`."""
     directory = config.output_dir / "configs"
     directory.mkdir(parents=True, exist_ok=True)
@@ -203,7 +203,9 @@ def write_role_configs(config: RLConfig, plan: RolePlan, *, model_path: Path, or
             write_file(directory / role.config_name, config_text, mode=0o600)  # settings may hold keys
 
 
-def _role_config(config: RLConfig, role: Role, plan: RolePlan, model_path: Path, origin: Origin) -> str:
+def _role_config(
+    config: RLConfig, role: Role, plan: RolePlan, model_path: Path, origin: AttemptOrigin
+) -> str:
     output_dir = config.output_dir.absolute()
     section = getattr(config, role.kind)
     model = section.model.model_copy(update={"name": str(model_path)})
@@ -220,7 +222,9 @@ def _role_config(config: RLConfig, role: Role, plan: RolePlan, model_path: Path,
     return to_json(section.model_copy(update=changes))
 
 
-def _checkpoints(given: CheckpointConfig | None, role: Role, origin: Origin) -> CheckpointConfig | None:
+def _checkpoints(
+    given: CheckpointConfig | None, role: Role, origin: AttemptOrigin
+) -> CheckpointConfig | None:
     """Return the checkpoint settings of a process.
 
     If the user set none, the run still commits a checkpoint when it is stopped, and can resume from that.
@@ -230,5 +234,5 @@ def _checkpoints(given: CheckpointConfig | None, role: Role, origin: Origin) -> 
             return None
         kind = TrainerCheckpointConfig if role.kind == "trainer" else CheckpointConfig
         return kind(interval=None, resume_step=origin.step)
-    skips = [name for name in type(given).model_fields if name.startswith("skip_")] if origin.own else []
+    skips = [name for name in type(given).model_fields if name.startswith("skip_")] if origin.is_own else []
     return given.model_copy(update={"resume_step": origin.step, **dict.fromkeys(skips, False)})

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from buckeye.monitor.metrics import MetricsTail, RunMetrics, Step
+from buckeye.monitor.metrics import MetricsTail, RunMetrics, StepMetrics
 
 _SHOWN = {
     "orchestrator/reward/mean": "reward {:.4f}",
@@ -30,7 +30,7 @@ class Progress:
         self._tail = MetricsTail(metrics)
         self._metrics = RunMetrics()
         self._max_steps = max_steps
-        self._newest: Step | None = None
+        self._newest: StepMetrics | None = None
         self._step_times: deque[float] = deque(maxlen=20)
         self._started = time.monotonic()
         self._shown = ""
@@ -45,7 +45,7 @@ class Progress:
         A terminal shows `waiting_for` until the first step is done. A step is shown once its batch is known
         too, or when the run has `ended`.
         """
-        for record in self._tail.new():
+        for record in self._tail.read_new():
             self._metrics.add(record)
             if record["process"] == "trainer":
                 self.step = record["step"] + 1
@@ -61,7 +61,7 @@ class Progress:
             text = self._line(self._newest) if self._newest is not None else waiting_for
             self._print(f"\r\x1b[2K{elapsed} | {text}"[: 4 + _columns()])
 
-    def tell(self, lines: Sequence[str]) -> None:
+    def print_lines(self, lines: Sequence[str]) -> None:
         """Print lines above the live line."""
         if lines:
             self.clear()
@@ -79,7 +79,7 @@ class Progress:
             self._stream.flush()
             self._shown = text
 
-    def _line(self, step: Step) -> str:
+    def _line(self, step: StepMetrics) -> str:
         """Return `Step 3/100 | reward 0.1160 | ...`, without unknown values."""
         done = step.number + 1
         parts = [f"Step {done}/{self._max_steps}" if self._max_steps is not None else f"Step {done}"]

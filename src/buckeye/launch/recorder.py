@@ -19,14 +19,14 @@ from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
 from buckeye.launch.changed_settings import record_config
 from buckeye.launch.processes import Child, Processes
-from buckeye.launch.restarts import Ended
+from buckeye.launch.restarts import EndedProcess
 from buckeye.run_files.events import EventKind, write_event
 from buckeye.run_files.record import (
     ProcessRecord,
-    Recorded,
+    RecordedState,
     RunRecord,
-    birth_of,
-    place_of,
+    birth_time,
+    directory_id,
     this_process,
     write_record,
 )
@@ -70,7 +70,7 @@ class Recorder:
             start_step=resume_step or 0,
             stop_seconds=config.stop_seconds,
             started=time.time(),
-            place=place_of(config.output_dir),
+            place=directory_id(config.output_dir),
         )
         self._processes: dict[tuple[int, int], ProcessRecord] = {}
         self._seen = {"weights": self._versions("weights"), "checkpoints": self._versions("checkpoints")}
@@ -94,27 +94,27 @@ class Recorder:
         elif changed or time.monotonic() >= self._next_save:
             self._update()
 
-    def began(self, identity: RunIdentity, resumed_step: int | None) -> None:
+    def record_attempt(self, identity: RunIdentity, resumed_step: int | None) -> None:
         """Record a new attempt within this start of the run."""
         self._record = msgspec.structs.replace(self._record, attempt=identity.attempt)
         self.note("attempt", resumed_step=resumed_step)
         self._update(state="starting", start_step=resumed_step or 0, started=time.time())
 
-    def restarting(self, ended: Ended) -> None:
+    def record_restart(self, ended: EndedProcess) -> None:
         """Record that a process has ended and will be restarted."""
         self.note("restart", process=ended.title, cause=ended.cause)
         self._restarts[ended.title] += 1
         self._update(restarts=self._record.restarts + 1)
 
-    def stopping(self) -> None:
+    def record_stop_request(self) -> None:
         """Record that the run was requested to stop."""
         self.note("stopping")
         self._update(state="stopping")
 
-    def ended(self, state: Recorded, reason: str | None = None) -> None:
+    def ended(self, state: RecordedState, reason: str | None = None) -> None:
         """Record that the run is over, with its final state and the reason."""
         self._observe_files()
-        kinds: dict[Recorded, EventKind] = {"finished": "finish", "failed": "failure", "stopped": "stop"}
+        kinds: dict[RecordedState, EventKind] = {"finished": "finish", "failed": "failure", "stopped": "stop"}
         self.note(kinds[state], **({"cause": reason} if reason else {}))
         self._update(state=state, reason=reason, ended=time.time(), processes=())
 
@@ -231,6 +231,6 @@ def _beginning(child: Child) -> tuple[float, float]:
     Raises psutil.NoSuchProcess if it has ended already.
     """
     pid = child.process.pid
-    if not child.is_here:
+    if not child.is_local:
         return time.time(), 0.0
-    return psutil.Process(pid).create_time(), birth_of(pid)
+    return psutil.Process(pid).create_time(), birth_time(pid)

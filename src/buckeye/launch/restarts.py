@@ -10,10 +10,10 @@ from pathlib import Path
 
 from buckeye.config.supervision import SupervisionConfig
 from buckeye.errors import RunError, UsageError
+from buckeye.launch.exit_reason import OomKills, describe_exit, explain_exit, find_reported_error
 from buckeye.launch.plan import Role
 from buckeye.launch.processes import Child, Processes
-from buckeye.launch.why_it_ended import Memory, diagnosis, how_it_ended, named_cause
-from buckeye.transport.inference_servers import take_restart_requests
+from buckeye.transport.restart_requests import take_restart_requests
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +23,12 @@ _SAME_AT_EVERY_STEP = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
-    """A restart after `delay` seconds, the `count`th of at most `most`."""
+class Restart:
+    """A restart after `delay` seconds, the `count`th of at most `max_restarts`."""
 
     delay: float
     count: int
-    most: int
+    max_restarts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,22 +39,22 @@ class GiveUp:
 
 
 @dataclass(slots=True)
-class Budget:
+class RestartBudget:
     """Restart budget of one process, or of processes that restart together.
 
-    Allows `most` restarts within `window` seconds. The delay starts at `first_delay` and doubles each time.
+    Allows `max_restarts` restarts within `window` seconds. The delay starts at `first_delay` and doubles each time.
     Progress of the run refills the budget.
     """
 
-    most: int
+    max_restarts: int
     window: float
     first_delay: float = FIRST_DELAY
     _ends: list[float] = field(default_factory=list)
     _last: tuple[str, int] | None = None
     _same: int = 0  # consecutive ends with the same cause, at most one step apart
 
-    def after(self, now: float, *, cause: str | None, step: int) -> Again | GiveUp:
-        """Return the decision after a process ended at the time `now`.
+    def decide(self, now: float, *, cause: str | None, step: int) -> Restart | GiveUp:
+        """Return the decision after a process ended at the time `read`.
 
         `cause` is the error that the process itself reported, or None if it was killed. `step` is the
         number of steps that the run had finished.
@@ -71,31 +71,31 @@ class Budget:
                 "starting it again is no use."
             )
         self._ends = [end for end in self._ends if now - end < self.window]
-        if len(self._ends) >= self.most:
+        if len(self._ends) >= self.max_restarts:
             return GiveUp(f"{self._said()}.")
         self._ends.append(now)
         count = len(self._ends)
-        return Again(min(_LONGEST_DELAY, self.first_delay * 2 ** (count - 1)), count, self.most)
+        return Restart(min(_LONGEST_DELAY, self.first_delay * 2 ** (count - 1)), count, self.max_restarts)
 
     def refill(self) -> None:
         """Allow all restarts again, after progress of the run."""
         self._ends.clear()
 
     def _said(self) -> str:
-        if not self.most:
+        if not self.max_restarts:
             return "No restart is allowed (supervision.max_restarts = 0)"
         return (
-            f"It had been started again {self.most} times within {self.window / 60:.0f} minutes "
+            f"It had been started again {self.max_restarts} times within {self.window / 60:.0f} minutes "
             "(supervision.max_restarts)"
         )
 
 
-NODE_SECONDS = 1.0
+NODE_RETRY_SECONDS = 1.0
 """Delay before the next try if the node of a process was absent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ended:
+class EndedProcess:
     """A process that ended and will be restarted: its title, and the cause in one line."""
 
     title: str
@@ -116,19 +116,19 @@ class Restarts:
         limits: SupervisionConfig,
         *,
         first_delay: float = FIRST_DELAY,
-        note: Callable[[Ended], None] = lambda ended: None,
+        note: Callable[[EndedProcess], None] = lambda ended: None,
     ) -> None:
         self._processes = processes
         self._output_dir = output_dir
         self._limits = limits
         self._first_delay = first_delay
         self._note = note
-        self._memory = Memory.now()
-        self._budgets: dict[str, Budget] = {}
+        self._memory = OomKills.read()
+        self._budgets: dict[str, RestartBudget] = {}
         self._due: list[tuple[float, Role]] = []
         take_restart_requests(output_dir)  # discard requests about the servers of an earlier start
 
-    def tend(self, step: int) -> None:
+    def tick(self, step: int) -> None:
         """Restart servers that ended or that are to be replaced; call it repeatedly.
 
         `step` is the number of finished steps. Raises RunError, with the last lines of the server, if a
@@ -155,36 +155,36 @@ class Restarts:
 
     def _start(self, role: Role, now: float) -> None:
         if self._processes.absent([role]):  # the run continues without this server
-            self._due.append((now + NODE_SECONDS, role))
+            self._due.append((now + NODE_RETRY_SECONDS, role))
             return
         self._processes.start(role)
 
     def _schedule(self, child: Child, code: int, step: int) -> None:
         now = time.monotonic()
-        how = how_it_ended(child, code)
+        how = describe_exit(child, code)
         if not self._limits.restart or code == UsageError.exit_code:
-            raise RunError(diagnosis(child, code, self._memory, self._output_dir))
+            raise RunError(explain_exit(child, code, self._memory, self._output_dir))
         budget = self._budgets.setdefault(
             child.role.title,
-            Budget(self._limits.max_restarts, self._limits.restart_window, self._first_delay),
+            RestartBudget(self._limits.max_restarts, self._limits.restart_window, self._first_delay),
         )
-        verdict = budget.after(now, cause=named_cause(child, code), step=step)
+        verdict = budget.decide(now, cause=find_reported_error(child, code), step=step)
         if isinstance(verdict, GiveUp):
-            raise RunError(f"{diagnosis(child, code, self._memory, self._output_dir)}\n{verdict.why}")
+            raise RunError(f"{explain_exit(child, code, self._memory, self._output_dir)}\n{verdict.why}")
         log.warning(
             "%s\nStarting it again in %s",
-            diagnosis(child, code, self._memory, self._output_dir),
-            described(verdict, self._limits),
+            explain_exit(child, code, self._memory, self._output_dir),
+            describe_restart(verdict, self._limits),
         )
-        self._memory = Memory.now()
-        self._note(Ended(title=child.role.title, cause=how))
+        self._memory = OomKills.read()
+        self._note(EndedProcess(title=child.role.title, cause=how))
         self._due.append((now + verdict.delay, child.role))
         self._processes.forget(child)
 
 
-def described(again: Again, limits: SupervisionConfig) -> str:
+def describe_restart(again: Restart, limits: SupervisionConfig) -> str:
     """Return the delay and count as text: `1 s (restart 1 of at most 5 within 10 minutes)`."""
     return (
-        f"{again.delay:g} s (restart {again.count} of at most {again.most} within "
+        f"{again.delay:g} s (restart {again.count} of at most {again.max_restarts} within "
         f"{limits.restart_window / 60:g} minutes)"
     )

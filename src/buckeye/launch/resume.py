@@ -16,15 +16,15 @@ import psutil  # type: ignore[import-untyped]
 from buckeye.base.storage import read_json
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.resume_checks import refuse_misfit
+from buckeye.launch.resume_checks import check_resumable
 from buckeye.run_files.directory import RUN_FILE
 from buckeye.run_files.record import STATUS_FILE, processes_left, read_record
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
-    checkpoints_by_age,
-    first_whole,
+    checkpoints_oldest_first,
+    find_usable_checkpoint,
+    first_valid_checkpoint,
     list_checkpoints,
-    usable_checkpoint,
     verify_checkpoint,
 )
 
@@ -38,17 +38,17 @@ _OF_A_START = ("--clean", "--resume", "--dry-run", "--no-clean", "--no-resume", 
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class RunOrigin:
     """The point where a start begins: the checkpoint of `step`, or the original model if None.
 
-    `again` is True if the start continues a run that was started before.
+    `is_resume` is True if the start continues a run that was started before.
     """
 
     step: int | None
-    again: bool
+    is_resume: bool
 
 
-def beginning(config: RLConfig) -> Beginning:
+def find_run_origin(config: RLConfig) -> RunOrigin:
     """Return where the run begins, as the configuration requests.
 
     A resumed run without any committed checkpoint begins at the original model. Raises CheckpointError if the
@@ -56,24 +56,24 @@ def beginning(config: RLConfig) -> Beginning:
     """
     ckpt = config.trainer.ckpt
     if ckpt is None or ckpt.resume_step is None:
-        return Beginning(None, again=False)
+        return RunOrigin(None, is_resume=False)
     root = config.output_dir / "checkpoints"
     started = (config.output_dir / RUN_FILE).exists()
     if ckpt.resume_step == -1 and started and not list_checkpoints(root):
-        return Beginning(None, again=True)
-    preferred = where_it_left_off(config.output_dir)
-    info = usable_checkpoint(root, ckpt.resume_step, verify_checkpoint, preferred=preferred)
-    refuse_misfit(config.trainer, info)
-    return Beginning(info.step, again=True)
+        return RunOrigin(None, is_resume=True)
+    preferred = find_resume_checkpoint(config.output_dir)
+    info = find_usable_checkpoint(root, ckpt.resume_step, verify_checkpoint, preferred=preferred)
+    check_resumable(config.trainer, info)
+    return RunOrigin(info.step, is_resume=True)
 
 
-def where_it_left_off(output_dir: Path) -> CheckpointInfo | None:
+def find_resume_checkpoint(output_dir: Path) -> CheckpointInfo | None:
     """Return the checkpoint from which the run would resume, or None without checkpoints.
 
     This is the newest one. But if the newest attempt began at another checkpoint and has committed none
     since, it is that one, so a user who went back to an earlier step stays there.
     """
-    by_age = checkpoints_by_age(output_dir / "checkpoints")
+    by_age = checkpoints_oldest_first(output_dir / "checkpoints")
     if not by_age:
         return None
     newest = by_age[-1]
@@ -85,14 +85,16 @@ def where_it_left_off(output_dir: Path) -> CheckpointInfo | None:
         return newest
 
 
-def newest_commit(output_dir: Path, *, first_attempt: int, verify: bool = False) -> CheckpointInfo | None:
+def find_newest_commit(
+    output_dir: Path, *, first_attempt: int, verify: bool = False
+) -> CheckpointInfo | None:
     """Return the newest checkpoint committed by attempt `first_attempt` or a later one, or None.
 
     With `verify`, damaged checkpoints are skipped with a warning.
     """
-    by_age = reversed(checkpoints_by_age(output_dir / "checkpoints"))
+    by_age = reversed(checkpoints_oldest_first(output_dir / "checkpoints"))
     own = takewhile(lambda info: info.attempt >= first_attempt, by_age)
-    return first_whole(own, verify_checkpoint) if verify else next(own, None)
+    return first_valid_checkpoint(own, verify_checkpoint) if verify else next(own, None)
 
 
 def wait_for_leftovers(output_dir: Path) -> None:
@@ -135,10 +137,10 @@ def _is_suspended(process: psutil.Process) -> bool:
 
 def resume_command(command: Sequence[str]) -> str:
     """Return the command that resumes the run which `command` started, from its newest checkpoint."""
-    return shlex.join(to_resume(command))
+    return shlex.join(make_resume_args(command))
 
 
-def to_resume(words: Sequence[str]) -> list[str]:
+def make_resume_args(words: Sequence[str]) -> list[str]:
     """Return the args of a command, or only its flags, changed so that they resume the run."""
     return [*without_flags(words, (*_OF_A_START, "ckpt.resume-step")), "--resume"]
 
@@ -156,6 +158,6 @@ def without_flags(words: Sequence[str], endings: tuple[str, ...]) -> list[str]:
     return kept
 
 
-def arguments_of(command: Sequence[str]) -> list[str]:
+def strip_command(command: Sequence[str]) -> list[str]:
     """Return the args after `rl` or `buckeye rl`."""
     return list(command[2:] if command[0] == "buckeye" else command[1:])

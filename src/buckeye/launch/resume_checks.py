@@ -9,12 +9,12 @@ from pathlib import Path
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import UsageError
-from buckeye.transport.checkpoint import CheckpointInfo, trainer_state
+from buckeye.transport.checkpoint import CheckpointInfo, trainer_state_directory
 
 _LORA = "model.experimental.lora"
 
 
-def refuse_misfit(
+def check_resumable(
     trainer: TrainerConfig | SFTConfig, info: CheckpointInfo, *, section: str = "trainer."
 ) -> None:
     """Raise UsageError, with every reason, if the trainer could not resume from a checkpoint.
@@ -24,7 +24,7 @@ def refuse_misfit(
     """
     from safetensors import SafetensorError
 
-    state = trainer_state(info)
+    state = trainer_state_directory(info)
     misfits: list[str] = []
     for look in (_step_misfits, _weight_misfits, _optimizer_misfits):
         with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):  # reported elsewhere

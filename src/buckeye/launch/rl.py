@@ -12,54 +12,54 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.process import INTERRUPTED, StopFlag, forbid_looking
+from buckeye.base.process import EXIT_INTERRUPTED, StopFlag, forbid_tracing
 from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.attempts import Launch
-from buckeye.launch.changed_settings import changed_settings, earlier_start, record_config
+from buckeye.launch.attempts import RunLaunch
+from buckeye.launch.changed_settings import changed_settings, read_earlier_start, record_config
 from buckeye.launch.child_warnings import ChildWarnings
 from buckeye.launch.engines import other_nodes
-from buckeye.launch.hosts import Nodes, site_of, sites_of
+from buckeye.launch.hosts import OtherNodes, make_plan_node, make_plan_nodes
 from buckeye.launch.plan import RolePlan, make_plan
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.disk import check_disk
 from buckeye.launch.preflight.model import check_tokenizer, fetch_model
-from buckeye.launch.preflight.ports import Ports, held_ports
-from buckeye.launch.processes import TERM_GRACE_SECONDS, Child, Origin, Processes, write_role_configs
+from buckeye.launch.preflight.ports import Ports, reserved_ports
+from buckeye.launch.processes import TERM_GRACE_SECONDS, AttemptOrigin, Child, Processes, write_role_configs
 from buckeye.launch.progress import Progress, human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.resume import (
-    Beginning,
-    arguments_of,
-    beginning,
+    RunOrigin,
+    find_run_origin,
     resume_command,
+    strip_command,
     wait_for_leftovers,
 )
-from buckeye.launch.run_keys import forget_other_keys, played_environments
+from buckeye.launch.run_keys import remove_unrelated_keys, rollout_environments
 from buckeye.launch.supervisor import Supervisor
-from buckeye.launch.uploads import uploads_of
-from buckeye.launch.worker_hosts import run_hosts
-from buckeye.monitor.learning import nothing_learnt
+from buckeye.launch.uploads import open_uploads
+from buckeye.launch.worker_hosts import plan_environment_processes
+from buckeye.monitor.learning_findings import explain_no_learning
 from buckeye.monitor.log import run_log, setup_logging
-from buckeye.monitor.metrics import Step, read_run
-from buckeye.monitor.rollouts import read_rollouts, rollout_steps, whole_rollout
-from buckeye.monitor.signals import training_level
-from buckeye.monitor.tracking import check_trackers, tracked
+from buckeye.monitor.metrics import StepMetrics, read_run_metrics
+from buckeye.monitor.rollouts import read_rollouts, rollout_lines, rollout_steps
+from buckeye.monitor.tracker_threads import check_trackers, log_to_trackers
+from buckeye.monitor.verdicts import training_log_level
 from buckeye.run_files.directory import (
     REMOTE_FILE,
-    Stopping,
+    StopRequests,
     begin_attempt,
+    check_unused,
     clean,
-    locked,
-    put_aside,
-    refuse_used,
+    lock_directory,
+    move_unstarted_run,
 )
-from buckeye.run_files.known_runs import register
+from buckeye.run_files.known_runs import register_run
 from buckeye.run_files.logs import LAUNCHER, prune_logs
 from buckeye.run_files.record import RunRecord
-from buckeye.transport.checkpoint import Score, checkpoints_by_age, list_checkpoints, read_scores
-from buckeye.transport.checkpoint_resume import bring
+from buckeye.transport.checkpoint import Score, checkpoints_oldest_first, list_checkpoints, read_scores
+from buckeye.transport.resume_from_store import restore_from_store
 
 log = logging.getLogger(__name__)
 
@@ -76,18 +76,18 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     """
     output_dir = config.output_dir
     check_trackers(config.trackers(config.trainer.wandb))
-    with locked(output_dir), held_ports() as ports:
+    with lock_directory(output_dir), reserved_ports() as ports:
         ckpt = config.trainer.ckpt
         if ckpt is not None and ckpt.store is not None:
             setup_logging(config.log.level, LAUNCHER, None)  # the download may be slow and logs its progress
-            bring(output_dir, ckpt.store, ckpt.resume_step)
-        begin = beginning(config)
-        afresh = not begin.again and not config.clean
+            restore_from_store(output_dir, ckpt.store, ckpt.resume_step)
+        begin = find_run_origin(config)
+        afresh = not begin.is_resume and not config.clean
         if afresh:
-            refuse_used(output_dir, resume_command=resume_command(command))
+            check_unused(output_dir, resume_command=resume_command(command))
         wait_for_leftovers(output_dir)
         if afresh:  # a leftover process may have finished a step meanwhile
-            refuse_used(output_dir, resume_command=resume_command(command))
+            check_unused(output_dir, resume_command=resume_command(command))
         model_path = fetch_model(config.trainer.model.name)
         tokenizer = check_tokenizer(config)
         if tokenizer.state == "failed":  # the model was downloaded only now, so no earlier check saw it
@@ -101,10 +101,10 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
 def _run_planned(
     config: RLConfig,
     command: Sequence[str],
-    begin: Beginning,
+    begin: RunOrigin,
     model_path: Path,
     ports: Ports,
-    nodes: Nodes,
+    nodes: OtherNodes,
 ) -> int:
     output_dir = config.output_dir
     plan = make_plan(
@@ -112,47 +112,51 @@ def _run_planned(
         this_machine(),
         model_path=model_path,
         ports=ports,
-        others=sites_of(nodes),
+        other_nodes=make_plan_nodes(nodes),
         address=nodes.address,
     )
     disk = check_disk(config, plan.disk)
     if disk.state == "failed":
         raise UsageError(f"{disk.seen}\n{disk.do}")
-    ports.take(plan.fixed_ports)
+    ports.reserve(plan.fixed_ports)
     aside = None
-    if not begin.again and config.clean:
+    if not begin.is_resume and config.clean:
         clean(output_dir, needed=[model_path])
-    elif not begin.again:
-        aside = put_aside(output_dir, needed=[model_path])
-    before = earlier_start(output_dir) if begin.again else None
+    elif not begin.is_resume:
+        aside = move_unstarted_run(output_dir, needed=[model_path])
+    before = read_earlier_start(output_dir) if begin.is_resume else None
     identity = begin_attempt(output_dir, resumed_step=begin.step)
     (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # an earlier attempt may have run on another machine
     prune_logs(output_dir, config.disk.keep_logs)
     setup_logging(config.log.level, LAUNCHER, run_log(output_dir))
     if disk.state == "warning":
         log.warning("%s", disk.seen)
-    if begin.again:
+    if begin.is_resume:
         _tell_beginning(begin, config, before)
     if aside is not None:
         log.info("What a start left here that never reached its first step is kept in %s", aside)
     if before is None:
         record_config(config)
-    write_role_configs(config, plan, model_path=model_path, origin=Origin(begin.step))
-    register(output_dir, identity.run_id)
-    launch = Launch(config=config, model_path=model_path, first=identity, step=begin.step, nodes=nodes)
-    sites = {number: site_of(number, host) for number, host in nodes.hosts.items()}
-    played, at_once = played_environments(config), config.orchestrator.rollouts_at_once
-    hosts = run_hosts(played, rollouts=at_once, sites=sites, address=nodes.address)
+    write_role_configs(config, plan, model_path=model_path, origin=AttemptOrigin(begin.step))
+    register_run(output_dir, identity.run_id)
+    launch = RunLaunch(
+        config=config, model_path=model_path, first_attempt=identity, step=begin.step, nodes=nodes
+    )
+    plan_nodes = {number: make_plan_node(number, host) for number, host in nodes.hosts.items()}
+    played, at_once = rollout_environments(config), config.orchestrator.max_concurrent_rollouts
+    hosts = plan_environment_processes(played, rollouts=at_once, plan_nodes=plan_nodes, address=nodes.address)
     plan = replace(plan, roles=(*hosts.roles, *plan.roles))
-    uploads = uploads_of(output_dir, config.trainer.ckpt)  # reads the store's keys; child processes get none
-    forbid_looking()
-    forget_other_keys(config)
+    uploads = open_uploads(
+        output_dir, config.trainer.ckpt
+    )  # reads the store's keys; child processes get none
+    forbid_tracing()
+    remove_unrelated_keys(config)
     trackers = config.trackers(config.trainer.wandb)
-    with tracked(trackers, output_dir=output_dir, run_id=identity.run_id, config=config):
+    with log_to_trackers(trackers, output_dir=output_dir, run_id=identity.run_id, config=config):
         return _run_recorded(launch, plan, command, hosts.env, before, uploads)
 
 
-def _tell_beginning(begin: Beginning, config: RLConfig, before: RunRecord | None) -> None:
+def _tell_beginning(begin: RunOrigin, config: RLConfig, before: RunRecord | None) -> None:
     if begin.step is None:
         log.warning("The run has committed no checkpoint yet: it begins at its start again")
     else:
@@ -166,7 +170,7 @@ def _tell_beginning(begin: Beginning, config: RLConfig, before: RunRecord | None
 
 
 def _run_recorded(
-    launch: Launch,
+    launch: RunLaunch,
     plan: RolePlan,
     command: Sequence[str],
     env: Mapping[str, str],
@@ -174,24 +178,26 @@ def _run_recorded(
     uploads: AbstractContextManager[Any],
 ) -> int:
     started = time.monotonic()
-    recorder = Recorder(launch.config, launch.first, arguments_of(command), launch.step, before=before)
+    recorder = Recorder(
+        launch.config, launch.first_attempt, strip_command(command), launch.step, before=before
+    )
     try:
         with uploads as uploaded:
             code = _run(launch, plan, command, recorder, env)
-        if uploaded is not None and uploaded.left and code != INTERRUPTED:
+        if uploaded is not None and uploaded.pending_steps and code != EXIT_INTERRUPTED:
             raise RunError("All steps are done, but not all checkpoints are in the store (ckpt.store).")
-        why = None if code == INTERRUPTED else _last_words(launch.config, time.monotonic() - started)
+        why = None if code == EXIT_INTERRUPTED else _last_words(launch.config, time.monotonic() - started)
     except BaseException as error:
         recorder.ended("failed", str(error) or type(error).__name__)
         raise
-    recorder.ended("stopped" if code == INTERRUPTED else "finished", why)
+    recorder.ended("stopped" if code == EXIT_INTERRUPTED else "finished", why)
     return 1 if why is not None and launch.config.strict else code
 
 
 def _last_words(config: RLConfig, seconds: float) -> str | None:
     """Log the result of a finished run and return the reason if nothing was learned, else None."""
-    steps = read_run(config.output_dir / "metrics.jsonl").steps()
-    why = nothing_learnt(steps, config.output_dir)
+    steps = read_run_metrics(config.output_dir / "metrics.jsonl").steps()
+    why = explain_no_learning(steps, config.output_dir)
     if why is None:
         log.log(_success(steps), "RL training finished!")
     else:
@@ -224,21 +230,21 @@ def _evaluated(score: Score) -> str:
 
 
 def _run(
-    launch: Launch,
+    launch: RunLaunch,
     plan: RolePlan,
     command: Sequence[str],
     recorder: Recorder,
     env: Mapping[str, str],
 ) -> int:
     stop = StopFlag().install()
-    stopping = Stopping(launch.config.output_dir, stop)
-    config, identity = launch.config, launch.first
+    stopping = StopRequests(launch.config.output_dir, stop)
+    config, identity = launch.config, launch.first_attempt
     log.info("Starting RL run %s (attempt %d) in %s", identity.run_id, identity.attempt, config.output_dir)
     shared = _run_environment(config)
     processes = Processes(config.output_dir, {**shared, **env}, nodes=launch.nodes.hosts, shared_env=shared)
-    processes.begin(identity)
+    processes.set_attempt(identity)
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
-    warnings = ChildWarnings(run_log(config.output_dir), own=LAUNCHER)
+    warnings = ChildWarnings(run_log(config.output_dir), own_process=LAUNCHER)
     supervisor = Supervisor(launch, plan, processes, recorder)
     untold = identity.attempt == 1 and config.orchestrator.rollouts.show_first
     try:
@@ -248,20 +254,20 @@ def _run(
                 progress.clear()
                 log.info("The first rollout that is trained on; see all: buckeye rl rollouts\n%s", first)
                 untold = False
-            progress.tell(warnings.new())
+            progress.print_lines(warnings.read_new())
             progress.update("starting: waiting for the first step (logs/ has the details)")
             if supervisor.tick(step=progress.step, trained=progress.trained):
                 progress.update("", ended=True)
-                progress.tell(warnings.new())
+                progress.print_lines(warnings.read_new())
                 break
             time.sleep(_POLL_SECONDS)
         progress.clear()
         _tell_unshown(warnings, config)
         if stopping.requested():
-            recorder.stopping()
+            recorder.record_stop_request()
             return _stop_early(config, processes, stop, command)
     except Exception:
-        progress.tell(warnings.new())
+        progress.print_lines(warnings.read_new())
         progress.clear()
         _tell_unshown(warnings, config)
         log.warning(
@@ -278,20 +284,20 @@ def _first_rollout(config: RLConfig) -> str:
     """Return the text of the run's first rollout, or "" if no step has rollouts yet."""
     steps = rollout_steps(config.output_dir)
     played, _ = read_rollouts(config.output_dir, steps[0]) if steps else ([], 0)
-    return "\n".join(whole_rollout(played[0], _LONGEST_SHOWN)) if played else ""
+    return "\n".join(rollout_lines(played[0], _LONGEST_SHOWN)) if played else ""
 
 
-def _success(steps: Sequence[Step]) -> int:
+def _success(steps: Sequence[StepMetrics]) -> int:
     """Return the log level of the final message: WARNING if nearly all steps were skipped or empty."""
     trained = [step for step in steps if step.trained is not None]
     skipped = sum(bool(step.value("trainer/skipped")) for step in trained)
     empty = max((int(step.value("trainer/empty_steps") or 0) for step in trained), default=0)
-    return training_level(len(trained), left_out=min(len(trained), skipped + empty))
+    return training_log_level(len(trained), left_out=min(len(trained), skipped + empty))
 
 
 def _tell_unshown(warnings: ChildWarnings, config: RLConfig) -> None:
-    if warnings.unshown:
-        log.info("%d more such warnings: buckeye rl logs %s", warnings.unshown, config.output_dir)
+    if warnings.suppressed_count:
+        log.info("%d more such warnings: buckeye rl logs %s", warnings.suppressed_count, config.output_dir)
 
 
 def _what_is_there(config: RLConfig) -> str:
@@ -333,13 +339,13 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
     failed = [child for child in processes.of_kind("trainer") if _failed(child)]
     if failed:
         log.warning("%s did not checkpoint on the way out", failed[0].role.title)
-    checkpoints = checkpoints_by_age(config.output_dir / "checkpoints")
+    checkpoints = checkpoints_oldest_first(config.output_dir / "checkpoints")
     if checkpoints:
         log.info("Stopped; the newest checkpoint is of step %d. Continue with:", checkpoints[-1].step)
     else:
         log.info("Stopped before there was a checkpoint. Begin at the start again with:")
     log.info("  %s", resume_command(command))
-    return INTERRUPTED
+    return EXIT_INTERRUPTED
 
 
 def _end_trainers(processes: Processes, stop: StopFlag, grace: float) -> None:
@@ -359,7 +365,7 @@ def _end_trainers(processes: Processes, stop: StopFlag, grace: float) -> None:
 
 
 def _failed(trainer: Child) -> bool:
-    return trainer.returncode not in (None, 0, INTERRUPTED)
+    return trainer.returncode not in (None, 0, EXIT_INTERRUPTED)
 
 
 def final_weights(config: RLConfig) -> Path:

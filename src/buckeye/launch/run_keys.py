@@ -9,7 +9,7 @@ from buckeye.base.keys import KEYS, variables
 from buckeye.base.process import is_secret
 from buckeye.config.environments import EnvConfig
 from buckeye.config.rl import RLConfig
-from buckeye.launch.mcp_gateways import variables_of
+from buckeye.launch.mcp_gateways import task_variables
 
 _NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
 _OF_MACHINES = ("PRIME_", "AWS_", "GOOGLE_", "AZURE_")
@@ -23,7 +23,7 @@ _OF_STORES = {
 """What opens a store for checkpoints, by its kind. The launcher has it, and nothing that it starts."""
 
 
-def played_environments(config: RLConfig) -> list[EnvConfig]:
+def rollout_environments(config: RLConfig) -> list[EnvConfig]:
     """Return the environments of training and of evaluations."""
     evaluated = config.orchestrator.eval.env if config.orchestrator.eval is not None else []
     return [*config.orchestrator.env, *evaluated]
@@ -34,14 +34,14 @@ def names_of_keys(config: RLConfig) -> list[str]:
 
     A variable that only a prompt mentions is not included.
     """
-    known, played = variables(), played_environments(config)
-    names = [*KEYS, *variables_of(played)]
+    known, played = variables(), rollout_environments(config)
+    names = [*KEYS, *task_variables(played)]
     names += [name for env in played for name in env.variables]
     asked = dict.fromkeys(name if name in known else name.upper() for name in names)
     return [name for name in asked if name not in (*_NOT_KEYS, _RENTING)]
 
 
-def forget_other_keys(config: RLConfig) -> None:
+def remove_unrelated_keys(config: RLConfig) -> None:
     """Remove keys for machines from this process's variables, unless the run's settings name them.
 
     All child processes, and third-party code in them, would inherit these variables.

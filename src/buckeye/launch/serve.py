@@ -20,11 +20,11 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import to_json
 from buckeye.errors import InferenceError, RunError
 from buckeye.inference.client import InferenceClient
+from buckeye.launch.exit_reason import OomKills, explain_exit
 from buckeye.launch.plan import Role
 from buckeye.launch.preflight.devices import this_machine
-from buckeye.launch.preflight.ports import held_ports
+from buckeye.launch.preflight.ports import reserved_ports
 from buckeye.launch.processes import Processes
-from buckeye.launch.why_it_ended import Memory, diagnosis
 
 _START_SECONDS = 300.0
 _WATCH_SECONDS = 0.2
@@ -73,14 +73,14 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
     If the engine ends by itself, the block is cancelled, and RunError gives the reason.
     """
     key = secrets.token_urlsafe(24)
-    with held_ports() as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
-        (port,), directory, memory = ports.choose(1), Path(scratch), Memory.now()
+    with reserved_ports() as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
+        (port,), directory, memory = ports.choose(1), Path(scratch), OomKills.read()
 
         def check() -> None:
             for child in processes.children:
                 child.heartbeats.read(time.monotonic())  # otherwise the pipe fills up
                 if child.returncode is not None:
-                    raise RunError(diagnosis(child, child.returncode, memory, directory))
+                    raise RunError(explain_exit(child, child.returncode, memory, directory))
 
         base = config or InferenceConfig()
         settings = base.model_copy(

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import time
 
-from buckeye.launch.attempts import Attempts, Launch
-from buckeye.launch.heartbeats import described, illness
+from buckeye.launch.attempts import Attempts, RunLaunch
+from buckeye.launch.heartbeats import describe_health_problem, find_health_problem
 from buckeye.launch.plan import RolePlan
 from buckeye.launch.processes import Processes
 from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
-from buckeye.launch.waits import sentence, waits_of
-from buckeye.transport.checkpoint import checkpoints_by_age
+from buckeye.launch.waits import current_waits, describe_wait
+from buckeye.transport.checkpoint import checkpoints_oldest_first
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +26,17 @@ _PROGRESS_STEPS = 3
 class Supervisor:
     """Starts the processes of a run and supervises them until they finish."""
 
-    def __init__(self, launch: Launch, plan: RolePlan, processes: Processes, recorder: Recorder) -> None:
+    def __init__(self, launch: RunLaunch, plan: RolePlan, processes: Processes, recorder: Recorder) -> None:
         self._launch = launch
         self._processes = processes
         self._recorder = recorder
         self._limits = launch.config.supervision
-        self._attempts = Attempts(launch, plan, processes, began=recorder.began, note=recorder.restarting)
-        self._restarts = Restarts(processes, launch.config.output_dir, self._limits, note=recorder.restarting)
+        self._attempts = Attempts(
+            launch, plan, processes, record_attempt=recorder.record_attempt, note=recorder.record_restart
+        )
+        self._restarts = Restarts(
+            processes, launch.config.output_dir, self._limits, note=recorder.record_restart
+        )
         now = time.monotonic()
         self._ticked = self._stepped = now
         self._look_at = now
@@ -69,8 +73,8 @@ class Supervisor:
             self._look_at = now + _LOOK_SECONDS
             self._look(now)
         self._end_the_ill(now)
-        self._restarts.tend(step)
-        self._attempts.tend(now, step)
+        self._restarts.tick(step)
+        self._attempts.tick(now, step)
         self._recorder.observe(self._processes)
         working = self._attempts.members
         return self._attempts.running and all(child.returncode == 0 for child in working)
@@ -81,7 +85,7 @@ class Supervisor:
         if gap > _GAP_SECONDS:
             log.info("The launcher did nothing for %s: all deadlines start again", human_duration(gap))
             for child in self._processes.children:
-                child.heartbeats.forgive(now)
+                child.heartbeats.restart_deadlines(now)
             self._stepped = now
 
     def _notice_progress(self, now: float, step: int, trained: int) -> None:
@@ -100,8 +104,10 @@ class Supervisor:
         """Run the checks that need not run at every tick: memory, new checkpoints, stalls."""
         for child in self._processes.children:
             child.memory = child.process.memory() or child.memory
-        commits = checkpoints_by_age(self._launch.config.output_dir / "checkpoints")
-        newest = max((info.step for info in commits if info.attempt >= self._launch.first.attempt), default=0)
+        commits = checkpoints_oldest_first(self._launch.config.output_dir / "checkpoints")
+        newest = max(
+            (info.step for info in commits if info.attempt >= self._launch.first_attempt.attempt), default=0
+        )
         if newest > self._committed:
             self._committed = newest
             self._refill()
@@ -114,22 +120,22 @@ class Supervisor:
         """Kill processes that hang; request their Python stacks first."""
         before, self._doomed = self._doomed, {}
         for child in self._processes.children:
-            ill = illness(child.heartbeats, self._limits, now)
-            if ill is None or not child.running or child.killed is not None:
+            ill = find_health_problem(child.heartbeats, self._limits, now)
+            if ill is None or not child.running or child.kill_reason is not None:
                 continue
             at = self._doomed[child.key] = before.get(child.key, now + _STACK_SECONDS)
             if child.key not in before:
-                self._processes.ask_for_stacks(child)
+                self._processes.request_stacks(child)
             elif now >= at:
                 newest = child.heartbeats.newest
                 doing = newest.doing if newest is not None else "nothing"
-                self._processes.kill(child, described(ill, child.heartbeats, doing, now))
+                self._processes.kill(child, describe_health_problem(ill, child.heartbeats, doing, now))
 
     def _tell_the_stall(self, now: float) -> None:
-        waits = waits_of(self._processes.children)
-        lines = [f"  {sentence(wait, now)}" for wait in waits]
+        waits = current_waits(self._processes.children)
+        lines = [f"  {describe_wait(wait, now)}" for wait in waits]
         for child in self._processes.children:
-            self._processes.ask_for_stacks(child)
+            self._processes.request_stacks(child)
             lines.append(f"  {child.role.title}: its Python stacks are in {child.stdout}")
         log.warning(
             "No step was finished for %s. Who waits for whom:\n%s",
@@ -137,4 +143,4 @@ class Supervisor:
             "\n".join(lines),
         )
         seconds = round(now - self._stepped, 1)
-        self._recorder.note("stall", seconds=seconds, waits=[sentence(wait, now) for wait in waits])
+        self._recorder.note("stall", seconds=seconds, waits=[describe_wait(wait, now) for wait in waits])

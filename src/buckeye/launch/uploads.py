@@ -25,14 +25,14 @@ from buckeye.monitor.metrics import MetricsLog
 from buckeye.transport.checkpoint import (
     UPLOADS_FILE,
     CheckpointInfo,
-    best_by_reward,
-    checkpoints_by_age,
+    checkpoints_oldest_first,
+    find_best_checkpoint,
     is_complete,
     read_commit,
     read_orchestrator_state,
     read_scores,
 )
-from buckeye.transport.object_store import Store, name_in_store
+from buckeye.transport.object_store import CheckpointStore, name_in_store
 
 log = logging.getLogger(__name__)
 
@@ -59,17 +59,19 @@ class State(msgspec.Struct, kw_only=True, frozen=True):
     error: str | None = None
 
 
-class Uploads:
+class CheckpointUploader:
     """Uploads the committed checkpoints of a run's directory on a thread, one at a time, newest first.
 
     Deletes from the store the checkpoints beyond `keep`. Training never waits for it. A failed upload is
     logged and retried as long as the run lasts. On exit, the context waits for pending uploads: at most
-    `patience` seconds, or until Ctrl-C.
+    `exit_timeout` seconds, or until Ctrl-C.
     """
 
-    def __init__(self, output_dir: Path, store: Store, *, keep: int | None, patience: float) -> None:
+    def __init__(
+        self, output_dir: Path, store: CheckpointStore, *, keep: int | None, exit_timeout: float
+    ) -> None:
         self._run, self._root = output_dir, output_dir / "checkpoints"
-        self._store, self._keep, self._patience = store, keep, patience
+        self._store, self._keep, self._patience = store, keep, exit_timeout
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
         self._there: set[tuple[int, int]] | None = None
         self._kept_before: list[int] = []
@@ -77,7 +79,7 @@ class Uploads:
         self._denied = 0
         self._ending = threading.Event()
 
-    def __enter__(self) -> Uploads:
+    def __enter__(self) -> CheckpointUploader:
         self._thread.start()
         return self
 
@@ -94,16 +96,16 @@ class Uploads:
             if time.monotonic() > told + _TELL_SECONDS:
                 told = time.monotonic()
                 log.info("Waiting at most %.0f s for uploads: %s", deadline - told, describe(self._state))
-        if self.left:
+        if self.pending_steps:
             log.warning(
                 "Not in %s: the checkpoint of step %s. It is in %s; the next start of this run uploads it.",
                 self._state.url,
-                ", ".join(map(str, self.left)),
+                ", ".join(map(str, self.pending_steps)),
                 self._root,
             )
 
     @property
-    def left(self) -> list[int]:
+    def pending_steps(self) -> list[int]:
         """Steps of the checkpoints that still have to be uploaded."""
         return self._state.waiting
 
@@ -111,7 +113,7 @@ class Uploads:
         while True:
             ending = self._ending.is_set()
             try:
-                waits = self.look()
+                waits = self.upload_next()
                 if self._state.failures and not waits:
                     log.info("%s is reached again", self._state.url)
                     self._tell(failures=0, error=None)
@@ -123,12 +125,12 @@ class Uploads:
                     return
                 self._ending.wait(_LOOK_SECONDS)
 
-    def look(self) -> bool:
+    def upload_next(self) -> bool:
         """Upload the newest missing checkpoint and delete old ones; return True if more work may be left."""
-        local = checkpoints_by_age(self._root)
+        local = checkpoints_oldest_first(self._root)
         if self._there is not None and {(i.attempt, i.step) for i in local} <= self._there:
             return False
-        stored = self._store.checkpoints()
+        stored = self._store.list_checkpoints()
         if self._there is None and stored:
             with suppress(CheckpointError):  # a resume from that checkpoint reports the damage
                 self._kept_before = self._store.manifest(stored[-1]).kept
@@ -146,7 +148,7 @@ class Uploads:
                 self._store.url,
             )
         self._upload(waiting[-1], local)
-        self._tidy(self._store.checkpoints())
+        self._tidy(self._store.list_checkpoints())
         return True
 
     def _waiting(
@@ -180,7 +182,7 @@ class Uploads:
                     kept=self._kept(local) or (),
                 )
         except (FileNotFoundError, CheckpointError):
-            if info in checkpoints_by_age(self._root):
+            if info in checkpoints_oldest_first(self._root):
                 raise
             log.info("The checkpoint of step %d went away before it was uploaded", step)
             return
@@ -198,14 +200,14 @@ class Uploads:
         self._there = {*(self._there or ()), *((info.attempt, info.step) for info in stored)}
         self._tell(committed=stored[-1].step if stored else None)
         kept = self._kept(stored)
-        self._store.tidy(self._keep if kept is not None else None, protected=kept or ())
+        self._store.prune(self._keep if kept is not None else None, protected=kept or ())
 
     def _kept(self, infos: Sequence[CheckpointInfo]) -> Collection[int] | None:
         """Return the steps to keep regardless of their age, or None if unknown."""
         try:
             scores = read_scores(self._run)
-            best = best_by_reward(infos, scores)
-            local = checkpoints_by_age(self._root)
+            best = find_best_checkpoint(infos, scores)
+            local = checkpoints_oldest_first(self._root)
             by_loss = read_orchestrator_state(local[-1]).get("best") if local else None
         except BuckeyeError as error:
             log.warning("Nothing is deleted in %s, since the best is not known: %s", self._state.url, error)
@@ -267,8 +269,12 @@ def _held(path: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def uploads_of(output_dir: Path, ckpt: CheckpointConfig | None) -> AbstractContextManager[Uploads | None]:
+def open_uploads(
+    output_dir: Path, ckpt: CheckpointConfig | None
+) -> AbstractContextManager[CheckpointUploader | None]:
     """Return the uploads of a run as a context manager; without a store, a context of None."""
     if ckpt is None or ckpt.store is None:
         return nullcontext()
-    return Uploads(output_dir, Store(ckpt.store), keep=ckpt.keep, patience=ckpt.store_timeout)
+    return CheckpointUploader(
+        output_dir, CheckpointStore(ckpt.store), keep=ckpt.keep, exit_timeout=ckpt.store_timeout
+    )

@@ -35,7 +35,7 @@ def waits(record: RunRecord) -> list[Wait]:
     )
 
 
-def waits_of(children: Sequence[Child]) -> list[Wait]:
+def current_waits(children: Sequence[Child]) -> list[Wait]:
     """Return the current waits of processes with heartbeats, merged by kind; times are monotonic."""
     found = []
     for child in children:
@@ -48,7 +48,7 @@ def waits_of(children: Sequence[Child]) -> list[Wait]:
     return _merged(found)
 
 
-def sentence(wait: Wait, now: float) -> str:
+def describe_wait(wait: Wait, now: float) -> str:
     """Return a wait as text, such as `trainer waits for batch 12 from orchestrator (for 35 s)`."""
     since = human_duration(max(0.0, now - wait.since))
     if wait.whom is None:

@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base import heartbeat
-from buckeye.base.process import die_with_parent, forbid_looking
+from buckeye.base.process import die_with_parent, forbid_tracing
 from buckeye.base.process_guard import GUARD
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
-from buckeye.envs.settings import PLACED_VARIABLE
+from buckeye.envs.settings import PLACEMENT_VARIABLE
 from buckeye.errors import UsageError
-from buckeye.launch.mcp_gateways import run_gateways
-from buckeye.launch.plan import Hosts, Role, Site
+from buckeye.launch.mcp_gateways import plan_gateways
+from buckeye.launch.plan import EnvironmentProcesses, PlanNode, Role
 from buckeye.monitor.log import setup_logging
-from buckeye.orchestrator.environments import short_name
-from buckeye.workers.errors import WorkerFault
+from buckeye.orchestrator.environments import default_environment_name
+from buckeye.workers.errors import WorkerError
 from buckeye.workers.process import memory_of
 from buckeye.workers.process_start import WORKERS_KEY, start_process, worker_variables
 from buckeye.workers.worker_side.frames import HEADER, Frame, FrameError, body_length, decode, encode
@@ -39,26 +39,32 @@ _KEY_SECONDS = 10.0
 _TURN_SECONDS = 2.0
 
 
-def run_hosts(
-    environments: Sequence[EnvConfig], *, rollouts: int, sites: Mapping[int, Site], address: str | None
-) -> Hosts:
+def plan_environment_processes(
+    environments: Sequence[EnvConfig],
+    *,
+    rollouts: int,
+    plan_nodes: Mapping[int, PlanNode],
+    address: str | None,
+) -> EnvironmentProcesses:
     """Return the processes that a run must start for its environments.
 
-    These are gateways for MCP servers, and worker hosts on the other nodes in `sites`, which reach this one
+    These are gateways for MCP servers, and worker hosts on the other nodes in `plan_nodes`, which reach this one
     at `address`. The run has `rollouts` concurrent rollouts. Raises UsageError for tasks that cannot be read,
     and for environments that cannot be placed.
     """
-    hosts = run_gateways(environments, rollouts=rollouts)
+    hosts = plan_gateways(environments, rollouts=rollouts)
     placed = [env for env in environments if isinstance(env, TrainEnvConfig) and any(env.placement or ())]
     if not placed:
         return hosts
     assert address is not None, "a placed environment has other nodes, which reach this one"
-    more = worker_hosts(placed, sites=sites, address=address)
-    return Hosts(roles=(*hosts.roles, *more.roles), env={**hosts.env, **more.env})
+    more = worker_hosts(placed, plan_nodes=plan_nodes, address=address)
+    return EnvironmentProcesses(roles=(*hosts.roles, *more.roles), env={**hosts.env, **more.env})
 
 
-def worker_hosts(environments: Sequence[TrainEnvConfig], *, sites: Mapping[int, Site], address: str) -> Hosts:
-    """Return the worker hosts of environments that are placed on the nodes in `sites`.
+def worker_hosts(
+    environments: Sequence[TrainEnvConfig], *, plan_nodes: Mapping[int, PlanNode], address: str
+) -> EnvironmentProcesses:
+    """Return the worker hosts of environments that are placed on the nodes in `plan_nodes`.
 
     Their workers reach the policy at `address` of this host. Raises UsageError for an environment that must
     not run in workers.
@@ -71,7 +77,7 @@ def worker_hosts(environments: Sequence[TrainEnvConfig], *, sites: Mapping[int, 
     key = secrets.token_urlsafe(24)
     roles: dict[int, Role] = {}
     for node in sorted({node for env in environments for node in env.placement or () if node != 0}):
-        site, number = sites[node], len(roles)
+        site, number = plan_nodes[node], len(roles)
         (port,) = site.choose_ports(1)
         words = ("--host", site.address, "--port", str(port))
         roles[node] = Role(
@@ -87,14 +93,14 @@ def worker_hosts(environments: Sequence[TrainEnvConfig], *, sites: Mapping[int, 
         )
     places = {node: (role.host, role.port) for node, role in roles.items()}
     placed = {
-        env.name or short_name(env.id): {
+        env.name or default_environment_name(env.id): {
             "address": address,
             "nodes": list(map(places.get, env.placement or ())),
         }
         for env in environments
     }
     said = json.dumps(placed)
-    return Hosts(roles=tuple(roles.values()), env={WORKERS_KEY: key, PLACED_VARIABLE: said})
+    return EnvironmentProcesses(roles=tuple(roles.values()), env={WORKERS_KEY: key, PLACEMENT_VARIABLE: said})
 
 
 def serve(host: str, port: int) -> None:
@@ -105,7 +111,7 @@ def serve(host: str, port: int) -> None:
     from buckeye.base.http_server import listen
 
     die_with_parent()
-    forbid_looking()
+    forbid_tracing()
     heartbeat.start()
     key = os.environ.pop(WORKERS_KEY, "")
     if not key:
@@ -148,7 +154,7 @@ class _Worker:
             process, connection = await start_process(
                 Path(asked["python"]), {**worker_variables((), str(asked["policy"])), **variables}
             )
-        except WorkerFault as fault:
+        except WorkerError as fault:
             await self._send(_printed(fault.message) + encode({"type": "ended", "code": 1}))
             return
         connection.setblocking(False)

@@ -11,15 +11,15 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
 from buckeye.config.problems import Problem, config_error
-from buckeye.config.settings import Layer, Place, Settings
+from buckeye.config.settings import Layer, Location, Settings
 from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.validation import validate
 from buckeye.config.yaml_source import read_yaml
-from buckeye.mcp.actions.check import ActionTable, compile_actions
+from buckeye.mcp.actions.action_schema import ActionTable, compile_actions
 from buckeye.mcp.actions.mapping import Action
-from buckeye.mcp.grading.reading import as_written, read_graders
+from buckeye.mcp.grading.grader_parser import dump_graders, read_graders
 from buckeye.mcp.grading.schema import Grader
-from buckeye.mcp.workdir.files import beside
+from buckeye.mcp.workdir.initial_files import resolve_files
 
 ReplyFormat = Literal["xml", "tools"]
 SeveralCalls = Literal["first", "error", "all"]
@@ -171,10 +171,10 @@ def load_gym_config(path: Path) -> GymConfig:
     graders, unfit = read_graders(settings.values.get(_GRADE), path.absolute().parent)
     problems += [_problem(_GRADE, one, settings) for one in unfit]
     if config is None or problems:
-        whole = Place(str(path), Layer.FILE)
-        raise config_error(one if one.place else replace(one, place=whole) for one in problems)
-    config = config.model_copy(update={_GRADE: as_written(graders)}) if graders else config
-    return beside(config, path)
+        whole = Location(str(path), Layer.FILE)
+        raise config_error(one if one.location else replace(one, location=whole) for one in problems)
+    config = config.model_copy(update={_GRADE: dump_graders(graders)}) if graders else config
+    return resolve_files(config, path)
 
 
 def gym_schema() -> dict[str, Any]:
@@ -192,4 +192,4 @@ def gym_schema() -> dict[str, Any]:
 def _problem(table: str, wrong: Problem, settings: Settings) -> Problem:
     path = (table, *wrong.path)
     message = wrong.message if wrong.message.endswith((".", "?")) else f"{wrong.message}."
-    return Problem(path=path, place=settings.place(path), message=message)
+    return Problem(path=path, location=settings.location(path), message=message)

@@ -13,18 +13,18 @@ from packaging.utils import canonicalize_name
 
 from buckeye.base.distribution import need
 from buckeye.envs.base import START, Outcome, Policy, Task
-from buckeye.envs.registry import EnvironmentId, names_a_file, renamed_arguments
+from buckeye.envs.registry import EnvironmentId, is_file_id, renamed_arguments
 from buckeye.errors import UsageError
-from buckeye.mcp.client.errors import McpFault
+from buckeye.mcp.client.errors import McpEnvironmentError
 from buckeye.mcp.config import GymConfig, load_gym_config
-from buckeye.mcp.grading.of_task import check_graded
+from buckeye.mcp.grading.task_graders import check_task_graders
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 from buckeye.mcp.tasks.trust import read_taskset
-from buckeye.mcp.workdir.surroundings import left_behind
-from buckeye.monitor.signals import is_power_of_ten
+from buckeye.mcp.workdir.server_environment import find_unreachable_files
+from buckeye.monitor.verdicts import is_power_of_ten
 
 if TYPE_CHECKING:
-    from buckeye.mcp.isolation.plays import Isolation
+    from buckeye.mcp.isolation.probe import IsolationReport
 
 NAME = "mcp"
 FORMER_NAME = "buckeye-vf-gym"
@@ -63,13 +63,13 @@ def load_environment(
         if not 1 <= num_tasks <= len(tasks):
             raise UsageError(f"num_tasks is {num_tasks}, and {dataset} has {len(tasks)} tasks to train on")
         splits[TRAIN] = tasks[:num_tasks]
-    check_graded((task for tasks in splits.values() for task in tasks), config)
+    check_task_graders((task for tasks in splits.values() for task in tasks), config)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
 
 
 def is_mcp(env_id: str) -> bool:
     """Return True if an id names this environment, by its current or its former name."""
-    return not names_a_file(env_id) and canonicalize_name(EnvironmentId.parse(env_id).name) in (
+    return not is_file_id(env_id) and canonicalize_name(EnvironmentId.parse(env_id).name) in (
         NAME,
         FORMER_NAME,
     )
@@ -132,14 +132,14 @@ class McpEnvironment:
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
         """Run one rollout. A failure of the environment gives an outcome with an error."""
-        from buckeye.mcp.rollout import LOST, play  # importing the SDK takes a second
+        from buckeye.mcp.rollout import SERVER_LOST, run_rollout  # importing the SDK takes a second
 
         try:
-            outcome = await play(self._tasks[task.id], self._config, policy)
-            if LOST in outcome.explanations:
-                self._tell(outcome.explanations[LOST])
+            outcome = await run_rollout(self._tasks[task.id], self._config, policy)
+            if SERVER_LOST in outcome.explanations:
+                self._tell(outcome.explanations[SERVER_LOST])
             return outcome
-        except McpFault as fault:
+        except McpEnvironmentError as fault:
             return Outcome(
                 reward=None,
                 stop_reason=fault.stop_reason,
@@ -154,11 +154,11 @@ class McpEnvironment:
             said = "%s: a call of the model broke its server, in %d rollouts until now: %s"
             log.warning(said, self.name, count, lost)
 
-    async def isolation(self, seconds: float) -> Isolation:
+    async def isolation(self, seconds: float) -> IsolationReport:
         """Test if rollouts share state: run some tasks alone, then in parallel, and compare."""
-        from buckeye.mcp.isolation.plays import compare_plays
+        from buckeye.mcp.isolation.probe import probe_isolation
 
-        return await compare_plays(next(iter(self._splits.values()), ()), self._config, seconds)
+        return await probe_isolation(next(iter(self._splits.values()), ()), self._config, seconds)
 
     async def check_isolation(self) -> str:
         """Test before training if rollouts share state, and return the result as one line.
@@ -166,16 +166,16 @@ class McpEnvironment:
         Raises UsageError if they do, or if a task names a tool that none of its servers has. With
         `shared_state` only the tools are checked.
         """
-        from buckeye.mcp.stage import check_servers
+        from buckeye.mcp.rollout_resources import check_servers
 
         await check_servers([task for tasks in self._splits.values() for task in tasks], self._config)
         if self._config.shared_state:
             return "shared_state is set: whether rollouts see each other is not looked at"
         found = await self.isolation(_ISOLATION_SECONDS)
         if found.shared:
-            from buckeye.mcp.isolation.plays import refusal
+            from buckeye.mcp.isolation.probe import shared_state_error
 
-            raise refusal(found)
+            raise shared_state_error(found)
         return str(found)
 
 
@@ -223,7 +223,7 @@ def _tell_left_behind(config: GymConfig, tasks: Iterable[McpTask]) -> None:
         if (task.files or config.files) is None
         for server in task.mcp_config.values()
         if isinstance(server, StdioServer)
-        for path in left_behind(server)
+        for path in find_unreachable_files(server)
     }
     for path, task_id in left.items():
         log.warning(

@@ -30,7 +30,7 @@ _EXPECTED = {
 }
 
 
-def problems_of(model: type[BaseConfig], values: Any, error: ValidationError) -> list[Problem]:
+def collect_problems(model: type[BaseConfig], values: Any, error: ValidationError) -> list[Problem]:
     """Return all problems in a pydantic error, one per path.
 
     The paths are those of `values`. Messages have no trailing period.
@@ -39,7 +39,7 @@ def problems_of(model: type[BaseConfig], values: Any, error: ValidationError) ->
     return list({problem.path: problem for problem in found}.values())
 
 
-def shown_value(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as messages show it: objects and lists by type, others as JSON, cut at 60 characters."""
     if isinstance(value, Mapping | list):
         return "an object" if isinstance(value, Mapping) else "a list" if value else "an empty list"
@@ -64,7 +64,7 @@ def _problem(model: type[BaseConfig], values: Any, error: ErrorDetails) -> Probl
     message = message.replace("String should", "must")
     names = [str(path[-1]), *(f"{owner.__name__}.{path[-1]}" for owner in owners)] if path else []
     message = next((_EXPECTED[name] for name in names if name in _EXPECTED), message)
-    return Problem(path=path, message=f"is {shown_value(error['input'])}; {message}")
+    return Problem(path=path, message=f"is {format_value(error['input'])}; {message}")
 
 
 def _located(

@@ -11,20 +11,25 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any, Literal
 
-from buckeye.envs.base import ROLLOUT_ENDS, Message, Outcome, Policy, Reply, TextCaller, Tool
-from buckeye.mcp.actions.mapping import ActionError, bind
+from buckeye.envs.base import ROLLOUT_DEADLINE, Message, Outcome, Policy, Reply, Tool, ToolAwarePolicy
+from buckeye.mcp.actions.mapping import ActionError, bind_call
 from buckeye.mcp.actions.parser import ParsedCall, ParsedReply, parse_reply, parse_tool_calls
-from buckeye.mcp.actions.tool_list import call_form, offered_tools
-from buckeye.mcp.client.errors import McpFault, SessionLost
+from buckeye.mcp.actions.tool_list import build_action_tools, call_form
+from buckeye.mcp.client.errors import McpEnvironmentError, SessionLostError
 from buckeye.mcp.client.session import CallResult
-from buckeye.mcp.completion import completion
 from buckeye.mcp.config import GymConfig
-from buckeye.mcp.grading.grade import Played, made_call
-from buckeye.mcp.grading.judge import MadeCall, shown
-from buckeye.mcp.grading.of_task import graders_of
-from buckeye.mcp.rewards import result_object
-from buckeye.mcp.score import score
-from buckeye.mcp.stage import Stage, bounded, open_stage, untouched_fault
+from buckeye.mcp.evaluation_result import decode_result
+from buckeye.mcp.grading.grade import FinishedRollout, record_call
+from buckeye.mcp.grading.judge import RecordedCall, format_short
+from buckeye.mcp.grading.task_graders import resolve_graders
+from buckeye.mcp.reward import score
+from buckeye.mcp.rollout_resources import (
+    RolloutResources,
+    find_fresh_session_fault,
+    open_rollout_resources,
+    truncate_text,
+)
+from buckeye.mcp.task_completion import grade_rollout
 from buckeye.mcp.tasks.task_schema import McpTask
 
 StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time_limit", "truncated"]
@@ -35,7 +40,7 @@ StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time
 `truncated`: a reply was cut off at a length limit.
 """
 
-LOST = "server_lost_by_call"
+SERVER_LOST = "server_lost_by_call"
 """Component that counts the model's calls after which a server failed, while a fresh server works."""
 _NO_CALL = "Your reply has no tool call. Write one, as <tool>name(...)</tool>."
 _LONGEST_LOST = 200
@@ -56,13 +61,13 @@ class _Counts:
     dropped: Counter[str] = field(default_factory=Counter)
 
 
-async def play(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
-    """Run a task's rollout. Raises McpFault if the environment failed: such a rollout has no reward."""
+async def run_rollout(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
+    """Run a task's rollout. Raises McpEnvironmentError if the environment failed: such a rollout has no reward."""
     started = time.monotonic()
-    async with open_stage(task, config) as stage:
+    async with open_rollout_resources(task, config) as stage:
         rollout = _Conversation(task, config, policy, stage)
         stop = await rollout.run(started)
-        done = await completion(task, config, stage, rollout.played())
+        done = await grade_rollout(task, config, stage, rollout.played())
     counts = rollout.counts
     parts = {
         "task_completion": done.score,
@@ -71,9 +76,9 @@ async def play(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
     }
     return Outcome(
         reward=score(parts, config.rubric.weights),
-        components={**done.components, **parts, **_counted(counts), **stage.workdir.numbers},
+        components={**done.components, **parts, **_counted(counts), **stage.workdir.metrics},
         stop_reason=stop,
-        explanations=done.explanations | ({LOST: "; ".join(counts.lost)} if counts.lost else {}),
+        explanations=done.explanations | ({SERVER_LOST: "; ".join(counts.lost)} if counts.lost else {}),
     )
 
 
@@ -87,26 +92,26 @@ def first_messages(task: McpTask, config: GymConfig, state: str = "") -> list[Me
 class _Conversation:
     """Turns of one rollout."""
 
-    def __init__(self, task: McpTask, config: GymConfig, policy: Policy, stage: Stage) -> None:
+    def __init__(self, task: McpTask, config: GymConfig, policy: Policy, stage: RolloutResources) -> None:
         self._task, self._config, self._policy = task, config, policy
         self._stage, self._sessions = stage, stage.sessions
-        self._reply_is_graded = any(grader.reply for grader in graders_of(task, config))
+        self._reply_is_graded = any(grader.reply for grader in resolve_graders(task, config))
         self._native = config.parser.format == "tools"
-        offered = offered_tools(config, stage.sessions.tools)
+        offered = build_action_tools(config, stage.sessions.tools)
         self._tools: Sequence[Tool] = offered if self._native else ()
-        if not self._native and isinstance(policy, TextCaller):
-            policy.may_call(offered, call_form(config.parser))
-        self._messages = first_messages(task, config, stage.said)
+        if not self._native and isinstance(policy, ToolAwarePolicy):
+            policy.set_tools(offered, call_form(config.parser))
+        self._messages = first_messages(task, config, stage.setup_output)
         self._ended: StopReason | None = None
         self._ends = math.inf
         self._said = ""
-        self._calls: list[MadeCall] = []
+        self._calls: list[RecordedCall] = []
         self.counts = _Counts()
 
     async def run(self, started: float) -> StopReason:
         """Run turns until the rollout ends, and return the reason. `started` is in monotonic seconds."""
         limits = self._config.defaults
-        self._ends = started + (1 - _FOR_GRADING) * (ROLLOUT_ENDS.get() - started)
+        self._ends = started + (1 - _FOR_GRADING) * (ROLLOUT_DEADLINE.get() - started)
         last = min(self._ends, started + (limits.time_limit or math.inf))
         for _ in range(limits.max_turns):
             if time.monotonic() >= last:
@@ -126,15 +131,15 @@ class _Conversation:
                 return self._ended
         return "turn_limit"
 
-    def played(self) -> Played:
+    def played(self) -> FinishedRollout:
         """Return the finished rollout as graders see it."""
-        return Played(
+        return FinishedRollout(
             task={"id": self._task.id, "prompt": self._task.prompt, "metadata": self._task.metadata},
             messages=self._messages,
             reply=self._said,
             calls=self._calls,
             workdir=self._stage.workdir.path,
-            call_tool=self._sessions.call_within,
+            call_tool=self._sessions.call_with_timeout,
         )
 
     @property
@@ -169,7 +174,7 @@ class _Conversation:
     async def _run(self, call: ParsedCall) -> str:
         """Run a call and return its result as text. Sets the stop reason if the call ends the rollout."""
         try:
-            bound = bind(call, self._config.actions, self._sessions.schemas)
+            bound = bind_call(call, self._config.actions, self._sessions.schemas)
         except ActionError as error:
             self.counts.attempts += 1
             return f"Error: {error}"
@@ -180,31 +185,33 @@ class _Conversation:
         try:
             seconds = min(self._config.defaults.tool_timeout, max(self._ends - time.monotonic(), 0.1))
             result = await self._sessions.call(bound.tool, bound.arguments, timeout=seconds)
-        except McpFault as fault:
+        except McpEnvironmentError as fault:
             result = await self._broken(bound.tool, bound.arguments, fault)
-        self._calls.append(made_call(bound.tool, bound.arguments, result))
+        self._calls.append(record_call(bound.tool, bound.arguments, result))
         self.counts.successes += not result.is_error
-        data = result_object(result)
+        data = decode_result(result)
         if isinstance(data, Mapping) and data.get("done") is True:
             self._ended = "environment_done"
         return self._shown(result)
 
-    async def _broken(self, tool: str, arguments: Mapping[str, Any], fault: McpFault) -> CallResult:
+    async def _broken(
+        self, tool: str, arguments: Mapping[str, Any], fault: McpEnvironmentError
+    ) -> CallResult:
         """Return the result that the model reads if its call broke the server.
 
         Raises `fault` if a fresh session fails too, because then the environment is at fault.
         """
-        known = bool(self.counts.lost) and isinstance(fault, SessionLost)
-        if not known and await untouched_fault(self._task, self._config) is not None:
+        known = bool(self.counts.lost) and isinstance(fault, SessionLostError)
+        if not known and await find_fresh_session_fault(self._task, self._config) is not None:
             raise fault
-        given = ", ".join(f"{name}={shown(value)}" for name, value in arguments.items())
-        ending = f" with {fault.ending}" if fault.ending else ""
+        given = ", ".join(f"{name}={format_short(value)}" for name, value in arguments.items())
+        ending = f" with {fault.exit_status}" if fault.exit_status else ""
         self.counts.lost.append(f"{tool}({given[:_LONGEST_LOST]}): {fault.to_model}{ending}")
         return CallResult(text=f"Error: {tool}: {fault.to_model}.", is_error=True)
 
     def _shown(self, result: CallResult) -> str:
         text = result.text or ("" if result.structured is None else json.dumps(result.structured))
-        text, cut = bounded(text, self._config.defaults.max_result_chars)
+        text, cut = truncate_text(text, self._config.defaults.max_result_chars)
         self.counts.cut += cut
         self.counts.dropped.update(result.dropped)
         if result.is_error and not text.lower().startswith("error"):
@@ -235,7 +242,7 @@ def _counted(counts: _Counts) -> dict[str, float]:
         "n_turns": counts.turns,
         "tool_calls": counts.attempts,
         "tool_errors": counts.attempts - counts.successes,
-        LOST: len(counts.lost),
+        SERVER_LOST: len(counts.lost),
     }
     if counts.cut:
         numbers["cut_characters"] = counts.cut

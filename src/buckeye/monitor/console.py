@@ -44,7 +44,7 @@ class Console:
         log.warning("Nobody reads what is printed any more (%s): this goes on without", error.strerror)
 
 
-def print_on_without_readers() -> None:
+def ignore_closed_output() -> None:
     """Keep this process running when the terminal or pipe of its output is closed. A replaced stdout or
     stderr stays unchanged.
     """

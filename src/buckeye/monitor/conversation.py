@@ -8,11 +8,11 @@ from typing import Any
 
 import msgspec
 
-from buckeye.monitor.rollouts import PlayedRollout, messages_in
+from buckeye.monitor.rollouts import RecordedRollout, split_messages
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class RecordedToolCall:
     """Tool call; `arguments` are the text that the model wrote."""
 
     id: str
@@ -21,51 +21,56 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Message:
-    """Message of a conversation; `answers` is the id of the call that it is the result of."""
+class RecordedMessage:
+    """Message of a conversation; `tool_call_id` is the id of the call that it is the result of."""
 
     role: str
     text: str
     reasoning: str = ""
-    calls: tuple[Call, ...] = ()
-    answers: str | None = None
+    calls: tuple[RecordedToolCall, ...] = ()
+    tool_call_id: str | None = None
 
 
-def conversation(rollout: PlayedRollout) -> list[Message]:
+def conversation(rollout: RecordedRollout) -> list[RecordedMessage]:
     """Return the messages of a rollout. If none are recorded, split its texts into messages."""
     if rollout.messages:
-        return [message_of(message) for message in rollout.messages]
+        return [parse_message(message) for message in rollout.messages]
     return [
-        Message(role=role or "text", text=said) for text in rollout.text for role, said in messages_in(text)
+        RecordedMessage(role=role or "text", text=said)
+        for text in rollout.text
+        for role, said in split_messages(text)
     ]
 
 
-def message_of(given: Mapping[str, Any]) -> Message:
+def parse_message(given: Mapping[str, Any]) -> RecordedMessage:
     """Convert a message of OpenAI's API, as environments write it: any part may be missing or of another
     type. Reasoning may precede the text.
     """
-    text, reasoning = as_text(given.get("content")), given.get("reasoning_content") or given.get("reasoning")
+    text, reasoning = (
+        content_text(given.get("content")),
+        given.get("reasoning_content") or given.get("reasoning"),
+    )
     begin, end = "<think>", "</think>"
     if not reasoning and text.lstrip().startswith(begin) and end in text:
         reasoning, _, text = text.lstrip().removeprefix(begin).partition(end)
-    return Message(
+    return RecordedMessage(
         role=str(given.get("role") or "text"),
         text=text,
-        reasoning=as_text(reasoning),
+        reasoning=content_text(reasoning),
         calls=tuple(_calls(given.get("tool_calls"))),
-        answers=str(given["tool_call_id"]) if given.get("tool_call_id") else None,
+        tool_call_id=str(given["tool_call_id"]) if given.get("tool_call_id") else None,
     )
 
 
-def _calls(given: Any) -> Iterator[Call]:
+def _calls(given: Any) -> Iterator[RecordedToolCall]:
     for call in given if isinstance(given, list) else ():
         if isinstance(call, dict):
             function = call["function"] if isinstance(call.get("function"), dict) else call
-            arguments = as_text(function.get("arguments"))
-            yield Call(str(call.get("id") or ""), str(function.get("name") or ""), arguments)
+            arguments = content_text(function.get("arguments"))
+            yield RecordedToolCall(str(call.get("id") or ""), str(function.get("name") or ""), arguments)
 
 
-def as_text(content: Any) -> str:
+def content_text(content: Any) -> str:
     """Return a message's content as text. Parts of other kinds appear by name, any other value as JSON."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -79,4 +84,4 @@ def as_text(content: Any) -> str:
 def _part(given: Any) -> str:
     if isinstance(given, dict) and not isinstance(given.get("text"), str):
         return f"[{given.get('type', 'part')}]"
-    return as_text(given)
+    return content_text(given)

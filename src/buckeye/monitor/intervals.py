@@ -58,7 +58,7 @@ def mean_reward(tasks: Sequence[TaskRewards]) -> Estimate:
     return mean_over_tasks([statistics.fmean(t.rewards) for t in tasks], [t.cluster for t in tasks])
 
 
-def mean_passed(tasks: Sequence[TaskRewards], k: int, *, pass_reward: float = 1.0) -> Estimate | None:
+def mean_pass_at_k(tasks: Sequence[TaskRewards], k: int, *, pass_reward: float = 1.0) -> Estimate | None:
     """Return pass@k over tasks; a reward of at least `pass_reward` is a pass. pass@1 is the share that
     passed. None unless there are tasks and each has at least k scored rollouts.
     """

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from buckeye.base.json_lines import LineStream, is_file
-from buckeye.monitor.console import print_on_without_readers
+from buckeye.monitor.console import ignore_closed_output
 
 SUCCESS = 25
 """Level between INFO and WARNING: an event that the user waits for."""
@@ -39,7 +39,7 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
     for handler in former:
         handler.close()
     _survive_full_disks()
-    print_on_without_readers()
+    ignore_closed_output()
     stream = logging.StreamHandler(sys.stdout)
     stream.setFormatter(_Formatter(colour=sys.stdout.isatty()))
     handlers: list[logging.Handler] = [stream]

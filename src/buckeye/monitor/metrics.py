@@ -22,14 +22,14 @@ from buckeye.base.process import run_identity
 
 Record = Mapping[str, Any]
 
-HEAD = ("time", "attempt", "process", "step")
+RECORD_KEYS = ("time", "attempt", "process", "step")
 """Keys of every record; the others are its metrics."""
 
-TRAINERS = ("trainer", "sft")
+TRAINER_PROCESSES = ("trainer", "sft")
 """Processes that record trained steps."""
 
 _LARGEST = 1e30
-_OF_BATCHES = (*TRAINERS, "orchestrator")
+_OF_BATCHES = (*TRAINER_PROCESSES, "orchestrator")
 """Processes that record completed steps. Others record measurements of the weights before the step."""
 
 
@@ -62,7 +62,7 @@ class MetricsLog:
 
 
 class MetricsTail:
-    """Reader that follows `metrics.jsonl` from byte `position` on (default: its current end). `new` returns
+    """Reader that follows `metrics.jsonl` from byte `position` on (default: its current end). `read_new` returns
     complete new records; `position` is the start of the next one.
     """
 
@@ -70,7 +70,7 @@ class MetricsTail:
         self._path = path
         self.position = position if position is not None else path.stat().st_size if path.exists() else 0
 
-    def new(self) -> list[Record]:
+    def read_new(self) -> list[Record]:
         """Return the records since the last call. Invalid lines, for example of a killed process, are
         skipped.
         """
@@ -90,7 +90,7 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class StepMetrics:
     """Records of one step by process: `orchestrator` of batch `number` (from 0), `trainer` or `sft` of
     training on it, others of the weights before it.
     """
@@ -101,7 +101,7 @@ class Step:
     @property
     def trained(self) -> Record | None:
         """Record of this step's training, or None."""
-        return next((self.records[name] for name in TRAINERS if name in self.records), None)
+        return next((self.records[name] for name in TRAINER_PROCESSES if name in self.records), None)
 
     @property
     def reward(self) -> float | None:
@@ -109,7 +109,7 @@ class Step:
         return self.value("orchestrator/reward/mean")
 
     @property
-    def played_reward(self) -> float | None:
+    def sampled_reward(self) -> float | None:
         """Mean reward of all rollouts sampled for the batch, which is more informative if a filter selects
         the trained ones. The batch's reward if only that is recorded.
         """
@@ -156,12 +156,12 @@ class RunMetrics:
         if not self._given_up(record) and (before is None or _attempt(before) <= attempt):
             self._records[step, process] = record
 
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepMetrics]:
         """Return all recorded steps, in order."""
         by_step: dict[int, dict[str, Record]] = defaultdict(dict)
         for (step, process), record in self._records.items():
             by_step[step][process] = record
-        return [Step(number, by_step[number]) for number in sorted(by_step)]
+        return [StepMetrics(number, by_step[number]) for number in sorted(by_step)]
 
     def of(self, process: str) -> dict[int, Record]:
         """Return step -> record of one process, in order."""
@@ -171,7 +171,7 @@ class RunMetrics:
         """Return step -> value of a metric, in order, for the steps that have it."""
         return {s.number: value for s in self.steps() if (value := s.value(name)) is not None}
 
-    def take(self, *, rest: bool = False) -> list[Step]:
+    def take(self, *, rest: bool = False) -> list[StepMetrics]:
         """Return and remove the steps that expect no more records, in order. Such a step is trained, and
         either its batch is recorded or a later step is trained. With `rest`, return all steps: the run has
         ended.
@@ -190,12 +190,12 @@ class RunMetrics:
         return any(attempt > _attempt(record) and first <= last for attempt, first in self._began.items())
 
 
-def read_run(path: Path) -> RunMetrics:
+def read_run_metrics(path: Path) -> RunMetrics:
     """Return the joined records of a metrics file."""
     return RunMetrics(read_metrics(path))
 
 
-def _is_whole(step: Step) -> bool:
+def _is_whole(step: StepMetrics) -> bool:
     return "sft" in step.records or {"trainer", "orchestrator"} <= step.records.keys()
 
 

@@ -27,7 +27,7 @@ _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _SHORTEST_SECRET = 8
 
 
-def redacted(settings: Any) -> Any:
+def redact(settings: Any) -> Any:
     """Return a copy of JSON-like settings with secrets replaced by `(redacted)`.
 
     A value is secret by its name (`api_key`, `openaiApiKey`, `token`, `headers`; not a number such as

@@ -12,7 +12,7 @@ from buckeye.transport.checkpoint import list_checkpoints
 _SLOWER = 10.0
 
 
-def way_back(run: Path, since: int) -> str:
+def rollback_advice(run: Path, since: int) -> str:
     """Return the commands to roll back a policy that a too high learning rate broke at step `since`: a fork
     from the newest earlier checkpoint, with a tenth of the learning rate.
     """

@@ -18,7 +18,7 @@ ROLLOUTS_FOLDER = "rollouts"
 _FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
 
 
-class PlayedRollout(msgspec.Struct, frozen=True, kw_only=True):
+class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded rollout: a line of a rollouts file.
 
     `group` is the number of the task in the run, and `number` that of the rollout in its group. `dropped` is
@@ -76,9 +76,9 @@ def rollouts_files(folder: Path) -> Iterator[tuple[int, Path]]:
             yield int(match[1]), path
 
 
-def read_rollouts(run: Path, step: int) -> tuple[list[PlayedRollout], int]:
+def read_rollouts(run: Path, step: int) -> tuple[list[RecordedRollout], int]:
     """Return all rollouts of a step by group, dropped ones last, and the number of invalid lines."""
-    found, unreadable = list[PlayedRollout](), 0
+    found, unreadable = list[RecordedRollout](), 0
     for dropped in (False, True):
         numbers: Counter[int] = Counter()
         for line in read_json_lines(run / ROLLOUTS_FOLDER / rollouts_file(step, dropped=dropped)):
@@ -89,11 +89,11 @@ def read_rollouts(run: Path, step: int) -> tuple[list[PlayedRollout], int]:
     return sorted(found, key=lambda one: (one.dropped is not None, one.group)), unreadable
 
 
-def _rollout(line: dict[str, Any], numbers: Counter[int]) -> PlayedRollout:
+def _rollout(line: dict[str, Any], numbers: Counter[int]) -> RecordedRollout:
     """Convert a line and set its number within the group; retries of one rollout share a number. Raise
     `msgspec.ValidationError` if it is invalid.
     """
-    rollout = msgspec.convert(line, PlayedRollout)
+    rollout = msgspec.convert(line, RecordedRollout)
     numbered = msgspec.structs.replace(rollout, number=numbers[rollout.group])
     numbers[rollout.group] += not rollout.retried
     return numbered
@@ -105,7 +105,7 @@ _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n?|\Z)", re.DOTAL
 """Pattern of a message in the most common chat template; texts of other templates are shown unchanged."""
 
 
-def whole_rollout(one: PlayedRollout, longest: int | None) -> Iterator[str]:
+def rollout_lines(one: RecordedRollout, longest: int | None) -> Iterator[str]:
     """Yield all information about a rollout as lines of text."""
     facts = {
         "group": f"{one.group}, rollout {one.number}",
@@ -131,12 +131,12 @@ def whole_rollout(one: PlayedRollout, longest: int | None) -> Iterator[str]:
             yield f"{name:<{width}}  {printable(value)}"
     for number, text in enumerate(one.text, 1):
         yield f"\n--- text {number} of {len(one.text)} ---" if len(one.text) > 1 else ""
-        shown = text if longest is None else shortened(text, longest, "; --full shows them")
-        for role, said in messages_in(shown):
+        shown = text if longest is None else shorten_middle(text, longest, "; --full shows them")
+        for role, said in split_messages(shown):
             yield f"[{role}]\n{printable(said)}" if role else printable(said)
 
 
-def shortened(text: str, longest: int, how: str = "") -> str:
+def shorten_middle(text: str, longest: int, how: str = "") -> str:
     """Return a text without its middle, and with a note, if it is longer than `longest`."""
     cut = len(text) - longest
     if cut <= 0:
@@ -145,7 +145,7 @@ def shortened(text: str, longest: int, how: str = "") -> str:
     return f"{head}\n[... {cut} characters are left out here{how} ...]\n{tail}"
 
 
-def messages_in(text: str) -> list[tuple[str, str]]:
+def split_messages(text: str) -> list[tuple[str, str]]:
     """Return the messages of a text with their roles. A text in another format is one message with an empty
     role.
     """

@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from buckeye.monitor.learning import NUMBERS, findings
-from buckeye.monitor.metrics import HEAD, MetricsTail, RunMetrics
+from buckeye.monitor.learning_findings import FINDING_METRICS, findings
+from buckeye.monitor.metrics import RECORD_KEYS, MetricsTail, RunMetrics
 
 log = logging.getLogger(__name__)
 
 _AGAIN_AFTER = (50, 500)
-_KEPT = frozenset((*HEAD, *NUMBERS))
+_KEPT = frozenset((*RECORD_KEYS, *FINDING_METRICS))
 
 
 class RunWatch:
@@ -23,9 +23,9 @@ class RunWatch:
         self._metrics = RunMetrics()
         self._told: set[str] = set()
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Log a warning for each new finding, and rarely repeat it while it persists."""
-        for record in self._tail.new():
+        for record in self._tail.read_new():
             self._metrics.add({name: record[name] for name in record.keys() & _KEPT})
         found = findings(self._metrics.steps(), self._run)
         for one in found:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from buckeye.monitor.metrics import HEAD, Step
+from buckeye.monitor.metrics import RECORD_KEYS, StepMetrics
 
 
 @dataclass
@@ -25,7 +25,7 @@ class Tracker:
     def begin(self) -> None:
         """Open the tracker's run."""
 
-    def log(self, step: Step) -> None:
+    def log(self, step: StepMetrics) -> None:
         """Send the records of a step."""
 
     def finish(self, *, failed: bool) -> None:
@@ -37,16 +37,16 @@ class Tracker:
         return str(self.output_dir / "metrics.jsonl")
 
 
-def numbers_of(step: Step) -> dict[str, Any]:
+def step_values(step: StepMetrics) -> dict[str, Any]:
     """Return all values recorded for a step, as `<process>/<name>`."""
     return {
         f"{process}/{name}": value
         for process, record in step.records.items()
         for name, value in record.items()
-        if name not in HEAD
+        if name not in RECORD_KEYS
     }
 
 
-def reason_of(error: Exception) -> str:
+def error_summary(error: Exception) -> str:
     """Return the type of an error and the first line of its text."""
     return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 from buckeye.base.keys import key
 from buckeye.config.shared import WandbConfig
-from buckeye.monitor.metrics import Step
-from buckeye.monitor.tracker import Tracker, numbers_of, reason_of
+from buckeye.monitor.metrics import StepMetrics
+from buckeye.monitor.tracker import Tracker, error_summary, step_values
 from buckeye.monitor.wandb_samples import sample_values
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _INIT_SECONDS = 30.0
 _UPLOAD_SECONDS = 60.0
 
 
-class Wandb(Tracker):
+class WandbTracker(Tracker):
     """Tracker on the server of Weights & Biases, or on disk if configured or if the server is unreachable."""
 
     title, folder = "Weights & Biases", "wandb"
@@ -33,7 +33,7 @@ class Wandb(Tracker):
             try:
                 self._run = self._init("online")
             except Exception as error:  # network, rights, quota: after any error the numbers go to disk
-                log.warning("Weights & Biases cannot be used: %s", reason_of(error))
+                log.warning("Weights & Biases cannot be used: %s", error_summary(error))
                 wandb.teardown()  # its process still holds the id
             else:
                 log.info("Weights & Biases: %s", self._run.url)
@@ -42,8 +42,8 @@ class Wandb(Tracker):
         folder = self._run.settings.sync_dir
         log.info("Weights & Biases: offline, in %s; to send it later: wandb sync %s", folder, folder)
 
-    def log(self, step: Step) -> None:
-        values = {"step": step.number, **numbers_of(step)}
+    def log(self, step: StepMetrics) -> None:
+        values = {"step": step.number, **step_values(step)}
         extras = self.settings.log_extras
         if "orchestrator" in step.records and extras is not None and step.number % extras.interval == 0:
             values |= sample_values(self.output_dir, step.number, extras)

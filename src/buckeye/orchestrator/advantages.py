@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buckeye.base.distribution import CODE_FOLDER
-from buckeye.base.own_function import load_own_function
+from buckeye.base.user_function import load_user_function
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rewards import (
     AdvantageConfig,
@@ -19,17 +19,17 @@ from buckeye.config.rewards import (
     RewardShapingConfig,
     TurnAdvantageConfig,
 )
-from buckeye.config.shared import OwnFunctionConfig
+from buckeye.config.shared import UserFunctionConfig
 from buckeye.envs.base import Task
 from buckeye.envs.stdlib_only.outcomes import (
     OutcomeError,
     frames_of,
-    number,
-    place_of,
-    place_of_code,
-    without_addresses,
+    location_of,
+    location_of_code,
+    strip_addresses,
+    to_finite_float,
 )
-from buckeye.errors import FOREIGN_ERRORS, RunError, UsageError
+from buckeye.errors import THIRD_PARTY_ERRORS, RunError, UsageError
 
 _EPSILON = 1e-8
 _SETTING = "orchestrator.advantage"
@@ -141,7 +141,7 @@ def turn_advantages(group: Sequence[Scored], settings: TurnAdvantageConfig) -> l
 def check_advantage(settings: AdvantageConfig | None) -> None:
     """Raise `UsageError` if the custom advantage function cannot be loaded. Call it before any rollout."""
     if isinstance(settings, CustomAdvantageConfig):
-        load_own_function(settings.import_path, settings.kwargs, setting=_SETTING)
+        load_user_function(settings.import_path, settings.kwargs, setting=_SETTING)
 
 
 def custom_advantages(group: Sequence[Scored], settings: CustomAdvantageConfig) -> list[list[float]]:
@@ -150,16 +150,16 @@ def custom_advantages(group: Sequence[Scored], settings: CustomAdvantageConfig) 
     The function returns one number per rollout, or a list with one number per turn. Raise `UsageError` if it
     is missing, fails, or returns anything else.
     """
-    function = load_own_function(settings.import_path, settings.kwargs, setting=_SETTING)
+    function = load_user_function(settings.import_path, settings.kwargs, setting=_SETTING)
     wanted = f"{len(group)} rollouts: a number for each, or a list with one for each of its turns"
     try:
         said = list(function(group, **settings.kwargs))
         advantages = [_for_each_turn(value, rollout) for value, rollout in zip(said, group, strict=True)]
-    except FOREIGN_ERRORS as error:  # third-party code, or a result of the wrong form
+    except THIRD_PARTY_ERRORS as error:  # third-party code, or a result of the wrong form
         raise UsageError(
             f"{_SETTING}.import_path = {settings.import_path!r} failed with a group of task "
-            f"{group[0].task.id!r} ({type(error).__name__}: {without_addresses(str(error))})"
-            f"{place_of_code(getattr(function, '__code__', None))}; it is called with {wanted}."
+            f"{group[0].task.id!r} ({type(error).__name__}: {strip_addresses(str(error))})"
+            f"{location_of_code(getattr(function, '__code__', None))}; it is called with {wanted}."
         ) from error
     return advantages
 
@@ -234,7 +234,7 @@ TRUNCATED = "length"
 _FUNCTION = "orchestrator.reward_shaping.function"
 
 
-class OwnFunctionError(Exception):
+class UserFunctionError(Exception):
     """Failure of the user's reward-shaping function for one rollout; the message gives the reason."""
 
 
@@ -251,7 +251,7 @@ class RewardShaping:
 
         `stop_reason` replaces the reward or subtracts from it. `overlong` is `overlong_amount`, scaled.
         `length` is -length_penalty * length / max_length, minus the part that `overlong` already covers.
-        `function` is the result of the user's function. Raise `OwnFunctionError` if that function fails, and
+        `function` is the result of the user's function. Raise `UserFunctionError` if that function fails, and
         `UsageError` if it is missing.
         """
         settings, amounts = self.settings, {}
@@ -278,21 +278,21 @@ class RewardShaping:
         return amounts
 
 
-def _own_function(config: OwnFunctionConfig) -> Callable[..., Any]:
-    return load_own_function(config.import_path, config.kwargs, setting=_FUNCTION)
+def _own_function(config: UserFunctionConfig) -> Callable[..., Any]:
+    return load_user_function(config.import_path, config.kwargs, setting=_FUNCTION)
 
 
-def _own_amount(rollout: Scored, config: OwnFunctionConfig) -> float:
+def _own_amount(rollout: Scored, config: UserFunctionConfig) -> float:
     function = _own_function(config)
     try:
-        return number(function(rollout, **config.kwargs), "its amount")
+        return to_finite_float(function(rollout, **config.kwargs), "its amount")
     except OutcomeError as error:
-        place = place_of_code(getattr(function, "__code__", None))
-        raise OwnFunctionError(f"{_FUNCTION}: {error}{place}") from None
-    except FOREIGN_ERRORS as error:  # third-party code
-        place = place_of(frames_of(error, CODE_FOLDER))
-        said = without_addresses(f"{type(error).__name__}: {error}")
-        raise OwnFunctionError(f"{_FUNCTION}: {said}{place}") from error
+        place = location_of_code(getattr(function, "__code__", None))
+        raise UserFunctionError(f"{_FUNCTION}: {error}{place}") from None
+    except THIRD_PARTY_ERRORS as error:  # third-party code
+        place = location_of(frames_of(error, CODE_FOLDER))
+        said = strip_addresses(f"{type(error).__name__}: {error}")
+        raise UserFunctionError(f"{_FUNCTION}: {said}{place}") from error
 
 
 def overlong_amount(length: int, max_length: int, cache: int) -> float:

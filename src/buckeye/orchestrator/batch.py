@@ -99,8 +99,8 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
         "batch/off_policy_level/mean": statistics.fmean(ages) if ages else 0.0,
         "batch/segments_per_rollout": statistics.fmean(len(r.segments) for r in rollouts),
         "turns/mean": statistics.fmean(r.turns for r in rollouts),
-        "turns/extended": sum(r.extended for r in rollouts),
-        "turns/branched": sum(r.branched for r in rollouts),
+        "turns/extended": sum(r.turns_extended for r in rollouts),
+        "turns/branched": sum(r.turns_branched for r in rollouts),
         "time/rollout/mean": statistics.fmean(r.seconds for r in rollouts),
     }
     by_env: dict[str, list[float]] = defaultdict(list)
@@ -181,10 +181,10 @@ async def write_rollouts(
                 "cut": rollout.cut,
                 "retried": retried,
                 "seconds": round(rollout.seconds, 3),
-                "ended": round(epoch + rollout.ended, 3),
+                "ended": round(epoch + rollout.end_time, 3),
                 "sampling_seconds": round(rollout.sampling_seconds, 3),
-                "turns_extended": rollout.extended,
-                "turns_branched": rollout.branched,
+                "turns_extended": rollout.turns_extended,
+                "turns_branched": rollout.turns_branched,
                 "text": [decode(segment.token_ids) for segment in rollout.segments],
             },
             ensure_ascii=False,
@@ -208,7 +208,7 @@ def _with_advantages(
     """Yield every attempt of a group, whether it was retried, and its advantages if it has a reward."""
     given = iter(advantages or ())
     for rollout in group.rollouts:
-        for failed in rollout.retried:
+        for failed in rollout.earlier_attempts:
             yield failed, True, None
         trained = advantages is not None and rollout.reward is not None
         yield rollout, False, list(next(given)) if trained else None
@@ -237,7 +237,7 @@ class BatchSender:
         self._weights = output_dir / "weights"
         self._identity = identity
         self._kept: dict[int, Batch] = {}
-        self.written_again = 0
+        self.rewritten_batches = 0
         """Number of batches that were written again."""
 
     async def write(self, batch: Batch) -> None:
@@ -251,9 +251,9 @@ class BatchSender:
         """Rewrite missing batches and forget trained ones, until cancelled."""
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            await self.look()
+            await self.rewrite_missing()
 
-    async def look(self) -> None:
+    async def rewrite_missing(self) -> None:
         """Rewrite missing batches and forget trained ones, once."""
         # check the batches before the weights: the trainer publishes weights before it removes the batch
         missing = [step for step in self._kept if not batch_directory(self._root, step).exists()]
@@ -266,7 +266,7 @@ class BatchSender:
         for step in [step for step in missing if step in self._kept]:
             log.warning("Batch %d is gone and was not trained on: it is written again", step)
             await self._write(self._kept[step])
-            self.written_again += 1
+            self.rewritten_batches += 1
 
     async def _write(self, batch: Batch) -> None:
         path = batch_directory(self._root, batch.step)

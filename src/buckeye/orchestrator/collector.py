@@ -14,11 +14,11 @@ from typing import Any
 
 from buckeye.base import heartbeat
 from buckeye.errors import FinalRunError, RunError
-from buckeye.orchestrator.batch_account import Collected
-from buckeye.orchestrator.filters import GroupFilter, smallest_group
+from buckeye.orchestrator.collected_groups import CollectedGroups
+from buckeye.orchestrator.filters import GroupFilter, min_scored_rollouts
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.player import RolloutPlayer
-from buckeye.orchestrator.rollout import Flight, Group, leaves_room
+from buckeye.orchestrator.rollout import Group, InFlightGroup, leaves_room
+from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
 from buckeye.orchestrator.task_sampler import TaskSampler
 
 _LOOK_SECONDS = 1.0
@@ -42,15 +42,15 @@ class CollectorSettings:
     A batch is full when its groups have at least `batch_size` rollouts. A group has `group_size` rollouts of
     one task, unless its environment sets its own number.
 
-    `min_group_size` (None: see `smallest_group`): a group with fewer scored rollouts is dropped as errored,
+    `min_group_size` (None: see `min_scored_rollouts`): a group with fewer scored rollouts is dropped as errored,
     and its task is drawn again in the next epoch. Failures are not random (long rollouts fail more often),
     so the rest of such a group is not a fair comparison.
     `run_ahead`: groups may start for batches up to this many after the current policy version. 0 is
     synchronous.
-    `most_token_age`: batch N has no token from a version before N - `most_token_age`. At least `run_ahead`.
+    `max_token_age`: batch N has no token from a version before N - `max_token_age`. At least `run_ahead`.
     `max_steps`: no group starts for a batch that will not be trained.
     `weights_timeout`: seconds to wait for a new policy version when no rollout runs. The time does not count
-    while `measuring()` returns a version: the engines keep that version for an evaluation.
+    while `version_in_evaluation()` returns a version: the engines keep that version for an evaluation.
     `filter_group` returns the reason why a scored group is not trained on.
     """
 
@@ -58,13 +58,13 @@ class CollectorSettings:
     group_size: int
     min_group_size: int | None
     run_ahead: int
-    most_token_age: int
+    max_token_age: int
     oversampling_factor: float
     max_empty_batches: int
     max_steps: int | None
     weights_timeout: float
     filter_group: GroupFilter
-    measuring: Callable[[], int | None] = lambda: None
+    version_in_evaluation: Callable[[], int | None] = lambda: None
     deterministic: bool = False
 
 
@@ -89,39 +89,39 @@ class GroupCollector:
     Order: the oldest groups come first. A younger group enters a batch only if all older groups, finished or
     in flight, still fit into a batch before their tokens are too old (`leaves_room`). Training then sees long
     rollouts at the rate of their sampling, and loses none while the groups in flight fit. With
-    `oversampling_factor` above 1, more groups can be in flight than `most_token_age` batches hold; the first
+    `oversampling_factor` above 1, more groups can be in flight than `max_token_age` batches hold; the first
     to finish are then used. The others are cut and counted as stale, and their tasks run again.
     """
 
     def __init__(
         self,
         sampler: TaskSampler,
-        player: RolloutPlayer,
+        player: RecordingRolloutRunner,
         settings: CollectorSettings,
         pauses: EnvironmentPauses,
         *,
         state: dict[str, Any],
     ) -> None:
         self._sampler = sampler
-        self._player = player
+        self._runner = player
         self._settings = settings
         self._pauses = pauses
         self._passed_over: Counter[str] = Counter()
         self._next_group = int(state.get("next_group", 0))
         self._again = deque(int(i) for i in state.get("pending", []))
-        self._playing: dict[asyncio.Task[Group], Flight] = {}
+        self._in_flight: dict[asyncio.Task[Group], InFlightGroup] = {}
         self._finished: list[_Ended] = []
         self._started = 0
         self._booked = 0  # attempts in the account of a batch
         self._failure: BaseException | None = None  # a bug in Buckeye: rollouts do not raise
         self._news = asyncio.Event()
         self.version = 0
-        self.collected = Collected(groups=[])
+        self.collected = CollectedGroups(groups=[])
         """Last batch collected, or the one being collected."""
 
     def state(self) -> dict[str, Any]:
         """Return the state for a resume: the next group, and the groups that were started but not used."""
-        flights = [flight.index for flight in self._playing.values()]
+        flights = [flight.index for flight in self._in_flight.values()]
         pending = [*self._again, *flights, *(ended.group.index for ended in self._finished)]
         return {"next_group": self._next_group, "pending": sorted(pending)}
 
@@ -133,12 +133,12 @@ class GroupCollector:
     def metrics(self) -> dict[str, float]:
         """Return the metrics of pauses, of groups skipped during a pause, and of groups in flight."""
         passed_over = {f"env/{name}/passed_over": n for name, n in self._passed_over.items()}
-        seconds = [flight.seconds for flight in self._playing.values()]
+        seconds = [flight.seconds for flight in self._in_flight.values()]
         return {
             **self._pauses.metrics(),
             **passed_over,
             "groups/started": self._started,
-            "groups/in_flight": len(self._playing),
+            "groups/in_flight": len(self._in_flight),
             "groups/buffered": len(self._finished),
             "collection/in_flight/seconds/mean": statistics.fmean(seconds) if seconds else 0.0,
             "collection/in_flight/seconds/max": max(seconds, default=0.0),
@@ -150,22 +150,22 @@ class GroupCollector:
 
         Any number other than 0 means lost or doubly counted rollouts.
         """
-        waiting = sum(len(ended.group.plays) for ended in self._finished)
-        playing = sum(flight.plays for flight in self._playing.values())
-        return self._player.plays - self._booked - waiting - playing
+        waiting = sum(len(ended.group.attempts) for ended in self._finished)
+        running = sum(flight.attempts for flight in self._in_flight.values())
+        return self._runner.attempts - self._booked - waiting - running
 
     @property
     def _buffered_rollouts(self) -> int:
         return sum(len(ended.group.rollouts) for ended in self._finished)
 
-    async def collect(self, step: int, on_wait: Callable[[int], None]) -> Collected:
+    async def collect(self, step: int, on_wait: Callable[[int], None]) -> CollectedGroups:
         """Collect the batch of `step`, replacing dropped groups until the batch is full.
 
         `on_wait(version)` is called when nothing can run before that version. Raise `FinalRunError` when
         `max_empty_batches` batches' worth of groups in a row was dropped, or when every environment fails for
         too long. `collected` then holds the finished groups.
         """
-        settings, collected = self._settings, Collected(groups=[])
+        settings, collected = self._settings, CollectedGroups(groups=[])
         self.collected = collected
         dropped_in_a_row = 0
         while True:
@@ -179,7 +179,7 @@ class GroupCollector:
                 raise FinalRunError(self._all_dropped_message(collected))
             self._pauses.check()
             held = self._start_groups(step, collected.size)
-            if self._playing:
+            if self._in_flight:
                 heartbeat.report(f"rollouts of batch {step}{self._why_these()}", on="inference")
                 await self._wait_for_news(None)
             elif held:
@@ -192,19 +192,19 @@ class GroupCollector:
 
     def _why_these(self) -> str:
         """Return a note for the heartbeat: paused environments and finished groups that wait."""
-        notes = [f"{', '.join(paused)}: paused"] if (paused := self._pauses.paused()) else []
+        notes = [f"{', '.join(paused)}: paused"] if (paused := self._pauses.paused_environments()) else []
         if self._finished:
             notes.append(f"{len(self._finished)} younger groups wait for the places that older ones need")
         return f" ({'; '.join(notes)})" if notes else ""
 
     def _cut_lost(self, step: int) -> None:
         """Cut the groups that are too old for every batch after `step`."""
-        for flight in self._playing.values():
-            if flight.version + self._settings.most_token_age <= step:
+        for flight in self._in_flight.values():
+            if flight.version + self._settings.max_token_age <= step:
                 flight.cut()
 
     async def _wait_for_weights(self, version: int, on_wait: Callable[[int], None]) -> None:
-        measured = self._settings.measuring()
+        measured = self._settings.version_in_evaluation()
         if measured is not None:  # the engines keep this version until the evaluation ends
             heartbeat.report(f"rollouts of the evaluation of step {measured}", on="inference")
             await self._wait_a_moment(_LOOK_SECONDS)
@@ -221,24 +221,24 @@ class GroupCollector:
             last = min(last, settings.max_steps - 1)
         batches = last + 1 - step
         capacity = math.ceil(settings.oversampling_factor * settings.batch_size * batches)
-        if settings.deterministic and self._playing:
+        if settings.deterministic and self._in_flight:
             return frozenset()  # start whole batches only, so that every run makes the same requests
-        oldest = step - settings.most_token_age
-        flying = sum(f.size for f in self._playing.values() if f.version >= oldest)  # others are too old
+        oldest = step - settings.max_token_age
+        flying = sum(f.size for f in self._in_flight.values() if f.version >= oldest)  # others are too old
         under_way = flying + self._buffered_rollouts
         while accepted + under_way < capacity:
-            held = self._pauses.held()
+            held = self._pauses.held_environments()
             index = self._next_index(held)
             if index is None:
                 return held
             self._next_group = max(self._next_group, index + 1)
             size = self._size_of(index)
-            flight = Flight(index, size, now=lambda: self.version)
-            playing = self._player.start_group(self._sampler[index], size, flight)
-            self._pauses.started(self._sampler.environment_of(index).name)
-            self._playing[playing] = flight
+            flight = InFlightGroup(index, size, current_version=lambda: self.version)
+            running = self._runner.start_group(self._sampler[index], size, flight)
+            self._pauses.record_start(self._sampler.environment_of(index).name)
+            self._in_flight[running] = flight
             self._started += 1
-            playing.add_done_callback(self._finish)
+            running.add_done_callback(self._finish)
             under_way += size
         return frozenset()
 
@@ -248,7 +248,7 @@ class GroupCollector:
             if self._sampler.environment_of(index).name not in held:
                 self._again.remove(index)
                 return index
-        if not self._sampler.has_tasks_beside(held):
+        if not self._sampler.has_tasks_outside(held):
             return None
         index = self._next_group
         while (name := self._sampler.environment_of(index).name) in held:
@@ -258,19 +258,19 @@ class GroupCollector:
 
     def _size_of(self, index: int) -> int:
         """Return the number of rollouts of group `index`."""
-        return self._sampler.environment_of(index).play.group_size or self._settings.group_size
+        return self._sampler.environment_of(index).rollout_settings.group_size or self._settings.group_size
 
-    def _finish(self, playing: asyncio.Task[Group]) -> None:
-        del self._playing[playing]
-        if not playing.cancelled():
+    def _finish(self, running: asyncio.Task[Group]) -> None:
+        del self._in_flight[running]
+        if not running.cancelled():
             try:
-                self._keep(playing.result())
+                self._keep(running.result())
             except BaseException as error:  # raised by `collect`
                 self._failure = self._failure or error
         self._news.set()
 
     def _keep(self, group: Group) -> None:
-        self._pauses.ended(self._sampler.environment_of(group.index).name, group)
+        self._pauses.record_end(self._sampler.environment_of(group.index).name, group)
         oldest = group.oldest_version
         version = self.version if oldest is None else oldest
         self._finished.append(_Ended(group, version, self._fault(group)))
@@ -298,9 +298,9 @@ class GroupCollector:
             async with asyncio.timeout(seconds):
                 await self._news.wait()
 
-    def _accept(self, step: int, collected: Collected, dropped_in_a_row: int) -> int:
+    def _accept(self, step: int, collected: CollectedGroups, dropped_in_a_row: int) -> int:
         """Move finished groups into the batch. Return the rollouts dropped since the last accepted group."""
-        if self._settings.deterministic and self._playing:
+        if self._settings.deterministic and self._in_flight:
             return dropped_in_a_row
         waiting = self._waiting()
         refused = math.inf  # size of a group that did not fit; later groups of this size do not fit either
@@ -317,7 +317,7 @@ class GroupCollector:
                 continue
             self._finished.remove(ended)
             waiting[due] -= size
-            self._booked += len(group.plays)
+            self._booked += len(group.attempts)
             collected.add(group, reason)
             if reason == "stale":
                 self._again.append(group.index)
@@ -330,12 +330,12 @@ class GroupCollector:
 
     def _due(self, oldest: int) -> int:
         """Return the last batch that may have tokens of version `oldest`."""
-        return oldest + self._settings.most_token_age
+        return oldest + self._settings.max_token_age
 
     def _waiting(self) -> Counter[int]:
         """Return the number of rollouts, finished or in flight, by their last possible batch."""
         waiting: Counter[int] = Counter()
-        for flight in self._playing.values():
+        for flight in self._in_flight.values():
             waiting[self._due(flight.version)] += flight.size
         for ended in self._finished:
             waiting[self._due(ended.oldest)] += len(ended.group.rollouts)
@@ -349,11 +349,11 @@ class GroupCollector:
         return "stale" if ended.group.scored and self._due(ended.oldest) < step else ended.fault
 
     def _fault(self, group: Group) -> str | None:
-        if len(group.scored) < smallest_group(len(group.rollouts), self._settings.min_group_size):
+        if len(group.scored) < min_scored_rollouts(len(group.rollouts), self._settings.min_group_size):
             return "stale" if any(rollout.cut for rollout in group.rollouts) else "errored"
         return self._settings.filter_group(group)
 
-    def _all_dropped_message(self, collected: Collected) -> str:
+    def _all_dropped_message(self, collected: CollectedGroups) -> str:
         reasons = ", ".join(f"{count} {reason}" for reason, count in collected.dropped.most_common())
         errors = collected.errors
         advice = _ADVICE[collected.dropped.most_common(1)[0][0]]
@@ -366,6 +366,6 @@ class GroupCollector:
 
     async def close(self) -> None:
         """Cancel all groups in flight."""
-        for playing in list(self._playing):
-            playing.cancel()
-        await asyncio.gather(*self._playing, return_exceptions=True)
+        for running in list(self._in_flight):
+            running.cancel()
+        await asyncio.gather(*self._in_flight, return_exceptions=True)

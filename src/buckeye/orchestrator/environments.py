@@ -12,11 +12,11 @@ from buckeye.base.keys import check_variables
 from buckeye.base.process_guard import GUARD
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.envs.base import TRAIN, Environment, Message, Task, split_names
-from buckeye.envs.settings import WorkerSettings, placed
+from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
 from buckeye.orchestrator.rate_limits import Admission
-from buckeye.workers.opening import open_environment
+from buckeye.workers.loading import open_environment
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ _SAMPLE = 32  # number of prompts to count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlaySettings:
+class RolloutSettings:
     """Rollout settings of one environment that override those of the run; None: no override.
 
     `group_size` in rollouts per task, `max_tokens` per reply, `timeout` in seconds per rollout.
@@ -46,11 +46,11 @@ class NamedEnvironment:
     name: str
     environment: Environment
     ratio: float = 1.0
-    play: PlaySettings = PlaySettings()
+    rollout_settings: RolloutSettings = RolloutSettings()
     admission: Admission = field(default_factory=Admission)
 
 
-def short_name(env_id: str) -> str:
+def default_environment_name(env_id: str) -> str:
     """Return the default name of an environment: `name` for `owner/name@version`."""
     return env_id.partition("@")[0].rpartition("/")[2].removesuffix(".py")
 
@@ -64,14 +64,14 @@ def load_environments(
     to `log_dir`. Raise `UsageError` if two environments have the same name, or if a variable for an
     environment is not set. Programs that the environments start end with this process.
     """
-    names = names_of(settings)
+    names = environment_names(settings)
     GUARD.mark_children()
     return [
         NamedEnvironment(
             name=name,
             environment=open_environment(s.id, s.args, worker_settings(s, name, rollout_timeout, log_dir)),
             ratio=s.ratio if isinstance(s, TrainEnvConfig) else 1.0,
-            play=PlaySettings(
+            rollout_settings=RolloutSettings(
                 group_size=s.rollouts_per_example if isinstance(s, TrainEnvConfig) else None,
                 temperature=s.sampling.temperature,
                 max_tokens=s.sampling.max_tokens,
@@ -83,7 +83,7 @@ def load_environments(
     ]
 
 
-def names_of(settings: Sequence[EnvConfig]) -> list[str]:
+def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
     """Return the names of the environments.
 
     Raise `UsageError` if one has no id, two have the same name, or a variable for one is not set.
@@ -94,7 +94,7 @@ def names_of(settings: Sequence[EnvConfig]) -> list[str]:
             "the evaluation, [[orchestrator.env]] into that of a run, or --orchestrator.env.0.id NAME. "
             "What is installed: buckeye env list"
         )
-    names = [s.name or short_name(s.id) for s in settings]
+    names = [s.name or default_environment_name(s.id) for s in settings]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise UsageError(f"two environments are called {twice[0]}: give each [[env]] a `name` of its own")
@@ -124,7 +124,7 @@ def worker_settings(
     """
     limited = settings.max_turns is not None or settings.max_tokens is not None or settings.variables
     told = settings.sampling.model_dump(exclude_none=True)
-    memory, place = settings.max_memory_gb, placed(name)
+    memory, place = settings.max_memory_gb, read_placement(name)
     return WorkerSettings(
         isolation="process" if limited or place or memory is not None else settings.isolation,
         python=settings.python,
@@ -147,22 +147,22 @@ def prompt_lengths(tasks: Sequence[Task], renderer: ChatRenderer) -> list[int]:
     Prompts that the chat template rejects are left out.
     """
     lengths = []
-    for messages in first_prompts(tasks):
+    for messages in get_first_prompts(tasks):
         with suppress(UsageError):
             lengths.append(len(renderer.render(messages).ids))
     return lengths
 
 
-def first_prompts(tasks: Sequence[Task]) -> list[Sequence[Message]]:
+def get_first_prompts(tasks: Sequence[Task]) -> list[Sequence[Message]]:
     """Return the first messages of some tasks, without tasks that have none."""
     some = (tasks[index].messages for index in range(min(_SAMPLE, len(tasks))))
     return [messages for messages in some if messages]
 
 
-def evaluated_split(env: NamedEnvironment, asked: str | None) -> str:
+def choose_evaluation_split(env: NamedEnvironment, requested: str | None) -> str:
     """Return the requested split, else `eval` if the environment has it, else `train` (as `verifiers`)."""
-    if asked is not None:
-        return asked
+    if requested is not None:
+        return requested
     try:
         env.environment.tasks(HELD_OUT)
     except KeyError:
@@ -170,14 +170,14 @@ def evaluated_split(env: NamedEnvironment, asked: str | None) -> str:
     return HELD_OUT
 
 
-def fallback_note(env: NamedEnvironment, asked: str | None) -> str | None:
+def fallback_note(env: NamedEnvironment, requested: str | None) -> str | None:
     """Return a note if the evaluation falls back to train tasks without a request, else None."""
-    if asked is not None or evaluated_split(env, None) == HELD_OUT:
+    if requested is not None or choose_evaluation_split(env, None) == HELD_OUT:
         return None
     return f"{env.name} has no split {HELD_OUT!r}: it is evaluated on its train tasks; `split` names others"
 
 
-def tasks_of(env: NamedEnvironment, split: str) -> Sequence[Task]:
+def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
     """Return the tasks of a split. Raise `UsageError` if the split does not exist or is empty."""
     try:
         tasks = env.environment.tasks(split)

@@ -14,11 +14,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from buckeye.envs.base import GroupEnvironment, Task
-from buckeye.monitor.intervals import cluster_of, mean_passed, mean_reward
-from buckeye.monitor.signals import rollouts_level
-from buckeye.orchestrator.environments import HELD_OUT, NamedEnvironment, evaluated_split, tasks_of
-from buckeye.orchestrator.player import TaskPlayer
+from buckeye.monitor.intervals import cluster_of, mean_pass_at_k, mean_reward
+from buckeye.monitor.verdicts import rollouts_log_level
+from buckeye.orchestrator.environments import HELD_OUT, NamedEnvironment, choose_evaluation_split, load_split
 from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.orchestrator.rollout_runner import RolloutRunner
 from buckeye.orchestrator.task_sampler import GroupTask
 
 
@@ -35,7 +35,7 @@ class EvalResult:
     """All rollouts of one environment, errored ones included: `rollouts_per_example` per task, in order."""
 
     env_name: str
-    played: Sequence[Rollout]
+    all_rollouts: Sequence[Rollout]
     rollouts_per_example: int
     seconds: float
     split: str = HELD_OUT
@@ -43,12 +43,12 @@ class EvalResult:
     @property
     def rollouts(self) -> list[Rollout]:
         """Rollouts with a reward."""
-        return [r for r in self.played if r.reward is not None]
+        return [r for r in self.all_rollouts if r.reward is not None]
 
     @property
     def errors(self) -> list[Rollout]:
         """Rollouts without a reward."""
-        return [r for r in self.played if r.reward is None]
+        return [r for r in self.all_rollouts if r.reward is None]
 
     @property
     def errored(self) -> int:
@@ -66,12 +66,12 @@ class EvalResult:
     @property
     def versions(self) -> list[int]:
         """Policy versions that sampled the tokens, sorted."""
-        return sorted({v for r in self.played for s in r.segments for v in s.versions if v >= 0})
+        return sorted({v for r in self.all_rollouts for s in r.segments for v in s.versions if v >= 0})
 
     @property
     def rewards(self) -> list[float]:
         """Rewards of the scored rollouts."""
-        return [r.reward for r in self.played if r.reward is not None]
+        return [r.reward for r in self.all_rollouts if r.reward is not None]
 
     @property
     def tasks(self) -> list[ScoredTask]:
@@ -94,14 +94,14 @@ class EvalResult:
 
         None unless every task has at least k scored rollouts.
         """
-        estimate = mean_passed(self.tasks, k)
+        estimate = mean_pass_at_k(self.tasks, k)
         return None if estimate is None else estimate.value
 
     @property
     def level(self) -> int:
         """Level of the log line."""
         truncated = sum(r.truncated for r in self.rollouts)
-        return rollouts_level(len(self.played), errored=self.errored, truncated=truncated)
+        return rollouts_log_level(len(self.all_rollouts), errored=self.errored, truncated=truncated)
 
     def summary(self) -> str:
         """Return the log line of the evaluation."""
@@ -137,26 +137,26 @@ class EvalResult:
 
 async def evaluate(
     env: NamedEnvironment,
-    player: TaskPlayer,
+    player: RolloutRunner,
     *,
     split: str | None,
     num_examples: int,
     rollouts_per_example: int,
     known: Collection[tuple[str, int]] = (),
-    ended: Callable[[int, Rollout], None] = lambda number, rollout: None,
+    on_rollout_end: Callable[[int, Rollout], None] = lambda number, rollout: None,
 ) -> EvalResult:
     """Run `rollouts_per_example` rollouts of the first `num_examples` tasks (-1: all) of a split.
 
-    `split=None` selects the split by `evaluated_split`. Rollouts in `known`, pairs of task id and rollout
-    number, are skipped. `ended` is called with the number of each finished rollout. If it raises, the
+    `split=None` selects the split by `choose_evaluation_split`. Rollouts in `known`, pairs of task id and rollout
+    number, are skipped. `on_rollout_end` is called with the number of each finished rollout. If it raises, the
     evaluation ends.
     """
-    split = evaluated_split(env, split)
+    split = choose_evaluation_split(env, split)
     started = time.monotonic()
     tasks = first_tasks(env, split, num_examples)
     return EvalResult(
         env_name=env.name,
-        played=await _play(env, player, tasks, rollouts_per_example, known, ended),
+        all_rollouts=await _play(env, player, tasks, rollouts_per_example, known, on_rollout_end),
         rollouts_per_example=rollouts_per_example,
         seconds=time.monotonic() - started,
         split=split,
@@ -165,27 +165,27 @@ async def evaluate(
 
 def first_tasks(env: NamedEnvironment, split: str, count: int) -> list[Task]:
     """Return the first `count` tasks of a split, or all for -1."""
-    tasks = tasks_of(env, split)
+    tasks = load_split(env, split)
     return [tasks[index] for index in range(len(tasks) if count < 0 else min(count, len(tasks)))]
 
 
 async def _play(
     env: NamedEnvironment,
-    player: TaskPlayer,
+    player: RolloutRunner,
     tasks: Sequence[Task],
     each: int,
     known: Collection[tuple[str, int]],
-    ended: Callable[[int, Rollout], None],
+    on_rollout_end: Callable[[int, Rollout], None],
 ) -> list[Rollout]:
     """Run the rollouts task by task. A jointly scored group runs again as a whole if a rollout is missing."""
     started: list[asyncio.Task[Group] | asyncio.Task[Rollout]] = []
     waiting: list[Awaitable[Sequence[Rollout]]] = []
 
-    async def heard(playing: asyncio.Task[Group] | asyncio.Task[Rollout], first: int) -> Sequence[Rollout]:
-        result = await playing
+    async def heard(running: asyncio.Task[Group] | asyncio.Task[Rollout], first: int) -> Sequence[Rollout]:
+        result = await running
         rollouts = result.rollouts if isinstance(result, Group) else (result,)
         for number, rollout in enumerate(rollouts, first):
-            ended(number, rollout)
+            on_rollout_end(number, rollout)
         return rollouts
 
     for index, task in enumerate(tasks):
@@ -200,8 +200,8 @@ async def _play(
     try:
         return [rollout for rollouts in await asyncio.gather(*waiting) for rollout in rollouts]
     except BaseException:
-        for playing in started:
-            playing.cancel()
+        for running in started:
+            running.cancel()
         raise
 
 

@@ -17,7 +17,7 @@ GroupFilter = Callable[[Group], Cause | None]
 """Function that returns the reason to drop a scored group, or None to keep it."""
 
 
-def smallest_group(size: int, least: int | None) -> int:
+def min_scored_rollouts(size: int, least: int | None) -> int:
     """Return the least number of scored rollouts that a group of `size` needs.
 
     It is `least`, by default half of `size`, rounded up, but at least two.

@@ -12,7 +12,7 @@ from typing import Any
 
 from buckeye.base import heartbeat
 from buckeye.base.keys import key_for
-from buckeye.base.process import die_with_parent, forbid_looking, run_identity
+from buckeye.base.process import die_with_parent, forbid_tracing, run_identity
 from buckeye.config.environments import EnvConfig, EvalEnvConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import RunError, UsageError
@@ -22,7 +22,7 @@ from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
 from buckeye.monitor.run_watch import RunWatch
-from buckeye.monitor.signals import is_power_of_ten
+from buckeye.monitor.verdicts import is_power_of_ten
 from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
@@ -33,29 +33,29 @@ from buckeye.orchestrator.batch import (
     prune_rollouts,
     write_rollouts,
 )
-from buckeye.orchestrator.batch_account import Collected
+from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
-from buckeye.orchestrator.concurrent import first_to_end, until_stopped
+from buckeye.orchestrator.coroutines import run_until_first_ends, run_until_stopped
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
     check_isolation,
-    evaluated_split,
+    choose_evaluation_split,
     fallback_note,
     load_environments,
+    load_split,
     prompt_lengths,
-    tasks_of,
 )
-from buckeye.orchestrator.evaluations import Evaluations, sampling_params
+from buckeye.orchestrator.evaluation_schedule import EvaluationSchedule, sampling_params
 from buckeye.orchestrator.filters import group_filter
-from buckeye.orchestrator.loop_watch import LoopTimes, LoopWatch, Throughput, tell_of_a_held_up_loop
+from buckeye.orchestrator.loop_watch import LoopWatch, StepTimes, Throughput, warn_blocked_loop
 from buckeye.orchestrator.pauses import EnvironmentPauses
-from buckeye.orchestrator.player import RolloutPlayer, TaskPlayer
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
+from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner, RolloutRunner
 from buckeye.orchestrator.sampling_bias import CollectionWatch
 from buckeye.orchestrator.task_sampler import TaskSampler
-from buckeye.orchestrator.weights_watcher import WeightsWatcher, WrongServers
+from buckeye.orchestrator.weights_watcher import BrokenServers, WeightsWatcher
 from buckeye.transport.checkpoint import read_orchestrator_state, resolve_checkpoint
 
 log = logging.getLogger(__name__)
@@ -70,10 +70,10 @@ def run_orchestrator(config: OrchestratorConfig) -> bool:
     Return False if a signal stopped it.
     """
     die_with_parent()
-    forbid_looking()
+    forbid_tracing()
     heartbeat.start()
     setup_logging(config.log.level, "orchestrator", run_log(config.output_dir))
-    return asyncio.run(until_stopped(Orchestrator(config).run()))
+    return asyncio.run(run_until_stopped(Orchestrator(config).run()))
 
 
 class Orchestrator:
@@ -84,7 +84,7 @@ class Orchestrator:
         self.identity = run_identity()
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
         self.sender = BatchSender(config.output_dir, self.identity)
-        self.wrong_servers = WrongServers(config.output_dir, self.identity)
+        self.broken_servers = BrokenServers(config.output_dir, self.identity)
         self.renderer = ChatRenderer(config.model.name)
         self.client = InferenceClient(
             config.client.base_url,
@@ -92,15 +92,15 @@ class Orchestrator:
             timeout=config.client.timeout,
             model=config.model.name,
             recovery_timeout=_STARTUP_TIMEOUT,
-            on_broken=self.wrong_servers.report,
+            on_restart_needed=self.broken_servers.report,
         )
         self.state = self._initial_state()
         self.start_step = int(self.state["step"])
         self.seed = config.seed if config.sampling.seed is None else config.sampling.seed
         self.deterministic: DeterministicSampling | None = None
         self.throughput = Throughput()
-        self.times = LoopTimes(self.client)
-        self.loop_watch = LoopWatch(TaskPlayer._play_once.__code__, tell_of_a_held_up_loop)
+        self.times = StepTimes(self.client)
+        self.loop_watch = LoopWatch(RolloutRunner._run_attempt.__code__, warn_blocked_loop)
         self.run_watch = RunWatch(config.output_dir)
         self.collection = CollectionWatch()
         self._poor_steps = 0
@@ -108,13 +108,13 @@ class Orchestrator:
         check_advantage(config.advantage)
         self.environments = self._load(config.env)
         self.sampler = TaskSampler(self.environments, seed=config.seed)
-        self.evaluations = Evaluations(
+        self.evaluations = EvaluationSchedule(
             config,
             self._evaluated(),
             self.metrics,
             self.identity,
             start_step=self.start_step,
-            make_player=self._measuring_player,
+            make_runner=self._evaluation_runner,
         )
 
     async def run(self) -> None:
@@ -146,9 +146,9 @@ class Orchestrator:
             )
             self.loop_watch.start()
             try:
-                background = (watcher.run(), self.sender.run(), self.wrong_servers.run())
+                background = (watcher.run(), self.sender.run(), self.broken_servers.run())
                 evaluations = self.evaluations.run(watcher)
-                await first_to_end(self._steps(collector, watcher), evaluations, *background)
+                await run_until_first_ends(self._steps(collector, watcher), evaluations, *background)
             finally:
                 self.loop_watch.stop()
                 await collector.close()
@@ -170,20 +170,23 @@ class Orchestrator:
     def _evaluated(self) -> list[tuple[EvalEnvConfig, NamedEnvironment]]:
         """Return the environments to evaluate on. Environments of the run are reused, not loaded twice."""
         settings = self.config.eval
-        evaluated = self.config.evaluated_env
+        evaluated = self.config.evaluation_environments
         if settings is None or settings.env:
             return list(zip(evaluated, self._load(evaluated), strict=True))
-        own = [replace(env, play=replace(env.play, temperature=None)) for env in self.environments]
+        own = [
+            replace(env, rollout_settings=replace(env.rollout_settings, temperature=None))
+            for env in self.environments
+        ]
         return list(zip(evaluated, own, strict=True))
 
     def _check_splits(self) -> None:
         """Raise `UsageError` before the first step if tasks are missing or every prompt exceeds `seq_len`."""
         for settings, env in self.evaluations.environments:
-            tasks_of(env, evaluated_split(env, settings.split))
+            load_split(env, choose_evaluation_split(env, settings.split))
             if note := fallback_note(env, settings.split):
                 log.warning("%s", note)
         for env in self.environments:
-            lengths = prompt_lengths(tasks_of(env, "train"), self.renderer)
+            lengths = prompt_lengths(load_split(env, "train"), self.renderer)
             if lengths and min(lengths) >= self.config.seq_len:
                 raise UsageError(
                     f"environment {env.name}: none of the first {len(lengths)} prompts leaves room for a "
@@ -198,24 +201,24 @@ class Orchestrator:
             group_size=config.rollouts_per_example,
             min_group_size=config.min_group_size,
             run_ahead=config.run_ahead,
-            most_token_age=config.most_token_age,
+            max_token_age=config.max_token_age,
             deterministic=self.deterministic is not None,
             oversampling_factor=config.oversampling_factor,
             max_empty_batches=config.max_empty_batches,
             max_steps=config.max_steps,
             weights_timeout=config.weights_timeout,
             filter_group=group_filter(config),
-            measuring=lambda: self.evaluations.measuring,
+            version_in_evaluation=lambda: self.evaluations.version_in_evaluation,
         )
-        player = self._player(derive_seed(self.seed, "rollouts"), sampling_params(config), self.shaping)
+        player = self._runner(derive_seed(self.seed, "rollouts"), sampling_params(config), self.shaping)
         pauses = EnvironmentPauses([env.name for env in self.environments], config.env_pause)
         return GroupCollector(self.sampler, player, settings, pauses, state=self.state)
 
-    def _player(
+    def _runner(
         self, seed: int, params: SamplingParams, shaping: RewardShaping | None = None
-    ) -> RolloutPlayer:
+    ) -> RecordingRolloutRunner:
         config = self.config
-        return RolloutPlayer(
+        return RecordingRolloutRunner(
             sampler=self.deterministic or self.client,
             renderer=self.renderer,
             params=params,
@@ -227,21 +230,23 @@ class Orchestrator:
             shaping=shaping,
         )
 
-    def _measuring_player(self, purpose: str, version: int, params: SamplingParams) -> RolloutPlayer:
+    def _evaluation_runner(
+        self, purpose: str, version: int, params: SamplingParams
+    ) -> RecordingRolloutRunner:
         self._begin_batches(purpose, version)
-        return self._player(derive_seed(self.seed, purpose, version), params)
+        return self._runner(derive_seed(self.seed, purpose, version), params)
 
     async def _steps(self, collector: GroupCollector, watcher: WeightsWatcher) -> None:
         config = self.config
         step = self.start_step
-        await self.evaluations.caught_up(step - 1, watcher)
+        await self.evaluations.wait_until_evaluated(step - 1, watcher)
         log.info("Waiting for weight checkpoint %d", step)
-        await watcher.reach(step, config.weights_timeout)
+        await watcher.wait_for_version(step, config.weights_timeout)
         while config.max_steps is None or step < config.max_steps:
             log.info("Starting orchestrator step %d", step)
             with self.times.stopwatch.of("evaluate"):
                 if self.deterministic is not None:  # it runs either training or evaluation, not both
-                    await self.evaluations.caught_up(step, watcher)
+                    await self.evaluations.wait_until_evaluated(step, watcher)
             started = time.monotonic()
             self._begin_batches("step", step)
             with self.times.stopwatch.of("collect"):
@@ -257,9 +262,9 @@ class Orchestrator:
             }
             await self._report(step, collected, collector, measured | times)
             step += 1
-        await self.evaluations.caught_up(step, watcher)
+        await self.evaluations.wait_until_evaluated(step, watcher)
 
-    async def _collect(self, step: int, collector: GroupCollector) -> Collected:
+    async def _collect(self, step: int, collector: GroupCollector) -> CollectedGroups:
         """Return the batch of a step. If collection fails, write the finished rollouts before raising."""
         try:
             return await collector.collect(step, _log_once_per_step())
@@ -273,7 +278,7 @@ class Orchestrator:
         if self.deterministic is not None:
             self.deterministic.begin(derive_seed(self.seed, purpose, number))
 
-    async def _hand_over(self, step: int, collected: Collected, collector: GroupCollector) -> None:
+    async def _hand_over(self, step: int, collected: CollectedGroups, collector: GroupCollector) -> None:
         groups = collected.groups
         self.state = {
             **self.state,
@@ -308,7 +313,7 @@ class Orchestrator:
             prune_rollouts(folder, step, keep=self.config.rollouts.keep)
 
     async def _report(
-        self, step: int, collected: Collected, collector: GroupCollector, metrics: dict[str, float]
+        self, step: int, collected: CollectedGroups, collector: GroupCollector, metrics: dict[str, float]
     ) -> None:
         tokens = sum(r.total_tokens for g in collected.groups for r in g.scored)
         unaccounted = collector.unaccounted
@@ -317,12 +322,12 @@ class Orchestrator:
             "progress/total_tokens": self.state["tokens"],
             "progress/total_samples": self.state["samples"],
             "progress/total_problems": self.state["problems"],
-            "reward/played": statistics.fmean(collected.played_rewards),
+            "reward/played": statistics.fmean(collected.sampled_rewards),
             "policy_version": collector.version,
             "rollouts/errored": len(collected.errors),
             **{f"rollouts/{name}": count for name, count in collected.account().items()},
             "rollouts/unaccounted": unaccounted,
-            "batches/written_again": self.sender.written_again,
+            "batches/written_again": self.sender.rewritten_batches,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
             **collector.metrics(),
             **self.collection.record(collected),
@@ -341,11 +346,13 @@ class Orchestrator:
             metrics["seq_len/mean"],
         )
         self._poor_steps += collected.level()[0] != SUCCESS
-        report_losses(step, collected, unaccounted, poor_steps=self._poor_steps)
-        self.run_watch.look()
+        log_untrained_rollouts(step, collected, unaccounted, poor_steps=self._poor_steps)
+        self.run_watch.check()
 
 
-def report_losses(step: int, collected: Collected, unaccounted: int, *, poor_steps: int = 1) -> None:
+def log_untrained_rollouts(
+    step: int, collected: CollectedGroups, unaccounted: int, *, poor_steps: int = 1
+) -> None:
     """Log the rollouts of a step that were not trained on: errors, dropped groups, lost attempts.
 
     `poor_steps` counts the steps with next to no training signal up to now. Only the first one and every

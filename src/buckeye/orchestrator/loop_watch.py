@@ -16,11 +16,11 @@ from types import CodeType, FrameType
 
 from buckeye import inference
 from buckeye.base.distribution import CODE_FOLDER
-from buckeye.envs.stdlib_only.outcomes import described, own_frames, place_of
+from buckeye.envs.stdlib_only.outcomes import author_frames, describe_frame, location_of
 from buckeye.inference.client import InferenceClient
 from buckeye.monitor.metrics import Stopwatch
 from buckeye.orchestrator import policy
-from buckeye.orchestrator.batch_account import Collected
+from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.weights_watcher import WeightsWatcher
 
@@ -38,13 +38,13 @@ _ASKS_THE_MODEL = (str(Path(inference.__file__).parent), policy.__file__)
 class LoopWatch:
     """Thread that detects what blocks an event loop. Call `start` and `stop` in that loop.
 
-    `playing` is the code object of the function that runs a rollout; its variable `env` has the environment's
+    `rollout_code` is the code object of the function that runs a rollout; its variable `env` has the environment's
     name. `tell` is called in the loop with the environment, the code location and the seconds, once for each
     function that has blocked for a second. The environment is "" if one of its background tasks blocked.
     """
 
-    def __init__(self, playing: CodeType, tell: Callable[[str, str, float], None]) -> None:
-        self._playing = playing
+    def __init__(self, rollout_code: CodeType, tell: Callable[[str, str, float], None]) -> None:
+        self._rollout_code = rollout_code
         self._tell = tell
         self._turned = self._seen = 0.0  # time of the last loop iteration; end of the time already counted
         self._lost: defaultdict[tuple[str, str], float] = defaultdict(float)
@@ -117,17 +117,17 @@ class LoopWatch:
         while at is not None:
             if at.f_code.co_filename.startswith(_ASKS_THE_MODEL):
                 return None
-            if at.f_code is self._playing:
+            if at.f_code is self._rollout_code:
                 name = at.f_locals["env"].name
                 break
             if not at.f_code.co_filename.startswith(_OURS):
-                frames.insert(0, described(at.f_code.co_filename, at.f_lineno, at.f_code.co_name))
+                frames.insert(0, describe_frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_name))
             at = at.f_back
-        place = place_of(frames if name else own_frames(frames)).strip(" ()")
+        place = location_of(frames if name else author_frames(frames)).strip(" ()")
         return (name, place) if place else None
 
 
-def tell_of_a_held_up_loop(env_name: str, place: str, seconds: float) -> None:
+def warn_blocked_loop(env_name: str, place: str, seconds: float) -> None:
     """Log a warning with the blocking code and the fix."""
     log.warning(
         "%s has held up all other rollouts for %.1f s so far, in %s. Let it wait with `await` "
@@ -139,7 +139,7 @@ def tell_of_a_held_up_loop(env_name: str, place: str, seconds: float) -> None:
     )
 
 
-class LoopTimes:
+class StepTimes:
     """Times of a step, by cause: `collect`, `write_batch` and `evaluate`.
 
     With deterministic sampling, `evaluate` covers the evaluation and the wait for its weights. Otherwise
@@ -152,7 +152,7 @@ class LoopTimes:
         self._sampled = 0.0
         self._updating = 0.0
 
-    def record(self, collected: Collected, watcher: WeightsWatcher) -> dict[str, float]:
+    def record(self, collected: CollectedGroups, watcher: WeightsWatcher) -> dict[str, float]:
         """Return the times of a step: of the loop since the last call, of the engines and of the rollouts.
 
         While collecting, the loop waits for rollouts, or for weights without which no group may start.
@@ -167,7 +167,7 @@ class LoopTimes:
             "time/wait_for_rollouts": max(0.0, collecting - collected.waited_seconds),
             "time/update_weights": watcher.update_seconds - self._updating,
             "sampler/tokens_per_second": (sampled - self._sampled) / max(times["time/total"], 1e-9),
-            "sampler/idle_ratio": statistics.fmean(r.busy.take_idle() for r in self._client.replicas),
+            "sampler/idle_ratio": statistics.fmean(r.busy_clock.take_idle() for r in self._client.replicas),
             **rollout_times(collected.groups),
         }
         self._sampled, self._updating = sampled, watcher.update_seconds
@@ -181,7 +181,7 @@ def rollout_times(groups: Sequence[Group]) -> dict[str, float]:
     """
     rollouts = [r for g in groups for r in g.scored]
     now = time.monotonic()
-    ages = [now - max(r.ended for r in g.rollouts) for g in groups]
+    ages = [now - max(r.end_time for r in g.rollouts) for g in groups]
     return {
         "time/rollout/sampling/mean": statistics.fmean(r.sampling_seconds for r in rollouts),
         "time/rollout/environment/mean": statistics.fmean(r.seconds - r.sampling_seconds for r in rollouts),

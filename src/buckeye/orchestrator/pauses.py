@@ -42,20 +42,20 @@ class EnvironmentPauses:
         self._states = {name: _State() for name in names}
         self._invalid_task = ""  # error of a task that cannot run, of an environment that has never worked
 
-    def held(self) -> frozenset[str]:
+    def held_environments(self) -> frozenset[str]:
         """Return the environments that may not start a group now."""
         return frozenset(name for name, state in self._states.items() if self._is_held(name, state))
 
-    def paused(self) -> list[str]:
+    def paused_environments(self) -> list[str]:
         """Return the environments in a pause."""
         return [name for name, state in self._states.items() if state.until is not None]
 
-    def started(self, name: str) -> None:
+    def record_start(self, name: str) -> None:
         """Record the start of a group. After a pause, no other group starts until it ends."""
         state = self._states[name]
         state.tried = state.pauses > 0
 
-    def ended(self, name: str, group: Group) -> None:
+    def record_end(self, name: str, group: Group) -> None:
         """Record the end of a group.
 
         A group with an inference failure or an invalid task does not count as failed.

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from buckeye.envs.base import (
-    NO_OPTIONS,
+    DEFAULT_OPTIONS,
     CallOptions,
     FinishReason,
     Message,
@@ -21,14 +21,14 @@ from buckeye.envs.base import (
     Reply,
     ReplyTokens,
     Tool,
-    joined_parts,
+    join_text_parts,
 )
 from buckeye.errors import InferenceError, PromptTooLongError, UsageError
 from buckeye.inference.client import Generation, SamplingParams
-from buckeye.inference.engine.text import GrowingText
+from buckeye.inference.engine.detokenizer import IncrementalDetokenizer
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.renderer import NO_OPENING, Opening, call_opening
-from buckeye.orchestrator.training_samples import Prompt, Samples, Segment
+from buckeye.inference.render.renderer import EMPTY_REPLY_START, ReplyStart, call_start
+from buckeye.orchestrator.training_samples import Prompt, SampleBuilder, Segment
 
 
 class Sampler(Protocol):
@@ -75,7 +75,7 @@ class RecordingPolicy(OptionsPolicy):
         self._renderer = renderer
         self._params = params
         self._seed = seed
-        self._samples = Samples(renderer)
+        self._samples = SampleBuilder(renderer)
         self._asked: Counter[bytes] = Counter()
         self._open = 0
         self._waiting_since = 0.0
@@ -108,12 +108,12 @@ class RecordingPolicy(OptionsPolicy):
         return self._samples.segments
 
     @property
-    def extended(self) -> int:
+    def turns_extended(self) -> int:
         """Number of turns after the first that continue the tokens before them."""
-        return self._samples.extended
+        return self._samples.turns_extended
 
     @property
-    def branched(self) -> int:
+    def turns_branched(self) -> int:
         """Number of turns after the first that began a new segment."""
         return max(0, len(self.segments) - 1)
 
@@ -122,7 +122,7 @@ class RecordingPolicy(OptionsPolicy):
         messages: Sequence[Message],
         *,
         tools: Sequence[Tool] = (),
-        options: CallOptions = NO_OPTIONS,
+        options: CallOptions = DEFAULT_OPTIONS,
     ) -> Reply:
         """Sample the next assistant message. If a tool call is required, prefill its opening tokens.
 
@@ -131,18 +131,18 @@ class RecordingPolicy(OptionsPolicy):
         first prompt does not fit, and `UsageError` if the chat template rejects the messages.
         """
         # a copy, as the environment may change its own messages later
-        messages, tools = copy.deepcopy(([joined_parts(message) for message in messages], list(tools)))
+        messages, tools = copy.deepcopy(([join_text_parts(message) for message in messages], list(tools)))
         prompt = self._samples.chat_prompt(messages, tools)
-        opening = NO_OPENING
+        reply_start = EMPTY_REPLY_START
         if options.must_call:
             assert prompt.conversation is not None
-            opening = call_opening(self._renderer, prompt.conversation, options.tool)
-        reply = await self._answer(prompt, opening, options)
+            reply_start = call_start(self._renderer, prompt.conversation, options.tool)
+        reply = await self._answer(prompt, reply_start, options)
         if options.trained:
             self.messages = messages if reply.no_room else (*messages, copy.deepcopy(reply.message))
         return reply
 
-    async def complete(self, prompt: str | Sequence[int], *, options: CallOptions = NO_OPTIONS) -> Reply:
+    async def complete(self, prompt: str | Sequence[int], *, options: CallOptions = DEFAULT_OPTIONS) -> Reply:
         """Sample the continuation of a text, or of token ids.
 
         A prompt that has filled `seq_len` gets an empty reply with finish reason "length". Raise
@@ -150,15 +150,15 @@ class RecordingPolicy(OptionsPolicy):
         first prompt does not fit, and `UsageError` for empty or unknown token ids.
         """
         if isinstance(prompt, str):
-            return await self._answer(self._samples.text_prompt(prompt), NO_OPENING, options)
-        return await self._answer(self._samples.ids_prompt(prompt), NO_OPENING, options)
+            return await self._answer(self._samples.text_prompt(prompt), EMPTY_REPLY_START, options)
+        return await self._answer(self._samples.ids_prompt(prompt), EMPTY_REPLY_START, options)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token."""
         return self._renderer.token_text(token_id)
 
-    async def _answer(self, prompt: Prompt, opening: Opening, options: CallOptions) -> Reply:
-        ids = [*prompt.ids, *opening.ids]
+    async def _answer(self, prompt: Prompt, reply_start: ReplyStart, options: CallOptions) -> Reply:
+        ids = [*prompt.ids, *reply_start.ids]
         room = self.seq_len - len(ids)
         if room <= 0 or self._is_cut():
             return self._out_of_room(len(ids), options)
@@ -173,9 +173,9 @@ class RecordingPolicy(OptionsPolicy):
             self.was_cut = True
             generation = replace(generation, finish_reason="length")
         generation, cut = self._until_stop(generation, options.stop)
-        reply = self._reply(prompt, opening, generation, cut)
+        reply = self._reply(prompt, reply_start, generation, cut)
         if options.trained:
-            self._samples.record(prompt, generation, self.turns, opening=opening.ids)
+            self._samples.record(prompt, generation, self.turns, reply_start=reply_start.ids)
             self._count(reply)
         return reply
 
@@ -215,7 +215,7 @@ class RecordingPolicy(OptionsPolicy):
         """Return the tokens up to the one that completes the first stop text, and the cut. Drop the rest."""
         if not stops:
             return generation, None
-        growing = GrowingText(self._renderer.decode, stops)
+        growing = IncrementalDetokenizer(self._renderer.decode, stops)
         growing.feed(self._without_stop(generation.token_ids))
         growing.finish()
         if not growing.stopped:
@@ -248,14 +248,16 @@ class RecordingPolicy(OptionsPolicy):
             text="", finish_reason="length", message=message, prompt_tokens=prompt_tokens, no_room=True
         )
 
-    def _reply(self, prompt: Prompt, opening: Opening, generation: Generation, cut: _Cut | None) -> Reply:
+    def _reply(
+        self, prompt: Prompt, reply_start: ReplyStart, generation: Generation, cut: _Cut | None
+    ) -> Reply:
         """Return the reply to a prompt; `cut` is set if a stop text ended it."""
         text = self._renderer.decode(self._without_stop(generation.token_ids)) if cut is None else cut.text
-        text = opening.text + text
+        text = reply_start.text + text
         if prompt.conversation is None:
             message = {"role": "assistant", "content": text}
         elif cut is None:
-            sampled = [*opening.ids, *generation.token_ids]
+            sampled = [*reply_start.ids, *generation.token_ids]
             message = self._renderer.parse(prompt.conversation, sampled)
         else:
             message = self._renderer.parse_text(prompt.conversation, text)
@@ -263,11 +265,11 @@ class RecordingPolicy(OptionsPolicy):
             text=text,
             finish_reason="length" if generation.finish_reason == "length" else "stop",
             message=message,
-            prompt_tokens=len(prompt.ids) + len(opening.ids),
+            prompt_tokens=len(prompt.ids) + len(reply_start.ids),
             completion_tokens=len(generation.token_ids),
             stopped_by=None if cut is None else cut.stop,
             tokens=ReplyTokens(
-                prompt_ids=[*prompt.ids, *opening.ids],
+                prompt_ids=[*prompt.ids, *reply_start.ids],
                 token_ids=generation.token_ids,
                 logprobs=generation.logprobs,
             ),

@@ -36,10 +36,10 @@ class Admission:
     async def slot(self) -> AsyncIterator[None]:
         """Hold one of the concurrent slots, after waiting for a start time."""
         async with self._slots or contextlib.nullcontext():
-            await self.turn()
+            await self.wait_for_start()
             yield
 
-    async def turn(self) -> None:
+    async def wait_for_start(self) -> None:
         """Wait for the next start time."""
         if not self._interval:
             return

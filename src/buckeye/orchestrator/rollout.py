@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buckeye.envs.base import Message, Outcome, Task
-from buckeye.inference.client import Session
+from buckeye.inference.client import SamplingSession
 from buckeye.orchestrator.advantages import Scored
 from buckeye.orchestrator.training_samples import Segment
 
@@ -18,12 +18,12 @@ from buckeye.orchestrator.training_samples import Segment
 class Rollout:
     """Finished rollout. It has either a `reward` or an `outcome.error`, never both.
 
-    Of the turns after the first, `extended` continued the tokens before them and `branched` began a new
-    segment. `sampling_seconds` is the part of `seconds` spent waiting for sampled tokens. `ended` is on the
+    Of the turns after the first, `turns_extended` continued the tokens before them and `turns_branched` began a new
+    segment. `sampling_seconds` is the part of `seconds` spent waiting for sampled tokens. `end_time` is on the
     event loop's clock. `shaping` has the amount that each cause adds to the reward for training. The tokens
     were sampled with `temperature`. `replies` has the text of each turn, and `messages` the conversation
     after the last turn. `prompt_tokens` and `reply_tokens` are sums over the turns, as the policy counts
-    them. `cut` is True if sampling ended early, so that the rollout could still be used. `retried` has the
+    them. `cut` is True if sampling ended early, so that the rollout could still be used. `earlier_attempts` has the
     failed attempts before this one.
     """
 
@@ -35,9 +35,9 @@ class Rollout:
     turns: int
     seconds: float
     sampling_seconds: float = 0.0
-    ended: float = 0.0
-    extended: int = 0
-    branched: int = 0
+    end_time: float = 0.0
+    turns_extended: int = 0
+    turns_branched: int = 0
     shaping: Mapping[str, float] = field(default_factory=dict)
     temperature: float = 1.0
     replies: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class Rollout:
     prompt_tokens: int = 0
     reply_tokens: int = 0
     cut: bool = False
-    retried: tuple[Rollout, ...] = ()
+    earlier_attempts: tuple[Rollout, ...] = ()
 
     @property
     def reward(self) -> float | None:
@@ -127,14 +127,14 @@ class Group:
     rollouts: tuple[Rollout, ...]
 
     @property
-    def plays(self) -> list[Rollout]:
+    def attempts(self) -> list[Rollout]:
         """All attempts: the rollouts and the failed attempts before them."""
-        return [play for rollout in self.rollouts for play in (*rollout.retried, rollout)]
+        return [attempt for rollout in self.rollouts for attempt in (*rollout.earlier_attempts, rollout)]
 
     @property
-    def failed(self) -> list[Rollout]:
+    def failed_attempts(self) -> list[Rollout]:
         """Attempts without a reward."""
-        return [play for play in self.plays if play.reward is None]
+        return [attempt for attempt in self.attempts if attempt.reward is None]
 
     @property
     def scored(self) -> list[Rollout]:
@@ -158,19 +158,21 @@ class Group:
         return [f"{r.env_name}, task {r.task.id}: {r.outcome.error}" for r in failed]
 
 
-class Flight:
-    """Group in flight, of `size` rollouts. `now` returns the policy version of the engines."""
+class InFlightGroup:
+    """Group in flight, of `size` rollouts. `current_version` returns the policy version of the engines."""
 
-    def __init__(self, index: int = 0, size: int = 1, *, now: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, index: int = 0, size: int = 1, *, current_version: Callable[[], int] = lambda: 0
+    ) -> None:
         self.index = index
         self.size = size
         self.is_cut = False
         """True if sampling for the group has ended early."""
-        self.plays = 0
+        self.attempts = 0
         """Number of finished attempts at its rollouts, including failed ones."""
-        self._now = now
+        self._now = current_version
         self._began: tuple[int, float] | None = None
-        self._sessions: list[Session] = []
+        self._sessions: list[SamplingSession] = []
         self._aborting: list[asyncio.Task[None]] = []
 
     @property
@@ -188,7 +190,7 @@ class Flight:
         if self._began is None:
             self._began = self._now(), asyncio.get_running_loop().time()
 
-    def samples_with(self, session: Session) -> None:
+    def add_session(self, session: SamplingSession) -> None:
         """Register an inference session whose requests are aborted when the group is cut."""
         self._sessions.append(session)
 

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from buckeye.orchestrator.batch_account import Collected
+from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.rollout import Group, Rollout
 
 _STEPS = 100  # compared together: enough to detect small differences, and few enough to forget old ones
@@ -110,22 +110,26 @@ class CollectionWatch:
         names = [f"bias/{name}" for name in _MEASURES] + [f"failures/{name}" for name in _MEASURES]
         self._comparisons = {name: _Comparison() for name in (*names, "failures/reward")}
 
-    def record(self, collected: Collected) -> dict[str, float]:
+    def record(self, collected: CollectedGroups) -> dict[str, float]:
         """Add a step's groups, and return its collection metrics with the differences over the last steps."""
         lost = {id(group) for group in collected.lost}
         arrived = [group for group in collected.all_groups if id(group) not in lost]
-        plays = [play for group in collected.all_groups for play in group.plays]
-        sampled = _sampled(plays)
+        attempts = [attempt for group in collected.all_groups for attempt in group.attempts]
+        sampled = _sampled(attempts)
         for name, measure in _MEASURES.items():
             self._add(f"bias/{name}", _means(arrived, measure), _means(collected.lost, measure))
-            scored = [measure(play) for play in sampled if play.reward is not None]
-            self._add(f"failures/{name}", scored, [measure(play) for play in sampled if play.reward is None])
+            scored = [measure(attempt) for attempt in sampled if attempt.reward is not None]
+            self._add(
+                f"failures/{name}",
+                scored,
+                [measure(attempt) for attempt in sampled if attempt.reward is None],
+            )
         sound, failing = list[float](), list[float]()
         for group in collected.all_groups:
             if group.rewards:
-                (failing if group.failed else sound).append(statistics.fmean(group.rewards))
+                (failing if group.failed_attempts else sound).append(statistics.fmean(group.rewards))
         self._add("failures/reward", sound, failing)
-        return {**_of_step(collected, plays), **self._differences()}
+        return {**_of_step(collected, attempts), **self._differences()}
 
     def _add(self, name: str, kept: Iterable[float], lost: Iterable[float]) -> None:
         self._comparisons[name].add(kept, lost)
@@ -138,7 +142,7 @@ class CollectionWatch:
         }
 
 
-def _of_step(collected: Collected, plays: Sequence[Rollout]) -> dict[str, float]:
+def _of_step(collected: CollectedGroups, attempts: Sequence[Rollout]) -> dict[str, float]:
     dropped = [group for _, group in collected.dropped_groups]
     sides = {"trained": collected.groups, "dropped": dropped, "finished": collected.all_groups}
     values = {
@@ -147,7 +151,7 @@ def _of_step(collected: Collected, plays: Sequence[Rollout]) -> dict[str, float]
         for name, measure in _MEASURES.items()
         if (means := _means(groups, measure))
     }
-    sampled = sum(play.sampling_seconds for play in plays)
+    sampled = sum(attempt.sampling_seconds for attempt in attempts)
     trained = sum(r.sampling_seconds for group in collected.groups for r in group.scored)
     return {
         **values,
@@ -161,6 +165,6 @@ def _means(groups: Iterable[Group], measure: Callable[[Rollout], float]) -> list
     return [statistics.fmean(map(measure, rollouts)) for rollouts in sampled if rollouts]
 
 
-def _sampled(plays: Iterable[Rollout]) -> list[Rollout]:
+def _sampled(attempts: Iterable[Rollout]) -> list[Rollout]:
     """Return the attempts with at least one sampled token."""
-    return [play for play in plays if play.completion_tokens]
+    return [attempt for attempt in attempts if attempt.completion_tokens]

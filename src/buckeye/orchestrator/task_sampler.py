@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from buckeye.envs.base import Task
-from buckeye.orchestrator.environments import NamedEnvironment, tasks_of
-from buckeye.orchestrator.mixture import Mix
+from buckeye.orchestrator.environment_mix import EnvironmentMix
+from buckeye.orchestrator.environments import NamedEnvironment, load_split
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,9 +29,9 @@ class TaskSampler:
 
     def __init__(self, environments: Sequence[NamedEnvironment], *, seed: int) -> None:
         self._environments = tuple(environments)
-        self._tasks = [tasks_of(env, "train") for env in environments]
+        self._tasks = [load_split(env, "train") for env in environments]
         self._seed = seed
-        self._mix = Mix([env.ratio for env in environments], [len(tasks) for tasks in self._tasks])
+        self._mix = EnvironmentMix([env.ratio for env in environments], [len(tasks) for tasks in self._tasks])
 
     def __getitem__(self, index: int) -> GroupTask:
         """Return the task of group `index` (from 0)."""
@@ -40,7 +40,7 @@ class TaskSampler:
         position = _epoch_order(f"{self._seed}/{env.name}/{deal.epoch}", len(tasks))[deal.nth]
         return GroupTask(index=index, env=env, task=tasks[position])
 
-    def has_tasks_beside(self, held: Set[str]) -> bool:
+    def has_tasks_outside(self, held: Set[str]) -> bool:
         """Return True if an environment outside `held` has tasks."""
         return any(env.name not in held for env in self._environments)
 

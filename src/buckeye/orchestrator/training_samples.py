@@ -106,14 +106,14 @@ class _Turn:
         return self.end == len(self.thread.segment.token_ids) and not self.thread.growing
 
 
-class Samples:
+class SampleBuilder:
     """Segments of one rollout, in the order in which they were begun. Calls may be concurrent."""
 
     def __init__(self, renderer: ChatRenderer) -> None:
         self._renderer = renderer
         self._turns: list[_Turn] = []
         self.segments: list[Segment] = []
-        self.extended = 0
+        self.turns_extended = 0
         """Number of turns that continue an earlier segment."""
 
     def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Prompt:
@@ -169,17 +169,17 @@ class Samples:
             prompt.thread.growing = False
 
     def record(
-        self, prompt: Prompt, generation: Generation, turn: int, *, opening: Sequence[int] = ()
+        self, prompt: Prompt, generation: Generation, turn: int, *, reply_start: Sequence[int] = ()
     ) -> None:
-        """Record the tokens sampled after `prompt` and the prefilled `opening`. Call it for replies only."""
+        """Record the tokens sampled after `prompt` and the prefilled `reply_start`. Call it for replies only."""
         thread = prompt.thread
         if thread is None:
             thread = _Thread()
             self.segments.append(thread.segment)
         else:
-            self.extended += 1
+            self.turns_extended += 1
         start = len(prompt.ids)
-        thread.segment.add_context([*prompt.ids, *opening][len(thread.segment.token_ids) :])
+        thread.segment.add_context([*prompt.ids, *reply_start][len(thread.segment.token_ids) :])
         thread.segment.add_sampled(generation, turn)
         end = len(thread.segment.token_ids)
         if prompt.conversation is not None:

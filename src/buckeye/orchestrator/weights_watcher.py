@@ -13,7 +13,7 @@ from buckeye.base.process import RunIdentity
 from buckeye.base.storage import step_directory
 from buckeye.errors import FinalRunError, RunError
 from buckeye.inference.client import InferenceClient
-from buckeye.transport.inference_servers import request_restart
+from buckeye.transport.restart_requests import request_restart
 from buckeye.transport.weights import newest_weights, read_weights_manifest, verify_weights
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.02
 
 
-class WrongServers:
+class BrokenServers:
     """Requests to the launcher to restart a server that runs but is broken.
 
     If the newest weights on disk are damaged, no server can load them, and every restart would be useless.
@@ -105,7 +105,7 @@ class WeightsWatcher:
             return newest
         return due, step_directory(self._root, due)
 
-    async def reach(self, version: int, timeout: float) -> None:
+    async def wait_for_version(self, version: int, timeout: float) -> None:
         """Wait until the engines have `version` or a newer one.
 
         Raise `RunError` after `timeout` seconds; time during an evaluation does not count.

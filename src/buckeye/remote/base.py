@@ -160,7 +160,7 @@ class Provider(Protocol):
     """
 
     name: str
-    rents: bool
+    is_rental: bool
     """Whether it creates and ends machines, and they cost."""
     ssh_key_path: Path | None
     """The private key that the account is set up with; None if that is not known."""

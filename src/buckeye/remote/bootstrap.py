@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from buckeye.base.distribution import requirements
 from buckeye.errors import RemoteError
-from buckeye.inference.vllm.interpreter import SUPPORTED
+from buckeye.inference.vllm.interpreter import SUPPORTED_VLLM_VERSIONS
 from buckeye.remote import scripts
-from buckeye.remote.connection import Link, LostConnectionError
+from buckeye.remote.connection import LostConnectionError, SshConnection
 from buckeye.remote.environments import NeededEnvironment
-from buckeye.remote.software import code_files, pins, torch_version
-from buckeye.remote.upload import packed
+from buckeye.remote.software import code_files, pinned_requirements, torch_version
+from buckeye.remote.upload import make_tar
 
 _SECONDS = 2400.0
 _PATIENCE = 600.0
@@ -35,7 +35,7 @@ TOOLS = ("uv>=0.9",)
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SetupStep:
     """One step: title, hash of its inputs, script, and standard input of the script."""
 
     title: str
@@ -70,16 +70,18 @@ class Software:
     attention: str
 
 
-def steps(environments: Sequence[NeededEnvironment] = (), extras: Iterable[str] = ()) -> list[Step]:
+def setup_steps(
+    environments: Sequence[NeededEnvironment] = (), extras: Iterable[str] = ()
+) -> list[SetupStep]:
     """All of them, in order. `extras` are those that the run needs."""
     files = code_files()
     code = _key(*(part for name in sorted(files) for part in (name.encode(), files[name])))
     needed = sorted({*requirements({*EXTRAS, *extras}), *TOOLS})
-    fixed = pins(needed)
+    fixed = pinned_requirements(needed)
     torch = torch_version()
     packages = _key("\n".join([*needed, "", *fixed, torch]).encode(), scripts.PACKAGES.encode())
     venv = _key(code.encode(), packages.encode(), scripts.VENV.encode())
-    vllm = _key(str(SUPPORTED).encode(), scripts.VLLM.encode())
+    vllm = _key(str(SUPPORTED_VLLM_VERSIONS).encode(), scripts.VLLM.encode())
     install = _filled(
         scripts.PACKAGES,
         KEY=packages,
@@ -89,16 +91,16 @@ def steps(environments: Sequence[NeededEnvironment] = (), extras: Iterable[str] 
         WHEELS=_TORCH_INDEX,
     )
     found = [
-        Step("Python", _key(scripts.PYTHON.encode()), scripts.PYTHON),
-        Step("Buckeye", code, _filled(scripts.CODE, KEY=code), packed(files)),
-        Step("packages", packages, install),
-        Step(_VENV, venv, _filled(scripts.VENV, KEY=venv, PACKAGES=packages, CODE=code)),
-        Step(_VLLM, vllm, _filled(scripts.VLLM, KEY=vllm, VENV=venv, WHEELS=_TORCH_INDEX)),
+        SetupStep("Python", _key(scripts.PYTHON.encode()), scripts.PYTHON),
+        SetupStep("Buckeye", code, _filled(scripts.CODE, KEY=code), make_tar(files)),
+        SetupStep("packages", packages, install),
+        SetupStep(_VENV, venv, _filled(scripts.VENV, KEY=venv, PACKAGES=packages, CODE=code)),
+        SetupStep(_VLLM, vllm, _filled(scripts.VLLM, KEY=vllm, VENV=venv, WHEELS=_TORCH_INDEX)),
     ]
     return [*found, _environments(environments, venv)] if environments else found
 
 
-def _environments(needed: Sequence[NeededEnvironment], venv: str) -> Step:
+def _environments(needed: Sequence[NeededEnvironment], venv: str) -> SetupStep:
     """The step that installs them, in a folder that no other run's versions are in."""
     files: dict[str, bytes] = {}
     installs = []
@@ -109,24 +111,24 @@ def _environments(needed: Sequence[NeededEnvironment], venv: str) -> Step:
         if one.lock is not None:
             files[lock] = one.lock
         what = one.what if one.wheel is None else f"./{one.what}"
-        how = scripts.BESIDE if one.beside else scripts.INSTALL
+        how = scripts.INSTALL_IN_BUCKEYE_VENV if one.in_buckeye_venv else scripts.INSTALL
         installs.append(_filled(how, LOCK=lock, WHAT=shlex.quote(what)))
     parts = (part for name in sorted(files) for part in (name.encode(), files[name]))
     how_to = "".join((scripts.ENVIRONMENTS, *installs)).encode()
     key = _key(venv.encode(), how_to, *parts)
     script = _filled(scripts.ENVIRONMENTS, KEY=key, VENV=venv, INSTALLS="".join(installs))
-    return Step(_INSTALLED, key, script, packed(files))
+    return SetupStep(_INSTALLED, key, script, make_tar(files))
 
 
 async def bootstrap(
-    link: Link,
+    link: SshConnection,
     *,
     tell: Callable[[str], None],
     environments: Sequence[NeededEnvironment] = (),
     extras: Iterable[str] = (),
 ) -> Software:
     """Carry out what is not done yet. Raises RemoteError with the last words of a step that fails."""
-    needed = steps(environments, extras)
+    needed = setup_steps(environments, extras)
     for number, step in enumerate(needed, 1):
         tell(f"{number}/{len(needed)} {step.title} ...")
         if await _carry_out(link, step, tell):
@@ -146,11 +148,11 @@ async def bootstrap(
     )
 
 
-async def _carry_out(link: Link, step: Step, tell: Callable[[str], None]) -> bool:
+async def _carry_out(link: SshConnection, step: SetupStep, tell: Callable[[str], None]) -> bool:
     """Run a step, and retry it after a lost connection. Return True if it was finished before."""
     for attempt in range(_CUTS + 1):
         try:
-            await link.connect(patience=_PATIENCE)
+            await link.connect(timeout=_PATIENCE)
             done = await link.run(["sh", "-c", step.text()], data=step.data, seconds=_SECONDS)
         except LostConnectionError:
             if attempt == _CUTS:

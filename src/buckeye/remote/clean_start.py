@@ -36,26 +36,26 @@ from buckeye.launch.plan import make_plan
 from buckeye.launch.preflight.check import Check, failed, skipped
 from buckeye.launch.preflight.devices import Machine
 from buckeye.launch.preflight.model import MODEL, check_model, check_tokenizer, find_model
-from buckeye.launch.preflight.places import STORE, check_keys, check_store
-from buckeye.launch.preflight.ports import AnyPorts
-from buckeye.launch.preflight.tasks import check_tasks
+from buckeye.launch.preflight.ports import UnassignedPorts
+from buckeye.launch.preflight.resource_checks import STORE, check_keys, check_store
+from buckeye.launch.preflight.task_checks import check_tasks
 from buckeye.launch.preflight.trainer_checks import trainer_warnings
-from buckeye.launch.run_keys import played_environments
+from buckeye.launch.run_keys import rollout_environments
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE
-from buckeye.mcp.tasks.dataset import images_of
-from buckeye.mcp.tasks.lock import lock_in
+from buckeye.mcp.tasks.dataset import find_images
+from buckeye.mcp.tasks.lock_file import find_lock
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
-from buckeye.mcp.tasks.variables import resolve
-from buckeye.remote.software import BUILDS, reached
-from buckeye.transport.object_store import MODULES
-from buckeye.workers.opening import open_environment
+from buckeye.mcp.tasks.variables import resolve_variables
+from buckeye.remote.software import PLATFORM_SPECIFIC, installed_versions
+from buckeye.transport.object_store import STORE_PACKAGES
+from buckeye.workers.loading import open_environment
 
 _TASKS = "servers of the tasks"
 _THERE = ("uv", "uvx")  # next to `python` on each machine that was set up
 _INSTALLERS = ("pip", "setuptools")
 
 
-class Start(msgspec.Struct, kw_only=True, frozen=True):
+class StartInputs(msgspec.Struct, kw_only=True, frozen=True):
     """Inputs of a remote start: the arguments of `rl`, the requirements that are installed for it, and the
     number of its GPUs (None: unknown). `wheels` is a folder of unpacked wheels. A `rented` machine has
     nothing else. It lacks the folders `only_here`."""
@@ -71,16 +71,16 @@ class Start(msgspec.Struct, kw_only=True, frozen=True):
 def main() -> None:
     """Read a Start from standard input, and write a line of JSON for every check to the file that the only
     argument names."""
-    start = msgspec.json.decode(sys.stdin.buffer.read(), type=Start)
-    hide_others(start.requirements, start.wheels)
+    start = msgspec.json.decode(sys.stdin.buffer.read(), type=StartInputs)
+    hide_other_packages(start.requirements, start.wheels)
     with Path(sys.argv[1]).open("w", encoding="utf-8") as file:
-        for check in checks(start):
+        for check in clean_start_checks(start):
             file.write(f"{json.dumps(asdict(check))}\n")
             file.flush()
         file.write("null\n")
 
 
-def checks(start: Start) -> Iterator[Check]:
+def clean_start_checks(start: StartInputs) -> Iterator[Check]:
     """Yield what a start from the working directory would meet, as far as it can be known here."""
     try:
         config = load_config(RLConfig, start.arguments)
@@ -106,14 +106,14 @@ def checks(start: Start) -> Iterator[Check]:
 def _plan(config: RLConfig, gpus: int, path: Path | None) -> Iterator[Check]:
     machine = Machine(cores=os.cpu_count() or 1, gpus=tuple(range(gpus)))
     try:
-        make_plan(config, machine, model_path=path, ports=AnyPorts())
+        make_plan(config, machine, model_path=path, ports=UnassignedPorts())
     except UsageError as error:
         yield failed("GPUs", f"of the machine: {error}", "")
 
 
 def _on_fresh_machine(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
     """Yield what a machine needs that has only what it is given."""
-    yield check_keys(config, here=False)
+    yield check_keys(config, is_local_run=False)
     near = [url for url in config.orchestrator.client.base_url if is_loopback(urlsplit(url).hostname or "")]
     if config.inference is None and near:
         yield failed(
@@ -127,8 +127,8 @@ def _on_fresh_machine(config: RLConfig, only_here: Sequence[str]) -> Iterator[Ch
 
 def _images(config: RLConfig) -> Iterator[Check]:
     """Yield a failed check for each image of the tasks that is in no registry."""
-    lock = lock_in(Path())
-    for image in images_of(_tasks(config)):
+    lock = find_lock(Path())
+    for image in find_images(_tasks(config)):
         if "/" not in image:
             push = f"buckeye env push --image REGISTRY/ORG/{image}, and put that name into the tasks"
             yield failed(_TASKS, f"the image {image} has no registry in its name", push)
@@ -154,7 +154,7 @@ def _on_hub(name: str) -> Iterator[Check]:
 
 
 def _store(config: RLConfig, url: str) -> Check:
-    module = MODULES.get(url.partition("://")[0])
+    module = STORE_PACKAGES.get(url.partition("://")[0])
     if module is not None and importlib.util.find_spec(module) is None:
         return skipped(STORE, f"{module} is not installed here to try {url}")
     check = check_store(config)
@@ -190,7 +190,7 @@ def _variables(config: RLConfig) -> Iterator[Check]:
     """Yield a failed check if the servers of the tasks are given variables that do not go along."""
     try:
         known = {API_KEY_VARIABLE: "made there", **variables()}
-        resolve([server.model_dump() for server in _servers(config)], known)
+        resolve_variables([server.model_dump() for server in _servers(config)], known)
     except UsageError as error:
         yield failed(_TASKS, str(error), "")
 
@@ -204,7 +204,7 @@ def _servers(config: RLConfig) -> list[Any]:
 def _tasks(config: RLConfig) -> list[McpTask]:
     """Return the tasks of MCP servers; none of those that cannot be read: another check says so."""
     with suppress(UsageError):
-        return mcp_tasks(played_environments(config))
+        return mcp_tasks(rollout_environments(config))
     return []
 
 
@@ -216,10 +216,15 @@ def _open(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Env
         return None
 
 
-def hide_others(requirements: Iterable[str], wheels: str) -> None:
+def hide_other_packages(requirements: Iterable[str], wheels: str) -> None:
     """Let this process import nothing but the standard library, its working directory, Buckeye, the packages
     in the folder `wheels`, and what the requirements lead to."""
-    allowed = {*reached(requirements), *BUILDS, *_INSTALLERS, canonicalize_name(DISTRIBUTION)}
+    allowed = {
+        *installed_versions(requirements),
+        *PLATFORM_SPECIFIC,
+        *_INSTALLERS,
+        canonicalize_name(DISTRIBUTION),
+    }
     hidden = {
         top
         for top, names in metadata.packages_distributions().items()

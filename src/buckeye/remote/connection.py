@@ -83,7 +83,7 @@ _SECONDS = 20.0
 _CHOSEN = "the ssh key of the account (PRIME_SSH_KEY_PATH, or `prime config set-ssh-key-path FILE`)"
 
 
-def private_key(asked: Path | None, account: Path | None, home: Path) -> Path:
+def find_private_key(asked: Path | None, account: Path | None, home: Path) -> Path:
     """Return the path of the private key to use.
 
     That is `asked`, else the account's key, else `~/.ssh/prime_key.pem`, else a key in `home`/ssh, which is
@@ -149,7 +149,7 @@ class LostConnectionError(RemoteError):
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class ProgramResult:
     """Result of a remote program."""
 
     code: int
@@ -162,7 +162,7 @@ class Finished:
         return "\n".join(lines[-20:]) or "it said nothing"
 
 
-def check_identity(path: Path) -> None:
+def check_identity_file(path: Path) -> None:
     """Raise UsageError for a private key that is missing, or that others can read, which ssh rejects."""
     try:
         mode = path.stat().st_mode
@@ -186,7 +186,7 @@ async def _opened(connection: Any, command: str) -> Any:
     raise AssertionError
 
 
-class Link:
+class SshConnection:
     """A machine and the connection to it.
 
     `own_settings` reads ~/.ssh/config, as ssh does; it is for hosts of the user, not for pods. `alive` is
@@ -204,7 +204,7 @@ class Link:
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         if identity_file is not None:
-            check_identity(identity_file)
+            check_identity_file(identity_file)
         self.target = target
         self._known_hosts, self._identity = known_hosts, identity_file
         self._own_settings, self._tell, self._alive = own_settings, tell, alive
@@ -212,8 +212,8 @@ class Link:
         self._making = asyncio.Lock()
         self._sessions = asyncio.Semaphore(_SESSIONS)
 
-    async def connect(self, *, patience: float) -> None:
-        """Connect, unless connected; retry for at most `patience` seconds.
+    async def connect(self, *, timeout: float) -> None:
+        """Connect, unless connected; retry for at most `timeout` seconds.
 
         Raises LostConnectionError after that time, and RemoteError for errors that a retry cannot fix.
         """
@@ -226,7 +226,7 @@ class Link:
                     return
                 except LostConnectionError as error:
                     now = time.monotonic()
-                    if now - started > patience:
+                    if now - started > timeout:
                         raise
                     if now - told > apart:
                         self._tell(
@@ -237,7 +237,7 @@ class Link:
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def run(self, argv: Sequence[str], *, data: bytes = b"", seconds: float = 60.0) -> Finished:
+    async def run(self, argv: Sequence[str], *, data: bytes = b"", seconds: float = 60.0) -> ProgramResult:
         """Run a program to its end. Raises LostConnectionError if it is cut, RemoteError after `seconds`."""
         async with self.program(argv) as process:
             try:
@@ -253,7 +253,7 @@ class Link:
                 raise RemoteError(f"{argv[0]} on {self.target} has not ended in {seconds:.0f} s.") from None
             if process.exit_status is None:  # a cut connection may look like this, without an exception
                 raise LostConnectionError(f"The connection to {self.target} was cut.")
-            return Finished(process.exit_status, stdout, stderr)
+            return ProgramResult(process.exit_status, stdout, stderr)
 
     @asynccontextmanager
     async def program(self, argv: Sequence[str]) -> AsyncIterator[asyncssh.SSHClientProcess[bytes]]:
@@ -285,7 +285,7 @@ class Link:
             self._connection.abort()
             self._connection = None
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Abort a connection that does not respond."""
         if self._connection is not None:
             self._connection.abort()

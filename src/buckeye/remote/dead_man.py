@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from buckeye.errors import UsageError
-from buckeye.remote.pods import RentedPod
 from buckeye.remote.providers.prime_account import prime_account
+from buckeye.remote.rental import RentedPod
 
 DEAD_MAN_VARIABLE = "BUCKEYE_DEAD_MAN_MINUTES"
 
@@ -15,13 +15,13 @@ _MINUTES = 30.0
 _GRACE_SECONDS = 900.0
 
 
-def dead_man_timer(pod: RentedPod, minutes: float, *, rents: bool) -> dict[str, Any]:
+def dead_man_timer(pod: RentedPod, minutes: float, *, is_rental: bool) -> dict[str, Any]:
     """Return the settings of the timer, which `pod.watchdog` reads."""
     return {
         "seconds": 60 * minutes,
         "expires": pod.expires,
         "grace": _GRACE_SECONDS,
-        "machine": {"url": f"{prime_account().url}/api/v1/pods/{pod.id}"} if rents else None,
+        "machine": {"url": f"{prime_account().url}/api/v1/pods/{pod.id}"} if is_rental else None,
     }
 
 

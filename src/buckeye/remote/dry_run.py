@@ -10,17 +10,17 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.remote.base import Provider, RemoteRequest
 from buckeye.remote.disk_size import disk_gb
-from buckeye.remote.launch import check_installed, check_single_node
-from buckeye.remote.offers import fitting_offers, left_out_text, offer_table, price_text
-from buckeye.remote.project import Project, project_of
-from buckeye.remote.proof import obstacles
+from buckeye.remote.offers import find_offers, left_out_text, offer_table, price_text
+from buckeye.remote.project import Project, make_project
 from buckeye.remote.providers.choose import open_provider
-from buckeye.run_files.directory import refuse_used
+from buckeye.remote.remote_run import check_installed, check_single_node
+from buckeye.remote.start_check import obstacles
+from buckeye.run_files.directory import check_unused
 
 _MOST_FILES = 20
 
 
-def describe(
+def describe_remote_run(
     config_path: Path, config: RLConfig, request: RemoteRequest, *, resume: bool, text: str | None = None
 ) -> tuple[str, list[str]]:
     """Return the machine with its current price and the files to send, and warnings about obstacles.
@@ -29,7 +29,7 @@ def describe(
     that is not written yet. Raises UsageError for a project that cannot be sent.
     """
     check_installed()
-    project = project_of(config, config_path, resume=resume, pack=False)
+    project = make_project(config, config_path, resume=resume, pack=False)
     parts, warnings = [_sent_text(project)], []
     try:
         check_single_node(config.cluster, hosts=len(request.hosts) or 1)
@@ -39,12 +39,12 @@ def describe(
         parts.insert(0, _machine_text(project, request))
     except BuckeyeError as error:
         warnings.append(f"not checked: the offers and their price: {error}")
-    rents, notes = request.provider != "ssh", list[str]()
-    broken = obstacles(project, request, rents=rents, tell=notes.append, text=text)
+    is_rental, notes = request.provider != "ssh", list[str]()
+    broken = obstacles(project, request, is_rental=is_rental, tell=notes.append, text=text)
     warnings += [*broken, *(note.removeprefix("warning: ") for note in notes)]
     if not resume:
         try:
-            refuse_used(config.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
+            check_unused(config.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
         except UsageError as error:
             warnings.append(str(error))
     return "\n\n".join(parts), warnings
@@ -53,13 +53,13 @@ def describe(
 def _machine_text(project: Project, request: RemoteRequest) -> str:
     needed = disk_gb(project.config) if request.disk_gb is None else request.disk_gb
     with open_provider(request.provider, request.hosts) as provider:
-        if provider.rents:
+        if provider.is_rental:
             return _offers_text(provider, request, needed)
     return f"would be used: {', '.join(request.hosts)}; nothing is rented"
 
 
 def _offers_text(provider: Provider, request: RemoteRequest, needed: int) -> str:
-    fitting = fitting_offers(provider, request, disk_gb=needed)
+    fitting = find_offers(provider, request, disk_gb=needed)
     first = fitting.offers[0]
     hours = "" if request.max_hours is None else f", for at most {counted(request.max_hours, 'hour')}"
     lines = [

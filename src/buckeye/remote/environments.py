@@ -27,11 +27,11 @@ from packaging.utils import canonicalize_name
 import buckeye
 from buckeye.base.process import run_program
 from buckeye.config.environments import EnvConfig
-from buckeye.envs.registry import AGENT, ENTRY_POINT_GROUP, EnvironmentId, bundled
+from buckeye.envs.registry import AGENT, ENTRY_POINT_GROUP, EnvironmentId, find_bundled_project
 from buckeye.errors import RemoteError, UsageError
 from buckeye.mcp.environment import is_mcp
 from buckeye.workers.installed import InstalledEnvironment, find_installed
-from buckeye.workers.installed.source import LIBRARIES
+from buckeye.workers.installed.install_source import LIBRARIES
 from buckeye.workers.installed.venv import Installer, find_uv
 
 _Packer = Callable[[metadata.Distribution], tuple[str, bytes] | None]
@@ -48,13 +48,13 @@ class NeededEnvironment:
     """An environment to install.
 
     `what` is an id for `buckeye env install`, or the file name of the `wheel`. `lock` has the versions of its
-    dependencies here. With `beside` it is imported by Buckeye itself, and `what` is an argument of pip.
+    dependencies here. With `in_buckeye_venv` it is imported by Buckeye itself, and `what` is an argument of pip.
     """
 
     what: str
     wheel: bytes | None = None
     lock: bytes | None = None
-    beside: bool = False
+    in_buckeye_venv: bool = False
 
 
 def needed_environments(envs: Iterable[EnvConfig], *, pack: bool = True) -> tuple[NeededEnvironment, ...]:
@@ -70,7 +70,7 @@ def needed_environments(envs: Iterable[EnvConfig], *, pack: bool = True) -> tupl
     for env in envs:
         if env.id == AGENT or is_mcp(env.id) or env.python is not None:
             continue
-        needed = _needed(env.id, wheel_of if pack else _unbuilt_wheel)
+        needed = _needed(env.id, build_wheel if pack else _unbuilt_wheel)
         if needed is not None:
             found[needed.what] = needed
     return tuple(found.values())
@@ -87,8 +87,8 @@ def _needed(env_id: str, wheel: _Packer) -> NeededEnvironment | None:
     beside = announced or _importable(env_id)
     if beside is not None:
         name, packed = wheel(beside) or (f"{beside.name}=={beside.version}", None)
-        return NeededEnvironment(what=name, wheel=packed, beside=True)
-    bundle = bundled(env_id)
+        return NeededEnvironment(what=name, wheel=packed, in_buckeye_venv=True)
+    bundle = find_bundled_project(env_id)
     if bundle is not None and bundle.is_relative_to(Path(buckeye.__file__).parent):
         return None  # it is part of Buckeye
     if library in LIBRARIES:
@@ -126,7 +126,7 @@ def _of_installed(environment: InstalledEnvironment, wheel: _Packer) -> NeededEn
     return NeededEnvironment(what=name, wheel=packed, lock=lock)
 
 
-def wheel_of(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
+def build_wheel(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
     """Return the file name and content of a wheel with the code of an installed distribution.
 
     Returns None for a distribution with parts for one kind of machine. Raises RemoteError if it must be
@@ -142,9 +142,9 @@ def wheel_of(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
 
 
 def _unbuilt_wheel(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
-    """Return the result of `wheel_of` without a build, with an empty wheel if it needs one."""
+    """Return the result of `build_wheel` without a build, with an empty wheel if it needs one."""
     if _editable(distribution) is None:
-        return wheel_of(distribution)
+        return build_wheel(distribution)
     return f"{distribution.name.replace('-', '_')}-{distribution.version}-py3-none-any.whl", b""
 
 

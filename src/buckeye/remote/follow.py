@@ -13,10 +13,10 @@ from buckeye.base.disk import human_bytes
 from buckeye.base.json_lines import printable
 from buckeye.base.storage import utf8
 from buckeye.errors import RemoteError
-from buckeye.remote.connection import Link, LostConnectionError
-from buckeye.remote.job import Job, Questions, questions
-from buckeye.remote.pod.agent import LOG
-from buckeye.remote.pull import PIECE, Mirror, listing
+from buckeye.remote.connection import LostConnectionError, SshConnection
+from buckeye.remote.download import CHUNK_BYTES, Mirror, parse_listing
+from buckeye.remote.job import AgentClient, Job, open_agent
+from buckeye.remote.pod.agent import JOB_LOG
 
 _LOOK_SECONDS = 1.0
 _PULL_SECONDS = 5.0
@@ -35,7 +35,7 @@ class Follower:
     the output too. `mirror` copies the files that the job writes.
     """
 
-    link: Link
+    link: SshConnection
     job: Job
     log: Path
     screen: BinaryIO
@@ -65,17 +65,17 @@ class Follower:
             await asyncio.gather(looking, return_exceptions=True)
         return code
 
-    async def _through_cuts(self, work: Callable[[Questions], Any]) -> Any:
+    async def _through_cuts(self, work: Callable[[AgentClient], Any]) -> Any:
         """Run `work` with an agent; reconnect and repeat it until no connection loss interrupts it."""
         while True:
             try:
-                await self.link.connect(patience=_PATIENCE)
-                async with questions(self.link, self.job) as asked:
+                await self.link.connect(timeout=_PATIENCE)
+                async with open_agent(self.link, self.job) as asked:
                     return await work(asked)
             except LostConnectionError as error:
                 self.tell(f"{error} Trying again; the run goes on there.")
 
-    async def _follow(self, asked: Questions) -> int:
+    async def _follow(self, asked: AgentClient) -> int:
         """Print the output until the job is over, and return its exit code."""
         silent, began, asked_to_stop = 0, time.monotonic(), 0.0
         told = 0.0
@@ -100,11 +100,13 @@ class Follower:
                 told = now
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _print(self, asked: Questions, size: int) -> None:
+    async def _print(self, asked: AgentClient, size: int) -> None:
         """Append new output to the local log and to the screen."""
         here = self.log.stat().st_size if self.log.exists() else 0
         while here < min(size, _MOST_LOG_BYTES):
-            _, content = await asked.request("read", path=LOG, offset=here, length=min(PIECE, size - here))
+            _, content = await asked.request(
+                "read", path=JOB_LOG, offset=here, length=min(CHUNK_BYTES, size - here)
+            )
             if not content:
                 return
             with self.log.open("ab") as file:
@@ -133,18 +135,18 @@ class Follower:
                 told = str(error)
             await asyncio.sleep(_PULL_SECONDS)
 
-    async def _pull(self, asked: Questions) -> None:
+    async def _pull(self, asked: AgentClient) -> None:
         while True:
             look, _ = await asked.request("look")
-            await self.mirror.update(listing(look["files"]), asked.request)
+            await self.mirror.update(parse_listing(look["files"]), asked.request)
             await asyncio.sleep(_PULL_SECONDS)
 
-    async def _keep_looking(self, asked: Questions) -> None:
+    async def _keep_looking(self, asked: AgentClient) -> None:
         """Send signs of life while large files are downloaded, so that the watchdog does not end the job."""
         while True:
             await asked.request("look")
             await asyncio.sleep(_PULL_SECONDS)
 
-    async def _pull_all(self, asked: Questions) -> None:
+    async def _pull_all(self, asked: AgentClient) -> None:
         look, _ = await asked.request("look")
-        await self.mirror.update(listing(look["files"]), asked.request, final=True)
+        await self.mirror.update(parse_listing(look["files"]), asked.request, final=True)

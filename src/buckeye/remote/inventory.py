@@ -9,7 +9,7 @@ from typing import Literal
 
 from buckeye.errors import UsageError
 from buckeye.remote.base import NAME_PREFIX, Clock, Pod, PodState, Provider
-from buckeye.remote.ledger import Entry, Ledger
+from buckeye.remote.ledger import Ledger, PodEntry
 from buckeye.remote.teardown import end_pod
 
 Care = Literal["run", "kept", "nobody", "unknown"]
@@ -22,21 +22,21 @@ _SHORTEST = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SeenPod:
+class OpenPod:
     """A pod that is not known to have ended. `state` and `ssh` are the provider's current values."""
 
-    entry: Entry
+    entry: PodEntry
     care: Care
     state: PodState | Literal["never made"]
     ssh: tuple[str, ...] = ()
 
     @property
-    def costs(self) -> bool:
+    def may_cost(self) -> bool:
         """True if the pod can still cost money."""
         return self.state not in ("gone", "never made")
 
 
-def survey(provider: Provider, ledger: Ledger, now: float) -> list[SeenPod]:
+def list_open_pods(provider: Provider, ledger: Ledger, now: float) -> list[OpenPod]:
     """Return every pod in the ledger or at the provider that has not ended. Raises RemoteError."""
     there = provider.pods()
     entries = [e for e in ledger.entries() if e.ended is None and e.provider == provider.name]
@@ -46,11 +46,11 @@ def survey(provider: Provider, ledger: Ledger, now: float) -> list[SeenPod]:
     for pod in strangers:
         status = provider.status(pod.id)
         entry = _entry_of(pod, provider.name, status.price_per_hour, now)
-        seen.append(SeenPod(entry=entry, care="unknown", state=status.state, ssh=tuple(map(str, status.ssh))))
+        seen.append(OpenPod(entry=entry, care="unknown", state=status.state, ssh=tuple(map(str, status.ssh))))
     return seen
 
 
-def find_pod(pods: Sequence[SeenPod], word: str) -> SeenPod:
+def find_pod(pods: Sequence[OpenPod], word: str) -> OpenPod:
     """Return the pod with this name, or whose id or run id begins with `word`. Raises UsageError."""
     matches = [pod for pod in pods if pod.entry.name == word]
     if not matches and len(word) >= _SHORTEST:
@@ -69,20 +69,20 @@ def find_pod(pods: Sequence[SeenPod], word: str) -> SeenPod:
     )
 
 
-def end_seen(
+def end_open_pod(
     provider: Provider,
     ledger: Ledger,
-    pod: SeenPod,
+    pod: OpenPod,
     *,
     outcome: str,
     clock: Clock,
     tell: Callable[[str], None],
-) -> Entry:
+) -> PodEntry:
     """End a pod, or record that it has ended already.
 
     Raises RemoteError, and KeyboardInterrupt if Ctrl-C was pressed, even if the pod has ended.
     """
-    if not pod.costs:
+    if not pod.may_cost:
         return ledger.end(pod.entry, outcome=pod.state, now=clock.now())
     ended = end_pod(provider, ledger, pod.entry, outcome=outcome, clock=clock, tell=tell)
     if ended.interrupted:
@@ -90,20 +90,20 @@ def end_seen(
     return ended.entry
 
 
-def _seen(provider: Provider, ledger: Ledger, entry: Entry, there: Sequence[Pod]) -> SeenPod:
-    care: Care = "run" if ledger.is_looked_after(entry.name) else "kept" if entry.keep else "nobody"
+def _seen(provider: Provider, ledger: Ledger, entry: PodEntry, there: Sequence[Pod]) -> OpenPod:
+    care: Care = "run" if ledger.is_supervised(entry.name) else "kept" if entry.keep else "nobody"
     pod_id = entry.pod_id or next((pod.id for pod in there if pod.name == entry.name), None)
     if pod_id is None:
         # An order may be in progress as long as the process that made it is alive.
-        return SeenPod(entry=entry, care=care, state="starting" if care == "run" else "never made")
+        return OpenPod(entry=entry, care=care, state="starting" if care == "run" else "never made")
     status = provider.status(pod_id)
     entry = dataclasses.replace(entry, pod_id=pod_id)
-    return SeenPod(entry=entry, care=care, state=status.state, ssh=tuple(map(str, status.ssh)) or entry.ssh)
+    return OpenPod(entry=entry, care=care, state=status.state, ssh=tuple(map(str, status.ssh)) or entry.ssh)
 
 
-def _entry_of(pod: Pod, provider: str, price: float | None, now: float) -> Entry:
+def _entry_of(pod: Pod, provider: str, price: float | None, now: float) -> PodEntry:
     """Return an entry for a pod that is not in the ledger, from the provider's data."""
-    return Entry(
+    return PodEntry(
         name=pod.name,
         run_id=pod.name.removeprefix(NAME_PREFIX).partition("-")[0],
         provider=provider,

@@ -12,7 +12,7 @@ from typing import Any
 
 from buckeye.base.json_lines import printable
 from buckeye.errors import RemoteError
-from buckeye.remote.connection import Link, LostConnectionError
+from buckeye.remote.connection import LostConnectionError, SshConnection
 
 _ANSWER_SECONDS = 60.0
 _MAX_WORDS, _MAX_SHOWN = 64 * 2**20, 1000
@@ -54,7 +54,7 @@ class Job:
         return f"buckeye-{self.run_id}"
 
 
-async def home_of(link: Link) -> str:
+async def remote_home(link: SshConnection) -> str:
     """Return the home directory on the other machine."""
     found = await link.run(["sh", "-c", 'printf %s "$HOME"'])
     home = found.stdout.decode(errors="replace")
@@ -63,13 +63,13 @@ async def home_of(link: Link) -> str:
     return home
 
 
-async def prepare(link: Link, job: Job, settings: Mapping[str, Any]) -> None:
+async def prepare(link: SshConnection, job: Job, settings: Mapping[str, Any]) -> None:
     """Create the folder of a job, readable only by its user, and write its settings."""
     script = 'umask 077; mkdir -p "$1" && cat > "$1/.job.json.new" && mv "$1/.job.json.new" "$1/job.json"'
     await _must(link, ["sh", "-c", script, "sh", job.folder], json.dumps(settings).encode())
 
 
-async def start(link: Link, job: Job, secrets: Mapping[str, str]) -> None:
+async def start(link: SshConnection, job: Job, secrets: Mapping[str, str]) -> None:
     """Start a job, unless it was started before.
 
     The keys are sent through standard input into a file that only the job's user can read; the job deletes it
@@ -88,21 +88,21 @@ async def start(link: Link, job: Job, secrets: Mapping[str, str]) -> None:
     await _must(link, ["sh", "-c", _START, "sh", *words], keys)
 
 
-async def forget_secrets(link: Link, job: Job) -> None:
+async def forget_secrets(link: SshConnection, job: Job) -> None:
     """Delete the keys if the job has not done so."""
     await _must(link, ["rm", "-f", f"{job.folder}/env"])
 
 
-async def _must(link: Link, argv: list[str], data: bytes = b"") -> None:
+async def _must(link: SshConnection, argv: list[str], data: bytes = b"") -> None:
     done = await link.run(argv, data=data)
     if done.code != 0:
         raise RemoteError(f"{link.target}: {done.text()}")
 
 
-class Questions:
+class AgentClient:
     """An agent on the other machine, which answers one request at a time."""
 
-    def __init__(self, link: Link, process: Any) -> None:
+    def __init__(self, link: SshConnection, process: Any) -> None:
         self._link, self._process = link, process
 
     async def request(self, question: str, **words: Any) -> tuple[dict[str, Any], bytes]:
@@ -124,7 +124,7 @@ class Questions:
                 if not isinstance(said, dict):
                     raise ValueError("an answer that is no object")
         except TimeoutError:
-            self._link.cut()
+            self._link.abort()
             raise LostConnectionError(f"{self._link.target} does not answer.") from None
         except (ValueError, RecursionError) as error:
             raise RemoteError(f"{self._link.target} answers what nobody asked for: {error}") from None
@@ -141,12 +141,12 @@ class Questions:
         words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
         if (self._process.exit_status or 0) > 0 and words:
             return RemoteError(f"{self._link.target}: {words[-1]}")
-        self._link.cut()  # also if the agent was killed, because the machine may be shutting down
+        self._link.abort()  # also if the agent was killed, because the machine may be shutting down
         return LostConnectionError(f"The connection to {self._link.target} was cut ({error}).")
 
 
 @asynccontextmanager
-async def questions(link: Link, job: Job) -> AsyncIterator[Questions]:
+async def open_agent(link: SshConnection, job: Job) -> AsyncIterator[AgentClient]:
     """Yield an agent for requests about a job, as long as the connection lasts."""
     async with link.program([job.python, "-m", "buckeye.remote.pod.agent", job.folder]) as process:
-        yield Questions(link, process)
+        yield AgentClient(link, process)

@@ -27,7 +27,7 @@ _SECONDS_AN_HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
+class PodEntry:
     """The record of one pod. Times are in seconds since the epoch.
 
     Without `pod_id` it is unknown if the pod was created; the provider must be queried by name. `ended` is
@@ -64,20 +64,20 @@ class Ledger:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder if folder is not None else home_folder() / "pods"
 
-    def write(self, entry: Entry) -> Entry:
+    def write(self, entry: PodEntry) -> PodEntry:
         """Record a pod durably."""
         write_file(self._file(entry.name, "json"), msgspec.json.format(msgspec.json.encode(entry)) + b"\n")
         return entry
 
-    def read(self, name: str) -> Entry:
+    def read(self, name: str) -> PodEntry:
         """Return the record of a pod. Raises RemoteError if it is missing or damaged."""
         path = self._file(name, "json")
         try:
-            return msgspec.json.decode(path.read_bytes(), type=Entry)
+            return msgspec.json.decode(path.read_bytes(), type=PodEntry)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise RemoteError(f"{path} cannot be read ({error}).") from None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PodEntry]:
         """Return all pods, oldest first.
 
         A damaged file is skipped with a warning; its pod can still be found at the provider by name.
@@ -90,7 +90,7 @@ class Ledger:
                 log.warning("%s It is passed over; `buckeye rl pods gc` asks the provider.", error)
         return sorted(found, key=lambda entry: entry.ordered)
 
-    def end(self, entry: Entry, *, outcome: str, now: float) -> Entry:
+    def end(self, entry: PodEntry, *, outcome: str, now: float) -> PodEntry:
         """Record the end of a pod, and delete its ssh host keys, because addresses are reused.
 
         A write error is only a warning, because the pod is gone anyway.
@@ -108,12 +108,12 @@ class Ledger:
         """Return the path of the file with the keys of a pod's ssh server."""
         return self._file(name, "known_hosts")
 
-    def is_looked_after(self, name: str) -> bool:
+    def is_supervised(self, name: str) -> bool:
         """Return True if a running process supervises the pod and will end it."""
         return is_locked(self._file(name, "lock"))
 
     @contextmanager
-    def looked_after(self, name: str) -> Iterator[None]:
+    def mark_supervised(self, name: str) -> Iterator[None]:
         """Hold a pod's lock during the block. Raises RemoteError if another process holds it."""
         path = self._file(name, "lock")
         path.parent.mkdir(parents=True, exist_ok=True)

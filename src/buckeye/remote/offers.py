@@ -7,20 +7,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from buckeye.base.columns import aligned, counted
+from buckeye.base.columns import align_columns, counted
 from buckeye.errors import RemoteError, UsageError
 from buckeye.remote.base import GpuRequest, Offer, Provider, RemoteRequest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Fitting:
+class FittingOffers:
     """The offers that fit, cheapest first, and the number of others by reason."""
 
     offers: tuple[Offer, ...]
     left_out: Counter[str]
 
 
-def fitting_offers(provider: Provider, request: RemoteRequest, *, disk_gb: int) -> Fitting:
+def find_offers(provider: Provider, request: RemoteRequest, *, disk_gb: int) -> FittingOffers:
     """Return the provider's current offers that fit. Raises RemoteError, with reasons, if none does."""
     gpus = request.gpus
     if gpus is None or not gpus.type:
@@ -31,10 +31,10 @@ def fitting_offers(provider: Provider, request: RemoteRequest, *, disk_gb: int) 
     left_out = Counter(reason for reason in reasons.values() if reason is not None)
     if not fitting:
         raise RemoteError(_nothing_fits(provider, gpus, request, offers, left_out))
-    return Fitting(offers=tuple(sorted(fitting, key=_order)), left_out=left_out)
+    return FittingOffers(offers=tuple(sorted(fitting, key=_order)), left_out=left_out)
 
 
-def ask_price(offer: Offer) -> bool:
+def confirm_price(offer: Offer) -> bool:
     """Ask on the terminal if this offer is to be rented. Raises UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise UsageError(
@@ -50,10 +50,10 @@ def price_text(offer: Offer) -> str:
     return f"${offer.price_per_hour:.2f} an hour"
 
 
-def offer_table(offers: Sequence[Offer], *, most: int = 10) -> str:
+def offer_table(offers: Sequence[Offer], *, limit: int = 10) -> str:
     """Return offers as aligned text."""
     rows = [("", "GPUs", "$/h", "from", "region", "place", "disk", "socket", "security")]
-    for number, offer in enumerate(offers[:most], 1):
+    for number, offer in enumerate(offers[:limit], 1):
         rows.append(
             (
                 str(number),
@@ -67,9 +67,9 @@ def offer_table(offers: Sequence[Offer], *, most: int = 10) -> str:
                 (offer.security or "?").removesuffix("_cloud"),
             )
         )
-    lines = [aligned(rows)]
-    if len(offers) > most:
-        lines.append(f"({len(offers) - most} more, which cost more)")
+    lines = [align_columns(rows)]
+    if len(offers) > limit:
+        lines.append(f"({len(offers) - limit} more, which cost more)")
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from buckeye.remote.base import (
     PodStatus,
     Provider,
 )
-from buckeye.remote.ledger import Entry, hours_text
+from buckeye.remote.ledger import PodEntry, hours_text
 from buckeye.remote.offers import price_text
 
 _POLL_SECONDS = 8.0
@@ -22,7 +22,7 @@ _PRICE_TOLERANCE = 1.02  # prices are rounded, and providers count disks differe
 
 def wait_ready(
     provider: Provider,
-    entry: Entry,
+    entry: PodEntry,
     offer: Offer,
     pod_id: str,
     *,
@@ -43,7 +43,7 @@ def wait_ready(
         now = clock.now()
         waited = now - started
         seen = seen or status.state != "gone"
-        check_word(offer, status.price_per_hour, spot=False, limit=limit)
+        check_matches_offer(offer, status.price_per_hour, spot=False, limit=limit)
         if status.state == "ready":
             tell(f"Pod {entry.name} is ready after {hours_text(waited / 3600)}.")
             return status
@@ -60,7 +60,7 @@ def wait_ready(
         clock.sleep(_POLL_SECONDS)
 
 
-def check_word(offer: Offer, price: float | None, *, spot: bool, limit: float | None) -> None:
+def check_matches_offer(offer: Offer, price: float | None, *, spot: bool, limit: float | None) -> None:
     """Raise OfferRefusedError if a pod does not match the offer, or costs more per hour than `limit`."""
     if price is not None and price > offer.price_per_hour * _PRICE_TOLERANCE + 0.01:
         raise OfferRefusedError(f"its pod costs ${price:.2f} an hour, not {price_text(offer)}.")

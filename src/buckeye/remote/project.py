@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from buckeye.base.foreign_files import NotRegularError, own_files
+from buckeye.base.foreign_files import NotRegularFileError, list_regular_files
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.launch.mcp_gateways import files_of
-from buckeye.launch.preflight.software import extras_of
-from buckeye.launch.resume import where_it_left_off
-from buckeye.launch.resume_checks import refuse_misfit
-from buckeye.launch.run_keys import keys_of_run, played_environments
+from buckeye.launch.mcp_gateways import task_files
+from buckeye.launch.preflight.software_checks import extras_of
+from buckeye.launch.resume import find_resume_checkpoint
+from buckeye.launch.resume_checks import check_resumable
+from buckeye.launch.run_keys import keys_of_run, rollout_environments
+from buckeye.remote.control import REMOTE_LOG
 from buckeye.remote.environments import NeededEnvironment, needed_environments
 from buckeye.remote.manifest import Manifest, project_manifest
-from buckeye.remote.steer import REMOTE_LOG
-from buckeye.remote.travel import inside, named_here
+from buckeye.remote.project_paths import find_named_paths, relative_to_project
 from buckeye.run_files.directory import REMOTE_FILE, RUN_FILE
 
 _STAYS = (
@@ -45,14 +45,14 @@ _MODEL_FOLDER = ".buckeye-model"
 class Project:
     """A project for a remote run.
 
-    `root` is the local project folder. `arguments` are the args of the remote `rl`. `output_there` is
+    `root` is the local project folder. `arguments` are the args of the remote `rl`. `remote_output_dir` is
     relative to the remote project folder.
     """
 
     root: Path
     config: RLConfig
     arguments: tuple[str, ...]
-    output_there: str
+    remote_output_dir: str
     manifest: Manifest
     secrets: Mapping[str, str]
     environments: tuple[NeededEnvironment, ...]
@@ -67,17 +67,17 @@ class Project:
 def read_project(config_path: Path, *, resume: bool) -> Project:
     """Load a configuration file and return what its remote run needs. Raises ConfigError if it is invalid."""
     config = load_config(RLConfig, ["@", str(config_path)])
-    return project_of(config, config_path, resume=resume)
+    return make_project(config, config_path, resume=resume)
 
 
-def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool = True) -> Project:
+def make_project(config: RLConfig, config_path: Path, *, resume: bool, pack: bool = True) -> Project:
     """Return what the remote run of a configuration needs; its file need not exist yet.
 
     With `resume` the local run is included, as far as a resume needs it. With `pack=False` no environment is
     built. Raises UsageError for a project that cannot be sent.
     """
     root = Path.cwd().resolve()
-    relative = inside(config_path, root)
+    relative = relative_to_project(config_path, root)
     words = ["@", relative.as_posix()]
     output = config.output_dir
     there = output.as_posix()
@@ -88,9 +88,9 @@ def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool 
     settings = config.model_dump(mode="json")
     for section in (settings, *(settings[name] or {} for name in ("trainer", "orchestrator", "inference"))):
         section.pop("model", None)  # _add_model sends it
-    played = played_environments(config)
-    needed = [config_path.absolute(), *(path.absolute() for path in named_here(settings, root))]
-    needed += [root / inside(path, root) for path in files_of(played)]
+    played = rollout_environments(config)
+    needed = [config_path.absolute(), *(path.absolute() for path in find_named_paths(settings, root))]
+    needed += [root / relative_to_project(path, root) for path in task_files(played)]
     manifest = project_manifest(root, needed=needed, skipped=[output])
     words += _add_model(manifest, config, model, root)
     if resume:
@@ -100,7 +100,7 @@ def project_of(config: RLConfig, config_path: Path, *, resume: bool, pack: bool 
         root=root,
         config=config,
         arguments=tuple(words),
-        output_there=there,
+        remote_output_dir=there,
         manifest=manifest,
         secrets=keys_of_run(config),
         environments=needed_environments(played, pack=pack),
@@ -139,9 +139,9 @@ def _add_folder(manifest: Manifest, given: Path, root: Path, otherwise: str) -> 
     travels = place.is_relative_to(root) and not given.is_absolute()
     folder = given.as_posix() if travels else otherwise
     try:
-        for path in own_files(place):
+        for path in list_regular_files(place):
             manifest.files[f"{folder}/{path.relative_to(place).as_posix()}"] = path
-    except NotRegularError as error:
+    except NotRegularFileError as error:
         raise UsageError(f"{error}: it is not sent") from None
     return folder
 
@@ -154,9 +154,9 @@ def _add_run(manifest: Manifest, config: RLConfig, there: str) -> None:
     output = config.output_dir
     if not (output / RUN_FILE).is_file():
         raise UsageError(f"--resume: there is no run in {output}.")
-    checkpoint = where_it_left_off(output)
+    checkpoint = find_resume_checkpoint(output)
     if checkpoint is not None:
-        refuse_misfit(config.trainer, checkpoint)
+        check_resumable(config.trainer, checkpoint)
     folders = [] if checkpoint is None else [checkpoint.path]
     folders += [path for path in output.iterdir() if path.is_dir() and path.name not in _STAYS]
     files = [path for path in output.iterdir() if path.is_file() and path.name not in _STAYS]

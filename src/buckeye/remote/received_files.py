@@ -26,7 +26,7 @@ _STEP = re.compile(r"step_\d{1,12}", re.ASCII)
 _ATTEMPT = re.compile(r"attempt_\d{1,6}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _TOP = {METRICS_FILE, EVENTS_FILE, RUN_FILE, STATUS_FILE, "micro_batch.json"}
-CLEANED = frozenset({RUN_FILE, STATUS_FILE})
+CLEANED_RECORDS = frozenset({RUN_FILE, STATUS_FILE})
 """Records that are written again on this machine."""
 _RECORDS = {"rollouts", "evals", "evaluations"}
 _MODELS = {"checkpoints", "weights"}
@@ -37,7 +37,7 @@ _OF_TRACKIO = (".db", ".db-wal")
 _WITHOUT_SUFFIX = {"COMMITTED", "LICENSE", "NOTICE", "weights"}
 
 
-def comes_home(path: str) -> bool:
+def is_fetched_file(path: str) -> bool:
     """Return True for the name of a file that a run writes and that no program executes or loads as code."""
     parts = path.split("/")
     if len(parts) > _MAX_PARTS or not all(_NAME.fullmatch(part) and len(part) <= _MAX_NAME for part in parts):
@@ -57,14 +57,19 @@ def comes_home(path: str) -> bool:
     return kind in _MODELS and len(parts) > 2 and _STEP.fullmatch(parts[1]) is not None and of_model
 
 
-def link_comes_home(path: str, target: str) -> bool:
+def is_fetched_link(path: str, target: str) -> bool:
     """Return True for a link that a run makes: the name of a log, pointing to its last attempt."""
     folder, _, name = path.rpartition("/")
     attempt, _, same = target.partition("/")
-    return folder == "logs" and comes_home(path) and same == name and _ATTEMPT.fullmatch(attempt) is not None
+    return (
+        folder == "logs"
+        and is_fetched_file(path)
+        and same == name
+        and _ATTEMPT.fullmatch(attempt) is not None
+    )
 
 
-def cleaned(path: str, content: bytes, place: str) -> bytes:
+def clean_record(path: str, content: bytes, place: str) -> bytes:
     """Return a record as it is stored on this machine, without processes, folders and commands: it is for
     display only. `place` is the location of the run. Raises RemoteError for a malformed record.
     """

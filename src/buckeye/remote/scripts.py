@@ -102,7 +102,7 @@ for tool in uv uvx; do
 done
 """
 
-BESIDE = """
+INSTALL_IN_BUCKEYE_VENV = """
 venv/bin/python -m pip install --quiet --disable-pip-version-check @WHAT@
 """
 

@@ -11,7 +11,7 @@ from packaging.utils import canonicalize_name
 
 from buckeye.base.distribution import CODE_FOLDER, DISTRIBUTION
 
-BUILDS = ("torch", "triton")
+PLATFORM_SPECIFIC = ("torch", "triton")
 """Distributions with a separate build for each kind of machine."""
 
 
@@ -39,13 +39,17 @@ def _metadata(here: metadata.Distribution) -> dict[str, bytes]:
     }
 
 
-def pins(lines: Iterable[str]) -> list[str]:
+def pinned_requirements(lines: Iterable[str]) -> list[str]:
     """`name==version` of everything that the requirements lead to and that is installed here. Builds for one
     kind of machine are left out."""
-    return sorted(f"{name}=={version}" for name, version in reached(lines).items() if name not in BUILDS)
+    return sorted(
+        f"{name}=={version}"
+        for name, version in installed_versions(lines).items()
+        if name not in PLATFORM_SPECIFIC
+    )
 
 
-def reached(lines: Iterable[str]) -> dict[str, str]:
+def installed_versions(lines: Iterable[str]) -> dict[str, str]:
     """Return everything that the requirements lead to and that is installed here, by canonical name, with its
     version; no library of NVIDIA's."""
     found: dict[str, str] = {}

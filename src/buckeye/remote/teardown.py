@@ -11,7 +11,7 @@ from types import FrameType
 
 from buckeye.errors import RemoteError
 from buckeye.remote.base import Clock, Provider
-from buckeye.remote.ledger import Entry, Ledger, hours_text
+from buckeye.remote.ledger import Ledger, PodEntry, hours_text
 
 _DEADLINE_SECONDS = 600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
@@ -19,22 +19,22 @@ _LOOKS_FOR_UNKNOWN = 4  # an interrupted order may take effect late
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedPod:
     """The record of an ended pod; `interrupted` is True if Ctrl-C was pressed meanwhile."""
 
-    entry: Entry
+    entry: PodEntry
     interrupted: bool
 
 
 def end_pod(
     provider: Provider,
     ledger: Ledger,
-    entry: Entry,
+    entry: PodEntry,
     *,
     outcome: str,
     clock: Clock,
     tell: Callable[[str], None],
-) -> Ended:
+) -> EndedPod:
     """End every pod with the entry's name, and record it; return when the provider lists none of them.
 
     The first Ctrl-C only shows a warning; the next one stops waiting. Raises RemoteError if the end is not
@@ -45,16 +45,16 @@ def end_pod(
     while True:
         try:
             _end_all(provider, entry, clock, tell)
-            return Ended(ledger.end(entry, outcome=outcome, now=clock.now()), interrupted)
+            return EndedPod(ledger.end(entry, outcome=outcome, now=clock.now()), interrupted)
         except KeyboardInterrupt:
             if interrupted:
-                tell(left_text(entry))
+                tell(still_running_text(entry))
                 raise
             interrupted = True
             tell(f"Ending pod {entry.name} first; Ctrl-C once more leaves it running, and costing.")
 
 
-def left_text(entry: Entry) -> str:
+def still_running_text(entry: PodEntry) -> str:
     """Return a message with the possible cost of a pod, and the command to end it."""
     return (
         f"Pod {entry.name} ({entry.pod_id or 'id unknown'}) may still run for ${entry.price_per_hour:.2f} an "
@@ -62,13 +62,13 @@ def left_text(entry: Entry) -> str:
     )
 
 
-def cost_text(entry: Entry, now: float) -> str:
+def cost_text(entry: PodEntry, now: float) -> str:
     """Return the outcome and cost of a pod as text: `buckeye-1a2b-3c: finished; 1.25 h, $9.95`."""
     outcome = f"{entry.outcome.rstrip('.')}; " if entry.outcome else ""
     return f"{entry.name}: {outcome}{hours_text(entry.hours(now))}, ${entry.cost(now):.2f}"
 
 
-def _end_all(provider: Provider, entry: Entry, clock: Clock, tell: Callable[[str], None]) -> None:
+def _end_all(provider: Provider, entry: PodEntry, clock: Clock, tell: Callable[[str], None]) -> None:
     """Order the end until no pod is left. If the state of the pod is unknown, order it anyway."""
     deadline = clock.now() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
@@ -90,17 +90,19 @@ def _end_all(provider: Provider, entry: Entry, clock: Clock, tell: Callable[[str
         except RemoteError as error:
             failure, final = str(error), final or error.final
         if final:
-            raise RemoteError(f"{failure}\n{left_text(entry)}")
+            raise RemoteError(f"{failure}\n{still_running_text(entry)}")
         if failure != told:
             tell(f"The end of pod {entry.name} is not confirmed yet, and is ordered again: {failure}")
             told = failure
         if clock.now() + pause > deadline:
-            raise RemoteError(f"The end is not confirmed after 10 minutes: {failure}\n{left_text(entry)}")
+            raise RemoteError(
+                f"The end is not confirmed after 10 minutes: {failure}\n{still_running_text(entry)}"
+            )
         clock.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _alive(provider: Provider, entry: Entry) -> set[str]:
+def _alive(provider: Provider, entry: PodEntry) -> set[str]:
     """Return the ids of all pods with this name; an order without an answer may have created another one."""
     ids = {pod.id for pod in provider.pods() if pod.name == entry.name}
     if entry.pod_id is not None and provider.status(entry.pod_id).state != "gone":
@@ -109,7 +111,7 @@ def _alive(provider: Provider, entry: Entry) -> set[str]:
 
 
 @contextmanager
-def signals_interrupt() -> Iterator[None]:
+def interrupt_on_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP act like Ctrl-C during the block, so that a pod is ended.
 
     SIGHUP stays ignored under `nohup`. Outside the main thread this has no effect, because handlers cannot be

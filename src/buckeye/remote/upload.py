@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.errors import RemoteError
-from buckeye.remote.connection import Link, LostConnectionError
+from buckeye.remote.connection import LostConnectionError, SshConnection
 from buckeye.remote.manifest import Manifest
 
 _PIECE = 256 * 1024
@@ -21,16 +21,16 @@ _ANSWER_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class UploadCounts:
     """Counts of the sent files and bytes, and of the files that were already there or were removed."""
 
     files: int
     bytes: int
-    same: int
+    unchanged: int
     removed: int
 
 
-async def send_project(link: Link, python: str, folder: str, manifest: Manifest) -> Sent:
+async def send_project(link: SshConnection, python: str, folder: str, manifest: Manifest) -> UploadCounts:
     """Make the remote `folder` equal to the manifest.
 
     `python` is a remote interpreter with this version of Buckeye. Raises LostConnectionError, and RemoteError
@@ -47,21 +47,21 @@ async def send_project(link: Link, python: str, folder: str, manifest: Manifest)
         if unknown:
             raise RemoteError(f"{link.target} asks for {unknown[0]}, which was not offered.")
         async with asyncio.timeout(_SECONDS):
-            for piece in tar_pieces({name: manifest.files[name] for name in needed}):
+            for piece in iter_tar({name: manifest.files[name] for name in needed}):
                 process.stdin.write(piece)
                 await process.stdin.drain()
                 count += len(piece)
         process.stdin.write_eof()
         done = await _answer(process, link, folder)
-    return Sent(
+    return UploadCounts(
         files=int(done["received"]),
         bytes=count,
-        same=len(digests) - len(needed),
+        unchanged=len(digests) - len(needed),
         removed=int(done["removed"]),
     )
 
 
-def tar_pieces(files: Mapping[str, Path]) -> Iterator[bytes]:
+def iter_tar(files: Mapping[str, Path]) -> Iterator[bytes]:
     """Yield a tar archive of files under the given names, in pieces.
 
     Raises RemoteError if a file becomes shorter meanwhile.
@@ -75,7 +75,7 @@ def tar_pieces(files: Mapping[str, Path]) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def packed(files: Mapping[str, bytes]) -> bytes:
+def make_tar(files: Mapping[str, bytes]) -> bytes:
     """Return a tar archive of contents; equal contents give equal bytes."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as archive:
@@ -99,7 +99,7 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
     yield bytes(-size % tarfile.BLOCKSIZE)
 
 
-async def _answer(process: Any, link: Link, folder: str) -> dict[str, Any]:
+async def _answer(process: Any, link: SshConnection, folder: str) -> dict[str, Any]:
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
             length = int(await process.stdout.readexactly(8), 16)

@@ -17,11 +17,11 @@ from pathlib import Path
 from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.base.storage import is_locked, read_json, remove_directory, step_directories, write_file
 from buckeye.errors import CheckpointError, UsageError
-from buckeye.monitor.metrics import TRAINERS, read_metrics
-from buckeye.monitor.tracking import TRACKER_FOLDERS
+from buckeye.monitor.metrics import TRAINER_PROCESSES, read_metrics
+from buckeye.monitor.tracker_threads import TRACKER_FOLDERS
 from buckeye.run_files.events import EVENTS_FILE
-from buckeye.run_files.record import GOING_ON, STATUS_FILE, read_record
-from buckeye.transport.inference_servers import RESTART_FOLDER
+from buckeye.run_files.record import ACTIVE_STATES, STATUS_FILE, read_record
+from buckeye.transport.restart_requests import RESTART_FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -62,10 +62,10 @@ def files_of_a_run(output_dir: Path) -> list[Path]:
     return [*(path for name in _OURS if (path := output_dir / name).exists()), *evaluations]
 
 
-def refuse_used(output_dir: Path, *, resume_command: str, cleans: bool = True) -> None:
+def check_unused(output_dir: Path, *, resume_command: str, cleans: bool = True) -> None:
     """Raise `UsageError`, with the command to resume, if another run has trained here or may be training.
 
-    `cleans` is True if the command has a --clean flag. Files that `put_aside` can move are allowed.
+    `cleans` is True if the command has a --clean flag. Files that `move_unstarted_run` can move are allowed.
     """
     if not files_of_a_run(output_dir) or is_unstarted(output_dir):
         return
@@ -85,7 +85,7 @@ def is_unstarted(output_dir: Path) -> bool:
     try:
         attempts = read_json(output_dir / RUN_FILE)["attempts"]
         resumed = any(attempt["resumed_step"] is not None for attempt in attempts)
-        trained = any(one["process"] in TRAINERS for one in read_metrics(output_dir / METRICS_FILE))
+        trained = any(one["process"] in TRAINER_PROCESSES for one in read_metrics(output_dir / METRICS_FILE))
         kept = list((output_dir / "checkpoints").glob("*"))
         elsewhere = _goes_on_elsewhere(output_dir)
     except (OSError, ValueError, KeyError, TypeError):
@@ -102,10 +102,12 @@ def _goes_on_elsewhere(output_dir: Path) -> bool:
         record = read_record(output_dir)
     except UsageError:  # no valid record: without a file, no run was started
         return (output_dir / STATUS_FILE).exists()
-    return record.elsewhere and record.state in GOING_ON
+    return record.elsewhere and record.state in ACTIVE_STATES
 
 
-def put_aside(output_dir: Path, *, needed: Sequence[Path] = (), also: Sequence[Path] = ()) -> Path | None:
+def move_unstarted_run(
+    output_dir: Path, *, needed: Sequence[Path] = (), also: Sequence[Path] = ()
+) -> Path | None:
     """Move the files of an unstarted run, and the files in `also`, to a separate folder, and return it.
 
     Return None if the run is not unstarted. Copies of the initial model are deleted. The caller holds the
@@ -212,7 +214,7 @@ def earlier_logs(output_dir: Path) -> list[Path]:
 
 
 @contextmanager
-def claimed(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator[None]:
+def claim_directory(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator[None]:
     """Lock the directory for a process that is a whole run, and set its run identity.
 
     Ranks other than 0 leave that to rank 0.
@@ -220,10 +222,10 @@ def claimed(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator
     if os.environ.get("RANK", "0") != "0":
         yield
         return
-    with locked(output_dir):
+    with lock_directory(output_dir):
         if not resumed:
-            refuse_used(output_dir, resume_command=resume_command, cleans=False)
-            put_aside(output_dir)
+            check_unused(output_dir, resume_command=resume_command, cleans=False)
+            move_unstarted_run(output_dir)
         identity = begin_attempt(output_dir, resumed_step=None)
         os.environ["BUCKEYE_RUN_ID"], os.environ["BUCKEYE_ATTEMPT"] = identity.run_id, str(identity.attempt)
         yield
@@ -235,7 +237,7 @@ def is_in_use(output_dir: Path) -> bool:
 
 
 @contextmanager
-def locked(output_dir: Path) -> Iterator[None]:
+def lock_directory(output_dir: Path) -> Iterator[None]:
     """Lock the directory: a second `rl` on it ends with an error instead of mixing two runs.
 
     If nothing else is written in the meantime, as by a refused start, the created folders and files are
@@ -279,7 +281,7 @@ STOP_FILE = "stop"
 _LOOK_SECONDS = 2.0
 
 
-class Stopping:
+class StopRequests:
     """Stop requests for a run; requests from before its start do not count."""
 
     def __init__(self, output_dir: Path, stop: StopFlag) -> None:

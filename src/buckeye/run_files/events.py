@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
-from buckeye.base.disk import disk_is_full
+from buckeye.base.disk import is_disk_full
 from buckeye.base.json_lines import LineFile, read_json_lines
 
 EVENTS_FILE = "events.jsonl"
@@ -44,7 +44,7 @@ def write_event(output_dir: Path, event: EventKind, *, attempt: int, **details: 
         with closing(LineFile(path)) as file:
             file.append(line.encode() + b"\n")
     except OSError as error:
-        if not disk_is_full(error):
+        if not is_disk_full(error):
             raise
 
 

@@ -20,12 +20,12 @@ import msgspec
 from buckeye.base.storage import read_json, write_file
 from buckeye.errors import UsageError
 from buckeye.run_files.directory import REMOTE_FILE, RUN_FILE, is_in_use
-from buckeye.run_files.record import GOING_ON, Recorded, RunRecord, read_record
+from buckeye.run_files.record import ACTIVE_STATES, RecordedState, RunRecord, read_record
 
 log = logging.getLogger(__name__)
 
 
-class JobThere(msgspec.Struct, kw_only=True, frozen=True):
+class RemoteJob(msgspec.Struct, kw_only=True, frozen=True):
     """Job of a run on a remote machine, and its connection data.
 
     `pod` is the machine's name if it was rented. `sent` lists the files of the run directory that were
@@ -43,7 +43,7 @@ class JobThere(msgspec.Struct, kw_only=True, frozen=True):
     sent: tuple[str, ...]
 
 
-class Elsewhere(msgspec.Struct, kw_only=True, frozen=True):
+class RemoteRun(msgspec.Struct, kw_only=True, frozen=True):
     """Start of the run `run_id` on another machine. Times are in seconds since the epoch.
 
     `state` is `starting` until a job exists, then `running`, and `over` when all local work is done. `doing`
@@ -57,33 +57,33 @@ class Elsewhere(msgspec.Struct, kw_only=True, frozen=True):
     said: float
     doing: str = ""
     stopping: bool = False
-    job: JobThere | None = None
+    job: RemoteJob | None = None
     arguments: tuple[str, ...] = ()
     working_directory: str = ""
 
 
-def write_elsewhere(output_dir: Path, away: Elsewhere) -> None:
+def write_remote_run(output_dir: Path, away: RemoteRun) -> None:
     """Replace `remote.json` atomically."""
     write_file(output_dir / REMOTE_FILE, msgspec.json.format(msgspec.json.encode(away), indent=1) + b"\n")
 
 
-def read_elsewhere(output_dir: Path) -> Elsewhere | None:
+def read_remote_run(output_dir: Path) -> RemoteRun | None:
     """Return the data of a remote run; None for a local run. Raise `UsageError` if it cannot be read."""
     path = output_dir / REMOTE_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Elsewhere)
+        return msgspec.json.decode(path.read_bytes(), type=RemoteRun)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(f"{path} cannot be read ({error})") from None
 
 
-def record_now(output_dir: Path) -> RunRecord:
+def current_record(output_dir: Path) -> RunRecord:
     """Return the record of a run, also of a remote run that has no local record yet, or failed to start.
 
     Raise `UsageError` if the directory has no data of a run.
     """
-    away = read_elsewhere(output_dir)
+    away = read_remote_run(output_dir)
     if away is None:
         return read_record(output_dir)
     try:
@@ -91,8 +91,8 @@ def record_now(output_dir: Path) -> RunRecord:
     except UsageError:
         record = None
     lost = away.state == "starting" and not is_in_use(output_dir)
-    state: Recorded = "failed" if lost or away.state == "over" else "starting"
-    untold = record is not None and record.state in GOING_ON and away.state == "over"
+    state: RecordedState = "failed" if lost or away.state == "over" else "starting"
+    untold = record is not None and record.state in ACTIVE_STATES and away.state == "over"
     told_there = away.job is not None and not untold
     came_to_nothing = away.job is None and state == "failed"  # the previous record stays valid
     if record is not None and (told_there or came_to_nothing):
@@ -146,7 +146,7 @@ class KnownRun:
         return self.directory.name
 
 
-def register(output_dir: Path, run_id: str) -> None:
+def register_run(output_dir: Path, run_id: str) -> None:
     """Register a run. A failure is only a warning, as the run does not depend on it."""
     path = _folder() / f"{run_id}.json"
     directory = str(output_dir.absolute())

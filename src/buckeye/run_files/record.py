@@ -17,20 +17,20 @@ from buckeye.base.storage import write_file
 from buckeye.errors import UsageError
 
 STATUS_FILE = "status.json"
-PLACE_VARIABLE = "BUCKEYE_RUN_PLACE"
+DIRECTORY_ID_VARIABLE = "BUCKEYE_RUN_PLACE"
 """Environment variable that separates the processes of a run from those of a copy of its directory."""
 
-Recorded = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
-State = Literal["starting", "running", "stopping", "paused", "finished", "failed", "stopped", "dead"]
+RecordedState = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
+RunState = Literal["starting", "running", "stopping", "paused", "finished", "failed", "stopped", "dead"]
 """Recorded state, or a state that only readers detect.
 
 `paused`: the launcher is suspended. `dead`: the launcher ended without recording the end of the run.
 """
 
-GOING_ON: frozenset[State] = frozenset({"starting", "running", "stopping", "paused"})
+ACTIVE_STATES: frozenset[RunState] = frozenset({"starting", "running", "stopping", "paused"})
 
 
-def birth_of(pid: int) -> float:
+def birth_time(pid: int) -> float:
     """Return the start time of a process, to tell it from later processes with its pid.
 
     On Linux it is in clock ticks since boot, which clock changes do not affect; elsewhere it is in seconds
@@ -73,7 +73,7 @@ class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
             return None
         try:
             process = psutil.Process(self.pid)
-            same = birth_of(self.pid) == self.birth
+            same = birth_time(self.pid) == self.birth
             return process if same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
@@ -92,7 +92,7 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
 
     run_id: str
     attempt: int
-    state: Recorded
+    state: RecordedState
     host: str
     launcher: ProcessRecord | None
     processes: tuple[ProcessRecord, ...] = ()
@@ -117,9 +117,9 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
         """Return the process of `rl` if it still runs, else None."""
         return self.launcher.process() if self.launcher is not None and not self.elsewhere else None
 
-    def actual_state(self) -> State:
+    def actual_state(self) -> RunState:
         """Return the recorded state; `paused` or `dead` if the launcher is suspended or gone."""
-        if self.state not in GOING_ON or self.elsewhere:
+        if self.state not in ACTIVE_STATES or self.elsewhere:
             return self.state
         launcher = self.launcher_process()
         if launcher is None:
@@ -144,7 +144,7 @@ def write_record(output_dir: Path, record: RunRecord) -> None:
     write_file(output_dir / STATUS_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
 
 
-def place_of(output_dir: Path) -> str:
+def directory_id(output_dir: Path) -> str:
     """Return an identifier of a directory that its copies do not share: device, inode and path."""
     found = output_dir.stat()
     return f"{found.st_dev}:{found.st_ino} {output_dir.resolve()}"
@@ -163,7 +163,7 @@ def read_record(output_dir: Path) -> RunRecord:
     path = output_dir / STATUS_FILE
     try:
         record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
-        here = place_of(output_dir)
+        here = directory_id(output_dir)
         if record.place is None or _is_same_place(record.place, here):
             return record
         return msgspec.structs.replace(record, place=here, launcher=None, processes=())
@@ -178,7 +178,7 @@ def read_record(output_dir: Path) -> RunRecord:
 def this_process(title: str) -> ProcessRecord:
     """Return the record of the current process."""
     started = psutil.Process().create_time()
-    return ProcessRecord(title=title, pid=os.getpid(), started=started, birth=birth_of(os.getpid()))
+    return ProcessRecord(title=title, pid=os.getpid(), started=started, birth=birth_time(os.getpid()))
 
 
 def processes_left(record: RunRecord) -> list[LeftProcess]:
@@ -205,7 +205,7 @@ def _of_run(run_id: str, place: str | None) -> Iterable[psutil.Process]:
             environment = process.environ()
             if environment.get("BUCKEYE_RUN_ID") != run_id:
                 continue
-            if place is None or environment.get(PLACE_VARIABLE, place) == place:
+            if place is None or environment.get(DIRECTORY_ID_VARIABLE, place) == place:
                 yield process
         except psutil.Error:  # ended, or owned by another user
             continue

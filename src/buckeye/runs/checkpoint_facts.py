@@ -10,40 +10,40 @@ from typing import Any
 from buckeye.base.distribution import versions
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
-from buckeye.monitor.metrics import read_run
+from buckeye.monitor.metrics import read_run_metrics
 from buckeye.runs.reader import value_at
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
     Score,
-    best_by_reward,
+    checkpoint_scores,
+    find_best_checkpoint,
     list_checkpoints,
     resolve_checkpoint,
-    scores_of,
-    trainer_state,
+    trainer_state_directory,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Choice:
+class CheckpointChoice:
     """Chosen checkpoint, and the reason for the choice."""
 
     info: CheckpointInfo
     reason: str
 
 
-def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> Choice:
+def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> CheckpointChoice:
     """Return the checkpoint of `run` for `step`: `best`, `last`, a number, or None.
 
     None selects the best checkpoint if it is known, else the newest. The best one has the highest mean reward
-    over all evaluated environments (see `scores_of`). In supervised fine-tuning, it has the lowest validation
+    over all evaluated environments (see `checkpoint_scores`). In supervised fine-tuning, it has the lowest validation
     loss. Ties go to the later checkpoint. Raise `UsageError` for `best` without any evaluation, and
     `CheckpointError` if the checkpoint does not exist.
     """
     root = run / "checkpoints"
     if step == "last":
-        return Choice(info=resolve_checkpoint(root, -1), reason="the newest checkpoint")
+        return CheckpointChoice(info=resolve_checkpoint(root, -1), reason="the newest checkpoint")
     if step is not None and step.isdigit():
-        return Choice(info=resolve_checkpoint(root, int(step)), reason="as asked for")
+        return CheckpointChoice(info=resolve_checkpoint(root, int(step)), reason="as asked for")
     if step not in (None, "best"):
         raise UsageError(f"--step {step}: write best, last, or the number of a checkpoint's step")
     newest = resolve_checkpoint(root, -1)  # raises if the run has no checkpoint
@@ -54,36 +54,38 @@ def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> C
             f"Which checkpoint of {run} is the best is not known: none was evaluated. Choose --step last or "
             "a number; the next run knows it with an [eval] table (or, in sft, data.val_path)."
         )
-    return best or Choice(info=newest, reason="the newest checkpoint; none was evaluated")
+    return best or CheckpointChoice(info=newest, reason="the newest checkpoint; none was evaluated")
 
 
-def _best_by_reward(checkpoints: Mapping[int, CheckpointInfo], scores: Sequence[Score]) -> Choice | None:
-    best = best_by_reward(checkpoints.values(), scores)
+def _best_by_reward(
+    checkpoints: Mapping[int, CheckpointInfo], scores: Sequence[Score]
+) -> CheckpointChoice | None:
+    best = find_best_checkpoint(checkpoints.values(), scores)
     if best is None:
         return None
     environments = ", ".join(score.environment for score in best.scores)
     reason = (
-        f"the best of {best.of} evaluated checkpoints by mean reward "
+        f"the best of {best.num_compared} evaluated checkpoints by mean reward "
         f"({best.mean_reward:.4f} over {environments})"
     )
-    return Choice(info=best.info, reason=reason)
+    return CheckpointChoice(info=best.info, reason=reason)
 
 
-def _best_by_loss(checkpoints: Mapping[int, CheckpointInfo], run: Path) -> Choice | None:
-    measured = read_run(run / "metrics.jsonl").values("validation/val_loss")
+def _best_by_loss(checkpoints: Mapping[int, CheckpointInfo], run: Path) -> CheckpointChoice | None:
+    measured = read_run_metrics(run / "metrics.jsonl").values("validation/val_loss")
     losses = {step: loss for step, loss in measured.items() if step in checkpoints}
     if not losses:
         return None
     best = min(losses, key=lambda step: (losses[step], -step))
     reason = f"the best of {len(losses)} measured checkpoints by validation loss ({losses[best]:.4f})"
-    return Choice(info=checkpoints[best], reason=reason)
+    return CheckpointChoice(info=checkpoints[best], reason=reason)
 
 
 _UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RunFacts:
+class ModelCardFacts:
     """Facts of a run for its model card.
 
     `base` is the initial model, a directory or a name on the hub; `base_id` is set only for a hub name.
@@ -120,22 +122,22 @@ def read_config(run: Path) -> tuple[str, dict[str, Any]]:
     raise UsageError(f"{run} holds no run of `rl` or `sft`: it has no configs/rl.json or configs/sft.json.")
 
 
-def gather_facts(run: Path, choice: Choice, scores: Sequence[Score]) -> RunFacts:
+def gather_facts(run: Path, choice: CheckpointChoice, scores: Sequence[Score]) -> ModelCardFacts:
     """Return the facts for a model card, from the run directory."""
     kind, config = read_config(run)
     trainer = config["trainer"] if kind == "rl" else config
     base = str(trainer["model"]["name"])
-    progress = read_json(trainer_state(choice.info) / "progress.json")
+    progress = read_json(trainer_state_directory(choice.info) / "progress.json")
     first = min((s.step for s in scores), default=None)
     step = choice.info.step
-    return RunFacts(
+    return ModelCardFacts(
         kind=kind,
         base=base,
         base_id=None if _is_local(base) else base,
         trained_on=trained_on(kind, config),
         progress={name: int(progress[name]) for name in ("step", "samples", "tokens")},
         before=[s for s in scores if s.step == first and s.step < step],
-        after=scores_of(choice.info, scores),
+        after=checkpoint_scores(choice.info, scores),
         losses=_validation_losses(run, step),
         versions=versions(),
     )
@@ -165,7 +167,7 @@ def trained_on(kind: str, config: Mapping[str, Any]) -> str:
 
 
 def _validation_losses(run: Path, step: int) -> tuple[float | None, float | None] | None:
-    metrics = read_run(run / "metrics.jsonl")
+    metrics = read_run_metrics(run / "metrics.jsonl")
     if not {0, step} <= metrics.of("validation").keys():
         return None
     losses = metrics.values("validation/val_loss")

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from buckeye.base.disk import size_of
-from buckeye.base.storage import is_locked, leftovers, remove_directory, step_directories
+from buckeye.base.storage import find_leftovers, is_locked, remove_directory, step_directories
 from buckeye.errors import BuckeyeError
 from buckeye.run_files.directory import earlier_logs, files_of_a_run
 from buckeye.runs.status import find_checkpoint
-from buckeye.transport.checkpoint import checkpoints_by_age
+from buckeye.transport.checkpoint import checkpoints_oldest_first
 
 Kind = Literal["weights", "rollouts", "batches", "trained", "skipped", "logs", "unfinished", "checkpoints"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-IN_USE: tuple[Kind, ...] = ("weights", "batches")
+FILE_KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS_IN_USE: tuple[Kind, ...] = ("weights", "batches")
 """Kinds of files that the processes of an active run read."""
 
-WHAT_THEY_ARE: dict[Kind, str] = {
+KIND_DESCRIPTIONS: dict[Kind, str] = {
     "weights": "all versions but the newest",
     "rollouts": "the text of every rollout of training",
     "batches": "batches that were not trained on",
@@ -41,12 +41,12 @@ class Deletable:
     size: int
 
 
-def deletable(
-    output_dir: Path, *, kinds: Collection[Kind] = KINDS, keep_checkpoints: int | None = None
+def find_deletable(
+    output_dir: Path, *, kinds: Collection[Kind] = FILE_KINDS, keep_checkpoints: int | None = None
 ) -> list[Deletable]:
     """Return the files that can be deleted in a run directory.
 
-    For an active run, `kinds` must not contain any of `IN_USE`. Checkpoints are listed only with
+    For an active run, `kinds` must not contain any of `KINDS_IN_USE`. Checkpoints are listed only with
     `keep_checkpoints`, the number of newest ones to keep (1 or more); the best one by evaluation is kept too.
     The newest weights, evaluations, metrics and exports are never listed.
     """
@@ -62,13 +62,13 @@ def deletable(
     }
     return [
         Deletable(kind=kind, path=path, size=size_of(path))
-        for kind in KINDS
+        for kind in FILE_KINDS
         if kind in kinds
         for path in found[kind]
     ]
 
 
-def delete(items: Sequence[Deletable]) -> None:
+def delete_files(items: Sequence[Deletable]) -> None:
     """Delete the items. A step directory is removed atomically: readers see all of it or nothing."""
     for item in items:
         if item.kind == "unfinished" and item.path.is_dir():
@@ -82,11 +82,11 @@ def delete(items: Sequence[Deletable]) -> None:
 def _unfinished(output_dir: Path) -> list[Path]:
     folders = [output_dir, *(path for path in files_of_a_run(output_dir) if path.is_dir())]
     downloads = (output_dir / "checkpoints").glob(".*.download")  # partial downloads from an object store
-    return [*(path for folder in folders for path in leftovers(folder)), *downloads]
+    return [*(path for folder in folders for path in find_leftovers(folder)), *downloads]
 
 
 def _old_checkpoints(output_dir: Path, keep: int) -> list[Path]:
-    by_age = checkpoints_by_age(output_dir / "checkpoints")
+    by_age = checkpoints_oldest_first(output_dir / "checkpoints")
     try:
         best = find_checkpoint(output_dir, "best").path
     except BuckeyeError:  # no checkpoint, or no evaluation

@@ -12,21 +12,32 @@ from typing import TYPE_CHECKING, Any
 from buckeye.base.keys import key
 from buckeye.base.storage import write_directory
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.preflight.model import fetch_model, find_model, revision_of
-from buckeye.monitor.redact import redacted
-from buckeye.runs.checkpoint_facts import Choice, RunFacts, choose_checkpoint, gather_facts, read_config
+from buckeye.launch.preflight.model import cached_revision, fetch_model, find_model
+from buckeye.monitor.redact import redact
+from buckeye.runs.checkpoint_facts import (
+    CheckpointChoice,
+    ModelCardFacts,
+    choose_checkpoint,
+    gather_facts,
+    read_config,
+)
 from buckeye.runs.model_card import model_card
-from buckeye.runs.training_data import passages_of
-from buckeye.transport.checkpoint import CheckpointInfo, read_scores, trainer_state, verify_checkpoint
+from buckeye.runs.training_data import training_passages
+from buckeye.transport.checkpoint import (
+    CheckpointInfo,
+    read_scores,
+    trainer_state_directory,
+    verify_checkpoint,
+)
 
 if TYPE_CHECKING:
-    from buckeye.trainer.output.release import Passages
+    from buckeye.trainer.output.checkpoint_export import Passages
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _MADE_BY_THE_HUB = {".gitattributes"}
 
 
-class Hub:
+class HubRepository:
     """Model repository `org/name` on the hub, created as `private` or public if it does not exist.
 
     Raise `UsageError`, before anything is exported, for an invalid name, without a token in HF_TOKEN, and for
@@ -114,7 +125,7 @@ class ExportRequest:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exported:
+class ExportedModel:
     """Exported model: its directory, and its `url` if it was pushed. An `adapter` needs its base model."""
 
     directory: Path
@@ -123,7 +134,7 @@ class Exported:
     url: str | None
 
 
-def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exported:
+def export_model(request: ExportRequest, tell: Callable[[str], None]) -> ExportedModel:
     """Export a checkpoint of a run, verify it, and push it if requested.
 
     The export is loaded with transformers and compared with the checkpoint. Existing files are never
@@ -136,7 +147,7 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     kind, config = read_config(request.run)
     if request.private and request.push is None:
         raise UsageError("--private says how to --push; add --push ORG/NAME, or leave it out")
-    hub = Hub(request.push, private=request.private) if request.push is not None else None
+    hub = HubRepository(request.push, private=request.private) if request.push is not None else None
     scores = read_scores(request.run)
     choice = choose_checkpoint(request.run, request.step, scores)
     facts = gather_facts(request.run, choice, scores)
@@ -150,14 +161,14 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
         raise UsageError(f"{directory} exists, and nothing is overwritten. Name another directory with -o.")
     else:
         title = hub.name.partition("/")[2] if hub is not None else directory.name
-        passages = passages_of(request.run, kind, config, choice.info.step)
+        passages = training_passages(request.run, kind, config, choice.info.step)
         _export(request, choice, facts, passages, directory, title=title, tell=tell)
     url = None
     if hub is not None:
         tell(f"uploading to {hub.name} ({hub.visibility})")
         url = hub.upload(directory)
     adapter = (directory / _ADAPTER_CONFIG).exists()
-    return Exported(directory=directory, step=choice.info.step, adapter=adapter, url=url)
+    return ExportedModel(directory=directory, step=choice.info.step, adapter=adapter, url=url)
 
 
 def _exported_before(directory: Path, info: CheckpointInfo, request: ExportRequest) -> bool:
@@ -165,14 +176,14 @@ def _exported_before(directory: Path, info: CheckpointInfo, request: ExportReque
     if not (directory / "README.md").exists():
         return False
     adapter = (directory / _ADAPTER_CONFIG).exists()
-    trained_adapter = (trainer_state(info) / "adapter").is_dir()
+    trained_adapter = (trainer_state_directory(info) / "adapter").is_dir()
     newer = directory.stat().st_mtime >= info.path.stat().st_mtime
     return newer and adapter == (trained_adapter and not request.merge_lora)
 
 
-def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: RunFacts) -> None:
+def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: ModelCardFacts) -> None:
     """Raise `UsageError` for the upload of an adapter whose base model is only on this machine."""
-    adapter = (trainer_state(info) / "adapter").is_dir() and not request.merge_lora
+    adapter = (trainer_state_directory(info) / "adapter").is_dir() and not request.merge_lora
     if request.push is not None and adapter and facts.base_id is None:
         raise UsageError(
             f"--push {request.push}: the adapter belongs to the local model {facts.base}, which others do "
@@ -182,8 +193,8 @@ def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: RunFacts)
 
 def _export(
     request: ExportRequest,
-    choice: Choice,
-    facts: RunFacts,
+    choice: CheckpointChoice,
+    facts: ModelCardFacts,
     passages: Passages,
     directory: Path,
     *,
@@ -192,7 +203,7 @@ def _export(
 ) -> None:
     """Write and verify a model and its card."""
     verify_checkpoint(choice.info)
-    state = trainer_state(choice.info)
+    state = trainer_state_directory(choice.info)
     verified: list[str] = []
 
     def fill(temporary: Path) -> None:
@@ -204,7 +215,7 @@ def _export(
             verified=verified[0],
             adapter=(temporary / _ADAPTER_CONFIG).exists(),
         )
-        (temporary / "README.md").write_text(redacted(card), encoding="utf-8")
+        (temporary / "README.md").write_text(redact(card), encoding="utf-8")
 
     write_directory(directory, fill)
     tell(f"{directory}: {verified[0]}")
@@ -213,16 +224,22 @@ def _export(
 def _write(
     state: Path,
     out: Path,
-    facts: RunFacts,
+    facts: ModelCardFacts,
     passages: Passages,
     *,
     merge_lora: bool,
     tell: Callable[[str], None],
 ) -> str:
     """Write the model or the adapter, and return the verification result as text."""
-    from buckeye.trainer.output.release import MUCH, has_adapter, write_adapter, write_merged, write_model
+    from buckeye.trainer.output.checkpoint_export import (
+        KL_WARNING_THRESHOLD,
+        is_adapter_checkpoint,
+        write_adapter,
+        write_merged,
+        write_model,
+    )
 
-    if not has_adapter(state):
+    if not is_adapter_checkpoint(state):
         if merge_lora:
             raise UsageError("--merge-lora: the run has trained all weights; there is no adapter to merge.")
         dtype = _base_dtype(facts.base)
@@ -243,10 +260,10 @@ def _write(
             out,
             base=base,
             base_name=facts.base_id or str(base),
-            revision=revision_of(base) if facts.base_id else None,
+            revision=cached_revision(base) if facts.base_id else None,
             passages=passages,
         )
-    if verified.divergence > MUCH:
+    if verified.divergence > KL_WARNING_THRESHOLD:
         exact = "; the adapter alone is exact (without --merge-lora)" if merge_lora else ""
         tell(
             f"warning: rounding the weights to {verified.dtype} moved the policy as far as a step of "

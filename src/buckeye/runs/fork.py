@@ -14,7 +14,7 @@ from buckeye.base.storage import link_or_copy, read_json, step_directory, write_
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.run_files.directory import RUN_FILE
 from buckeye.run_files.events import write_event
-from buckeye.run_files.known_runs import register
+from buckeye.run_files.known_runs import register_run
 from buckeye.run_files.record import RunRecord, read_record, write_record
 from buckeye.runs.status import find_checkpoint
 from buckeye.runs.stop import with_output_dir
@@ -52,7 +52,7 @@ def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
             f"{error.filename} went away while it was copied: the run deletes old checkpoints. "
             "Choose a newer one."
         ) from None
-    register(final, forked.run_id)
+    register_run(final, forked.run_id)
     return final
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from buckeye.base.columns import counted
-from buckeye.runs.checkpoint_facts import RunFacts, public_name
+from buckeye.runs.checkpoint_facts import ModelCardFacts, public_name
 
 _KINDS = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
 
 
-def model_card(facts: RunFacts, *, title: str, reason: str, verified: str, adapter: bool) -> str:
+def model_card(facts: ModelCardFacts, *, title: str, reason: str, verified: str, adapter: bool) -> str:
     """Return the text of `README.md`: the hub's header, then the training, its settings and its results."""
     local = facts.base if adapter else public_name(facts.base)  # an adapter needs the full path of its base
     base = facts.base_id or f"a local model, `{local}`"
@@ -29,7 +29,7 @@ def model_card(facts: RunFacts, *, title: str, reason: str, verified: str, adapt
     return "\n".join(part for part in parts if part)
 
 
-def _header(facts: RunFacts, *, adapter: bool) -> str:
+def _header(facts: ModelCardFacts, *, adapter: bool) -> str:
     lines = [
         "---",
         f"library_name: {'peft' if adapter else 'transformers'}",
@@ -50,12 +50,12 @@ def _linked(name: str) -> str:
     return f"[{name}](https://huggingface.co/{name})"
 
 
-def _progress(facts: RunFacts) -> Mapping[str, str]:
+def _progress(facts: ModelCardFacts) -> Mapping[str, str]:
     names = {"step": "Optimizer steps", "samples": "Samples", "tokens": "Tokens"}
     return {names[key]: f"{value:,}" for key, value in facts.progress.items()}
 
 
-def _results(facts: RunFacts) -> str:
+def _results(facts: ModelCardFacts) -> str:
     before = {s.environment: s for s in facts.before}
     rows: list[Sequence[str]] = [
         (

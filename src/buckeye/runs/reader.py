@@ -17,13 +17,13 @@ import msgspec
 from buckeye.base.json_lines import parse_json_lines
 from buckeye.base.storage import read_json, step_directories
 from buckeye.errors import TransportError
-from buckeye.monitor.metrics import Step, read_run
-from buckeye.monitor.rollouts import PlayedRollout
+from buckeye.monitor.metrics import StepMetrics, read_run_metrics
+from buckeye.monitor.rollouts import RecordedRollout
 from buckeye.run_files.known_runs import find_run
 from buckeye.runs.index import open_index
 
 if TYPE_CHECKING:
-    from buckeye.runs.trained import TrainedStep
+    from buckeye.runs.trained_step import TrainedStep
 
 
 def value_at(settings: Any, name: str) -> Any:
@@ -55,9 +55,9 @@ class Run:
     unreadable: list[str] = field(default_factory=list)
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepMetrics]:
         """Recorded metrics of all processes, joined by step, in order."""
-        return read_run(self.path / "metrics.jsonl").steps()
+        return read_run_metrics(self.path / "metrics.jsonl").steps()
 
     @cached_property
     def settings(self) -> Mapping[str, Any]:
@@ -88,27 +88,27 @@ class Run:
 
     def trained(self, step: int) -> TrainedStep | None:
         """Return the batch of a step with the trainer's results; None if it was not kept, or is damaged."""
-        from buckeye.runs.trained import read_step  # numpy: not for commands that read no tokens
+        from buckeye.runs.trained_step import read_trained_step  # numpy: not for commands that read no tokens
 
         try:
-            return read_step(self.path, step, self.query(_SEGMENTS, step))
+            return read_trained_step(self.path, step, self.query(_SEGMENTS, step))
         except TransportError as error:
             self._leave_out(str(error))
             return None
 
-    def text_of(self, step: int, group: int, number: int) -> PlayedRollout | None:
+    def text_of(self, step: int, group: int, number: int) -> RecordedRollout | None:
         """Return a training rollout with all its texts; None if these were deleted."""
         places = self.query(_PLACE, step, group, number)
         found = (self.text_at(path, at, size, group, number) for path, at, size in places)
         return next((rollout for rollout in found if rollout is not None), None)
 
-    def text_at(self, path: str, at: int, size: int, group: int, number: int) -> PlayedRollout | None:
+    def text_at(self, path: str, at: int, size: int, group: int, number: int) -> RecordedRollout | None:
         """Return the rollout at `size` bytes from offset `at` of a file; None if it cannot be read."""
         try:
             with (self.path / path).open("rb") as file:
                 file.seek(at)
                 lines = list(parse_json_lines([file.read(size)]))
-            return msgspec.convert({**lines[0], "group": group, "number": number}, PlayedRollout)
+            return msgspec.convert({**lines[0], "group": group, "number": number}, RecordedRollout)
         except (OSError, IndexError, msgspec.ValidationError) as error:
             self._leave_out(f"{path}: {error}")
             return None

@@ -14,13 +14,13 @@ from typing import Any
 from buckeye.base.disk import free_bytes, size_of
 from buckeye.base.storage import read_json
 from buckeye.launch.processes import last_lines
-from buckeye.launch.resume import where_it_left_off
+from buckeye.launch.resume import find_resume_checkpoint
 from buckeye.launch.waits import Wait, waits
-from buckeye.monitor.learning import findings
+from buckeye.monitor.learning_findings import findings
 from buckeye.monitor.log import run_log
-from buckeye.monitor.metrics import Record, Step, read_run
-from buckeye.run_files.known_runs import read_elsewhere, record_now
-from buckeye.run_files.record import GOING_ON, STATUS_FILE, ProcessRecord, RunRecord, State
+from buckeye.monitor.metrics import Record, StepMetrics, read_run_metrics
+from buckeye.run_files.known_runs import current_record, read_remote_run
+from buckeye.run_files.record import ACTIVE_STATES, STATUS_FILE, ProcessRecord, RunRecord, RunState
 from buckeye.runs.checkpoint_facts import choose_checkpoint
 from buckeye.transport.checkpoint import UPLOADS_FILE, CheckpointInfo, read_scores
 
@@ -62,7 +62,7 @@ class RunStatus:
     run_id: str
     directory: str
     host: str
-    state: State
+    state: RunState
     seen: float
     stale: bool
     reason: str | None
@@ -90,13 +90,13 @@ class RunStatus:
 
 def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
     """Return the status of a run. Raise `UsageError` if the directory has no record of a run."""
-    record = record_now(output_dir)
+    record = current_record(output_dir)
     state = record.actual_state()
     seen = last_seen(output_dir)
     trained = _trained(output_dir, record)
-    newest = trained[-1] if trained else Step(-1, {})
+    newest = trained[-1] if trained else StepMetrics(-1, {})
     rewards = [step.reward for step in trained if step.reward is not None]
-    going_on = state in GOING_ON
+    going_on = state in ACTIVE_STATES
     return RunStatus(
         name=output_dir.absolute().name,
         run_id=record.run_id,
@@ -104,7 +104,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         host=record.host,
         state=state,
         seen=seen,
-        stale=state in GOING_ON and state != "paused" and time.time() - seen > STALE_SECONDS,
+        stale=state in ACTIVE_STATES and state != "paused" and time.time() - seen > STALE_SECONDS,
         reason=record.actual_reason(),
         attempt=record.attempt,
         step=max(newest.number + 1, record.start_step),
@@ -131,7 +131,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
 
 def last_seen(output_dir: Path) -> float:
     """Return the time of the last report on the run. The launcher of an active run reports regularly."""
-    away = read_elsewhere(output_dir)
+    away = read_remote_run(output_dir)
     status = output_dir / STATUS_FILE
     if away is not None and (away.job is None or not status.exists()):
         return away.said
@@ -140,7 +140,7 @@ def last_seen(output_dir: Path) -> float:
 
 def newest_step(output_dir: Path) -> int | None:
     """Return the step of the checkpoint that a resume would start from; None without one."""
-    info = where_it_left_off(output_dir)
+    info = find_resume_checkpoint(output_dir)
     return None if info is None else info.step
 
 
@@ -160,7 +160,7 @@ def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:
     return choose_checkpoint(output_dir, step, read_scores(output_dir)).info
 
 
-def _trained(output_dir: Path, record: RunRecord) -> list[Step]:
+def _trained(output_dir: Path, record: RunRecord) -> list[StepMetrics]:
     """Return the trained steps, in order.
 
     Steps of an earlier attempt after the checkpoint of the newest attempt do not count, even before the
@@ -168,7 +168,7 @@ def _trained(output_dir: Path, record: RunRecord) -> list[Step]:
     """
     return [
         step
-        for step in read_run(output_dir / "metrics.jsonl").steps()
+        for step in read_run_metrics(output_dir / "metrics.jsonl").steps()
         if step.trained is not None and (step.number < record.start_step or _is_new(step.trained, record))
     ]
 
@@ -185,7 +185,7 @@ def _reward_change(rewards: Sequence[float]) -> float | None:
     return statistics.fmean(last) - statistics.fmean(before)
 
 
-def _seconds_left(record: RunRecord, trained: Sequence[Step]) -> float | None:
+def _seconds_left(record: RunRecord, trained: Sequence[StepMetrics]) -> float | None:
     """Return the seconds left, at the pace of the last steps of this attempt."""
     new = [step for step in trained if step.trained is not None and _is_new(step.trained, record)]
     times = [at for step in new[-_PACE_STEPS:] if (at := step.value("trainer/time")) is not None]

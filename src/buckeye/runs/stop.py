@@ -15,21 +15,21 @@ from pathlib import Path
 import msgspec
 import psutil
 
-from buckeye.base.disk import disk_is_full
+from buckeye.base.disk import is_disk_full
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, RunError, UsageError
 from buckeye.launch.changed_settings import RECORDED_CONFIG, changed_settings
 from buckeye.launch.progress import human_duration
-from buckeye.launch.resume import to_resume, without_flags
-from buckeye.run_files.directory import locked, request_stop, withdraw_stop
+from buckeye.launch.resume import make_resume_args, without_flags
+from buckeye.run_files.directory import lock_directory, request_stop, withdraw_stop
 from buckeye.run_files.events import write_event
-from buckeye.run_files.known_runs import read_elsewhere
+from buckeye.run_files.known_runs import read_remote_run
 from buckeye.run_files.record import (
-    GOING_ON,
+    ACTIVE_STATES,
     LeftProcess,
     RunRecord,
-    State,
+    RunState,
     processes_left,
     read_record,
     write_record,
@@ -45,10 +45,10 @@ _KILL_SECONDS = 15.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stopped:
+class StopResult:
     """State of a run after a stop. `was_running` is False if no process had to be stopped."""
 
-    state: State
+    state: RunState
     was_running: bool
     checkpoint_step: int | None
 
@@ -61,7 +61,9 @@ class Continuation:
     working_directory: Path
 
 
-def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callable[[str], None]) -> Stopped:
+def stop_run(
+    output_dir: Path, *, now: bool, timeout: float | None, tell: Callable[[str], None]
+) -> StopResult:
     """End a run, and return when all its processes have ended.
 
     The trainer finishes its step and checkpoints, unless `now` is set. `tell` is called with the processes
@@ -69,7 +71,7 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
     `RunError` when it expires, and `UsageError` for `now` with a run on another machine.
     """
     record = read_record(output_dir)
-    if record.elsewhere and record.state in GOING_ON:
+    if record.elsewhere and record.state in ACTIVE_STATES:
         return _stop_elsewhere(output_dir, record, now, timeout, tell)
     left = [] if record.elsewhere else processes_left(record)
     if left:
@@ -81,7 +83,7 @@ def stop_run(output_dir: Path, *, now: bool, timeout: float | None, tell: Callab
         patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
         _wait_until_gone(output_dir, record, _KILL_SECONDS if now else patience, tell)
     state = _settle(output_dir, "killed by `stop --now`" if now and left else None)
-    return Stopped(state=state, was_running=bool(left), checkpoint_step=newest_step(output_dir))
+    return StopResult(state=state, was_running=bool(left), checkpoint_step=newest_step(output_dir))
 
 
 def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
@@ -92,24 +94,24 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
     """
     record = read_record(output_dir)
     state = record.actual_state()
-    if state in GOING_ON and record.elsewhere:
+    if state in ACTIVE_STATES and record.elsewhere:
         raise UsageError(
             f"{output_dir} is {state} on {record.host}, as was last said. {_if_it_ended(record)}"
         )
-    if state in GOING_ON:
+    if state in ACTIVE_STATES:
         raise UsageError(f"{output_dir} is {state} already. `buckeye rl status {output_dir}` shows it.")
     if state == "finished" and not extra:
         raise UsageError(
             f"{output_dir} has finished all of its {record.max_steps} steps. To train on, say how far: "
             f"buckeye rl resume {output_dir} --max-steps N"
         )
-    away = read_elsewhere(output_dir)
+    away = read_remote_run(output_dir)
     if away is not None:  # the arguments sent from here take precedence over the remote record
         record = msgspec.structs.replace(
             record, arguments=away.arguments, working_directory=away.working_directory
         )
     directory = Path(record.working_directory)
-    arguments = with_output_dir(to_resume(record.arguments), output_dir)
+    arguments = with_output_dir(make_resume_args(record.arguments), output_dir)
     if not os.path.isdir(record.working_directory):  # safe for any recorded text
         raise UsageError(
             f"The run was started in {directory}, which is gone. Type its command where its files are: "
@@ -121,14 +123,14 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
 
 def _stop_elsewhere(
     output_dir: Path, record: RunRecord, now: bool, timeout: float | None, tell: Callable[[str], None]
-) -> Stopped:
+) -> StopResult:
     """Request a stop through the run directory, which both machines must share."""
     if now:
         raise UsageError(f"{output_dir} is a run on {record.host}. Kill it there. {_if_it_ended(record)}")
     request_stop(output_dir)
     patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
     started, told = time.monotonic(), float("-inf")
-    while (found := read_record(output_dir)).state in GOING_ON:
+    while (found := read_record(output_dir)).state in ACTIVE_STATES:
         waited, silent = time.monotonic() - started, time.time() - last_seen(output_dir)
         if waited > patience or (timeout is None and silent > STALE_SECONDS):
             withdraw_stop(output_dir)
@@ -144,11 +146,11 @@ def _stop_elsewhere(
             )
             told = time.monotonic()
         time.sleep(_POLL_SECONDS)
-    return Stopped(state=found.actual_state(), was_running=True, checkpoint_step=newest_step(output_dir))
+    return StopResult(state=found.actual_state(), was_running=True, checkpoint_step=newest_step(output_dir))
 
 
 def _if_it_ended(record: RunRecord) -> str:
-    words = shlex.join(["rl", *to_resume(record.arguments)])
+    words = shlex.join(["rl", *make_resume_args(record.arguments)])
     return (
         "If it ended without a word, or that machine is gone, go on here, in "
         f"{record.working_directory}: {words}"
@@ -230,11 +232,11 @@ def _wait_until_gone(
         time.sleep(_POLL_SECONDS)
 
 
-def _settle(output_dir: Path, reason: str | None) -> State:
+def _settle(output_dir: Path, reason: str | None) -> RunState:
     """Record the end of the run in place of a launcher that was killed, and return the state."""
     record = read_record(output_dir)
-    if record.state in GOING_ON and not record.elsewhere:
-        with locked(output_dir):
+    if record.state in ACTIVE_STATES and not record.elsewhere:
+        with lock_directory(output_dir):
             why = reason or "its launcher was killed"
             ended = msgspec.structs.replace(
                 record, state="stopped", reason=why, ended=time.time(), processes=()
@@ -242,7 +244,7 @@ def _settle(output_dir: Path, reason: str | None) -> State:
             try:
                 write_record(output_dir, ended)
             except OSError as error:
-                if not disk_is_full(error):
+                if not is_disk_full(error):
                     raise
                 log.warning("The disk is full, so %s does not say that the run has stopped", output_dir)
             write_event(output_dir, "stop", attempt=record.attempt, cause=why)

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Any
 from buckeye.runs.reader import value_at
 
 if TYPE_CHECKING:
-    from buckeye.trainer.output.release import Passages
+    from buckeye.trainer.output.checkpoint_export import Passages
 
 _LINES = 64
 """Maximum number of lines to read from a file, as rollouts may be long."""
 _MOST = 4
 
 
-def passages_of(run: Path, kind: str, config: Mapping[str, Any], step: int) -> Passages:
+def training_passages(run: Path, kind: str, config: Mapping[str, Any], step: int) -> Passages:
     """Return passages from training: the newest rollouts before `step` for `rl`, the data's chats for `sft`.
 
     Empty if they are deleted or cannot be read.
     """
-    from buckeye.trainer.output.release import Passages  # needs torch
+    from buckeye.trainer.output.checkpoint_export import Passages  # needs torch
 
     if kind == "sft":
         data = Path(str(value_at(config, "data.path")))

@@ -9,7 +9,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from buckeye.errors import UsageError
-from buckeye.mcp.tasks.lock import LOCK_FILE, VERSION, ImageName, ToolEntry, lock_in, parse_image, update_lock
+from buckeye.mcp.tasks.lock_file import (
+    LOCK_FILE,
+    VERSION,
+    ImageName,
+    ToolEntry,
+    find_lock,
+    parse_image,
+    update_lock,
+)
 
 Progress = Callable[[str], None]
 
@@ -29,17 +37,23 @@ def build_environment(folder: Path, tag: str | None, builder: str, progress: Pro
     """Build the image of a folder, start it, list its tools, and record the result in the lock file.
 
     The lock file is written last, and not at all if the image does not start. Raises UsageError,
-    PrepareError, RuntimeUnavailable, McpFault.
+    PrepareError, RuntimeUnavailableError, McpEnvironmentError.
     """
     from buckeye.mcp.config import DefaultsConfig
     from buckeye.mcp.sandbox.build import build_image, choose_builder
-    from buckeye.setup.init.source import find_source, folder_image
-    from buckeye.setup.init.trial import timed_tools
+    from buckeye.setup.init.environment_source import default_image_name, find_source
+    from buckeye.setup.init.trial_server import timed_tools
 
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder. `buckeye env new NAME` writes an environment to start from")
-    lock_file, lock = folder / LOCK_FILE, lock_in(folder)
-    name = _image(tag) if tag is not None else lock.image_name if lock is not None else folder_image(folder)
+    lock_file, lock = folder / LOCK_FILE, find_lock(folder)
+    name = (
+        _image(tag)
+        if tag is not None
+        else lock.image_name
+        if lock is not None
+        else default_image_name(folder)
+    )
     image = f"{name.name}:{name.tag or 'latest'}"
     chosen = choose_builder(builder)
     progress(f"building {image} with {chosen}")
@@ -65,15 +79,15 @@ def push_environment(folder: Path, image: str | None, progress: Progress) -> tup
 
     Returns name and digest, which are recorded in the lock file. Raises UsageError and PrepareError.
     """
-    from buckeye.mcp.sandbox.build import push_built
+    from buckeye.mcp.sandbox.build import push_image
 
-    lock_file, lock = folder / LOCK_FILE, lock_in(folder)
+    lock_file, lock = folder / LOCK_FILE, find_lock(folder)
     if lock is None:
         raise UsageError(f"there is no {lock_file}. Build the image first: `buckeye env build {folder}`")
     built = lock.image_name.tagged
     name = _image(image) if image is not None else lock.image_name
     target = f"{name.name}:{name.tag or 'latest'}"
-    digest = push_built(built, target, progress=progress)
+    digest = push_image(built, target, progress=progress)
     update_lock(lock_file, {"image": target, "digest": digest or None, "pushed_at": _now()})
     return target, digest
 

@@ -40,7 +40,7 @@ from buckeye.trainer.losses import (
     total_loss,
 )
 from buckeye.trainer.micro_batch_size import is_out_of_memory
-from buckeye.trainer.model.adapter_files import merge_into
+from buckeye.trainer.model.adapter_files import merge_adapter_into
 from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.parallel.fsdp import shard_policy
 from buckeye.transport.batches import Batch, Sample
@@ -88,7 +88,7 @@ class BatchLoss:
             return dict(zip(("loss", *sums.statistics), values, strict=True))
 
         token_ids = [s.token_ids for s in samples]
-        sums = over_micro_batches(self._learner, token_ids, work, ("loss", *self._names))
+        sums = run_micro_batches(self._learner, token_ids, work, ("loss", *self._names))
         return {
             "loss": sums.pop("loss"),
             **averages(sums),
@@ -97,7 +97,7 @@ class BatchLoss:
             "zero_advantage_share": 1.0 - sum(map(has_advantage, batch.samples)) / max(1, len(batch.samples)),
         }
 
-    def all_logprobs(self, samples: Sequence[Sample]) -> npt.NDArray[np.float32]:
+    def gather_logprobs(self, samples: Sequence[Sample]) -> npt.NDArray[np.float32]:
         """Return the log-probs f32[M] of the M trained tokens of the samples passed to `backward`, sample
         after sample. All ranks must call it. A token that no rank computed is NaN.
         """
@@ -106,7 +106,7 @@ class BatchLoss:
         for place, part in zip(range(len(counts)), found.split(counts), strict=True):
             if place in self.logprobs:
                 part.copy_(self.logprobs[place])
-        whole, *others = self._learner.ranks.gather(found)
+        whole, *others = self._learner.ranks.all_gather(found)
         for other in others:
             whole = torch.where(torch.isnan(whole), other, whole)
         return np.asarray(whole.cpu().numpy(), np.float32)
@@ -125,7 +125,7 @@ class BatchLoss:
         return {"ratio_min": -found["low"], "ratio_max": found["high"]}
 
 
-def over_micro_batches(
+def run_micro_batches(
     learner: Learner,
     token_ids: Sequence[Tokens],
     work: Callable[[Sequence[int]], Mapping[str, float]],
@@ -141,7 +141,7 @@ def over_micro_batches(
     size, device = learner.micro_batch_size, learner.policy.device
     longest = max(map(len, token_ids), default=0)
     while True:
-        fair = -(-sum(map(len, token_ids)) // learner.ranks.shares)  # so that every rank has a row
+        fair = -(-sum(map(len, token_ids)) // learner.ranks.dp_size)  # so that every rank has a row
         capacity = min(size.capacity(longest), max(fair, longest))
         bins = plan_bins(token_ids, capacity, pair_cost=learner.policy.pair_cost)
         largest = max((b.tokens for b in bins), default=0)
@@ -164,9 +164,9 @@ def _compute(
     work: Callable[[Sequence[int]], Mapping[str, float]],
     names: Sequence[str],
 ) -> dict[str, float]:
-    """Run this rank's bins for `over_micro_batches`. Set the `_OUT_OF_MEMORY` sum to 1 if memory ran out."""
-    shares = distribute([b.cost for b in bins], learner.ranks.shares)
-    mine = shares[learner.ranks.share]
+    """Run this rank's bins for `run_micro_batches`. Set the `_OUT_OF_MEMORY` sum to 1 if memory ran out."""
+    shares = distribute([b.cost for b in bins], learner.ranks.dp_size)
+    mine = shares[learner.ranks.dp_rank]
     logger.debug(
         "%d samples in %d bins, %d tokens to compute; %d bins are computed here",
         sum(len(b.indices) for b in bins),
@@ -176,7 +176,7 @@ def _compute(
     )
     sums = dict.fromkeys((*names, _OUT_OF_MEMORY), 0.0)
     try:
-        with learner.policy.computing():
+        with learner.policy.cast_weights():
             for number, index in enumerate(mine, start=1):
                 heartbeat.report(f"computes micro-batch {number} of {len(mine)}")
                 fault_point("trainer.oom")
@@ -320,7 +320,7 @@ def _frozen(source: str, adapter: Path | None, config: TrainerConfig, learner: L
             "the same tokenizer."
         )
     if adapter is not None:
-        merge_into(reference.model, source, adapter)
+        merge_adapter_into(reference.model, source, adapter)
     reference.module.requires_grad_(False).eval()
     shard_policy(reference, config.model, learner.ranks)
 

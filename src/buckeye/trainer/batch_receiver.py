@@ -12,11 +12,11 @@ from buckeye.base import heartbeat
 from buckeye.base.process import RunIdentity, StopFlag
 from buckeye.errors import TransportError
 from buckeye.trainer.parallel.ranks import Ranks
-from buckeye.trainer.quarantine import set_aside
+from buckeye.trainer.quarantine import quarantine_batch
 from buckeye.transport.batches import (
     Batch,
     batch_directory,
-    foreign_batches,
+    list_other_runs_batches,
     pack_samples,
     read_batch,
     unpack_samples,
@@ -93,9 +93,11 @@ class BatchReceiver:
                     self.timeout_seconds,
                 )
 
-    def tell_foreign(self) -> None:
+    def warn_about_other_runs(self) -> None:
         """Log a warning if the directory has batches of other runs or attempts; they are not read."""
-        foreign = foreign_batches(self.root, identity=self.identity) if self.ranks.first else []
+        foreign = (
+            list_other_runs_batches(self.root, identity=self.identity) if self.ranks.is_rank_zero else []
+        )
         if foreign:
             logger.warning(
                 "%d batches in %s are of another run or attempt and ignored: steps %s",
@@ -110,7 +112,7 @@ class BatchReceiver:
         while True:
             if self.stop.requested:
                 return _Verdict.STOP, None, None
-            if not self.ranks.first:
+            if not self.ranks.is_rank_zero:
                 return _Verdict.WAIT, None, None
             try:
                 batch = self._read(wait)
@@ -133,7 +135,7 @@ class BatchReceiver:
             if len(wait.damaged) == _MOST_DAMAGED:
                 raise
             logger.warning("%s It is set aside; the orchestrator should write it again.", error)
-            set_aside(self.skipped, batch_directory(self.root, wait.step))
+            quarantine_batch(self.skipped, batch_directory(self.root, wait.step))
             return None
         if batch is None and wait.damaged and time.monotonic() - wait.damaged[-1] >= _AGAIN_SECONDS:
             raise TransportError(
@@ -150,7 +152,7 @@ class BatchReceiver:
 
     def _given(self, batch: Batch | None, step: int) -> Batch:
         """Return rank 0's batch on all ranks. Only rank 0 has the orchestrator's state."""
-        if self.ranks.count == 1 and batch is not None:
+        if self.ranks.world_size == 1 and batch is not None:
             return batch
         data = self.ranks.broadcast(None if batch is None else pack_samples(batch.samples))
         return batch or Batch(step=step, samples=unpack_samples(data), orchestrator_state={})

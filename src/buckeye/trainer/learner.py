@@ -13,11 +13,11 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
-from buckeye.monitor.signals import is_power_of_ten
+from buckeye.monitor.verdicts import is_power_of_ten
 from buckeye.trainer.data.packing import PackedMicroBatch
 from buckeye.trainer.micro_batch_size import MicroBatchSize
 from buckeye.trainer.model.adapter_files import has_adapter
-from buckeye.trainer.model.policy import Policy
+from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.trainer.optim.optimizer import (
     NamedOptimizer,
     ScheduleType,
@@ -26,14 +26,14 @@ from buckeye.trainer.optim.optimizer import (
     learning_rate,
     sum_gradients,
 )
-from buckeye.trainer.parallel.fsdp import gather, settle
+from buckeye.trainer.parallel.fsdp import gather_tensors, reshard_policy
 from buckeye.trainer.parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Schedule:
+class LearningRateSchedule:
     """Arguments of `learning_rate`, except the step."""
 
     schedule: ScheduleType
@@ -49,7 +49,7 @@ class Schedule:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Progress:
+class TrainingProgress:
     """Training progress: optimizer steps done, steps of the learning-rate schedule, samples taken from the
     data set since its start, tokens and samples seen, steps skipped for a non-finite loss or gradient
     (`skipped`), and steps with a gradient of 0 (`empty`).
@@ -100,9 +100,9 @@ class Learner:
 
     def __init__(
         self,
-        policy: Policy,
+        policy: PolicyNetwork,
         optimizer: NamedOptimizer,
-        schedule: Schedule,
+        schedule: LearningRateSchedule,
         ranks: Ranks,
         tokenizer_files: Mapping[str, bytes],
         micro_batch_size: MicroBatchSize,
@@ -118,9 +118,9 @@ class Learner:
         self.micro_batch_size = micro_batch_size
         self.max_norm = max_norm
         self.reduce_dtype = reduce_dtype
-        self.progress = Progress()
+        self.progress = TrainingProgress()
         self.work = Work()
-        """Work of all ranks since the last call of `speed`."""
+        """Work of all ranks since the last call of `throughput`."""
         self.reference_forwards: list[Callable[[PackedMicroBatch, torch.Tensor], torch.Tensor]] = []
         """Forward passes of other models that are sharded among the ranks, with temperatures f32[N]. They
         also run for empty rows.
@@ -183,7 +183,7 @@ class Learner:
         for parameter in self.policy.trainable.values():
             parameter.grad = None
 
-    def speed(self, tokens: int, seconds: float) -> dict[str, float]:
+    def throughput(self, tokens: int, seconds: float) -> dict[str, float]:
         """Return the throughput since the last call.
 
         `tokens_per_second` counts the batch's tokens. `tokens_computed` counts shared prefixes once.
@@ -200,26 +200,26 @@ class Learner:
         }
         peak = peak_flops(policy.device)
         if peak is not None:
-            values["mfu"] = flops / seconds / (peak * self.ranks.count)
+            values["mfu"] = flops / seconds / (peak * self.ranks.world_size)
         values["peak_memory_gib"] = peak_memory_gib(self.policy.device)
         return values | self.micro_batch_size.values()
 
-    def model_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return `stored_tensors` unsharded, as `dtype`, on rank 0, and an empty mapping on the others. All
+    def gather_model_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+        """Return `local_tensors` unsharded, as `dtype`, on rank 0, and an empty mapping on the others. All
         ranks must call it.
         """
-        return gather(self.stored_tensors(), keep=self.ranks.first, dtype=dtype)
+        return gather_tensors(self.local_tensors(), keep=self.ranks.is_rank_zero, dtype=dtype)
 
-    def stored_tensors(self) -> Mapping[str, torch.Tensor]:
+    def local_tensors(self) -> Mapping[str, torch.Tensor]:
         """Return the model's tensors, or this rank's shards of them; only the adapter's if an adapter is
         trained.
         """
-        settle(self.policy)
+        reshard_policy(self.policy)
         model = self.policy.model
         return self.policy.trainable if has_adapter(model) else model.state_dict(keep_vars=True)
 
 
-def finite_only(values: Mapping[str, float]) -> dict[str, float]:
+def drop_non_finite(values: Mapping[str, float]) -> dict[str, float]:
     """Return the values that JSON can hold, without NaN and infinities."""
     return {name: value for name, value in values.items() if math.isfinite(value)}
 

@@ -27,23 +27,23 @@ _MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error:
 
 @dataclass(slots=True)
 class MicroBatchSize:
-    """Limit of tokens per micro-batch: `tokens` is the current limit, `most` the configured one. `retries`
+    """Limit of tokens per micro-batch: `tokens` is the current limit, `max_tokens` the configured one. `retries`
     counts the halvings of this run. Both are stored in `path`, for a restart under equal `conditions`.
     """
 
-    most: int
+    max_tokens: int
     tokens: int
     retries: int
     path: Path
     conditions: Mapping[str, Any]
-    divided: bool
-    first: bool
+    is_sharded: bool
+    is_rank_zero: bool
 
     def capacity(self, longest: int) -> int:
         """Return the row capacity if the longest sample has `longest` tokens: that sample must fit, up to
-        `most`.
+        `max_tokens`.
         """
-        return max(self.tokens, min(longest, self.most))
+        return max(self.tokens, min(longest, self.max_tokens))
 
     def halve(self, computed: int, longest: int, *, device: torch.device) -> None:
         """Halve the limit after `computed` tokens were too many. `longest` is the length of the longest
@@ -60,9 +60,9 @@ class MicroBatchSize:
             )
         self.tokens = max(longest, computed // 2)
         self.retries += 1
-        if self.divided or self.first:
+        if self.is_sharded or self.is_rank_zero:
             self._remember()
-        if self.divided:
+        if self.is_sharded:
             raise RunError(
                 f"Out of memory on {device} with {computed} tokens at once. Ranks that divide a model "
                 f"cannot go back one alone: the next attempt computes {self.tokens} at once ({self.path})."
@@ -95,20 +95,20 @@ def micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBa
     most = max(config.seq_len, config.micro_batch_tokens) if isinstance(config, SFTConfig) else config.seq_len
     conditions = {
         "seq_len": most,
-        "ranks": ranks.count,
+        "ranks": ranks.world_size,
         "device": torch.cuda.get_device_name(ranks.device) if cuda else "cpu",
         "optimizer": config.optim.type,
         "model": config.model.model_dump(mode="json"),
     }
     tokens, retries = _remembered(path, conditions) or (most, 0)
     return MicroBatchSize(
-        most=most,
+        max_tokens=most,
         tokens=-ranks.max(-tokens),
         retries=retries,
         path=path,
         conditions=conditions,
-        divided=ranks.mesh is not None,
-        first=ranks.first,
+        is_sharded=ranks.mesh is not None,
+        is_rank_zero=ranks.is_rank_zero,
     )
 
 

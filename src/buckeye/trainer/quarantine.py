@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _MOST = 10
 
 
-def keep_skipped(root: Path, batch: Batch, identity: RunIdentity) -> None:
+def write_skipped_samples(root: Path, batch: Batch, identity: RunIdentity) -> None:
     """Write the left-out samples of a step to `<root>/step_<N>`, as a batch. Only the first few steps are
     kept.
     """
@@ -31,7 +31,7 @@ def keep_skipped(root: Path, batch: Batch, identity: RunIdentity) -> None:
     logger.warning("What was left out of step %d is kept in %s.", batch.step, path)
 
 
-def set_aside(root: Path, damaged: Path) -> None:
+def quarantine_batch(root: Path, damaged: Path) -> None:
     """Move an unreadable batch to `<root>/damaged_<name>`, or delete it if enough are kept."""
     target = root / f"damaged_{damaged.name}"
     if target.exists() or _full(root, f"The damaged {damaged}"):
@@ -65,14 +65,14 @@ CAUSES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Inspection:
+class ValidatedBatch:
     """Batch without the invalid samples. `left_out` maps their index in the batch to the cause."""
 
     usable: Batch
     left_out: Mapping[int, str]
 
     @property
-    def nothing_left(self) -> bool:
+    def has_no_usable_samples(self) -> bool:
         """True if the batch had samples and none is usable."""
         return bool(self.left_out) and not self.usable.samples
 
@@ -93,21 +93,21 @@ class Inspection:
         return found
 
 
-def inspect(batch: Batch, *, vocabulary: int, most_age: int) -> Inspection:
+def remove_invalid_samples(batch: Batch, *, vocab_size: int, max_age: int) -> ValidatedBatch:
     """Remove the samples that cannot be trained on from a batch."""
-    oldest = batch.step - most_age
+    oldest = batch.step - max_age
     found = {
         index: cause
         for index, sample in enumerate(batch.samples)
-        if (cause := _cause(sample, vocabulary=vocabulary, oldest=oldest, newest=batch.step)) is not None
+        if (cause := _cause(sample, vocab_size=vocab_size, oldest=oldest, newest=batch.step)) is not None
     }
     usable = tuple(sample for index, sample in enumerate(batch.samples) if index not in found)
-    return Inspection(usable=replace(batch, samples=usable), left_out=found)
+    return ValidatedBatch(usable=replace(batch, samples=usable), left_out=found)
 
 
-def _cause(sample: Sample, *, vocabulary: int, oldest: int, newest: int) -> str | None:
+def _cause(sample: Sample, *, vocab_size: int, oldest: int, newest: int) -> str | None:
     trained = sample.loss_mask
-    if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocabulary:
+    if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocab_size:
         return "vocabulary"
     if not sample.temperature > 0:
         return "temperature"

@@ -19,28 +19,28 @@ from buckeye.base.disk import write_when_room
 from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity, StopFlag, run_identity
 from buckeye.base.storage import step_directory
-from buckeye.config.shared import most_token_age
+from buckeye.config.shared import max_token_age
 from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import FinalRunError
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
-from buckeye.monitor.signals import training_level
+from buckeye.monitor.verdicts import training_log_level
 from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train
 from buckeye.trainer.batch_receiver import BatchReceiver
-from buckeye.trainer.learner import Learner, finite_only, format_step
+from buckeye.trainer.learner import Learner, drop_non_finite, format_step
 from buckeye.trainer.losses import check_loss
-from buckeye.trainer.output.writer import Output
-from buckeye.trainer.parallel.ranks import write_together
-from buckeye.trainer.quarantine import Inspection, inspect, keep_skipped
-from buckeye.trainer.setup import build_learner, find_resume, trainer_process
+from buckeye.trainer.output.writer import OutputWriter
+from buckeye.trainer.parallel.ranks import write_on_rank_zero
+from buckeye.trainer.quarantine import ValidatedBatch, remove_invalid_samples, write_skipped_samples
+from buckeye.trainer.setup import build_learner, find_resume_checkpoint, trainer_process
 from buckeye.transport.batches import (
     Batch,
     Sample,
     TrainedBatch,
-    keep_trained,
-    prune_trained,
+    archive_trained_batch,
+    prune_trained_batches,
     remove_batch,
-    remove_trained,
+    remove_trained_batches,
 )
 from buckeye.transport.weights import read_weights_manifest
 from buckeye.version import __version__
@@ -60,9 +60,11 @@ def run_trainer(config: TrainerConfig) -> bool:
     """
     stop = StopFlag().install()
     with trainer_process(config, "trainer") as ranks:
-        logger.info("Starting trainer on %s (rank %d of %d)", ranks.device, ranks.rank, ranks.count)
+        logger.info("Starting trainer on %s (rank %d of %d)", ranks.device, ranks.rank, ranks.world_size)
         check_loss(config.loss)
-        learner = build_learner(config, ranks, find_resume(config, ranks), max_steps=config.max_steps)
+        learner = build_learner(
+            config, ranks, find_resume_checkpoint(config, ranks), max_steps=config.max_steps
+        )
         trainer = RLTrainer(config, learner, stop, run_identity())
         with trainer.output:
             return trainer.run()
@@ -96,9 +98,9 @@ class RLTrainer:
             stop=stop,
             timeout_seconds=config.batch_timeout,
         )
-        self.output = Output.of(config, learner, identity, self.metrics)
+        self.output = OutputWriter.of(config, learner, identity, self.metrics)
         interval = config.weights.measure_interval
-        self._served = self.output.served(interval=interval) if interval is not None else None
+        self._served = self.output.rounding_monitor(interval=interval) if interval is not None else None
         self._orchestrator_state: Mapping[str, Any] = {}
         self._unusable_batches = 0  # in a row
 
@@ -109,9 +111,9 @@ class RLTrainer:
 
     def run(self) -> bool:
         """Publish the initial weights, then turn batches into weights. Return True if all steps are done."""
-        self.receiver.tell_foreign()
-        if self.ranks.first:  # an earlier attempt may have gone further; these steps are trained again
-            remove_trained(self._trained, self.step)
+        self.receiver.warn_about_other_runs()
+        if self.ranks.is_rank_zero:  # an earlier attempt may have gone further; these steps are trained again
+            remove_trained_batches(self._trained, self.step)
         self._publish()
         heartbeat.ready()
         while not self._complete():
@@ -121,14 +123,14 @@ class RLTrainer:
                 logger.info("Stopping on request at step %d", self.step)
                 break
             self.train(batch)
-            if self.output.due():
+            if self.output.is_due():
                 self._checkpoint()
         self._checkpoint()
         self.output.wait()
         self.metrics.close()
         if self._complete():
             left_out = self.learner.progress.skipped + self.learner.progress.empty
-            logger.log(training_level(self.step, left_out=left_out), "RL trainer finished!")
+            logger.log(training_log_level(self.step, left_out=left_out), "RL trainer finished!")
         return self._complete()
 
     def _complete(self) -> bool:
@@ -154,7 +156,7 @@ class RLTrainer:
         tokens = sum(len(s.token_ids) for s in batch.samples)
         with self.stopwatch.of("compute"):
             logger.info("Starting forward and backward pass (batch_size=%d)", len(samples))
-            with self.output.as_published():
+            with self.output.use_published_weights():
                 record = self._backward(found, samples)
             fault_point("trainer.step")
             heartbeat.report(f"updates the weights of step {step}")
@@ -170,12 +172,12 @@ class RLTrainer:
             **update.values(),
             "seconds": seconds,
             **self._measure_served(found.usable.samples),
-            **self.learner.speed(tokens, seconds),
+            **self.learner.throughput(tokens, seconds),
             **self.stopwatch.take(),
         }
         # left-out samples have their own warning before this line
         logger.log(SUCCESS, format_step(step, values))
-        write_together(self.ranks, lambda: self.metrics.write("trainer", step, finite_only(values)))
+        write_on_rank_zero(self.ranks, lambda: self.metrics.write("trainer", step, drop_non_finite(values)))
         self._let_go(batch, samples, values)
 
     def _let_go(self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float]) -> None:
@@ -184,23 +186,23 @@ class RLTrainer:
         """
         keep = self.config.trained
         if keep.keep != 0:
-            logprobs = self.batch_loss.all_logprobs(samples)
+            logprobs = self.batch_loss.gather_logprobs(samples)
             write = partial(self._keep, batch, samples, logprobs, values)
             if keep.record_order:
                 what, needed = f"batch {batch.step}, which is kept", logprobs.nbytes
-                write_together(
+                write_on_rank_zero(
                     self.ranks, lambda: write_when_room(self._trained, write, what=what, needed=needed)
                 )
-            elif self.ranks.first:
+            elif self.ranks.is_rank_zero:
                 self._keep_some(write, batch.step)
-        if self.ranks.first:
+        if self.ranks.is_rank_zero:
             remove_batch(self.receiver.root, batch.step)
 
     def _keep_some(self, write: Callable[[], None], step: int) -> None:
         keep = self.config.trained
         try:
             write()
-            prune_trained(self._trained, keep=keep.keep, max_bytes=keep.max_bytes)
+            prune_trained_batches(self._trained, keep=keep.keep, max_bytes=keep.max_bytes)
         except OSError as error:  # only `rl replay` needs it: not a reason to end the run
             logger.warning("Batch %d is not kept for `rl replay`: %s", step, error)
 
@@ -213,9 +215,9 @@ class RLTrainer:
     ) -> None:
         places = {id(sample): place for place, sample in enumerate(batch.samples)}
         record = {
-            "values": finite_only(values),
+            "values": drop_non_finite(values),
             "weights": read_weights_manifest(step_directory(self._weights, self.step)).checksum,
-            "ranks": self.ranks.count,
+            "ranks": self.ranks.world_size,
             "device": self.ranks.device.type,
             "threads": torch.get_num_threads(),
             "buckeye": __version__,
@@ -226,22 +228,24 @@ class RLTrainer:
             logprobs=logprobs,
             record=record,
         )
-        keep_trained(self.receiver.root, self._trained, batch, trained, identity=self.receiver.identity)
+        archive_trained_batch(
+            self.receiver.root, self._trained, batch, trained, identity=self.receiver.identity
+        )
 
     def _measure_served(self, samples: Sequence[Sample]) -> dict[str, float]:
-        if self._served is None or not self._served.due(self.step):
+        if self._served is None or not self._served.is_due(self.step):
             return {}
         heartbeat.report(f"compares the weights of step {self.step} with those that are sampled with")
         return self._served.measure(samples)
 
-    def _inspect(self, batch: Batch) -> Inspection:
+    def _inspect(self, batch: Batch) -> ValidatedBatch:
         """Return the usable part of a batch. Log a warning about the rest. Raise `FinalRunError` after ten
         unusable batches in a row.
         """
-        vocabulary = self.learner.policy.model.config.vocab_size
+        vocab_size = self.learner.policy.model.config.vocab_size
         config = self.config
-        most_age = most_token_age(config.max_async_level, config.max_off_policy_steps)
-        found = inspect(batch, vocabulary=vocabulary, most_age=most_age)
+        max_age = max_token_age(config.max_async_level, config.max_off_policy_steps)
+        found = remove_invalid_samples(batch, vocab_size=vocab_size, max_age=max_age)
         if found.left_out:
             logger.warning(
                 "%d of the %d samples of batch %d are left out: %s",
@@ -250,7 +254,7 @@ class RLTrainer:
                 batch.step,
                 found.describe(),
             )
-        self._unusable_batches = self._unusable_batches + 1 if found.nothing_left else 0
+        self._unusable_batches = self._unusable_batches + 1 if found.has_no_usable_samples else 0
         if self._unusable_batches == _MOST_UNUSABLE_BATCHES:
             raise FinalRunError(
                 f"{_MOST_UNUSABLE_BATCHES} batches in a row had no sample to learn from, the last "
@@ -258,16 +262,16 @@ class RLTrainer:
             )
         return found
 
-    def _backward(self, found: Inspection, samples: Sequence[Sample]) -> dict[str, float]:
-        if found.nothing_left:
+    def _backward(self, found: ValidatedBatch, samples: Sequence[Sample]) -> dict[str, float]:
+        if found.has_no_usable_samples:
             return {"loss": math.nan}  # makes the optimizer skip the step
         return self.batch_loss.backward(found.usable, samples)
 
-    def _keep_left_out(self, batch: Batch, found: Inspection, *, skipped: bool) -> None:
+    def _keep_left_out(self, batch: Batch, found: ValidatedBatch, *, skipped: bool) -> None:
         """Write the samples that were not trained on to `skipped/`: the whole batch of a skipped step, else
         the left-out samples.
         """
-        if not self.ranks.first or not (skipped or found.left_out):
+        if not self.ranks.is_rank_zero or not (skipped or found.left_out):
             return
         samples = batch.samples if skipped else tuple(batch.samples[i] for i in found.left_out)
-        keep_skipped(self._skipped, replace(batch, samples=samples), self.receiver.identity)
+        write_skipped_samples(self._skipped, replace(batch, samples=samples), self.receiver.identity)

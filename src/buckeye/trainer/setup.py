@@ -25,21 +25,21 @@ from buckeye.config.trainer import (
 )
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.log import run_log, setup_logging
-from buckeye.trainer.learner import Learner, Schedule
+from buckeye.trainer.learner import Learner, LearningRateSchedule
 from buckeye.trainer.micro_batch_size import micro_batch_size
-from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter, merge_into
-from buckeye.trainer.model.policy import Policy, load_policy, pick_device
+from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter, merge_adapter_into
+from buckeye.trainer.model.policy import PolicyNetwork, load_policy, pick_device
 from buckeye.trainer.optim.optimizer import NamedOptimizer, build_optimizer
-from buckeye.trainer.output.export import read_tokenizer_files
+from buckeye.trainer.output.hf_directory import read_tokenizer_files
 from buckeye.trainer.output.state import load_state
 from buckeye.trainer.parallel.fsdp import offloads, shard_policy
 from buckeye.trainer.parallel.ranks import Ranks, join_ranks, local_rank
-from buckeye.trainer.parallel.shards import empty_policy, fill_policy
+from buckeye.trainer.parallel.shards import empty_policy, load_policy_shards
 from buckeye.transport.checkpoint import (
     MODEL_DIRECTORY,
     CheckpointInfo,
-    trainer_state,
-    usable_checkpoint,
+    find_usable_checkpoint,
+    trainer_state_directory,
     verify_checkpoint,
 )
 
@@ -57,15 +57,15 @@ def trainer_process(config: TrainerConfig | SFTConfig, name: str) -> Iterator[Ra
     torch.backends.cuda.enable_cudnn_sdp(False)
     device = pick_device(config.model.device, local_rank())
     ranks = join_ranks(device, config.model, timeout_seconds=config.dist_timeout_seconds)
-    process = name if ranks.first else f"{name} rank {ranks.rank}"
+    process = name if ranks.is_rank_zero else f"{name} rank {ranks.rank}"
     setup_logging(config.log.level, process, run_log(config.output_dir))
     try:
         yield ranks
     finally:
-        ranks.leave()
+        ranks.close()
 
 
-def find_resume(config: TrainerConfig | SFTConfig, ranks: Ranks) -> CheckpointInfo | None:
+def find_resume_checkpoint(config: TrainerConfig | SFTConfig, ranks: Ranks) -> CheckpointInfo | None:
     """Return the checkpoint to resume from, verified by all ranks together. None: start from the model."""
     if config.ckpt is None or config.ckpt.resume_step is None:
         return None
@@ -74,13 +74,13 @@ def find_resume(config: TrainerConfig | SFTConfig, ranks: Ranks) -> CheckpointIn
     def verify(info: CheckpointInfo) -> None:
         error: CheckpointError | None = None
         try:
-            verify_checkpoint(info, share=ranks.rank, shares=ranks.count)
+            verify_checkpoint(info, share=ranks.rank, shares=ranks.world_size)
         except CheckpointError as found:
             error = found
         if ranks.max(int(error is not None)):
             raise error or CheckpointError("Another rank found a damaged file; see its log.")
 
-    info = usable_checkpoint(root, step, verify)
+    info = find_usable_checkpoint(root, step, verify)
     logger.info("Resuming training from checkpoint step `%d`", info.step)
     return info
 
@@ -95,14 +95,14 @@ def build_learner(
     policy = _load(source, config, ranks)
     start = config.model.adapter if resume is None else None
     if config.model.experimental.lora is not None:
-        directory = start if resume is None else trainer_state(resume) / ADAPTER_DIRECTORY
+        directory = start if resume is None else trainer_state_directory(resume) / ADAPTER_DIRECTORY
         _adapt(policy, config.model.experimental.lora, source, directory)
     elif start is not None:
-        merge_into(policy.model, source, start)
+        merge_adapter_into(policy.model, source, start)
         logger.info("Merged the adapter %s into the model", start)
     shard_policy(policy, config.model, ranks)
     if policy.model.device.type == "meta":
-        fill_policy(policy, source, offloaded=offloads(config.model, ranks.device))
+        load_policy_shards(policy, source, offloaded=offloads(config.model, ranks.device))
     learner = Learner(
         policy,
         _optimizer(policy, config.optim),
@@ -114,7 +114,7 @@ def build_learner(
         reduce_dtype=getattr(torch, config.model.reduce_dtype),
     )
     if resume is not None and config.ckpt is not None:
-        load_state(learner, trainer_state(resume), skip_data=config.ckpt.skip_dataloader)
+        load_state(learner, trainer_state_directory(resume), skip_data=config.ckpt.skip_dataloader)
     return learner
 
 
@@ -124,7 +124,7 @@ def _source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) ->
     """
     if resume is None or config.model.experimental.lora is not None:
         return config.model.name
-    model = trainer_state(resume) / MODEL_DIRECTORY
+    model = trainer_state_directory(resume) / MODEL_DIRECTORY
     if not model.is_dir():
         raise CheckpointError(
             f"{resume.path} holds an adapter and no complete model: set trainer.model.experimental.lora as "
@@ -133,7 +133,7 @@ def _source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) ->
     return str(model)
 
 
-def _adapt(policy: Policy, lora: LoRAConfig, base: str, directory: Path | None) -> None:
+def _adapt(policy: PolicyNetwork, lora: LoRAConfig, base: str, directory: Path | None) -> None:
     """Add an adapter to the policy, with the values from `directory` if given."""
     from buckeye.trainer.model.lora import add_adapter  # importing takes seconds
 
@@ -148,7 +148,7 @@ def _adapt(policy: Policy, lora: LoRAConfig, base: str, directory: Path | None) 
     )
 
 
-def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Policy:
+def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> PolicyNetwork:
     model, flash, sharded = config.model, config.model.attn != "sdpa", ranks.mesh is not None
     dtype = model.compute_dtype
     resumed = source != model.name  # a checkpoint stores every parameter under its own name
@@ -174,7 +174,7 @@ def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Polic
     return policy
 
 
-def _optimizer(policy: Policy, optim: OptimizerConfig) -> NamedOptimizer:
+def _optimizer(policy: PolicyNetwork, optim: OptimizerConfig) -> NamedOptimizer:
     settings: dict[str, Any] = {}
     if isinstance(optim, SGDConfig | MuonConfig):
         settings |= {"momentum": optim.momentum, "nesterov": optim.nesterov}
@@ -188,9 +188,9 @@ def _optimizer(policy: Policy, optim: OptimizerConfig) -> NamedOptimizer:
     )
 
 
-def _schedule(scheduler: SchedulerConfig, *, peak: float, max_steps: int | None) -> Schedule:
+def _schedule(scheduler: SchedulerConfig, *, peak: float, max_steps: int | None) -> LearningRateSchedule:
     if isinstance(scheduler, ConstantSchedulerConfig):
-        return Schedule(schedule="constant", peak=peak)
+        return LearningRateSchedule(schedule="constant", peak=peak)
     decay = scheduler.decay if isinstance(scheduler, LinearSchedulerConfig) else 0
     if max_steps is not None and scheduler.warmup + decay > max_steps:
         logger.warning(
@@ -200,7 +200,7 @@ def _schedule(scheduler: SchedulerConfig, *, peak: float, max_steps: int | None)
             max_steps,
             "never reaches its peak" if scheduler.warmup > max_steps else "falls as soon as it has risen",
         )
-    return Schedule(
+    return LearningRateSchedule(
         schedule=scheduler.type,
         peak=peak,
         warmup=scheduler.warmup,

@@ -16,14 +16,14 @@ from buckeye.config.sft import SFTConfig
 from buckeye.errors import CheckpointError
 from buckeye.monitor.log import SUCCESS
 from buckeye.monitor.metrics import MetricsLog, Stopwatch
-from buckeye.monitor.signals import training_level
-from buckeye.trainer.batch_loss import over_micro_batches
+from buckeye.monitor.verdicts import training_log_level
+from buckeye.trainer.batch_loss import run_micro_batches
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat, ChatSample
 from buckeye.trainer.data.packing import pack_micro_batch
-from buckeye.trainer.learner import Learner, finite_only, format_step
-from buckeye.trainer.output.writer import Output
-from buckeye.trainer.parallel.ranks import write_together
-from buckeye.trainer.setup import build_learner, find_resume, trainer_process
+from buckeye.trainer.learner import Learner, drop_non_finite, format_step
+from buckeye.trainer.output.writer import OutputWriter
+from buckeye.trainer.parallel.ranks import write_on_rank_zero
+from buckeye.trainer.setup import build_learner, find_resume_checkpoint, trainer_process
 from buckeye.transport.checkpoint import CheckpointInfo, read_orchestrator_state
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def run_sft(config: SFTConfig) -> bool:
             logger.info("Validation data %s: %s", held_out.path, held_out.counts)
             validation = held_out.all()
         max_steps = config.max_steps or math.ceil(len(data) / config.batch_size)
-        resume = find_resume(config, ranks)
+        resume = find_resume_checkpoint(config, ranks)
         saved = read_orchestrator_state(resume) if resume is not None else {}
         if resume is not None and config.ckpt is not None and not config.ckpt.skip_dataloader:
             _check_same_data(saved, data, resume)
@@ -91,7 +91,7 @@ class SFTTrainer:
         self.best = best
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
         self.stopwatch = Stopwatch("data", "compute", "validate", "checkpoint")
-        self.output = Output.of(config, learner, run_identity(), self.metrics)
+        self.output = OutputWriter.of(config, learner, run_identity(), self.metrics)
 
     def run(self) -> bool:
         """Train to the end, or until any rank receives a stop request. Return True if all steps are done."""
@@ -105,7 +105,7 @@ class SFTTrainer:
             self._train()
             if self._validation_due():
                 self._validate()
-            if self.output.due():
+            if self.output.is_due():
                 self._checkpoint()
         self._checkpoint()
         self.output.publish(versions=1, durable=True)
@@ -113,7 +113,7 @@ class SFTTrainer:
         self.metrics.close()
         if self._complete():
             left_out = self.learner.progress.skipped + self.learner.progress.empty
-            logger.log(training_level(self.step, left_out=left_out), "SFT trainer finished!")
+            logger.log(training_log_level(self.step, left_out=left_out), "SFT trainer finished!")
         return self._complete()
 
     @property
@@ -126,7 +126,7 @@ class SFTTrainer:
 
     def _checkpointed(self) -> bool:
         """Return True if the current state will be checkpointed."""
-        return self.step > 0 and (self.output.due() or self._complete())
+        return self.step > 0 and (self.output.is_due() or self._complete())
 
     def _validation_due(self) -> bool:
         at_interval = self.val_interval is not None and self.step % self.val_interval == 0
@@ -155,7 +155,7 @@ class SFTTrainer:
             "samples": len(samples),
             "epoch": progress.data_position / len(self.data),
             "seconds": seconds,
-            **self.learner.speed(tokens, seconds),
+            **self.learner.throughput(tokens, seconds),
             **self.stopwatch.take(),
         }
         # left-out steps have their own warning before this line
@@ -172,7 +172,7 @@ class SFTTrainer:
         if self._checkpointed() and (self.best is None or loss < self.best.val_loss):
             self.best = Best(step=self.step, val_loss=loss)
         best = "" if self.best is None else f" | Best: {self.best.val_loss:.4f} at step {self.best.step}"
-        level = training_level(1, left_out=int(not math.isfinite(loss)))
+        level = training_log_level(1, left_out=int(not math.isfinite(loss)))
         logger.log(level, "Validation after %d steps | Loss: %.4f%s", self.step, loss, best)
         values = {"val_loss": loss, "trained_tokens": sums["trained_tokens"], "samples": len(self.validation)}
         self._record("validation", self.step, values)
@@ -188,7 +188,7 @@ class SFTTrainer:
             return self._backward([samples[i] for i in indices], divisor)
 
         with torch.set_grad_enabled(train):
-            return over_micro_batches(self.learner, [s.token_ids for s in samples], work, _SUMS)
+            return run_micro_batches(self.learner, [s.token_ids for s in samples], work, _SUMS)
 
     def _backward(self, samples: Sequence[ChatSample], divisor: float) -> dict[str, float]:
         policy = self.learner.policy
@@ -205,7 +205,9 @@ class SFTTrainer:
         }
 
     def _record(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        write_together(self.learner.ranks, lambda: self.metrics.write(kind, step, finite_only(values)))
+        write_on_rank_zero(
+            self.learner.ranks, lambda: self.metrics.write(kind, step, drop_non_finite(values))
+        )
 
 
 def _check_same_data(saved: Mapping[str, Any], data: ChatFile, resume: CheckpointInfo) -> None:

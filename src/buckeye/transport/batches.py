@@ -98,7 +98,7 @@ def batch_directory(root: Path, step: int) -> Path:
     return storage.step_directory(root, step)
 
 
-def foreign_batches(root: Path, *, identity: RunIdentity) -> list[int]:
+def list_other_runs_batches(root: Path, *, identity: RunIdentity) -> list[int]:
     """Return the steps of batches that another run or attempt wrote; they are never read."""
     return [step for step, path in storage.step_directories(root).items() if _owner(path) != identity]
 
@@ -154,7 +154,7 @@ class TrainedBatch:
     record: Mapping[str, Any]
 
 
-def keep_trained(
+def archive_trained_batch(
     root: Path, kept: Path, batch: Batch, trained: TrainedBatch, *, identity: RunIdentity
 ) -> None:
     """Move a trained batch, with its results, to `kept`. Replaces one of the same step.
@@ -172,7 +172,7 @@ def keep_trained(
     source.rename(final)
 
 
-def prune_trained(kept: Path, *, keep: int | None, max_bytes: int) -> None:
+def prune_trained_batches(kept: Path, *, keep: int | None, max_bytes: int) -> None:
     """Delete the oldest trained batches beyond `keep` batches or `max_bytes` bytes."""
     for number, directory in enumerate(reversed(storage.step_directories(kept).values())):
         max_bytes -= (directory / DATA).stat().st_size + (directory / TRAINED).stat().st_size
@@ -180,14 +180,14 @@ def prune_trained(kept: Path, *, keep: int | None, max_bytes: int) -> None:
             storage.remove_directory(directory)
 
 
-def remove_trained(kept: Path, start: int) -> None:
+def remove_trained_batches(kept: Path, start: int) -> None:
     """Delete the trained batches of step `start` and later."""
     for step, directory in reversed(storage.step_directories(kept).items()):
         if step >= start:  # last step first, so that an interrupted call leaves no gap
             storage.remove_directory(directory)
 
 
-def read_trained(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
+def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
     """Return a trained batch and its results, of any attempt. Raise `TransportError` if it is missing or
     incomplete.
     """

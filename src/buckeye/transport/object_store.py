@@ -31,7 +31,7 @@ from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo
 
 log = logging.getLogger(__name__)
 
-MODULES = {"s3": "s3fs", "gs": "gcsfs"}
+STORE_PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
 """Module that accesses each kind of store; the extra has the store's name."""
 
 DOWNLOAD = ".download"
@@ -63,7 +63,7 @@ class _Run(msgspec.Struct, kw_only=True, frozen=True):
     attempts: list[_Attempt]
 
 
-class Manifest(msgspec.Struct, kw_only=True, frozen=True):
+class StoreManifest(msgspec.Struct, kw_only=True, frozen=True):
     """Content of `COMMITTED` in a store: that of the run's directory, the size of every file, the run, and
     the protected steps (`kept`), such as the best one.
     """
@@ -78,7 +78,7 @@ class Manifest(msgspec.Struct, kw_only=True, frozen=True):
     kept: list[int] = []
 
 
-class Store:
+class CheckpointStore:
     """Store for the checkpoints of a run: `s3://bucket/prefix` or `gs://bucket/prefix`.
 
     Its credentials are those that the tools of AWS or Google find. Raise `UsageError` if the required module
@@ -88,8 +88,8 @@ class Store:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         kind = url.partition("://")[0]
-        if kind in MODULES:
-            need(MODULES[kind], f"ckpt.store = {url}")
+        if kind in STORE_PACKAGES:
+            need(STORE_PACKAGES[kind], f"ckpt.store = {url}")
         import fsspec
 
         settings: dict[str, Any] = {"use_listings_cache": False}
@@ -106,11 +106,11 @@ class Store:
         with self._telling("have objects deleted"):
             self._fs.rm_file(name)
 
-    def checkpoints(self) -> list[CheckpointInfo]:
+    def list_checkpoints(self) -> list[CheckpointInfo]:
         """Return the committed checkpoints, the newest last; their paths are relative to the store."""
         return _committed(self._objects())
 
-    def manifest(self, info: CheckpointInfo) -> Manifest:
+    def manifest(self, info: CheckpointInfo) -> StoreManifest:
         """Return a checkpoint's manifest. Raise `CheckpointError` if it does not match the objects, or is
         unsafe.
         """
@@ -120,7 +120,7 @@ class Store:
         with self._telling("be read"):
             text = self._fs.cat_file(f"{self._root}/{info.path}/{COMMITTED}")
         try:
-            found = msgspec.json.decode(text, type=Manifest)
+            found = msgspec.json.decode(text, type=StoreManifest)
             _check(found, info, objects)
         except (ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.url}/{info.path}/{COMMITTED} cannot be trusted: {error}.") from None
@@ -168,7 +168,7 @@ class Store:
         _at_once(put, list(files))
         return sum(path.stat().st_size for path in files.values())
 
-    def tidy(self, keep: int | None, *, protected: Collection[int]) -> list[int]:
+    def prune(self, keep: int | None, *, protected: Collection[int]) -> list[int]:
         """Delete all committed checkpoints except the `keep` newest (None: all) and those of `protected`
         steps. Also delete leftovers of killed writers that are older than the newest. Only files of
         checkpoints are deleted. Return the steps of the deleted committed checkpoints.
@@ -179,7 +179,11 @@ class Store:
             return []
         whole = {info.path.name for info in committed}
         begun = (_named(name.partition("/")[0]) for name in objects)
-        left = {info.path.name for info in begun if info is not None and age(info) < age(committed[-1])}
+        left = {
+            info.path.name
+            for info in begun
+            if info is not None and recency_key(info) < recency_key(committed[-1])
+        }
         old = [info for info in committed[: -keep if keep else 0] if info.step not in protected]
         for name in [*(info.path.name for info in old), *sorted(left - whole)]:
             ours = [each for each in objects if each.startswith(f"{name}/") and _is_ours(each)]
@@ -187,7 +191,7 @@ class Store:
         self._abort_uploads(committed[-1])
         return [info.step for info in old]
 
-    def fetch(self, info: CheckpointInfo, root: Path) -> None:
+    def download(self, info: CheckpointInfo, root: Path) -> None:
         """Download a checkpoint to `root`, verified, in one atomic step. Files from an earlier attempt, or in
         the directory of that step, are not downloaded again. Raise `CheckpointError` for a damaged one,
         `DiskFullError` without enough space.
@@ -221,7 +225,7 @@ class Store:
         log.info("Downloaded the checkpoint of step %d in %.1f s", info.step, time.monotonic() - began)
 
     @staticmethod
-    def patiently(work: Callable[[], object], *, seconds: float) -> None:
+    def retry(work: Callable[[], object], *, seconds: float) -> None:
         """Retry `work` until the store does not fail. Raise `StoreError` after `seconds`, or if the store
         refuses.
         """
@@ -276,7 +280,7 @@ class Store:
             listed = self._fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
             for each in listed.get("Uploads", []):
                 about = _named(each["Key"].removeprefix(prefix[: -len("step_")]).partition("/")[0])
-                if about is not None and age(about) <= age(newest):
+                if about is not None and recency_key(about) <= recency_key(newest):
                     self._fs.abort_mpu(bucket, each["Key"], each["UploadId"])
 
     @contextmanager
@@ -299,7 +303,7 @@ def name_in_store(info: CheckpointInfo, commit: Mapping[str, Any]) -> str:
     return f"step_{info.step}-attempt_{info.attempt}-{digest[:12]}"
 
 
-def age(info: CheckpointInfo) -> tuple[int, int]:
+def recency_key(info: CheckpointInfo) -> tuple[int, int]:
     """Return the sort key of a checkpoint: the newest is last."""
     return info.attempt, info.step
 
@@ -315,7 +319,7 @@ def _named(name: str) -> CheckpointInfo | None:
 def _committed(objects: Mapping[str, int]) -> list[CheckpointInfo]:
     names = (name.removesuffix(f"/{COMMITTED}") for name in objects if name.endswith(f"/{COMMITTED}"))
     found = [info for name in names if (info := _named(name)) is not None]
-    return sorted(found, key=lambda info: (*age(info), info.path.name))
+    return sorted(found, key=lambda info: (*recency_key(info), info.path.name))
 
 
 def _is_ours(name: str) -> bool:
@@ -323,7 +327,7 @@ def _is_ours(name: str) -> bool:
     return rest == COMMITTED or rest.partition("/")[0] in _PARTS
 
 
-def _check(found: Manifest, info: CheckpointInfo, objects: Mapping[str, int]) -> None:
+def _check(found: StoreManifest, info: CheckpointInfo, objects: Mapping[str, int]) -> None:
     """Raise `ValueError` for an inconsistent manifest, or one with unsafe file names."""
     if (found.step, found.attempt) != (info.step, info.attempt):
         raise ValueError("it is of another step or attempt")
@@ -345,7 +349,7 @@ def _is_file_name(part: str) -> bool:
     return part not in ("", ".", "..") and len(part) <= 255 and part.isprintable() and "\\" not in part
 
 
-def _same_here(final: Path, manifest: Manifest) -> set[str]:
+def _same_here(final: Path, manifest: StoreManifest) -> set[str]:
     """Return the files that the step's local directory has with the right size."""
     sizes = {name: final / name for name in manifest.files}
     return {name for name, path in sizes.items() if path.is_file() and _size(path) == manifest.sizes[name]}
@@ -355,7 +359,7 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def _make_room(manifest: Manifest, incoming: Path, source: str) -> None:
+def _make_room(manifest: StoreManifest, incoming: Path, source: str) -> None:
     there = sum(_size(path) for path in incoming.rglob("*") if path.is_file())
     needed, free = sum(manifest.sizes.values()) - there, free_bytes(incoming)
     if needed + reserve_bytes(incoming) > free:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from buckeye.base import storage
-from buckeye.base.foreign_files import plain_name
+from buckeye.base.foreign_files import check_file_name
 from buckeye.base.process import RunIdentity
 from buckeye.errors import TransportError
 
@@ -114,7 +114,7 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
         content = storage.read_json(path)
         canary = content.pop("canary", None)
         manifest = WeightsManifest(**content, canary=Canary(**canary) if canary is not None else None)
-        missing = [name for name in manifest.files if not (directory / plain_name(name)).is_file()]
+        missing = [name for name in manifest.files if not (directory / check_file_name(name)).is_file()]
         consistent = combined_checksum(manifest.files) == manifest.checksum
     except FileNotFoundError:
         raise TransportError(f"{directory} has no {MANIFEST}: no weights were published there.") from None

@@ -16,10 +16,10 @@ import msgspec
 
 from buckeye.base.storage import step_directories, write_file
 from buckeye.errors import BuckeyeError
-from buckeye.monitor.redact import redacted
+from buckeye.monitor.redact import redact
 from buckeye.ui import STATIC
-from buckeye.ui.answers import answer, summary
-from buckeye.ui.sources import OpenRun
+from buckeye.ui.endpoints import call_endpoint, summary
+from buckeye.ui.run_catalog import OpenRun
 
 _MOST_TEXT = 8_000_000  # bytes of JSON for groups, rollouts and tokens
 _WHOLE = ("status", "findings", "overview", "intervals", "groups", "logs", "events", "settings", "timeline")
@@ -28,14 +28,14 @@ _STYLE = re.compile(r'<link rel="stylesheet" href="([^"]+)">')
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Exported:
+class ExportedGroups:
     """Number of groups with texts in the file, of all groups."""
 
     groups: int
-    of: int
+    total: int
 
 
-def export(run: OpenRun, path: Path) -> Exported:
+def export(run: OpenRun, path: Path) -> ExportedGroups:
     """Write a run to one file. Raise `BuckeyeError` for a run without any recorded step."""
     if not run.steps and not step_directories(run.path / "evals"):
         raise BuckeyeError(f"{run.path}: no step is recorded yet")
@@ -54,8 +54,8 @@ def _public(value: Any, run: Path) -> Any:
     if isinstance(value, list | tuple) and not all(isinstance(item, str) for item in value):
         return [_public(item, run) for item in value]
     if isinstance(value, list | tuple):
-        return [_without_folders(item, run) for item in redacted(value)]
-    return _without_folders(redacted(value), run) if isinstance(value, str) else redacted(value)
+        return [_without_folders(item, run) for item in redact(value)]
+    return _without_folders(redact(value), run) if isinstance(value, str) else redact(value)
 
 
 def _without_folders(text: str, run: Path) -> str:
@@ -65,12 +65,12 @@ def _without_folders(text: str, run: Path) -> str:
     return text
 
 
-def _answers(run: OpenRun) -> tuple[dict[str, Any], Exported]:
+def _answers(run: OpenRun) -> tuple[dict[str, Any], ExportedGroups]:
     """Return all answers by the address that the page requests."""
     answers: dict[str, Any] = {"runs": {"runs": [summary(run)], "only": run.name}}
     for name in _WHOLE:
-        answers[address(run, name)] = answer(run, name, {})
-    answers[address(run, "metrics")] = answer(run, "metrics", {"pattern": "", "most": "1000000"})
+        answers[address(run, name)] = call_endpoint(run, name, {})
+    answers[address(run, "metrics")] = call_endpoint(run, "metrics", {"pattern": "", "most": "1000000"})
     groups, room, held = answers[address(run, "groups")], _MOST_TEXT, 0
     with run.read():
         for at in _spread(len(groups["step"])):
@@ -83,20 +83,20 @@ def _answers(run: OpenRun) -> tuple[dict[str, Any], Exported]:
                 break
             answers |= found
             room, held = room - size, held + 1
-    exported = Exported(groups=held, of=len(groups["step"]))
-    answers["export"] = {"exported": time.time(), "groups": exported.groups, "of": exported.of}
+    exported = ExportedGroups(groups=held, total=len(groups["step"]))
+    answers["export"] = {"exported": time.time(), "groups": exported.groups, "of": exported.total}
     return answers, exported
 
 
 def _texts(run: OpenRun, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answers for a group, its rollouts, and their tokens if these were kept."""
     given = {name: str(value) for name, value in asked.items()}
-    found = {address(run, "group", given): (group := answer(run, "group", given))}
+    found = {address(run, "group", given): (group := call_endpoint(run, "group", given))}
     for one in group["rollouts"]:
         of = {**given, "number": str(one["number"])}
         for name in ("rollout", "tokens"):
             try:
-                found[address(run, name, of)] = answer(run, name, of)
+                found[address(run, name, of)] = call_endpoint(run, name, of)
             except BuckeyeError:  # tokens were not kept; the page shows that
                 continue
     return found

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from buckeye.base.process import ChildProcess
-from buckeye.ui.sources import OpenRun
+from buckeye.ui.run_catalog import OpenRun
 
 _SECONDS = 900.0
 _REST = 30.0  # minimum seconds between two diagnoses of an active run
@@ -26,16 +26,16 @@ def findings_of(run: OpenRun) -> dict[str, Any]:
     If the diagnosis failed, `missing` has the reason. For an active run, findings up to `_REST` seconds old
     are reused.
     """
-    with run.diagnosing:
+    with run.diagnosis_lock:
         stamp = [run.stamp()[name] for name in _READ_BY_IT]
-        seen, asked, told = run.kept.get("findings", (None, 0.0, {}))
+        seen, asked, told = run.cache.get("findings", (None, 0.0, {}))
         if told and (seen == stamp or time.monotonic() - asked < _REST):
             return dict(told)
         steps = run.steps
         with _few:
             diagnosed = _diagnose(run)
         found = {**diagnosed, "step": steps[-1].number if steps else None}
-        run.kept["findings"] = (stamp, time.monotonic(), found)
+        run.cache["findings"] = (stamp, time.monotonic(), found)
         return found
 
 

@@ -7,18 +7,18 @@ from typing import Any
 import msgspec
 
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.monitor.redact import redacted
+from buckeye.monitor.redact import redact
 from buckeye.run_files.directory import LOG_FOLDER
 from buckeye.run_files.events import read_events
 from buckeye.run_files.logs import attempt_starts, read_logs
-from buckeye.ui.sources import OpenRun
+from buckeye.ui.run_catalog import OpenRun
 
 _MOST_BYTES = 128_000_000  # total size of logs to read
 _LONGEST_LINE = 4_000
 _MOST_EVENTS = 20_000
 
 
-class Logs(msgspec.Struct, forbid_unknown_fields=True):
+class LogSelection(msgspec.Struct, forbid_unknown_fields=True):
     """Selection of log lines: the last ones that contain a text, of an attempt and a process.
 
     Defaults: the newest attempt, and all processes.
@@ -30,7 +30,7 @@ class Logs(msgspec.Struct, forbid_unknown_fields=True):
     lines: int = 1000
 
 
-def logs(run: OpenRun, asked: Logs) -> dict[str, Any]:
+def logs(run: OpenRun, asked: LogSelection) -> dict[str, Any]:
     """Return log lines in order of time; `found` is the number of all matching lines."""
     try:
         attempts = sorted(attempt_starts(run.path))
@@ -67,4 +67,4 @@ def events(run: OpenRun) -> dict[str, Any]:
 def settings(run: OpenRun) -> dict[str, Any]:
     """Return all settings from `configs/rl.json`, without secrets."""
     with run.read() as opened:
-        return {"settings": redacted(opened.settings)}
+        return {"settings": redact(opened.settings)}

@@ -22,12 +22,12 @@ from starlette.routing import Mount, Route
 
 from buckeye.base.columns import counted
 from buckeye.base.http_server import http_server, listen
-from buckeye.base.keys import made_key
-from buckeye.base.request_gate import Denied, Gate, Rules, is_loopback
+from buckeye.base.keys import generated_key
+from buckeye.base.request_gate import AccessRules, Denial, RequestGate, is_loopback
 from buckeye.errors import BuckeyeError, PortTakenError, UsageError
 from buckeye.ui import STATIC, findings
-from buckeye.ui.answers import answer, summary
-from buckeye.ui.sources import OpenRun, Sources
+from buckeye.ui.endpoints import call_endpoint, summary
+from buckeye.ui.run_catalog import OpenRun, RunCatalog
 
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -49,7 +49,7 @@ _SLOW = ("findings",)  # answered in separate threads, so that other questions d
 
 
 def serve(
-    sources: Sources, *, host: str, port: int | None, usual_port: int, tell: Callable[[str], None]
+    sources: RunCatalog, *, host: str, port: int | None, usual_port: int, tell: Callable[[str], None]
 ) -> None:
     """Serve until SIGTERM or SIGINT, and pass the address to `tell`.
 
@@ -65,7 +65,7 @@ def serve(
     at = listener.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     with contextlib.ExitStack() as stack:
-        key = None if is_loopback(host) else stack.enter_context(made_key(_KEY, at))
+        key = None if is_loopback(host) else stack.enter_context(generated_key(_KEY, at))
         tell(f"http://{shown}:{at}/{f'#key={key}' if key else ''}")
         tell(f"{counted(len(sources.all()), 'run')}. Ctrl-C ends this, and no run.")
         asyncio.run(_serve(create_app(sources, host=host, key=key), listener))
@@ -86,10 +86,10 @@ async def _serve(app: Any, listener: socket.socket) -> None:
     await serving
 
 
-def create_app(sources: Sources, *, host: str = "127.0.0.1", key: str | None = None) -> Starlette:
+def create_app(sources: RunCatalog, *, host: str = "127.0.0.1", key: str | None = None) -> Starlette:
     """Return the application. The page itself needs no key; all data of runs does."""
     served = _Served(sources)
-    rules = Rules(host=host, key=key, how_to_send="open the address that `buckeye ui` has printed")
+    rules = AccessRules(host=host, key=key, key_hint="open the address that `buckeye ui` has printed")
     api = Starlette(
         routes=[
             Route("/runs", served.runs),
@@ -101,12 +101,12 @@ def create_app(sources: Sources, *, host: str = "127.0.0.1", key: str | None = N
     return Starlette(
         routes=[
             Route("/", _page),
-            Mount("/api", Gate(api, rules, _refusal)),
+            Mount("/api", RequestGate(api, rules, _refusal)),
             Route("/static/{path:path}", _static),
         ],
         middleware=[
             Middleware(_Headers),
-            Middleware(Gate, rules=Rules(host=host, key=None), body=_refusal),
+            Middleware(RequestGate, rules=AccessRules(host=host, key=None), body=_refusal),
         ],
         exception_handlers=_ON_ERROR,
     )
@@ -128,7 +128,7 @@ class _Headers:
         await self._app(scope, receive, marked)
 
 
-def _refusal(why: Denied) -> bytes:
+def _refusal(why: Denial) -> bytes:
     return msgspec.json.encode({"error": why.message})
 
 
@@ -163,7 +163,7 @@ def _json(value: Any) -> Response:
 class _Served:
     """Routes of the API."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: RunCatalog) -> None:
         self._sources = sources
         self._listeners = 0
         self._slow = ThreadPoolExecutor(_MOST_LISTENERS)
@@ -182,7 +182,7 @@ class _Served:
         run, question = request.path_params["run"], request.path_params["question"]
 
         def answered() -> Any:
-            return answer(self._sources.find(run), question, request.query_params)
+            return call_endpoint(self._sources.find(run), question, request.query_params)
 
         if question not in _SLOW:
             return _json(await run_in_threadpool(answered))

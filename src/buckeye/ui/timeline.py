@@ -8,10 +8,10 @@ from typing import Any
 import msgspec
 
 from buckeye.base.json_lines import read_json_lines
-from buckeye.monitor.metrics import Record, Step
+from buckeye.monitor.metrics import Record, StepMetrics
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
 from buckeye.run_files.events import read_events
-from buckeye.ui.sources import OpenRun
+from buckeye.ui.run_catalog import OpenRun
 
 _PARTS: Mapping[str, Sequence[str]] = {
     "trainer": ("wait", "compute", "publish", "checkpoint"),
@@ -26,13 +26,13 @@ Span = tuple[float, float, str, int, str]
 """Begin and end in seconds since the epoch, kind, step, and a label."""
 
 
-class Chosen(msgspec.Struct, forbid_unknown_fields=True):
+class TimelineStep(msgspec.Struct, forbid_unknown_fields=True):
     """Step whose rollouts are shown individually."""
 
     step: int | None = None
 
 
-def timeline(run: OpenRun, asked: Chosen) -> dict[str, Any]:
+def timeline(run: OpenRun, asked: TimelineStep) -> dict[str, Any]:
     """Return `lanes` with their spans, and `marks` for events without a duration.
 
     The parts of a step appear in their usual order: only their durations are recorded.
@@ -55,7 +55,7 @@ def timeline(run: OpenRun, asked: Chosen) -> dict[str, Any]:
     }
 
 
-def _parts(steps: Sequence[Step], process: str) -> Iterator[Span]:
+def _parts(steps: Sequence[StepMetrics], process: str) -> Iterator[Span]:
     for step in steps:
         record = step.records.get(process)
         if record is None or (end := _number(record, "time")) is None:
@@ -72,7 +72,7 @@ def _parts(steps: Sequence[Step], process: str) -> Iterator[Span]:
             yield (at, end, "other", step.number, "")
 
 
-def _evaluations(steps: Sequence[Step]) -> Iterator[Span]:
+def _evaluations(steps: Sequence[StepMetrics]) -> Iterator[Span]:
     for step in steps:
         record = step.records.get("eval", {})
         end = _number(record, "time")
@@ -82,7 +82,7 @@ def _evaluations(steps: Sequence[Step]) -> Iterator[Span]:
                 yield (end - took, end, "evaluation", step.number, name.split("/")[1])
 
 
-def _engines(steps: Sequence[Step]) -> dict[str, list[Span]]:
+def _engines(steps: Sequence[StepMetrics]) -> dict[str, list[Span]]:
     """Return the versions of each engine as spans, as the orchestrator recorded them."""
     lanes: dict[str, list[Span]] = {}
     before: float | None = None

@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 from buckeye.base.storage import step_directories
 from buckeye.errors import UsageError
 from buckeye.runs import Run
-from buckeye.ui.played import Rollout
-from buckeye.ui.sources import OpenRun
+from buckeye.ui.rollouts import RolloutAddress
+from buckeye.ui.run_catalog import OpenRun
 
 if TYPE_CHECKING:
-    from buckeye.runs.trained import TrainedStep
+    from buckeye.runs.trained_step import TrainedStep
 
 _MOST_TOKENS = 40_000
 _LARGEST_TOKENIZER = 200_000_000  # bytes
 _FILE = "tokenizer.json"
 
 
-def tokens(run: OpenRun, asked: Rollout) -> dict[str, Any]:
+def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
     """Return the training samples of a rollout in columns; null for context and uncomputed values.
 
     Raise `UsageError` if the step's tokens were not kept.
@@ -68,10 +68,10 @@ def tokens(run: OpenRun, asked: Rollout) -> dict[str, Any]:
 def _step(run: OpenRun, opened: Run, number: int) -> tuple[TrainedStep, Mapping[str, Any]] | None:
     """Return a step's batch and the columns of its tokens; the last step requested is cached."""
     stamp = (number, (opened.path / "trained" / f"step_{number}").stat().st_mtime_ns)
-    if run.kept.get("step", (None,))[0] != stamp:
+    if run.cache.get("step", (None,))[0] != stamp:
         found = opened.trained(number)
-        run.kept["step"] = (stamp, None if found is None else (found, found.token_columns()))
-    kept: tuple[TrainedStep, Mapping[str, Any]] | None = run.kept["step"][1]
+        run.cache["step"] = (stamp, None if found is None else (found, found.token_columns()))
+    kept: tuple[TrainedStep, Mapping[str, Any]] | None = run.cache["step"][1]
     return kept
 
 
@@ -103,7 +103,7 @@ def _decoder(run: OpenRun, path: Path | None) -> tuple[Any, str | None]:
     """Return a function from ids to the text that each adds, or None and the reason."""
     if path is None:
         return None, "Neither weights of the run nor its model are here, so ids are shown, not texts."
-    known = run.kept.get("decoder")
+    known = run.cache.get("decoder")
     if known and known[0] == path:
         return known[1], None
     try:
@@ -124,5 +124,5 @@ def _decoder(run: OpenRun, path: Path | None) -> tuple[Any, str | None]:
         stream = DecodeStream(skip_special_tokens=False)
         return [stream.step(tokenizer, one) or "" for one in ids]
 
-    run.kept["decoder"] = (path, decode)
+    run.cache["decoder"] = (path, decode)
     return decode, None

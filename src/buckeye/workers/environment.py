@@ -12,16 +12,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.process import without_secrets
+from buckeye.base.process import remove_secrets
 from buckeye.envs.base import Outcome, Policy, Task
-from buckeye.envs.outcomes import how_to_pass
+from buckeye.envs.outcome_validation import missing_variable_hint
 from buckeye.envs.settings import WorkerSettings
 from buckeye.envs.stdlib_only.outcomes import OutcomeError, checked_outcome
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.workers.errors import Fault, WorkerFault, fault_of
-from buckeye.workers.hub import hub
+from buckeye.workers.errors import BoundaryError, WorkerError, parse_boundary_error
 from buckeye.workers.pool import WorkerPool
 from buckeye.workers.proxy import Endpoint, Limits, Usage, serve
+from buckeye.workers.worker_loop import worker_loop
 
 _ISOLATION_SECONDS = 90.0  # for a check that takes 20 s, plus the start of its servers
 _ABANDONED = 4  # times the longest rollout, to allow for retries
@@ -37,15 +37,15 @@ def open_worker_environment(
     """
     pool = WorkerPool(env_id, args, python, settings)
     try:
-        info = _checked_info(hub().wait(pool.info()))
-    except Fault as fault:
-        hub().wait(pool.close())
+        info = _checked_info(worker_loop().wait(pool.info()))
+    except BoundaryError as fault:
+        worker_loop().wait(pool.close())
         given = dict(args) or "no arguments"
         what = f"environment {env_id!r} could not be loaded in {python} with {given}: {fault}"
-        hint = how_to_pass(str(fault), settings.variables)
+        hint = missing_variable_hint(str(fault), settings.variables)
         raise _error_of(fault, f"{what}\n{hint}" if hint else what) from None
     except BaseException:
-        hub().wait(pool.close())
+        worker_loop().wait(pool.close())
         raise
     return GroupWorkerEnvironment(pool, info) if info["group_rewards"] else WorkerEnvironment(pool, info)
 
@@ -62,7 +62,7 @@ class WorkerEnvironment:
         self.info = dict(info)
         self._pool = pool
         self._tasks: dict[str, tuple[Task, ...]] = {}
-        self._finalizer = weakref.finalize(self, hub().register(pool))
+        self._finalizer = weakref.finalize(self, worker_loop().register(pool))
         self._finalizer.atexit = False  # at exit, the hub closes all pools and waits for them
 
     def tasks(self, split: str) -> Sequence[Task]:
@@ -73,8 +73,8 @@ class WorkerEnvironment:
         """
         if split not in self._tasks:
             try:
-                found = hub().wait(self._pool.tasks(split))
-            except Fault as fault:
+                found = worker_loop().wait(self._pool.tasks(split))
+            except BoundaryError as fault:
                 what = f"environment {self.name} cannot give its tasks of {split!r}: {fault}"
                 raise _error_of(fault, what) from None
             if isinstance(found, str):
@@ -95,8 +95,8 @@ class WorkerEnvironment:
         Raises UsageError if they do and the environment does not allow it.
         """
         try:
-            found = await hub().do(self._pool.isolation(_ISOLATION_SECONDS))
-        except Fault as fault:
+            found = await worker_loop().run(self._pool.check_isolation(_ISOLATION_SECONDS))
+        except BoundaryError as fault:
             return f"whether rollouts see each other is not known: {fault}"
         if found is None:
             return "whether rollouts see each other is not looked at, as it has no servers of MCP"
@@ -108,7 +108,7 @@ class WorkerEnvironment:
         """Return the process ids of its workers."""
         return self._pool.pids()
 
-    def ended_workers(self) -> Mapping[str, int]:
+    def count_ended_workers(self) -> Mapping[str, int]:
         """Return the number of unexpected ends of workers, by kind.
 
         Kinds: `died`, `killed`, `silent`, `stuck`, `flooded`, `memory`, `protocol`.
@@ -118,8 +118,8 @@ class WorkerEnvironment:
     async def close(self) -> None:
         """End its workers. They also end when this object or this process ends."""
         self._finalizer.detach()
-        hub().forget(self._pool)
-        await hub().do(self._pool.close())
+        worker_loop().unregister(self._pool)
+        await worker_loop().run(self._pool.close())
 
     async def _play(self, task: Task, policy: Policy, *, in_group: bool) -> Outcome:
         settings = self._pool.settings
@@ -138,13 +138,13 @@ class WorkerEnvironment:
                     "keep_for_group": in_group,
                 },
             }
-            place = self._pool.place_of(task.id) if in_group else None
+            slot = self._pool.slot_of(task.id) if in_group else None
             try:
-                answer, serial = await hub().do(self._pool.rollout(question, place=place))
+                answer, serial = await worker_loop().run(self._pool.rollout(question, slot=slot))
                 outcome = _outcome(answer, serial)
                 if outcome.pending is not None and not in_group:
-                    raise Fault("score", "OutcomeError", "there is no reward, and no error")
-            except Fault as fault:
+                    raise BoundaryError("score", "OutcomeError", "there is no reward, and no error")
+            except BoundaryError as fault:
                 outcome = _failed(fault, settings.variables, endpoint.api_key)
         return _with_usage(outcome, endpoint.usage)
 
@@ -172,7 +172,7 @@ class GroupWorkerEnvironment(WorkerEnvironment):
         oldest = time.monotonic() - _ABANDONED * self._pool.settings.rollout_timeout
         for pending in [name for name, since in self._pending.items() if since < oldest]:
             del self._pending[pending]
-            hub().submit(self._pool.release(_serial(pending), pending.partition("/")[2]))
+            worker_loop().submit(self._pool.release(_serial(pending), pending.partition("/")[2]))
 
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Return the outcomes with their rewards, in the given order.
@@ -194,11 +194,11 @@ class GroupWorkerEnvironment(WorkerEnvironment):
     async def _score(self, task: Task, serial: int, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         handles = [str(outcome.pending).partition("/")[2] for outcome in outcomes]
         try:
-            answers = await hub().do(self._pool.score_group(serial, _task_values(task), handles))
+            answers = await worker_loop().run(self._pool.score_group(serial, _task_values(task), handles))
             scored = [_outcome(answer, serial) for answer in answers]
             if any(outcome.pending is not None for outcome in scored):
-                raise Fault("score", "OutcomeError", "the scored group is still without rewards")
-        except Fault as fault:
+                raise BoundaryError("score", "OutcomeError", "the scored group is still without rewards")
+        except BoundaryError as fault:
             return [_failed(fault, self._pool.settings.variables)] * len(outcomes)
         return [
             outcome if before.stop_reason == "done" else replace(outcome, stop_reason=before.stop_reason)
@@ -209,10 +209,12 @@ class GroupWorkerEnvironment(WorkerEnvironment):
 def _checked_info(info: Any) -> dict[str, Any]:
     """Return an adapter's description of its environment, with defaults. Raises Fault if it is invalid."""
     if not isinstance(info, dict) or not isinstance(info.get("name"), str):
-        raise Fault("load", "InfoError", f"its adapter says {info!r:.200} about it, which has no name")
+        raise BoundaryError(
+            "load", "InfoError", f"its adapter says {info!r:.200} about it, which has no name"
+        )
     splits = info.get("splits") or []
     if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
-        raise Fault("load", "InfoError", f"its splits are {splits!r:.200}, not a list of names")
+        raise BoundaryError("load", "InfoError", f"its splits are {splits!r:.200}, not a list of names")
     return {**info, "splits": splits, "group_rewards": bool(info.get("group_rewards", False))}
 
 
@@ -235,7 +237,7 @@ def _outcome(answer: Any, serial: int) -> Outcome:
     try:
         values = checked_outcome(answer)
         if error := values["error"]:
-            raise fault_of(error)
+            raise parse_boundary_error(error)
         pending = None if values["handle"] is None else f"{serial}/{values['handle']}"
         return Outcome(
             reward=values["reward"] if pending is None else None,
@@ -246,25 +248,25 @@ def _outcome(answer: Any, serial: int) -> Outcome:
             pending=pending,
         )
     except (OutcomeError, ValueError) as error:
-        raise Fault("score", type(error).__name__, str(error)) from None
+        raise BoundaryError("score", type(error).__name__, str(error)) from None
 
 
-def _error_of(fault: Fault, message: str) -> BuckeyeError:
+def _error_of(fault: BoundaryError, message: str) -> BuckeyeError:
     """Return the exception to raise for a fault: BuckeyeError if a retry may help, else UsageError."""
-    by_chance = isinstance(fault, WorkerFault) and fault.by_chance
-    return BuckeyeError(message) if by_chance else UsageError(message)
+    is_transient = isinstance(fault, WorkerError) and fault.is_transient
+    return BuckeyeError(message) if is_transient else UsageError(message)
 
 
 def _serial(pending: str) -> int:
     return int(pending.partition("/")[0])
 
 
-def _failed(fault: Fault, variables: Sequence[str], *secrets: str) -> Outcome:
-    hint = how_to_pass(str(fault), variables)
+def _failed(fault: BoundaryError, variables: Sequence[str], *secrets: str) -> Outcome:
+    hint = missing_variable_hint(str(fault), variables)
     return Outcome(
         reward=None,
         stop_reason="timeout" if fault.boundary == "timeout" else "error",
-        error=without_secrets(f"{fault}. {hint}" if hint else str(fault), secrets),
+        error=remove_secrets(f"{fault}. {hint}" if hint else str(fault), secrets),
         boundary=fault.boundary,
         trace=fault.trace,
     )

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buckeye.envs.base import Boundary
-from buckeye.envs.outcomes import boundary_of
-from buckeye.envs.stdlib_only.outcomes import checked_frames, place_of
+from buckeye.envs.outcome_validation import parse_boundary
+from buckeye.envs.stdlib_only.outcomes import checked_frames, location_of
 
 
-class Fault(Exception):
+class BoundaryError(Exception):
     """A failure at `boundary`. `kind` is the class of the error there, or the fate of the worker.
 
     `trace` has the frames of the environment that the error passed through.
@@ -24,10 +24,10 @@ class Fault(Exception):
         self.boundary, self.kind, self.message, self.trace = boundary, kind, message, tuple(trace)
 
     def __str__(self) -> str:
-        return f"{self.boundary}: {self.kind}: {self.message}{place_of(self.trace)}"
+        return f"{self.boundary}: {self.kind}: {self.message}{location_of(self.trace)}"
 
 
-class WorkerFault(Fault):
+class WorkerError(BoundaryError):
     """The worker has ended, or had to be ended.
 
     `kind` is one of died, killed, silent, stuck, flooded, memory, protocol, start and closed.
@@ -37,12 +37,12 @@ class WorkerFault(Fault):
         super().__init__("worker", kind, message)
 
     @property
-    def by_chance(self) -> bool:
+    def is_transient(self) -> bool:
         """True if a retry in another worker may succeed."""
         return self.kind in ("killed", "silent")
 
 
-def fault_of(error: Mapping[str, Any]) -> Fault:
+def parse_boundary_error(error: Mapping[str, Any]) -> BoundaryError:
     """Return the fault in a worker's `error` message, in the format of `worker_side.outcomes.failure`."""
     trace = checked_frames(error.get("trace"))
-    return Fault(boundary_of(error["boundary"]), str(error["type"]), str(error["message"]), trace)
+    return BoundaryError(parse_boundary(error["boundary"]), str(error["type"]), str(error["message"]), trace)

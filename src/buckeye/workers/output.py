@@ -11,11 +11,11 @@ _WINDOW = 60.0
 _MAX_LOG = 32 * 1024 * 1024
 
 
-class Output:
+class WorkerOutput:
     """Output of one worker. At `_MAX_LOG` bytes the log is renamed to end in `.old`, and a new one begins."""
 
-    def __init__(self, log: Path | None, *, most: int) -> None:
-        self._log, self._most = log, most
+    def __init__(self, log: Path | None, *, max_bytes: int) -> None:
+        self._log, self._most = log, max_bytes
         self._file: BinaryIO | None = None
         self._tail = b""
         self._window, self._in_window = time.monotonic(), 0
@@ -32,7 +32,7 @@ class Output:
         self._write(chunk)
         return self._in_window <= self._most
 
-    def last(self) -> str:
+    def tail(self) -> str:
         """Return the last lines, or "" if nothing was printed."""
         return self._tail.decode("utf-8", "replace").strip()
 

@@ -17,12 +17,12 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from buckeye.base.process import ends_within
-from buckeye.base.process_guard import GUARD, MARK, kill_marked
+from buckeye.base.process_guard import GUARD, MARK_VARIABLE, kill_marked
 from buckeye.envs.base import Boundary
 from buckeye.envs.settings import WorkerSettings
-from buckeye.workers.errors import Fault, WorkerFault, fault_of
-from buckeye.workers.output import Output
-from buckeye.workers.process_start import start_elsewhere, start_process, worker_variables
+from buckeye.workers.errors import BoundaryError, WorkerError, parse_boundary_error
+from buckeye.workers.output import WorkerOutput
+from buckeye.workers.process_start import start_process, start_remote_worker, worker_variables
 from buckeye.workers.worker_side.frames import (
     HEADER,
     PROTOCOL,
@@ -58,7 +58,7 @@ class WorkerProcess:
         process: asyncio.subprocess.Process,
         streams: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         settings: WorkerSettings,
-        output: Output,
+        output: WorkerOutput,
         mark: str,
     ) -> None:
         """Wrap a started process. `mark` identifies its children: it is in their environment."""
@@ -74,37 +74,41 @@ class WorkerProcess:
         """Serial number among all workers of this process."""
         self.still = 0.0
         """Seconds that the worker's event loop was blocked, at the last heartbeat."""
-        self.cancelling = 0
+        self.cancelling_count = 0
         """Number of cancelled rollouts that have not ended yet."""
-        self.finished = 0
+        self.finished_count = 0
         """Number of completed rollouts."""
-        self.running = 0
+        self.running_count = 0
         """Number of running rollouts."""
         self.info: dict[str, Any] = {}
         """Description of its environment."""
-        self.fault: WorkerFault | None = None
+        self.fault: WorkerError | None = None
         self.on_end: Callable[[], None] = lambda: None
         tasks = (self._read(), self._keep_output(), self._watch())
         self._tasks = [asyncio.create_task(task) for task in tasks]
 
     @classmethod
     async def start(
-        cls, python: Path, settings: WorkerSettings, log: Path | None, place: tuple[str, int] | None = None
+        cls,
+        python: Path,
+        settings: WorkerSettings,
+        log: Path | None,
+        host_address: tuple[str, int] | None = None,
     ) -> WorkerProcess:
         """Start a worker on this machine or at a worker host, and shake hands with it.
 
         Raises WorkerFault if it does not answer in time.
         """
         mark = GUARD.new_mark()
-        if place is not None:
-            process, connection = await start_elsewhere(python, settings, place)
+        if host_address is not None:
+            process, connection = await start_remote_worker(python, settings, host_address)
         else:
             variables = worker_variables(settings.variables, settings.address)
-            process, connection = await start_process(python, variables | {MARK: mark})
+            process, connection = await start_process(python, variables | {MARK_VARIABLE: mark})
         connection.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         streams = await asyncio.open_connection(sock=connection, limit=1 << 20)
-        worker = cls(process, streams, settings, Output(log, most=settings.max_output_bytes), mark)
+        worker = cls(process, streams, settings, WorkerOutput(log, max_bytes=settings.max_output_bytes), mark)
         try:
             await worker._shake_hands(python)
         except BaseException:
@@ -119,9 +123,9 @@ class WorkerProcess:
                 hello = await asyncio.shield(self._hello)
         except TimeoutError:
             what = f"{python} did not answer within {self._settings.start_timeout:g} s of its start"
-            raise WorkerFault("start", self._with_last_words(what)) from None
+            raise WorkerError("start", self._with_last_words(what)) from None
         if hello.get("protocol") != PROTOCOL:
-            raise WorkerFault("start", f"it speaks protocol {hello.get('protocol')}, not {PROTOCOL}")
+            raise WorkerError("start", f"it speaks protocol {hello.get('protocol')}, not {PROTOCOL}")
 
     @property
     def pid(self) -> int:
@@ -130,7 +134,7 @@ class WorkerProcess:
 
     def last_output(self) -> str:
         """Return its last output."""
-        return self._output.last()
+        return self._output.tail()
 
     async def ask(self, question: Frame, *, seconds: float, what: str) -> tuple[Any, list[Any]]:
         """Send a request, and return its answer and the pages before it.
@@ -146,7 +150,7 @@ class WorkerProcess:
             frame = encode({**question, "id": number})
         except FrameError as error:
             boundary: Boundary = "reset" if question["type"] == "rollout" else "load"
-            raise Fault(boundary, "FrameError", f"{what} cannot be asked for: {error}") from None
+            raise BoundaryError(boundary, "FrameError", f"{what} cannot be asked for: {error}") from None
         self._questions[number] = waiting
         try:
             async with asyncio.timeout(seconds):
@@ -156,7 +160,7 @@ class WorkerProcess:
         except TimeoutError:
             self._take_back(number)
             stood = f"; its event loop has stood still for {self.still:.0f} s" if self.still > 1 else ""
-            raise Fault(
+            raise BoundaryError(
                 "timeout", "TimeoutError", f"{what} has not come within {seconds:g} s{stood}"
             ) from None
         except asyncio.CancelledError:
@@ -178,7 +182,7 @@ class WorkerProcess:
                 self._post({"type": "close"})
                 await ends_within(self._process, self._settings.close_timeout if grace is None else grace)
         finally:
-            self._break(WorkerFault("closed", "the worker was closed"))
+            self._break(WorkerError("closed", "the worker was closed"))
             for task in self._tasks:
                 task.cancel()
             await ends_within(self._process, 5.0)
@@ -203,7 +207,7 @@ class WorkerProcess:
             self._break(self._its_end())
         except (FrameError, KeyError, TypeError, ValueError) as error:
             what = f"the worker sent something that is no message ({error})"
-            self._break(WorkerFault("protocol", self._with_last_words(what)))
+            self._break(WorkerError("protocol", self._with_last_words(what)))
 
     def _receive(self, frame: Frame, size: int) -> None:
         self._heard = time.monotonic()
@@ -228,15 +232,17 @@ class WorkerProcess:
         elif kind == "result":
             question.answer.set_result(frame["value"])
         else:
-            _fail(question.answer, fault_of(frame["error"]))
+            _fail(question.answer, parse_boundary_error(frame["error"]))
 
     async def _keep_output(self) -> None:
         stream = self._process.stdout
         assert stream is not None
         while chunk := await stream.read(_CHUNK):
             if not self._output.add(chunk):
-                most = self._settings.max_output_bytes
-                self._break(WorkerFault("flooded", f"the worker printed more than {most} bytes in a minute"))
+                max_bytes = self._settings.max_output_bytes
+                self._break(
+                    WorkerError("flooded", f"the worker printed more than {max_bytes} bytes in a minute")
+                )
                 return
 
     # --- its life ---
@@ -252,26 +258,26 @@ class WorkerProcess:
             if self._process.returncode is not None:
                 self._break(self._its_end())
             elif silent > self._settings.heartbeat_timeout:
-                self._break(WorkerFault("silent", f"the worker has given no sign of life for {silent:.0f} s"))
+                self._break(WorkerError("silent", f"the worker has given no sign of life for {silent:.0f} s"))
             elif over := self._over_memory():
-                self._break(WorkerFault("memory", over))
+                self._break(WorkerError("memory", over))
             else:
                 self._post({"type": "ping"})
 
     def _over_memory(self) -> str | None:
-        most = self._settings.max_memory_bytes
-        if most is None:
+        max_bytes = self._settings.max_memory_bytes
+        if max_bytes is None:
             return None
         used = memory_of(self.pid)
-        if used <= most:
+        if used <= max_bytes:
             return None
-        return f"the worker has grown to {used / 2**20:.0f} MiB; max_memory_gb allows {most / 2**20:.0f} MiB"
+        return f"the worker has grown to {used / 2**20:.0f} MiB; max_memory_gb allows {max_bytes / 2**20:.0f} MiB"
 
     def _take_back(self, number: int) -> None:
         """Cancel a request in the worker. If it does not end in time, the worker is replaced."""
         answer = self._questions[number].answer
         if self.fault is None and not answer.done():
-            self.cancelling += 1
+            self.cancelling_count += 1
             self._post({"type": "cancel", "id": number})
             self._tasks.append(asyncio.create_task(self._wait_for_end(number, answer)))
 
@@ -279,15 +285,15 @@ class WorkerProcess:
         seconds = self._settings.cancel_timeout
         done, _ = await asyncio.wait({answer}, timeout=seconds)
         self._questions.pop(number, None)
-        self.cancelling -= 1
+        self.cancelling_count -= 1
         if done:
-            self.finished += 1
+            self.finished_count += 1
         else:
             what = f"the worker did not end a cancelled rollout within {seconds:g} s"
-            self._break(WorkerFault("stuck", self._with_last_words(what)))
+            self._break(WorkerError("stuck", self._with_last_words(what)))
         self._tasks = [task for task in self._tasks if not task.done()]
 
-    def _break(self, fault: WorkerFault) -> None:
+    def _break(self, fault: WorkerError) -> None:
         """Set the fault, kill the process group, and fail all open requests."""
         if self.fault is not None:
             return
@@ -303,16 +309,16 @@ class WorkerProcess:
         if not self._closing:
             self.on_end()
 
-    def _its_end(self) -> WorkerFault:
+    def _its_end(self) -> WorkerError:
         code = self._process.returncode
         if code is None:
-            return WorkerFault("died", self._with_last_words("the worker closed its connection"))
+            return WorkerError("died", self._with_last_words("the worker closed its connection"))
         if code < 0:
-            return WorkerFault("killed", self._with_last_words(f"the worker was ended by signal {-code}"))
-        return WorkerFault("died", self._with_last_words(f"the worker ended with exit code {code}"))
+            return WorkerError("killed", self._with_last_words(f"the worker was ended by signal {-code}"))
+        return WorkerError("died", self._with_last_words(f"the worker ended with exit code {code}"))
 
     def _with_last_words(self, what: str) -> str:
-        last = self._output.last()
+        last = self._output.tail()
         return f"{what}; its last lines:\n{last}" if last else what
 
     def _post(self, frame: Frame) -> None:
@@ -324,7 +330,7 @@ class WorkerProcess:
             await self._writer.drain()
 
 
-def _fail(answer: asyncio.Future[Any], fault: Fault) -> None:
+def _fail(answer: asyncio.Future[Any], fault: BoundaryError) -> None:
     answer.set_exception(fault)
     answer.exception()  # marks the exception as retrieved; the caller may have gone
 

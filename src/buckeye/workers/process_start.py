@@ -15,12 +15,12 @@ from buckeye.base.process_guard import GUARD
 from buckeye.envs import stdlib_only
 from buckeye.envs.settings import WorkerSettings
 from buckeye.workers import worker_side
-from buckeye.workers.errors import WorkerFault
+from buckeye.workers.errors import WorkerError
 from buckeye.workers.worker_side.frames import (
     encode,
 )
 
-MAIN = Path(worker_side.__file__).with_name("main.py")
+WORKER_MAIN = Path(worker_side.__file__).with_name("main.py")
 _SHARED = Path(stdlib_only.__file__).parent
 _SEEN = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
@@ -29,7 +29,7 @@ _SEEN = (
     *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"),
 )
 """Variables for data folders and network access. They contain no keys."""
-_WORKER = (str(MAIN),)
+_WORKER = (str(WORKER_MAIN),)
 _RELAY = ("-m", "buckeye.workers.relay")
 LOOPBACK = "127.0.0.1"
 WORKERS_KEY = "BUCKEYE_WORKERS_KEY"
@@ -48,10 +48,10 @@ def worker_variables(named: Iterable[str], policy: str = LOOPBACK) -> dict[str, 
     return clean_environment(found | {"NO_PROXY": direct, "no_proxy": direct})
 
 
-async def start_elsewhere(
-    python: Path, settings: WorkerSettings, place: tuple[str, int]
+async def start_remote_worker(
+    python: Path, settings: WorkerSettings, host_address: tuple[str, int]
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
-    """Start a worker on the node whose worker host listens at `place`.
+    """Start a worker on the node whose worker host listens at `host_address`.
 
     The returned process is the relay on this machine.
     """
@@ -59,8 +59,8 @@ async def start_elsewhere(
     variables = {name: value for name in settings.variables if (value := key(name))}
     begin = {
         "type": "start",
-        "host": place[0],
-        "port": place[1],
+        "host": host_address[0],
+        "port": host_address[1],
         "seconds": settings.start_timeout / 2,
         "key": os.environ.get(WORKERS_KEY, ""),
         "python": str(python),
@@ -94,7 +94,7 @@ async def start_process(
         )
     except OSError as error:
         ours.close()
-        raise WorkerFault("start", f"{python} cannot be run: {error.strerror}") from None
+        raise WorkerError("start", f"{python} cannot be run: {error.strerror}") from None
     finally:
         theirs.close()
     GUARD.watch(process.pid)

@@ -17,7 +17,7 @@ from tests.analysis.diagnosis.small_runs import Small, make_model
 
 from buckeye.inference.client.fleet import Fleet
 from buckeye.inference.engine import adapters, engine, sampling
-from buckeye.inference.engine.weights import Weights
+from buckeye.inference.engine.weights import DecoderWeights
 from buckeye.inference.render.template import ChatTemplate
 from buckeye.orchestrator import batch, loop
 from buckeye.trainer.losses import policy_gradient
@@ -88,16 +88,16 @@ def stale_weights(instance: int | None = None) -> Callable[[], Sequence[Any]]:
     """Let new weights reach no engine, or all but one."""
 
     def plant() -> Sequence[Any]:
-        original, seen = Weights.load, list[Any]()
+        original, seen = DecoderWeights.load, list[Any]()
 
-        def load(self: Weights, new: Any) -> None:
+        def load(self: DecoderWeights, new: Any) -> None:
             if not any(one is self for one in seen):
                 seen.append(self)
                 original(self, new)
             elif instance is not None and seen[instance] is not self:
                 original(self, new)
 
-        return [mock.patch.object(Weights, "load", load), unheard()]
+        return [mock.patch.object(DecoderWeights, "load", load), unheard()]
 
     return plant
 

@@ -160,7 +160,7 @@ def _step(run: Path, made: Made, tables: list[Table], step: int, rng: np.random.
 
 
 def _keep(folder: Path, batch: Batch, kept: TrainedBatch) -> None:
-    """Write trained samples as `keep_trained` does, without syncing to disk."""
+    """Write trained samples as `archive_trained_batch` does, without syncing to disk."""
     folder.mkdir(parents=True)
     data = pack_samples(batch.samples)
     manifest = {"run_id": "made", "attempt": 1, "sha256": hashlib.sha256(data).hexdigest()}

@@ -20,20 +20,20 @@ import torch
 
 from buckeye.base.http_server import listen
 from buckeye.base.process import RunIdentity, StopFlag
-from buckeye.base.request_gate import Rules
+from buckeye.base.request_gate import AccessRules
 from buckeye.base.storage import write_file
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
-from buckeye.inference.access import PUBLIC
+from buckeye.inference.access import PUBLIC_ROUTES
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.server.server import HttpThread, load_engine
 from buckeye.inference.server.service import Service
 from buckeye.orchestrator.loop import Orchestrator
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from buckeye.trainer.rl import RLTrainer
-from buckeye.trainer.setup import build_learner, find_resume, trainer_process
+from buckeye.trainer.setup import build_learner, find_resume_checkpoint, trainer_process
 from buckeye.trainer.sft import run_sft
 
 LETTERS = "abcd"
@@ -221,7 +221,9 @@ async def _until_failed(orchestrator: Orchestrator, failures: Sequence[BaseExcep
 def _train(config: RLConfig, identity: RunIdentity, stop: StopFlag) -> None:
     trainer = config.trainer
     with trainer_process(trainer, "trainer") as ranks:
-        learner = build_learner(trainer, ranks, find_resume(trainer, ranks), max_steps=trainer.max_steps)
+        learner = build_learner(
+            trainer, ranks, find_resume_checkpoint(trainer, ranks), max_steps=trainer.max_steps
+        )
         loop = RLTrainer(trainer, learner, stop, identity)
         with loop.output:
             loop.run()
@@ -245,7 +247,7 @@ def _engine(config: RLConfig, model: Path) -> Iterator[str]:
         seed=0,
     )
     listener = listen("127.0.0.1", 0, change="")
-    rules = Rules(host="127.0.0.1", key=KEY, hosts=(), origins=(), public=PUBLIC, how_to_send="")
+    rules = AccessRules(host="127.0.0.1", key=KEY, hosts=(), origins=(), public=PUBLIC_ROUTES, key_hint="")
     http = HttpThread(service, listener, rules)
     http.start()
     thread = threading.Thread(target=engine.run, daemon=True)

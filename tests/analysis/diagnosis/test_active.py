@@ -8,8 +8,8 @@ from tests.analysis.diagnosis.small_runs import ENVIRONMENT, make_model
 from tests.setup.tuning.here import carry_out, config_of
 
 from buckeye import runs
-from buckeye.analysis.diagnosis.active import rewards_shuffled, still_without_a_rate, try_all
-from buckeye.analysis.diagnosis.facts import Facts
+from buckeye.analysis.diagnosis.active_tests import rewards_shuffled, run_active_tests, still_without_a_rate
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.trainer.optim.optimizer import NamedOptimizer
 
 pytestmark = pytest.mark.slow
@@ -36,13 +36,13 @@ def found_of(folder, warm, reward, components="{}"):
     env.write_text(f"import random\n{text}")
     config = config_of(folder / "run", warm, env, lr=5e-3, steps=12)
     carry_out(config)
-    return list(rewards_shuffled(Facts(runs.open(config.output_dir))))
+    return list(rewards_shuffled(DiagnosisFacts(runs.open(config.output_dir))))
 
 
 def test_no_test_accuses_a_healthy_run(tmp_path, warm):
     """Its model was trained on replies only, and gives prompts less than chance probability."""
     assert found_of(tmp_path, warm, A) == []
-    found = list(try_all(Facts(runs.open(tmp_path / "run" / "out"))))
+    found = list(run_active_tests(DiagnosisFacts(runs.open(tmp_path / "run" / "out"))))
     assert [one for one in found if not isinstance(one, str) and one.confidence != "possible"] == []
 
 
@@ -103,7 +103,7 @@ def test_a_component_that_is_not_outweighed_is_not_accused(tmp_path, warm, other
 
 
 def test_at_learning_rate_0_nothing_moves(run):
-    assert list(still_without_a_rate(Facts(runs.open(run)))) == []
+    assert list(still_without_a_rate(DiagnosisFacts(runs.open(run)))) == []
 
 
 def test_what_moves_without_a_learning_rate_is_named(run):
@@ -118,7 +118,7 @@ def test_what_moves_without_a_learning_rate_is_named(run):
                         parameter.mul_(0.999)
 
     with mock.patch.object(NamedOptimizer, "step", decaying):
-        (found,) = still_without_a_rate(Facts(runs.open(run)))
+        (found,) = still_without_a_rate(DiagnosisFacts(runs.open(run)))
     assert (found.name, found.confidence) == ("moves_without_rate", "sure")
     assert found.figures["change"] > 0.0
     assert f"buckeye rl replay {run} --step 0" in found.command

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.monitor.learning import findings, nothing_learnt
+from buckeye.monitor.learning_findings import explain_no_learning, findings
 from buckeye.monitor.metrics import RunMetrics
 
 RUN = Path("outputs/a run")
@@ -54,7 +54,7 @@ def test_a_constant_reward_is_called_that_however_the_replies_end(wording):
     assert finding.figures["reward/mean"] == 0.5
     assert finding.command == wording
     assert str(finding) == wording
-    assert nothing_learnt(steps(*[CONSTANT] * 6), RUN) == wording
+    assert explain_no_learning(steps(*[CONSTANT] * 6), RUN) == wording
     json.dumps(asdict(finding))
 
 
@@ -64,7 +64,7 @@ def test_replies_that_have_no_end_are_told_also_where_rewards_differ(wording):
     (finding,) = findings(steps(*[cut] * 4), RUN)
     assert (finding.name, finding.since) == ("truncated", 0)
     assert finding.seen == wording
-    assert "raise orchestrator.sampling.max_tokens" in nothing_learnt(steps(*[cut] * 6), RUN)
+    assert "raise orchestrator.sampling.max_tokens" in explain_no_learning(steps(*[cut] * 6), RUN)
     none = {**cut, **EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0}
     assert named(steps(none, none, none)) == ["truncated"]
 
@@ -87,7 +87,7 @@ def test_a_policy_that_learns_although_its_replies_are_cut_off_is_left_alone():
     cut = [{"reward/mean": reward, "is_truncated/mean": 1.0} for reward in (0.1, 0.2, 0.4, 0.4, 0.4)]
     assert named(steps(*cut[:3])) == ["truncated"]
     assert named(steps(*cut)) == []
-    assert nothing_learnt(steps(*cut), RUN) is None
+    assert explain_no_learning(steps(*cut), RUN) is None
 
 
 def test_a_collapse(wording):
@@ -103,7 +103,7 @@ def test_a_collapse(wording):
     nothing = {"trained_tokens": 0.0, "entropy": None, "effective_sample_size": None}
     made = steps(good, good, good, same, same, same, trainer=[{}, torn, torn, nothing, nothing, nothing])
     assert named(made) == ["collapsed", "moved_too_far"]
-    assert nothing_learnt(made, RUN) == wording
+    assert explain_no_learning(made, RUN) == wording
     assert named(made[:2]) == []  # one step may be due to a single token: a run that learned had 0.012 in it
     assert named(made[:3]) == ["moved_too_far"]
     assert "step 1" in findings(made[:3], RUN)[0].seen
@@ -116,8 +116,8 @@ def test_a_collapse(wording):
 def test_what_was_learnt_before_a_collapse_was_lost(wording):
     same = {**EQUAL, "reward/mean": 0.2, "batch/alike": 1.0}
     risen = [{"reward/mean": reward} for reward in (0.1, 0.3, 0.7, 0.8, 0.8)]
-    assert nothing_learnt(steps(*risen, *[same] * 4), RUN) == wording
-    assert nothing_learnt(steps(*risen), RUN) is None
+    assert explain_no_learning(steps(*risen, *[same] * 4), RUN) == wording
+    assert explain_no_learning(steps(*risen), RUN) is None
 
 
 def test_a_run_that_has_converged_has_learnt():
@@ -129,7 +129,7 @@ def test_a_run_that_has_converged_has_learnt():
 
 def test_a_run_that_had_nothing_to_learn_has_not(wording):
     assert named(steps(*[SOLVED] * 3)) == ["all_solved"]
-    assert nothing_learnt(steps(*[SOLVED] * 5), RUN) == wording
+    assert explain_no_learning(steps(*[SOLVED] * 5), RUN) == wording
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -139,7 +139,7 @@ def test_rare_rewards_of_one_are_no_reason_to_warn(seed):
     none = {**EQUAL, "reward/mean": 0.0, "batch/solve_none": 1.0}
     batches = [rare if (step + seed) % 3 == 0 else none for step in range(12)]
     assert named(steps(*batches)) == []
-    assert nothing_learnt(steps(*batches), RUN) is None
+    assert explain_no_learning(steps(*batches), RUN) is None
 
 
 def biased(kind, relative, errors, measure="seconds"):
@@ -165,14 +165,14 @@ def test_what_is_trained_on_is_not_what_was_sampled(wording):
 def test_a_bias_is_no_reason_that_nothing_was_learnt():
     made = steps(*[{"reward/mean": 0.3, **biased("bias", -0.12, -6.0)}] * 4)
     assert named(made) == ["biased"]
-    assert nothing_learnt(made, RUN) is None
+    assert explain_no_learning(made, RUN) is None
 
 
 def test_records_of_before_say_nothing():
     """Records of earlier versions lack some of the metrics."""
     records = [{"process": "orchestrator", "step": step, "reward/mean": 0.5} for step in range(9)]
     assert findings(RunMetrics(records).steps(), RUN) == []
-    assert nothing_learnt([], RUN) is None
+    assert explain_no_learning([], RUN) is None
 
 
 ODD = st.sampled_from([0.0, 1.0, -1.0, 1e30, 1e308, -1e308, float("inf"), float("nan"), None, "1"])
@@ -184,7 +184,7 @@ def test_no_record_is_too_odd(batches, equal):
     """Records of a damaged file, or an extremely large loss, end neither a run nor `status`."""
     made = steps(*({**batch, **({"batch/with_spread": 0.0} if equal else {})} for batch in batches))
     findings(made, RUN)
-    nothing_learnt(made, RUN)
+    explain_no_learning(made, RUN)
 
 
 def test_what_has_collapsed_is_gone_on_with_from_before_it_did(tmp_path, wording):

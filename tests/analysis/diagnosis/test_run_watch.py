@@ -4,7 +4,7 @@ import json
 import logging
 
 import pytest
-from tests.orchestrator.played import group, rollout
+from tests.orchestrator.made_rollouts import group, rollout
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.monitor.run_watch import RunWatch
@@ -28,7 +28,7 @@ def told(tmp_path, caplog):
                 file.write(json.dumps(record) + "\n")
             caplog.clear()
             with caplog.at_level(logging.WARNING):
-                watch.look()
+                watch.check()
             said[step] = caplog.messages
         return {step: texts for step, texts in said.items() if texts}
 

@@ -5,7 +5,12 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from buckeye.analysis.diagnosis.teaching import Played, agreement, common_token, component_weights
+from buckeye.analysis.diagnosis.half_group_training import (
+    KeptBatch,
+    agreement,
+    common_token,
+    component_weights,
+)
 from buckeye.transport.batches import Batch, Sample
 
 
@@ -24,7 +29,7 @@ def sample(tokens, advantage=0.0, context=1):
 
 def played(group, *, rewards=None, components=None, samples=None, rollout=None):
     samples = samples or [sample([1, 2], at) for at in range(len(group))]
-    return Played(
+    return KeptBatch(
         batch=Batch(step=0, samples=tuple(samples), orchestrator_state={}),
         rollout=np.array(range(len(samples)) if rollout is None else rollout),
         group=np.array(group),
@@ -96,10 +101,10 @@ def test_half_of_each_group_is_taught_advantages_as_large_as_the_real_ones():
     samples = [sample([1], advantage) for advantage in (1, 1, -1, -1, 3, 3, -3)]
     batch = played([0] * 4 + [1] * 3, samples=samples, rewards=[1, 8, 3, 8, 0, 8, 4])
     assert batch.held_out.tolist() == [False, True, False, True, False, True, False]
-    taught = [float(one.advantages[1]) for one in batch.taught(batch.rewards).samples]
+    taught = [float(one.advantages[1]) for one in batch.with_advantages_from(batch.rewards).samples]
     size = ((4 * 1 + 3 * 9) / (2 * 1 + 2 * 4)) ** 0.5  # of -1, 1, -2, 2
     assert taught == pytest.approx([-size, 0, size, 0, -2 * size, 0, 2 * size])
-    assert not any(one.advantages.any() for one in batch.taught(np.ones(7)).samples)
+    assert not any(one.advantages.any() for one in batch.with_advantages_from(np.ones(7)).samples)
 
 
 def test_a_component_is_taken_from_the_rewards_with_its_weight():
@@ -113,9 +118,9 @@ def test_a_rollout_of_several_samples_is_one():
     batch = played([0, 0], samples=samples, rollout=[0, 0, 1])
     assert batch.advantages == pytest.approx([1.0, -1.0])
     assert batch.sums([1.0, 2.0, 4.0]) == pytest.approx([3.0, 4.0])
-    assert batch.has(2).tolist() == [1.0, 0.0]
+    assert batch.sampled_mask(2).tolist() == [1.0, 0.0]
     batch = played([0, 0, 0], samples=[*samples, sample([1], 1.0)], rollout=[0, 0, 1, 2])
-    taught = batch.taught(np.array([0.0, 5.0, 2.0])).samples
+    taught = batch.with_advantages_from(np.array([0.0, 5.0, 2.0])).samples
     assert [np.sign(one.advantages).tolist() for one in taught] == [
         [0, -1, -1],
         [0, -1],

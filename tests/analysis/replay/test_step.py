@@ -13,12 +13,12 @@ from tests.trainer.rl_runs import put, records
 from tests.trainer.trainer_config import trainer_config
 from transformers import AutoModelForCausalLM
 
-from buckeye.analysis.replay.step import replay_step
+from buckeye.analysis.replay.replay_step import replay_step
 from buckeye.errors import TransportError, UsageError
 from buckeye.trainer import batch_loss, learner
-from buckeye.trainer.model.policy import Policy
+from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.trainer.rl import run_trainer
-from buckeye.transport.batches import read_trained
+from buckeye.transport.batches import read_trained_batch
 
 pytestmark = pytest.mark.e2e
 
@@ -70,7 +70,7 @@ def changed(change, made):
 
 
 FAULTS = {
-    "coarse log-softmax": ("log-probs", Policy, "token_logprobs", coarse),
+    "coarse log-softmax": ("log-probs", PolicyNetwork, "token_logprobs", coarse),
     "loss scaled": ("loss", batch_loss, "total_loss", scaled_loss),
     "bounds of the ratio": ("loss", batch_loss, "total_loss", narrow),
     "gradients clipped": ("weights", learner, "clip_gradients", clipped),
@@ -112,7 +112,7 @@ def test_the_first_difference_is_named(tmp_path, tiny_model, batches):
 
 def test_what_is_kept_is_the_batch_and_the_log_probs_of_the_model(tmp_path, tiny_model, batches):
     trained(tmp_path, tiny_model, batches[:1])
-    batch, kept = read_trained(tmp_path / "trained", 0)
+    batch, kept = read_trained_batch(tmp_path / "trained", 0)
     assert [list(s.token_ids) for s in batch.samples] == [list(s.token_ids) for s in batches[0].samples]
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     expected = []
@@ -167,4 +167,4 @@ def test_what_is_not_there_is_said(tmp_path, tiny_model, batches):
         again(tmp_path, config, 1, tmp_path / "one")
     (tmp_path / "trained/step_1/trained.safetensors").write_bytes(b"no tensors")
     with pytest.raises(TransportError, match="step_1"):
-        read_trained(tmp_path / "trained", 1)
+        read_trained_batch(tmp_path / "trained", 1)

@@ -14,22 +14,22 @@ from pathlib import Path
 import pytest
 from tests.mcp.environment.leaks import assert_none_left, processes_with
 
-from buckeye.base.process_guard import MARK
+from buckeye.base.process_guard import MARK_VARIABLE
 from buckeye.mcp.client.errors import (
-    BadAnswer,
-    OutputFlood,
-    SessionLost,
+    BadAnswerError,
+    OutputFloodError,
+    SessionLostError,
     StartError,
-    ToolsChanged,
-    ToolTimeout,
+    ToolsChangedError,
+    ToolTimeoutError,
 )
-from buckeye.mcp.client.session import Deadlines, open_session
+from buckeye.mcp.client.session import SessionTimeouts, open_session
 from buckeye.mcp.tasks.task_schema import StdioServer
 
 pytestmark = pytest.mark.e2e
 
 RAW = str(Path(__file__).with_name("raw_server.py"))
-PATIENT = Deadlines(start=60.0, call=60.0, close=5.0)
+PATIENT = SessionTimeouts(start=60.0, call=60.0, close=5.0)
 
 
 @pytest.fixture
@@ -44,11 +44,11 @@ def raw(marker, way=""):
     return StdioServer(command=sys.executable, args=[RAW, way], env={"MARKER": marker})
 
 
-def play(server, *calls, deadlines=PATIENT):
+def play(server, *calls, timeouts=PATIENT):
     """Open a session, make the calls in order, and return their results."""
 
     async def run():
-        async with open_session("board", server, deadlines=deadlines) as session:
+        async with open_session("board", server, timeouts=timeouts) as session:
             return [await session.call(name, arguments) for name, arguments in calls]
 
     return asyncio.run(run())
@@ -66,7 +66,15 @@ def test_a_server_sees_nothing_of_our_environment(marker, monkeypatch):
     assert seen.pop("PATH") == os.environ["PATH"]
     certificates = ("_CA_CERTS", "_CA_BUNDLE", "SSL_CERT_FILE", "SSL_CERT_DIR")
     seen = {name for name in seen if not name.endswith(certificates)}
-    assert seen <= {"HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", MARK}  # Python sets LC_CTYPE
+    assert seen <= {
+        "HOME",
+        "LANG",
+        "LC_ALL",
+        "LC_CTYPE",
+        "TMPDIR",
+        "TZ",
+        MARK_VARIABLE,
+    }  # Python sets LC_CTYPE
 
 
 @pytest.mark.parametrize(
@@ -85,7 +93,7 @@ def test_a_server_sees_nothing_of_our_environment(marker, monkeypatch):
     ],
 )
 def test_results_of_servers_that_behave_more_or_less(marker, way, said, structured, dropped):
-    results = play(raw(marker, way), ACT, ACT, deadlines=Deadlines(start=60.0, call=60.0, close=0.2))
+    results = play(raw(marker, way), ACT, ACT, timeouts=SessionTimeouts(start=60.0, call=60.0, close=0.2))
     for result in results:
         assert (result.text, result.is_error) == (said, False)
         assert (result.structured, dict(result.dropped)) == (structured, dropped)
@@ -101,7 +109,7 @@ def test_an_error_does_not_tell_the_key_of_its_server(marker):
     """The error is shown to the policy and written to the rollouts."""
 
     async def run():
-        opened = open_session("board", raw(marker, "tells"), deadlines=PATIENT, secrets=[marker])
+        opened = open_session("board", raw(marker, "tells"), timeouts=PATIENT, secrets=[marker])
         async with opened as session:
             return [await session.call(name, arguments) for name, arguments in (("recall", {}), ACT)]
 
@@ -110,37 +118,39 @@ def test_an_error_does_not_tell_the_key_of_its_server(marker):
         assert result.text == "not accepted: (redacted)"
 
 
-QUICK_START = Deadlines(start=0.5, call=60.0, close=0.2)
-SLOW_START = Deadlines(start=3.0, call=60.0, close=0.2)  # it must send a message before its start counts
-QUICK_CALL = Deadlines(start=60.0, call=0.5, close=0.2)
+QUICK_START = SessionTimeouts(start=0.5, call=60.0, close=0.2)
+SLOW_START = SessionTimeouts(
+    start=3.0, call=60.0, close=0.2
+)  # it must send a message before its start counts
+QUICK_CALL = SessionTimeouts(start=60.0, call=0.5, close=0.2)
 
 
 @pytest.mark.parametrize(
-    ("way", "error", "deadlines"),
+    ("way", "error", "timeouts"),
     [
         ("hang-in-start", StartError, QUICK_START),
         ("garbage-in-start", StartError, SLOW_START),
         ("die-in-start", StartError, PATIENT),
-        ("endless-tools", BadAnswer, PATIENT),
-        ("hang-in-call", ToolTimeout, QUICK_CALL),
-        ("hang-with-child", ToolTimeout, QUICK_CALL),
-        ("garbage", ToolTimeout, QUICK_CALL),
-        ("die-in-call", SessionLost, PATIENT),
-        ("huge-result", OutputFlood, PATIENT),
-        ("flood", OutputFlood, PATIENT),
-        ("flood-in-start", OutputFlood, PATIENT),
-        ("flood-stderr", OutputFlood, PATIENT),
-        ("wrong-shape", BadAnswer, PATIENT),
-        ("internal-error", BadAnswer, PATIENT),
-        ("tool-gone", ToolsChanged, PATIENT),
-        ("tool-gone-silently", ToolsChanged, PATIENT),
-        ("tool-differs", ToolsChanged, PATIENT),
-        ("no-envelope", BadAnswer, PATIENT),
+        ("endless-tools", BadAnswerError, PATIENT),
+        ("hang-in-call", ToolTimeoutError, QUICK_CALL),
+        ("hang-with-child", ToolTimeoutError, QUICK_CALL),
+        ("garbage", ToolTimeoutError, QUICK_CALL),
+        ("die-in-call", SessionLostError, PATIENT),
+        ("huge-result", OutputFloodError, PATIENT),
+        ("flood", OutputFloodError, PATIENT),
+        ("flood-in-start", OutputFloodError, PATIENT),
+        ("flood-stderr", OutputFloodError, PATIENT),
+        ("wrong-shape", BadAnswerError, PATIENT),
+        ("internal-error", BadAnswerError, PATIENT),
+        ("tool-gone", ToolsChangedError, PATIENT),
+        ("tool-gone-silently", ToolsChangedError, PATIENT),
+        ("tool-differs", ToolsChangedError, PATIENT),
+        ("no-envelope", BadAnswerError, PATIENT),
     ],
 )
-def test_a_misbehaving_server_is_a_typed_error(caplog, marker, way, error, deadlines, wording):
+def test_a_misbehaving_server_is_a_typed_error(caplog, marker, way, error, timeouts, wording):
     with pytest.raises(error) as caught:
-        play(raw(marker, way), ACT, ACT, ACT, deadlines=deadlines)
+        play(raw(marker, way), ACT, ACT, ACT, timeouts=timeouts)
     gc.collect()  # an exception never retrieved from a finished task would be logged now
     assert not caplog.records
     assert type(caught.value) is error
@@ -154,7 +164,7 @@ def test_a_program_that_is_not_there(marker, refusal):
 
 def test_cancelling_a_rollout_leaves_no_process(marker):
     async def run():
-        async with open_session("board", raw(marker, "hang-in-call"), deadlines=PATIENT) as session:
+        async with open_session("board", raw(marker, "hang-in-call"), timeouts=PATIENT) as session:
             await session.call(*ACT)
 
     async def cancelled():
@@ -173,13 +183,13 @@ def test_servers_and_their_children_die_with_us(marker):
     """A process killed in the middle of a call leaves neither the server nor the server's child."""
     script = f"""
 import asyncio
-from buckeye.mcp.client.session import Deadlines, open_session
+from buckeye.mcp.client.session import SessionTimeouts, open_session
 from buckeye.mcp.tasks.task_schema import StdioServer
 argv = dict(command={sys.executable!r}, args=[{RAW!r}, "hang-with-child"])
 server = StdioServer(**argv, env={{"MARKER": {marker!r}}})
 
 async def run():
-    async with open_session("board", server, deadlines=Deadlines(start=60.0, call=60.0)) as session:
+    async with open_session("board", server, timeouts=SessionTimeouts(start=60.0, call=60.0)) as session:
         await session.call("act", {{"text": "hello"}})
 
 asyncio.run(run())

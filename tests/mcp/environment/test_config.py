@@ -7,7 +7,7 @@ import yaml
 
 from buckeye.errors import ConfigError
 from buckeye.mcp.config import WeightsConfig, gym_schema, load_gym_config
-from buckeye.mcp.score import score
+from buckeye.mcp.reward import score
 
 PRINTED = """job:
   name: "RL Training - my-env"

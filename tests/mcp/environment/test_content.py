@@ -5,7 +5,7 @@ import base64
 import mcp_types as types
 import pytest
 
-from buckeye.mcp.client.content import text_and_dropped
+from buckeye.mcp.client.content import extract_text
 
 
 def resource(**content):
@@ -38,4 +38,4 @@ SOUND = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
 )
 def test_text_of_parts(parts, text, dropped):
     result = types.CallToolResult.model_validate({"content": parts})
-    assert text_and_dropped(result.content) == (text, dropped)
+    assert extract_text(result.content) == (text, dropped)

@@ -7,13 +7,19 @@ from contextlib import contextmanager
 import pytest
 from tests.mcp.environment.http_server import mcp_by_http
 
-from buckeye.mcp.client.errors import BadAnswer, OutputFlood, SessionLost, StartError, ToolTimeout
-from buckeye.mcp.client.session import Deadlines, open_session
-from buckeye.mcp.client.unreachable import shown_address
+from buckeye.mcp.client.errors import (
+    BadAnswerError,
+    OutputFloodError,
+    SessionLostError,
+    StartError,
+    ToolTimeoutError,
+)
+from buckeye.mcp.client.http_transport import redact_url
+from buckeye.mcp.client.session import SessionTimeouts, open_session
 from buckeye.mcp.tasks.task_schema import HttpServer
 
-DEADLINES = Deadlines(start=60.0, call=60.0, close=1.0)
-QUICK = Deadlines(start=60.0, call=1.0, close=1.0)
+DEADLINES = SessionTimeouts(start=60.0, call=60.0, close=1.0)
+QUICK = SessionTimeouts(start=60.0, call=1.0, close=1.0)
 TOOL = {"name": "act", "inputSchema": {"type": "object", "properties": {"text": {"type": "string"}}}}
 
 
@@ -45,10 +51,10 @@ def http_server(way=""):
         over.set()
 
 
-def play(url, deadlines=DEADLINES, **headers):
+def play(url, timeouts=DEADLINES, **headers):
     async def run():
         server = HttpServer(url=url, headers=headers)
-        async with open_session("board", server, deadlines=deadlines) as session:
+        async with open_session("board", server, timeouts=timeouts) as session:
             return await session.call("act", {"text": "hello"})
 
     return asyncio.run(run())
@@ -69,11 +75,11 @@ def test_half_a_character_is_read():
     ("way", "error"),
     [
         ("401", StartError),
-        ("huge", OutputFlood),
-        ("hang", ToolTimeout),
-        ("drop", SessionLost),
-        ("forgets", SessionLost),
-        ("garbage", BadAnswer),
+        ("huge", OutputFloodError),
+        ("hang", ToolTimeoutError),
+        ("drop", SessionLostError),
+        ("forgets", SessionLostError),
+        ("garbage", BadAnswerError),
     ],
 )
 def test_a_misbehaving_server_is_a_typed_error(way, error, wording):
@@ -89,5 +95,5 @@ def test_nobody_listens(refusal):
 
 
 def test_an_address_is_shown_without_its_secrets():
-    assert shown_address("http://me:secret@there:8765/mcp?key=secret") == "http://there:8765/mcp"
-    assert shown_address("http://there:notaport/mcp") == "http://there/mcp"
+    assert redact_url("http://me:secret@there:8765/mcp?key=secret") == "http://there:8765/mcp"
+    assert redact_url("http://there:notaport/mcp") == "http://there/mcp"

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.base.json_lines import fixed_json
-from buckeye.mcp.client.lines import FixedJsonStream, read_messages
-from buckeye.mcp.gateway.frames import read_line
+from buckeye.base.json_lines import fix_json
+from buckeye.mcp.client.message_streams import JsonRepairStream, read_messages
+from buckeye.mcp.gateway.json_rpc import read_line
 
 ANSWER = b'{"jsonrpc":"2.0","id":7,"result":{"content":[{"type":"text","text":"a%s"}]}}'
 
@@ -83,7 +83,7 @@ def test_a_body_in_any_chunks_is_read(text, kind, cuts, end):
     line = json.dumps({"jsonrpc": "2.0", "id": 7, "result": {"text": text}}).encode()
     is_stream = kind.startswith("text")
     body = b": ping\r\n\r\nevent: message\r\ndata: " + line + end if is_stream else line
-    stream, places = FixedJsonStream(kind), [0, *sorted(cuts), len(body)]
+    stream, places = JsonRepairStream(kind), [0, *sorted(cuts), len(body)]
     found = b"".join(stream.feed(body[a:b]) for a, b in pairwise(places))
     if is_stream:
         assert found.endswith(end)  # a complete event is passed on immediately
@@ -100,4 +100,4 @@ def test_what_is_no_json_stays_as_it_is(line):
     try:
         json.loads(line.decode("utf-8-sig", "replace"), strict=False)
     except ValueError:
-        assert fixed_json(line) == line
+        assert fix_json(line) == line

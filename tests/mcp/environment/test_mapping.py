@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.mcp.gym import json_values
 
-from buckeye.mcp.actions.check import compile_actions
-from buckeye.mcp.actions.mapping import ActionError, bind
+from buckeye.mcp.actions.action_schema import compile_actions
+from buckeye.mcp.actions.mapping import ActionError, bind_call
 from buckeye.mcp.actions.parser import ParsedCall, parse_reply
 from buckeye.mcp.config import ParserConfig
 
@@ -51,7 +51,7 @@ ACTIONS, PROBLEMS = compile_actions(yaml.safe_load(MAPPINGS))
 
 def bound(text, schemas=None):
     (call,) = parse_reply(f"<tool>{text}</tool>", ParserConfig(use_thinking=False), ACTIONS).calls
-    result = bind(call, ACTIONS, schemas or {})
+    result = bind_call(call, ACTIONS, schemas or {})
     return result.tool, result.arguments
 
 
@@ -121,7 +121,7 @@ def test_done_can_be_mapped_to_a_tool():
         {"done": {"_tool": "submit", "_parser": {"positional": ["a"]}, "a": {"from_arg": "a"}}}
     )
     assert problems == []
-    assert bind(ParsedCall(name="done", args=(5,)), actions, {}).arguments == {"a": 5}
+    assert bind_call(ParsedCall(name="done", args=(5,)), actions, {}).arguments == {"a": 5}
 
 
 values = json_values(st.text(max_size=5))
@@ -135,7 +135,7 @@ values = json_values(st.text(max_size=5))
 def test_any_call_is_bound_or_refused_in_words(name, args, kwargs):
     call = ParsedCall(name=name, args=tuple(args), kwargs=kwargs)
     try:
-        found = bind(call, ACTIONS, SCHEMAS)
+        found = bind_call(call, ACTIONS, SCHEMAS)
     except ActionError:
         return
     assert found.tool == ACTIONS[name].tool

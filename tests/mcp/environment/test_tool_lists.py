@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import mcp_types as types
 import pytest
 
-from buckeye.mcp.client.errors import BadAnswer
-from buckeye.mcp.client.session import Deadlines, Session
+from buckeye.mcp.client.errors import BadAnswerError
+from buckeye.mcp.client.session import McpSession, SessionTimeouts
 from buckeye.mcp.tasks.task_schema import StdioServer
 
 
@@ -21,7 +21,7 @@ def _listed(cursor_after):
         tool = types.Tool(name=f"tool-{cursor}", input_schema={"type": "object"})
         return types.ListToolsResult(tools=[tool], next_cursor=cursor_after(cursor))
 
-    session = Session("pages", StdioServer(command="none"), Deadlines(), (), preload=False)
+    session = McpSession("pages", StdioServer(command="none"), SessionTimeouts(), (), preload=False)
     session._client = SimpleNamespace(list_tools=list_tools)
     return [*asyncio.run(session._list_tools())], asked
 
@@ -41,5 +41,5 @@ def test_a_list_ends_without_a_cursor_or_with_one_that_was_given_before(followin
 
 
 def test_a_list_without_end_is_an_error():
-    with pytest.raises(BadAnswer):
+    with pytest.raises(BadAnswerError):
         _listed(lambda cursor: f"{cursor}+")

@@ -16,9 +16,9 @@ import pytest
 from tests.mcp.environment.leaks import assert_none_left
 from tests.waiting import wait_for
 
-from buckeye.base.process_guard import MARK
+from buckeye.base.process_guard import MARK_VARIABLE
+from buckeye.mcp.fork_server.pool import FORK_SERVERS, start_program
 from buckeye.mcp.fork_server.program import Program, python_script
-from buckeye.mcp.fork_server.servers import PARENTS, start_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
@@ -48,11 +48,11 @@ class Installed:
 @pytest.fixture
 def installed(tmp_path):
     yield lambda library="": Installed(tmp_path, library)
-    for script, parent in PARENTS.items():
+    for script, parent in FORK_SERVERS.items():
         if str(tmp_path) in script.interpreter:
             parent._control.close()
     assert_none_left(str(tmp_path))
-    PARENTS.clear()
+    FORK_SERVERS.clear()
 
 
 async def ask(process, *questions):
@@ -74,7 +74,7 @@ async def session(program, *questions, preload=True):
 
 
 def parent_of(program):
-    return PARENTS[python_script(program)]
+    return FORK_SERVERS[python_script(program)]
 
 
 async def settled(program):
@@ -118,7 +118,7 @@ def test_a_forked_session_is_a_fresh_one(installed, monkeypatch):
     assert second["imports"] == third["imports"] not in (second["pid"], third["pid"])  # the others have not
     for one, arguments, secret in ((first, ["--one"], "alpha"), (second, ["--two"], "beta")):
         assert one["arguments"] == arguments
-        ours = ("PATH", "LC_CTYPE", MARK)
+        ours = ("PATH", "LC_CTYPE", MARK_VARIABLE)
         assert {k: v for k, v in one["environment"].items() if k not in ours} == {"SECRET": secret}
     assert third["arguments"] == []
     assert [one["asked"] for one in (first, second, again, third)] == [1, 1, 2, 1]
@@ -153,8 +153,8 @@ def test_the_end_of_a_forked_session_is_known(installed, wording):
         await settled(here.program())
         process = await start_program(here.program(), name="test", preload=True)
         answers = await ask(process, "who", "end")
-        await process.settle()
-        words = process.last_words()
+        await process.wait_for_exit()
+        words = process.describe_end()
         await process.close()
         return answers, words
 
@@ -173,7 +173,7 @@ def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, c
         ((before,),) = [await ask(process, "who")]
         os.kill(before["imports"], signal.SIGKILL)
         assert await process.read_line() is None  # it ends with its parent
-        await process.settle()
+        await process.wait_for_exit()
         assert process.ended
         await process.close()
         return [(await session(here.program(), "who"))[0] for _ in range(2)]
@@ -251,7 +251,7 @@ def test_other_programs_and_those_that_are_not_to_be_are_not_preloaded(installed
         return [(await session(here.program(), "who", preload=False))[0] for _ in range(2)]
 
     assert all(one["imports"] == one["pid"] for one in asyncio.run(run()))
-    assert PARENTS == {}
+    assert FORK_SERVERS == {}
 
 
 def test_nothing_is_left_of_a_process_that_was_killed(installed):

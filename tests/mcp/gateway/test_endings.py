@@ -11,7 +11,7 @@ from tests.mcp.environment.leaks import assert_none_left, processes_with
 from tests.mcp.gateway.client import Client, gateway, request, scripted
 from tests.mcp.gateway.test_gateway import HAS_NAMESPACES
 
-from buckeye.mcp.gateway.state import own_folder
+from buckeye.mcp.gateway.process_folder import open_process_folder
 
 pytestmark = pytest.mark.e2e
 
@@ -61,7 +61,7 @@ def test_folders_that_no_path_reaches_are_removed_too(tmp_path):
     os.fchmod(here, 0)
     os.close(here)
     (place / "link").symlink_to(tmp_path)
-    with own_folder(root) as own:
+    with open_process_folder(root) as own:
         assert [path for path in root.iterdir() if path.is_dir()] == [own]
 
 

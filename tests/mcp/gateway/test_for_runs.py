@@ -19,7 +19,7 @@ from tests.workers.workers.test_elsewhere import site
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.mcp_gateways import ensure_gateway, task_gateway
-from buckeye.launch.worker_hosts import run_hosts
+from buckeye.launch.worker_hosts import plan_environment_processes
 
 pytestmark = pytest.mark.e2e
 
@@ -118,11 +118,11 @@ def placed(tmp_path, *, url, placement):
 
 def test_tasks_that_name_a_server_here_are_not_placed(tmp_path, refusal):
     env = placed(tmp_path, url="https://mcp.example/mcp", placement=[1])
-    hosts = run_hosts([env], rollouts=8, sites={1: site(1)}, address="10.0.0.9")
+    hosts = plan_environment_processes([env], rollouts=8, plan_nodes={1: site(1)}, address="10.0.0.9")
     assert [(role.kind, role.node) for role in hosts.roles] == [("workers", 1)]
     near = placed(tmp_path, url=f"http://localhost:{free_port()}/mcp", placement=[1])
     with refusal(UsageError):
-        run_hosts([near], rollouts=8, sites={1: site(1)}, address="10.0.0.9")
+        plan_environment_processes([near], rollouts=8, plan_nodes={1: site(1)}, address="10.0.0.9")
 
 
 SERVER = ROOT / "tests/mcp/environment/raw_server.py"

@@ -13,11 +13,11 @@ import pytest
 from tests.mcp.gateway.client import INITIALIZE, Client, events, gateway, request, said, scripted
 from tests.waiting import wait_for
 
-from buckeye.mcp.gateway.frames import read_frame
 from buckeye.mcp.gateway.gateway import Gateway
-from buckeye.mcp.gateway.settings import GatewaySettings, Refusal, Wish
-from buckeye.mcp.sandbox.base import Limits, Places
-from buckeye.mcp.sandbox.command import CommandRuntime
+from buckeye.mcp.gateway.json_rpc import parse_message
+from buckeye.mcp.gateway.settings import GatewayError, GatewaySettings, LaunchRequest
+from buckeye.mcp.sandbox.process_runtimes import CommandRuntime
+from buckeye.mcp.sandbox.runtime import FolderFactory, SandboxLimits
 
 pytestmark = pytest.mark.e2e
 
@@ -269,11 +269,11 @@ def test_an_environment_that_does_not_read_is_ended(tmp_path, monkeypatch, wordi
     monkeypatch.setattr("buckeye.mcp.gateway.session._WRITE_SECONDS", 0.1)
 
     async def ask():
-        runtime = CommandRuntime(["sleep", "600"], Limits())
-        made = Gateway(GatewaySettings(), runtime, Places(tmp_path))
-        session = await made.open(Wish("", ()))
+        runtime = CommandRuntime(["sleep", "600"], SandboxLimits())
+        made = Gateway(GatewaySettings(), runtime, FolderFactory(tmp_path))
+        session = await made.open(LaunchRequest("", ()))
         body = json.dumps(request("tools/call", {"text": "x" * 2**20}, request_id=1)).encode()
-        channel = await session.ask(read_frame(body), body)
+        channel = await session.forward_request(parse_message(body), body)
         answer = json.loads(await channel.get(0))
         await made.close()
         return answer
@@ -283,11 +283,11 @@ def test_an_environment_that_does_not_read_is_ended(tmp_path, monkeypatch, wordi
 
 def test_a_session_that_starts_while_the_gateway_stops_is_ended(tmp_path):
     async def stop_meanwhile():
-        runtime = CommandRuntime(["sleep", "600"], Limits())
+        runtime = CommandRuntime(["sleep", "600"], SandboxLimits())
         started = asyncio.Event()
 
         class Slow:
-            name, serves = "slow", "--command"
+            name, only_environment = "slow", "--command"
 
             async def prepare(self, image):
                 started.set()
@@ -296,11 +296,11 @@ def test_a_session_that_starts_while_the_gateway_stops_is_ended(tmp_path):
             async def launch(self, *given):
                 return await runtime.launch(*given)
 
-        made = Gateway(GatewaySettings(), Slow(), Places(tmp_path))
-        opening = asyncio.create_task(made.open(Wish("", ())))
+        made = Gateway(GatewaySettings(), Slow(), FolderFactory(tmp_path))
+        opening = asyncio.create_task(made.open(LaunchRequest("", ())))
         await started.wait()
         await made.close()
-        with pytest.raises(Refusal, match="stopping"):
+        with pytest.raises(GatewayError, match="stopping"):
             await opening
 
     asyncio.run(stop_meanwhile())

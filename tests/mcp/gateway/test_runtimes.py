@@ -11,9 +11,14 @@ from tests.mcp.gateway.client import SERVER, Client, gateway
 from tests.mcp.images.oci import fake_registry, shell_image
 from tests.places import ROOT
 
-from buckeye.mcp.sandbox.base import Limits, RuntimeUnavailable
-from buckeye.mcp.sandbox.confinement import Walls, confined, confined_environment, walls
-from buckeye.mcp.sandbox.containers import image_runtime
+from buckeye.mcp.sandbox.confine_command import (
+    SandboxSupport,
+    build_confine_env,
+    confine_argv,
+    sandbox_support,
+)
+from buckeye.mcp.sandbox.container_runtimes import image_runtime
+from buckeye.mcp.sandbox.runtime import RuntimeUnavailableError, SandboxLimits
 
 pytestmark = pytest.mark.e2e
 
@@ -55,7 +60,9 @@ def test_an_image_runs_without_a_daemon(tmp_path, wording):
 
 
 @needs_root
-@pytest.mark.skipif(sys.platform == "linux" and not walls().namespaces, reason="already without namespaces")
+@pytest.mark.skipif(
+    sys.platform == "linux" and not sandbox_support().namespaces, reason="already without namespaces"
+)
 @pytest.mark.e2e
 def test_an_image_runs_where_there_are_no_namespaces(tmp_path):
     # rented containers allow neither namespaces nor mounts: drop the capability
@@ -101,8 +108,13 @@ print("whole")
 @needs_root
 def test_each_wall_stands(wording):
     def behind(command, **given):
-        argv = confined(["/bin/sh", "-c", command], walls=walls(), cwd=Path("/"), limits=Limits(**given))
-        env = confined_environment({"PATH": os.environ["PATH"], "GIVEN": "x"})
+        argv = confine_argv(
+            ["/bin/sh", "-c", command],
+            sandbox_support=sandbox_support(),
+            cwd=Path("/"),
+            limits=SandboxLimits(**given),
+        )
+        env = build_confine_env({"PATH": os.environ["PATH"], "GIVEN": "x"})
         return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
     assert behind("echo $GIVEN; exit 7").stdout == "x\n"
@@ -110,12 +122,14 @@ def test_each_wall_stands(wording):
     assert behind("kill -9 $$; exit 5").returncode == 5  # process 1 of its PID namespace
     assert behind("ulimit -c").stdout.strip() == "0"
     assert behind("grep NoNewPrivs /proc/self/status").stdout.split() == ["NoNewPrivs:", "1"]
-    if walls().namespaces:
+    if sandbox_support().namespaces:
         assert behind("echo /proc/[0-9]*").stdout.strip() == "/proc/1"
         assert behind("cat /proc/net/dev", network=False).stdout.count(":") == 1  # only lo
     taken = behind("head -c 300000000 /dev/zero | tail -c 300000000 | wc -c", memory=64 * 2**20)
     assert taken.stdout.strip() != "300000000"
-    missing = confined(["no-such-program"], walls=walls(), cwd=Path("/"), limits=Limits())
+    missing = confine_argv(
+        ["no-such-program"], sandbox_support=sandbox_support(), cwd=Path("/"), limits=SandboxLimits()
+    )
     done = subprocess.run(missing, env={}, capture_output=True, text=True, check=False)
     assert done.returncode == 127
     assert done.stderr == wording
@@ -141,8 +155,8 @@ NORMAL_USER = """
 import subprocess, sys, tempfile
 from pathlib import Path
 sys.path.insert(0, "src")
-from buckeye.mcp.sandbox.base import Limits
-from buckeye.mcp.sandbox.confinement import Root, confined, walls
+from buckeye.mcp.sandbox.runtime import SandboxLimits
+from buckeye.mcp.sandbox.confine_command import RootFilesystem, confine_argv, sandbox_support
 
 LEAVE = '''
 opendir(my $top, "/");
@@ -157,15 +171,15 @@ chdir($top);
 open(my $status, "proc/self/status");
 print grep { s/CapEff:// } <$status>;
 '''
-if not walls().overlay:
-    sys.exit(print("users cannot make namespaces here:", walls().reason))
+if not sandbox_support().overlay:
+    sys.exit(print("users cannot make namespaces here:", sandbox_support().reason))
 with tempfile.TemporaryDirectory() as folder:
     root, upper, work = (Path(folder, name) for name in ("root", "upper", "work"))
     for path in (root, upper, work, upper / "dev", upper / "proc"):
         path.mkdir()
     (upper / "of-the-image").touch()
-    where = Root(path=root, layers=(Path("/usr"), upper, work), user=None, cwd="/")
-    argv = confined(["/bin/perl", "-e", LEAVE], limits=Limits(), walls=walls(), root=where)
+    where = RootFilesystem(path=root, layers=(Path("/usr"), upper, work), user=None, cwd="/")
+    argv = confine_argv(["/bin/perl", "-e", LEAVE], limits=SandboxLimits(), sandbox_support=sandbox_support(), root=where)
     done = subprocess.run(argv, env={}, timeout=60)
     (work / "work").chmod(0o700)
 sys.exit(done.returncode)
@@ -173,9 +187,11 @@ sys.exit(done.returncode)
 
 
 def test_without_any_wall_a_command_still_runs(tmp_path):
-    nothing = Walls(namespaces=False, overlay=False, reason="a test")
-    argv = confined(["/bin/sh", "-c", "pwd; exit 3"], walls=nothing, cwd=tmp_path, limits=Limits())
-    done = subprocess.run(argv, env=confined_environment({}), capture_output=True, text=True, check=False)
+    nothing = SandboxSupport(namespaces=False, overlay=False, reason="a test")
+    argv = confine_argv(
+        ["/bin/sh", "-c", "pwd; exit 3"], sandbox_support=nothing, cwd=tmp_path, limits=SandboxLimits()
+    )
+    done = subprocess.run(argv, env=build_confine_env({}), capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (3, f"{tmp_path}\n")
 
 
@@ -267,12 +283,12 @@ def test_the_first_that_works_is_chosen_and_what_is_missing_is_said(tmp_path, mo
     home, _ = fake_program(tmp_path, "docker")
     fake_program(tmp_path, "podman")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert image_runtime("auto", Limits(), tmp_path).name == "docker"
+    assert image_runtime("auto", SandboxLimits(), tmp_path).name == "docker"
     (home / "down").touch()
-    with refusal(RuntimeUnavailable):
-        image_runtime("docker", Limits(), tmp_path)
-    with refusal(RuntimeUnavailable):
-        image_runtime("apptainer", Limits(), tmp_path)
+    with refusal(RuntimeUnavailableError):
+        image_runtime("docker", SandboxLimits(), tmp_path)
+    with refusal(RuntimeUnavailableError):
+        image_runtime("apptainer", SandboxLimits(), tmp_path)
 
 
 PROJECT = """

@@ -11,11 +11,11 @@ import pytest
 from tests.mcp.environment.leaks import processes_with
 
 from buckeye.mcp.client.session import CallResult
-from buckeye.mcp.grading import outside
-from buckeye.mcp.grading.grade import Played, verdict_of
-from buckeye.mcp.grading.judge import MadeCall
-from buckeye.mcp.grading.outside import GraderFailed
-from buckeye.mcp.grading.reading import read_graders
+from buckeye.mcp.grading import grader_processes
+from buckeye.mcp.grading.grade import FinishedRollout, run_grader
+from buckeye.mcp.grading.grader_parser import read_graders
+from buckeye.mcp.grading.grader_processes import GraderError
+from buckeye.mcp.grading.judge import RecordedCall
 
 
 def graded(grade, folder, reply="", calls=(), files=None):
@@ -25,7 +25,7 @@ def graded(grade, folder, reply="", calls=(), files=None):
     async def call_tool(tool, arguments, seconds):
         return CallResult(text=f"{tool} {json.dumps(arguments)}")
 
-    played = Played(
+    played = FinishedRollout(
         task={"id": "one", "prompt": "Do.", "metadata": {"items": ["a", "b"]}},
         messages=[{"role": "user", "content": "Do."}],
         reply=reply,
@@ -33,7 +33,7 @@ def graded(grade, folder, reply="", calls=(), files=None):
         workdir=folder,
         call_tool=call_tool,
     )
-    return asyncio.run(verdict_of(grader, played))
+    return asyncio.run(run_grader(grader, played))
 
 
 SECRET = "a-secret-of-the-host"
@@ -93,8 +93,8 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 def test_nasty_files(folder, state, score, said):
     before = (folder / "own.db").read_bytes()
     verdict = graded({"state": state}, folder)
-    assert (verdict.score, verdict.said[: len(said)]) == (score, said)
-    assert SECRET not in verdict.said
+    assert (verdict.score, verdict.explanation[: len(said)]) == (score, said)
+    assert SECRET not in verdict.explanation
     assert (folder / "own.db").read_bytes() == before
 
 
@@ -102,7 +102,7 @@ def test_nasty_calls(folder):
     deep = {"x": 1}
     for _ in range(400):
         deep = {"x": deep}
-    calls = [MadeCall(tool="add", arguments=deep, text="9" * 1_000_000)]
+    calls = [RecordedCall(tool="add", arguments=deep, text="9" * 1_000_000)]
     assert graded({"calls": {"tool": "add", "arguments": {"x": 1}}}, folder, calls=calls).score == 0
     assert graded({"result": {"number": 1}}, folder, calls=calls).score == 0
 
@@ -115,14 +115,14 @@ def test_a_command(folder):
     for code in ("raise SystemExit(3)", "input()"):
         assert graded({"state": {"command": [sys.executable, "-c", code]}}, folder).score == 0.0
     slow = {"state": {"command": [sys.executable, "-c", "import time; time.sleep(60)"]}, "timeout": 0.5}
-    assert "0.5 s" in graded(slow, folder).said
-    with pytest.raises(GraderFailed, match="no-such-program"):
+    assert "0.5 s" in graded(slow, folder).explanation
+    with pytest.raises(GraderError, match="no-such-program"):
         graded({"state": {"command": ["no-such-program"]}}, folder)
 
 
 def test_what_a_command_starts_ends_with_it_where_nothing_is_confined(folder, monkeypatch):
-    monkeypatch.setattr(outside, "confined", lambda argv, **_: argv)
-    monkeypatch.setattr(outside, "confined_environment", lambda variables: variables)
+    monkeypatch.setattr(grader_processes, "confine_argv", lambda argv, **_: argv)
+    monkeypatch.setattr(grader_processes, "build_confine_env", lambda variables: variables)
     marker = f"marker-{uuid.uuid4()}"
     starts = (
         "import subprocess, sys; argv = [sys.executable, '-c', 'import time; time.sleep(60)', sys.argv[1]]; "
@@ -138,7 +138,7 @@ def test_a_command_has_no_keys(folder, monkeypatch):
     shows = [sys.executable, "-c", "import os; print('OPENAI_API_KEY' in os.environ, os.environ['HOME'])"]
     verdict = graded({"state": {"command": shows, "contains": "False"}}, folder)
     assert verdict.score == 1.0
-    assert os.environ["HOME"] not in verdict.said.split()
+    assert os.environ["HOME"] not in verdict.explanation.split()
 
 
 @pytest.mark.slow
@@ -155,7 +155,7 @@ def test_a_function(folder, tmp_path):
         "def words(**_):\n    return 'good'\n"
         "def hangs(**_):\n    time.sleep(60)\n"
     )
-    calls = [MadeCall(tool="add", arguments={"x": "a"}, text="added")]
+    calls = [RecordedCall(tool="add", arguments={"x": "a"}, text="added")]
     share = graded({"python": "check.py:share"}, folder, calls=calls, files=tmp_path)
     assert share == (0.5, "found ['a'], added")
     assert graded({"python": "check.py:there"}, folder, files=tmp_path).score == 1.0
@@ -166,7 +166,7 @@ def test_a_function(folder, tmp_path):
         ("hangs", "it took longer than 1 s"),
     ):
         seconds = 1.0 if function == "hangs" else 60.0
-        with pytest.raises(GraderFailed, match=said):
+        with pytest.raises(GraderError, match=said):
             graded({"python": f"check.py:{function}", "timeout": seconds}, folder, files=tmp_path)
 
 

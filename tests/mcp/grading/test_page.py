@@ -8,8 +8,8 @@ import pytest
 import yaml
 from tests.whole.docs.blocks import blocks
 
+from buckeye.mcp.grading.grader_parser import fill_metadata, read_graders
 from buckeye.mcp.grading.judge import judge_text
-from buckeye.mcp.grading.reading import bound, read_graders
 
 _FILE = Path(__file__).parents[3] / "docs" / "reference" / "mcp-files.md"
 PAGE = _FILE.read_text(encoding="utf-8").partition("\n## Graders\n")[2]
@@ -43,7 +43,7 @@ def test_the_blocks_of_the_page(tmp_path):
     assert [judge_text(grader.reply, text).score for text in ("It is 42.", "It is 41.")] == [1.0, 0.0]
     answer, frugal = read_graders(yaml.safe_load(configuration.text)["grade"])[0]
     assert (answer.weight, frugal.name) == (3.0, "frugal")
-    assert judge_text(bound(answer, {"answer": 7}).reply, "7").score == 1.0
+    assert judge_text(fill_metadata(answer, {"answer": 7}).reply, "7").score == 1.0
     known = {}
     exec(function.text, known)
     (tmp_path / "list.txt").write_text("milk eggs")

@@ -15,7 +15,7 @@ from buckeye.errors import UsageError
 from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.environment import McpEnvironment, load_environment
 from buckeye.mcp.tasks.task_schema import McpTask
-from buckeye.workers.opening import open_environment
+from buckeye.workers.loading import open_environment
 
 ACTIONS = {"note": mapping("add", "text"), "run": mapping("run", "code")}
 SERVERS = {"notes": {"command": sys.executable, "args": [NOTES]}}

@@ -7,8 +7,8 @@ import sqlite3
 import pytest
 
 from buckeye.mcp.grading import python_runner
-from buckeye.mcp.grading.reading import bound, read_graders
-from buckeye.mcp.grading.worker import judged
+from buckeye.mcp.grading.grader_parser import fill_metadata, read_graders
+from buckeye.mcp.grading.worker import judge_request
 
 CALLS = [
     {"tool": "open", "arguments": {"path": "a.txt"}, "text": "opened"},
@@ -23,9 +23,9 @@ def graded(grade, folder=None, reply="", calls=CALLS):
     """Return the verdict of one grader, as the worker gives it."""
     (grader,), problems = read_graders(grade)
     assert not problems
-    given = bound(grader, METADATA).model_dump(mode="json", exclude_unset=True)
+    given = fill_metadata(grader, METADATA).model_dump(mode="json", exclude_unset=True)
     request = {"grader": given, "text": reply, "calls": calls, "folder": str(folder)}
-    return judged(json.loads(json.dumps(request)))
+    return judge_request(json.loads(json.dumps(request)))
 
 
 REPLIES = [
@@ -137,19 +137,19 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(("test", "reply", "score", "said"), REPLIES)
 def test_a_reply(test, reply, score, said):
     verdict = graded({"reply": test}, reply=reply)
-    assert (verdict.score, verdict.said[: len(said)]) == (score, said)
+    assert (verdict.score, verdict.explanation[: len(said)]) == (score, said)
 
 
 @pytest.mark.parametrize(("grade", "score", "said"), TOOLS)
 def test_calls_and_results(grade, score, said):
     verdict = graded(grade)
-    assert (verdict.score, verdict.said[: len(said)]) == (score, said)
+    assert (verdict.score, verdict.explanation[: len(said)]) == (score, said)
 
 
 @pytest.mark.parametrize(("state", "score", "said"), STATES)
 def test_what_is_left(folder, state, score, said):
     verdict = graded({"state": state}, folder=folder)
-    assert (verdict.score, verdict.said[: len(said)]) == (score, said)
+    assert (verdict.score, verdict.explanation[: len(said)]) == (score, said)
 
 
 @pytest.mark.slow  # the library takes seconds to import
@@ -212,7 +212,7 @@ def test_what_is_wrong_with_a_grader(grade, path, wording):
 def test_a_value_that_a_task_lacks(test, refusal):
     (grader,), _ = read_graders({"reply": test})
     with refusal(ValueError):
-        bound(grader, METADATA)
+        fill_metadata(grader, METADATA)
 
 
 def test_a_function_is_looked_for_beside_the_file(tmp_path):

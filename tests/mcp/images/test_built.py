@@ -8,11 +8,11 @@ import pytest
 from tests.mcp.images.oci import MANIFEST, Image, digest, entry, fake_registry, layer
 
 from buckeye.errors import UsageError
-from buckeye.mcp.images.built import built_layout, find_built, keep_layout, layout_blob
+from buckeye.mcp.images.local_layouts import built_layout, find_built, keep_layout, layout_blob
 from buckeye.mcp.images.manifest import parse_reference
 from buckeye.mcp.images.store import fetch_image
-from buckeye.mcp.sandbox.base import PrepareError, RuntimeUnavailable
-from buckeye.mcp.sandbox.build import build_image, choose_builder, push_built
+from buckeye.mcp.sandbox.build import build_image, choose_builder, push_image
+from buckeye.mcp.sandbox.runtime import PrepareError, RuntimeUnavailableError
 
 NAME = parse_reference("my-org/my-env:latest")
 
@@ -89,14 +89,14 @@ def test_a_mirror_stands_for_docker_hub(tmp_path, monkeypatch):
 
 
 def test_the_first_builder_that_works_is_taken(bin, refusal):
-    with refusal(RuntimeUnavailable):
+    with refusal(RuntimeUnavailableError):
         choose_builder()
     program(bin, "docker", "sys.exit('no daemon')\n")
     program(bin, "buildah", "")
     assert choose_builder() == "buildah"
     program(bin, "podman", "")
     assert choose_builder() == "podman"
-    with pytest.raises(RuntimeUnavailable, match="no daemon"):
+    with pytest.raises(RuntimeUnavailableError, match="no daemon"):
         choose_builder("docker")
 
 
@@ -105,7 +105,7 @@ def test_docker_builds_tags_and_pushes(bin, tmp_path):
     program(bin, "docker", f"if '--format' in words: print({digests!r})\n")
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     assert build_image(tmp_path, "my-env:latest") == ""
-    pushed = push_built("my-env:latest", "ghcr.io/my-org/my-env:1", progress=lambda _: None)
+    pushed = push_image("my-env:latest", "ghcr.io/my-org/my-env:1", progress=lambda _: None)
     assert pushed == "sha256:" + "2" * 64
     calls = [line for line in (bin / "calls").read_text().splitlines() if line != "version"]
     assert calls[0] == f"build --tag my-env:latest {tmp_path}"
@@ -117,7 +117,7 @@ def test_buildah_pushes_what_it_has_built(bin, tmp_path):
     digest = "sha256:" + "3" * 64
     note = f"    pathlib.Path(words[words.index('--digestfile') + 1]).write_text({digest!r})\n"
     program(bin, "buildah", f"if words[0] == 'push':\n{note}")
-    pushed = push_built("my-env:latest", "127.0.0.1:5000/my-org/my-env:1", progress=lambda _: None)
+    pushed = push_image("my-env:latest", "127.0.0.1:5000/my-org/my-env:1", progress=lambda _: None)
     assert pushed == digest
     calls = [line for line in (bin / "calls").read_text().splitlines() if line != "version"]
     assert calls[:2] == [
@@ -125,7 +125,7 @@ def test_buildah_pushes_what_it_has_built(bin, tmp_path):
         "tag my-env:latest 127.0.0.1:5000/my-org/my-env:1",
     ]
     assert calls[2].startswith("push --quiet --tls-verify=false --digestfile ")  # plain HTTP to this machine
-    push_built("my-env:latest", "ghcr.io/my-org/my-env:1", progress=lambda _: None)
+    push_image("my-env:latest", "ghcr.io/my-org/my-env:1", progress=lambda _: None)
     assert "--tls-verify" not in (bin / "calls").read_text().splitlines()[-1]
 
 
@@ -138,6 +138,6 @@ def test_a_build_that_fails_ends_with_its_last_words(bin, tmp_path):
 
 def test_what_cannot_be_pushed(bin, refusal):
     with pytest.raises(UsageError, match=r"ghcr\.io/my-org/my-env:latest"):
-        push_built("my-env:latest", "my-env:latest", progress=lambda _: None)
+        push_image("my-env:latest", "my-env:latest", progress=lambda _: None)
     with refusal(UsageError):
-        push_built("my-env:latest", "ghcr.io/o/my-env:latest", progress=lambda _: None)
+        push_image("my-env:latest", "ghcr.io/o/my-env:latest", progress=lambda _: None)

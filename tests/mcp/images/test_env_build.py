@@ -17,7 +17,7 @@ from tests.mcp.images.local_registry import (
     registry,
 )
 
-from buckeye.mcp.tasks.lock import read_lock
+from buckeye.mcp.tasks.lock_file import read_lock
 
 pytestmark = [pytest.mark.slow, needs_registry]
 

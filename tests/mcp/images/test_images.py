@@ -34,7 +34,7 @@ from buckeye.mcp.images.logins import find_login
 from buckeye.mcp.images.manifest import parse_reference
 from buckeye.mcp.images.store import fetch_image
 from buckeye.mcp.images.unpack import unpack_layers
-from buckeye.mcp.sandbox.base import PrepareError
+from buckeye.mcp.sandbox.runtime import PrepareError
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.run.fake_hub import FakeHub
 
-from buckeye.cli import typed
+from buckeye.cli import typer_commands
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def hf(tmp_path, monkeypatch, capsys):
         if tasks is not None:
             Path("tasks.json").write_text(tasks if isinstance(tasks, str) else json.dumps(tasks))
         capsys.readouterr()
-        code = typed.run("hf", words, "buckeye hf")
+        code = typer_commands.run("hf", words, "buckeye hf")
         printed = capsys.readouterr()
         output = printed.out + printed.err
         assert code == 0, output

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.mcp.gym import json_values
 
 from buckeye.errors import UsageError
-from buckeye.mcp.tasks.files import read_rows, read_tasks
+from buckeye.mcp.tasks.task_files import read_rows, read_tasks
 from buckeye.mcp.tasks.task_schema import HttpServer, StdioServer, ToolCall, call_arguments
 
 PRINTED = """{

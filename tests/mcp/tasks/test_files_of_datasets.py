@@ -76,7 +76,7 @@ def test_what_a_task_begins_with_is_pushed_and_fetched(hf, hub, garden, monkeypa
     with pytest.raises(UntrustedError, match=r"files: [0-9a-f]{12} \(\d+ B\), "):
         read_taskset("my-org/files")
     there = {"./a.txt": "plum", "./b.txt": "plum", "./empty": None}
-    assert listing(read_taskset("my-org/files", checked=False)[0]) == {
+    assert listing(read_taskset("my-org/files", check_trust=False)[0]) == {
         "garden": there,
         "again": there,
         "packed.tar.gz": {"./deep": None, "./deep/a.txt": "plum"},

@@ -12,7 +12,7 @@ import yaml
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.mcp.environment import load_environment
 from buckeye.mcp.tasks.dataset import read_splits
-from buckeye.mcp.tasks.lock import read_lock
+from buckeye.mcp.tasks.lock_file import read_lock
 
 CONFIG = "system_prompt: play\naction_mappings:\n  done:\n    _tool: null\n"
 LOCK = 'image: "my-org/my-env:latest"  # mine\n'

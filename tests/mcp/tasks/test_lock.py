@@ -5,7 +5,14 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from buckeye.errors import ConfigError
-from buckeye.mcp.tasks.lock import ImageName, Lock, dataset_reference, parse_image, read_lock, update_lock
+from buckeye.mcp.tasks.lock_file import (
+    EnvironmentLock,
+    ImageName,
+    dataset_reference,
+    parse_image,
+    read_lock,
+    update_lock,
+)
 
 PAGE = """image: "my-org/my-env:latest"
 primary_dataset:
@@ -81,7 +88,7 @@ def test_what_is_no_image(text):
 
 def test_name_and_digest_may_stand_apart():
     digest = "sha256:" + "b" * 64
-    assert Lock(image="a:b", digest=digest).image_name == ImageName("a", "b", digest)
+    assert EnvironmentLock(image="a:b", digest=digest).image_name == ImageName("a", "b", digest)
 
 
 COMMENTED = """# mine

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from buckeye.base.dotenv import read_dotenv
 from buckeye.base.keys import variables
 from buckeye.errors import UsageError
-from buckeye.mcp.tasks.variables import resolve
+from buckeye.mcp.tasks.variables import resolve_variables
 
 ENVIRONMENT = {"BUCKEYE_API_KEY": "s3cret", "A": "1", "EMPTY": "", "lower": "l"}
 
@@ -31,30 +31,30 @@ ENVIRONMENT = {"BUCKEYE_API_KEY": "s3cret", "A": "1", "EMPTY": "", "lower": "l"}
     ],
 )
 def test_texts(text, expected):
-    assert resolve(text, ENVIRONMENT) == expected
+    assert resolve_variables(text, ENVIRONMENT) == expected
 
 
 def test_values_inside_objects_and_lists_but_no_keys():
     value = {"$A": ["$A", 5, None, {"x": "${A}"}], "n": 1.5, "t": True}
-    assert resolve(value, ENVIRONMENT) == {"$A": ["1", 5, None, {"x": "1"}], "n": 1.5, "t": True}
+    assert resolve_variables(value, ENVIRONMENT) == {"$A": ["1", 5, None, {"x": "1"}], "n": 1.5, "t": True}
 
 
 def test_every_missing_variable_is_named_with_its_place(refusal):
     value = {"headers": {"Authorization": "Bearer $NO_KEY", "X": "${NO_X} $NO_KEY"}, "args": ["$NO_Y"]}
     with refusal(UsageError):
-        resolve(value, ENVIRONMENT)
+        resolve_variables(value, ENVIRONMENT)
 
 
 @pytest.mark.parametrize("text", ["${A", "${}", "${A:default}", "${A-b}", "${5}", "${A:-${B}}"])
 def test_other_braces_are_refused(text, refusal):
     with refusal(UsageError):
-        resolve(text, ENVIRONMENT)
+        resolve_variables(text, ENVIRONMENT)
 
 
 @given(st.text(), st.text())
 def test_dollars_can_be_escaped_and_values_are_not_resolved_again(text, value):
-    assert resolve(text.replace("$", "$$"), {}) == text
-    assert resolve("<$X>", {"X": value}) == f"<{value}>"
+    assert resolve_variables(text.replace("$", "$$"), {}) == text
+    assert resolve_variables("<$X>", {"X": value}) == f"<{value}>"
 
 
 def test_a_dotenv_file(tmp_path):

@@ -21,16 +21,16 @@ from tests.mcp.environment.scripted import Scripted
 from tests.mcp.gym import gym_config, mapping
 
 from buckeye.errors import UsageError
-from buckeye.mcp.client.control_group import end_group, group_of
+from buckeye.mcp.client.control_group import create_control_group, kill_control_group
 from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.environment import McpEnvironment
-from buckeye.mcp.sandbox.base import cache_folder
-from buckeye.mcp.tasks.files import read_tasks
+from buckeye.mcp.sandbox.runtime import cache_folder
+from buckeye.mcp.tasks.task_files import read_tasks
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
-from buckeye.mcp.workdir.files import prepare
 from buckeye.mcp.workdir.folder import Workdir, open_workdir
-from buckeye.mcp.workdir.surroundings import from_here, left_behind
-from buckeye.orchestrator.player import play_outcome
+from buckeye.mcp.workdir.initial_files import prepare_files
+from buckeye.mcp.workdir.server_environment import find_unreachable_files, resolve_local_paths
+from buckeye.orchestrator.rollout_runner import run_rollout
 
 NOTES = str(Path(__file__).with_name("notes_server.py"))
 TOOLS = {"add": ["text"], "notes": [], "where": [], "environment": [], "fill": ["count"], "daemon": []}
@@ -143,8 +143,11 @@ def test_a_program_without_a_suffix_is_found_and_its_data_is_not(tmp_path, monke
         Path(name).touch()
     Path("bin/server").chmod(0o755)
     server = StdioServer(command="node", args=["bin/server", "./data", "data/shop", "x" * 300, "x" * 5000])
-    assert from_here(server, tmp_path / "data").args == [str(tmp_path / "bin/server"), *server.args[1:]]
-    assert left_behind(server) == ["data", "data/shop"]
+    assert resolve_local_paths(server, tmp_path / "data").args == [
+        str(tmp_path / "bin/server"),
+        *server.args[1:],
+    ]
+    assert find_unreachable_files(server) == ["data", "data/shop"]
 
 
 def test_two_servers_of_a_task_share_the_folder():
@@ -197,7 +200,7 @@ def test_files_are_put_there_and_never_written_back(folder, kind, tmp_path):
 def test_a_folder_is_copied_with_its_modes_and_links(folder, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
-    prepare(str(folder), copy, 1000)
+    prepare_files(str(folder), copy, 1000)
     assert os.readlink(copy / "link") == "deep/tool.sh"
     assert (copy / "deep" / "tool.sh").stat().st_mode & 0o777 == 0o555
     assert (copy / "notes.txt").stat().st_mtime_ns == (folder / "notes.txt").stat().st_mtime_ns
@@ -331,11 +334,11 @@ def test_what_a_server_leaves_in_sessions_of_its_own_ends_with_it(marked):
 @pytest.mark.skipif(sys.platform != "linux", reason="control groups are of Linux")
 def test_a_grandchild_that_left_session_and_environment_ends_with_its_server(marked):
     probe = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    group = group_of(probe.pid)
+    group = create_control_group(probe.pid)
     probe.communicate(b"\n")
     if group is None:
         pytest.skip("no control group can be made here")
-    end_group(group)
+    kill_control_group(group)
     outcome, said = play(marked, "hide()")
     assert (outcome.error, said) == (None, ["hidden"])
     assert list(group.parent.glob(f"buckeye-server-{os.getpid()}-*")) == []
@@ -389,7 +392,7 @@ def test_slow_calls_do_not_make_a_rollout_an_error(monkeypatch):
     async def only_outcome():
         return (await played(one, *calls))[0]
 
-    outcome = asyncio.run(play_outcome(only_outcome, 20.0))
+    outcome = asyncio.run(run_rollout(only_outcome, 20.0))
     assert (outcome.error, outcome.reward, outcome.stop_reason) == (None, 0.0, "time_limit")
 
 
@@ -401,9 +404,9 @@ VALUES = st.lists(LEAVES | st.dictionaries(TEXTS, LEAVES, max_size=3), max_size=
 @given(VALUES)
 def test_what_is_placed_is_hidden_again(value):
     workdir = Workdir(place=Path("/somewhere/private"))
-    placed = workdir.placed(value)
+    placed = workdir.expand_workdir(value)
     assert "{workdir}" not in json.dumps(list(_texts(placed)))
-    assert workdir.hidden(placed) == value
+    assert workdir.mask_workdir(placed) == value
 
 
 def _texts(value):

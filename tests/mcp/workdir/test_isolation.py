@@ -14,7 +14,7 @@ from tests.mcp.workdir.test_folder import config, task
 
 from buckeye.errors import UsageError
 from buckeye.mcp.environment import McpEnvironment
-from buckeye.mcp.isolation.compare import Play, leaks, suspicious
+from buckeye.mcp.isolation.compare import ProbeRollout, find_leaks, find_suspicious_outputs
 from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
 
 SMALL = {"add": mapping("add", "text"), "notes": mapping("notes")}
@@ -97,7 +97,7 @@ def plays(texts, processes=None):
     """Return results of two rollouts alone, of four concurrent ones, and of the others alone."""
     processes = processes or [(0, 0)] * len(texts)
     made = [
-        Play(said=[("look()", text)], mark=f"word{place:08x}", processes=given)
+        ProbeRollout(outputs=[("look()", text)], mark=f"word{place:08x}", processes=given)
         for place, (text, given) in enumerate(zip(texts, processes, strict=True))
     ]
     return made[:2], made[2:6], made[6:]
@@ -128,7 +128,7 @@ TEXTS = st.lists(
 @given(given_out(), TEXTS)
 def test_numbers_that_equal_a_process_id_are_no_state(processes, text):
     """Ids are small in a fresh container, so a number such as 0.97 may match process 97."""
-    assert suspicious(*plays([text] * 15, processes)) == []
+    assert find_suspicious_outputs(*plays([text] * 15, processes)) == []
 
 
 @given(
@@ -140,7 +140,7 @@ def test_numbers_that_equal_a_process_id_are_no_state(processes, text):
 def test_process_ids_are_no_state(processes, text, form, data):
     own = [data.draw(st.integers(low + 1, high)) for low, high in processes]
     texts = [f"{text} {form.replace('{}', str(pid))} {text}" for pid in own]
-    assert suspicious(*plays(texts, processes)) == []
+    assert find_suspicious_outputs(*plays(texts, processes)) == []
 
 
 @given(given_out(), st.integers(2, 300), st.integers(1, 3))
@@ -148,16 +148,16 @@ def test_a_number_that_counts_is_found_among_process_ids(processes, start, step)
     counted = [start + step * place for place in range(15)]
     assume(not all(low <= value <= high for value, (low, high) in zip(counted, processes, strict=True)))
     texts = [f"server [{high}]: visit {value}" for value, (_, high) in zip(counted, processes, strict=True)]
-    assert suspicious(*plays(texts, processes)) != []
+    assert find_suspicious_outputs(*plays(texts, processes)) != []
 
 
 @pytest.mark.parametrize("form", ["{} by pid 41", "{} (process id: 41)", "{} at /proc/41/fd"])
 def test_a_process_of_others_hides_no_state(form):
     """The id of another process, such as a gateway, is in the range of no rollout or of one."""
     processes = [(30 + 5 * place, 35 + 5 * place) for place in range(15)]
-    assert suspicious(*plays([form.format("made")] * 15, processes)) == []
+    assert find_suspicious_outputs(*plays([form.format("made")] * 15, processes)) == []
     texts = [form.format("made"), *[form.format("is there already")] * 14]
-    assert suspicious(*plays(texts, processes)) != []
+    assert find_suspicious_outputs(*plays(texts, processes)) != []
 
 
 @pytest.mark.parametrize(
@@ -173,9 +173,9 @@ def test_a_process_of_others_hides_no_state(form):
     ],
 )
 def test_state_is_told_from_noise(texts):
-    before, beside, after = plays(texts)
-    assert suspicious(before, beside, after)
-    assert suspicious(before, beside, after[:1])  # suspicious enough to run the others
+    before, parallel, after = plays(texts)
+    assert find_suspicious_outputs(before, parallel, after)
+    assert find_suspicious_outputs(before, parallel, after[:1])  # suspicious enough to run the others
 
 
 @pytest.mark.parametrize(
@@ -193,11 +193,11 @@ def test_noise_is_not_state(make):
     accused = 0
     for seed in range(200):
         dice = random.Random(seed)
-        accused += bool(suspicious(*plays([make(dice, n) for n in range(15)])))
+        accused += bool(find_suspicious_outputs(*plays([make(dice, n) for n in range(15)])))
     assert accused <= 1
 
 
 def test_a_word_of_ones_own_is_no_leak():
-    one = Play(said=[("notes()", "word1")], mark="word1")
-    assert leaks([one, Play(said=[("notes()", "word2")], mark="word2")]) == []
-    assert leaks([one, Play(said=[("notes()", "it is word1!")], mark="word2")]) != []
+    one = ProbeRollout(outputs=[("notes()", "word1")], mark="word1")
+    assert find_leaks([one, ProbeRollout(outputs=[("notes()", "word2")], mark="word2")]) == []
+    assert find_leaks([one, ProbeRollout(outputs=[("notes()", "it is word1!")], mark="word2")]) != []

@@ -9,9 +9,9 @@ import pytest
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.launch.preflight.devices import Gpu, MainMemory
-from buckeye.launch.preflight.fitting import check_memory, needed
-from buckeye.launch.preflight.memory import MAIN, Hardware, plan_memory, slot_bytes
-from buckeye.launch.preflight.model import read_shape, shape_of
+from buckeye.launch.preflight.memory_check import check_memory, sum_needs
+from buckeye.launch.preflight.memory_plan import MAIN_MEMORY, Hardware, plan_memory, slot_bytes
+from buckeye.launch.preflight.model import parse_shape, read_shape
 
 GB = 10**9
 # 1,000 x 64 embedding; a layer: 64 x 32 x (2 x 2 + 2 x 1) + 3 x 64 x 128 + 2 x 64 = 36,992
@@ -56,17 +56,19 @@ def on_gpus(*frees: int, vllm: bool = False) -> Hardware:
     return Hardware(memory=MainMemory(total=64 * GB, free=64 * GB), gpus=gpus, vllm=vllm)
 
 
-def parts(config, shape, hardware, process, place=MAIN) -> dict[str, int]:
-    (need,) = [n for n in plan_memory(config, shape, hardware) if (n.process, n.place) == (process, place)]
+def parts(config, shape, hardware, process, location=MAIN_MEMORY) -> dict[str, int]:
+    (need,) = [
+        n for n in plan_memory(config, shape, hardware) if (n.process, n.location) == (process, location)
+    ]
     assert need.total == sum(part.size for part in need.parts)
     return {part.what: part.size for part in need.parts}
 
 
 def test_the_sizes_of_a_model(tmp_path):
-    shape = shape_of(TOY)
+    shape = parse_shape(TOY)
     assert (shape.parameters, shape.embeddings, shape.layer) == (TOY_PARAMETERS, 64_000, 37_008)
-    assert shape_of({**TOY, "tie_word_embeddings": False}).parameters == TOY_PARAMETERS + 64_000
-    assert shape_of(SMALL).parameters == pytest.approx(596_049_920, rel=1e-4)
+    assert parse_shape({**TOY, "tie_word_embeddings": False}).parameters == TOY_PARAMETERS + 64_000
+    assert parse_shape(SMALL).parameters == pytest.approx(596_049_920, rel=1e-4)
     (tmp_path / "config.json").write_text(json.dumps(TOY))
     assert read_shape(tmp_path) == shape
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "something else"}))
@@ -75,7 +77,7 @@ def test_the_sizes_of_a_model(tmp_path):
 
 def test_a_trainer_on_a_cpu():
     given = config("--trainer.seq-len", "256", "--orchestrator.seq-len", "256")
-    found = parts(given, shape_of(TOY), on_cpu(), "trainer 0")
+    found = parts(given, parse_shape(TOY), on_cpu(), "trainer 0")
     layer = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128 + 2 * 64 + 2 * 32  # with padded blocks, as on a CPU
     passing, outside = 3 * 128 + 2 * 64, 3 * 64
     assert found == {
@@ -100,13 +102,13 @@ def test_a_trainer_on_a_cpu():
     ],
 )
 def test_what_settings_change(words, name, size):
-    assert parts(config(*words), shape_of(TOY), on_cpu(), "trainer 0")[name] == size
+    assert parts(config(*words), parse_shape(TOY), on_cpu(), "trainer 0")[name] == size
 
 
 def test_adapters_need_moments_for_themselves_only():
     words = ["--trainer.model.experimental.lora.rank", "8"]
     words += ["--trainer.model.experimental.lora.target-modules", '["q_proj", "down_proj"]']
-    found = parts(config(*words), shape_of(TOY), on_cpu(), "trainer 0")
+    found = parts(config(*words), parse_shape(TOY), on_cpu(), "trainer 0")
     adapter = 4 * 8 * ((64 + 64) + (128 + 64))
     assert found["weights (float32)"] == 4 * adapter
     assert found["optimizer (adamw)"] == 8 * adapter
@@ -118,25 +120,25 @@ def test_recomputed_layers_keep_their_input_only():
     layer = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128 + 2 * 64 + 2 * 32
     passing, outside = 3 * 128 + 2 * 64 + layer, 3 * 64
     name = "activations of 256 tokens"
-    every = parts(config(*length, "--trainer.model.ac"), shape_of(TOY), on_cpu(), "trainer 0")
+    every = parts(config(*length, "--trainer.model.ac"), parse_shape(TOY), on_cpu(), "trainer 0")
     assert every[name] == 4 * 256 * (4 * 64 + passing + outside)
-    second = parts(config(*length, "--trainer.model.ac.freq", "2"), shape_of(TOY), on_cpu(), "trainer 0")
+    second = parts(config(*length, "--trainer.model.ac.freq", "2"), parse_shape(TOY), on_cpu(), "trainer 0")
     assert second[name] == 4 * 256 * (2 * layer + 2 * 64 + passing + outside)
 
 
 def test_gpus_divide_what_ranks_divide():
     given = config("--inference-gpu-ids", "0", "--trainer-gpu-ids", "1,2")
-    needs = plan_memory(given, shape_of(SMALL), on_gpus(24 * GB, 24 * GB, 24 * GB))
-    assert [(n.process, n.place) for n in needs] == [
+    needs = plan_memory(given, parse_shape(SMALL), on_gpus(24 * GB, 24 * GB, 24 * GB))
+    assert [(n.process, n.location) for n in needs] == [
         ("inference 0", "GPU 0"),
-        ("inference 0", MAIN),
-        ("orchestrator", MAIN),
+        ("inference 0", MAIN_MEMORY),
+        ("orchestrator", MAIN_MEMORY),
         ("trainer 0", "GPU 1"),
-        ("trainer 0", MAIN),
+        ("trainer 0", MAIN_MEMORY),
         ("trainer 1", "GPU 2"),
-        ("trainer 1", MAIN),
+        ("trainer 1", MAIN_MEMORY),
     ]
-    parameters = shape_of(SMALL).parameters
+    parameters = parse_shape(SMALL).parameters
     for need in (needs[3], needs[5]):
         sizes = {part.what: part.size for part in need.parts}
         assert sizes["optimizer (adamw)"] == 8 * parameters // 2
@@ -144,7 +146,7 @@ def test_gpus_divide_what_ranks_divide():
 
 
 def test_the_cache_of_an_engine():
-    shape = shape_of(TOY)
+    shape = parse_shape(TOY)
     slot = 2 * 4 * 32 * 256 * 4  # keys and values, layers, head size, tokens, bytes
     assert slot_bytes(shape, 256, 4) == slot
     given = config("--seq-len", "256", "--max-async-level", "1")
@@ -159,7 +161,7 @@ def test_the_cache_of_an_engine():
 @pytest.mark.parametrize(("free", "words"), [(24 * GB, ("0.5",)), (10 * GB, ("0.9",))])
 def test_the_cache_of_an_engine_on_a_gpu(free, words):
     """The cache takes the GPU share or the free memory, minus two models, their logits and two gigabytes."""
-    shape = shape_of(SMALL)
+    shape = parse_shape(SMALL)
     weights = 2 * (shape.parameters + 151_936 * 1024)
     given = config("--seq-len", "8192", "--inference.gpu-memory-utilization", *words)
     found = parts(given, shape, on_gpus(free, 24 * GB), "inference 0", "GPU 0")
@@ -171,7 +173,7 @@ def test_the_cache_of_an_engine_on_a_gpu(free, words):
 
 
 def test_the_cache_of_an_engine_on_a_gpu_is_a_quarter_of_what_is_free_where_its_share_is_used_up():
-    shape = shape_of(SMALL)
+    shape = parse_shape(SMALL)
     given = config("--seq-len", "8192", "--inference.gpu-memory-utilization", "0.2")
     found = parts(given, shape, on_gpus(24 * GB, 24 * GB), "inference 0", "GPU 0")
     slot = slot_bytes(shape, 8192, 2)
@@ -180,15 +182,15 @@ def test_the_cache_of_an_engine_on_a_gpu_is_a_quarter_of_what_is_free_where_its_
 
 
 def test_too_little_at_the_moment_is_a_warning_and_too_little_at_all_a_failure():
-    given, shape = config("--inference.kv-cache-gb", "0.5"), shape_of(SMALL)
-    need = needed(plan_memory(given, shape, on_cpu(total=100 * GB)), MAIN)
+    given, shape = config("--inference.kv-cache-gb", "0.5"), parse_shape(SMALL)
+    need = sum_needs(plan_memory(given, shape, on_cpu(total=100 * GB)), MAIN_MEMORY)
     assert check_memory(given, shape, on_cpu(total=100 * GB, free=need - 1)).state == "warning"
     assert check_memory(given, shape, on_cpu(total=need - 1, free=need - 1)).state == "failed"
     assert check_memory(given, shape, on_cpu(total=need, free=need)).state == "ok"
 
 
 def test_too_little_on_a_gpu_names_the_settings_that_need_less():
-    check = check_memory(config("--seq-len", "8192"), shape_of(SMALL), on_gpus(24 * GB, 16 * GB))
+    check = check_memory(config("--seq-len", "8192"), parse_shape(SMALL), on_gpus(24 * GB, 16 * GB))
     assert check.state == "failed"
     assert check.seen.startswith("GPU 1: ")
     assert check.do.startswith("for GPU 1: lower --seq-len")
@@ -200,7 +202,7 @@ def test_somebody_else_on_the_gpu_is_named():
         memory=MainMemory(total=64 * GB, free=64 * GB),
         gpus=(Gpu(index=0, name="A", total=24 * GB, free=24 * GB), held),
     )
-    check = check_memory(config("--seq-len", "256"), shape_of(SMALL), hardware)
+    check = check_memory(config("--seq-len", "256"), parse_shape(SMALL), hardware)
     assert check.state == "warning"
     assert "python (4321) holds 23.0 GB" in check.do
 
@@ -209,7 +211,7 @@ def test_one_of_several_ranks_with_whole_models_keeps_the_copies_for_a_checkpoin
     given = config("--inference-gpu-ids", "0", "--trainer-gpu-ids", "1,2")
     copies = [
         sum(part.size for part in need.parts if part.what == "copies for a checkpoint")
-        for need in plan_memory(given, shape_of(TOY), on_cpu())
+        for need in plan_memory(given, parse_shape(TOY), on_cpu())
         if need.process.startswith("trainer")
     ]
     assert copies == [8 * TOY_PARAMETERS, 0]
@@ -218,19 +220,19 @@ def test_one_of_several_ranks_with_whole_models_keeps_the_copies_for_a_checkpoin
 @pytest.mark.parametrize(("attention", "kept"), [("flash_attention_2", 0), ("sdpa", 2 * 64 + 2 * 32)])
 def test_padded_blocks_are_kept_on_a_gpu_where_flash_attention_is_not_used(attention, kept):
     words = ["--trainer.seq-len", "256", "--orchestrator.seq-len", "256", "--trainer.model.attn", attention]
-    found = parts(config(*words), shape_of(TOY), on_gpus(24 * GB, 24 * GB), "trainer 0", "GPU 1")
+    found = parts(config(*words), parse_shape(TOY), on_gpus(24 * GB, 24 * GB), "trainer 0", "GPU 1")
     layer = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128 + kept
     assert found["activations of 256 tokens"] == 2 * 256 * (4 * layer + 3 * 128 + 2 * 64 + 3 * 64)
 
 
 @pytest.mark.parametrize(("fast", "model", "width"), [(True, TOY, 4), (True, SMALL, 2), (False, SMALL, 4)])
 def test_only_a_large_model_computes_in_bfloat16_on_a_processor_that_is_fast_with_it(fast, model, width):
-    shape = shape_of(model)
+    shape = parse_shape(model)
     found = parts(config(), shape, on_cpu(fast_bfloat16=fast), "inference 0")
     assert found["weights"] == width * (shape.parameters + shape.embeddings)
 
 
 @pytest.mark.parametrize(("words", "size"), [((), GB), (("--inference.kv-cache-gb", "2"), 2 * GB)])
 def test_the_cache_of_vllm_on_a_cpu(words, size):
-    found = parts(config(*words), shape_of(TOY), on_cpu(vllm=True), "inference 0")
+    found = parts(config(*words), parse_shape(TOY), on_cpu(vllm=True), "inference 0")
     assert found["keys and values"] == size

@@ -8,7 +8,7 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.launch.preflight.model import check_template
-from buckeye.launch.preflight.tasks import check_tasks, check_tasks_at_once
+from buckeye.launch.preflight.task_checks import check_tasks, check_tasks_quickly
 from tests.ports import free_port
 from tests.run.conftest import ENVIRONMENT
 
@@ -165,7 +165,7 @@ def test_a_template_without_system_messages_and_tools_cannot_offer_tools(
     (project.root / "asks.py").write_text(text)
     monkeypatch.chdir(project.root)
     words = ["--trainer", "--orchestrator.env.0.id", "asks.py"]
-    assert [check.state for check in check_tasks_at_once(load_config(RLConfig, words), tmp_path)] == states
+    assert [check.state for check in check_tasks_quickly(load_config(RLConfig, words), tmp_path)] == states
 
 
 def test_a_template_without_system_messages_may_be_used_without_any(project, tmp_path, monkeypatch):
@@ -175,7 +175,7 @@ def test_a_template_without_system_messages_may_be_used_without_any(project, tmp
     (project.root / "asks.py").write_text(ENVIRONMENT)
     monkeypatch.chdir(project.root)
     words = ["--trainer", "--orchestrator.env.0.id", "asks.py"]
-    assert [check.state for check in check_tasks_at_once(load_config(RLConfig, words), tmp_path)] == ["ok"]
+    assert [check.state for check in check_tasks_quickly(load_config(RLConfig, words), tmp_path)] == ["ok"]
 
 
 def test_a_template_that_ignores_the_generation_prompt_is_a_warning(tmp_path, wording):
@@ -202,6 +202,6 @@ def test_an_environment_that_takes_long_or_dies_is_not_waited_for_at_a_start(tmp
     (tmp_path / "hard.py").write_text(f"{code}\n{ENVIRONMENT}")
     words = ["--trainer", "--orchestrator.env.0.id", "gone.py", "--orchestrator.eval.env.0.id", "hard.py"]
     before = psutil.Process().children()
-    found = check_tasks_at_once(load_config(RLConfig, words))
+    found = check_tasks_quickly(load_config(RLConfig, words))
     assert [check.state for check in found] == ["failed"]  # earlier findings are kept
     assert psutil.Process().children() == before  # no child process is left

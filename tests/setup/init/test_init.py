@@ -15,13 +15,13 @@ from tests.command import run_here
 from tests.places import ROOT
 
 from buckeye.base import terminal
-from buckeye.cli import missing_parts, typed
+from buckeye.cli import run_parts, typer_commands
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.mcp.actions.mapping import bind
+from buckeye.mcp.actions.mapping import bind_call
 from buckeye.mcp.actions.parser import parse_reply
 from buckeye.mcp.config import load_gym_config
-from buckeye.mcp.tasks.lock import ToolEntry
-from buckeye.setup.init import prepare, trial
+from buckeye.mcp.tasks.lock_file import ToolEntry
+from buckeye.setup.init import prepare_config, trial_server
 from buckeye.setup.init.generate import EnvironmentName, generate_config
 from buckeye.setup.recipe.flags import TrainFlags
 
@@ -53,7 +53,7 @@ def init(tmp_path, monkeypatch, capsys):
     `tools` are the tools of a server, which may write its log here.
     """
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(trial, "keeps_all_else", lambda: "this is a test")
+    monkeypatch.setattr(trial_server, "find_writable_problem", lambda: "this is a test")
 
     def run(*words, tools=None):
         if tools is not None:
@@ -62,7 +62,7 @@ def init(tmp_path, monkeypatch, capsys):
             program.write_text(STARTS.format(server=str(SERVER), tools=str(tmp_path / "tools.json")))
             words = ("--command", f"{sys.executable} {program}", *words)
         try:
-            code = typed.run("rl init", words, "buckeye rl init")
+            code = typer_commands.run("rl init", words, "buckeye rl init")
         except SystemExit as end:
             code = end.code
         return code or 0, capsys.readouterr().out
@@ -100,7 +100,7 @@ def bound(config, call):
     """Return the arguments that the tool receives for the call."""
     parsed = parse_reply(f"<think>a</think><tool>{call}</tool>", config.parser, config.actions)
     assert parsed.problems == ()
-    return bind(parsed.calls[0], config.actions, {}).arguments
+    return bind_call(parsed.calls[0], config.actions, {}).arguments
 
 
 def test_the_file_has_the_form_of_the_page(tmp_path, wording):
@@ -312,14 +312,14 @@ def test_a_run_is_begun_without_the_tool_that_crashes(init, monkeypatch, tmp_pat
     init("--dry-run", tools=[tool("click"), tool("crash"), EVALUATE])
     questions = []
     monkeypatch.setattr(
-        missing_parts, "ask_text", lambda text: f"{sys.executable} {tmp_path / 'tool_server.py'}"
+        run_parts, "prompt_for_text", lambda text: f"{sys.executable} {tmp_path / 'tool_server.py'}"
     )
-    monkeypatch.setattr(missing_parts, "confirm", lambda question: questions.append(question) or True)
-    search = missing_parts.Search(flags=TrainFlags(), found=missing_parts.look_around(), asks=True)
-    config = load_gym_config(missing_parts.find_config(search))
+    monkeypatch.setattr(run_parts, "confirm", lambda question: questions.append(question) or True)
+    search = run_parts.PartSearch(flags=TrainFlags(), found=run_parts.find_parts(), is_interactive=True)
+    config = load_gym_config(run_parts.find_config(search))
     assert set(config.actions) == {"click", "done"}
     assert len(questions) == 2
-    assert missing_parts._first_task("p", config)["grade"] == [{"calls": {"tool": "click"}}]
+    assert run_parts._first_task("p", config)["grade"] == [{"calls": {"tool": "click"}}]
 
 
 def test_where_all_tools_crash_nothing_is_left_to_continue_with(init):
@@ -501,7 +501,7 @@ def test_a_program_that_fetches_its_server_may_take_longer(init, monkeypatch, co
         asked.append(limit)
         return entries(tool("click")), 1.0
 
-    monkeypatch.setattr(prepare, "timed_tools", timed_tools)
+    monkeypatch.setattr(prepare_config, "timed_tools", timed_tools)
     assert init("--command", command, "--dry-run")[0] == 0
     assert asked == [seconds]
 

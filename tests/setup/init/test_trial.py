@@ -17,13 +17,13 @@ from tests.places import ROOT
 from tests.setup.init.test_init import EVALUATE, SERVER, STARTS, calls, endings, tool
 
 from buckeye.mcp.config import load_gym_config
-from buckeye.mcp.sandbox.confinement import keeps_all_else
-from buckeye.setup.init import trial
+from buckeye.mcp.sandbox.confine_command import find_writable_problem
+from buckeye.setup.init import trial_server
+from buckeye.setup.init.environment_source import find_source
 from buckeye.setup.init.named_paths import copy_without_keys, named_paths
-from buckeye.setup.init.source import find_source
 
 NOTES = ROOT / "tests" / "mcp" / "workdir" / "notes_server.py"
-needs_walls = pytest.mark.skipif(bool(keeps_all_else()), reason="no namespaces here")
+needs_walls = pytest.mark.skipif(bool(find_writable_problem()), reason="no namespaces here")
 GIT_CONFIG = """[core]
 \tbare = false
 \tworktree = /elsewhere
@@ -177,13 +177,13 @@ def test_the_words_of_a_command_that_are_the_users_files(tmp_path, monkeypatch, 
 )
 def test_variables_before_a_program_are_its_environment(place, command, words, env):
     command = command.replace("{user}", str(place / "user"))
-    written = find_source(None, command=command, headers={}).written
+    written = find_source(None, command=command, headers={}).task_server
     assert [written.command, *written.args] == words
     assert written.env == env
 
 
 def test_tools_that_reach_far_are_called_only_when_asked_for(place, monkeypatch, wording):
-    monkeypatch.setattr(trial, "keeps_all_else", lambda: "so that the server can write its log")
+    monkeypatch.setattr(trial_server, "find_writable_problem", lambda: "so that the server can write its log")
     send = tool("send") | {"annotations": {"openWorldHint": True}}
     wipe = tool("clear") | {"annotations": {"destructiveHint": True}}
     command = f"{sys.executable} {started(place, [send, wipe, tool('look'), EVALUATE])}"

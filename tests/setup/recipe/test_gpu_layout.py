@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.errors import UsageError
-from buckeye.launch.preflight.devices import GPU_MEMORY_GB, Gpus
-from buckeye.setup.recipe.where import plan_gpus
+from buckeye.launch.preflight.devices import GPU_MEMORY_GB, GpuSpec
+from buckeye.setup.recipe.training_machine import plan_gpus
 
 SMALL, MIDDLE, LARGE = 600_000_000, 8_000_000_000, 32_000_000_000
 
@@ -23,22 +23,22 @@ SMALL, MIDDLE, LARGE = 600_000_000, 8_000_000_000, 32_000_000_000
     ],
 )
 def test_gpus_are_shared_out(count, parameters, inference, trainer):
-    layout = plan_gpus(Gpus(count, "H100_80GB", 80), parameters)
+    layout = plan_gpus(GpuSpec(count, "H100_80GB", 80), parameters)
     assert (list(layout.inference), list(layout.trainer)) == (inference, trainer)
-    assert (layout.tp, layout.lora, layout.shared) == (1, False, count == 1)
+    assert (layout.tp, layout.lora, layout.is_shared) == (1, False, count == 1)
 
 
 def test_what_does_not_fit_as_a_whole_is_trained_by_adapters():
     # 32 billion: 64 GB of weights to sample from, above the 48 of a GPU, and 576 GB to train all of it
-    layout = plan_gpus(Gpus(8, "A100_80GB", 80), LARGE)
+    layout = plan_gpus(GpuSpec(8, "A100_80GB", 80), LARGE)
     assert (layout.tp, layout.lora) == (2, True)
     assert (layout.inference, layout.trainer) == ((0, 1, 2, 3, 4, 5), (6, 7))
-    assert plan_gpus(Gpus(1, "H100_80GB", 80), MIDDLE).lora
+    assert plan_gpus(GpuSpec(1, "H100_80GB", 80), MIDDLE).lora
 
 
 def test_what_does_not_fit_at_all_is_said_with_what_would(refusal):
     with refusal(UsageError):
-        plan_gpus(Gpus(1, "H100_80GB", 80), LARGE)
+        plan_gpus(GpuSpec(1, "H100_80GB", 80), LARGE)
 
 
 @given(
@@ -47,13 +47,13 @@ def test_what_does_not_fit_at_all_is_said_with_what_would(refusal):
     st.integers(1_000_000, 400_000_000_000),
 )
 def test_every_gpu_has_work_and_none_two_jobs_but_a_single_one(count, kind, parameters):
-    gpus = Gpus(count, kind, GPU_MEMORY_GB[kind])
+    gpus = GpuSpec(count, kind, GPU_MEMORY_GB[kind])
     try:
         layout = plan_gpus(gpus, parameters)
     except UsageError:
         return
     assert {*layout.inference, *layout.trainer} == set(range(count))
-    assert layout.shared == (count == 1)
+    assert layout.is_shared == (count == 1)
     assert len(layout.inference) % layout.tp == 0
     if not layout.lora and count > 1:
         assert 18 * parameters <= 0.75 * gpus.memory_gb * 1e9 * len(layout.trainer)

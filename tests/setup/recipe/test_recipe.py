@@ -7,13 +7,13 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
-from buckeye.launch.preflight.devices import Gpus
+from buckeye.launch.preflight.devices import GpuSpec
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.tasks.task_schema import McpTask
-from buckeye.setup.recipe.compose import Recipe, run_text
+from buckeye.setup.recipe.compose import Recipe, config_text
 from buckeye.setup.recipe.model import SUGGESTED, ModelFacts, model_facts, refuse_hosted
-from buckeye.setup.recipe.sizes import choose_sizes, learning_rate
-from buckeye.setup.recipe.where import plan_gpus
+from buckeye.setup.recipe.sizes import choose_sizes, default_learning_rate
+from buckeye.setup.recipe.training_machine import plan_gpus
 
 GYM = GymConfig.model_validate(
     {
@@ -80,17 +80,17 @@ def test_long_descriptions_make_long_rollouts_and_who_asks_for_a_length_gets_it(
     usual = choose_sizes(described, [], gym(100), facts, on_gpu=False)
     assert usual.prompt_tokens == 32 + 100 + 3000
     assert usual.seq_len == 4032  # four turns of 128 + 96 after 3132, not 2048
-    asked = choose_sizes(described, [], gym(100), facts, on_gpu=False, asked=3300)
+    asked = choose_sizes(described, [], gym(100), facts, on_gpu=False, requested_seq_len=3300)
     assert (asked.seq_len, asked.max_tokens) == (3300, 128)
     assert choose_sizes(tasks(16), [], gym(30), facts, on_gpu=False).seq_len == 6912  # 162 and 30 times 224
     assert choose_sizes(tasks(16), [], gym(100), facts, on_gpu=False).seq_len == 2048
     with refusal(UsageError):
-        choose_sizes(described, [], gym(30), facts, on_gpu=False, asked=3000)
+        choose_sizes(described, [], gym(30), facts, on_gpu=False, requested_seq_len=3000)
 
 
 def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path, refusal):
     made = recipe(held_out=tasks(50))
-    config = loaded(run_text(made), tmp_path)
+    config = loaded(config_text(made), tmp_path)
     assert config.orchestrator.env[0].args == {"dataset": "tasks.json", "config_path": "configs/e.yaml"}
     assert (config.orchestrator.batch_size, config.orchestrator.rollouts_per_example) == (32, 8)
     assert config.trainer.max_steps == config.orchestrator.max_steps == 20
@@ -98,28 +98,30 @@ def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path, refusal):
     assert config.orchestrator.eval.num_examples == 32
     assert config.trainer.model.name == config.inference.model.name == "org/m"
 
-    text = run_text(
+    text = config_text(
         made, ["--max-steps", "7", "--trainer.optim.type", "muon", "--no-inference.model.enforce-eager"]
     )
     changed = loaded(text, tmp_path)
     assert (changed.trainer.max_steps, changed.orchestrator.eval.interval) == (7, 7)
     assert changed.trainer.optim.type == "muon"
     assert (
-        loaded(run_text(made, ["--orchestrator.eval.interval", "5"]), tmp_path).orchestrator.eval.interval
+        loaded(config_text(made, ["--orchestrator.eval.interval", "5"]), tmp_path).orchestrator.eval.interval
         == 5
     )
     with refusal(ConfigError):
-        run_text(made, ["--max-stepz", "7"])
+        config_text(made, ["--max-stepz", "7"])
     with refusal(UsageError):
-        run_text(made, ["--orchestrator.env.0.args.x", "None"])
+        config_text(made, ["--orchestrator.env.0.args.x", "None"])
 
 
 def test_gpus_and_adapters_are_written_down(tmp_path):
     facts = model(8_000_000_000)
-    config = loaded(run_text(recipe(layout=plan_gpus(Gpus(2), facts.parameters), facts=facts)), tmp_path)
+    config = loaded(
+        config_text(recipe(layout=plan_gpus(GpuSpec(2), facts.parameters), facts=facts)), tmp_path
+    )
     assert (config.inference_gpu_ids, config.trainer_gpu_ids) == ([0], [1])
     assert config.trainer.model.experimental.lora is not None
-    assert config.trainer.optim.lr == 1e-5 == learning_rate(facts.parameters, lora=True)
+    assert config.trainer.optim.lr == 1e-5 == default_learning_rate(facts.parameters, lora=True)
     assert config.orchestrator.batch_size == 128
 
 
@@ -134,7 +136,7 @@ def test_gpus_and_adapters_are_written_down(tmp_path):
 )
 def test_the_size_of_a_model_is_in_its_name(name, parameters, guessed):
     facts = model_facts(name)
-    assert (facts.parameters, facts.guessed) == (parameters, guessed)
+    assert (facts.parameters, facts.is_estimated) == (parameters, guessed)
 
 
 @pytest.mark.parametrize("name", ["gpt-4o-mini", "openai/o3", "claude-sonnet-4-5", "google/gemini-2.5-pro"])
@@ -151,5 +153,5 @@ def test_models_whose_weights_are_published_are_not_refused():
 
 def test_none_is_written_as_text(tmp_path):
     words = ["--max-steps", "None", "--orchestrator.eval", "None", "--wandb.log-extras", "None"]
-    config = loaded(run_text(recipe(held_out=tasks(6)), words), tmp_path)
+    config = loaded(config_text(recipe(held_out=tasks(6)), words), tmp_path)
     assert (config.max_steps, config.orchestrator.eval, config.wandb.log_extras) == (None, None, None)

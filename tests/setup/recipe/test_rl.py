@@ -19,9 +19,9 @@ from buckeye.base.columns import counted
 from buckeye.cli import main, train
 from buckeye.errors import RemoteError, UsageError
 from buckeye.launch.preflight import devices as machine
-from buckeye.run_files.directory import begin_attempt, locked
-from buckeye.run_files.known_runs import Elsewhere, JobThere, write_elsewhere
-from buckeye.setup.recipe.flags import read_words
+from buckeye.run_files.directory import begin_attempt, lock_directory
+from buckeye.run_files.known_runs import RemoteJob, RemoteRun, write_remote_run
+from buckeye.setup.recipe.flags import parse_train_args
 
 SEEN = machine._visible_gpus
 
@@ -126,7 +126,7 @@ def test_a_known_key_of_wandb_is_used_under_the_name_of_the_environment(rl, proj
 
 def test_without_the_library_of_wandb_its_key_is_no_reason_to_fail(rl, project, monkeypatch):
     (project / ".env").write_text("WANDB_API_KEY=0123456789\n")
-    monkeypatch.setattr("buckeye.cli.from_flags.find_spec", lambda name: None)
+    monkeypatch.setattr("buckeye.cli.composed_run.find_spec", lambda name: None)
     code, out, err = rl("--dry-run", "--json")
     assert (code, "logs to" in json.loads(out)) == (0, False)
     assert "wandb" in err
@@ -161,14 +161,14 @@ def test_a_run_that_cannot_begin_removes_the_folders_that_it_made_and_no_others(
 def test_a_run_that_cannot_begin_elsewhere_leaves_its_folder_free(rl, project, monkeypatch, ordered):
     def fail(file, flags):
         words = dict.fromkeys(("id", "target", "folder", "python", "known_hosts", "tmux"), "x")
-        job = JobThere(**words, pod=None, identity_file=None, sent=()) if ordered else None
-        write_elsewhere(
+        job = RemoteJob(**words, pod=None, identity_file=None, sent=()) if ordered else None
+        write_remote_run(
             file.parent,
-            Elsewhere(run_id="ab12cd34", state="over", started=1.0, said=2.0, job=job),
+            RemoteRun(run_id="ab12cd34", state="over", started=1.0, said=2.0, job=job),
         )
         raise UsageError("nobody can be asked")
 
-    monkeypatch.setattr("buckeye.cli.from_flags.start_remote", fail)
+    monkeypatch.setattr("buckeye.cli.composed_run.start_remote", fail)
     assert rl("--gpus", "4xH100", "--provider", "prime", "--yes")[0] == 2
     assert (project / "outputs" / "my-env" / "run.toml").exists() == ordered
 
@@ -183,7 +183,7 @@ def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(
     assert rl("--yes", "--quiet")[0] == 1
     kept = list((folder / "earlier_starts").glob("*/run.toml"))
     assert (len(kept), sum("lr = 0.5" in file.read_text() for file in kept)) == (2, 1)
-    with locked(folder):  # the run is active
+    with lock_directory(folder):  # the run is active
         assert json.loads(rl("--dry-run", "--json")[1])["file"] == "outputs/my-env-2/run.toml"
         assert rl("--yes", "--output", "outputs/my-env")[2] == wording
 
@@ -193,7 +193,7 @@ def test_a_folder_that_was_taken_while_the_plan_was_read_is_not_written_to(rl, p
         (project / "outputs" / "my-env").mkdir(parents=True)
         (project / "outputs" / "my-env" / "run.toml").write_text("of another run")
 
-    monkeypatch.setattr("buckeye.cli.from_flags.plan_text", take)
+    monkeypatch.setattr("buckeye.cli.composed_run.plan_text", take)
     assert rl("--yes")[0] == 2
     assert (project / "outputs" / "my-env" / "run.toml").read_text() == "of another run"
 
@@ -342,10 +342,10 @@ def test_tasks_that_no_rollout_could_be_played_with_are_refused(rl, project, wor
 def remote(monkeypatch):
     """Calls of the remote launcher, as (file, request)."""
     handed = []
-    module = types.ModuleType("buckeye.remote.launch")
-    module.__spec__ = importlib.machinery.ModuleSpec("buckeye.remote.launch", None)
+    module = types.ModuleType("buckeye.remote.remote_run")
+    module.__spec__ = importlib.machinery.ModuleSpec("buckeye.remote.remote_run", None)
     module.run_remote = lambda path, request, **_: handed.append((path, request)) or 0
-    monkeypatch.setitem(sys.modules, "buckeye.remote.launch", module)
+    monkeypatch.setitem(sys.modules, "buckeye.remote.remote_run", module)
     return handed
 
 
@@ -387,7 +387,7 @@ def test_the_file_of_a_run_that_was_refused_before_an_order_is_removed(
     def fail(*_, **__):
         raise error("it cannot be")
 
-    monkeypatch.setattr(sys.modules["buckeye.remote.launch"], "run_remote", fail)
+    monkeypatch.setattr(sys.modules["buckeye.remote.remote_run"], "run_remote", fail)
     assert rl("--gpus", "1xH100", "--provider", "prime", "--yes")[0] == error.exit_code
     assert (project / "outputs/my-env/run.toml").exists() == stays
 
@@ -447,13 +447,15 @@ def test_a_run_without_end_says_so(rl, wording):
 @pytest.mark.parametrize("flag", ["--orchestrator.eval.interval=4", "--orchestrator.eval"])
 def test_flags_that_contradict_each_other_are_refused(flag, refusal):
     with refusal(UsageError):
-        read_words(("--no-eval", flag)).check_for_parts()
+        parse_train_args(("--no-eval", flag)).check_composed()
 
 
 def test_flags_of_a_run_put_together_here_are_refused_with_a_file(refusal):
     with refusal(UsageError):
-        read_words(["@", "run.toml", "--no-eval"]).plain_settings()
-    assert read_words(["--provider", "ssh", "--host", "me@there", "--max-hours", "2"]).flags.max_hours == 2
+        parse_train_args(["@", "run.toml", "--no-eval"]).plain_settings()
+    assert (
+        parse_train_args(["--provider", "ssh", "--host", "me@there", "--max-hours", "2"]).flags.max_hours == 2
+    )
 
 
 def test_an_empty_folder_is_told_what_is_missing_in_order_and_stays_empty(rl, project, monkeypatch, wording):

@@ -15,7 +15,7 @@ from buckeye.config.shared import TensorboardConfig, TrackioConfig, WandbConfig
 from buckeye.config.trainer import LinearSchedulerConfig
 from buckeye.setup.tuning import forks
 from buckeye.setup.tuning.forks import Fork
-from buckeye.setup.tuning.search import approach, climb, nearest
+from buckeye.setup.tuning.search import nearest_rate, search_by_change, search_by_score
 from buckeye.setup.tuning.tune import Tuning
 
 TARGET = 0.01
@@ -29,21 +29,24 @@ def test_the_target_is_found_from_far_away(start, power, where):
         relative = rate / 10**where
         return math.nan if relative > 1e3 else min(2.0, TARGET * relative**power)
 
-    found = approach(change, 10 ** (where + start / 3), TARGET, tries=8, more=lambda: True)
-    assert TARGET / 2 <= change(nearest(found, TARGET)) <= TARGET * 2
+    found = search_by_change(change, 10 ** (where + start / 3), TARGET, tries=8, has_time=lambda: True)
+    assert TARGET / 2 <= change(nearest_rate(found, TARGET)) <= TARGET * 2
 
 
 def test_what_always_breaks_ends_with_the_smallest_rate():
-    found = approach(lambda rate: math.nan, 1.0, TARGET, tries=3, more=lambda: True)
+    found = search_by_change(lambda rate: math.nan, 1.0, TARGET, tries=3, has_time=lambda: True)
     assert list(found) == [1.0, pytest.approx(1 / 30), pytest.approx(1 / 900)]
-    assert nearest(found, TARGET) == min(found)
-    assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2, more=lambda: True)) == [1.0, 30.0]
-    assert list(approach(lambda rate: 0.0, 1.0, TARGET, tries=2, more=lambda: False)) == [1.0]
+    assert nearest_rate(found, TARGET) == min(found)
+    assert list(search_by_change(lambda rate: 0.0, 1.0, TARGET, tries=2, has_time=lambda: True)) == [
+        1.0,
+        30.0,
+    ]
+    assert list(search_by_change(lambda rate: 0.0, 1.0, TARGET, tries=2, has_time=lambda: False)) == [1.0]
 
 
 @given(st.integers(-4, 4))
 def test_the_best_of_a_grid_is_climbed_to(best):
-    found = climb(lambda rate: -abs(math.log(rate, 3) - best), 1.0)
+    found = search_by_score(lambda rate: -abs(math.log(rate, 3) - best), 1.0)
     assert round(math.log(max(found, key=found.get), 3)) == best
     tried = sorted(round(math.log(rate, 3)) for rate in found)
     assert {best - 1, best + 1} <= set(tried)  # a worse one on each side
@@ -75,7 +78,7 @@ def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
     logged = {"wandb": WandbConfig(), "trackio": TrackioConfig(), "tensorboard": TensorboardConfig()}
     config = config.model_copy(update=logged)
     fork = forks.train_fork(config, tmp_path / "one", 1e-4, 3, seconds=1.0)
-    assert fork.why == "not today"
+    assert fork.failure_reason == "not today"
     made = json.loads((tmp_path / "one.json").read_text())
     assert [made[name] for name in logged] == [None, None, None]
     assert made["trainer"]["optim"]["lr"] == 1e-4
@@ -83,13 +86,13 @@ def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
 
 def test_below_a_rate_that_is_too_high_lower_ones_are_tried():
     scores = {3e-3: -math.inf, 1e-3: 0.4, 1e-3 / 3: 0.2}
-    found = climb(
+    found = search_by_score(
         lambda rate: next(value for known, value in scores.items() if known == pytest.approx(rate)), 3e-3
     )
     assert list(found) == pytest.approx([3e-3, 1e-3, 1e-3 / 3])
     left = iter([0.1, 0.2, None])  # without time no further rate is tried
-    assert list(climb(lambda rate: next(left), 1.0).values()) == [0.1, 0.2]
-    assert climb(lambda rate: None, 1.0) == {}
+    assert list(search_by_score(lambda rate: next(left), 1.0).values()) == [0.1, 0.2]
+    assert search_by_score(lambda rate: None, 1.0) == {}
 
 
 def fork(*steps):
@@ -101,14 +104,14 @@ def test_a_fork_is_judged_by_its_second_half_and_then_by_its_first():
     assert fork(0.1, 0.2, 0.4).score == pytest.approx((0.1 + 10 * 0.6) / 21)
     assert fork(0.0, 0.5, 1.0, 1.0).score > fork(0.0, 0.1, 1.0, 1.0).score  # as far, but sooner
     assert fork(0.0, 0.5, 0.6, 0.6).score < fork(0.0, 0.1, 0.6, 0.8).score  # sooner, but not as far
-    assert not fork(0.0, 0.2, 0.4).fell
-    assert fork(0.0, 0.6, 0.4, 0.2).fell
+    assert not fork(0.0, 0.2, 0.4).lost_reward
+    assert fork(0.0, 0.6, 0.4, 0.2).lost_reward
 
 
 def test_a_fork_that_had_lost_all_for_a_while_is_not_trusted():
-    assert fork(0.2, 0.9, 0.0, 0.1, 0.0, *[1.0] * 15).fell
-    assert not fork(0.2, 0.9, 0.0, 0.0, *[1.0] * 16).fell  # two steps may be hard tasks
-    assert not fork(0.2, 0.9, 0.3, 0.3, 0.3, *[1.0] * 15).fell
+    assert fork(0.2, 0.9, 0.0, 0.1, 0.0, *[1.0] * 15).lost_reward
+    assert not fork(0.2, 0.9, 0.0, 0.0, *[1.0] * 16).lost_reward  # two steps may be hard tasks
+    assert not fork(0.2, 0.9, 0.3, 0.3, 0.3, *[1.0] * 15).lost_reward
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import psutil
 from tests.run.conftest import Runner
 
 from buckeye.base.storage import step_directories, write_file
-from buckeye.monitor.metrics import read_run
+from buckeye.monitor.metrics import read_run_metrics
 from buckeye.transport.checkpoint import list_checkpoints, read_orchestrator_state, verify_checkpoint
 from buckeye.transport.weights import verify_weights
 
@@ -245,7 +245,7 @@ class ChaosRun:
         return [p for p in psutil.process_iter() if _is_worker(p, self.root)]
 
     def trained(self) -> int:
-        return max(read_run(self.output / "metrics.jsonl").of("trainer"), default=-1) + 1
+        return max(read_run_metrics(self.output / "metrics.jsonl").of("trainer"), default=-1) + 1
 
     def printed(self) -> str:
         return (self.root / "printed").read_text()[-6000:]
@@ -285,7 +285,7 @@ class ChaosRun:
 
     def check_training(self) -> None:
         """Assert that each epoch trained every task once, and that trained samples match the records."""
-        trainer = read_run(self.output / "metrics.jsonl").of("trainer")
+        trainer = read_run_metrics(self.output / "metrics.jsonl").of("trainer")
         assert sorted(trainer) == list(range(self.steps))
         tasks: Counter[str] = Counter()
         groups: list[int] = []

@@ -14,19 +14,19 @@ from tests.whole.docs.blocks import blocks
 from buckeye.cli.removed import REMOVED_COMMANDS
 from buckeye.cli.schema import configurations
 from buckeye.cli.tree import COMMANDS
-from buckeye.cli.typed import typer_command
+from buckeye.cli.typer_commands import typer_command
 from buckeye.config.help import flag_names
 from buckeye.config.load import load_config
 from buckeye.envs.base import Boundary
 from buckeye.envs.settings import Isolation
 from buckeye.errors import UsageError
 from buckeye.mcp.actions.expressions import FUNCTIONS, METHODS
-from buckeye.mcp.client.errors import McpFault
+from buckeye.mcp.client.errors import McpEnvironmentError
 from buckeye.mcp.config import DefaultsConfig, GymConfig
 from buckeye.mcp.environment import load_environment
 from buckeye.mcp.rollout import StopReason
-from buckeye.mcp.tasks.lock import Lock
-from buckeye.setup.recipe.flags import TrainFlags, written
+from buckeye.mcp.tasks.lock_file import EnvironmentLock
+from buckeye.setup.recipe.flags import TrainFlags, flag_name
 from buckeye.workers.worker_side.adapters import agent, reasoning_gym, textarena, verifiers_v1
 
 problem = cache(printed_commands.problem)
@@ -46,11 +46,11 @@ NAMES = {
         *reasoning_gym.OWN_ARGUMENTS,
         *textarena.OWN_ARGUMENTS,
     ],
-    "how-to/publish-environments": Lock.model_fields,
+    "how-to/publish-environments": EnvironmentLock.model_fields,
     "reference/mcp-files": [*FUNCTIONS, *(name for methods in METHODS.values() for name in methods)],
     "explanation/mcp-rollouts": [
         *get_args(StopReason),
-        *(fault.stop_reason for fault in McpFault.__subclasses__()),
+        *(fault.stop_reason for fault in McpEnvironmentError.__subclasses__()),
         *(load_environment.__annotations__.keys() - {"return"}),
     ],
     "explanation/workers": [*get_args(Boundary), *get_args(Isolation)],
@@ -102,7 +102,7 @@ def _flags():
     typed = [typer_command(command.words) for command in COMMANDS if not command.takes_settings]
     options = {name for one in typed for param in one.params for name in (*param.opts, *param.secondary_opts)}
     settings = {name for kind in configurations().values() for name in flag_names(kind)}
-    ours = {f"--{written(field)}" for field in TrainFlags.model_fields}
+    ours = {f"--{flag_name(field)}" for field in TrainFlags.model_fields}
     return options | settings | ours | {"--help", "--help-all", "--version", "--debug"}
 
 

@@ -18,13 +18,13 @@ from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rewards import CustomAdvantageConfig
 from buckeye.config.yaml_source import read_yaml
 from buckeye.envs.base import Task
-from buckeye.mcp.actions.check import compile_actions
+from buckeye.mcp.actions.action_schema import compile_actions
 from buckeye.mcp.actions.literals import read_call
 from buckeye.mcp.actions.parser import parse_reply
 from buckeye.mcp.config import DefaultsConfig, ParserConfig, RubricConfig, load_gym_config
 from buckeye.mcp.environment import load_environment
-from buckeye.mcp.tasks.files import read_tasks
-from buckeye.mcp.tasks.lock import read_lock
+from buckeye.mcp.tasks.lock_file import read_lock
+from buckeye.mcp.tasks.task_files import read_tasks
 from buckeye.orchestrator.advantages import Scored, batch_advantages, reward_shaping
 from buckeye.trainer.losses import LossInputs, total_loss
 

@@ -41,45 +41,45 @@ from buckeye.config.trainer import TrainerConfig
 from buckeye.envs.stdlib_only.outcomes import OutcomeError, checked_outcome
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.evaluation import rows as evaluation_rows
-from buckeye.evaluation.figures import figures_of
+from buckeye.evaluation.figures import compute_figures
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import read_spec, tensor_shapes
-from buckeye.inference.engine.weights import Checkpoint, Weights, auto_dtype
+from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, auto_dtype
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.parse_reply import bare_call, tagged_calls
+from buckeye.inference.render.parse_reply import parse_bare_call, parse_tagged_calls
 from buckeye.launch.preflight.model import check_template, missing_files, read_shape
 from buckeye.mcp.actions import parser
 from buckeye.mcp.config import ParserConfig, load_gym_config
-from buckeye.mcp.gateway import frames as gateway
+from buckeye.mcp.gateway import json_rpc as gateway
 from buckeye.mcp.images.logins import find_login
 from buckeye.mcp.images.manifest import parse_manifest, parse_reference
 from buckeye.mcp.images.unpack import unpack_layers
 from buckeye.mcp.tasks.dataset import read_splits
-from buckeye.mcp.tasks.files import read_rows
-from buckeye.mcp.tasks.lock import parse_image, read_lock
-from buckeye.mcp.tasks.rows import as_row, read_with_lock, split_tasks
-from buckeye.mcp.tasks.variables import names_in_servers, names_of, resolve
+from buckeye.mcp.tasks.dataset_rows import as_row, read_with_lock, split_tasks
+from buckeye.mcp.tasks.lock_file import parse_image, read_lock
+from buckeye.mcp.tasks.task_files import read_rows
+from buckeye.mcp.tasks.variables import find_server_variables, find_variable_names, resolve_variables
 from buckeye.remote.base import GpuRequest
 from buckeye.remote.connection import parse_target
+from buckeye.remote.control import terminal_command
 from buckeye.remote.known_hosts import known_keys
 from buckeye.remote.ledger import Ledger
 from buckeye.remote.offers import offer_table
 from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.providers.prime_account import PrimeAccount, prime_account
-from buckeye.remote.steer import terminal_of
-from buckeye.run_files.known_runs import Elsewhere, JobThere, write_elsewhere
+from buckeye.run_files.known_runs import RemoteJob, RemoteRun, write_remote_run
 from buckeye.runs.checkpoint_facts import read_config
 from buckeye.runs.status import find_checkpoint, run_status
 from buckeye.runs.stop import continuation
 from buckeye.trainer.data.chat_data import ChatFile, ChatFormat
 from buckeye.trainer.losses.policy_gradient import load_custom_loss
-from buckeye.trainer.model.adapter_files import check_base
+from buckeye.trainer.model.adapter_files import check_adapter_base
 from buckeye.trainer.model.policy import load_policy
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from buckeye.transport import batches, checkpoint
-from buckeye.transport.inference_servers import take_restart_requests
+from buckeye.transport.restart_requests import take_restart_requests
 from buckeye.transport.weights import newest_weights, publish_weights, verify_weights
-from buckeye.workers.installed import pins, record
+from buckeye.workers.installed import lock_file, record
 from buckeye.workers.worker_side.frames import FrameError, decode
 
 SEEDS = Path(__file__).with_name("seeds")
@@ -168,7 +168,7 @@ def _tasks(path):
     lock = path.with_name("lock.yaml")
     tasks, _ = read_with_lock(path, read_lock(lock) if lock.exists() else None)
     split_tasks(tasks, 0.3 if not any(task.metadata.get("split") for task in tasks) else None)
-    return [as_row(task) for task in tasks], names_in_servers(tasks)
+    return [as_row(task) for task in tasks], find_server_variables(tasks)
 
 
 def _dataset(path):
@@ -177,7 +177,7 @@ def _dataset(path):
 
 def _variables(path):
     value = _json(path)
-    return resolve(value, {"A": "1"}), names_of(value)
+    return resolve_variables(value, {"A": "1"}), find_variable_names(value)
 
 
 # --- models ---
@@ -218,7 +218,7 @@ def _engine(folder):
     """Read a model directory as the embedded engine, the renderer and the checks before a start do."""
     check_template(folder), missing_files(folder), read_shape(folder)
     spec, files = read_spec(folder), Checkpoint(folder)
-    weights = Weights(spec, dtype=auto_dtype(files, CPU), device=CPU)
+    weights = DecoderWeights(spec, dtype=auto_dtype(files, CPU), device=CPU)
     weights.check(files)
     weights.load(files)
 
@@ -237,7 +237,7 @@ def _renderer(folder):
 
 def _adapter(folder):
     AdaptedCheckpoint(folder, folder / "adapter")
-    check_base(folder / "adapter", str(folder))
+    check_adapter_base(folder / "adapter", str(folder))
 
 
 # --- files between the processes of a run ---
@@ -254,8 +254,8 @@ def _put_checkpoint(folder):
 
 def _checkpoint(folder):
     root = folder / "checkpoints"
-    checkpoint.list_checkpoints(root), checkpoint.checkpoints_by_age(root)
-    checkpoint.usable_checkpoint(root, -1, checkpoint.verify_checkpoint)
+    checkpoint.list_checkpoints(root), checkpoint.checkpoints_oldest_first(root)
+    checkpoint.find_usable_checkpoint(root, -1, checkpoint.verify_checkpoint)
     info = checkpoint.resolve_checkpoint(root, -1)
     checkpoint.verify_checkpoint(info)
     return checkpoint.read_orchestrator_state(info)
@@ -286,7 +286,7 @@ def _put_batch(folder):
 
 def _batch(folder):
     root = folder / "batches"
-    batches.foreign_batches(root, identity=RUN)
+    batches.list_other_runs_batches(root, identity=RUN)
     return batches.read_batch(root, 2, identity=RUN)
 
 
@@ -302,10 +302,10 @@ def _put_run(folder):
 
 def _put_remote_run(folder):
     _put_run(folder)
-    there = dict.fromkeys(JobThere.__struct_fields__, "x") | {"target": "root@1.2.3.4:22", "sent": ["a"]}
-    job = msgspec.convert(there, JobThere)
-    away = Elsewhere(run_id="aaaa1111", state="running", started=1.7e9, said=1.7e9, doing="trains", job=job)
-    write_elsewhere(folder / "run", away)
+    there = dict.fromkeys(RemoteJob.__struct_fields__, "x") | {"target": "root@1.2.3.4:22", "sent": ["a"]}
+    job = msgspec.convert(there, RemoteJob)
+    away = RemoteRun(run_id="aaaa1111", state="running", started=1.7e9, said=1.7e9, doing="trains", job=job)
+    write_remote_run(folder / "run", away)
 
 
 def _run(folder):
@@ -322,7 +322,7 @@ def _evaluations(folder):
 
 def _evaluated(path):
     rows = list(evaluation_rows.read_rows(path).values())
-    return figures_of(rows, each=1, pass_reward=1.0) if rows else None
+    return compute_figures(rows, rollouts_per_task=1, pass_reward=1.0) if rows else None
 
 
 # --- answers of providers, registries and clients ---
@@ -410,7 +410,7 @@ def _worker_message(path):
 
 def _gateway_message(path):
     gateway.read_line(path.read_bytes())
-    gateway.read_frame(path.read_bytes())
+    gateway.parse_message(path.read_bytes())
     return gateway.one_line(path.read_bytes())
 
 
@@ -437,7 +437,7 @@ def _loss(folder):
 
 def _replies(path):
     text = _text(path)
-    tagged_calls(text), bare_call(text)
+    parse_tagged_calls(text), parse_bare_call(text)
     call = {"id": "a", "function": {"name": "move", "arguments": text}}
     reply = {"role": "assistant", "content": text, "tool_calls": [call]}
     parser.parse_tool_calls(reply, ParserConfig(format="tools"), ["move"])
@@ -463,7 +463,7 @@ LOADERS: dict[str, Loader] = {
     "gym file": _file("gym.yaml", "yaml", lambda path: load_gym_config(path).actions),
     "lock": _file("lock.yaml", "yaml", lambda path: read_lock(path).image_name),
     "requirements.lock": _file(
-        "requirements.lock", "text", lambda path: pins.read_lock(path).without("numpy")
+        "requirements.lock", "text", lambda path: lock_file.read_lock(path).without("numpy")
     ),
     "tasks JSON": _file("tasks.json", "json", _tasks),
     "tasks JSONL": _file("tasks.jsonl", "lines", _tasks),
@@ -515,7 +515,7 @@ LOADERS: dict[str, Loader] = {
     "run.log, rl logs": OF_RUN(_command("rl", "logs", "run"), "run/logs/run.log", "text"),
     "evals JSON": OF_RUN(_evaluations, "run/evals/step_2/words.json"),
     "evals JSONL": OF_RUN(_evaluations, "run/evals/step_2/words.jsonl", "lines"),
-    "remote.json": _part(_put_remote_run, lambda folder: terminal_of(folder / "run"), "run/remote.json"),
+    "remote.json": _part(_put_remote_run, lambda folder: terminal_command(folder / "run"), "run/remote.json"),
     "remote.json, rl status": _part(_put_remote_run, STATUS, "run/remote.json"),
     "eval rows": _file("rollouts.jsonl", "lines", _evaluated),
     "ledger": _file("p.json", "json", _ledger, seed="ledger.json"),
@@ -535,7 +535,7 @@ LOADERS: dict[str, Loader] = {
     "wire messages": _wire("v1/messages", "wire_messages.json"),
     "wire responses": _wire("v1/responses", "wire_responses.json"),
     "worker message": _file("worker_message.json", "json", _worker_message, FrameError, OutcomeError),
-    "gateway message": _file("gateway_message.json", "json", _gateway_message, gateway.Refusal),
+    "gateway message": _file("gateway_message.json", "json", _gateway_message, gateway.GatewayError),
     "sft chats": _file(
         "chats.jsonl", "lines", lambda path: ChatFile(path, _chat_format(), seed=0, seq_len=64).all()
     ),

@@ -22,7 +22,7 @@ from tests.mcp.images.local_registry import (
 from tests.run.fake_hub import FakeHub
 
 from buckeye.mcp.config import load_gym_config
-from buckeye.mcp.tasks.lock import read_lock
+from buckeye.mcp.tasks.lock_file import read_lock
 
 pytestmark = [pytest.mark.slow, needs_registry]
 

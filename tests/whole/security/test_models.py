@@ -13,7 +13,7 @@ import pytest
 from tests.inference.chat_families import save_family
 from tests.whole.security.surroundings import Surroundings
 
-from buckeye.base.foreign_files import NotRegularError, own_files
+from buckeye.base.foreign_files import NotRegularFileError, list_regular_files
 
 MOST_GROWTH_MB = 300
 SIZES = {"vocab_size": 320, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "head_dim": 8}
@@ -167,7 +167,7 @@ def test_nothing_ran_and_nothing_outside_was_touched(loaded):
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
 def test_a_file_of_ours_does_not_travel_as_one_of_the_models(tmp_path, name, refusal):
     from buckeye.errors import UsageError
-    from buckeye.trainer.output.export import read_tokenizer_files
+    from buckeye.trainer.output.hf_directory import read_tokenizer_files
 
     around = Surroundings(tmp_path)
     folder = save_family("qwen3", tmp_path / "model")
@@ -185,7 +185,7 @@ def test_links_of_a_hubs_cache_are_the_models_own(tmp_path):
     (blobs / "123").write_text("{}")
     (snapshot / "config.json").symlink_to("../../blobs/123")
     (snapshot / "same.json").symlink_to("config.json")
-    assert [Path(path).name for path in own_files(snapshot)] == ["config.json", "same.json"]
+    assert [Path(path).name for path in list_regular_files(snapshot)] == ["config.json", "same.json"]
     (snapshot / "other").symlink_to("../../../other")
-    with pytest.raises(NotRegularError):
-        list(own_files(snapshot))
+    with pytest.raises(NotRegularFileError):
+        list(list_regular_files(snapshot))

@@ -18,9 +18,9 @@ from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RemoteError
 from buckeye.launch.changed_settings import record_config
-from buckeye.remote.job import Questions
-from buckeye.remote.pull import Mirror, comes_home, listing
-from buckeye.run_files.known_runs import Elsewhere, write_elsewhere
+from buckeye.remote.download import Mirror, is_fetched_file, parse_listing
+from buckeye.remote.job import AgentClient
+from buckeye.run_files.known_runs import RemoteRun, write_remote_run
 from buckeye.run_files.record import read_record
 from buckeye.runs.stop import continuation
 
@@ -45,7 +45,7 @@ class Pod:
     def send(self, *, final=True):
         rows = [[path, len(content), 1, None] for path, content in self.files.items()]
         rows += [[path, 0, 0, target] for path, target in self.links.items()]
-        asyncio.run(self.mirror.update(listing(rows), self.request, final=final))
+        asyncio.run(self.mirror.update(parse_listing(rows), self.request, final=final))
 
     def arrived(self):
         return {path.relative_to(self.here).as_posix() for path in self.here.rglob("*") if not path.is_dir()}
@@ -92,7 +92,7 @@ def test_of_what_a_machine_lists_only_records_come(pod, kind):
     pod.files |= LISTINGS[kind]
     with contextlib.suppress(RemoteError, OSError):
         pod.send()
-    assert {name for name in pod.arrived() if not comes_home(name)} == set()
+    assert {name for name in pod.arrived() if not is_fetched_file(name)} == set()
     for path in pod.here.rglob("*"):
         assert not path.is_symlink()
         assert path.is_dir() or path.stat().st_mode & 0o111 == 0
@@ -118,7 +118,7 @@ def test_of_what_a_machine_lists_only_records_come(pod, kind):
 )
 def test_a_listing_that_is_none_is_refused(rows, refusal):
     with refusal(RemoteError):
-        listing(rows)
+        parse_listing(rows)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_resume_uses_what_was_sent_from_here(pod, tmp_path):
     project.mkdir()
     (project / "mine.toml").write_text("max_steps = 5\n")
     mine = {"arguments": ("@", "mine.toml"), "working_directory": str(project)}
-    write_elsewhere(pod.here, Elsewhere(run_id="abc", state="over", started=0.0, said=0.0, **mine))
+    write_remote_run(pod.here, RemoteRun(run_id="abc", state="over", started=0.0, said=0.0, **mine))
     evil = pod.here / "evil.py"
     pod.files |= {
         "status.json": json.dumps(record(reason="\x1b[2Jdone", working_directory=str(pod.here))).encode(),
@@ -235,7 +235,9 @@ def test_an_answer_that_nobody_asked_for_is_refused(answer, refusal):
     async def ask():
         agent = mock.Mock(stdout=asyncio.StreamReader())
         agent.stdout.feed_data(answer)
-        return await Questions(mock.Mock(target="pod"), agent).request("read", path="x", offset=0, length=10)
+        return await AgentClient(mock.Mock(target="pod"), agent).request(
+            "read", path="x", offset=0, length=10
+        )
 
     with refusal(RemoteError):
         asyncio.run(ask())
@@ -254,4 +256,4 @@ def test_names_of_a_run_come_home():
         "weights/step_18/merges.txt",
         "wandb/offline-run-1/run-x.wandb",
     ):
-        assert comes_home(name), name
+        assert is_fetched_file(name), name

@@ -26,8 +26,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="is about /proc"
 
 HOLDS = """
 import os, sys, time
-from buckeye.base.process import take_secrets, forbid_looking
-take_secrets()
+from buckeye.base.process import receive_secrets, forbid_tracing
+receive_secrets()
 {more}
 assert os.environ["HF_TOKEN"] == "planted-0", os.environ.get("HF_TOKEN")
 import ctypes
@@ -72,7 +72,7 @@ def test_the_memory_of_who_starts_code_of_others_is_not_read_by_the_same_user():
         "    except OSError as error:\n"
         "        print(name, 'refused')\n"
     )
-    with holder("forbid_looking()") as process:
+    with holder("forbid_tracing()") as process:
         assert process.stdout.readline() == "ready\n"
         done = subprocess.run(
             [sys.executable, "-c", look, str(process.pid)], capture_output=True, text=True, check=True
@@ -87,8 +87,8 @@ def test_a_process_of_a_run_gets_its_keys_by_a_pipe(tmp_path):
     script = (
         "import os, sys, time\n"
         "before = open('/proc/self/environ').read()\n"
-        "from buckeye.base.process import take_secrets\n"
-        "take_secrets()\n"
+        "from buckeye.base.process import receive_secrets\n"
+        "receive_secrets()\n"
         "print(json.dumps(['planted' in before, dict(os.environ)]) if (json := __import__('json')) else '')\n"
     )
     log = tmp_path / "log"

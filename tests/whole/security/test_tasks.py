@@ -9,10 +9,10 @@ from tests.command import run_here
 
 from buckeye.config.environments import EnvConfig
 from buckeye.errors import UsageError
-from buckeye.launch.mcp_gateways import run_gateways
+from buckeye.launch.mcp_gateways import plan_gateways
 from buckeye.mcp.tasks import trust
-from buckeye.mcp.tasks.files import read_tasks
-from buckeye.mcp.tasks.trust import UntrustedError, allow, read_taskset, uses_of
+from buckeye.mcp.tasks.task_files import read_tasks
+from buckeye.mcp.tasks.trust import UntrustedError, collect_task_resources, read_taskset, save_permission
 
 STDIO = {"command": "uvx", "args": ["evil-server", "$HF_TOKEN"], "env": {"KEY": "${AWS_SECRET_ACCESS_KEY}"}}
 
@@ -48,7 +48,7 @@ def test_what_tasks_use_is_named_and_refused(hub, refusal):
 
 
 def test_what_was_allowed_once_is_allowed_until_it_changes(hub, tmp_path):
-    allow("org/tasks", uses_of(read_tasks(hub(task()))))
+    save_permission("org/tasks", collect_task_resources(read_tasks(hub(task()))))
     assert (tmp_path / "home/trusted.json").stat().st_mode & 0o777 == 0o600
     assert len(read_taskset("org/tasks")[0]) == 1
     hub(task(prompt="Lose."), task("two"))  # changed texts need no new consent
@@ -74,7 +74,7 @@ def test_what_was_allowed_once_is_allowed_until_it_changes(hub, tmp_path):
 )
 def test_every_kind_of_use_counts(hub, server):
     hub(task())
-    allow("org/tasks", uses_of(read_tasks(hub(task()))))
+    save_permission("org/tasks", collect_task_resources(read_tasks(hub(task()))))
     hub(task(**server))
     with pytest.raises(UntrustedError):
         read_taskset("org/tasks")
@@ -86,7 +86,9 @@ def test_a_key_that_moves_to_another_server_is_asked_about(hub):
         far = {"url": "https://far.example/mcp", "headers": {"X": second}}
         return task("one", **near), task("two", **far)
 
-    allow("org/tasks", uses_of(read_tasks(hub(*tasks("$OPENAI_API_KEY", "$DEMO_KEY")))))
+    save_permission(
+        "org/tasks", collect_task_resources(read_tasks(hub(*tasks("$OPENAI_API_KEY", "$DEMO_KEY"))))
+    )
     assert read_taskset("org/tasks")
     hub(*tasks("$DEMO_KEY", "$OPENAI_API_KEY"))
     with pytest.raises(UntrustedError):
@@ -106,7 +108,7 @@ def test_no_gateway_gets_flags_from_tasks_that_were_not_allowed(hub):
     hub(task(url="http://127.0.0.1:8765/mcp", headers={"Env-NODE-OPTIONS": "--require /tmp/evil.js"}))
     environments = [EnvConfig(id="mcp", args={"taskset": "org/tasks"})]
     with pytest.raises(UntrustedError):
-        run_gateways(environments, rollouts=1)
+        plan_gateways(environments, rollouts=1)
 
 
 def test_a_file_of_ones_own_is_not_asked_about(hub):
@@ -125,7 +127,7 @@ def test_the_dataset_of_the_project_is_ones_own(hub, tmp_path):
 
 
 def test_what_was_allowed_at_home_is_allowed_on_a_rented_machine(hub, monkeypatch):
-    uses = uses_of(read_tasks(hub(task())))
+    uses = collect_task_resources(read_tasks(hub(task())))
     monkeypatch.setenv(trust.TRUSTED_VARIABLE, f"0,{uses.digest}")
     assert read_taskset("org/tasks")
 

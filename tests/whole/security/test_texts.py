@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.inference.chat_families import FAMILIES, save_family
 
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.literal_text import MARK, _controls
+from buckeye.inference.render.control_tokens import ESCAPE_MARK, _controls
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 
@@ -64,17 +64,17 @@ def test_the_name_of_a_control_token_is_words(family, role):
             plain = renderer.render(*conversation(role, "the fox"))
             hostile = renderer.render(*conversation(role, text))
             assert controls(renderer, hostile.ids) == controls(renderer, plain.ids), (name, text)
-            assert MARK not in renderer.decode(hostile.ids)
+            assert ESCAPE_MARK not in renderer.decode(hostile.ids)
             if role in ("system", "user") or (role == "tool" and "\n" not in text):
                 assert text.strip() in renderer.decode(hostile.ids)
-            assert renderer.decode(hostile.ids) == hostile.text.replace(MARK, "")
+            assert renderer.decode(hostile.ids) == hostile.text.replace(ESCAPE_MARK, "")
 
 
 @settings(suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_any_text_of_others_leaves_the_turns_as_they_are(family, data):
     _, renderer = family
-    part = st.one_of(st.sampled_from(names_of(renderer)), st.text(max_size=4), st.just(MARK))
+    part = st.one_of(st.sampled_from(names_of(renderer)), st.text(max_size=4), st.just(ESCAPE_MARK))
     text = "".join(data.draw(st.lists(part, max_size=8)))
     plain = renderer.render([{"role": "user", "content": "x"}])
     hostile = renderer.render([{"role": "user", "content": text}])

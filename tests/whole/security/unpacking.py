@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from buckeye.mcp.images.unpack import unpack_layers
-from buckeye.mcp.sandbox.base import PrepareError
+from buckeye.mcp.sandbox.runtime import PrepareError
 
 if __name__ == "__main__":
     folder, uid = Path(sys.argv[1]), int(sys.argv[2])

@@ -13,7 +13,7 @@ from tests.workers.adapters.venvs import python_of
 from transformers import AutoTokenizer
 
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
-from buckeye.transport.batches import read_trained
+from buckeye.transport.batches import read_trained_batch
 
 PACKAGES = Path(__file__).resolve().parent / "packages"
 STEPS, BATCH, GROUP = 5, 8, 4
@@ -77,7 +77,7 @@ def train(tmp_path, model, *tables):
         text = (output / "rollouts" / f"step_{step}.jsonl").read_text()
         steps.append([json.loads(line) for line in text.rstrip("\n").split("\n")])
         assert [rollout["error"] for rollout in steps[-1]] == [None] * len(steps[-1])
-        batch, _ = read_trained(output / "trained", step)
+        batch, _ = read_trained_batch(output / "trained", step)
         assert_tokens_are_as_sampled(steps[-1], batch.samples, tokenizer)
     return steps, tokenizer
 

@@ -8,7 +8,7 @@ import pytest
 from tests.workers.installed.package_index import wheel
 
 from buckeye.errors import BuckeyeError
-from buckeye.workers.installed.generation import detect
+from buckeye.workers.installed.interface import detect_interface
 
 LOADER = "def load_environment(**args):\n    return None\n"
 TASKSET = "import verifiers.v1 as vf\n\n\nclass Sums(vf.Taskset):\n    pass\n"
@@ -22,7 +22,7 @@ def found(tmp_path, source=LOADER, *, name="sums", extras=(), chosen=(), require
         archive.extractall(tmp_path / "site")
     (distribution,) = metadata.distributions(path=[str(tmp_path / "site")])
     before = set(sys.modules)
-    interface = detect(distribution, chosen)
+    interface = detect_interface(distribution, chosen)
     assert set(sys.modules) == before  # nothing of it was imported
     return interface
 

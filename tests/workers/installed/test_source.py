@@ -5,10 +5,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.workers.installed.add import _install_alone
+from buckeye.workers.installed.install import _install_alone
+from buckeye.workers.installed.install_source import WITHOUT_ADAPTER, parse_source
 from buckeye.workers.installed.private_index import hub_key
-from buckeye.workers.installed.source import WITHOUT_ADAPTER, parse_source
-from buckeye.workers.installed.venv import NeededPython, python_needed
+from buckeye.workers.installed.venv import NeededPython, find_needed_python
 
 HUB = "https://hub.primeintellect.ai/harleycooper/simple/"
 
@@ -116,12 +116,12 @@ def test_any_text_is_a_source_or_a_usage_error(text):
     ],
 )
 def test_what_installers_say_about_the_python_is_understood(said, specifier, version):
-    assert python_needed(said) == NeededPython(specifier, version)
+    assert find_needed_python(said) == NeededPython(specifier, version)
 
 
 @pytest.mark.parametrize("said", ["no such package", "does not satisfy Python>=4", "Requires-Python >=x"])
 def test_what_they_say_about_something_else_is_not(said):
-    assert python_needed(said) is None
+    assert find_needed_python(said) is None
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 from openai import AsyncOpenAI
 from tests.orchestrator.fakes import make_policy
 
-from buckeye.envs.base import NO_OPTIONS, Reply
+from buckeye.envs.base import DEFAULT_OPTIONS, Reply
 from buckeye.inference.client import Generation
 from buckeye.workers.proxy import serve
 
@@ -50,7 +50,7 @@ class Saying:
     async def chat(self, messages, *, tools=()):
         return await self.ask(messages, tools=tools)
 
-    async def ask(self, messages, *, tools=(), options=NO_OPTIONS):
+    async def ask(self, messages, *, tools=(), options=DEFAULT_OPTIONS):
         message = self.messages[min(len(self.asked), len(self.messages) - 1)]
         self.asked.append((messages, tools, options))
         text = message.get("content") or ""

@@ -46,7 +46,7 @@ OTHERS = (pytest.param(one, marks=pytest.mark.slow) for one in sorted(FAMILIES) 
 def test_a_conversation_with_tools_is_one_sample(renderer_of, family, agent, options):
     renderer = renderer_of(family)
     call = CALLS[renderer.template.call_format]
-    thought = "<think>\nI should look.\n</think>\n\n" if renderer.template.thinks else ""
+    thought = "<think>\nI should look.\n</think>\n\n" if renderer.template.supports_reasoning else ""
     policy, engine = scripted(renderer, [thought + call, thought + call, thought + "The dog."])
 
     async def play():
@@ -56,7 +56,7 @@ def test_a_conversation_with_tools_is_one_sample(renderer_of, family, agent, opt
     text, usage = asyncio.run(play())
     assert text == "The dog."
     assert (usage.turns, usage.stop_reason, usage.failure) == (3, None, None)
-    assert (policy.turns, policy.extended, policy.branched) == (3, 2, 0)
+    assert (policy.turns, policy.turns_extended, policy.turns_branched) == (3, 2, 0)
     (segment,) = policy.segments
     sampled = [t for t, mask in zip(segment.token_ids, segment.loss_mask, strict=True) if mask]
     assert sampled == [t for answer in engine.answers for t in answer]
@@ -85,6 +85,6 @@ async def test_an_agent_that_forgets_its_history_begins_a_sample(renderer_of):
             messages += [made.choices[0].message, ask]
             if turn == 1:  # it replaces the conversation by a summary
                 messages = [{"role": "user", "content": "One and two were said."}, ask]
-    assert (policy.turns, policy.extended, policy.branched) == (3, 1, 1)
+    assert (policy.turns, policy.turns_extended, policy.turns_branched) == (3, 1, 1)
     trained = [[t for t, mask in zip(s.token_ids, s.loss_mask, strict=True) if mask] for s in policy.segments]
     assert trained == [engine.answers[0] + engine.answers[1], engine.answers[2]]

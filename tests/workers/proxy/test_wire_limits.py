@@ -163,7 +163,7 @@ async def test_a_stream_that_is_cut_was_recorded_and_the_conversation_goes_on():
         await ask(client, more)
         found = endpoint.usage.turns
     assert found == 2
-    assert (policy.extended, policy.branched) == (1, 0)
+    assert (policy.turns_extended, policy.turns_branched) == (1, 0)
 
 
 async def test_every_rollout_has_its_own_key_and_nobody_elses_opens_it():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from buckeye.workers.proxy.app import MAX_BODY_BYTES, WireApp
 from buckeye.workers.proxy.endpoint import Limits, Usage
-from buckeye.workers.proxy.rollout import Rollout
+from buckeye.workers.proxy.rollout import ProxyRollout
 
 from .players import letters
 
@@ -27,8 +27,8 @@ def post(route, body, *, headers=()):
     """Return the status and the JSON of the application's answer to a body."""
 
     async def play():
-        rollout = Rollout(
-            letters(), model="policy", limits=Limits(), usage=Usage(), tell=lambda setting: None
+        rollout = ProxyRollout(
+            letters(), model="policy", limits=Limits(), usage=Usage(), on_ignored_setting=lambda setting: None
         )
         app = WireApp()
         app.open(rollout)

@@ -14,9 +14,9 @@ from tests.waiting import wait_for
 from tests.workers.workers.conftest import ADAPTER, Says, is_gone, play, rogue
 
 from buckeye.config.environments import TrainEnvConfig
-from buckeye.envs.settings import PLACED_VARIABLE, WorkerSettings, placed
+from buckeye.envs.settings import PLACEMENT_VARIABLE, WorkerSettings, read_placement
 from buckeye.errors import UsageError
-from buckeye.launch.plan import Site
+from buckeye.launch.plan import PlanNode
 from buckeye.launch.preflight.devices import Machine
 from buckeye.launch.worker_hosts import worker_hosts
 from buckeye.workers.environment import open_worker_environment
@@ -107,7 +107,7 @@ def test_a_worker_elsewhere_plays_prints_and_ends_as_one_here(host, opened, tmp_
     with pytest.raises(UsageError, match="I was going to load"):
         opened(there, args={"load": "raises"})
     worker.kill()
-    wait_for(lambda: environment.ended_workers() == {"died": 1}, "its end is noticed")
+    wait_for(lambda: environment.count_ended_workers() == {"died": 1}, "its end is noticed")
     assert play(environment, "good")[0].error is None
     (worker,) = there.workers()
     asyncio.run(environment.close())
@@ -132,7 +132,7 @@ def test_what_a_lost_node_played_is_played_by_another(host, opened):
 
     (outcome,) = asyncio.run(lose())
     assert outcome.boundary == "worker"
-    assert environment.ended_workers() == {"killed": 1}
+    assert environment.count_ended_workers() == {"killed": 1}
     assert [outcome.error for outcome in play(environment, *["good"] * 8)] == [None] * 8
     wait_for(lambda: len(second.workers()) == 2, "another stands in")
 
@@ -167,7 +167,7 @@ def test_one_that_grows_too_large_is_ended_there(host, opened):
 
 
 def site(number):
-    return Site(
+    return PlanNode(
         name=f"node {number}",
         machine=Machine(cores=1, gpus=()),
         choose_ports=lambda count: [30_000 + number] * count,
@@ -178,14 +178,16 @@ def site(number):
 def test_environments_have_hosts_of_workers_on_their_nodes(monkeypatch):
     one = TrainEnvConfig(id="letters.py", placement=[0, 2])
     two = TrainEnvConfig(id="numbers.py", placement=[2], name="two")
-    hosts = worker_hosts([one, two], sites={1: site(1), 2: site(2)}, address="10.0.0.9")
+    hosts = worker_hosts([one, two], plan_nodes={1: site(1), 2: site(2)}, address="10.0.0.9")
     (role,) = hosts.roles
     assert (role.kind, role.node, role.url) == ("workers", 2, "http://10.0.0.2:30002")
     assert role.env == {WORKERS_KEY: hosts.env[WORKERS_KEY]}
     assert not any(hosts.env[WORKERS_KEY] in word for word in role.argv)
-    monkeypatch.setenv(PLACED_VARIABLE, hosts.env[PLACED_VARIABLE])
-    assert placed("letters") == {"nodes": [None, ["10.0.0.2", 30002]], "address": "10.0.0.9"}
-    assert placed("two")["nodes"] == [["10.0.0.2", 30002]]
-    assert placed("other") == {}
+    monkeypatch.setenv(PLACEMENT_VARIABLE, hosts.env[PLACEMENT_VARIABLE])
+    assert read_placement("letters") == {"nodes": [None, ["10.0.0.2", 30002]], "address": "10.0.0.9"}
+    assert read_placement("two")["nodes"] == [["10.0.0.2", 30002]]
+    assert read_placement("other") == {}
     with pytest.raises(UsageError, match="leave"):
-        worker_hosts([one.model_copy(update={"isolation": "none"})], sites={2: site(2)}, address="10.0.0.9")
+        worker_hosts(
+            [one.model_copy(update={"isolation": "none"})], plan_nodes={2: site(2)}, address="10.0.0.9"
+        )

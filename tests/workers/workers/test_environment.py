@@ -12,7 +12,7 @@ import pytest
 from tests.workers.workers.conftest import Says, play, rogue
 
 from buckeye.errors import InferenceError, UsageError
-from buckeye.workers.opening import load_environment
+from buckeye.workers.loading import load_environment
 from buckeye.workers.worker_side.main import _print_traceback
 
 
@@ -87,7 +87,7 @@ def test_what_an_environment_does_to_its_process_stays_there(environment):
     assert (outcome.components, outcome.stop_reason) == ({"one": 1.0}, "answered")
     assert (outcome.error, outcome.boundary) == (None, None)
     assert environment.workers() == before
-    assert environment.ended_workers() == {}
+    assert environment.count_ended_workers() == {}
 
 
 def test_a_worker_sees_nothing_of_our_variables_but_those_named(opened, monkeypatch, tmp_path):
@@ -157,9 +157,9 @@ def test_only_frames_of_the_environment_are_printed(args, traceback, tmp_path, c
 
 def test_a_worker_that_is_killed_while_it_loads_or_gives_its_tasks_is_replaced(opened, tmp_path):
     environment = opened({"load": "killed", "marker": str(tmp_path / "marker")})
-    assert environment.ended_workers() == {"killed": 1}
+    assert environment.count_ended_workers() == {"killed": 1}
     assert len(environment.tasks("killed")) == 1
-    assert environment.ended_workers() == {"killed": 2}
+    assert environment.count_ended_workers() == {"killed": 2}
 
 
 def test_an_interpreter_that_cannot_be_run_is_named(tmp_path, refusal):

@@ -34,7 +34,7 @@ SLOW = {"crashes", "closes_connection", "blocks", "ignores_cancel"}
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in DEATHS])
 def test_a_worker_that_cannot_go_on_is_replaced(short_lived, name):
     assert play(short_lived, "good")[0].reward == 1.0
-    counted = short_lived.ended_workers()
+    counted = short_lived.count_ended_workers()
     [before] = short_lived.workers()
     boundary, kind, message = DEATHS[name]
     [outcome] = play(short_lived, name)
@@ -45,7 +45,7 @@ def test_a_worker_that_cannot_go_on_is_replaced(short_lived, name):
     wait_for(lambda: is_gone(before))
     assert play(short_lived, "good")[0].reward == 1.0
     assert short_lived.workers() != [before]
-    assert short_lived.ended_workers() == {**counted, kind: counted.get(kind, 0) + 1}
+    assert short_lived.count_ended_workers() == {**counted, kind: counted.get(kind, 0) + 1}
 
 
 def test_rollouts_beside_one_that_kills_the_worker_are_errors_too_and_can_be_played_again(short_lived):
@@ -74,7 +74,7 @@ def test_a_worker_beyond_its_limits_is_stopped(opened, tmp_path, name, kind, set
     [outcome] = play(environment, name)
     assert (outcome.reward, outcome.boundary) == (None, "worker")
     assert re.search(said, outcome.error)
-    assert environment.ended_workers() == {kind: 1}
+    assert environment.count_ended_workers() == {kind: 1}
     if name == "floods":  # the end of its output is kept
         assert 20_000_000 <= (tmp_path / "rogue.stdout").stat().st_size < 40_000_000
 
@@ -145,4 +145,4 @@ def test_a_rollout_that_is_cancelled_before_it_began_costs_no_worker(opened):
 
     before = environment.workers()
     asyncio.run(leave())
-    assert (environment.workers(), environment.ended_workers()) == (before, {})
+    assert (environment.workers(), environment.count_ended_workers()) == (before, {})

@@ -55,9 +55,9 @@ def test_a_body_that_is_no_message_is_refused(body):
 
 def test_a_message_of_the_longest_length_passes_and_one_byte_more_does_not(refusal):
     frame = {"type": "x", "y": "123"}  # 22 characters
-    assert len(encode(frame, most=22)) == 26
+    assert len(encode(frame, max_bytes=22)) == 26
     with refusal(FrameError):
-        encode(frame, most=21)
+        encode(frame, max_bytes=21)
     assert body_length(HEADER.pack(frames.MAX_FRAME)) == frames.MAX_FRAME
     with pytest.raises(FrameError, match="is announced"):
         body_length(HEADER.pack(frames.MAX_FRAME + 1))

@@ -6,13 +6,13 @@ import signal
 import time
 
 import pytest
-from tests.orchestrator.fakes import make_player
+from tests.orchestrator.fakes import make_runner
 from tests.waiting import HANG
 from tests.workers.workers.conftest import Says, play, rogue
 
 from buckeye.envs.base import GroupEnvironment, Outcome, Task
 from buckeye.orchestrator.environments import NamedEnvironment
-from buckeye.orchestrator.group_environments import finished_outcomes
+from buckeye.orchestrator.group_scoring import score_pending_outcomes
 from buckeye.orchestrator.task_sampler import GroupTask
 
 
@@ -22,7 +22,7 @@ def grouped(opened):
 
 
 def finish(environment, task, outcomes):
-    return asyncio.run(finished_outcomes(environment, task, outcomes, [1] * len(outcomes), timeout=HANG))
+    return asyncio.run(score_pending_outcomes(environment, task, outcomes, [1] * len(outcomes), timeout=HANG))
 
 
 def play_in_group(environment, task, count):
@@ -103,7 +103,7 @@ class Ranked:
 
 def group_of(environment, size):
     async def play_it():
-        player = make_player(None, renderer=None)
+        player = make_runner(None, renderer=None)
         env = NamedEnvironment(name="ranked", environment=environment)
         return await player.start_group(GroupTask(index=0, env=env, task=environment.tasks("train")[0]), size)
 

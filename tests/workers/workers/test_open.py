@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import pytest
 from tests.workers.workers.conftest import Says
 
-from buckeye.envs.outcomes import checked
+from buckeye.envs.outcome_validation import validate_outcome
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import EnvironmentNotFoundError, UsageError
 from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
-from buckeye.workers import opening
+from buckeye.workers import loading
 from buckeye.workers.environment import WorkerEnvironment
-from buckeye.workers.opening import load_environment, open_environment
+from buckeye.workers.loading import load_environment, open_environment
 
 ECHO = '''
 """The reward is the number that the model says, twice if it says so."""
@@ -76,7 +76,7 @@ def test_an_environment_written_for_buckeye_is_played_here_unless_it_shall_be_is
         isolated.tasks("test")
     task = here.tasks("train")[0]
     mine, theirs = (asyncio.run(e.rollout(task, Says("0.5"))) for e in (here, isolated))
-    assert checked(mine) == theirs
+    assert validate_outcome(mine) == theirs
     assert theirs.turn_rewards == [0.5, 0.5, 0.5]
     assert theirs.explanations["times"] == "asked 3 times"
     failed = asyncio.run(isolated.rollout(here.tasks("train")[1], Says()))
@@ -96,7 +96,7 @@ def test_an_interpreter_that_is_named_or_installed_is_taken(echo, monkeypatch):
     with pytest.raises(UsageError, match="/bin/false"):
         open_environment(echo, {}, WorkerSettings(python=Path("/bin/false")))
     installed = SimpleNamespace(python=Path("/bin/false"), module="their_module")
-    monkeypatch.setattr(opening, "find_installed", lambda env_id: installed)
+    monkeypatch.setattr(loading, "find_installed", lambda env_id: installed)
     with pytest.raises(UsageError, match="/bin/false"):
         load_environment("somebody/their-environment")
 
@@ -105,8 +105,8 @@ def test_an_interpreter_that_is_named_or_installed_is_taken(echo, monkeypatch):
 def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(
     monkeypatch, isolation, refusal
 ):
-    monkeypatch.setattr(opening, "find_installed", lambda env_id: None)
-    monkeypatch.setitem(opening.LIBRARIES, "textarena", "no_such_module")
+    monkeypatch.setattr(loading, "find_installed", lambda env_id: None)
+    monkeypatch.setitem(loading.LIBRARIES, "textarena", "no_such_module")
     with refusal(EnvironmentNotFoundError):
         open_environment("textarena/Wordle-v0", {}, WorkerSettings(isolation=isolation))
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.envs.stdlib_only.outcomes import OutcomeError, checked_outcome, described, failure, shortened
+from buckeye.envs.stdlib_only.outcomes import OutcomeError, checked_outcome, describe_frame, failure, shorten
 from buckeye.workers import worker_side
 
 ANYTHING = st.recursive(
@@ -46,14 +46,14 @@ def test_an_error_outweighs_a_reward():
 
 
 def test_a_long_message_says_how_long_it_was():
-    assert shortened("x" * 4000) == "x" * 4000
-    assert shortened("x" * 4001) == "x" * 4000 + "... (4001 characters in all)"
-    assert shortened(shortened("x" * 4001)) == shortened("x" * 4001)
+    assert shorten("x" * 4000) == "x" * 4000
+    assert shorten("x" * 4001) == "x" * 4000 + "... (4001 characters in all)"
+    assert shorten(shorten("x" * 4001)) == shorten("x" * 4001)
     assert len(failure("step", "E" * 999, "x" * 10**6)["type"]) == 200
 
 
 def test_a_frame_between_two_lines_has_none():
-    assert described("made.py", None, "rollout") == "made.py:? in rollout: "
+    assert describe_frame("made.py", None, "rollout") == "made.py:? in rollout: "
 
 
 def test_what_runs_in_the_environment_is_python_3_10_and_imports_nothing_of_buckeye():

@@ -26,7 +26,7 @@ class Arguments:
     shaping: bool
 
 
-def checked_arguments(
+def check_arguments(
     *,
     families: Sequence[str] | None = None,
     depths: Sequence[int] | None = None,

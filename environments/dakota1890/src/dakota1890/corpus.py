@@ -199,7 +199,7 @@ class Person:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Owned:
+class PossessionNoun:
     """Noun that owns or is owned. `english` of an owner is its singular and plural.
 
     role: owner, animal (an owner), people's or anybody's (a thing of people only, or also of animals).
@@ -229,7 +229,7 @@ class Corpus:
     sentence_words: tuple[SentenceWord, ...]
     frames: tuple[Frame, ...]
     persons: tuple[Person, ...]
-    owned: tuple[Owned, ...]
+    owned: tuple[PossessionNoun, ...]
     content_hash: str
     words: frozenset[str] = field(repr=False)
     """Every single word of every form, canonical; invented words must differ from all of them."""
@@ -263,7 +263,7 @@ def load_corpus() -> Corpus:
         sentence_words=_table(SentenceWord, texts["sentence_words.csv"]),
         frames=_table(Frame, texts["frames.csv"]),
         persons=_table(Person, texts["persons.csv"]),
-        owned=_table(Owned, texts["owned.csv"]),
+        owned=_table(PossessionNoun, texts["owned.csv"]),
         content_hash=content_hash,
         words=frozenset(word for spelling in spellings for word in canonical(spelling).split()),
     )

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from buckeye.envs.base import Message, Outcome, Probe, Reply, Task
 from buckeye.envs.single_turn import SingleTurnEnvironment
 from buckeye.errors import UsageError
-from dakota1890.arguments import NUM_TRAIN, Arguments, checked_arguments
+from dakota1890.arguments import NUM_TRAIN, Arguments, check_arguments
 from dakota1890.corpus import load_corpus
 from dakota1890.errors import ArgumentError
 from dakota1890.grading import grade
@@ -122,7 +122,7 @@ def load_environment(
         shaping: reward near misses up to 0.2 in training. The evaluation never rewards them.
     """
     try:
-        arguments = checked_arguments(
+        arguments = check_arguments(
             families=families,
             depths=depths,
             hints=hints,

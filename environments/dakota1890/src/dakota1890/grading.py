@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dakota1890.orthography import bare, canonical
+from dakota1890.orthography import canonical, strip_diacritics
 from dakota1890.questions import NUMBER
 
 DIACRITIC_REWARD = 0.3
@@ -88,11 +88,11 @@ def _classify(answer: str, data: Mapping[str, Any]) -> tuple[str, str | None]:
         return "exact", folded
     if _SEVERAL.search(answer):
         return "several", None
-    if _NOT_DAKOTA.search(bare(folded)):
+    if _NOT_DAKOTA.search(strip_diacritics(folded)):
         return "script", None
     if folded in data["prompt_forms"]:
         return "echo", folded
-    if bare(folded) in map(bare, accept):
+    if strip_diacritics(folded) in map(strip_diacritics, accept):
         return "diacritics", folded
     if folded.count(" ") > max(form.count(" ") for form in accept):
         return "several", folded

@@ -15,18 +15,18 @@ from typing import TypeVar
 
 from dakota1890.corpus import Noun, Verb, load_corpus
 from dakota1890.draws import Draws
-from dakota1890.morphology.kinship import have_as, relative_of, somebodys
+from dakota1890.morphology.kinship import relative_of, relative_of_any_person, verb_of_having
 from dakota1890.morphology.nouns import possess
 from dakota1890.morphology.objects import (
-    MADE_VERBS,
+    DERIVED_VERBS,
     object_pairs,
     reflexive,
     reflexive_persons,
     with_object,
 )
 from dakota1890.morphology.verbs import conjugate
-from dakota1890.orthography import bare, canonical
-from dakota1890.splits import held_out_lemma
+from dakota1890.orthography import canonical, strip_diacritics
+from dakota1890.splits import is_held_out_lemma
 
 GLOSS = "an invented word"
 ALL_PERSONS = ("1sg", "2sg", "12", "1pl", "2pl", "3pl")
@@ -61,7 +61,7 @@ def invented_noun(draws: Draws) -> Noun:
 
 def is_new(forms: Iterable[str]) -> bool:
     """Return True if none of `forms` is a recorded form, also without diacritics."""
-    return _recorded_forms().isdisjoint(map(bare, forms))
+    return _recorded_forms().isdisjoint(map(strip_diacritics, forms))
 
 
 def _until_new(draws: Draws, draw: Callable[[Draws], W], forms: Callable[[W], Iterable[str]]) -> W:
@@ -122,7 +122,7 @@ def _sounds() -> _Sounds:
     corpus = load_corpus()
     forms = {canonical(entry.form) for entry in corpus.entries if entry.pos != "affix"}
     forms |= {verb.lemma for verb in corpus.verbs} | {noun.lemma for noun in corpus.nouns}
-    train = sorted(form for form in forms if " " not in form and not held_out_lemma(form))
+    train = sorted(form for form in forms if " " not in form and not is_held_out_lemma(form))
     sounds = _Sounds([], [], [], [], [])
     for form in train:
         syllables = _SYLLABLE.findall(form)
@@ -188,12 +188,12 @@ def _recorded_forms() -> frozenset[str]:
     forms.update(form for noun in corpus.nouns for form in _noun_forms(noun))
     forms.update(form for noun in corpus.derived for form in noun.forms)
     for kin in corpus.kin:
-        forms.update(_verb_forms(have_as(kin)))
+        forms.update(_verb_forms(verb_of_having(kin)))
         forms.update(
             form for owner in ("2sg", "3sg") if owner in kin.forms for form in relative_of(kin, owner)
         )
-        forms.update(somebodys(kin) if "3sg" in kin.forms else ())
-    return frozenset(map(bare, forms))
+        forms.update(relative_of_any_person(kin) if "3sg" in kin.forms else ())
+    return frozenset(map(strip_diacritics, forms))
 
 
 def _made_forms(verb: Verb) -> Iterator[str]:
@@ -204,5 +204,5 @@ def _made_forms(verb: Verb) -> Iterator[str]:
         elif kind == "reflexive":
             yield from (reflexive(verb, person) for person in reflexive_persons(verb))
         else:
-            for made in MADE_VERBS[kind](verb):
+            for made in DERIVED_VERBS[kind](verb):
                 yield from _verb_forms(made)

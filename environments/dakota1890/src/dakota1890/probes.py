@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from dakota1890.grading import DIACRITIC_REWARD
-from dakota1890.orthography import bare
+from dakota1890.orthography import strip_diacritics
 from dakota1890.questions import NUMBER
 from dakota1890.tasks import Item
 
@@ -70,7 +70,7 @@ def _right(item: Item) -> Iterator[tuple[str, str, float]]:
 
 def _nearly_right(item: Item) -> Iterator[tuple[str, str, float]]:
     answer = item.data["accept"][0]
-    plain = bare(answer)
+    plain = strip_diacritics(answer)
     if plain != answer and not _accepts(item.data, plain) and plain not in item.data["prompt_forms"]:
         yield "all marks lost", tagged(plain), DIACRITIC_REWARD
 

@@ -50,7 +50,7 @@ class Question:
     number: int | None = None
     invented: bool = False
 
-    def extended(
+    def with_added(
         self,
         *,
         facts: Sequence[str] = (),

@@ -53,18 +53,18 @@ def side_of(question: Question, *, exception: bool = False) -> str:
         return "exception"
     if not HELD_OUT_RULES.isdisjoint(question.rule_ids):
         return "rule"
-    if question.number is not None and not within_train_range(question.number):
+    if question.number is not None and not is_in_train_range(question.number):
         return "range"
-    if not question.invented and any(map(held_out_lemma, question.lemma_ids)):
+    if not question.invented and any(map(is_held_out_lemma, question.lemma_ids)):
         return "lemma"
     if not HELD_OUT_CELLS.isdisjoint(question.cells):
         return "cell"
-    if not question.invented and any(map(held_out_fact, question.facts)):
+    if not question.invented and any(map(is_held_out_fact, question.facts)):
         return "random"
     return "train"
 
 
-def within_train_range(number: int) -> bool:
+def is_in_train_range(number: int) -> bool:
     """Return True if a number is below 100, or one digit followed by zeros.
 
     So training covers every numeral word, but few combinations.
@@ -73,7 +73,7 @@ def within_train_range(number: int) -> bool:
 
 
 @lru_cache(maxsize=65_536)
-def held_out_fact(fact: str) -> bool:
+def is_held_out_fact(fact: str) -> bool:
     """Return True if a fact is held out by chance.
 
     Excluded are the numbers one to ten, 100 and 1,000, which make all others, and the meanings of words,
@@ -93,7 +93,7 @@ def hash_fraction(text: str) -> float:
 
 
 @lru_cache(maxsize=65_536)
-def held_out_lemma(lemma: str) -> bool:
+def is_held_out_lemma(lemma: str) -> bool:
     """Return True if facts about `lemma` belong to the evaluation. Numbers are not lemmas."""
     if lemma.isdecimal():
         return False

@@ -101,7 +101,7 @@ def train_depths(family: str) -> frozenset[int]:
         return frozenset()
     if source.recorded is not None:
         return frozenset(item.data["depth"] for item in _recorded_train(family, DEPTHS, True))
-    drawn = (drawn_question(source, index) for index in range(_DRAWS_FOR_DEPTHS))
+    drawn = (draw_question(source, index) for index in range(_DRAWS_FOR_DEPTHS))
     return frozenset(question.depth for question in drawn if side_of(question) == "train")
 
 
@@ -166,7 +166,7 @@ def _held_out(family: str) -> Mapping[str, Sequence[Question]]:
     source = FAMILIES[family]
     if source.recorded is not None:
         return held_out_sample(source, source.recorded())
-    return held_out_sample(source, (drawn_question(source, index) for index in _held_out_draws()[family]))
+    return held_out_sample(source, (draw_question(source, index) for index in _held_out_draws()[family]))
 
 
 @lru_cache(maxsize=1)
@@ -195,7 +195,7 @@ def held_out_sample(family: Family, questions: Iterable[Question]) -> dict[str, 
     }
 
 
-def drawn_question(family: Family, index: int) -> Question:
+def draw_question(family: Family, index: int) -> Question:
     """Return the question that a family without recorded ones draws at `index`."""
     assert family.draw is not None
     return family.draw(Draws(_EVAL_SEED, index))

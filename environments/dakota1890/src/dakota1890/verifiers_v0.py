@@ -9,7 +9,7 @@ from typing import Any
 import verifiers as vf
 from datasets import Dataset
 
-from dakota1890.arguments import checked_arguments
+from dakota1890.arguments import check_arguments
 from dakota1890.grading import grade as grade_reply
 from dakota1890.rows import from_info, split_items, to_info
 from dakota1890.tasks import Item
@@ -29,7 +29,7 @@ def load_environment(
     question. Both datasets are built on first access. Raises ArgumentError for an invalid argument; so does
     the train dataset of families and depths that are only evaluated.
     """
-    checked = checked_arguments(num_train=num_train, **arguments)
+    checked = check_arguments(num_train=num_train, **arguments)
     return vf.SingleTurnEnv(
         dataset=lambda: to_dataset(split_items(checked, "train")),
         eval_dataset=lambda: to_dataset(split_items(checked, "eval")),

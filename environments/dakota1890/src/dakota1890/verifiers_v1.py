@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import verifiers.v1 as vf
 
-from dakota1890.arguments import NUM_TRAIN, checked_arguments
+from dakota1890.arguments import NUM_TRAIN, check_arguments
 from dakota1890.grading import Grade, grade
 from dakota1890.rows import from_info, split_items, to_info
 from dakota1890.tasks import Item
@@ -75,7 +75,7 @@ class DakotaTaskset(vf.Taskset[DakotaTask, DakotaConfig]):
         """
         config = self.config
         chosen = {name: getattr(config, name) for name in _ARGUMENTS}
-        arguments = checked_arguments(shaping=config.task.shaping, **chosen)
+        arguments = check_arguments(shaping=config.task.shaping, **chosen)
         for item in split_items(arguments, config.split):
             yield DakotaTask(to_data(item), config.task)
 

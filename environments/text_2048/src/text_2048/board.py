@@ -26,7 +26,7 @@ class Game:
         return max(map(max, self.cells))
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """True if no direction changes the board."""
         return not self.legal_moves
 

@@ -46,7 +46,7 @@ def move(direction: Annotated[str, Field(description="up, down, left or right.")
     game = _current()
     if direction not in DIRECTIONS:
         raise ToolError(f"there is no direction {direction!r}; there are: {', '.join(DIRECTIONS)}")
-    if game.over:
+    if game.is_over:
         raise ToolError("the game is over: no direction moves a tile")
     if not game.move(direction):
         raise ToolError(f"no tile can move {direction}. These directions can: {', '.join(game.legal_moves)}")
@@ -88,7 +88,7 @@ def _given(arguments: dict[str, Any] | None, **flat: Any) -> dict[str, Any]:
 
 def _shown(game: Game) -> CallToolResult:
     text = str(game)
-    if game.over:
+    if game.is_over:
         text += "\nGame over."
-    data = {"done": game.over, "highest": game.highest, "moves": game.moves, "score": game.score}
+    data = {"done": game.is_over, "highest": game.highest, "moves": game.moves, "score": game.score}
     return CallToolResult(content=[TextContent(text=text)], structured_content=data)

@@ -9,66 +9,66 @@ from typing import Literal
 
 from buckeye import runs
 from buckeye.analysis.comparison.curves import (
-    Evaluated,
-    Mean,
-    Part,
+    EvaluationComparison,
+    MeanInterval,
     Point,
-    compared,
-    compared_evaluations,
+    StepsComparison,
+    compare_evaluations,
+    compare_steps,
     points_of,
 )
 from buckeye.analysis.comparison.differences import (
-    Difference,
-    Tasks,
-    compared_tasks,
+    RunDifference,
+    TaskCounts,
+    compare_tasks,
     different_machines,
     different_settings,
     different_versions,
 )
 
-Outcome = Literal["better", "worse", "not told apart", "not comparable"]
+VerdictOutcome = Literal["better", "worse", "not told apart", "not comparable"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Verdict:
+class ComparisonVerdict:
     """Verdict on B against A: `difference` is B minus A, and `by` names the compared data."""
 
-    outcome: Outcome
-    difference: Mean | None
+    outcome: VerdictOutcome
+    difference: MeanInterval | None
     by: str
     sentence: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """Full comparison of two runs."""
 
     a: Path
     b: Path
-    verdict: Verdict
-    settings: Sequence[Difference]
-    versions: Sequence[Difference]
-    machines: Sequence[Difference]
-    tasks: Sequence[Tasks]
-    evaluations: Sequence[Evaluated]
-    parts: Sequence[Part]
+    verdict: ComparisonVerdict
+    settings: Sequence[RunDifference]
+    versions: Sequence[RunDifference]
+    machines: Sequence[RunDifference]
+    tasks: Sequence[TaskCounts]
+    evaluations: Sequence[EvaluationComparison]
+    parts: Sequence[StepsComparison]
     unreadable: Sequence[str]
 
 
-def compare(a: str | Path, b: str | Path) -> Comparison:
+def compare(a: str | Path, b: str | Path) -> RunComparison:
     """Compare two runs in any state. Raise `UsageError` if one is not a run."""
     first, second = runs.open(a), runs.open(b)
     points_a, points_b = points_of(first), points_of(second)
-    parts = compared(points_a, points_b)
-    evaluations = compared_evaluations(first, second)
-    return Comparison(
+    parts = compare_steps(points_a, points_b)
+    evaluations = compare_evaluations(first, second)
+    return RunComparison(
         a=first.path,
         b=second.path,
         verdict=_verdict(evaluations, parts, missing=_missing(points_a, points_b)),
         settings=different_settings(first, second),
         versions=different_versions(first, second),
         machines=different_machines(first, second),
-        tasks=compared_tasks(first, second),
+        tasks=compare_tasks(first, second),
         evaluations=evaluations,
         parts=parts,
         unreadable=[*first.unreadable, *second.unreadable],
@@ -80,7 +80,9 @@ def _missing(a: Sequence[Point], b: Sequence[Point]) -> str:
     return f"{' and '.join(without)} recorded no reward" if without else "they have no step in common"
 
 
-def _verdict(evaluations: Sequence[Evaluated], parts: Sequence[Part], *, missing: str) -> Verdict:
+def _verdict(
+    evaluations: Sequence[EvaluationComparison], parts: Sequence[StepsComparison], *, missing: str
+) -> ComparisonVerdict:
     """Return the verdict from the newest common evaluation of trained weights.
 
     Without one, it is from the last quarter of the common steps.
@@ -91,7 +93,7 @@ def _verdict(evaluations: Sequence[Evaluated], parts: Sequence[Part], *, missing
         by = f"the evaluation of version {last.version}, {last.difference.n} tasks"
         return _judged(last.a, last.b, last.difference, by)
     if not parts:
-        return Verdict(
+        return ComparisonVerdict(
             outcome="not comparable",
             difference=None,
             by="",
@@ -99,12 +101,14 @@ def _verdict(evaluations: Sequence[Evaluated], parts: Sequence[Part], *, missing
         )
     part = parts[-1]
     how = "task by task" if part.paired else "not paired by task"
-    return _judged(part.a, part.b, part.difference, f"{extent(part)}, {how}")
+    return _judged(part.a, part.b, part.difference, f"{step_range_text(part)}, {how}")
 
 
-def _judged(a: Mean | None, b: Mean | None, difference: Mean | None, by: str) -> Verdict:
+def _judged(
+    a: MeanInterval | None, b: MeanInterval | None, difference: MeanInterval | None, by: str
+) -> ComparisonVerdict:
     if a is None or b is None or difference is None or difference.low is None or difference.high is None:
-        return Verdict(
+        return ComparisonVerdict(
             outcome="not told apart",
             difference=difference,
             by=by,
@@ -112,12 +116,14 @@ def _judged(a: Mean | None, b: Mean | None, difference: Mean | None, by: str) ->
         )
     seen = f"reward {b.value:.4g} against {a.value:.4g}, {shown(difference, sign=True)} ({by})"
     if difference.low > 0.0:
-        return Verdict(
+        return ComparisonVerdict(
             outcome="better", difference=difference, by=by, sentence=f"B is better than A: {seen}."
         )
     if difference.high < 0.0:
-        return Verdict(outcome="worse", difference=difference, by=by, sentence=f"B is worse than A: {seen}.")
-    return Verdict(
+        return ComparisonVerdict(
+            outcome="worse", difference=difference, by=by, sentence=f"B is worse than A: {seen}."
+        )
+    return ComparisonVerdict(
         outcome="not told apart",
         difference=difference,
         by=by,
@@ -125,12 +131,12 @@ def _judged(a: Mean | None, b: Mean | None, difference: Mean | None, by: str) ->
     )
 
 
-def extent(part: Part) -> str:
+def step_range_text(part: StepsComparison) -> str:
     """Return `steps 9 to 11`, numbered as in the log."""
     return f"steps {part.first} to {part.last}" if part.first != part.last else f"step {part.first}"
 
 
-def shown(mean: Mean | None, *, sign: bool = False) -> str:
+def shown(mean: MeanInterval | None, *, sign: bool = False) -> str:
     """Return a mean with its interval as text; a dash for None."""
     if mean is None:
         return "-"

@@ -18,7 +18,7 @@ _NEARLY_ALL = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Mean:
+class MeanInterval:
     """Mean over `n` tasks with its 95 % interval; None with too few tasks or without variance."""
 
     value: float
@@ -37,7 +37,7 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class StepsComparison:
     """Comparison over the steps `first` to `last`: the mean reward of each run, and B minus A.
 
     A field without data holds None.
@@ -45,9 +45,9 @@ class Part:
 
     first: int
     last: int
-    a: Mean | None
-    b: Mean | None
-    difference: Mean | None
+    a: MeanInterval | None
+    b: MeanInterval | None
+    difference: MeanInterval | None
     paired: bool
 
 
@@ -70,7 +70,7 @@ def points_of(run: Run) -> list[Point]:
     return found
 
 
-def compared(a: Sequence[Point], b: Sequence[Point]) -> list[Part]:
+def compare_steps(a: Sequence[Point], b: Sequence[Point]) -> list[StepsComparison]:
     """Return the common steps of both runs in quarters; empty without common steps."""
     if not a or not b:
         return []
@@ -84,10 +84,10 @@ def compared(a: Sequence[Point], b: Sequence[Point]) -> list[Part]:
     ]
 
 
-def _part(first: int, last: int, a: Sequence[Point], b: Sequence[Point]) -> Part:
+def _part(first: int, last: int, a: Sequence[Point], b: Sequence[Point]) -> StepsComparison:
     these, others = _by_task(a), _by_task(b)
     difference, paired = difference_of(these, others) if these and others else (None, False)
-    return Part(
+    return StepsComparison(
         first=first,
         last=last,
         a=mean_of(these.values()),
@@ -106,17 +106,19 @@ def _by_task(points: Iterable[Point]) -> dict[Hashable, float]:
     return {task: statistics.fmean(rewards) for task, rewards in found.items()}
 
 
-def mean_of(values: Iterable[float]) -> Mean | None:
+def mean_of(values: Iterable[float]) -> MeanInterval | None:
     """Return the mean with Student's interval; None without values."""
     known = list(values)
     if not known:
         return None
     if len(known) < 2:
-        return Mean(value=known[0], low=None, high=None, n=1)
+        return MeanInterval(value=known[0], low=None, high=None, n=1)
     return _mean(statistics.fmean(known), _error(known), len(known) - 1, len(known))
 
 
-def difference_of(these: Mapping[Hashable, float], others: Mapping[Hashable, float]) -> tuple[Mean, bool]:
+def difference_of(
+    these: Mapping[Hashable, float], others: Mapping[Hashable, float]
+) -> tuple[MeanInterval, bool]:
     """Return the mean of `others` minus the mean of `these`, and if it is paired by task.
 
     It is paired if nearly all tasks are in both.
@@ -127,17 +129,17 @@ def difference_of(these: Mapping[Hashable, float], others: Mapping[Hashable, flo
     a, b = list(these.values()), list(others.values())
     value, n = statistics.fmean(b) - statistics.fmean(a), len(a) + len(b)
     if min(len(a), len(b)) < 2:
-        return Mean(value=value, low=None, high=None, n=n), False
+        return MeanInterval(value=value, low=None, high=None, n=n), False
     squares = [_error(known) ** 2 for known in (a, b)]
     shares = [square**2 / (len(known) - 1) for square, known in zip(squares, (a, b), strict=True)]
     degrees = sum(squares) ** 2 / sum(shares) if sum(shares) else n - 2.0  # Welch and Satterthwaite
     return _mean(value, math.sqrt(sum(squares)), max(1, math.floor(degrees)), n), False
 
 
-def _paired(these: Sequence[float], others: Sequence[float]) -> Mean:
+def _paired(these: Sequence[float], others: Sequence[float]) -> MeanInterval:
     if all(0.0 <= value <= 1.0 for value in (*these, *others)):
         found = paired_difference(these, others, range(len(these)))
-        return Mean(value=found.value, low=found.low, high=found.high, n=found.n)
+        return MeanInterval(value=found.value, low=found.low, high=found.high, n=found.n)
     known = mean_of(b - a for a, b in zip(these, others, strict=True))
     assert known is not None  # tasks exist
     return known
@@ -147,34 +149,36 @@ def _error(values: Sequence[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
-def _mean(value: float, error: float, degrees: int, n: int) -> Mean:
+def _mean(value: float, error: float, degrees: int, n: int) -> MeanInterval:
     """Return a mean with Student's interval; without one if all values are equal (unknown variance)."""
     if not error:
-        return Mean(value=value, low=None, high=None, n=n)
+        return MeanInterval(value=value, low=None, high=None, n=n)
     half = student_quantile(degrees) * error
-    return Mean(value=value, low=value - half, high=value + half, n=n)
+    return MeanInterval(value=value, low=value - half, high=value + half, n=n)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Evaluated:
+class EvaluationComparison:
     """Evaluations of one weights version in two runs, on their common tasks."""
 
     version: int
-    a: Mean
-    b: Mean
-    difference: Mean
+    a: MeanInterval
+    b: MeanInterval
+    difference: MeanInterval
 
 
-def compared_evaluations(a: Run, b: Run) -> list[Evaluated]:
+def compare_evaluations(a: Run, b: Run) -> list[EvaluationComparison]:
     """Return every version that both runs have evaluated, on the tasks in both evaluations."""
     these, others = _evaluations(a), _evaluations(b)
-    found = list[Evaluated]()
+    found = list[EvaluationComparison]()
     for version in sorted(these.keys() & others.keys()):
         shared = [task for task in these[version] if task in others[version]]
         if shared:
             in_a, in_b = ([run[version][task] for task in shared] for run in (these, others))
             means = [mean for mean in map(mean_of, (in_a, in_b)) if mean is not None]
-            found.append(Evaluated(version=version, a=means[0], b=means[1], difference=_paired(in_a, in_b)))
+            found.append(
+                EvaluationComparison(version=version, a=means[0], b=means[1], difference=_paired(in_a, in_b))
+            )
     return found
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from buckeye.base.storage import read_json, step_directory
 from buckeye.errors import UsageError
-from buckeye.launch.changed_settings import settings_apart
+from buckeye.launch.changed_settings import compare_settings
 from buckeye.run_files.events import read_events
 from buckeye.run_files.record import read_record
 from buckeye.runs import Run
@@ -20,7 +20,7 @@ _OF_MACHINES = ("device", "threads", "ranks")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Difference:
+class RunDifference:
     """Difference in one value between runs `a` and `b`; None: missing or not recorded."""
 
     name: str
@@ -29,7 +29,7 @@ class Difference:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tasks:
+class TaskCounts:
     """Tasks of two runs in training (`train`) or evaluation (`eval`).
 
     `a` and `b` count the tasks of each run, `shared` the tasks with equal prompts in both, and `changed` the
@@ -43,30 +43,30 @@ class Tasks:
     changed: int
 
 
-def different_settings(a: Run, b: Run) -> list[Difference]:
+def different_settings(a: Run, b: Run) -> list[RunDifference]:
     """Return the settings that differ. A setting shared by several processes appears once."""
-    seen, found = set[tuple[str, str, str]](), list[Difference]()
-    for key, this, other in settings_apart(a.settings, b.settings):
+    seen, found = set[tuple[str, str, str]](), list[RunDifference]()
+    for key, this, other in compare_settings(a.settings, b.settings):
         what = (key.partition(".")[2], repr(this), repr(other))
         if what not in seen:
             seen.add(what)
-            found.append(Difference(name=key, a=this, b=other))
+            found.append(RunDifference(name=key, a=this, b=other))
     return found
 
 
-def different_versions(a: Run, b: Run) -> list[Difference]:
+def different_versions(a: Run, b: Run) -> list[RunDifference]:
     """Return the different versions of Buckeye and libraries, as of each run's last start."""
     return _apart(_versions(a), _versions(b))
 
 
-def different_machines(a: Run, b: Run) -> list[Difference]:
+def different_machines(a: Run, b: Run) -> list[RunDifference]:
     """Return the differences in host, system, cores and the trainer's device."""
     return _apart(_machine(a), _machine(b))
 
 
-def _apart(these: Mapping[str, Any], others: Mapping[str, Any]) -> list[Difference]:
+def _apart(these: Mapping[str, Any], others: Mapping[str, Any]) -> list[RunDifference]:
     return [
-        Difference(name=name, a=these.get(name), b=others.get(name))
+        RunDifference(name=name, a=these.get(name), b=others.get(name))
         for name in dict.fromkeys([*these, *others])
         if these.get(name) != others.get(name)
     ]
@@ -100,11 +100,11 @@ def _machine(run: Run) -> dict[str, Any]:
     return found | {name: trainer[name] for name in _OF_MACHINES if name in trainer}
 
 
-def compared_tasks(a: Run, b: Run) -> list[Tasks]:
+def compare_tasks(a: Run, b: Run) -> list[TaskCounts]:
     """Return the task counts of both runs by split. Environment names are ignored."""
     these, others = _tasks(a), _tasks(b)
     return [
-        Tasks(
+        TaskCounts(
             split=split,
             a=len(in_a := these[split]),
             b=len(in_b := others[split]),

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buckeye import runs
-from buckeye.analysis.diagnosis.facts import Facts
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.analysis.diagnosis.rollout_rules import (
     advantages_against_rewards,
     answer_in_prompt,
@@ -42,20 +42,20 @@ from buckeye.analysis.diagnosis.token_rules import (
 )
 from buckeye.errors import DEBUG_VARIABLE
 from buckeye.monitor.finding import CONFIDENCES, Finding
-from buckeye.monitor.learning import findings
+from buckeye.monitor.learning_findings import findings
 from buckeye.run_files.events import read_events
 
-Rule = Callable[[Facts], Finding | Sequence[Finding] | None]
+Rule = Callable[[DiagnosisFacts], Finding | Sequence[Finding] | None]
 
 log = logging.getLogger(__name__)
 
 
-def _figures(facts: Facts) -> Sequence[Finding]:
+def _figures(facts: DiagnosisFacts) -> Sequence[Finding]:
     """Return the findings from the metrics alone."""
     return findings(facts.steps, facts.run.path)
 
 
-def _failed(facts: Facts) -> Finding | None:
+def _failed(facts: DiagnosisFacts) -> Finding | None:
     """Return a finding if the run ended with an error and was not resumed."""
     ends = [
         event for event in read_events(facts.run.path) if event["event"] in ("failure", "start", "attempt")
@@ -169,7 +169,7 @@ def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -
     Raise `UsageError` if the run does not exist. Under `--debug`, exceptions of rules propagate.
     """
     opened = runs.open(run)
-    facts = Facts(opened) if step is None else Facts(opened, step)
+    facts = DiagnosisFacts(opened) if step is None else DiagnosisFacts(opened, step)
     found, notes, failed = list[Finding](), list[str](), dict[str, str]()
     for rule in RULES:
         try:
@@ -181,9 +181,9 @@ def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -
             continue
         found += [told] if isinstance(told, Finding) else told or ()
     if tests:
-        from buckeye.analysis.diagnosis.active import try_all
+        from buckeye.analysis.diagnosis.active_tests import run_active_tests
 
-        for one in try_all(facts):
+        for one in run_active_tests(facts):
             if isinstance(one, str):
                 notes.append(one)
             elif one.name not in [known.name for known in found]:

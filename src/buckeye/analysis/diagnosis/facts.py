@@ -16,9 +16,9 @@ from buckeye.analysis.diagnosis.statistics import rms
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
 from buckeye.base.storage import read_json, step_directories
 from buckeye.monitor.finding import Confidence, Evidence, Finding
-from buckeye.monitor.metrics import Step
+from buckeye.monitor.metrics import StepMetrics
 from buckeye.runs import Run
-from buckeye.runs.trained import TrainedStep
+from buckeye.runs.trained_step import TrainedStep
 
 _MOST_STEPS = 14
 """Maximum number of kept batches with tokens to inspect: the first, the last, and some between."""
@@ -27,19 +27,19 @@ _DTYPES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
 
 
 @dataclass(frozen=True)
-class Facts:
+class DiagnosisFacts:
     """Data of a run up to step `until`, for the rules."""
 
     run: Run
     until: int = _UNTIL
 
     @cached_property
-    def steps(self) -> list[Step]:
+    def steps(self) -> list[StepMetrics]:
         """Recorded steps."""
         return [step for step in self.run.steps if step.number <= self.until]
 
     @cached_property
-    def played(self) -> list[Step]:
+    def batch_steps(self) -> list[StepMetrics]:
         """Recorded steps with batch metrics."""
         return [step for step in self.steps if step.value("orchestrator/reward/mean") is not None]
 
@@ -71,7 +71,7 @@ class Facts:
         return token_facts(self.batches)
 
     @cached_property
-    def rounding(self) -> float:
+    def rounding_tolerance(self) -> float:
         """Rounding tolerance between two computations of a log-prob, in nats, from the dtypes."""
         names = {str(self.run.setting(f"{part}.model.dtype")) for part in ("trainer", "inference")}
         known = [_DTYPES[name] for name in names if name in _DTYPES]
@@ -79,10 +79,14 @@ class Facts:
         return max(known, default=_DTYPES["float32" if device == "cpu" else "bfloat16"])
 
     @cached_property
-    def unsure(self) -> float:
-        """Measured tolerance, in nats: from the differences on the first weights, at most `rounding`."""
-        first = self.tokens.at_first()
-        return min(self.rounding, max(1e-5, 5 * rms(first))) if len(first) >= 20 else self.rounding
+    def measured_tolerance(self) -> float:
+        """Measured tolerance, in nats: from the differences on the first weights, at most `rounding_tolerance`."""
+        first = self.tokens.initial_logprob_gap()
+        return (
+            min(self.rounding_tolerance, max(1e-5, 5 * rms(first)))
+            if len(first) >= 20
+            else self.rounding_tolerance
+        )
 
     @cached_property
     def model(self) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from buckeye.analysis.diagnosis.facts import Facts
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.analysis.diagnosis.statistics import is_below, mean_interval, share_interval
 from buckeye.monitor.finding import Finding
 
@@ -13,7 +13,7 @@ _RECENT = 10
 _EQUAL = 1e-6
 
 
-def advantages_against_rewards(facts: Facts) -> Finding | None:
+def advantages_against_rewards(facts: DiagnosisFacts) -> Finding | None:
     """Find groups in which the rollout with the higher reward has the lower advantage."""
     # CROSS and the plus make SQLite look up each rollout's group instead of joining all pairs of rollouts
     rows = facts.query(
@@ -48,7 +48,7 @@ def advantages_against_rewards(facts: Facts) -> Finding | None:
     )
 
 
-def _misplaced(facts: Facts) -> Finding | None:
+def _misplaced(facts: DiagnosisFacts) -> Finding | None:
     """Find samples with another advantage than the one computed for their rollout."""
     wrong = looked = 0
     example = None
@@ -88,7 +88,7 @@ def _misplaced(facts: Facts) -> Finding | None:
     )
 
 
-def grader_disagrees(facts: Facts) -> Finding | None:
+def grader_disagrees(facts: DiagnosisFacts) -> Finding | None:
     """Find equal replies with different rewards. If replies seldom repeat, only `--try` can detect this."""
     rows = facts.query(
         "SELECT count(*), max(reward) - min(reward), max(step), max(grp) FROM rollouts "  # noqa: S608
@@ -111,7 +111,7 @@ def grader_disagrees(facts: Facts) -> Finding | None:
     )
 
 
-def grader_never_pays(facts: Facts) -> Finding | None:
+def grader_never_pays(facts: DiagnosisFacts) -> Finding | None:
     """Find a grader that gave 0 for many steps while other reward components varied."""
     rows = facts.query(
         "SELECT part.key, count(*), count(DISTINCT step) FROM rollouts, json_each(components) part "  # noqa: S608
@@ -134,7 +134,7 @@ def grader_never_pays(facts: Facts) -> Finding | None:
     )
 
 
-def duplicate_tasks(facts: Facts) -> Finding | None:
+def duplicate_tasks(facts: DiagnosisFacts) -> Finding | None:
     """Find tasks with different names, but equal prompts and equal grading."""
     rows = facts.query(
         f"SELECT count(DISTINCT task), prompt, max(step) FROM rollouts WHERE {_TRAINED} "  # noqa: S608
@@ -159,7 +159,7 @@ def duplicate_tasks(facts: Facts) -> Finding | None:
     )
 
 
-def _same_prompt_other_task(facts: Facts) -> bool:
+def _same_prompt_other_task(facts: DiagnosisFacts) -> bool:
     """Return True if equal replies to equal prompts score differently across tasks.
 
     Such tasks differ in data that the prompt does not show.
@@ -171,7 +171,7 @@ def _same_prompt_other_task(facts: Facts) -> bool:
     return sum(row[0] > _EQUAL for row in rows) > 0.2 * len(rows) or not rows
 
 
-def answer_in_prompt(facts: Facts) -> Finding | None:
+def answer_in_prompt(facts: DiagnosisFacts) -> Finding | None:
     """Find rewards for replies that repeat text of the prompt, in contrast to other replies."""
     rows = facts.query(
         f"SELECT step, grp, reward, echoes FROM rollouts WHERE {_TRAINED} AND echoes IS NOT NULL"  # noqa: S608
@@ -207,7 +207,7 @@ _EVALUATED = (
 )
 
 
-def evaluated_on_train(facts: Facts) -> Finding | None:
+def evaluated_on_train(facts: DiagnosisFacts) -> Finding | None:
     """Find evaluation prompts that are trained on."""
     known = facts.query(
         "SELECT DISTINCT split, prompt FROM rollouts WHERE retried = 0 AND prompt IS NOT NULL "
@@ -232,7 +232,7 @@ def evaluated_on_train(facts: Facts) -> Finding | None:
     )
 
 
-def truncated_replies(facts: Facts) -> Finding | None:
+def truncated_replies(facts: DiagnosisFacts) -> Finding | None:
     """Find many truncated replies with lower rewards than complete ones."""
     rows = facts.query(
         f"SELECT reward, truncated, completion_tokens, step FROM rollouts WHERE {_TRAINED} AND step > ?",  # noqa: S608
@@ -269,9 +269,9 @@ def _range(rewards: list[float]) -> str:
     return f"{low:.2f} to {high:.2f}"
 
 
-def slow_environment(facts: Facts) -> Finding | None:
+def slow_environment(facts: DiagnosisFacts) -> Finding | None:
     """Find an environment so slow that trainer and engines wait for it."""
-    recent = facts.played[-_RECENT:]
+    recent = facts.batch_steps[-_RECENT:]
     environment = [step.value("orchestrator/time/rollout/environment/mean") or 0.0 for step in recent]
     sampling = [step.value("orchestrator/time/rollout/sampling/mean") or 0.0 for step in recent]
     idle = [
@@ -302,7 +302,7 @@ def slow_environment(facts: Facts) -> Finding | None:
     )
 
 
-def failing_rollouts(facts: Facts) -> Finding | None:
+def failing_rollouts(facts: DiagnosisFacts) -> Finding | None:
     """Find a high share of rollouts without a reward."""
     rows = facts.query(
         "SELECT reward IS NULL, error, step FROM rollouts WHERE split = 'train' AND step <= {until} AND "

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from buckeye.analysis.diagnosis.facts import Facts
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.analysis.diagnosis.statistics import is_below, mean_interval, rms, share_interval, slope_interval
-from buckeye.analysis.diagnosis.templates import decoded, generation_header
+from buckeye.analysis.diagnosis.templates import decode_tokens, generation_header
 from buckeye.base.storage import read_json
 from buckeye.monitor.finding import Finding
-from buckeye.monitor.rollback import way_back
+from buckeye.monitor.rollback import rollback_advice
 from buckeye.transport.checkpoint import list_checkpoints
 
 _ENOUGH = 20
@@ -22,7 +22,7 @@ _SAMPLES = 40
 _EARLY = 11  # steps: a policy that is uniform before this step has collapsed, not converged
 
 
-def no_assistant_header(facts: Facts) -> Finding | None:
+def no_assistant_header(facts: DiagnosisFacts) -> Finding | None:
     """Find prompts without the assistant header of the chat template."""
     if facts.model is None or not facts.batches:
         return None
@@ -31,7 +31,7 @@ def no_assistant_header(facts: Facts) -> Finding | None:
     for sample in facts.batches[-1].batch.samples[:_SAMPLES]:
         places = np.flatnonzero(sample.loss_mask)
         if len(places):
-            text = decoded(facts.model, sample.token_ids[: places[0]])
+            text = decode_tokens(facts.model, sample.token_ids[: places[0]])
             contexts += [text] if text is not None else []
     if not header or not header.strip() or len(contexts) < 3:
         return None
@@ -55,7 +55,7 @@ def no_assistant_header(facts: Facts) -> Finding | None:
     )
 
 
-def optimizer_state_lost(facts: Facts) -> Finding | None:
+def optimizer_state_lost(facts: DiagnosisFacts) -> Finding | None:
     """Find a checkpoint whose optimizer has counted fewer steps than the trainer."""
     for info in list_checkpoints(facts.run.path / "checkpoints"):
         folder = info.path / "trainer"
@@ -90,7 +90,7 @@ def optimizer_state_lost(facts: Facts) -> Finding | None:
     return None
 
 
-def kl_of_the_wrong_sign(facts: Facts) -> Finding | None:
+def kl_of_the_wrong_sign(facts: DiagnosisFacts) -> Finding | None:
     """Find a loss that subtracts the KL penalty instead of adding it."""
     loss = facts.run.setting("trainer.loss") or {}
     coefficient, per_token = float(loss.get("kl_coef") or 0.0), loss.get("normalization", "token") == "token"
@@ -136,7 +136,7 @@ _BOUNDS = (
 """Metric names for the shares of tokens that the loss leaves out."""
 
 
-def _left_out(facts: Facts) -> list[float]:
+def _left_out(facts: DiagnosisFacts) -> list[float]:
     return [
         min(1.0, sum(step.value(f"trainer/{name}") or 0.0 for name in _BOUNDS))
         for step in facts.steps
@@ -144,7 +144,7 @@ def _left_out(facts: Facts) -> list[float]:
     ]
 
 
-def bounds_too_narrow(facts: Facts) -> Finding | None:
+def bounds_too_narrow(facts: DiagnosisFacts) -> Finding | None:
     """Find loss bounds that leave out most tokens though sampler and trainer agree."""
     shares = _left_out(facts)[-10:]
     mismatch = [
@@ -182,22 +182,22 @@ def _narrow(loss: Mapping[str, Any]) -> bool:
     return any(bound is not None and bound < 1.01 for bound in above)
 
 
-def _moves(facts: Facts) -> tuple[np.ndarray, float] | None:
+def _moves(facts: DiagnosisFacts) -> tuple[np.ndarray, float] | None:
     """Return the trainer's log-prob changes of recurring tokens, and the number of steps of the run."""
     tokens = facts.tokens
     change = tokens.changes
-    if len(change) < _ENOUGH or not facts.played:
+    if len(change) < _ENOUGH or not facts.batch_steps:
         return None
-    return change.trainer, float(facts.last - facts.played[0].number)
+    return change.trainer, float(facts.last - facts.batch_steps[0].number)
 
 
-def learning_rate_too_low(facts: Facts) -> Finding | None:
+def learning_rate_too_low(facts: DiagnosisFacts) -> Finding | None:
     """Find a policy that hardly moves though groups have spread and the reward does not rise."""
-    rewards = [reward for step in facts.played if (reward := step.played_reward) is not None]
-    spread = [step.value("orchestrator/batch/with_spread") or 0.0 for step in facts.played]
+    rewards = [reward for step in facts.batch_steps if (reward := step.sampled_reward) is not None]
+    spread = [step.value("orchestrator/batch/with_spread") or 0.0 for step in facts.batch_steps]
     found = _moves(facts)
     warmup = facts.run.setting("trainer.scheduler.warmup") or 0
-    if found is None or len(facts.played) < 8 or np.mean(spread) < 0.3 or facts.last < 2 * warmup:
+    if found is None or len(facts.batch_steps) < 8 or np.mean(spread) < 0.3 or facts.last < 2 * warmup:
         return None
     moved, steps = found
     half = len(rewards) // 2
@@ -225,7 +225,7 @@ def learning_rate_too_low(facts: Facts) -> Finding | None:
     )
 
 
-def learning_rate_too_high(facts: Facts) -> Finding | None:
+def learning_rate_too_high(facts: DiagnosisFacts) -> Finding | None:
     """Find steps that move the policy far, without a higher reward afterward."""
     trained = [step for step in facts.steps if step.value("trainer/entropy") is not None]
     rewards = facts.values("orchestrator/reward/mean")
@@ -243,7 +243,7 @@ def learning_rate_too_high(facts: Facts) -> Finding | None:
     jumps = _jumps(facts)
     listed = list(rewards.values())
     best, last = max(listed), float(np.mean(listed[-3:]))
-    spread = [step.value("orchestrator/reward/std") or 0.0 for step in facts.played]
+    spread = [step.value("orchestrator/reward/std") or 0.0 for step in facts.batch_steps]
     error = 4 * max(spread) / np.sqrt(max(1.0, _rollouts(facts)))
     gained = last > listed[0] + error and last > best - error
     far = [n for n, size in jumps.items() if size > 1.0]
@@ -263,7 +263,7 @@ def learning_rate_too_high(facts: Facts) -> Finding | None:
         f"From step {since} on {how}; entropy went from {first:.2f} to {entropy[numbers[-1]]:.2f}, the "
         f"reward from {listed[0]:.2f} to {last:.2f}",
         f"the updates are too large (trainer.optim.lr = {rate}), so the policy is thrown about and collapses",
-        way_back(facts.run.path, since),
+        rollback_advice(facts.run.path, since),
         evidence=[
             ("entropy and reward", facts.metrics("entropy", "reward/mean")),
             ("the size of gradients", facts.metrics("grad_norm")),
@@ -275,12 +275,12 @@ def learning_rate_too_high(facts: Facts) -> Finding | None:
     )
 
 
-def _rollouts(facts: Facts) -> float:
-    counts = [step.value("orchestrator/batch/rollouts") or 0.0 for step in facts.played]
+def _rollouts(facts: DiagnosisFacts) -> float:
+    counts = [step.value("orchestrator/batch/rollouts") or 0.0 for step in facts.batch_steps]
     return float(np.mean(counts)) if counts else 0.0
 
 
-def _jumps(facts: Facts) -> dict[int, float]:
+def _jumps(facts: DiagnosisFacts) -> dict[int, float]:
     """Return, by step, the log-prob change in nats that a fifth of the tokens exceed since the last weights.
 
     It is measured by the trainer against a sampler one version older, or by recurring tokens.
@@ -289,7 +289,7 @@ def _jumps(facts: Facts) -> dict[int, float]:
     found = dict[int, float]()
     old = np.isfinite(tokens.trainer) & (tokens.version == tokens.step - 1) & (tokens.version >= 0)
     for step in np.unique(tokens.step[old]):
-        found[int(step)] = _most(tokens.apart[old & (tokens.step == step)])
+        found[int(step)] = _most(tokens.logprob_gap[old & (tokens.step == step)])
     by_step = [np.flatnonzero(tokens.fresh & (tokens.step == step)) for step in np.unique(tokens.step)]
     for before, after in itertools.pairwise(by_step):
         moved = _moved(facts, before, after)
@@ -303,7 +303,7 @@ def _most(moved: np.ndarray) -> float:
     return float(np.quantile(np.abs(moved), 0.8))
 
 
-def _moved(facts: Facts, before: np.ndarray, after: np.ndarray) -> float | None:
+def _moved(facts: DiagnosisFacts, before: np.ndarray, after: np.ndarray) -> float | None:
     tokens = facts.tokens
     if not len(before) or not len(after) or tokens.step[after[0]] - tokens.step[before[0]] > 2:
         return None
@@ -313,13 +313,13 @@ def _moved(facts: Facts, before: np.ndarray, after: np.ndarray) -> float | None:
     return _most(tokens.trainer[after[second]] - tokens.trainer[before[first]])
 
 
-def training_without_transfer(facts: Facts) -> Finding | None:
+def training_without_transfer(facts: DiagnosisFacts) -> Finding | None:
     """Find a training reward that rises while the reward on held-out tasks does not."""
     rows = facts.query(
         "SELECT step, avg(reward), count(reward) FROM rollouts WHERE split = 'eval' AND step <= {until} "
         "GROUP BY step"
     )
-    rewards = [reward for step in facts.played if (reward := step.played_reward) is not None]
+    rewards = [reward for step in facts.batch_steps if (reward := step.sampled_reward) is not None]
     if len(rows) < 2 or len(rewards) < 6 or min(row[2] for row in rows) < 10:
         return None
     third = max(2, len(rewards) // 3)
@@ -345,7 +345,7 @@ def training_without_transfer(facts: Facts) -> Finding | None:
     )
 
 
-def _evaluated(facts: Facts, step: int) -> Sequence[float]:
+def _evaluated(facts: DiagnosisFacts, step: int) -> Sequence[float]:
     rows = facts.query(
         "SELECT reward FROM rollouts WHERE split = 'eval' AND reward IS NOT NULL AND step = ?", step
     )

@@ -26,7 +26,7 @@ def generation_header(model: Path) -> str | None:
 
 
 @lru_cache(maxsize=4)
-def tokenizer_of(model: Path) -> Any:
+def load_tokenizer_file(model: Path) -> Any:
     """Return the tokenizer in a model's directory; None if it cannot be loaded."""
     from tokenizers import Tokenizer
 
@@ -36,9 +36,9 @@ def tokenizer_of(model: Path) -> Any:
         return None
 
 
-def decoded(model: Path, ids: Sequence[int] | npt.NDArray[np.int32]) -> str | None:
+def decode_tokens(model: Path, ids: Sequence[int] | npt.NDArray[np.int32]) -> str | None:
     """Return the text of tokens, including special tokens; None if they cannot be decoded."""
-    tokenizer = tokenizer_of(model)
+    tokenizer = load_tokenizer_file(model)
     if tokenizer is None:
         return None
     try:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from buckeye.runs.trained import TrainedStep
+from buckeye.runs.trained_step import TrainedStep
 
 Array = npt.NDArray[Any]
 
@@ -60,15 +60,15 @@ class TokenFacts:
         return (self.version == self.step) & np.isfinite(self.trainer)
 
     @cached_property
-    def apart(self) -> Array:
+    def logprob_gap(self) -> Array:
         """Sampler minus trainer log-prob, f64[M]."""
         return self.sampler - self.trainer
 
-    def at_first(self) -> Array:
+    def initial_logprob_gap(self) -> Array:
         """Return sampler minus trainer log-probs of fresh tokens from the initial weights (version 0)."""
-        return self.apart[self.fresh & (self.version == 0)]
+        return self.logprob_gap[self.fresh & (self.version == 0)]
 
-    def beside(self, chosen: Array) -> tuple[Array, Array]:
+    def centered_logprobs(self, chosen: Array) -> tuple[Array, Array]:
         """Return the sampler's and the trainer's log-probs of the chosen tokens, centered per context.
 
         The mean over tokens after equal text at one version is subtracted, so the normalization of a

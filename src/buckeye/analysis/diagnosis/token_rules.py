@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from buckeye.analysis.diagnosis.facts import Facts
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.analysis.diagnosis.statistics import rms, share_interval, slope_interval
 from buckeye.monitor.finding import Finding
 
@@ -15,7 +15,7 @@ _ENOUGH = 40
 """Minimum number of tokens for a finding."""
 
 
-def unsampled_tokens(facts: Facts) -> Finding | None:
+def unsampled_tokens(facts: DiagnosisFacts) -> Finding | None:
     """Find tokens in the loss mask that no policy has sampled."""
     tokens = facts.tokens
     if len(tokens) < _ENOUGH:
@@ -40,19 +40,19 @@ def unsampled_tokens(facts: Facts) -> Finding | None:
     )
 
 
-def shifted_logprobs(facts: Facts) -> Finding | None:
+def shifted_logprobs(facts: DiagnosisFacts) -> Finding | None:
     """Find trainer log-probs that are those of the adjacent token."""
     tokens, fresh = facts.tokens, facts.tokens.fresh
     if fresh.sum() < _ENOUGH:
         return None
-    here = rms(tokens.apart[fresh])
+    here = rms(tokens.logprob_gap[fresh])
     beside = fresh[1:] & fresh[:-1] & (tokens.sample[1:] == tokens.sample[:-1])
     shifts = {
         1: rms((tokens.sampler[:-1] - tokens.trainer[1:])[beside]),
         -1: rms((tokens.sampler[1:] - tokens.trainer[:-1])[beside]),
     }
     place, least = min(shifts.items(), key=lambda item: item[1])
-    if not (here > 10 * facts.rounding and least < here / 10):
+    if not (here > 10 * facts.rounding_tolerance and least < here / 10):
         return None
     return facts.finding(
         "mask_misplaced",
@@ -72,7 +72,7 @@ def shifted_logprobs(facts: Facts) -> Finding | None:
     )
 
 
-def rounded_logprobs(facts: Facts) -> Finding | None:
+def rounded_logprobs(facts: DiagnosisFacts) -> Finding | None:
     """Find log-probs with the precision of bfloat16; certain tokens are excluded."""
     tokens = facts.tokens
     for name, values in (("sampler", tokens.sampler), ("trainer", tokens.trainer)):
@@ -81,7 +81,7 @@ def rounded_logprobs(facts: Facts) -> Finding | None:
             continue
         coarse = (found.view(np.uint32) & 0xFFFF) == 0
         if share_interval(int(coarse.sum()), len(found))[0] > 0.8:
-            apart = rms(tokens.apart[tokens.fresh])
+            apart = rms(tokens.logprob_gap[tokens.fresh])
             return facts.finding(
                 "rounded_log_probs",
                 f"{coarse.mean():.0%} of the {name}'s log-probs have no more than the 8 bits of bfloat16",
@@ -102,15 +102,15 @@ def rounded_logprobs(facts: Facts) -> Finding | None:
     return None
 
 
-def mismatch_from_the_start(facts: Facts) -> Finding | None:
+def mismatch_from_the_start(facts: DiagnosisFacts) -> Finding | None:
     """Find a mismatch between sampler and trainer on the initial weights."""
     tokens = facts.tokens
     first = tokens.fresh & (tokens.version == 0)
     sampler, trainer = tokens.sampler[first], tokens.trainer[first]
     apart = rms(sampler - trainer)
-    if first.sum() < _ENOUGH or apart <= 3 * facts.rounding:
+    if first.sum() < _ENOUGH or apart <= 3 * facts.rounding_tolerance:
         return None
-    beside = tokens.beside(first)
+    beside = tokens.centered_logprobs(first)
     low, high = slope_interval(beside[1], beside[0])
     slope = (low + high) / 2
     left = rms(beside[0] - slope * beside[1]) / max(rms(beside[0]), 1e-9)
@@ -118,7 +118,7 @@ def mismatch_from_the_start(facts: Facts) -> Finding | None:
         (
             f"{int(first.sum())} tokens of the first weights: {apart:.3f} nats apart (root mean square), "
             "where "
-            f"rounding makes {facts.rounding:g}",
+            f"rounding makes {facts.rounding_tolerance:g}",
             facts.metrics("mismatch_kl_fresh"),
         ),
         (
@@ -155,22 +155,22 @@ def mismatch_from_the_start(facts: Facts) -> Finding | None:
     )
 
 
-def weights_do_not_arrive(facts: Facts) -> Finding | None:
+def weights_do_not_arrive(facts: DiagnosisFacts) -> Finding | None:
     """Find engines without the new weights, from tokens that recur after equal text.
 
     The trainer's log-probs of these tokens moved. The sampler's did not, not as much, or not on all engines.
     """
     change = facts.tokens.changes
-    first = facts.tokens.at_first()
-    if len(first) >= _ENOUGH and rms(first) > 3 * facts.rounding:
+    first = facts.tokens.initial_logprob_gap()
+    if len(first) >= _ENOUGH and rms(first) > 3 * facts.rounding_tolerance:
         return None  # they already disagree on the initial weights
-    clear = np.abs(change.trainer) > max(10 * facts.unsure, 0.01)
+    clear = np.abs(change.trainer) > max(10 * facts.measured_tolerance, 0.01)
     if clear.sum() < 10:
         return None
     sampler, trainer, sample = change.sampler[clear], change.trainer[clear], change.sample[clear]
     apart = np.abs(sampler - trainer)
-    stale = np.abs(sampler) <= np.maximum(facts.unsure, 0.02 * np.abs(trainer))
-    exact = apart <= np.maximum(facts.unsure, 0.02 * np.abs(trainer))
+    stale = np.abs(sampler) <= np.maximum(facts.measured_tolerance, 0.02 * np.abs(trainer))
+    exact = apart <= np.maximum(facts.measured_tolerance, 0.02 * np.abs(trainer))
     if bool(exact.all()):
         return None
     stale_low, _ = share_interval(int(stale.sum()), len(stale), 2.0)
@@ -238,13 +238,13 @@ def _by_sample(sample: np.ndarray, exact: np.ndarray) -> float:
     return float(((hits == 0) | (hits == counts)).mean())
 
 
-def mismatch_grows(facts: Facts) -> Finding | None:
+def mismatch_grows(facts: DiagnosisFacts) -> Finding | None:
     """Find fresh tokens that agree at first and disagree later."""
     tokens = facts.tokens
-    first, later = tokens.at_first(), tokens.apart[tokens.fresh & (tokens.version > 0)]
-    if min(len(first), len(later)) < _ENOUGH or rms(first) > 3 * facts.rounding:
+    first, later = tokens.initial_logprob_gap(), tokens.logprob_gap[tokens.fresh & (tokens.version > 0)]
+    if min(len(first), len(later)) < _ENOUGH or rms(first) > 3 * facts.rounding_tolerance:
         return None
-    if rms(later) <= max(20 * rms(first), 3 * facts.rounding):
+    if rms(later) <= max(20 * rms(first), 3 * facts.rounding_tolerance):
         return None
     return facts.finding(
         "mismatch_after_updates",
@@ -257,7 +257,7 @@ def mismatch_grows(facts: Facts) -> Finding | None:
     )
 
 
-def ends_not_trained(facts: Facts) -> Finding | None:
+def ends_not_trained(facts: DiagnosisFacts) -> Finding | None:
     """Find end tokens of replies that are missing in the loss mask."""
     ended = missing = 0
     example = None
@@ -301,7 +301,7 @@ def ends_not_trained(facts: Facts) -> Finding | None:
     )
 
 
-def equal_seeds(facts: Facts) -> Finding | None:
+def equal_seeds(facts: DiagnosisFacts) -> Finding | None:
     """Find groups with identical rollouts that are too unlikely under the policy."""
     alike = surprising = groups = 0
     nats = 0.0

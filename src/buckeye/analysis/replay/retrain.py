@@ -12,13 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from buckeye.analysis.replay.step import Start, trainer_in
+from buckeye.analysis.replay.replay_step import ReplayStart, trainer_in
 from buckeye.config.load import load_config
 from buckeye.config.trainer import ConstantSchedulerConfig, TrainerConfig
 from buckeye.trainer.data.packing import pack_micro_batch, plan_bins
-from buckeye.trainer.model.policy import Policy
+from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.trainer.rl import RLTrainer
-from buckeye.transport.batches import Sample, read_trained
+from buckeye.transport.batches import Sample, read_trained_batch
 from buckeye.transport.checkpoint import list_checkpoints
 
 _ROW = 4096  # tokens
@@ -34,10 +34,10 @@ def trainer_from(run: Path, step: int, rate: float) -> Iterator[RLTrainer]:
     optim = config.optim.model_copy(update={"lr": rate})
     config = config.model_copy(update={"optim": optim, "scheduler": ConstantSchedulerConfig()})
     checkpoints = [one for one in list_checkpoints(run / "checkpoints") if one.step <= step]
-    start = Start(step=step, path=Path(config.model.name))
+    start = ReplayStart(step=step, path=Path(config.model.name))
     if checkpoints and step > 0:
-        start = Start(step=step, path=checkpoints[-1].path, checkpoint=checkpoints[-1])
-    os.environ["BUCKEYE_THREADS"] = str(read_trained(run / "trained", step)[1].record["threads"])
+        start = ReplayStart(step=step, path=checkpoints[-1].path, checkpoint=checkpoints[-1])
+    os.environ["BUCKEYE_THREADS"] = str(read_trained_batch(run / "trained", step)[1].record["threads"])
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-retrain-") as scratch,
         trainer_in(Path(scratch), config, start) as trainer,
@@ -46,7 +46,7 @@ def trainer_from(run: Path, step: int, rate: float) -> Iterator[RLTrainer]:
 
 
 def masked_logprobs(
-    policy: Policy, samples: Sequence[Sample], masks: Sequence[npt.NDArray[np.bool_]] | None = None
+    policy: PolicyNetwork, samples: Sequence[Sample], masks: Sequence[npt.NDArray[np.bool_]] | None = None
 ) -> list[npt.NDArray[np.float64]]:
     """Return, for each sample, the log-probs f64[N] of its N tokens in a mask bool[T], without dropout.
 
@@ -59,7 +59,7 @@ def masked_logprobs(
         at = chosen.indices
         row = pack_micro_batch([ids[i] for i in at], [masks[i] for i in at], policy.device)
         temperatures = torch.tensor([samples[i].temperature for i in at], device=policy.device)
-        with torch.no_grad(), policy.computing():
+        with torch.no_grad(), policy.cast_weights():
             values = policy.token_logprobs(row, temperatures[row.sequences])[0].double().cpu().numpy()
         ends = np.cumsum([masks[i].sum() for i in at])
         for i, part in zip(at, np.split(values, ends[:-1]), strict=True):

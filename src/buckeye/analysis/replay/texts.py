@@ -6,10 +6,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from buckeye.base.columns import aligned
+from buckeye.base.columns import align_columns
 
 if TYPE_CHECKING:
-    from buckeye.analysis.replay.step import Comparison, Replay
+    from buckeye.analysis.replay.replay_step import Replay, StageComparison
 
 
 def replay_text(replay: Replay) -> str:
@@ -32,7 +32,7 @@ def _stages(replay: Replay) -> list[str]:
         if one.step == replay.step
     ]
     lines = [f"Step {replay.step}, from the weights before step {replay.start.step} in {replay.start.path}"]
-    return [*lines, "", aligned(rows), ""]
+    return [*lines, "", align_columns(rows), ""]
 
 
 def _changes(replay: Replay) -> list[str]:
@@ -61,7 +61,7 @@ def all_text(replay: Replay, kept: Sequence[int]) -> str:
     return "\n".join(lines)
 
 
-def replay_object(replay: Replay) -> dict[str, Any]:
+def replay_to_json(replay: Replay) -> dict[str, Any]:
     """Return the replay as JSON values."""
     first = replay.first_difference
     return {
@@ -83,8 +83,8 @@ def _short(stage: str, shown: str) -> str:
     return f"{float(shown):.6g}" if stage in ("loss", "gradient") else shown
 
 
-def _difference(one: Comparison) -> str:
-    if one.same:
+def _difference(one: StageComparison) -> str:
+    if one.is_identical:
         return "none"
     size = "not the same" if one.difference is None else f"{one.difference:.3g}"
     return f"{size} at {one.where}" if one.where else size

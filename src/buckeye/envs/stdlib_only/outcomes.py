@@ -64,12 +64,12 @@ def failure(boundary: str, kind: str, message: str, trace: Any = None) -> dict[s
     """Return an error in the form that is sent: boundary, class, message (shortened if very long) and
     frames.
     """
-    message = shortened(without_addresses(message))
+    message = shorten(strip_addresses(message))
     sent = {"boundary": boundary, "type": kind[:_MAX_NAME], "message": message}
     return {**sent, "trace": checked_frames(trace)}
 
 
-def shortened(message: str) -> str:
+def shorten(message: str) -> str:
     """Return the beginning of a long message with its length. A message that is already shortened stays
     unchanged.
     """
@@ -83,22 +83,22 @@ def _reward(value: Any, *, later: bool) -> float | None:
         return None
     if value is None:
         raise OutcomeError("there is no reward, and no error")
-    return number(value, "the reward")
+    return to_finite_float(value, "the reward")
 
 
 def check_reward(value: Any) -> None:
     """Raise `OutcomeError` for a reward that is not a number, at the line that creates the outcome."""
     if not isinstance(_plain(value), Real):
-        number(value, "the reward")
+        to_finite_float(value, "the reward")
 
 
-def number(value: Any, what: str) -> float:
+def to_finite_float(value: Any, what: str) -> float:
     """Return a finite number of at most 1e30 as a float, also for a scalar of numpy or torch. Raise
     `OutcomeError` for anything else; `what` names the value.
     """
     plain = _plain(value)
     if not isinstance(plain, Real):
-        raise OutcomeError(no_number(value, what))
+        raise OutcomeError(number_error_text(value, what))
     try:
         found = float(plain)
     except Exception:  # too large, or a third-party number type
@@ -126,7 +126,7 @@ def _components(value: Any) -> dict[str, float]:
     found = {}
     for key, given in value.items():
         name = _name(key, "a component's name")
-        found[name] = number(given, f"component {name!r}")
+        found[name] = to_finite_float(given, f"component {name!r}")
     return found
 
 
@@ -135,7 +135,7 @@ def _explanations(value: Any) -> dict[str, str]:
     if not isinstance(value, Mapping):
         raise OutcomeError(f"explanations is {_shown(value)}, not a dictionary")
     kept = list(value.items())[:_MAX_COMPONENTS]
-    return {str(name)[:_MAX_NAME]: shortened(str(text)) for name, text in kept}
+    return {str(name)[:_MAX_NAME]: shorten(str(text)) for name, text in kept}
 
 
 def _turn_rewards(value: Any) -> list[float] | None:
@@ -143,7 +143,7 @@ def _turn_rewards(value: Any) -> list[float] | None:
         return None
     if not isinstance(value, list | tuple) or len(value) > _MAX_TURNS:
         raise OutcomeError(f"turn_rewards is {_shown(value)}, not a list of at most {_MAX_TURNS} numbers")
-    return [number(given, f"the reward of turn {turn}") for turn, given in enumerate(value)]
+    return [to_finite_float(given, f"the reward of turn {turn}") for turn, given in enumerate(value)]
 
 
 def _error(value: Any) -> dict[str, Any] | None:
@@ -164,11 +164,11 @@ def _name(value: Any, what: str) -> str:
 def _shown(value: Any) -> str:
     if inspect.iscoroutine(value):
         value.close()  # otherwise Python warns about it at a later place
-        return f"a coroutine{place_of_code(value.cr_code)}"
+        return f"a coroutine{location_of_code(value.cr_code)}"
     if inspect.isawaitable(value):
         return f"a {type(value).__name__}"
     try:
-        text = without_addresses(repr(value))
+        text = strip_addresses(repr(value))
     except Exception:
         text = "unprintable"
     return text if len(text) <= 80 else f"{text[:80]}... ({type(value).__name__})"
@@ -179,22 +179,22 @@ def _advice(value: Any) -> str:
     return ": await it" if inspect.isawaitable(value) else ""
 
 
-def without_addresses(text: str) -> str:
+def strip_addresses(text: str) -> str:
     """Return a text without addresses of objects: with them, equal errors would differ."""
     return _ADDRESS.sub("", text)
 
 
-def no_number(value: Any, what: str) -> str:
+def number_error_text(value: Any, what: str) -> str:
     """Return the error for a value that is not a number; `what` names it."""
     return f"{what} is {_shown(value)}, not a number{_advice(value)}"
 
 
-def no_outcome(value: Any, environment: Any) -> str:
+def outcome_error_text(value: Any, environment: Any) -> str:
     """Return the message about a value that an environment returned instead of an outcome, with the location
     of the author's function.
     """
     name, function = author_function(environment)
-    place = "" if inspect.iscoroutine(value) else place_of_code(getattr(function, "__code__", None))
+    place = "" if inspect.iscoroutine(value) else location_of_code(getattr(function, "__code__", None))
     what = _shown(value) if inspect.iscoroutine(value) else f"a {type(value).__name__}"
     return f"{name} returned {what}, not an Outcome{_advice(value)}{place}"
 
@@ -211,7 +211,7 @@ def author_function(environment: Any) -> tuple[str, Any]:
     return "the environment", None
 
 
-def place_of_code(code: Any) -> str:
+def location_of_code(code: Any) -> str:
     """Return ` (FILE:LINE in FUNCTION)` of a function's code, or ""."""
     if code is None:
         return ""
@@ -239,26 +239,26 @@ def frames_of(error: BaseException, *ours: str) -> list[str]:
         frame = frame.tb_next
     in_files = [place for place in places if not place[0].startswith("<") and not _BUCKEYE.search(place[0])]
     theirs = [place for place in in_files if not place[0].startswith((*_OURS, *ours))]
-    return [described(*place) for place in (theirs or places)[-MAX_FRAMES:]]
+    return [describe_frame(*place) for place in (theirs or places)[-MAX_FRAMES:]]
 
 
-def described(file: str, line: int | None, function: str) -> str:
+def describe_frame(file: str, line: int | None, function: str) -> str:
     """Return one frame as text, shortened if very long. A frame between two lines has no line number."""
     code = linecache.getline(file, line or 0).strip()
     return f"{file}:{line or '?'} in {function}: {code}"[:_MAX_FRAME]
 
 
-def place_of(frames: Sequence[str]) -> str:
+def location_of(frames: Sequence[str]) -> str:
     """Return ` (FILE:LINE in FUNCTION)` of the innermost frame outside of libraries, else of the innermost
     frame; "" without frames.
     """
     if not frames:
         return ""
-    where = (own_frames(frames) or frames)[-1].partition(": ")[0]
+    where = (author_frames(frames) or frames)[-1].partition(": ")[0]
     return f" ({where.rpartition('/')[2]})"
 
 
-def own_frames(frames: Sequence[str]) -> list[str]:
+def author_frames(frames: Sequence[str]) -> list[str]:
     """Return the frames outside of libraries."""
     return [frame for frame in frames if not _LIBRARY.search(frame)]
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from buckeye.envs.base import Task
 from buckeye.evaluation.checks.samples import SplitSample, family_of, groups_of
-from buckeye.evaluation.checks.texts import accepted_answers, folded, holds, prompt_of
+from buckeye.evaluation.checks.task_text import accepted_answers, contains_as_word, normalize, prompt_of
 
 LEVEL = 0.01
 """Maximum probability of a false alarm in a check, over all its comparisons."""
@@ -38,12 +38,12 @@ class Chance:
         return f"chance is {self.share:.3f}"
 
 
-def chances(samples: Sequence[SplitSample]) -> dict[tuple[str, str], Chance]:
+def chance_by_group(samples: Sequence[SplitSample]) -> dict[tuple[str, str], Chance]:
     """Return the chance by (split, family). A family's answers are counted over its tasks in all splits."""
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for sample in samples:
         for task in sample.scanned:
-            answers[family_of(task)].update(folded(answer) for answer in accepted_answers(task)[:1])
+            answers[family_of(task)].update(normalize(answer) for answer in accepted_answers(task)[:1])
     guesses = {family: _guess(counts) for family, counts in answers.items()}
     return {(split, family): _chance(tasks, guesses[family]) for split, family, tasks in groups_of(samples)}
 
@@ -61,15 +61,15 @@ def _guess(counts: Counter[str]) -> float:
 
 
 def _chance(tasks: Sequence[Task], guess: float) -> Chance:
-    listed = [options_of(task, accepted_answers(task)) for task in tasks]
+    listed = [option_count(task, accepted_answers(task)) for task in tasks]
     share = statistics.fmean(max(guess, 1.0 / options if options else 0.0) for options in listed)
     return Chance(share)
 
 
-def options_of(task: Task, answers: Sequence[str]) -> int:
+def option_count(task: Task, answers: Sequence[str]) -> int:
     """Return the number of options in the prompt if an answer is one of them, else 0."""
-    prompt = folded(prompt_of(task))
-    return max((_options(prompt, folded(answer)) for answer in answers), default=0)
+    prompt = normalize(prompt_of(task))
+    return max((_options(prompt, normalize(answer)) for answer in answers), default=0)
 
 
 def _options(prompt: str, answer: str) -> int:
@@ -90,11 +90,11 @@ def _options(prompt: str, answer: str) -> int:
 def _is_one(pieces: Sequence[str], answer: str) -> bool:
     """Return True if the answer is an item. Words may precede it in the first, and follow it in the last."""
     first, last = pieces[0], pieces[-1]
-    ends = first.endswith(answer) and holds(first, answer)
-    return ends or answer in pieces or (last.startswith(answer) and holds(last, answer))
+    ends = first.endswith(answer) and contains_as_word(first, answer)
+    return ends or answer in pieces or (last.startswith(answer) and contains_as_word(last, answer))
 
 
-def evidence(rewards: Collection[float], mean: float) -> float:
+def e_value(rewards: Collection[float], mean: float) -> float:
     """Return the evidence, as an e-value, against an expected reward of at most `mean`.
 
     It is the final capital of a gambler who starts with 1 and bets a fixed share on every reward, at odds
@@ -115,5 +115,5 @@ def is_above(forms: Collection[Collection[float]], mean: float, comparisons: int
     `comparisons` is the number of such tests. The forms of one reply count as one test, because a mean of
     e-values is an e-value.
     """
-    strength = [evidence(rewards, mean) for rewards in forms if rewards]
+    strength = [e_value(rewards, mean) for rewards in forms if rewards]
     return bool(strength) and statistics.fmean(strength) >= comparisons / LEVEL

@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from buckeye.envs.base import Task
-from buckeye.evaluation.checks.play import Player
-from buckeye.evaluation.checks.texts import accepted_answers, in_format, prompt_of, words_of
+from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
+from buckeye.evaluation.checks.task_text import accepted_answers, apply_format, prompt_of, words_of
 
 KEPT = 2
-TRIED_ON = 40
+SELECTION_TASKS = 40
 """Number of train tasks of a family that its constants are chosen on."""
 
 _COMMON = 8
@@ -27,8 +27,8 @@ def common_words(texts: Iterable[str], count: int, *, longest: int | None = None
     return [word for word, _ in counts.most_common(count)]
 
 
-async def best_constants(
-    player: Player,
+async def choose_constants(
+    runner: ScriptedRunner,
     tasks: Sequence[Task],
     known: Sequence[Task],
     formats: Sequence[str | None],
@@ -45,24 +45,24 @@ async def best_constants(
     found: dict[tuple[str | None, str], float] = {}
     for answer in dict.fromkeys([*frequent, *words, *_letters(words)[:_COMMON]]):
         for pattern in reversed(formats):  # most tasks expect a format, so the bare answer comes last
-            if player.has_time:
-                found[pattern, answer] = await mean_reward(player, tasks, in_format(pattern, answer))
+            if runner.has_time:
+                found[pattern, answer] = await mean_reward(runner, tasks, apply_format(pattern, answer))
     ranked = sorted(found, key=lambda candidate: -found[candidate])
     if ranked and found[ranked[0]] > 0:  # without any reward, a hill climb has no direction
-        ranked.insert(0, await _climb(player, tasks, ranked[0], found[ranked[0]], words, seed))
+        ranked.insert(0, await _climb(runner, tasks, ranked[0], found[ranked[0]], words, seed))
     shortlist = [*ranked[:1], *((formats[-1], answer) for answer in frequent), *ranked]
-    return list(dict.fromkeys(in_format(*candidate) for candidate in shortlist))[:KEPT]
+    return list(dict.fromkeys(apply_format(*candidate) for candidate in shortlist))[:KEPT]
 
 
-async def mean_reward(player: Player, tasks: Sequence[Task], reply: str) -> float:
+async def mean_reward(runner: ScriptedRunner, tasks: Sequence[Task], reply: str) -> float:
     """Return the mean reward of one reply over the scored tasks; 0 if all rollouts errored."""
-    results = await player.play_all([(task, reply) for task in tasks])
+    results = await runner.run_all([(task, reply) for task in tasks])
     scored = [p.reward for p in results if p is not None and math.isfinite(p.reward)]
     return math.fsum(scored) / len(scored) if scored else 0.0
 
 
 async def _climb(
-    player: Player,
+    runner: ScriptedRunner,
     tasks: Sequence[Task],
     start: tuple[str | None, str],
     paid: float,
@@ -72,10 +72,10 @@ async def _climb(
     """Return a local optimum, found by random changes of a letter or a word."""
     rng, (pattern, answer) = random.Random(f"{seed}/climb"), start  # noqa: S311  not for security
     for _ in range(min(_MOST_STEPS, _STEPS_FOR_A_TASK * len(tasks))):
-        if not player.has_time:
+        if not runner.has_time:
             break
         changed = _changed(answer, words, rng)
-        reward = await mean_reward(player, tasks, in_format(pattern, changed))
+        reward = await mean_reward(runner, tasks, apply_format(pattern, changed))
         if reward > paid:
             answer, paid = changed, reward
     return pattern, answer

@@ -19,8 +19,8 @@ from buckeye.envs.base import Environment, Task
 from buckeye.envs.settings import with_variables
 from buckeye.errors import RunError
 from buckeye.evaluation.checks.samples import read_tasks, scan_order
-from buckeye.evaluation.checks.texts import accepted_answers
-from buckeye.workers.opening import open_environment
+from buckeye.evaluation.checks.task_text import accepted_answers
+from buckeye.workers.loading import open_environment
 
 _COMPARED = 300
 
@@ -38,7 +38,7 @@ def fingerprint(environment: Environment, splits: Sequence[str], seed: int) -> F
     return prints
 
 
-def fingerprint_elsewhere(
+def fingerprint_in_new_process(
     env_id: str,
     args: Mapping[str, Any],
     splits: Sequence[str],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Status = Literal["pass", "note", "warning", "error", "not run"]
+CheckStatus = Literal["pass", "note", "warning", "error", "not run"]
 """Status of a check.
 
 * `error`: rewards are wrong or not reproducible, or held-out tasks are trained on.
@@ -21,11 +21,11 @@ class CheckResult:
     """Name, status and one line of detail: the worst example if the check found a problem."""
 
     name: str
-    status: Status
+    status: CheckStatus
     detail: str
 
 
-def no_time(name: str) -> CheckResult:
+def out_of_time_result(name: str) -> CheckResult:
     """Return the result of a check that the budget was too short for."""
     return CheckResult(name, "not run", "no time for it (--budget)")
 
@@ -36,6 +36,6 @@ def shortened(text: str, length: int = 100) -> str:
     return line if len(line) <= length else f"{line[: length - 1]}…"
 
 
-def count_of(checks: Sequence[CheckResult], status: Status) -> int:
+def count_with_status(checks: Sequence[CheckResult], status: CheckStatus) -> int:
     """Return the number of checks with this status."""
     return sum(check.status == status for check in checks)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from buckeye.envs.base import TRAIN, Environment, Probe, Task
-from buckeye.errors import FOREIGN_ERRORS, BuckeyeError, UsageError
+from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, UsageError
 
 EVERY_FAMILY = "all"
 """Family of tasks without a family in their data."""
@@ -53,7 +53,7 @@ def probes_of(environment: Environment) -> Sequence[Probe]:
         return ()
     try:
         return tuple(offered())
-    except FOREIGN_ERRORS as error:  # third-party code
+    except THIRD_PARTY_ERRORS as error:  # third-party code
         raise UsageError(
             f"the probes of {environment.name} cannot be made: {type(error).__name__}: {error}"
         ) from error
@@ -78,7 +78,7 @@ def read_tasks(environment: Environment, name: str) -> Sequence[Task]:
         size = len(tasks)
     except BuckeyeError:
         raise
-    except FOREIGN_ERRORS as error:  # third-party code
+    except THIRD_PARTY_ERRORS as error:  # third-party code
         raise UsageError(
             f"environment {environment.name} cannot give the tasks of {name!r}: "
             f"{type(error).__name__}: {error}"

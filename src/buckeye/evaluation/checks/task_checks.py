@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from buckeye.base.columns import counted
 from buckeye.envs.base import START, Task
 from buckeye.errors import RunError
-from buckeye.evaluation.checks.chance import is_above, options_of
+from buckeye.evaluation.checks.chance import is_above, option_count
 from buckeye.evaluation.checks.fingerprint import Fingerprint, first_difference
-from buckeye.evaluation.checks.result import CheckResult, no_time, shortened
+from buckeye.evaluation.checks.result import CheckResult, out_of_time_result, shortened
 from buckeye.evaluation.checks.samples import SplitSample, family_of
-from buckeye.evaluation.checks.texts import accepted_answers, prompt_of, stands_in
+from buckeye.evaluation.checks.task_text import accepted_answers, prompt_contains, prompt_of
 
 _MUCH_MORE = 2.0
 """Minimum ratio, for a note, of own answers in prompts to other tasks' answers in prompts."""
@@ -47,7 +47,7 @@ def check_ids(samples: Sequence[SplitSample]) -> CheckResult:
     return CheckResult(name, "pass", f"{len(known):,} ids, each of one task{drawn}")
 
 
-def check_same_tasks(
+def check_tasks_repeatable(
     here: Fingerprint, again: Sequence[Fingerprint | RunError | None], where: str
 ) -> CheckResult:
     """Check that each fingerprint in `again` equals `here`.
@@ -57,7 +57,7 @@ def check_same_tasks(
     name = f"same tasks {where}"
     for made in again:
         if made is None:
-            return no_time(name)
+            return out_of_time_result(name)
         difference = str(made) if isinstance(made, RunError) else first_difference(here, made)
         if difference is not None:
             return CheckResult(name, "error", difference)
@@ -128,7 +128,9 @@ def _leak(tasks: Sequence[Task], limit: float, seed: int, comparisons: int) -> _
 def _shows(task: Task, answered: Task) -> bool:
     """Return True if the prompt of `task` shows an accepted answer of `answered`, but not as an option."""
     answers = accepted_answers(answered)
-    return any(stands_in(prompt_of(task), answer) for answer in answers) and not options_of(task, answers)
+    return any(prompt_contains(prompt_of(task), answer) for answer in answers) and not option_count(
+        task, answers
+    )
 
 
 def _differ(task: Task, other: Task) -> bool:
@@ -136,10 +138,10 @@ def _differ(task: Task, other: Task) -> bool:
 
 
 def _answer_in(task: Task) -> str:
-    return next(answer for answer in accepted_answers(task) if stands_in(prompt_of(task), answer))
+    return next(answer for answer in accepted_answers(task) if prompt_contains(prompt_of(task), answer))
 
 
-def check_apart(samples: Sequence[SplitSample]) -> CheckResult:
+def check_splits_disjoint(samples: Sequence[SplitSample]) -> CheckResult:
     """Check that train shares no prompt and no id with a held-out split."""
     name = "train and held-out apart"
     train = [sample for sample in samples if sample.is_train]

@@ -27,7 +27,7 @@ log-probs.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Heard:
+class CanaryResult:
     """Result of a canary on a server. `difference` is to the trainer's log-probs: the largest in float32,
     else the mean.
     """
@@ -39,11 +39,11 @@ class Heard:
     problem: str | None
 
 
-def listen(
-    canary: Canary, checksum: str, generation: Generation, *, dtype: str | None, before: Heard | None
-) -> Heard:
+def compare_canary(
+    canary: Canary, checksum: str, generation: Generation, *, dtype: str | None, previous: CanaryResult | None
+) -> CanaryResult:
     """Compare an engine's reply, computed in `dtype`, with the canary of the weights `checksum`, and with its
-    reply `before`, under other weights.
+    reply `previous`, under other weights.
     """
     exact = canary.dtype == "float32" and dtype == "float32"
     tolerance = TOLERANCE_FLOAT32 if exact else TOLERANCE_HALF
@@ -57,9 +57,9 @@ def listen(
             f"its log-probs of a fixed prompt differ from the trainer's by {difference:.2g} "
             f"(at most {tolerance:g} is rounding)"
         )
-    elif _stuck(canary, checksum, generation, before, tolerance):
+    elif _stuck(canary, checksum, generation, previous, tolerance):
         problem = "the weights changed and its log-probs did not move at all"
-    return Heard(
+    return CanaryResult(
         checksum=checksum,
         canary=canary,
         logprobs=generation.logprobs,
@@ -80,9 +80,9 @@ def _differences(canary: Canary, generation: Generation) -> list[float]:
 
 
 def _stuck(
-    canary: Canary, checksum: str, generation: Generation, before: Heard | None, tolerance: float
+    canary: Canary, checksum: str, generation: Generation, previous: CanaryResult | None, tolerance: float
 ) -> bool:
-    if before is None or before.checksum == checksum or before.logprobs != generation.logprobs:
+    if previous is None or previous.checksum == checksum or previous.logprobs != generation.logprobs:
         return False
-    moved = max(abs(a - b) for a, b in zip(canary.logprobs, before.canary.logprobs, strict=False))
+    moved = max(abs(a - b) for a, b in zip(canary.logprobs, previous.canary.logprobs, strict=False))
     return moved > _SAME * tolerance

@@ -17,10 +17,10 @@ import httpx
 
 from buckeye.errors import InferenceError
 from buckeye.inference.client.fleet import Fleet
-from buckeye.inference.client.replica import Replica, ReplicaLostError, gather
+from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_results
 from buckeye.inference.client.router import Router
-from buckeye.inference.client.weights import Target
-from buckeye.inference.types import Generation, SamplingParams, version_of
+from buckeye.inference.client.weight_update import TargetWeights
+from buckeye.inference.types import Generation, SamplingParams, parse_version
 from buckeye.transport.weights import Canary
 
 _RECOVERY_SECONDS = 60.0
@@ -31,7 +31,7 @@ _ABORT_AGAIN_SECONDS = 0.02
 T = TypeVar("T")
 
 
-class Session:
+class SamplingSession:
     """Turns of one conversation. They go to the server that computed the earlier turns, while it is up and
     has room.
     """
@@ -80,7 +80,7 @@ class InferenceClient:
 
     From `wait_ready` on the servers are monitored. A server that dies, restarts, or is silent for
     `heartbeat_timeout` seconds is not used until it responds again and has the newest weights; its requests
-    are retried on others. `recovery_timeout` limits how long all servers may be out. `on_broken(url, reason)`
+    are retried on others. `recovery_timeout` limits how long all servers may be out. `on_restart_needed(url, reason)`
     is called for a running server that should be restarted.
     """
 
@@ -93,7 +93,7 @@ class InferenceClient:
         model: str,
         recovery_timeout: float = _RECOVERY_SECONDS,
         heartbeat_timeout: float = _HEARTBEAT_SECONDS,
-        on_broken: Callable[[str, str], None] | None = None,
+        on_restart_needed: Callable[[str, str], None] | None = None,
     ) -> None:
         if not base_urls:
             raise InferenceError("No inference server is configured: client.base_url is empty.")
@@ -114,7 +114,7 @@ class InferenceClient:
             self._router,
             recovery_timeout=recovery_timeout,
             heartbeat_timeout=heartbeat_timeout,
-            on_broken=on_broken,
+            on_restart_needed=on_restart_needed,
         )
         self._requeued = 0
 
@@ -150,18 +150,18 @@ class InferenceClient:
         """Number of sampled tokens."""
         return sum(replica.tokens for replica in self._replicas)
 
-    async def wait_for_place(self) -> None:
+    async def wait_for_slot(self) -> None:
         """Wait until a server has room for one more rollout. A server accepts slightly more requests than it
         computes at a time, to keep the engine busy.
         """
-        await self._router.wait_for_place()
+        await self._router.wait_for_slot()
 
-    def session(self) -> Session:
+    def session(self) -> SamplingSession:
         """Return a session for the turns of one conversation."""
-        return Session(self)
+        return SamplingSession(self)
 
     async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: Session | None = None
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: SamplingSession | None = None
     ) -> Generation:
         """Sample one sequence: on the session's server, else on the one with the fewest tokens in flight. If
         the server is lost, the request is retried on another.
@@ -190,7 +190,7 @@ class InferenceClient:
             for home, start, end in parts
             if end > start
         ]
-        return [generation for part in await gather(asked) for generation in part]
+        return [generation for part in await gather_results(asked) for generation in part]
 
     async def update_weights(
         self,
@@ -208,7 +208,7 @@ class InferenceClient:
         Each server must echo version and checksum, and match the `canary`: an idle server at once, a busy one
         in its turn. A failed server is taken out. Raise `InferenceError` if all fail, or none is up in time.
         """
-        target = Target(path=path, version=version, checksum=checksum, canary=canary, adapter=adapter)
+        target = TargetWeights(path=path, version=version, checksum=checksum, canary=canary, adapter=adapter)
         await self._fleet.update(target)
 
     async def weight_versions(self) -> list[int]:
@@ -216,16 +216,16 @@ class InferenceClient:
 
         async def version(replica: Replica) -> int:
             info: Any = await replica.call("GET", "/weight_info")
-            return replica.parsed("/weight_info", lambda: version_of(info["weight_version"]))
+            return replica.parse_reply("/weight_info", lambda: parse_version(info["weight_version"]))
 
-        return await gather([version(replica) for replica in self._replicas])
+        return await gather_results([version(replica) for replica in self._replicas])
 
     def metrics(self) -> dict[str, float]:
         """Return counts since the start, and the current state, of every server: `inference/<i>/<name>`."""
         return {
             **self._fleet.metrics(),
             "inference/requeued": self._requeued,
-            "inference/waiting": self._router.waiting_for_place,
+            "inference/waiting": self._router.num_waiting_rollouts,
         }
 
     async def _generate_part(
@@ -233,10 +233,10 @@ class InferenceClient:
     ) -> list[Generation]:
         seeded = dataclasses.replace(params, seed=params.seed + start)
         return await self._placed(
-            lambda replica: replica.generate_part(prompts, seeded),
+            lambda replica: replica.generate_batch(prompts, seeded),
             sum(map(len, prompts)) + len(prompts) * params.max_tokens,
             prefer=home,
-            alone=True,
+            exclusive=True,
         )
 
     async def _placed(
@@ -245,19 +245,19 @@ class InferenceClient:
         cost: int,
         *,
         prefer: Replica | None,
-        alone: bool = False,
+        exclusive: bool = False,
     ) -> T:
         """Return the result of `ask` from one server; retry on another if that one is lost."""
         for _ in range(_MOST_LOSSES):
-            replica = await self._router.acquire(cost, prefer=prefer, alone=alone)
+            replica = await self._router.acquire(cost, prefer=prefer, exclusive=exclusive)
             epoch = replica.epoch
             try:
-                with replica.busy:
+                with replica.busy_clock:
                     return await ask(replica)
             except ReplicaLostError as error:
-                if not replica.watched:
+                if not replica.is_monitored:
                     raise
-                await self._fleet.lost(replica, epoch, error)
+                await self._fleet.handle_lost_call(replica, epoch, error)
                 self._requeued += 1
                 last = error
             finally:

@@ -13,7 +13,13 @@ from typing import Any, TypeVar
 import httpx
 
 from buckeye.errors import InferenceError
-from buckeye.inference.types import Generation, SamplingParams, error_message, generation_of, sampling_fields
+from buckeye.inference.types import (
+    Generation,
+    SamplingParams,
+    error_message,
+    parse_generation,
+    sampling_fields,
+)
 from buckeye.monitor.metrics import BusyClock
 
 _IDLE_CONNECTIONS = 256  # kept for the next requests
@@ -30,13 +36,13 @@ class ReplicaLostError(InferenceError):
     """
 
 
-class DroppedError(ReplicaLostError):
+class ConnectionDroppedError(ReplicaLostError):
     """The connection broke before a reply. The server may be healthy: under thousands of simultaneous
     connections, the system resets those that are not accepted soon enough.
     """
 
 
-class SilentError(InferenceError):
+class ReplyTimeoutError(InferenceError):
     """No reply arrived within the timeout; a long one may have been in progress."""
 
 
@@ -58,9 +64,9 @@ class Replica:
         self.url = self.url_of(url)
         self.is_vllm = False
         """Set once the server is ready. vLLM gives all prompts of one request the same seed."""
-        self.watched = False
+        self.is_monitored = False
         """True if the server is monitored: then a failed connection counts as a loss at once."""
-        self.process: str | None = None
+        self.process_id: str | None = None
         """Id of the server process behind the URL; it changes with every restart."""
         self.dtype: str | None = None
         """Compute dtype of the server."""
@@ -68,7 +74,7 @@ class Replica:
         """Version of the weights that the server was given last."""
         self.adapter: str | None = None
         """Name of the LoRA adapter that the server was given; None if it has complete weights."""
-        self.out: str | None = None
+        self.down_reason: str | None = None
         """Reason why the server is not used; None while it is used."""
         self.epoch = 0
         """Number of times the server was taken out."""
@@ -76,12 +82,12 @@ class Replica:
         """Number of requests that the server computes at a time; None if unknown."""
         self.requests_in_flight = self.tokens_in_flight = 0
         """Current requests, and the sum of their prompt tokens and `max_tokens`."""
-        self.busy = BusyClock()
+        self.busy_clock = BusyClock()
         self.requests = self.tokens = self.restarts = 0
         """Completed generations, their sampled tokens, and the number of restarts."""
-        self.heard = 0.0
+        self.last_reply_at = 0.0
         """Time of the last reply of any kind, on the monotonic clock."""
-        self.syncing = asyncio.Lock()
+        self.update_lock = asyncio.Lock()
         """Held during a weight update."""
         self._model = model
         self._timeout = timeout
@@ -98,12 +104,12 @@ class Replica:
         return base_url.rstrip("/").removesuffix("/v1")
 
     @property
-    def up(self) -> bool:
+    def is_up(self) -> bool:
         """True if requests may be sent to the server."""
-        return self.out is None
+        return self.down_reason is None
 
     @property
-    def places(self) -> float:
+    def free_slots(self) -> float:
         """Number of further requests that the server should get. A quarter more than it computes at a time
         are queued there, so that it does not wait for the client.
         """
@@ -111,9 +117,9 @@ class Replica:
             return math.inf
         return self.max_num_seqs + math.ceil(self.max_num_seqs / 4) - self.requests_in_flight
 
-    def take_out(self, reason: str) -> None:
+    def exclude(self, reason: str) -> None:
         """Stop using the server. Pending calls raise `ReplicaLostError`."""
-        self.out = reason
+        self.down_reason = reason
         self.epoch += 1
         now = asyncio.get_running_loop().time()
         for call in self._calls:
@@ -127,7 +133,7 @@ class Replica:
 
     # --- what can be asked ---
 
-    async def healthy(self, timeout: float = _HEALTH_SECONDS) -> bool:
+    async def is_healthy(self, timeout: float = _HEALTH_SECONDS) -> bool:
         """Return True if the server answers GET /health within `timeout` seconds. This does not involve its
         engine, which may be busy.
         """
@@ -137,20 +143,20 @@ class Replica:
         except (httpx.TransportError, TimeoutError):
             return False
 
-    async def lives(self, timeout: float) -> bool:
+    async def is_alive(self, timeout: float) -> bool:
         """Return True if the server still answers anything, after a connection to it broke; checks GET
         /health within `timeout` seconds. Simultaneous calls share one check.
         """
         since = time.monotonic()
         async with self._asking:
-            if self.heard <= since and self.up:
-                await self.healthy(timeout)
-            return self.heard > since
+            if self.last_reply_at <= since and self.is_up:
+                await self.is_healthy(timeout)
+            return self.last_reply_at > since
 
     async def check_model(self) -> None:
         """Raise `InferenceError` if the server has another model. Detect whether it is vLLM."""
         listed = await self.call("GET", "/v1/models")
-        owners = self.parsed("/v1/models", lambda: {m["id"]: m["owned_by"] for m in listed["data"]})
+        owners = self.parse_reply("/v1/models", lambda: {m["id"]: m["owned_by"] for m in listed["data"]})
         if self._model not in owners:
             raise InferenceError(
                 f"{self.url} serves {', '.join(owners)}, not {self._model}: "
@@ -164,7 +170,7 @@ class Replica:
         """
         body = {"method": "buckeye_weights", "args": args}
         answer = await self.call("POST", "/collective_rpc", body, timeout=timeout)
-        return self.parsed("/collective_rpc", lambda: [dict(worker) for worker in answer["results"]])
+        return self.parse_reply("/collective_rpc", lambda: [dict(worker) for worker in answer["results"]])
 
     async def identify(self, *, timeout: float) -> str | None:
         """Return the id of the server process, within `timeout` seconds, and set `max_num_seqs`. None for a
@@ -173,7 +179,7 @@ class Replica:
         try:
             workers = await self.workers(timeout=timeout)
         except RefusedError:
-            if not await self.healthy(timeout):
+            if not await self.is_healthy(timeout):
                 raise ReplicaLostError(f"{self.url} does not answer GET /health.") from None
             return None
         told = {worker.get("max_num_seqs") for worker in workers}
@@ -196,7 +202,7 @@ class Replica:
         """Abort a request, if the server has it. Its partial result is returned to the caller."""
         # vLLM derives its own name from this id; both servers ignore unknown ids
         names = [request_id, f"generate-tokens-{request_id}"]
-        await self.tell("POST", "/abort_requests", {"request_ids": names})
+        await self.request("POST", "/abort_requests", {"request_ids": names})
 
     async def generate_fields(
         self, prompt_ids: Sequence[int], sampling: dict[str, Any], **named: str
@@ -207,18 +213,18 @@ class Replica:
         body["sampling_params"] = {**sampling, "logprobs": 0}
         given = self.version
         answer = await self._call_model(route, body)
-        generation = self.parsed(route, lambda: generation_of(answer["choices"][0]))
+        generation = self.parse_reply(route, lambda: parse_generation(answer["choices"][0]))
         self._check_age(generation, given)
         return generation
 
-    async def generate_part(
+    async def generate_batch(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
     ) -> list[Generation]:
         """Sample one sequence for each prompt, all sent at once; sequence i uses seed `params.seed` + i."""
         if self.is_vllm:
             seeded = [dataclasses.replace(params, seed=params.seed + i) for i in range(len(prompts))]
             pairs = zip(prompts, map(sampling_fields, seeded), strict=True)
-            return self._counted(await gather([self.generate_fields(*pair) for pair in pairs]))
+            return self._counted(await gather_results([self.generate_fields(*pair) for pair in pairs]))
         route = "/v1/completions"
         body = {
             "prompt": [list(prompt) for prompt in prompts],
@@ -234,9 +240,9 @@ class Replica:
             choices = sorted(answer["choices"], key=lambda choice: choice["index"])
             if len(choices) != len(prompts):
                 raise ValueError(f"{len(choices)} choices for {len(prompts)} prompts")
-            return [generation_of(choice) for choice in choices]
+            return [parse_generation(choice) for choice in choices]
 
-        generations = self.parsed(route, parse)
+        generations = self.parse_reply(route, parse)
         for generation in generations:
             self._check_age(generation, given)
         return self._counted(generations)
@@ -273,10 +279,10 @@ class Replica:
         `InferenceError` for a refusal, an invalid reply or a timeout, `ReplicaLostError` if the server is
         lost.
         """
-        response = await self.tell(method, route, body, timeout=timeout)
-        return self.parsed(route.partition("?")[0], response.json)
+        response = await self.request(method, route, body, timeout=timeout)
+        return self.parse_reply(route.partition("?")[0], response.json)
 
-    async def tell(
+    async def request(
         self, method: str, route: str, body: Any = None, *, timeout: float | None = None
     ) -> httpx.Response:
         """Make one call within `timeout` seconds and return the response unparsed. Raise `InferenceError` for
@@ -294,12 +300,14 @@ class Replica:
                     self._calls.discard(deadline)
         except TimeoutError:
             if self.epoch != epoch:
-                raise ReplicaLostError(f"{self.url} was taken out: {self.out}") from None
-            raise SilentError(f"{self.url} did not answer {method} {path} within {seconds:g} s.") from None
+                raise ReplicaLostError(f"{self.url} was taken out: {self.down_reason}") from None
+            raise ReplyTimeoutError(
+                f"{self.url} did not answer {method} {path} within {seconds:g} s."
+            ) from None
         except httpx.TransportError as error:
             waited = time.monotonic() - started
             reason = str(error) or type(error).__name__
-            raise DroppedError(
+            raise ConnectionDroppedError(
                 f"{self.url} failed in {method} {path} after {waited:.1f} s: {reason}"
             ) from error
         if response.status_code != 200:
@@ -312,12 +320,12 @@ class Replica:
         if (
             gone
             or response.status_code == 503
-            or (self.watched and response.status_code >= 500 and not await self.healthy())
+            or (self.is_monitored and response.status_code >= 500 and not await self.is_healthy())
         ):
             raise ReplicaLostError(message)
         raise RefusedError(message)
 
-    def parsed(self, route: str, parse: Callable[[], T]) -> T:
+    def parse_reply(self, route: str, parse: Callable[[], T]) -> T:
         """Return the result of `parse` on a reply. Raise `InferenceError` if the reply is malformed."""
         try:
             return parse()
@@ -332,7 +340,7 @@ class Replica:
             try:
                 return await self._request(method, route, body)
             except httpx.ConnectError:
-                if self.watched or attempt == _CONNECT_ATTEMPTS - 1:
+                if self.is_monitored or attempt == _CONNECT_ATTEMPTS - 1:
                     raise
             await asyncio.sleep(_FIRST_BACKOFF * 2**attempt)
         raise AssertionError("unreachable")
@@ -340,7 +348,7 @@ class Replica:
     async def _request(self, method: str, route: str, body: Any) -> httpx.Response:
         async with self._connection(route) as connection:
             response = await connection.request(method, f"{self.url}{route}", json=body)
-        self.heard = time.monotonic()
+        self.last_reply_at = time.monotonic()
         return response
 
     @asynccontextmanager
@@ -361,7 +369,7 @@ class Replica:
                 await connection.aclose()
 
 
-async def gather(calls: Sequence[Awaitable[T]]) -> list[T]:
+async def gather_results(calls: Sequence[Awaitable[T]]) -> list[T]:
     """Return all results in order. Wait for every call to end, then raise the first error."""
     results = await asyncio.gather(*calls, return_exceptions=True)
     values: list[T] = []

@@ -19,7 +19,7 @@ _SECONDS_TO_ASK = 1.0
 class _Waiting:
     cost: int
     prefer: Replica | None
-    alone: bool
+    exclusive: bool
     placed: asyncio.Future[Replica] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -42,7 +42,7 @@ class Router:
         # deadlines of the reserved slots of begun rollouts without a request yet
         self._begun: deque[float] = deque()
 
-    async def wait_for_place(self) -> None:
+    async def wait_for_slot(self) -> None:
         """Wait until a server that is up has room for one more rollout, in order of arrival.
 
         Its slot stays reserved for one second: a rollout without a request by then is busy with other work.
@@ -60,19 +60,19 @@ class Router:
             raise
 
     @property
-    def waiting_for_place(self) -> int:
+    def num_waiting_rollouts(self) -> int:
         """Number of rollouts that wait for room."""
         return len(self._beginning)
 
-    async def acquire(self, cost: int, *, prefer: Replica | None = None, alone: bool = False) -> Replica:
+    async def acquire(self, cost: int, *, prefer: Replica | None = None, exclusive: bool = False) -> Replica:
         """Return a server for a request of `cost` tokens: `prefer` if it is up and has room, else the one
-        with the fewest tokens. With `alone`, a server without other requests, and `prefer` while it is up.
+        with the fewest tokens. With `exclusive`, a server without other requests, and `prefer` while it is up.
         The caller must release it.
 
         Raise `InferenceError` if none is available in time, or if no server will come back.
         """
         self.check()
-        waiting = _Waiting(cost, prefer, alone)
+        waiting = _Waiting(cost, prefer, exclusive)
         self._waiting.append(waiting)
         self.place()
         try:
@@ -112,7 +112,7 @@ class Router:
                     self._begun.popleft()
                 first.placed.set_result(replica)
 
-    def give_up(self, error: InferenceError) -> None:
+    def fail_all(self, error: InferenceError) -> None:
         """Fail all waiting and future requests with `error`: no server will come back."""
         self._hopeless = error
         while self._waiting:
@@ -122,11 +122,11 @@ class Router:
         self._begin()
 
     def check(self) -> None:
-        """Raise the error of `give_up`, if any."""
+        """Raise the error of `fail_all`, if any."""
         if self._hopeless is not None:
             raise self._hopeless
 
-    def returned(self) -> None:
+    def resume(self) -> None:
         """Resume placing requests: a server is up again."""
         self._hopeless = None
         self.place()
@@ -135,7 +135,7 @@ class Router:
     def describe(self) -> str:
         """Return the state of all servers as text."""
         return "; ".join(
-            f"{replica.url}: {f'{replica.tokens_in_flight} tokens in flight' if replica.up else replica.out}"
+            f"{replica.url}: {f'{replica.tokens_in_flight} tokens in flight' if replica.is_up else replica.down_reason}"
             for replica in self._replicas
         )
 
@@ -154,11 +154,11 @@ class Router:
             self._begun.popleft()
         if self._hopeless is not None:
             return True
-        return sum(replica.places for replica in self._replicas if replica.up) > len(self._begun)
+        return sum(replica.free_slots for replica in self._replicas if replica.is_up) > len(self._begun)
 
     def _choose(self, waiting: _Waiting) -> Replica | None:
-        prefer, up = waiting.prefer, [replica for replica in self._replicas if replica.up]
-        if prefer in up and (waiting.alone or prefer.places > 0):
+        prefer, up = waiting.prefer, [replica for replica in self._replicas if replica.is_up]
+        if prefer in up and (waiting.exclusive or prefer.free_slots > 0):
             up = [prefer]
         least = min(up, key=lambda replica: replica.tokens_in_flight, default=None)
-        return None if least is not None and waiting.alone and least.requests_in_flight else least
+        return None if least is not None and waiting.exclusive and least.requests_in_flight else least

@@ -89,7 +89,7 @@ class AdaptedCheckpoint(Checkpoint):
         self._check(tied=read_spec(base).tied_head)
 
     @property
-    def adapted(self) -> set[str]:
+    def adapted_names(self) -> set[str]:
         """Names of the tensors that differ from the base model."""
         return self._pairs.keys() | self._replaced.keys()
 
@@ -122,7 +122,7 @@ class AdaptedCheckpoint(Checkpoint):
 
     def _check(self, *, tied: bool) -> None:
         """Raise `InferenceError` unless each tensor of the adapter fits one of the model."""
-        if tied and (named := self.adapted.intersection(_TIED)):
+        if tied and (named := self.adapted_names.intersection(_TIED)):
             raise InferenceError(
                 f"{self._file} adapts {', '.join(sorted(named))}, and in {self.directory} head and embedding "
                 "are one: adapt neither."

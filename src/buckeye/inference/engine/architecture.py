@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from buckeye.base.storage import read_json
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.engine.model_fields import complete, rope_of, shown
+from buckeye.inference.engine.model_fields import complete_config, format_value, read_rope
 
 _LAYERS = "num_hidden_layers"
 _NEVER_ZERO = (_LAYERS, "hidden_size", "vocab_size", "num_attention_heads")
@@ -87,10 +87,10 @@ def read_spec(directory: Path) -> ModelSpec:
     compute incorrectly.
     """
     path = directory / "config.json"
-    config = read_config(path)
+    config = read_model_config(path)
     check_sizes(directory)
     try:
-        return _build_spec(complete(config, path), _eos_token_ids(config, directory))
+        return _build_spec(complete_config(config, path), _eos_token_ids(config, directory))
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise InferenceError(f"{path}: a key is missing, or of another kind: {error}.") from error
 
@@ -100,7 +100,7 @@ def check_sizes(directory: Path) -> None:
     larger than the weights next to it allow. Raise `InferenceError` otherwise.
     """
     path = directory / "config.json"
-    config = read_config(path)
+    config = read_model_config(path)
     shapes = tensor_shapes(directory)
     widest = max((side for shape in shapes.values() for side in shape), default=_LARGEST)
     text = config.get("text_config")
@@ -110,7 +110,7 @@ def check_sizes(directory: Path) -> None:
             if size is None:
                 continue
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _LARGEST:
-                raise InferenceError(f"{path}: {key} is {shown(size)}; expected a whole number.")
+                raise InferenceError(f"{path}: {key} is {format_value(size)}; expected a whole number.")
             if size == 0 and key in _NEVER_ZERO:
                 raise InferenceError(f"{path}: {key} is 0.")
             if key == _LAYERS and shapes and size > len(shapes):
@@ -148,7 +148,7 @@ def _is_shape(value: Any) -> bool:
     return isinstance(value, list) and all(type(side) is int and 0 <= side <= _LARGEST for side in value)
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_model_config(path: Path) -> dict[str, Any]:
     """Return the object in a `config.json`. Raise `InferenceError` if the file is missing or invalid."""
     try:
         config = read_json(path)
@@ -180,7 +180,7 @@ def _build_spec(fields: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mo
         mlp_bias=fields.get("mlp_bias", False),
         tied_head=fields["tie_word_embeddings"],
         max_positions=positions,
-        rope=_build_rope(rope_of(fields), positions),
+        rope=_build_rope(read_rope(fields), positions),
         eos_token_ids=eos_token_ids,
     )
 
@@ -204,7 +204,7 @@ def _build_rope(rope: Mapping[str, Any], positions: int) -> RopeSpec:
 def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
     """Return the ids that end a generation: those of generation_config.json, else those of config.json."""
     path = directory / "generation_config.json"
-    generation = read_config(path) if path.is_file() else {}
+    generation = read_model_config(path) if path.is_file() else {}
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
     if eos is None:
         return ()

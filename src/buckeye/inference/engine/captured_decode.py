@@ -10,20 +10,20 @@ import torch.nn.functional as F
 from buckeye.inference.engine import decode_kernels as kernels
 from buckeye.inference.engine.architecture import ModelSpec
 from buckeye.inference.engine.kv_cache import KVCache
-from buckeye.inference.engine.weights import Weights
+from buckeye.inference.engine.weights import DecoderWeights
 
 _NO_SEQUENCE = -1
 
 
 class CapturedDecode:
     """CUDA version of `Decoder.decode`. A graph reads tokens, positions and weights at the addresses of the
-    capture; a change of `Weights.moves` invalidates it. Raises Triton's errors if it cannot compile.
+    capture; a change of `DecoderWeights.moves` invalidates it. Raises Triton's errors if it cannot compile.
     """
 
     def __init__(
         self,
         spec: ModelSpec,
-        weights: Weights,
+        weights: DecoderWeights,
         cache: KVCache,
         tables: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
@@ -81,7 +81,7 @@ def rounded_up(count: int) -> int:
 
 def decode_step(
     spec: ModelSpec,
-    weights: Weights,
+    weights: DecoderWeights,
     caches: tuple[torch.Tensor, ...],
     tables: tuple[torch.Tensor, torch.Tensor],
     tokens: torch.Tensor,

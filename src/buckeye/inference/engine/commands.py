@@ -8,11 +8,11 @@ from concurrent.futures import Future
 
 import torch
 
-from buckeye.inference.engine.weights import HalfReplacedError
+from buckeye.inference.engine.weights import PartialUpdateError
 
 
 class CommandQueue:
-    """Queue of functions from any thread. One thread runs them in order by calling `obey`."""
+    """Queue of functions from any thread. One thread runs them in order by calling `run_pending`."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -30,7 +30,7 @@ class CommandQueue:
                 function()
             except Exception as error:
                 done.set_exception(error)
-                if isinstance(error, torch.AcceleratorError | HalfReplacedError):
+                if isinstance(error, torch.AcceleratorError | PartialUpdateError):
                     raise  # this process cannot compute anything after these errors
             else:
                 done.set_result(None)
@@ -38,7 +38,7 @@ class CommandQueue:
         self._queue.put(command)
         return done
 
-    def obey(self, *, block: bool) -> None:
+    def run_pending(self, *, block: bool) -> None:
         """Run everything in the queue. With `block`, wait for one command if it is empty."""
         if block:
             self._queue.get()()

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from buckeye.inference.engine.architecture import ModelSpec
 from buckeye.inference.engine.kv_cache import KVCache
 from buckeye.inference.engine.rotary import rotation_tables
-from buckeye.inference.engine.weights import LayerWeights, Weights
+from buckeye.inference.engine.weights import DecoderWeights, LayerWeights
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class _LayerCache(NamedTuple):
     values: torch.Tensor
 
 
-def batches(chunks: Iterable[Chunk], tokens: int) -> Iterator[list[Chunk]]:
+def batch_chunks(chunks: Iterable[Chunk], tokens: int) -> Iterator[list[Chunk]]:
     """Yield the chunks in order, in batches. A batch ends with the chunk that fills `tokens` tokens."""
     batch: list[Chunk] = []
     size = 0
@@ -65,7 +65,7 @@ class Decoder:
     query heads, K key/value heads, G = H / K, D head_dim, T positions.
     """
 
-    def __init__(self, spec: ModelSpec, weights: Weights, cache: KVCache) -> None:
+    def __init__(self, spec: ModelSpec, weights: DecoderWeights, cache: KVCache) -> None:
         self.spec = spec
         self.weights = weights
         self.cache = cache

@@ -19,10 +19,10 @@ import torch
 
 from buckeye.base import heartbeat
 from buckeye.inference.engine.commands import CommandQueue
-from buckeye.inference.engine.decoder import Chunk, Decoder, batches
-from buckeye.inference.engine.prefixes import Kept, KeptPrefixes, RunningPrompts
+from buckeye.inference.engine.decoder import Chunk, Decoder, batch_chunks
+from buckeye.inference.engine.prefix_cache import CachedPrefix, PrefixCache, RunningPrompts
 from buckeye.inference.engine.sampling import SamplingBatch, sample, sampling_batch, uniforms
-from buckeye.inference.engine.sequences import Ranking, RunningSequences, Sequence
+from buckeye.inference.engine.sequences import RunningSequences, Sequence, TopLogprobRecorder
 from buckeye.inference.engine.weights import Checkpoint, ModelWeights
 from buckeye.inference.types import FinishReason
 
@@ -38,7 +38,7 @@ _RATE_WINDOW = 1.0
 
 class Engine:
     """Sampling of sequences with a decoder. The engine's thread calls `deliver` once per step with the
-    sequences that have news. The default calls their `on_news`.
+    sequences that have news. The default calls their `on_update`.
     """
 
     def __init__(self, decoder: Decoder, *, deliver: Callable[[list[Sequence]], None] | None = None) -> None:
@@ -59,12 +59,12 @@ class Engine:
         self._clear_cache = True
         self._stale_cache = False
         self._prefixes = RunningPrompts()
-        self._kept = KeptPrefixes(range(cache.slots, cache.slots + cache.spare))
+        self._kept = PrefixCache(range(cache.slots, cache.slots + cache.spare))
         self._of_mixed_weights: set[Sequence] = set()
-        self._begun: Kept | None = None
+        self._begun: CachedPrefix | None = None
         self._batch: SamplingBatch | None = None
         self._streams: dict[Sequence, None] = {}
-        self._ranking = Ranking()
+        self._ranking = TopLogprobRecorder()
         self._news: list[Sequence] = []
         self._stopped = False
         self._window_tokens, self._window_seconds = 0, 0.0
@@ -103,7 +103,7 @@ class Engine:
         """
         return self._commands.call(partial(self._install_weights, new, version))
 
-    def name_version(self, version: int) -> Future[None]:
+    def set_version(self, version: int) -> Future[None]:
         """Set the version of the current weights. Tokens sampled afterwards have it."""
         return self._commands.call(partial(self._name_version, version))
 
@@ -137,7 +137,7 @@ class Engine:
             if not self._has_work():
                 heartbeat.report("requests", on="orchestrator")
             self.step(block=True)
-        self._commands.obey(block=False)
+        self._commands.run_pending(block=False)
         self._abort((*self.running.sequences, *self.waiting))
         self._settle_pause()
         self._flush_news()
@@ -147,7 +147,7 @@ class Engine:
         """Run queued commands, admit waiting sequences, decode one token each. Return True if work remains.
         With `block`, wait for the queue if the engine is idle.
         """
-        self._commands.obey(block=block and not self._has_work())
+        self._commands.run_pending(block=block and not self._has_work())
         if self._has_work():
             heartbeat.report(f"serves {len(self.running) + len(self.waiting)} requests")
             started = time.perf_counter()
@@ -188,9 +188,9 @@ class Engine:
         budget = _PREFILL_TOKENS_WHILE_DECODING if len(self.running) else _PREFILL_TOKENS
         chunks: list[Chunk] = []
         copies: list[tuple[Sequence, Sequence]] = []
-        while self.waiting and self.running.free and budget > 0:
+        while self.waiting and self.running.free_slots and budget > 0:
             sequence, slot = self.waiting[0], len(self.running)
-            sibling = self._prefixes.sibling(sequence.prompt_ids)
+            sibling = self._prefixes.find_same_prompt(sequence.prompt_ids)
             if sibling is not None:
                 copies.append((sibling, sequence))
             else:
@@ -201,13 +201,13 @@ class Engine:
                     chunks.append(Chunk(slot, torch.tensor(sequence.prompt_ids[start:stop]), start))
                     budget -= stop - start
                 if stop < end:
-                    self._begun = Kept(slot, stop)
+                    self._begun = CachedPrefix(slot, stop)
                     break
             self._prefixes.add(sequence)
             self._start(self.waiting.popleft())
         self._prefill(chunks)
         for source, sequence in copies:
-            self.decoder.cache.move(source.slot, sequence.slot, len(sequence.prompt_ids) - 1)
+            self.decoder.cache.copy(source.slot, sequence.slot, len(sequence.prompt_ids) - 1)
 
     def _begin(self, sequence: Sequence, slot: int) -> int:
         """Move the cached part of the first waiting sequence's prompt into a slot. Return its number of
@@ -217,7 +217,7 @@ class Engine:
         if found is None:
             return 0
         if found.slot != slot:
-            self.decoder.cache.move(found.slot, slot, found.length)
+            self.decoder.cache.copy(found.slot, slot, found.length)
         return found.length
 
     def _start(self, sequence: Sequence) -> None:
@@ -230,7 +230,7 @@ class Engine:
         self._batch = None
 
     def _prefill(self, chunks: list[Chunk]) -> None:
-        for batch in batches(chunks, _PREFILL_TOKENS):
+        for batch in batch_chunks(chunks, _PREFILL_TOKENS):
             self.decoder.prefill(batch)
         self.counters["prefill_tokens"] += sum(len(chunk.token_ids) for chunk in chunks)
 
@@ -246,7 +246,7 @@ class Engine:
         rest: list[Chunk] = []
         copies: list[tuple[int, int, int]] = []
         for slot, sequence in enumerate(self.running.sequences):
-            sibling = self._prefixes.sibling(sequence.prompt_ids)
+            sibling = self._prefixes.find_same_prompt(sequence.prompt_ids)
             length, shared = int(self.running.position[slot]), 0
             if sibling is not None:
                 shared = min(len(sequence.prompt_ids), length, int(self.running.position[sibling.slot]))
@@ -257,7 +257,7 @@ class Engine:
                 (rest if shared else whole).append(Chunk(slot, tokens, shared))
         self._prefill(whole)
         for first, slot, shared in copies:
-            self.decoder.cache.move(first, slot, shared)
+            self.decoder.cache.copy(first, slot, shared)
         self._prefill(rest)
 
     # --- decoding ---
@@ -279,10 +279,12 @@ class Engine:
         if self._batch is None:
             columns = running.temperature[:count], running.top_k[:count], running.top_p[:count]
             self._batch = sampling_batch(*columns, vocab=self.decoder.spec.vocab_size, device=device)
-        rows, forbidden = running.forbidden()
+        rows, forbidden_tokens = running.forbidden_tokens()
         if len(rows):
-            logits[torch.from_numpy(rows).to(device), torch.from_numpy(forbidden).to(device)] = float("-inf")
-        self._ranking.tell(logits, self._batch)
+            logits[torch.from_numpy(rows).to(device), torch.from_numpy(forbidden_tokens).to(device)] = float(
+                "-inf"
+            )
+        self._ranking.record(logits, self._batch)
         tokens, logprobs = sample(logits, self._batch, random)
         ended = running.record(tokens.cpu().numpy(), logprobs.cpu().numpy())
         self.counters["generation_tokens"] += count
@@ -332,7 +334,7 @@ class Engine:
         self._of_mixed_weights.discard(sequence)
         moved_from = running.remove(slot)
         if moved_from is not None:
-            self.decoder.cache.move(moved_from, slot, int(running.position[slot]))
+            self.decoder.cache.copy(moved_from, slot, int(running.position[slot]))
         self._batch = None
         self._close(sequence, reason, error)
 
@@ -347,7 +349,7 @@ class Engine:
         length = int(self.running.position[sequence.slot])
         kept = self._kept.keep(tuple(self.running.tokens[sequence.slot, :length].tolist()))
         if kept is not None:
-            self.decoder.cache.move(sequence.slot, kept, length)
+            self.decoder.cache.copy(sequence.slot, kept, length)
 
     def _forget_prefixes(self) -> None:
         self._prefixes.clear()
@@ -418,4 +420,4 @@ class Engine:
 
 def _call_on_news(sequences: list[Sequence]) -> None:
     for sequence in sequences:
-        sequence.on_news()
+        sequence.on_update()

@@ -44,7 +44,7 @@ class KVCache:
             else torch.zeros(shape, dtype=dtype, device=device)
         )
 
-    def move(self, source: int, target: int, length: int) -> None:
+    def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of slot `source` to slot `target`."""
         self.kv[:, target, :, :length] = self.kv[:, source, :, :length]
 
@@ -55,7 +55,7 @@ class KVCache:
     def share(self, source: int, targets: Sequence[int], length: int) -> None:
         """Copy the first `length` positions of a slot to each of `targets`."""
         for target in targets:
-            self.move(source, target, length)
+            self.copy(source, target, length)
 
 
 def slot_bytes(spec: ModelSpec, max_len: int, dtype: torch.dtype) -> int:

@@ -96,7 +96,7 @@ _NO_EFFECT = frozenset(_NAMES.split())
 """Keys without effect: storage of parameters, training, tokens, generation, other programs."""
 
 
-def complete(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def complete_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the computation keys of a `config.json`, with defaults for missing ones and the family as
     `model_type`. `path` is for messages.
 
@@ -122,7 +122,7 @@ def complete(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     return {**fields, "model_type": family.model_type}
 
 
-def rope_of(fields: Mapping[str, Any]) -> dict[str, Any]:
+def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the rotary position embedding as one table. `rope_scaling` (before transformers 5) takes
     precedence over `rope_parameters`, as in transformers.
     """
@@ -132,7 +132,7 @@ def rope_of(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {**outside, **rope, "rope_type": kind}
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return an external value as text of at most one line."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
@@ -143,23 +143,23 @@ def _unknown(config: Mapping[str, Any], family: _Family) -> Iterator[str]:
     computation.
     """
     if config.get("model_type", family.model_type) != family.model_type:
-        yield f"model_type is {shown(config['model_type'])}, not {family.model_type!r}"
+        yield f"model_type is {format_value(config['model_type'])}, not {family.model_type!r}"
     for key, value in config.items():
         known = key in family.fields or key in _NO_EFFECT or key.startswith("_")
         if not known and value:
-            yield f"{key} is {shown(value)}, which it does not know"
+            yield f"{key} is {format_value(value)}, which it does not know"
 
 
 def _not_computed(fields: Mapping[str, Any]) -> Iterator[str]:
     if fields["quantization_config"]:
         yield "the weights are quantised (quantization_config)"
     if fields["hidden_act"] not in _SILU:
-        yield f"hidden_act is {shown(fields['hidden_act'])}, not 'silu'"
+        yield f"hidden_act is {format_value(fields['hidden_act'])}, not 'silu'"
     if fields["is_causal"] is not True:
-        yield f"is_causal is {shown(fields['is_causal'])}"
+        yield f"is_causal is {format_value(fields['is_causal'])}"
     for key in _FLAGS:
         if key in fields and not isinstance(fields[key], bool):
-            yield f"{key} is {shown(fields[key])}, neither true nor false"
+            yield f"{key} is {format_value(fields[key])}, neither true nor false"
     yield from _windows(fields)
 
 
@@ -172,7 +172,7 @@ def _windows(fields: Mapping[str, Any]) -> Iterator[str]:
         others = kinds if not isinstance(kinds, list) else [kind for kind in kinds if kind != _FULL]
         if others:
             sliding = " (sliding-window attention)" if "sliding_attention" in str(others) else ""
-            yield f"layer_types has {shown(others)}{sliding}, not only {_FULL!r}"
+            yield f"layer_types has {format_value(others)}{sliding}, not only {_FULL!r}"
     elif fields.get("use_sliding_window") and fields["sliding_window"] is not None:
         full, layers = fields["max_window_layers"], fields["num_hidden_layers"]
         if full < layers:
@@ -184,15 +184,15 @@ def _windows(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _rope_problems(fields: Mapping[str, Any]) -> Iterator[str]:
-    rope = rope_of(fields)
+    rope = read_rope(fields)
     kind = rope["rope_type"]
     keys = _ROPE_KINDS.get(kind)
     if keys is None:
-        yield f"rope type {shown(kind)} is not supported; {', '.join(_ROPE_KINDS)} are"
+        yield f"rope type {format_value(kind)} is not supported; {', '.join(_ROPE_KINDS)} are"
         return
     for key, value in rope.items():
         whole = key == "partial_rotary_factor" and value == 1.0
         if key not in keys and value is not None and not whole:
-            yield f"{key} is {shown(value)}, which it does not compute for rope type {kind!r}"
+            yield f"{key} is {format_value(value)}, which it does not compute for rope type {kind!r}"
     if kind == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
-        yield f"high_freq_factor is {shown(rope['high_freq_factor'])}, not larger than low_freq_factor"
+        yield f"high_freq_factor is {format_value(rope['high_freq_factor'])}, not larger than low_freq_factor"

@@ -23,14 +23,14 @@ def _ignore_news() -> None:
 class Sequence:
     """Prompt and its sampled continuation.
 
-    The engine fills the later fields. Other threads read them after `on_news`: `token_ids` and `logprobs`
+    The engine fills the later fields. Other threads read them after `on_update`: `token_ids` and `logprobs`
     after every token if `streamed`, else at the end.
     """
 
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     streamed: bool = False
-    on_news: Callable[[], None] = _ignore_news
+    on_update: Callable[[], None] = _ignore_news
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -90,7 +90,7 @@ class RunningSequences:
         return len(self.sequences)
 
     @property
-    def free(self) -> int:
+    def free_slots(self) -> int:
         """Number of unused slots."""
         return self.slots - len(self.sequences)
 
@@ -169,7 +169,7 @@ class RunningSequences:
         """Return the finish reason of a sequence that `record` reported."""
         return "stop" if self.last_token[slot] in self.stop_ids[slot] else "length"
 
-    def forbidden(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def forbidden_tokens(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return (row, token) pairs of stop tokens that `min_tokens` forbids for now."""
         count = len(self.sequences)
         early = self.position[:count] + 1 < self.stop_from[:count]
@@ -186,7 +186,7 @@ class RunningSequences:
         self.stop_ids[slot, : len(stop_ids)] = stop_ids
 
 
-class Ranking:
+class TopLogprobRecorder:
     """Running sequences that requested the most likely tokens."""
 
     def __init__(self) -> None:
@@ -201,7 +201,7 @@ class Ranking:
         """Remove a sequence that has ended."""
         self._sequences.pop(sequence, None)
 
-    def tell(self, logits: torch.Tensor, batch: SamplingBatch) -> None:
+    def record(self, logits: torch.Tensor, batch: SamplingBatch) -> None:
         """Append to each sequence the most likely tokens in its row of the logits, float32 [B, V]."""
         if not self._sequences:
             return

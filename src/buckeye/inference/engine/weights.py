@@ -82,7 +82,7 @@ class ModelWeights:
         return found
 
 
-class HalfReplacedError(InferenceError):
+class PartialUpdateError(InferenceError):
     """Weights replaced only in part: nothing can be computed with them."""
 
 
@@ -151,7 +151,7 @@ def _opened(path: Path) -> Iterator[Any]:
         raise InferenceError(f"{path} cannot be read: {error}") from error
 
 
-class Weights:
+class DecoderWeights:
     """Current weights of a decoder; empty before the first `load`. Has the tensors of `ModelWeights`."""
 
     embed: torch.Tensor
@@ -232,7 +232,7 @@ class Weights:
 
     def load(self, new: ModelWeights | Checkpoint) -> None:
         """Replace the current weights by prepared ones, or by a checkpoint that passed `check`. Raise
-        `HalfReplacedError` if reading fails in the middle.
+        `PartialUpdateError` if reading fails in the middle.
         """
         if isinstance(new, Checkpoint) and not self._keeps_apart(new):
             self._replace(new)
@@ -262,7 +262,7 @@ class Weights:
             for index in range(self._spec.num_layers):
                 layers[index : index + 1] = [reader.layer(index)]
         except Exception as error:
-            raise HalfReplacedError(
+            raise PartialUpdateError(
                 f"{checkpoint.directory} was read in part, and cannot be used: {error}"
             ) from error
         self._loaded = ModelWeights(

@@ -13,8 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.envs.base import Message, Tool
-from buckeye.inference.render.parse_reply import Call, Parsed, make_call
-from buckeye.inference.render.template import PROBE_TOOLS, QUESTION, TOOL_TURN, ChatTemplate, readable
+from buckeye.inference.render.parse_reply import ParsedCall, ParsedMessage, make_call
+from buckeye.inference.render.template import (
+    PROBE_QUESTION,
+    PROBE_TOOL_TURN,
+    PROBE_TOOLS,
+    ChatTemplate,
+    readable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -30,9 +36,16 @@ _BY_ARCHITECTURE = {
 """Renderers to try, by the `model_type` of config.json."""
 
 _CONVERSATIONS = (
-    ((QUESTION,), ()),
-    (({"role": "system", "content": "Be brief."}, *TOOL_TURN), PROBE_TOOLS),
-    ((QUESTION, {"role": "assistant", "content": "It is that."}, {"role": "user", "content": "Is it?"}), ()),
+    ((PROBE_QUESTION,), ()),
+    (({"role": "system", "content": "Be brief."}, *PROBE_TOOL_TURN), PROBE_TOOLS),
+    (
+        (
+            PROBE_QUESTION,
+            {"role": "assistant", "content": "It is that."},
+            {"role": "user", "content": "Is it?"},
+        ),
+        (),
+    ),
 )
 
 
@@ -45,7 +58,7 @@ class FamilyParser:
 
     def parse(
         self, sampled_ids: Sequence[int], prompt_ids: Sequence[int], tools: Sequence[Tool]
-    ) -> Parsed | None:
+    ) -> ParsedMessage | None:
         """Return the parsed reply. None if the library fails, or finds calls although no tools were
         offered.
         """
@@ -59,7 +72,9 @@ class FamilyParser:
         if response.tool_calls and not tools:
             return None
         calls = tuple(_call(call) for call in response.tool_calls)
-        return Parsed(content=response.content or "", reasoning=response.reasoning_content, calls=calls)
+        return ParsedMessage(
+            content=response.content or "", reasoning=response.reasoning_content, calls=calls
+        )
 
     def training_turn(
         self, messages: Sequence[Message], tools: Sequence[Tool]
@@ -85,7 +100,7 @@ class FamilyParser:
 
 def find_family(tokenizer: Any, model_path: str, template: ChatTemplate) -> FamilyParser | None:
     """Return the family with a renderer that matches the template's output, or None."""
-    if not template.speaks_tools:
+    if not template.supports_tools:
         return None  # all families support tools; avoids the import
     from renderers import config_from_name, create_renderer
     from renderers.base import MODEL_RENDERER_MAP
@@ -116,10 +131,10 @@ def _agree(renderer: Any, tokenizer: Any, template: ChatTemplate, messages: Any,
     return rendered == tokenizer.encode(text, add_special_tokens=False)
 
 
-def _call(call: Any) -> Call:
+def _call(call: Any) -> ParsedCall:
     status = getattr(call.status, "value", call.status)
     if status != "ok" and not call.name:
-        return Call(name="", arguments=call.raw)
+        return ParsedCall(name="", arguments=call.raw)
     return make_call(call.name, call.arguments, raw=call.raw)
 
 

@@ -13,7 +13,7 @@ _PYTHON_TAG = "<|python_tag|>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class ParsedCall:
     """Tool call: `name`, and `arguments` as JSON text. An unreadable call has an empty name and the original
     text as arguments.
     """
@@ -23,12 +23,12 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parsed:
+class ParsedMessage:
     """Parsed reply. `reasoning` may be None: the model did not write it separately."""
 
     content: str
     reasoning: str | None = None
-    calls: tuple[Call, ...] = ()
+    calls: tuple[ParsedCall, ...] = ()
 
 
 def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
@@ -44,37 +44,37 @@ def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
     return reasoning.strip("\n"), content.lstrip("\n")
 
 
-def tagged_calls(text: str) -> Parsed:
+def parse_tagged_calls(text: str) -> ParsedMessage:
     """Parse calls written as `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; the rest is
     content.
     """
     calls = tuple(read_call(match[1]) for match in _BLOCK.finditer(text))
-    return Parsed(content=_BLOCK.sub("", text).strip() if calls else text, calls=calls)
+    return ParsedMessage(content=_BLOCK.sub("", text).strip() if calls else text, calls=calls)
 
 
-def bare_call(text: str) -> Parsed:
+def parse_bare_call(text: str) -> ParsedMessage:
     """Parse a reply that is one JSON object with a name as a call, any other as content."""
     call = read_call(text.strip().removeprefix(_PYTHON_TAG))
-    return Parsed(content="", calls=(call,)) if call.name else Parsed(content=text)
+    return ParsedMessage(content="", calls=(call,)) if call.name else ParsedMessage(content=text)
 
 
-def read_call(text: str) -> Call:
+def read_call(text: str) -> ParsedCall:
     """Parse a call from JSON with a `name` and `arguments` (or `parameters`)."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return Call(name="", arguments=text.strip())
+        return ParsedCall(name="", arguments=text.strip())
     if not isinstance(value, dict):
-        return Call(name="", arguments=text.strip())
+        return ParsedCall(name="", arguments=text.strip())
     arguments = value.get("arguments", value.get("parameters", {}))
     return make_call(value.get("name"), arguments, raw=text)
 
 
-def make_call(name: Any, arguments: Any, *, raw: str) -> Call:
+def make_call(name: Any, arguments: Any, *, raw: str) -> ParsedCall:
     """Return a call from its parsed parts. `raw` is the original text, kept if the parts do not form a
     call.
     """
-    unreadable = Call(name="", arguments=raw.strip())
+    unreadable = ParsedCall(name="", arguments=raw.strip())
     if not isinstance(name, str) or not name:
         return unreadable
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -82,10 +82,10 @@ def make_call(name: Any, arguments: Any, *, raw: str) -> Call:
         (name + text).encode()
     except UnicodeEncodeError:  # half a surrogate pair, which tokenizers cannot encode
         return unreadable
-    return Call(name=name, arguments=text)
+    return ParsedCall(name=name, arguments=text)
 
 
-def message_of(parsed: Parsed, *, first_call: int) -> dict[str, Any]:
+def to_openai_message(parsed: ParsedMessage, *, first_call: int) -> dict[str, Any]:
     """Return the assistant message in OpenAI's format. Call ids are numbered from `first_call` within a
     conversation. They have nine letters and digits, since some templates accept no other length.
     """

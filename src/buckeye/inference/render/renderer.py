@@ -17,14 +17,14 @@ from buckeye.envs.base import Message, Tool
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.render.families import FamilyParser, find_family
 from buckeye.inference.render.parse_reply import (
-    Parsed,
-    bare_call,
+    ParsedMessage,
     count_calls,
-    message_of,
+    parse_bare_call,
+    parse_tagged_calls,
     split_reasoning,
-    tagged_calls,
+    to_openai_message,
 )
-from buckeye.inference.render.template import ChatTemplate, opens_thinking
+from buckeye.inference.render.template import ChatTemplate, starts_reasoning
 from buckeye.inference.render.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -104,7 +104,9 @@ class ChatRenderer:
             as_sampled = [*messages[:position], reply, *messages[position + 1 :]]
             if self.template.text(as_sampled, tools, prompt=True) != text:
                 return None
-        following = self._after_reply(text[len(conversation.text) :], self.template.literal.marked(reply))
+        following = self._after_reply(
+            text[len(conversation.text) :], self.template.escaper.escape_message(reply)
+        )
         if following is None:
             return None
         end, rest = following
@@ -123,20 +125,20 @@ class ChatRenderer:
             parsed = self.family.parse(sampled_ids, conversation.ids, conversation.tools)
         if parsed is None:
             parsed = self._parse_text(conversation, self.decode(self._without_stop(sampled_ids)))
-        return message_of(parsed, first_call=count_calls(conversation.messages))
+        return to_openai_message(parsed, first_call=count_calls(conversation.messages))
 
     def parse_text(self, conversation: Conversation, text: str) -> dict[str, Any]:
         """Return a reply's text as an assistant message, for a reply that a stop string has cut. An
         unreadable call has the name "" and the original text as its arguments.
         """
         parsed = self._parse_text(conversation, text)
-        return message_of(parsed, first_call=count_calls(conversation.messages))
+        return to_openai_message(parsed, first_call=count_calls(conversation.messages))
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text. Special tokens are recognized except in marked text; none are
         added.
         """
-        return self.template.literal.encode(text)
+        return self.template.escaper.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
         """Return the token ids of a text that the model continues, with the tokens that the tokenizer adds
@@ -148,14 +150,16 @@ class ChatRenderer:
         """Return the text of token ids, special tokens included. Invalid UTF-8 becomes U+FFFD."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
-    def _parse_text(self, conversation: Conversation, text: str) -> Parsed:
+    def _parse_text(self, conversation: Conversation, text: str) -> ParsedMessage:
         reasoning = None
-        if self.template.thinks:
-            reasoning, text = split_reasoning(text, opened=opens_thinking(conversation.text))
-        parsed = Parsed(content=text)
+        if self.template.supports_reasoning:
+            reasoning, text = split_reasoning(text, opened=starts_reasoning(conversation.text))
+        parsed = ParsedMessage(content=text)
         if conversation.tools:
-            parsed = bare_call(text) if self.template.call_format == "json" else tagged_calls(text)
-        return Parsed(content=parsed.content, reasoning=reasoning, calls=parsed.calls)
+            parsed = (
+                parse_bare_call(text) if self.template.call_format == "json" else parse_tagged_calls(text)
+            )
+        return ParsedMessage(content=parsed.content, reasoning=reasoning, calls=parsed.calls)
 
     def _after_reply(self, text: str, reply: Message) -> tuple[str, str] | None:
         """Split `text`, which starts with the reply, into the end-of-turn token and the rest. None if it does
@@ -205,40 +209,40 @@ def _generation_eos(directory: Path) -> list[int]:
     return found
 
 
-WRITTEN_AS_TEXT = (None, "qwen3", "prime-qwen3", "llama-3")
+TEXT_CALL_FAMILIES = (None, "qwen3", "prime-qwen3", "llama-3")
 """Families that write reasoning and calls as plain text of a reply."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opening:
+class ReplyStart:
     """Given start of a reply; `ids` are the tokens of `text`."""
 
     text: str = ""
     ids: tuple[int, ...] = ()
 
 
-NO_OPENING = Opening()
+EMPTY_REPLY_START = ReplyStart()
 """Opening of a reply that the model starts itself."""
 
 
-def call_opening(renderer: ChatRenderer, conversation: Conversation, name: str | None) -> Opening:
+def call_start(renderer: ChatRenderer, conversation: Conversation, name: str | None) -> ReplyStart:
     """Return the start of a call of the tool `name`, or of any tool with None. It leaves no room for
     reasoning. Raise `UsageError` for a family that does not write calls as text.
     """
     family, template = renderer.family, renderer.template
-    if (family.name if family else None) not in WRITTEN_AS_TEXT:
+    if (family.name if family else None) not in TEXT_CALL_FAMILIES:
         raise UsageError(
             "`tool_choice` may be auto or none for this model: its family writes calls in a way that this "
             "server cannot begin for it."
         )
     thought = ""
-    if opens_thinking(conversation.text):
+    if starts_reasoning(conversation.text):
         thought = "\n</think>\n\n"
-    elif template.thinks:
+    elif template.supports_reasoning:
         thought = "<think>\n\n</think>\n\n"
     bare = template.call_format == "json"
     tag, arguments = ("", "parameters") if bare else ("<tool_call>\n", "arguments")
     # No space at the end: in most tokenizers it belongs to the next token.
     rest = ' "' if name is None else f' {json.dumps(name, ensure_ascii=False)}, "{arguments}":'
     text = f'{thought}{tag}{{"name":{rest}'
-    return Opening(text=text, ids=tuple(renderer.encode(text)))
+    return ReplyStart(text=text, ids=tuple(renderer.encode(text)))

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any
 
-from buckeye.envs.base import Message, Tool, first_other_part, joined_parts
+from buckeye.envs.base import Message, Tool, find_non_text_part, join_text_parts
 from buckeye.envs.call_arguments import read_arguments
 from buckeye.errors import UsageError
-from buckeye.inference.render.literal_text import Literal
+from buckeye.inference.render.control_tokens import ControlTokenEscaper
 from buckeye.inference.render.tools_as_text import fold_calls, plain_messages
 
 _PROBE = "buckeye"
@@ -27,11 +27,11 @@ _PROBE_CALL = {
     "type": "function",
     "function": {"name": "probe", "arguments": {"key": "probe-value"}},
 }
-QUESTION = {"role": "user", "content": "What is it?"}
-SYSTEM = {"role": "system", "content": "Be brief."}
+PROBE_QUESTION = {"role": "user", "content": "What is it?"}
+PROBE_SYSTEM = {"role": "system", "content": "Be brief."}
 _REPLY = {"role": "assistant", "content": _PROBE}
-TOOL_TURN = (
-    QUESTION,
+PROBE_TOOL_TURN = (
+    PROBE_QUESTION,
     {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]},
     {"role": "tool", "tool_call_id": "call00000", "name": "probe", "content": "probe-result"},
 )
@@ -49,18 +49,18 @@ class ChatTemplate:
     def __init__(self, tokenizer: Any, model_path: str) -> None:
         self._tokenizer = tokenizer
         self._model_path = model_path
-        self.literal = Literal(tokenizer)
+        self.escaper = ControlTokenEscaper(tokenizer)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> str:
         """Return the text of messages, with `prompt` up to the start of the next assistant message; for
-        `literal.encode`.
+        `escaper.encode`.
 
         Raise `UsageError` if the template rejects them, or does not exist.
         """
         texts = [_with_text(message, number) for number, message in enumerate(messages, start=1)]
-        messages = [self.literal.marked(message) for message in texts]
-        tools = [self.literal.marked_tool(tool) for tool in tools]
-        if self.speaks_tools:
+        messages = [self.escaper.escape_message(message) for message in texts]
+        tools = [self.escaper.escape_tool(tool) for tool in tools]
+        if self.supports_tools:
             text = self._render([readable(message) for message in messages], tools, prompt=prompt)
         else:
             text = self._render(plain_messages(messages, tools), (), prompt=prompt)
@@ -72,8 +72,8 @@ class ChatTemplate:
         `add_generation_prompt`; "" if nothing is missing. Training writes replies after the header, so
         prompts need it too.
         """
-        without, with_it = (self._probe((QUESTION,), (), prompt=prompt) for prompt in (False, True))
-        written = self._probe((QUESTION, _REPLY), (), prompt=False)
+        without, with_it = (self._probe((PROBE_QUESTION,), (), prompt=prompt) for prompt in (False, True))
+        written = self._probe((PROBE_QUESTION, _REPLY), (), prompt=False)
         if not without or without != with_it or not written.startswith(without):
             return ""
         header, found, _ = written.removeprefix(without).partition(_PROBE)
@@ -83,12 +83,12 @@ class ChatTemplate:
     @cached_property
     def header(self) -> str | None:
         """Text between the messages and the next reply, or None if unknown."""
-        without, with_it = (self._probe((QUESTION,), (), prompt=prompt) for prompt in (False, True))
+        without, with_it = (self._probe((PROBE_QUESTION,), (), prompt=prompt) for prompt in (False, True))
         if not without or not with_it.startswith(without):
             return None
         return with_it.removeprefix(without) or self.missing_header
 
-    def refusal(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str | None:
+    def find_problem(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str | None:
         """Return the reason, with its line, why the template cannot render a prompt of these messages and
         tools; None if it can.
         """
@@ -99,17 +99,17 @@ class ChatTemplate:
         return None
 
     @cached_property
-    def speaks_tools(self) -> bool:
+    def supports_tools(self) -> bool:
         """True if the template renders tools, calls and their results itself."""
-        text = self._probe(TOOL_TURN, PROBE_TOOLS, prompt=True)
+        text = self._probe(PROBE_TOOL_TURN, PROBE_TOOLS, prompt=True)
         return all(word in text for word in ("probe-description", "probe-value", "probe-result"))
 
     @cached_property
-    def thinks(self) -> bool:
+    def supports_reasoning(self) -> bool:
         """True if the template renders reasoning separately from the content."""
         reply = {"role": "assistant", "content": "It is that.", "reasoning_content": _PROBE}
-        return _PROBE in self._probe((QUESTION, reply), (), prompt=False) or opens_thinking(
-            self._probe((QUESTION,), (), prompt=True)
+        return _PROBE in self._probe((PROBE_QUESTION, reply), (), prompt=False) or starts_reasoning(
+            self._probe((PROBE_QUESTION,), (), prompt=True)
         )
 
     @cached_property
@@ -117,9 +117,9 @@ class ChatTemplate:
         """Format of calls: "json" for one bare JSON object with `parameters`, as in Llama 3, else "tagged"
         for `<tool_call>` and JSON with `arguments`.
         """
-        text = self._probe(TOOL_TURN[:2], PROBE_TOOLS, prompt=False)
+        text = self._probe(PROBE_TOOL_TURN[:2], PROBE_TOOLS, prompt=False)
         call = text[: text.rfind("probe-value")].rfind('"parameters"')
-        bare = self.speaks_tools and "<tool_call>" not in text and call > text.rfind("What is it?")
+        bare = self.supports_tools and "<tool_call>" not in text and call > text.rfind("What is it?")
         return "json" if bare else "tagged"
 
     @cached_property
@@ -127,7 +127,7 @@ class ChatTemplate:
         """Special token after an assistant's message, as text and id, or None. (Base models with a template
         often declare another end-of-text token.)
         """
-        text = self._probe((QUESTION, _REPLY), (), prompt=False)
+        text = self._probe((PROBE_QUESTION, _REPLY), (), prompt=False)
         ids = self._tokenizer.encode(text[text.rfind(_PROBE) + len(_PROBE) :], add_special_tokens=False)
         known = self._tokenizer.added_tokens_decoder
         return (known[ids[0]].content, ids[0]) if text and ids and ids[0] in known else None
@@ -156,7 +156,7 @@ class ChatTemplate:
                 tools=offered,
                 documents=None,
                 add_generation_prompt=prompt,
-                date_string=template_sandbox.TODAY.strftime("%d %b %Y"),
+                date_string=template_sandbox.TEMPLATE_DATE.strftime("%d %b %Y"),
                 **self._tokenizer.special_tokens_map,
             )
         except Exception as error:  # a template is a program, which may fail in any way
@@ -170,9 +170,9 @@ class ChatTemplate:
 
 @lru_cache(maxsize=16)
 def _compiled(source: str) -> Any:
-    from buckeye.inference.render.template_sandbox import Template
+    from buckeye.inference.render.template_sandbox import SandboxedTemplate
 
-    return Template(source)
+    return SandboxedTemplate(source)
 
 
 def _reason(error: Exception) -> str:
@@ -183,19 +183,19 @@ def _reason(error: Exception) -> str:
     return said if line is None else f"line {line}: {said}"
 
 
-def opens_thinking(prompt: str) -> bool:
+def starts_reasoning(prompt: str) -> bool:
     """Return True if a prompt has started the reasoning for the model."""
     return prompt.rstrip().endswith("<think>")
 
 
 def _with_text(message: Message, number: int) -> Message:
     """Return the message with its content as one text. Raise `UsageError` for content that is not text."""
-    message = joined_parts(message)
+    message = join_text_parts(message)
     content = message.get("content")
     if content is None or isinstance(content, str):
         return message
     what = f"it is {type(content).__name__}, not a text"
-    if isinstance(content, list | tuple) and (other := first_other_part(content)) is not None:
+    if isinstance(content, list | tuple) and (other := find_non_text_part(content)) is not None:
         what = f"part {other[0]} is {other[1]}, not text"
     raise UsageError(f"content of message {number} ({message.get('role')}): {what}")
 

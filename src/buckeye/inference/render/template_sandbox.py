@@ -27,7 +27,7 @@ MAX_SECONDS = 2.0
 """Maximum processor time of one rendering; a conversation of 100,000 tokens takes a hundredth of it."""
 MAX_CHARACTERS = 2**24
 """Maximum length of text that a template may produce, intermediate results included."""
-TODAY = datetime(2024, 7, 26)
+TEMPLATE_DATE = datetime(2024, 7, 26)
 """Fixed date for templates that ask for one, equal to the default of Llama's templates. A prompt must not
 depend on the date: otherwise a run over midnight, or a resumed run, would change.
 """
@@ -46,7 +46,7 @@ class TooCostlyError(SecurityError):
     """Template that takes too long, or produces too much text."""
 
 
-class Template:
+class SandboxedTemplate:
     """Compiled template. Raises the errors of jinja2 or Python for a broken one."""
 
     def __init__(self, source: str) -> None:
@@ -80,7 +80,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters[_TURNS] = self._turns
         self.globals |= {
             "raise_exception": _raise,
-            "strftime_now": TODAY.strftime,
+            "strftime_now": TEMPLATE_DATE.strftime,
             "dict": _make_dict,
             "namespace": _Namespace,
         }

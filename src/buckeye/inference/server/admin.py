@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from buckeye.base.foreign_files import data_folder
-from buckeye.chat.openai_api import parse
+from buckeye.chat.openai_api import parse_request
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import read_spec
@@ -51,7 +51,9 @@ async def health(service: Service, request: Request) -> Response:
 
 async def models(service: Service, request: Request) -> Response:
     """List the model, the loaded adapter and the short name, in OpenAI's format."""
-    names = dict.fromkeys(name for name in (service.model_name, service.adapter, service.short_name) if name)
+    names = dict.fromkeys(
+        name for name in (service.model_name, service.adapter, service.short_model_name) if name
+    )
     return json_response({"object": "list", "data": [_model(service, name) for name in names]})
 
 
@@ -129,7 +131,7 @@ class WeightUpdate:
 
     async def update(self, service: Service, request: Request) -> Response:
         """Check a weights directory (manifest, checksums, architecture, shapes) and read it."""
-        body = parse(await request.body(), UpdateRequest)
+        body = parse_request(await request.body(), UpdateRequest)
         self._checked = await asyncio.to_thread(_open_weights, service, body.update_info.path)
         return json_response({"status": "updated", "checksum": self._checked[1].checksum})
 
@@ -137,7 +139,7 @@ class WeightUpdate:
         """Replace the engine's weights between two decode steps and set their version (default: the step in
         their manifest).
         """
-        body = parse(await request.body(), FinishUpdateRequest)
+        body = parse_request(await request.body(), FinishUpdateRequest)
         if self._checked is None:
             raise UsageError(
                 "No weights have been given since /start_weight_update: POST /update_weights first."
@@ -153,7 +155,7 @@ class WeightUpdate:
         """Call a worker method. All engines support one: `buckeye_weights`, optionally with a weights
         directory to report on.
         """
-        body = parse(await request.body(), RpcRequest)
+        body = parse_request(await request.body(), RpcRequest)
         if body.method != "buckeye_weights":
             raise UsageError(f"`method` must be buckeye_weights, not {body.method!r}.")
         await asyncio.wrap_future(service.engine.ping())
@@ -185,13 +187,13 @@ async def weight_info(service: Service, request: Request) -> Response:
 
 async def update_weight_version(service: Service, request: Request) -> Response:
     """Set the version of the current weights."""
-    asked = parse(await request.body(), WeightVersionRequest).new_version
+    asked = parse_request(await request.body(), WeightVersionRequest).new_version
     version = _version(asked, service.engine.version, "new_version")
-    await asyncio.wrap_future(service.engine.name_version(version))
+    await asyncio.wrap_future(service.engine.set_version(version))
     return json_response({"success": True, "new_version": str(version)})
 
 
-class Adapters:
+class AdapterRoutes:
     """LoRA adapter, one at a time, applied to the model that the server was started with. The names of model
     and adapter then both mean the adapted weights. The version stays unchanged until /update_weight_version.
     """
@@ -203,7 +205,7 @@ class Adapters:
         """Apply an adapter to the weights, between two decode steps. An adapter with a manifest is checked
         against it.
         """
-        body = parse(await request.body(), LoadAdapterRequest)
+        body = parse_request(await request.body(), LoadAdapterRequest)
         async with self._lock:
             _check_adapter_name(service, body)
             checkpoint = await asyncio.to_thread(_open_adapter, service, body.lora_path)
@@ -213,7 +215,7 @@ class Adapters:
 
     async def unload(self, service: Service, request: Request) -> Response:
         """Restore the weights that the server was started with."""
-        name = parse(await request.body(), UnloadAdapterRequest).lora_name
+        name = parse_request(await request.body(), UnloadAdapterRequest).lora_name
         async with self._lock:
             if name != service.adapter:
                 raise HTTPException(404, f"There is no LoRA adapter `{name}` here.")
@@ -251,7 +253,7 @@ async def _install(service: Service, checkpoint: Checkpoint) -> None:
 
 async def abort_requests(service: Service, request: Request) -> Response:
     """Abort requests by id, or all."""
-    body = parse(await request.body(), AbortRequest)
+    body = parse_request(await request.body(), AbortRequest)
     ids = list(service.requests) if body.request_ids is None else body.request_ids
     known = [request_id for request_id in ids if request_id in service.requests]
     service.engine.abort([sequence for request_id in known for sequence in service.requests[request_id]])

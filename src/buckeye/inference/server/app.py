@@ -13,11 +13,11 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from buckeye.base.request_gate import Gate, Rules
-from buckeye.chat.openai_api import ChatRequest, CompletionRequest, GenerateRequest, error_content
+from buckeye.base.request_gate import AccessRules, RequestGate
+from buckeye.chat.openai_api import ChatRequest, CompletionRequest, GenerateRequest, error_body
 from buckeye.errors import BuckeyeError, TransportError, UsageError
 from buckeye.inference.server import admin, generate
-from buckeye.inference.server.openapi import Endpoint, description
+from buckeye.inference.server.openapi import ApiRoute, openapi_document
 from buckeye.inference.server.protocol import (
     AbortRequest,
     DetokenizeRequest,
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 64 * 2**20
 
 
-def create_app(service: Service, rules: Rules) -> ASGIApp:
+def create_app(service: Service, rules: AccessRules) -> ASGIApp:
     """Return the application that serves `service` to clients that the rules admit."""
     endpoints = _endpoints()
     routes = [
@@ -47,7 +47,7 @@ def create_app(service: Service, rules: Rules) -> ASGIApp:
         )
         for one in endpoints
     ]
-    described = json_response(description(endpoints))
+    described = json_response(openapi_document(endpoints))
     app = Starlette(
         routes=[*routes, Route("/openapi.json", lambda _: described, methods=["GET"])],
         exception_handlers={
@@ -58,33 +58,33 @@ def create_app(service: Service, rules: Rules) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    return Gate(_SizeLimit(app), rules)  # type: ignore[arg-type,return-value]
+    return RequestGate(_SizeLimit(app), rules)  # type: ignore[arg-type,return-value]
 
 
-def _endpoints() -> list[Endpoint]:
-    weights, adapters = admin.WeightUpdate(), admin.Adapters()
+def _endpoints() -> list[ApiRoute]:
+    weights, adapters = admin.WeightUpdate(), admin.AdapterRoutes()
     return [
-        Endpoint("GET", "/health", admin.health),
-        Endpoint("GET", "/metrics", admin.metrics),
-        Endpoint("GET", "/v1/models", admin.models),
-        Endpoint("GET", "/v1/models/{model}", admin.model),
-        Endpoint("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
-        Endpoint("POST", "/v1/completions", generate.completions, CompletionRequest),
-        Endpoint("POST", "/inference/v1/generate", generate.generate, GenerateRequest),
-        Endpoint("POST", "/tokenize", generate.tokenize, TokenizeRequest),
-        Endpoint("POST", "/detokenize", generate.detokenize, DetokenizeRequest),
-        Endpoint("GET", "/is_paused", admin.is_paused),
-        Endpoint("POST", "/pause", admin.pause, query=admin.PAUSE_QUERY),
-        Endpoint("POST", "/resume", admin.resume),
-        Endpoint("POST", "/abort_requests", admin.abort_requests, AbortRequest),
-        Endpoint("GET", "/weight_info", admin.weight_info),
-        Endpoint("POST", "/update_weight_version", admin.update_weight_version, WeightVersionRequest),
-        Endpoint("POST", "/start_weight_update", weights.start),
-        Endpoint("POST", "/update_weights", weights.update, UpdateRequest),
-        Endpoint("POST", "/finish_weight_update", weights.finish, FinishUpdateRequest),
-        Endpoint("POST", "/collective_rpc", weights.rpc, RpcRequest),
-        Endpoint("POST", "/v1/load_lora_adapter", adapters.load, LoadAdapterRequest),
-        Endpoint("POST", "/v1/unload_lora_adapter", adapters.unload, UnloadAdapterRequest),
+        ApiRoute("GET", "/health", admin.health),
+        ApiRoute("GET", "/metrics", admin.metrics),
+        ApiRoute("GET", "/v1/models", admin.models),
+        ApiRoute("GET", "/v1/models/{model}", admin.model),
+        ApiRoute("POST", "/v1/chat/completions", generate.chat_completions, ChatRequest),
+        ApiRoute("POST", "/v1/completions", generate.completions, CompletionRequest),
+        ApiRoute("POST", "/inference/v1/generate", generate.generate, GenerateRequest),
+        ApiRoute("POST", "/tokenize", generate.tokenize, TokenizeRequest),
+        ApiRoute("POST", "/detokenize", generate.detokenize, DetokenizeRequest),
+        ApiRoute("GET", "/is_paused", admin.is_paused),
+        ApiRoute("POST", "/pause", admin.pause, query=admin.PAUSE_QUERY),
+        ApiRoute("POST", "/resume", admin.resume),
+        ApiRoute("POST", "/abort_requests", admin.abort_requests, AbortRequest),
+        ApiRoute("GET", "/weight_info", admin.weight_info),
+        ApiRoute("POST", "/update_weight_version", admin.update_weight_version, WeightVersionRequest),
+        ApiRoute("POST", "/start_weight_update", weights.start),
+        ApiRoute("POST", "/update_weights", weights.update, UpdateRequest),
+        ApiRoute("POST", "/finish_weight_update", weights.finish, FinishUpdateRequest),
+        ApiRoute("POST", "/collective_rpc", weights.rpc, RpcRequest),
+        ApiRoute("POST", "/v1/load_lora_adapter", adapters.load, LoadAdapterRequest),
+        ApiRoute("POST", "/v1/unload_lora_adapter", adapters.unload, UnloadAdapterRequest),
     ]
 
 
@@ -123,7 +123,7 @@ def _limited(receive: Receive) -> Receive:
 
 
 def _refuse(status_code: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return json_response(error_content(message, status_code), status_code, headers)
+    return json_response(error_body(message, status_code), status_code, headers)
 
 
 async def _on_buckeye_error(request: Request, error: Exception) -> Response:

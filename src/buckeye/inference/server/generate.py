@@ -19,15 +19,15 @@ from buckeye.chat.openai_api import (
     CompletionRequest,
     GenerateRequest,
     TextRequest,
-    least,
-    parse,
+    finite_logprob,
+    parse_request,
     usage_fields,
 )
 from buckeye.errors import InferenceError
 from buckeye.inference.engine.sequences import Sequence
-from buckeye.inference.render.renderer import NO_OPENING, call_opening
-from buckeye.inference.server.answers import Answer, ChatAnswer, Choice, CompletionAnswer
+from buckeye.inference.render.renderer import EMPTY_REPLY_START, call_start
 from buckeye.inference.server.protocol import DetokenizeRequest, TokenizeRequest
+from buckeye.inference.server.reply_formats import ChatCompletionFormat, Choice, CompletionFormat, ReplyFormat
 from buckeye.inference.server.responses import EventStream, json_response
 from buckeye.inference.server.service import DEFAULT_MAX_TOKENS, Service
 
@@ -53,7 +53,7 @@ class Submission:
 
     async def __aenter__(self) -> Submission:
         for sequence in self._sequences:
-            sequence.on_news = self._news.set
+            sequence.on_update = self._news.set
         self._service.requests[self._id] = self._sequences
         self._service.unfinished += len(self._sequences)
         self._service.engine.submit(self._sequences)
@@ -95,25 +95,25 @@ class Submission:
 async def completions(service: Service, request: Request) -> Response:
     """Serve OpenAI's completions; the prompt may be token ids, or a list of prompts."""
     raw = await request.body()
-    body = parse(raw, CompletionRequest)
+    body = parse_request(raw, CompletionRequest)
     service.check_model(body.model)
     prompts = await _prepared(len(raw), service.prompts, body.prompt)
     max_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
-    answer = CompletionAnswer(service, body, prompts, top_logprobs=body.logprobs)
+    answer = CompletionFormat(service, body, prompts, top_logprobs=body.logprobs)
     return await _answer(request, service, body, prompts, max_tokens, answer)
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
     """Serve OpenAI's chat completions, with tools and reasoning."""
     raw = await request.body()
-    body = parse(raw, ChatRequest)
+    body = parse_request(raw, ChatRequest)
     service.check_model(body.model)
     conversation = await _prepared(len(raw), service.conversation, body.messages, body.offered_tools())
     max_tokens = body.max_completion_tokens or body.max_tokens or service.max_len
-    opening = NO_OPENING
+    reply_start = EMPTY_REPLY_START
     if body.forces_a_call:
-        opening = call_opening(service.renderer, conversation, body.forced_tool())
-    answer = ChatAnswer(service, body, conversation, opening)
+        reply_start = call_start(service.renderer, conversation, body.forced_tool())
+    answer = ChatCompletionFormat(service, body, conversation, reply_start)
     return await _answer(request, service, body, answer.prompts, max_tokens, answer)
 
 
@@ -132,7 +132,7 @@ async def _answer(
     body: TextRequest,
     prompts: list[list[int]],
     max_tokens: int,
-    answer: Answer,
+    answer: ReplyFormat,
 ) -> Response:
     stops = body.stop_strings()
     if stops:
@@ -157,15 +157,15 @@ async def _answer(
                 choice.advance()
     for choice in choices:
         choice.raise_error()
-    return json_response(answer.whole(choices))
+    return json_response(answer.full_reply(choices))
 
 
 async def _stream(
-    submission: Submission, choices: list[Choice], answer: Answer, body: TextRequest
+    submission: Submission, choices: list[Choice], answer: ReplyFormat, body: TextRequest
 ) -> AsyncGenerator[Any, None]:
     for choice in choices:
-        if (opening := answer.opening(choice)) is not None:
-            yield opening
+        if (reply_start := answer.reply_start(choice)) is not None:
+            yield reply_start
     going_on = choices
     async with submission:
         while going_on:
@@ -173,11 +173,11 @@ async def _stream(
             for choice in going_on:
                 start, end = choice.advance()
                 choice.raise_error()
-                if (part := answer.part(choice, start, end)) is not None:
+                if (part := answer.token_event(choice, start, end)) is not None:
                     yield part
             going_on = [choice for choice in going_on if choice.finish_reason is None]
     if body.stream_options is not None and body.stream_options.include_usage:
-        yield answer.usage_part(choices)
+        yield answer.usage_event(choices)
 
 
 # Routes between text and token ids; the names are vLLM's.
@@ -185,7 +185,7 @@ async def _stream(
 
 async def tokenize(service: Service, request: Request) -> Response:
     """Return the token ids of a text, or of messages rendered by the chat template."""
-    body = parse(await request.body(), TokenizeRequest)
+    body = parse_request(await request.body(), TokenizeRequest)
     service.check_model(body.model)
     ids = _ids(service, body)
     texts = [service.token_text(token) for token in ids] if body.return_token_strs else None
@@ -196,7 +196,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 async def detokenize(service: Service, request: Request) -> Response:
     """Return the text of token ids, special tokens included."""
-    body = parse(await request.body(), DetokenizeRequest)
+    body = parse_request(await request.body(), DetokenizeRequest)
     service.check_model(body.model)
     service.check_ids(body.tokens)
     return json_response({"prompt": service.renderer.decode(body.tokens)})
@@ -217,7 +217,7 @@ def _ids(service: Service, body: TokenizeRequest) -> list[int]:
 
 async def generate(service: Service, request: Request) -> Response:
     """Sample from token ids; return token ids and log-probs, whole or streamed."""
-    body = parse(await request.body(), GenerateRequest)
+    body = parse_request(await request.body(), GenerateRequest)
     service.check_model(body.model)
     sampling = body.sampling_params
     sequences = service.sequences(
@@ -285,7 +285,7 @@ def _logprobs(sequence: Sequence, start: int, end: int) -> list[dict[str, Any]]:
         {
             "token_id": token,
             "logprob": logprob,
-            "top_logprobs": [{"token_id": other, "logprob": least(value)} for other, value in top],
+            "top_logprobs": [{"token_id": other, "logprob": finite_logprob(value)} for other, value in top],
         }
         for token, logprob, top in zip(
             sequence.token_ids[start:end], sequence.logprobs[start:end], tops, strict=True

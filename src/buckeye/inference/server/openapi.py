@@ -13,7 +13,7 @@ from buckeye.chat.messages import Tool
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ApiRoute:
     """One method of one path: handler, type of the body, and schemas of the query parameters."""
 
     method: str
@@ -23,7 +23,7 @@ class Endpoint:
     query: Mapping[str, Any] = field(default_factory=dict)
 
 
-def description(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
+def openapi_document(endpoints: Sequence[ApiRoute]) -> dict[str, Any]:
     """Return the endpoints in OpenAPI 3.1."""
     bodies = [endpoint.body for endpoint in endpoints if endpoint.body is not None]
     refs, components = msgspec.json.schema_components(
@@ -42,7 +42,7 @@ def description(endpoints: Sequence[Endpoint]) -> dict[str, Any]:
     }
 
 
-def _operation(endpoint: Endpoint, schema: Any) -> dict[str, Any]:
+def _operation(endpoint: ApiRoute, schema: Any) -> dict[str, Any]:
     parameters = [
         {"name": name, "in": "query", "schema": described} for name, described in endpoint.query.items()
     ]

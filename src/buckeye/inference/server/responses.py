@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from buckeye.chat.openai_api import error_content
+from buckeye.chat.openai_api import error_body
 from buckeye.errors import InferenceError
 
 
@@ -42,7 +42,7 @@ class EventStream(Response):
         except ClientDisconnect:
             return
         except InferenceError as error:
-            await _send_event(send, msgspec.json.encode(error_content(str(error), 500)))
+            await _send_event(send, msgspec.json.encode(error_body(str(error), 500)))
         await _send_event(send, b"[DONE]")
         await send({"type": "http.response.body", "body": b""})
 

@@ -21,7 +21,7 @@ import torch
 from buckeye.base import heartbeat
 from buckeye.base.http_server import http_server, listen
 from buckeye.base.process import cpu_threads, die_with_parent
-from buckeye.base.request_gate import Rules
+from buckeye.base.request_gate import AccessRules
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.access import access_rules, client_line
@@ -31,11 +31,11 @@ from buckeye.inference.engine.decoder import Decoder
 from buckeye.inference.engine.engine import Engine
 from buckeye.inference.engine.kv_cache import KVCache, cache_budget, count_slots
 from buckeye.inference.engine.sequences import Sequence
-from buckeye.inference.engine.weights import Checkpoint, Weights, auto_dtype
+from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, auto_dtype
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.server.app import create_app
 from buckeye.inference.server.service import Service
-from buckeye.inference.vllm.interpreter import Vllm, find_vllm, require_vllm
+from buckeye.inference.vllm.interpreter import VllmInstallation, find_vllm, require_vllm
 from buckeye.inference.vllm.server import serve_vllm
 from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 
@@ -62,7 +62,7 @@ def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> No
         _run(config, adapter, rules)
 
 
-def _run(config: InferenceConfig, adapter: Path | None, rules: Rules) -> None:
+def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> None:
     listener = listen(rules.host, config.server.port, change="Set inference.server.port to a free port.")
     directory = model_directory(config.model.name)
     vllm = _vllm(config, adapter)
@@ -97,7 +97,7 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: Rules) -> None:
         service.dtype,
         engine.decoder.cache.slots,
     )
-    log.info("Clients: %s  # model %s", client_line(config, rules), service.short_name)
+    log.info("Clients: %s  # model %s", client_line(config, rules), service.short_model_name)
     heartbeat.ready()
     engine.run()
     if http.failed:
@@ -106,7 +106,7 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: Rules) -> None:
     log.info("Inference server stopped")
 
 
-def _vllm(config: InferenceConfig, adapter: Path | None) -> Vllm | None:
+def _vllm(config: InferenceConfig, adapter: Path | None) -> VllmInstallation | None:
     """Return vLLM if it is the engine, else None. With `auto` it is used on a GPU if installed.
 
     vLLM takes adapters only from a run; the embedded engine merges one at its start.
@@ -144,7 +144,7 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
     checkpoint = Checkpoint(directory) if adapter is None else AdaptedCheckpoint(directory, adapter)
     named = config.model.dtype
     dtype = auto_dtype(checkpoint, device) if named == "auto" else getattr(torch, named)
-    weights = Weights(spec, dtype=dtype, device=device)
+    weights = DecoderWeights(spec, dtype=dtype, device=device)
     weights.check(checkpoint)
     weights.load(checkpoint)
     if config.kv_cache_gb is not None:
@@ -169,7 +169,7 @@ class HttpThread:
     stops the engine.
     """
 
-    def __init__(self, service: Service, listener: socket.socket, rules: Rules) -> None:
+    def __init__(self, service: Service, listener: socket.socket, rules: AccessRules) -> None:
         app = create_app(service, rules)
         self._server = http_server(app, timeout_graceful_shutdown=_HTTP_STOP_TIMEOUT)
         self._listener = listener
@@ -237,7 +237,7 @@ class HttpThread:
 
 def _call_on_news(sequences: list[Sequence]) -> None:
     for sequence in sequences:
-        sequence.on_news()
+        sequence.on_update()
 
 
 def _on_stop_signal(stop: Callable[[], None]) -> None:

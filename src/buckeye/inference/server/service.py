@@ -16,7 +16,7 @@ from buckeye.chat.messages import ChatMessage
 from buckeye.chat.openai_api import Sampling
 from buckeye.envs.base import Tool
 from buckeye.errors import UsageError
-from buckeye.inference.access import short_name
+from buckeye.inference.access import short_model_name
 from buckeye.inference.engine.engine import Engine
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.render import ChatRenderer, Conversation
@@ -115,7 +115,7 @@ class Service:
         """Return messages in the form of chat templates. Raise `UsageError` if they cannot fit the
         context.
         """
-        plain = [message.plain() for message in messages]
+        plain = [message.to_template_message() for message in messages]
         self._check_characters(sum(len(message["content"]) for message in plain))
         return plain
 
@@ -209,14 +209,14 @@ class Service:
         return made
 
     @property
-    def short_name(self) -> str:
+    def short_model_name(self) -> str:
         """Name of the model, or of the adapter in it, without its folder."""
-        return short_name(self.adapter or self.model_name)
+        return short_model_name(self.adapter or self.model_name)
 
     def check_model(self, name: str | None) -> None:
         """Raise 404 if a request names a model other than the served one or its adapter."""
-        if name not in (None, self.model_name, self.short_name, self.adapter):
-            message = f"The model `{name}` does not exist here; this server serves `{self.short_name}`."
+        if name not in (None, self.model_name, self.short_model_name, self.adapter):
+            message = f"The model `{name}` does not exist here; this server serves `{self.short_model_name}`."
             raise HTTPException(404, message)
 
     def _stop_token_ids(self, sampling: Sampling) -> tuple[int, ...]:

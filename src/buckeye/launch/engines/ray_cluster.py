@@ -21,9 +21,9 @@ from urllib.parse import urlsplit
 from buckeye.base.distribution import need
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.engines.node import NodeActor, tell
+from buckeye.launch.engines.node import NodeActor, apply_event
 from buckeye.launch.engines.remote_process import RemoteProcess
-from buckeye.launch.hosts import Facts, Nodes, Start
+from buckeye.launch.hosts import HostFacts, OtherNodes, ProcessSpec
 from buckeye.launch.preflight.ports import address_towards
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ _RETURN_SECONDS = 20.0
 
 
 @contextmanager
-def ray_nodes(config: RLConfig) -> Iterator[Nodes]:
+def ray_nodes(config: RLConfig) -> Iterator[OtherNodes]:
     """Yield the nodes of a Ray cluster, reserved for the run until the block ends.
 
     Raises UsageError without a cluster or for one of another version, and RunError if the cluster does not
@@ -52,7 +52,7 @@ def ray_nodes(config: RLConfig) -> Iterator[Nodes]:
             found = _wait_for(config, ray, address, bundles)
             for number, (ray_node, bundle) in enumerate(zip(found, bundles, strict=True), 1):
                 hosts[number] = RayHost(ray, number, ray_node, bundle, address)
-            yield Nodes(address=address, hosts=dict(hosts))
+            yield OtherNodes(address=address, hosts=dict(hosts))
         finally:
             for host in hosts.values():
                 host.close()
@@ -139,7 +139,7 @@ def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
     )
     of_vllm: list[int] = []
     if config.inference is not None and config.inference.parallel.pp > 1:
-        of_vllm = config.cluster.of_inference
+        of_vllm = config.cluster.inference_node_numbers
     return [
         {"CPU": 1, "GPU": max(ids) + 1} if on_gpu and number not in of_vllm else {"CPU": 1}
         for number in range(1, config.cluster.nodes)
@@ -224,7 +224,7 @@ class RayHost:
             self._placing.start()
         return f"node {self._number} ({self._address})"
 
-    def facts(self) -> Facts:
+    def facts(self) -> HostFacts:
         """Return the version, devices and addresses of the node."""
         return self._facts
 
@@ -236,12 +236,12 @@ class RayHost:
         """Return True if the node sees a file that was just written here."""
         return bool(self._request("sees", str(path), content))
 
-    def start(self, start: Start) -> RemoteProcess:
+    def start(self, start: ProcessSpec) -> RemoteProcess:
         """Start a process on the node; it is lost if the node is."""
         number = next(self._numbers)
         process = RemoteProcess(start.stdout, lambda which, session: self._signal(number, which, session))
         if self.absent is not None:
-            process.lose(f"lost its node: {self.absent} is not there")
+            process.record_loss(f"lost its node: {self.absent} is not there")
             return process
         with self._lock:
             self._processes[number] = process
@@ -249,7 +249,7 @@ class RayHost:
             self._request("start", number, list(start.argv[1:]), dict(start.env), os.getcwd())
         except RunError as error:
             self._signal(number, signal.SIGKILL, True)  # it may have started even so
-            process.lose(f"lost its node: {error}")
+            process.record_loss(f"lost its node: {error}")
         return process
 
     def close(self) -> None:
@@ -273,7 +273,7 @@ class RayHost:
         }
         actor = self._ray.remote(NodeActor).options(**options).remote()
         try:
-            self._facts: Facts = self._ray.get(actor.facts.remote(self._head), timeout=seconds)
+            self._facts: HostFacts = self._ray.get(actor.facts.remote(self._head), timeout=seconds)
         except Exception as error:
             self._ray.kill(actor)
             self._leave()
@@ -302,7 +302,7 @@ class RayHost:
                         if event[1] == "ended":
                             self._processes.pop(event[0], None)
                     if process is not None:
-                        tell(process, event)
+                        apply_event(process, event)
         except Exception as error:  # any error of Ray means that the actor is lost
             if self._closing:
                 return
@@ -311,7 +311,7 @@ class RayHost:
                 lost, self._processes = list(self._processes.values()), {}
             self._leave()
             for process in lost:
-                process.lose(f"lost its node {self._address} ({_told(error)})")
+                process.record_loss(f"lost its node {self._address} ({_told(error)})")
 
     def _leave(self) -> None:
         from ray.util.placement_group import remove_placement_group

@@ -17,7 +17,7 @@ _SILENT_SECONDS = 120.0  # after this time without a report, a killed process co
 class RemoteProcess:
     """A process on another node.
 
-    An engine reports on it with `started`, `printed`, `heard`, `ended` or `lose`, from any thread. `send`
+    An engine reports on it with `record_start`, `record_output`, `record_heartbeats`, `record_end` or `record_loss`, from any thread. `send`
     transmits a signal to it.
     """
 
@@ -45,7 +45,7 @@ class RemoteProcess:
         """Wait for the end and return the exit code; without a report in time the process counts as lost."""
         with self._changed:
             self._changed.wait_for(lambda: self._returncode is not None, _SILENT_SECONDS)
-        self.lose(f"its node has not said within {_SILENT_SECONDS:.0f} s that it ended")
+        self.record_loss(f"its node has not said within {_SILENT_SECONDS:.0f} s that it ended")
         assert self._returncode is not None
         return self._returncode
 
@@ -53,26 +53,26 @@ class RemoteProcess:
         """Return None: the memory use is unknown."""
         return None
 
-    def started(self, pid: int) -> None:
+    def record_start(self, pid: int) -> None:
         """Record that the process has started."""
         self.pid = pid
 
-    def printed(self, data: bytes) -> None:
+    def record_output(self, data: bytes) -> None:
         """Append output of the process to its log."""
         with self._changed, suppress(OSError):  # a full disk loses output, as for processes of this host
             if self._returncode is None:
                 self._output.write(data)
 
-    def heard(self, lines: bytes, now: float) -> None:
+    def record_heartbeats(self, lines: bytes, now: float) -> None:
         """Pass on heartbeats that were sent at `now` on the monotonic clock of the node."""
         with self._changed, suppress(OSError):  # the pipe is full or closed
             if self._returncode is None:
                 os.write(self._pipe, on_this_clock(lines, time.monotonic() - now))
 
-    def ended(self, code: int, problem: str | None = None) -> None:
+    def record_end(self, code: int, problem: str | None = None) -> None:
         """Record that the process has ended with `code`, or could not be started because of `problem`."""
         if problem is not None:
-            self.printed(f"error: it could not be started: {problem}\n".encode())
+            self.record_output(f"error: it could not be started: {problem}\n".encode())
         with self._changed:
             if self._returncode is not None:
                 return
@@ -81,11 +81,11 @@ class RemoteProcess:
             self._returncode = code
             self._changed.notify_all()
 
-    def lose(self, why: str) -> None:
+    def record_loss(self, why: str) -> None:
         """Record that the node, and with it the process, is lost."""
         if self._returncode is None:
             self.lost = why
-            self.ended(-signal.SIGKILL)
+            self.record_end(-signal.SIGKILL)
 
 
 def on_this_clock(lines: bytes, shift: float) -> bytes:

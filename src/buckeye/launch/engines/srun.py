@@ -23,9 +23,9 @@ from typing import Any
 
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.engines.node import frames, tell
+from buckeye.launch.engines.node import apply_event, frames
 from buckeye.launch.engines.remote_process import RemoteProcess
-from buckeye.launch.hosts import Facts, Host, Nodes, Start
+from buckeye.launch.hosts import Host, HostFacts, OtherNodes, ProcessSpec
 from buckeye.launch.preflight.ports import address_towards
 
 _PROGRAM = ("-m", "buckeye.launch.engines.node")
@@ -36,7 +36,7 @@ _SHOWN = 2000
 _COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
-def srun_nodes(config: RLConfig) -> Nodes:
+def srun_nodes(config: RLConfig) -> OtherNodes:
     """Return the other nodes of this Slurm job. Raises UsageError outside a job or if it has too few."""
     listed = os.environ.get("SLURM_JOB_NODELIST")
     if listed is None or shutil.which("srun") is None:
@@ -58,7 +58,7 @@ def srun_nodes(config: RLConfig) -> Nodes:
         number: SrunHost(name, address, places[name], config.cluster.join_timeout)
         for number, name in enumerate(others, 1)
     }
-    return Nodes(address=address, hosts=hosts)
+    return OtherNodes(address=address, hosts=hosts)
 
 
 def _places(listed: str) -> dict[str, list[str]]:
@@ -125,14 +125,14 @@ class SrunHost:
         """Name of the node for messages if it is absent, else None."""
         return f"node {self._name}" if self._looking is not None and self._looking.is_alive() else None
 
-    def facts(self) -> Facts:
+    def facts(self) -> HostFacts:
         """Return the version, devices and addresses of the node."""
         return self._facts
 
     @cached_property
-    def _facts(self) -> Facts:
+    def _facts(self) -> HostFacts:
         said = self._ask({"facts": self._head})
-        return Facts(**{**said, "gpus": tuple(said["gpus"])})
+        return HostFacts(**{**said, "gpus": tuple(said["gpus"])})
 
     def choose_ports(self, count: int) -> list[int]:
         """Return free ports of the node."""
@@ -142,7 +142,7 @@ class SrunHost:
         """Return True if the node sees a file that was just written here."""
         return bool(self._ask({"sees": str(path), "content": content}))
 
-    def start(self, start: Start) -> RemoteProcess:
+    def start(self, start: ProcessSpec) -> RemoteProcess:
         """Start a process on the node; it is lost if the node is."""
         return _Step(self._name, self._srun, start, self._miss).process
 
@@ -187,7 +187,7 @@ class _Step:
     ends when its stdin closes, so it never outlives the launcher.
     """
 
-    def __init__(self, name: str, srun: list[str], start: Start, lost: Callable[[], None]) -> None:
+    def __init__(self, name: str, srun: list[str], start: ProcessSpec, lost: Callable[[], None]) -> None:
         self._name, self._lost = name, lost
         self._last = b""
         self.process = RemoteProcess(start.stdout, self._send)
@@ -221,7 +221,7 @@ class _Step:
         problem = ""
         try:
             for event in frames(self._step.stdout):
-                tell(self.process, event)
+                apply_event(self.process, event)
         except ValueError as error:
             problem = f" ({error})"
             self._step.kill()
@@ -230,10 +230,10 @@ class _Step:
         words = self._last.decode(errors="replace").strip() or f"srun ended with code {code}"
         if self.process.returncode is None:
             self._lost()
-        self.process.lose(f"lost its node {self._name}: {words}{problem}")
+        self.process.record_loss(f"lost its node {self._name}: {words}{problem}")
 
     def _hear_complaints(self) -> None:
         assert self._step.stderr is not None
         for line in self._step.stderr:
             self._last = line
-            self.process.printed(line)
+            self.process.record_output(line)

@@ -12,10 +12,10 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError
 from buckeye.launch.plan import make_plan
 from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
-from buckeye.launch.preflight.devices import Gpu, main_memory, slots_instead, this_machine
-from buckeye.launch.preflight.fitting import MEMORY, check_memory, hardware_of
+from buckeye.launch.preflight.devices import Gpu, cpu_slots_warning, main_memory, this_machine
+from buckeye.launch.preflight.memory_check import MEMORY, check_memory, find_hardware
 from buckeye.launch.preflight.model import find_model, read_shape
-from buckeye.launch.preflight.ports import AnyPorts
+from buckeye.launch.preflight.ports import UnassignedPorts
 
 _GPUS, _PROCESSES = "GPUs", "processes"
 
@@ -27,7 +27,7 @@ def check_gpus(config: RLConfig | None, present: Sequence[Gpu]) -> Check:
         + "".join(f"; {who} ({pid}) holds {human_bytes(size)}" for pid, who, size in gpu.users)
         for gpu in present
     ]
-    slots = slots_instead(config, present) if config is not None else None
+    slots = cpu_slots_warning(config, present) if config is not None else None
     if slots is not None:
         return warning(_GPUS, slots, "")
     if not present:
@@ -59,7 +59,7 @@ def check_cores() -> Check:
 def check_processes(config: RLConfig, model_path: Path | None) -> Check:
     """Plan the processes, and check that the devices exist and the cores suffice."""
     try:
-        plan = make_plan(config, this_machine(), model_path=model_path, ports=AnyPorts())
+        plan = make_plan(config, this_machine(), model_path=model_path, ports=UnassignedPorts())
     except BuckeyeError as error:
         return failed(_PROCESSES, str(error), "")
     threads = max(int(role.env.get("BUCKEYE_THREADS", "1")) for role in plan.roles)
@@ -76,4 +76,4 @@ def check_memory_plan(config: RLConfig, present: Sequence[Gpu]) -> Check:
     shape = read_shape(path) if path is not None else None
     if shape is None:
         return skipped(MEMORY, "the sizes of the model are not known before it is here")
-    return check_memory(config, shape, hardware_of(config, present))
+    return check_memory(config, shape, find_hardware(config, present))

@@ -105,7 +105,7 @@ def _number(path: Path) -> int | None:
         return None
 
 
-def slots_instead(config: RLConfig, present: Collection[object]) -> str | None:
+def cpu_slots_warning(config: RLConfig, present: Collection[object]) -> str | None:
     """Return a warning if GPU ids were set on a machine without GPUs, where they mean CPU slots."""
     names = ("inference_gpu_ids", "trainer_gpu_ids")
     # inference ids may follow from the number of replicas, so they count only if they are not the default
@@ -179,7 +179,7 @@ _MOST_GPUS = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Gpus:
+class GpuSpec:
     """`count` GPUs with `memory_gb` each (10^9 bytes).
 
     `type` is a full name such as H100_80GB, or "" for any type.
@@ -195,7 +195,7 @@ class Gpus:
         )
 
 
-def parse_gpus(text: str) -> Gpus:
+def parse_gpu_spec(text: str) -> GpuSpec:
     """Parse `4xH100`, `H100` (one) or `4`. A type without its memory means the usual size: A100 is A100_80GB.
 
     Raises UsageError for other texts, and suggests similar types.
@@ -207,9 +207,9 @@ def parse_gpus(text: str) -> Gpus:
     if not 1 <= count <= _MOST_GPUS:
         raise UsageError(f"--gpus {text}: write a number from 1 to {_MOST_GPUS}")
     if match["alone"]:
-        return Gpus(count)
+        return GpuSpec(count)
     name = _full_name(match["type"], text)
-    return Gpus(count, name, GPU_MEMORY_GB[name])
+    return GpuSpec(count, name, GPU_MEMORY_GB[name])
 
 
 def short_name(gpu_type: str) -> str:

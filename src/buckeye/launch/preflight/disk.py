@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buckeye.base.columns import aligned
+from buckeye.base.columns import align_columns
 from buckeye.base.disk import free_bytes, human_bytes, reserve_bytes, size_of
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
@@ -52,7 +52,7 @@ class DiskEstimate:
         sizes = [need.size for need in self.needs]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
-    def of(self, kind: str) -> DiskNeed:
+    def need_of(self, kind: str) -> DiskNeed:
         """Return the need of one kind of files."""
         return next(need for need in self.needs if need.kind == kind)
 
@@ -89,7 +89,7 @@ def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
     note = f"free: {human_bytes(free)}, of which {human_bytes(kept)} are kept in reserve"
     if there:
         note += f"; this run has {human_bytes(there)} already"
-    return f"{aligned(rows)}\n  in all {human_bytes(estimate.total)}; {note}"
+    return f"{align_columns(rows)}\n  in all {human_bytes(estimate.total)}; {note}"
 
 
 def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
@@ -170,7 +170,9 @@ def _checkpoint_bytes(config: RLConfig, model_path: Path | None) -> int | None:
 def _moment_bytes(name: str, shape: Sequence[int], optimizer: OptimizerConfig) -> int:
     """Return the bytes that the optimizer keeps per element of a parameter."""
     if isinstance(optimizer, MuonConfig):
-        hidden = len(shape) == 2 and not is_one_of(name.removesuffix(".weight"), ("embed_tokens", "lm_head"))
+        hidden = len(shape) == 2 and not matches_module_name(
+            name.removesuffix(".weight"), ("embed_tokens", "lm_head")
+        )
         return 4 if hidden else 8
     if isinstance(optimizer, SGDConfig):
         return 4 if optimizer.momentum else 0
@@ -237,15 +239,15 @@ def _trained(model_path: Path | None, lora: LoRAConfig | None) -> dict[str, list
     trained: dict[str, list[int]] = {}
     for name, shape in shapes.items():
         module = name.rpartition(".")[0]
-        if is_one_of(module, lora.modules_to_save):
+        if matches_module_name(module, lora.modules_to_save):
             trained[name] = shape
-        elif len(shape) == 2 and is_one_of(module, lora.target_modules):
+        elif len(shape) == 2 and matches_module_name(module, lora.target_modules):
             trained[f"{module}.lora_A.weight"] = [lora.rank, shape[1]]
             trained[f"{module}.lora_B.weight"] = [shape[0], lora.rank]
     return trained
 
 
-def is_one_of(module: str, names: Sequence[str]) -> bool:
+def matches_module_name(module: str, names: Sequence[str]) -> bool:
     """Return True if a module has one of the names, or ends in `.` and one of them."""
     return any(module == name or module.endswith("." + name) for name in names)
 

@@ -20,7 +20,7 @@ from buckeye.launch.preflight.model import (
     fetch_small_files,
     find_model,
 )
-from buckeye.launch.preflight.places import (
+from buckeye.launch.preflight.resource_checks import (
     check_directory,
     check_keys,
     check_ports,
@@ -28,31 +28,31 @@ from buckeye.launch.preflight.places import (
     check_shared_memory,
     check_store,
 )
-from buckeye.launch.preflight.software import (
+from buckeye.launch.preflight.software_checks import (
     check_libraries,
     check_python,
     check_torch_build,
     check_vllm,
     extras_of,
-    takes_vllm,
+    uses_vllm,
 )
-from buckeye.launch.preflight.tasks import check_tasks, check_tasks_at_once
+from buckeye.launch.preflight.task_checks import check_tasks, check_tasks_quickly
 from buckeye.launch.preflight.trainer_checks import reference_warnings, trainer_warnings
 
 Occasion = Literal["start", "dry run", "doctor"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Examination:
+class PreflightContext:
     """The machine and, with `config`, a run to check.
 
-    `sample` is the number of groups to run with the model, 0 for none. `done` collects the results.
+    `sample` is the number of groups to run with the model, 0 for none. `results` collects the results.
     """
 
     config: RLConfig | None
     sample: int = 0
     progress: Callable[[str], None] = lambda _: None
-    done: list[Check] = field(default_factory=list)
+    results: list[Check] = field(default_factory=list)
 
     @property
     def run(self) -> RLConfig:
@@ -79,7 +79,7 @@ class Examination:
 
     def has_failed(self, name: str) -> bool:
         """Return True if a check with this name has failed."""
-        return any(check.name == name and check.state == "failed" for check in self.done)
+        return any(check.name == name and check.state == "failed" for check in self.results)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,48 +90,48 @@ class PreflightCheck:
     of the machine alone.
     """
 
-    look: Callable[[Examination], Check | Iterable[Check]]
+    look: Callable[[PreflightContext], Check | Iterable[Check]]
     occasions: Sequence[Occasion] = ("doctor",)
     needs_config: bool = True
 
 
-def examine(
-    examination: Examination, occasion: Occasion, checks: Sequence[PreflightCheck] | None = None
+def run_preflight_checks(
+    examination: PreflightContext, occasion: Occasion, checks: Sequence[PreflightCheck] | None = None
 ) -> list[Check]:
     """Run the checks of an occasion in order, and return all results so far."""
     for check in CHECKS if checks is None else checks:
         if occasion in check.occasions and (examination.config is not None or not check.needs_config):
             result = check.look(examination)
-            examination.done.extend([result] if isinstance(result, Check) else result)
-    return examination.done
+            examination.results.extend([result] if isinstance(result, Check) else result)
+    return examination.results
 
 
-def _model(this: Examination) -> Check:
-    return check_model(this.run, vllm=takes_vllm(this.run, on_gpu=bool(this.gpus)))
+def _model(this: PreflightContext) -> Check:
+    return check_model(this.run, vllm=uses_vllm(this.run, on_gpu=bool(this.gpus)))
 
 
-def _model_on_hub(this: Examination) -> Iterable[Check]:
+def _model_on_hub(this: PreflightContext) -> Iterable[Check]:
     name = this.run.trainer.model.name
     if this.model_path is None and not this.has_failed("model"):
         this.progress(f"asking the Hugging Face hub for {name}")
         yield fetch_small_files(name)
 
 
-def _settings(this: Examination) -> Iterable[Check]:
+def _settings(this: PreflightContext) -> Iterable[Check]:
     """Yield failures for settings that the trainer rejects, and warnings for models that it must download."""
     refused = trainer_warnings(this.run, this.model_path, on_gpu=bool(this.gpus))
     yield from (failed("settings", line, "") for line in refused)
     yield from (warning("settings", line, "") for line in reference_warnings(this.run.trainer.loss))
 
 
-def _tasks(this: Examination) -> Iterable[Check]:
+def _tasks(this: PreflightContext) -> Iterable[Check]:
     this.progress("loading the environments")
     has_tokenizer = this.model_path is not None and not this.has_failed(TOKENIZER)
     return check_tasks(this.run, this.model_path if has_tokenizer else None)
 
 
-def _tasks_at_once(this: Examination) -> list[Check]:
-    return check_tasks_at_once(this.run, None if this.has_failed(TOKENIZER) else this.model_path)
+def _tasks_at_once(this: PreflightContext) -> list[Check]:
+    return check_tasks_quickly(this.run, None if this.has_failed(TOKENIZER) else this.model_path)
 
 
 CHECKS: Sequence[PreflightCheck] = (

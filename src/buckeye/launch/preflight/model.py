@@ -11,16 +11,16 @@ from typing import Any
 from buckeye.base.distribution import need
 from buckeye.base.keys import key
 from buckeye.base.storage import read_json
-from buckeye.config.adapter import base_of, is_adapter
+from buckeye.config.adapter import is_adapter, read_base_model
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import check_sizes, read_spec
-from buckeye.inference.render.template import QUESTION, SYSTEM
+from buckeye.inference.render.template import PROBE_QUESTION, PROBE_SYSTEM
 from buckeye.inference.render.template_files import TEMPLATE_FILE, read_template
 from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
 from buckeye.launch.preflight.disk import count_parameters
-from buckeye.transport.checkpoint import refuse_old_shards
+from buckeye.transport.checkpoint import check_shard_format
 
 # The sizes of a model, from its `config.json` and the headers of its files. The memory plan uses them.
 
@@ -71,12 +71,12 @@ def read_shape(model_path: Path) -> ModelShape | None:
     """Return the sizes of a local model, or None if its `config.json` does not have them."""
     try:
         config = read_json(model_path / "config.json")
-        return shape_of(config, parameters=count_parameters(model_path))
+        return parse_shape(config, parameters=count_parameters(model_path))
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         return None
 
 
-def shape_of(config: Mapping[str, Any], *, parameters: int | None = None) -> ModelShape:
+def parse_shape(config: Mapping[str, Any], *, parameters: int | None = None) -> ModelShape:
     """Return the sizes in a `config.json`.
 
     `parameters` is the count from the model's files, if they are local; otherwise it is computed. Raises
@@ -202,11 +202,14 @@ def check_template(path: Path) -> Check:
             f"{path} has no chat template, and environments speak in messages",
             f"use the instruction-tuned model of the family, or put a {TEMPLATE_FILE} beside its files",
         )
-    refused, with_system = template.refusal([QUESTION]), template.refusal([SYSTEM, QUESTION])
+    refused, with_system = (
+        template.find_problem([PROBE_QUESTION]),
+        template.find_problem([PROBE_SYSTEM, PROBE_QUESTION]),
+    )
     if refused is not None and with_system is not None:
         return failed(TOKENIZER, refused, f"correct {TEMPLATE_FILE}, or use another model of the family")
-    messages = [QUESTION] if refused is None else [SYSTEM, QUESTION]
-    if QUESTION["content"] not in template.text(messages, (), prompt=True):
+    messages = [PROBE_QUESTION] if refused is None else [PROBE_SYSTEM, PROBE_QUESTION]
+    if PROBE_QUESTION["content"] not in template.text(messages, (), prompt=True):
         return failed(
             TOKENIZER, "the chat template does not write what the user says", f"correct {TEMPLATE_FILE}"
         )
@@ -236,24 +239,24 @@ def find_model(name: str, revision: str | None = None) -> Path | None:
         return None
 
 
-def revision_of(model: Path) -> str | None:
+def cached_revision(model: Path) -> str | None:
     """Return the revision of a model in the hub's cache, or None for other directories."""
     return model.name if model.parent.name == "snapshots" else None
 
 
-def fetch_base(adapter: Path) -> Path:
+def fetch_base_model(adapter: Path) -> Path:
     """Return the local directory of an adapter's base model; download it if necessary.
 
     Raises UsageError if it is neither local nor on the hub, or if the adapter does not name it.
     """
-    return fetch_model(*base_of(adapter))
+    return fetch_model(*read_base_model(adapter))
 
 
-def fetch_served(name: str) -> Path:
+def fetch_served_model(name: str) -> Path:
     """Return the directory to serve: of a model, or of an adapter whose base is downloaded if necessary."""
     if not is_adapter(name):
         return fetch_model(name)
-    fetch_base(Path(name))
+    fetch_base_model(Path(name))
     return Path(name).resolve()
 
 
@@ -265,7 +268,7 @@ def fetch_model(name: str, revision: str | None = None) -> Path:
     need("torch", f"A model ({name})")
     found = find_model(name, revision)
     if found is not None:
-        refuse_old_shards(found.parent)
+        check_shard_format(found.parent)
         return found
     if is_adapter(name):
         raise UsageError(

@@ -42,7 +42,7 @@ class Ports:
                     self._release(port)
         raise RunError(f"No {count} free ports were found from {_CHOICE.start} to {_CHOICE.stop - 1}.")
 
-    def take(self, ports: Sequence[int]) -> None:
+    def reserve(self, ports: Sequence[int]) -> None:
         """Reserve the ports that the user chose. Raises UsageError for a port that is in use."""
         for port in ports:
             if not self._hold(port) or not is_free(port):
@@ -79,7 +79,7 @@ class Ports:
         os.close(self._held.pop(port))
 
 
-class AnyPorts:
+class UnassignedPorts:
     """Placeholder for the ports of a planned run; they are chosen when it starts."""
 
     def choose(self, count: int) -> list[int]:
@@ -88,7 +88,7 @@ class AnyPorts:
 
 
 @contextmanager
-def held_ports() -> Iterator[Ports]:
+def reserved_ports() -> Iterator[Ports]:
     """Yield reserved ports, and release them after the block."""
     ports = Ports()
     try:

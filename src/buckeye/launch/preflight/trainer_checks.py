@@ -7,16 +7,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from buckeye.base.own_function import missing_function
+from buckeye.base.user_function import find_missing_function
 from buckeye.config.losses import LossConfig
 from buckeye.config.rl import RLConfig
-from buckeye.config.shared import OwnFunctionConfig
+from buckeye.config.shared import UserFunctionConfig
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.engine.architecture import read_config, tensor_shapes
-from buckeye.launch.preflight.disk import is_one_of
+from buckeye.inference.engine.architecture import read_model_config, tensor_shapes
+from buckeye.launch.preflight.disk import matches_module_name
 from buckeye.launch.preflight.model import find_model
-from buckeye.trainer.model.trainable import untrainable
-from buckeye.transport.checkpoint.base_digest import base_digest, recorded_base
+from buckeye.trainer.model.trainable import untrainable_reasons
+from buckeye.transport.checkpoint.base_digest import base_digest, read_base_digest
 
 _OUTER = ("embed_tokens", "lm_head")  # not hidden layers
 
@@ -30,7 +30,7 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
     found = [*_own_functions(config), *_sharding_warnings(config, on_gpu=on_gpu)]
     if model_path is not None:
         with suppress(InferenceError):  # the check of the model reports a missing configuration
-            refused = untrainable(read_config(model_path / "config.json"))
+            refused = untrainable_reasons(read_model_config(model_path / "config.json"))
             found += [f"model.name: {model_path}/config.json: {reason}" for reason in refused]
     shapes = tensor_shapes(model_path) if model_path is not None else {}
     lora = config.trainer.model.experimental.lora
@@ -57,7 +57,9 @@ def _own_functions(config: RLConfig) -> Iterator[str]:
         "orchestrator.reward_shaping.function": shaping.function if shaping is not None else None,
     }
     for name, section in sections.items():
-        missing = missing_function(section.import_path) if isinstance(section, OwnFunctionConfig) else None
+        missing = (
+            find_missing_function(section.import_path) if isinstance(section, UserFunctionConfig) else None
+        )
         if missing is not None:
             yield f"{name}.import_path: {missing}"
 
@@ -68,8 +70,10 @@ def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
     The configuration already rejects this for forced sharding; the result of `auto` depends on the devices.
     """
     model = config.trainer.model
-    divides = on_gpu and model.device != "cpu" and (config.trainer_ranks > 1 or model.fsdp_cpu_offload)
-    if config.trainer.optim.type == "adamw8bit" and model.sharding == "auto" and divides:
+    is_model_sharded = (
+        on_gpu and model.device != "cpu" and (config.trainer_ranks > 1 or model.fsdp_cpu_offload)
+    )
+    if config.trainer.optim.type == "adamw8bit" and model.sharding == "auto" and is_model_sharded:
         yield (
             "trainer.optim.type: adamw8bit cannot update a model that is divided among GPUs; set "
             'trainer.model.sharding = "none", or use adamw'
@@ -87,7 +91,7 @@ def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[i
         yield f"{where} has no {file.name}"
         return
     try:
-        matrices, recorded = tensor_shapes(adapter), recorded_base(file)
+        matrices, recorded = tensor_shapes(adapter), read_base_digest(file)
     except (UsageError, OSError, ValueError) as error:
         yield f"{where} cannot be read: {error}"
         return
@@ -113,7 +117,9 @@ def _kind(name: str) -> str:
 
 def _target_warnings(targets: Collection[str], matrices: Collection[str]) -> Iterator[str]:
     hidden = [name for name in matrices if name.rpartition(".")[2] not in _OUTER]
-    missing = [target for target in targets if not any(is_one_of(name, [target]) for name in hidden)]
+    missing = [
+        target for target in targets if not any(matches_module_name(name, [target]) for name in hidden)
+    ]
     if missing or not targets:
         kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in hidden))
         yield (

@@ -31,7 +31,7 @@ _MAX_DIGITS = 300
 _LONGEST_SHOWN = 24
 
 
-def short(text: str) -> str:
+def shorten(text: str) -> str:
     """Return model text for use in a message, cut to 24 characters."""
     return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
 
@@ -72,7 +72,7 @@ class _Reader:
     def error(self, message: str, position: int | None = None) -> LiteralError:
         """Return an error that shows the text at its position."""
         at = self.position if position is None else position
-        found = short(self.text[at : at + _LONGEST_SHOWN + 1].partition("\n")[0])
+        found = shorten(self.text[at : at + _LONGEST_SHOWN + 1].partition("\n")[0])
         return LiteralError(f"{message}, found {found!r}" if found else f"{message}, and the text ends", at)
 
     def blank(self) -> None:
@@ -93,7 +93,7 @@ class _Reader:
         self.blank()
         call = CallText(name[0])
         if not self.take("("):
-            raise self.error(f"expected ( after {short(name[0])}")
+            raise self.error(f"expected ( after {shorten(name[0])}")
         while not self.closed(")"):
             self.argument(call)
             self.separator(")")
@@ -111,7 +111,7 @@ class _Reader:
         self.position = keyword.end()
         value = self.value(0)
         if keyword[1] in call.kwargs:
-            raise self.error(f"{short(keyword[1])} is given twice", start)
+            raise self.error(f"{shorten(keyword[1])} is given twice", start)
         call.kwargs[keyword[1]] = value
 
     def closed(self, bracket: str) -> bool:
@@ -140,7 +140,7 @@ class _Reader:
         if word is None:
             raise self.error("expected a value")
         if word[0] not in _WORDS:
-            message = f"{short(word[0])} is no value (a text is written in quotes)"
+            message = f"{shorten(word[0])} is no value (a text is written in quotes)"
             raise LiteralError(message, word.start())
         self.position = word.end()
         return _WORDS[word[0]]
@@ -165,9 +165,9 @@ class _Reader:
             key = self.string(quote[0])
             self.blank()
             if not self.take(":"):
-                raise self.error(f"expected : after the key {short(key)!r}")
+                raise self.error(f"expected : after the key {shorten(key)!r}")
             if key in found:
-                raise self.error(f"the key {short(key)!r} is there twice", start)
+                raise self.error(f"the key {shorten(key)!r} is there twice", start)
             found[key] = self.value(depth)
             self.separator("}")
         return found

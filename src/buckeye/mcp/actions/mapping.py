@@ -8,7 +8,7 @@ from typing import Any
 
 from buckeye.config.problems import closest, did_you_mean
 from buckeye.mcp.actions.expressions import Transform
-from buckeye.mcp.actions.literals import short
+from buckeye.mcp.actions.literals import shorten
 from buckeye.mcp.actions.operations import ExpressionError
 from buckeye.mcp.actions.parser import ParsedCall
 
@@ -54,7 +54,7 @@ class FromArgs:
     defaults: tuple[Any, ...] = ()
 
 
-Source = Constant | FromArg | FromArgs
+ArgumentSource = Constant | FromArg | FromArgs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ class Action:
     name: str
     tool: str | None
     positional: tuple[str, ...] = ()
-    sources: Mapping[str, Source] = field(default_factory=dict)
+    sources: Mapping[str, ArgumentSource] = field(default_factory=dict)
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -81,7 +81,7 @@ class BoundCall:
     arguments: dict[str, Any]
 
 
-def bind(
+def bind_call(
     call: ParsedCall, actions: Mapping[str, Action], schemas: Mapping[str, Mapping[str, Any]]
 ) -> BoundCall:
     """Return the MCP call for a model's call. `schemas` maps each tool to its input schema.
@@ -90,7 +90,7 @@ def bind(
     """
     action = actions.get(call.name)
     if action is None:
-        raise ActionError(f"there is no {short(call.name)}. There are: {', '.join(actions)}.")
+        raise ActionError(f"there is no {shorten(call.name)}. There are: {', '.join(actions)}.")
     given = _given(call, action)
     found = {name: _value(source, given, action) for name, source in action.sources.items()}
     arguments = {name: values[0] for name, values in found.items() if values}
@@ -111,15 +111,15 @@ def _given(call: ParsedCall, action: Action) -> dict[str, Any]:
     given = dict(zip(action.positional, call.args, strict=False))
     for name, value in call.kwargs.items():
         if name in given:
-            raise ActionError(f"{action.name} was given {short(name)} twice. {_usage(action)}")
+            raise ActionError(f"{action.name} was given {shorten(name)} twice. {_usage(action)}")
         if name not in action.parameters:
             meant = did_you_mean(closest(name[:100], action.parameters, count=1))
-            raise ActionError(f"{action.name} has no argument {short(name)}.{meant} {_usage(action)}")
+            raise ActionError(f"{action.name} has no argument {shorten(name)}.{meant} {_usage(action)}")
         given[name] = value
     return given
 
 
-def _value(source: Source, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
+def _value(source: ArgumentSource, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
     """Return the value for one argument of the tool as a tuple of one; an empty tuple omits the argument."""
     if isinstance(source, Constant):
         return (source.value,)

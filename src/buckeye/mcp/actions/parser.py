@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from buckeye.config.problems import closest, did_you_mean
 from buckeye.envs.call_arguments import read_arguments
-from buckeye.mcp.actions.literals import MAX_DEPTH, LiteralError, read_call, short
+from buckeye.mcp.actions.literals import MAX_DEPTH, LiteralError, read_call, shorten
 
 if TYPE_CHECKING:
     from buckeye.mcp.config import ParserConfig
@@ -232,7 +232,7 @@ def _skip_blank(text: str, position: int) -> int:
 
 def _unknown(name: str, actions: Collection[str]) -> str:
     meant = did_you_mean(closest(name[:_LONGEST_NAME], actions, count=1))
-    return f"there is no {short(name)}. There are: {', '.join(actions)}.{meant}"
+    return f"there is no {shorten(name)}. There are: {', '.join(actions)}.{meant}"
 
 
 def _chosen(
@@ -286,7 +286,7 @@ def _native(one: Mapping[str, Any], actions: Collection[str]) -> ParsedCall | Pa
     function = one.get("function") or {}
     name, written, call_id = function.get("name") or "", function.get("arguments"), one.get("id")
     if not name:
-        return ParseProblem(message=f"the call cannot be read: {short(str(written))}", call_id=call_id)
+        return ParseProblem(message=f"the call cannot be read: {shorten(str(written))}", call_id=call_id)
     if name not in actions:
         return ParseProblem(message=_unknown(name, actions), call_id=call_id)
     try:

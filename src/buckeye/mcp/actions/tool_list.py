@@ -11,7 +11,7 @@ from buckeye.mcp.client.session import ToolInfo
 from buckeye.mcp.config import GymConfig, ParserConfig
 
 
-def offered_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list[Tool]:
+def build_action_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list[Tool]:
     """Return one tool per action.
 
     An argument that is passed unchanged has the schema of the MCP tool's argument. A transformed one accepts

@@ -11,7 +11,7 @@ import mcp_types as types
 _TEXTS = ("text/", "application/json", "application/xml", "application/yaml")
 
 
-def text_and_dropped(parts: Sequence[types.ContentBlock]) -> tuple[str, Counter[str]]:
+def extract_text(parts: Sequence[types.ContentBlock]) -> tuple[str, Counter[str]]:
     """Return the joined text of all parts, and the number of parts without text by kind."""
     texts = [_text_of(part) for part in parts]
     dropped = Counter[str](part.type for part, text in zip(parts, texts, strict=True) if text is None)

@@ -16,7 +16,7 @@ _NAME = "buckeye-server-"
 _END_SECONDS = 5.0
 
 
-def group_of(pid: int) -> Path | None:
+def create_control_group(pid: int) -> Path | None:
     """Return a new group that contains the process, or None if none can be created."""
     above = _above()
     if above is None:
@@ -31,7 +31,7 @@ def group_of(pid: int) -> Path | None:
     return group
 
 
-def end_group(group: Path) -> None:
+def kill_control_group(group: Path) -> None:
     """Kill all processes in a group, and remove the group."""
     deadline = time.monotonic() + _END_SECONDS
     with contextlib.suppress(OSError):
@@ -53,7 +53,7 @@ def _above() -> Path | None:
         above = root / next(line[4:] for line in groups if line.startswith("0::"))
         for left in above.glob(f"{_NAME}*"):
             if not Path("/proc", left.name.removeprefix(_NAME).partition("-")[0]).exists():
-                end_group(left)
+                kill_control_group(left)
         return above
     return None
 

@@ -1,15 +1,15 @@
 """Errors of an MCP server during a rollout.
 
-    McpFault          the environment failed; the rollout has an error and no reward
+    McpEnvironmentError          the environment failed; the rollout has an error and no reward
     ├── StartError    the server could not be started or reached, or did not shake hands in time
     │   └── TaskError  the task or the configuration does not fit this machine or its servers
     ├── SetupError    a call of `setup_tool` failed
-    ├── ToolTimeout   a call gave no result within its deadline
-    ├── SessionLost   the server ended, or closed the connection
-    │   └── WorkdirFull  because the rollout's folder exceeded its size limit
-    ├── OutputFlood   the server exceeded the output limit of a session
-    ├── BadAnswer     the answer violates the protocol or the announced schema
-    ├── ToolsChanged  a tool that the rollout needs is gone or takes other arguments
+    ├── ToolTimeoutError   a call gave no result within its deadline
+    ├── SessionLostError   the server ended, or closed the connection
+    │   └── WorkdirFullError  because the rollout's folder exceeded its size limit
+    ├── OutputFloodError   the server exceeded the output limit of a session
+    ├── BadAnswerError     the answer violates the protocol or the announced schema
+    ├── ToolsChangedError  a tool that the rollout needs is gone or takes other arguments
     └── EvaluateError a call of `evaluate_tool` failed, or it gave no usable reward
 
 A mistake of the model is not an error: the model reads it as a result. A fault that a call of the model
@@ -24,16 +24,16 @@ from typing import ClassVar
 from buckeye.errors import BuckeyeError
 
 
-class McpFault(BuckeyeError):
+class McpEnvironmentError(BuckeyeError):
     """Base class of the environment's failures. The message names the server and has its last output."""
 
     stop_reason: ClassVar[str] = "environment_failed"
     to_model: ClassVar[str] = "it cannot be called"
-    ending: str = ""
+    exit_status: str = ""
     """How the server's process ended, as `exit code 3`; not read by the model."""
 
 
-class StartError(McpFault):
+class StartError(McpEnvironmentError):
     """The server could not be started or reached, or did not shake hands in time."""
 
     stop_reason = "start_failed"
@@ -45,60 +45,60 @@ class TaskError(StartError):
     final = True
 
 
-class SetupError(McpFault):
+class SetupError(McpEnvironmentError):
     """A call of `setup_tool` failed."""
 
     stop_reason = "setup_failed"
 
 
-class ToolTimeout(McpFault):
+class ToolTimeoutError(McpEnvironmentError):
     """A call gave no result within its deadline."""
 
     stop_reason = "tool_timeout"
     to_model = "it gave no result in time"
 
 
-class SessionLost(McpFault):
+class SessionLostError(McpEnvironmentError):
     """The server ended, or closed the connection."""
 
     stop_reason = "session_lost"
     to_model = "its server has ended"
 
 
-class OutputFlood(McpFault):
+class OutputFloodError(McpEnvironmentError):
     """The server exceeded the output limit of a session."""
 
     stop_reason = "output_flood"
     to_model = "its output was too large, and its server was ended"
 
 
-class WorkdirFull(SessionLost):
+class WorkdirFullError(SessionLostError):
     """The rollout's folder exceeded its size limit, and its servers were ended."""
 
     stop_reason = "workdir_full"
     to_model = "the folder holds more than it may, and its server was ended"
 
 
-class BadAnswer(McpFault):
+class BadAnswerError(McpEnvironmentError):
     """The server's answer violates the protocol or the announced schema."""
 
     stop_reason = "bad_answer"
     to_model = "its result cannot be used"
 
 
-class ToolsChanged(McpFault):
+class ToolsChangedError(McpEnvironmentError):
     """A tool that the rollout needs is gone or takes other arguments."""
 
     stop_reason = "tools_changed"
 
 
-class EvaluateError(McpFault):
+class EvaluateError(McpEnvironmentError):
     """A call of `evaluate_tool` failed, or it gave no usable reward."""
 
     stop_reason = "evaluate_failed"
 
 
-def tells_of_a_fault(text: str) -> bool:
+def reports_server_failure(text: str) -> bool:
     """Return True if a call's result, as the model reads it, reports a server failure."""
-    kinds: list[type[McpFault]] = [McpFault, *McpFault.__subclasses__()]
+    kinds: list[type[McpEnvironmentError]] = [McpEnvironmentError, *McpEnvironmentError.__subclasses__()]
     return any(text.endswith(f": {kind.to_model}.") for kind in kinds)

@@ -15,8 +15,8 @@ from typing import Protocol
 from buckeye.base.process import ends_within
 from buckeye.base.process_guard import GUARD, kill_marked
 from buckeye.base.threads import finish_in_thread
-from buckeye.mcp.client.control_group import end_group, group_of
-from buckeye.mcp.client.errors import McpFault, OutputFlood, StartError, TaskError
+from buckeye.mcp.client.control_group import create_control_group, kill_control_group
+from buckeye.mcp.client.errors import McpEnvironmentError, OutputFloodError, StartError, TaskError
 
 MAX_OUTPUT = 16 * 1024 * 1024
 """Maximum bytes of standard output between two messages to the server."""
@@ -39,7 +39,7 @@ _WHERE = re.compile(
 _OLDER = re.compile(r"'Server' object has no attribute")
 
 
-class Child(Protocol):
+class PipedProcess(Protocol):
     """Process with pipes, as asyncio starts it."""
 
     stdin: asyncio.StreamWriter | None
@@ -60,7 +60,7 @@ class ServerProcess:
 
     def __init__(
         self,
-        process: Child,
+        process: PipedProcess,
         name: str,
         release: Callable[[], None],
         mark: str | None = None,
@@ -74,13 +74,13 @@ class ServerProcess:
         assert process.stderr is not None
         self._process, self._name, self._release, self._mark = process, name, release, mark
         GUARD.watch(process.pid)
-        self._group = group_of(process.pid)
+        self._group = create_control_group(process.pid)
         self._stdin, self._stdout = process.stdin, process.stdout
         self._buffer = bytearray()
         self._unasked = self._unasked_garbage = 0
         self._stderr_tail = self._garbage = b""
         self.garbage_lines = 0
-        self.fault: McpFault | None = None
+        self.fault: McpEnvironmentError | None = None
         self._stderr = asyncio.create_task(self._keep_stderr(process.stderr))
 
     @classmethod
@@ -124,7 +124,7 @@ class ServerProcess:
         return self._process.returncode is not None
 
     @property
-    def ending(self) -> str:
+    def exit_status(self) -> str:
         """Exit of the process, as `exit code 3` or `signal 9`; "" while it runs."""
         code = self._process.returncode
         if code is None:
@@ -163,9 +163,9 @@ class ServerProcess:
             shown = self._garbage.decode("utf-8", "replace").strip()
             self._break(f"wrote {MAX_GARBAGE} lines that are no messages of MCP, the last: {shown!r}")
 
-    def last_words(self) -> str:
+    def describe_end(self) -> str:
         """Return how the process ended and its last output as the suffix of a message, or ""."""
-        parts = [f"it ended with {self.ending}"] if self.ending else []
+        parts = [f"it ended with {self.exit_status}"] if self.exit_status else []
         if self.garbage_lines:
             shown = self._garbage.decode("utf-8", "replace").strip()
             parts.append(f"{self.garbage_lines} lines of its output are no messages, the last: {shown!r}")
@@ -173,8 +173,8 @@ class ServerProcess:
             parts.append(f"its error output ends with:\n{_what(tail)}")
         return "; ".join(parts)
 
-    async def settle(self, seconds: float = 1.0) -> None:
-        """Wait until the process and its error output have ended, so that `last_words` is complete."""
+    async def wait_for_exit(self, seconds: float = 1.0) -> None:
+        """Wait until the process and its error output have ended, so that `describe_end` is complete."""
         await asyncio.wait({self._stderr}, timeout=seconds)
         await ends_within(self._process, seconds)
 
@@ -202,7 +202,7 @@ class ServerProcess:
             if self._mark is not None:  # children may have left the process group
                 await finish_in_thread(kill_marked, self._mark)
             if self._group is not None:
-                await finish_in_thread(end_group, self._group)
+                await finish_in_thread(kill_control_group, self._group)
             self._release()  # a leaked child may hold a pipe
 
     async def _keep_stderr(self, stream: asyncio.StreamReader) -> None:
@@ -215,7 +215,7 @@ class ServerProcess:
                 return
 
     def _break(self, what: str) -> None:
-        self.fault = OutputFlood(f"server {self._name!r} {what}")
+        self.fault = OutputFloodError(f"server {self._name!r} {what}")
         self.kill()
 
 

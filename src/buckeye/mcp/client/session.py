@@ -1,6 +1,6 @@
 """Session with one MCP server, through the MCP SDK.
 
-Both generations of the protocol work. Every failure becomes an `McpFault` within its deadline and leaves no
+Both generations of the protocol work. Every failure becomes an `McpEnvironmentError` within its deadline and leaves no
 process running.
 """
 
@@ -25,23 +25,28 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
 from buckeye.base.keys import local_key
-from buckeye.base.process import clean_environment, without_secrets
-from buckeye.mcp.client.content import text_and_dropped
+from buckeye.base.process import clean_environment, remove_secrets
+from buckeye.mcp.client.content import extract_text
 from buckeye.mcp.client.errors import (
-    BadAnswer,
-    McpFault,
-    OutputFlood,
-    SessionLost,
+    BadAnswerError,
+    McpEnvironmentError,
+    OutputFloodError,
+    SessionLostError,
     StartError,
     TaskError,
-    ToolsChanged,
-    ToolTimeout,
+    ToolsChangedError,
+    ToolTimeoutError,
 )
-from buckeye.mcp.client.lines import over_stdio
+from buckeye.mcp.client.http_transport import (
+    BoundedTransport,
+    explain_unreachable,
+    redact_url,
+    wait_until_listening,
+)
+from buckeye.mcp.client.message_streams import open_stdio_streams
 from buckeye.mcp.client.server_process import ServerProcess
-from buckeye.mcp.client.unreachable import BoundedTransport, shown_address, until_it_listens, why_unreachable
+from buckeye.mcp.fork_server.pool import start_program
 from buckeye.mcp.fork_server.program import Program
-from buckeye.mcp.fork_server.servers import start_program
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE
 from buckeye.mcp.tasks.task_schema import HttpServer, StdioServer
 from buckeye.version import __version__
@@ -86,7 +91,7 @@ class CallResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Deadlines:
+class SessionTimeouts:
     """Timeouts of a session in seconds: start with handshake, one call, and graceful end."""
 
     start: float = 120.0
@@ -100,15 +105,15 @@ async def _whatever_was_announced(name: str, result: types.CallToolResult) -> No
     """Accept any result. Some servers announce an output schema and return only text."""
 
 
-class Session:
+class McpSession:
     """An open session. `open_session` creates it."""
 
     def __init__(
-        self, name: str, server: Server, deadlines: Deadlines, secrets: Sequence[str], *, preload: bool
+        self, name: str, server: Server, timeouts: SessionTimeouts, secrets: Sequence[str], *, preload: bool
     ) -> None:
         self.name, self._server, self._preload = name, server, preload
         self.tools: Mapping[str, ToolInfo] = {}
-        self._deadlines, self._secrets = deadlines, secrets
+        self._deadlines, self._secrets = timeouts, secrets
         self._client: Client | None = None
         self._process: ServerProcess | None = None
         self._http: BoundedTransport | None = None
@@ -121,7 +126,7 @@ class Session:
     ) -> CallResult:
         """Call a tool. An error that the server reports about the call is a result with `is_error`.
 
-        Raises ToolTimeout, SessionLost, OutputFlood, BadAnswer, and ToolsChanged if the tool differs from the
+        Raises ToolTimeoutError, SessionLostError, OutputFloodError, BadAnswerError, and ToolsChangedError if the tool differs from the
         start of the session.
         """
         assert self._client is not None
@@ -135,20 +140,22 @@ class Session:
                     self._changed = False
                     await self._check_tool(tool)
                 result = await self._client.call_tool(tool, dict(arguments))
-                if result.is_error and "unknown tool" in text_and_dropped(result.content)[0].lower():
+                if result.is_error and "unknown tool" in extract_text(result.content)[0].lower():
                     await self._check_tool(tool)
         except TimeoutError:
             if not deadline.expired():
                 raise self._lost() from None
             self._kill()  # it will not react to a graceful close either
-            raise ToolTimeout(self._message(f"{tool} gave no result within {seconds:g} s")) from None
+            raise ToolTimeoutError(self._message(f"{tool} gave no result within {seconds:g} s")) from None
         except MCPError as error:
             return await self._refused(tool, error, seconds)
         except (ValidationError, RuntimeError) as error:
-            raise BadAnswer(self._message(f"the result of {tool} cannot be used: {_short(error)}")) from None
-        text, dropped = text_and_dropped(result.content)
+            raise BadAnswerError(
+                self._message(f"the result of {tool} cannot be used: {_short(error)}")
+            ) from None
+        text, dropped = extract_text(result.content)
         return CallResult(
-            text=without_secrets(text, self._secrets) if result.is_error else text,
+            text=remove_secrets(text, self._secrets) if result.is_error else text,
             structured=result.structured_content,
             is_error=result.is_error,
             dropped=dropped,
@@ -158,41 +165,41 @@ class Session:
         """Return a result for invalid arguments, which are the caller's mistake. Raises for other errors."""
         if error.code != types.INVALID_PARAMS:
             if self._process is not None and error.code == types.CONNECTION_CLOSED:
-                await self._process.settle()
+                await self._process.wait_for_exit()
             raise self._failure(error, tool) from None
         try:
             async with asyncio.timeout(seconds):
                 await self._check_tool(tool)
         except (TimeoutError, MCPError):
             raise self._failure(error, tool) from None
-        return CallResult(text=without_secrets(error.message, self._secrets), is_error=True)
+        return CallResult(text=remove_secrets(error.message, self._secrets), is_error=True)
 
-    def _failure(self, error: MCPError, doing: str) -> McpFault:
+    def _failure(self, error: MCPError, doing: str) -> McpEnvironmentError:
         if error.code == types.CONNECTION_CLOSED or "Session terminated" in error.message:
             return self._lost()
         said = self._message(f"{doing} failed: {error.message} (code {error.code})")
-        return self._broken_limit() or BadAnswer(said)
+        return self._broken_limit() or BadAnswerError(said)
 
-    def _lost(self) -> McpFault:
+    def _lost(self) -> McpEnvironmentError:
         self._is_lost = True
         if (broken := self._broken_limit()) is not None:
             return broken
-        lost = SessionLost(self._message("the session is lost"))
-        lost.ending = self._process.ending if self._process is not None else ""
+        lost = SessionLostError(self._message("the session is lost"))
+        lost.exit_status = self._process.exit_status if self._process is not None else ""
         return lost
 
-    def _broken_limit(self) -> McpFault | None:
+    def _broken_limit(self) -> McpEnvironmentError | None:
         if self._http is not None and self._http.flooded:
-            return OutputFlood(self._message(self._http.flooded))
+            return OutputFloodError(self._message(self._http.flooded))
         return self._process.fault if self._process is not None else None
 
     def _message(self, what: str) -> str:
         speaks = self._http or self._process
-        words = speaks.last_words() if speaks is not None else ""
+        words = speaks.describe_end() if speaks is not None else ""
         said = f"server {self.name!r}: {what}" + (f"; {words}" if words else "")
-        return without_secrets(said, self._secrets)
+        return remove_secrets(said, self._secrets)
 
-    def end_with(self, fault: McpFault) -> None:
+    def abort(self, fault: McpEnvironmentError) -> None:
         """Kill the session's process, if it has one. Current and later calls raise `fault`."""
         if self._process is not None:
             self._process.fault = self._process.fault or fault
@@ -204,12 +211,14 @@ class Session:
             self._process.kill()
 
     async def _check_tool(self, name: str) -> None:
-        """Raise ToolsChanged unless the server still has the tool with the same input schema."""
+        """Raise ToolsChangedError unless the server still has the tool with the same input schema."""
         tools = await self._list_tools()
         if name not in tools:
-            raise ToolsChanged(self._message(f"the tool {name!r} is gone"))
+            raise ToolsChangedError(self._message(f"the tool {name!r} is gone"))
         if tools[name].input_schema != self.tools[name].input_schema:
-            raise ToolsChanged(self._message(f"the tool {name!r} takes other arguments than at the start"))
+            raise ToolsChangedError(
+                self._message(f"the tool {name!r} takes other arguments than at the start")
+            )
 
     async def _list_tools(self) -> dict[str, ToolInfo]:
         assert self._client is not None
@@ -225,7 +234,7 @@ class Session:
             if cursor in asked:
                 return tools
             asked.add(cursor)
-        raise BadAnswer(self._message(f"its list of tools has more than {_PAGES} pages"))
+        raise BadAnswerError(self._message(f"its list of tools has more than {_PAGES} pages"))
 
     async def _noticed(self, message: Any) -> None:
         if isinstance(message, types.ToolListChangedNotification):
@@ -266,17 +275,17 @@ class Session:
     async def _transport(self) -> AsyncIterator[Transport]:
         server = self._server
         if isinstance(server, StdioServer):
-            argv = (found_program(server.command), *server.args)
+            argv = (find_executable(server.command), *server.args)
             cwd = Path(server.cwd) if server.cwd is not None else None
             program = Program(argv=argv, env=clean_environment(server.env), cwd=cwd)
             process = await start_program(program, name=self.name, preload=self._preload)
             self._process = process
             try:
-                yield over_stdio(process)
+                yield open_stdio_streams(process)
             finally:
                 await process.close(grace=self._grace)
         else:
-            await until_it_listens(server.url, self._deadlines.listen)
+            await wait_until_listening(server.url, self._deadlines.listen)
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have their own deadline
             # If the task sets no key, use the key that a local gateway of this user has created. A compressed
@@ -301,20 +310,22 @@ class Session:
         if not owner.done():
             await _ended(owner)
             url = getattr(self._server, "url", None)
-            what = "it did not start" if url is None else f"{shown_address(url)} did not answer"
+            what = "it did not start" if url is None else f"{redact_url(url)} did not answer"
             raise StartError(self._message(f"{what} and shake hands within {seconds:g} s"))
         raise self._why_not(owner)
 
-    def _why_not(self, owner: asyncio.Task[None]) -> McpFault:
+    def _why_not(self, owner: asyncio.Task[None]) -> McpEnvironmentError:
         error = None if owner.cancelled() else _root(owner.exception())
         if (broken := self._broken_limit()) is not None:
             return broken
-        if isinstance(error, McpFault):
+        if isinstance(error, McpEnvironmentError):
             return error
         if isinstance(self._server, HttpServer):
-            why = why_unreachable(self._server.url, error, self._http.refusal if self._http else None)
+            why = explain_unreachable(
+                self._server.url, error, self._http.error_status if self._http else None
+            )
             kind = StartError if urlsplit(self._server.url).hostname else TaskError
-            return kind(without_secrets(f"server {self.name!r}: {why}", self._secrets))
+            return kind(remove_secrets(f"server {self.name!r}: {why}", self._secrets))
         return StartError(self._message(f"it could not be started or reached: {_short(error)}"))
 
     async def close(self, owner: asyncio.Task[None], *, grace: float = _SHORT_GRACE) -> None:
@@ -329,22 +340,22 @@ class Session:
 
 @asynccontextmanager
 async def open_session(
-    name: str, server: Server, *, deadlines: Deadlines, secrets: Sequence[str] = (), preload: bool = True
-) -> AsyncIterator[Session]:
+    name: str, server: Server, *, timeouts: SessionTimeouts, secrets: Sequence[str] = (), preload: bool = True
+) -> AsyncIterator[McpSession]:
     """Open a session with the server `name`, and close it at the end of the block.
 
     The server's process has ended by then. Variables in `server` must already be resolved. All messages omit
     `secrets`, the values of these variables. With `preload` a Python server may be forked from a process that
     has imported its libraries. Raises StartError or a more specific fault.
     """
-    session = Session(name, server, deadlines, secrets, preload=preload)
+    session = McpSession(name, server, timeouts, secrets, preload=preload)
     owner = await session.open()
     try:
         yield session
     except BaseException:
         await session.close(owner)
         raise
-    await session.close(owner, grace=deadlines.close)
+    await session.close(owner, grace=timeouts.close)
 
 
 async def _ended(owner: asyncio.Task[None]) -> None:
@@ -355,7 +366,7 @@ async def _ended(owner: asyncio.Task[None]) -> None:
         owner.exception()  # marks the exception as retrieved; it is already reported
 
 
-def found_program(command: str) -> str:
+def find_executable(command: str) -> str:
     """Return `command`, or its path next to this Python if it is only installed there."""
     beside = Path(sys.executable).parent / command
     found = "/" in command or shutil.which(command) is not None or not beside.is_file()

@@ -13,7 +13,7 @@ _SECONDS = 20.0
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class ForkFailed(Exception):
+class ForkError(Exception):
     """The process could not be forked. The message is the reason."""
 
 
@@ -42,7 +42,7 @@ class ForkedProcess:
 
 
 async def fork_session(control: socket.socket, spec: Mapping[str, Any]) -> ForkedProcess:
-    """Request a session from the process at the other end of `control`. Raises ForkFailed."""
+    """Request a session from the process at the other end of `control`. Raises ForkError."""
     pairs = [socket.socketpair() for _ in range(4)]
     streams: list[_Stream] = []
     try:
@@ -61,5 +61,5 @@ async def fork_session(control: socket.socket, spec: Mapping[str, Any]) -> Forke
         for end in (end for pair in pairs for end in pair):
             end.close()
         if isinstance(error, OSError | ValueError):  # TimeoutError is an OSError
-            raise ForkFailed(f"no answer from the process that has imported them ({error})") from None
+            raise ForkError(f"no answer from the process that has imported them ({error})") from None
         raise

@@ -17,7 +17,7 @@ _AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "OPENB
 class Program:
     """A command with its complete environment.
 
-    `cwd` None means the directory of this process. `outer` returns the argv and environment that start a
+    `cwd` None means the directory of this process. `wrap_command` returns the argv and environment that start a
     given command in the sandbox. `confine` is the specification of confine.py. Without a sandbox both stay
     None.
     """
@@ -26,9 +26,9 @@ class Program:
     env: Mapping[str, str]
     cwd: Path | None = None
     confine: Mapping[str, Any] | None = None
-    outer: Callable[[Sequence[str], Mapping[str, str]], tuple[tuple[str, ...], Mapping[str, str]]] | None = (
-        None
-    )
+    wrap_command: (
+        Callable[[Sequence[str], Mapping[str, str]], tuple[tuple[str, ...], Mapping[str, str]]] | None
+    ) = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

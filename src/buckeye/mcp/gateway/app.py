@@ -20,19 +20,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from buckeye.base.request_gate import Denied, Gate, Rules
+from buckeye.base.request_gate import AccessRules, Denial, RequestGate
 from buckeye.mcp.gateway.channel import Channel
-from buckeye.mcp.gateway.frames import (
+from buckeye.mcp.gateway.gateway import Gateway
+from buckeye.mcp.gateway.json_rpc import (
     HANDSHAKE_VERSIONS,
     UNSUPPORTED_VERSION,
-    Frame,
+    JsonRpcMessage,
     RequestId,
-    error_frame,
-    read_frame,
+    error_response,
+    parse_message,
 )
-from buckeye.mcp.gateway.gateway import Gateway
-from buckeye.mcp.gateway.session import Session
-from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, Refusal, read_wish
+from buckeye.mcp.gateway.session import GatewaySession
+from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, GatewayError, read_launch_request
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _INVALID_REQUEST = -32600
 _SSE_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": "no"}
 
 
-def create_app(gateway: Gateway) -> Gate:
+def create_app(gateway: Gateway) -> RequestGate:
     """Return the application that serves `gateway` to clients that its settings admit."""
     endpoint = _Endpoint(gateway)
     methods = ["GET", "POST", "DELETE"]
@@ -56,18 +56,18 @@ def create_app(gateway: Gateway) -> Gate:
         ]
     )
     settings = gateway.settings
-    rules = Rules(
+    rules = AccessRules(
         host=settings.host,
         key=settings.api_key,
         hosts=settings.hosts,
         origins=settings.origins,
-        how_to_send=f"send the gateway's {API_KEY_VARIABLE} as `Authorization: Bearer ...`",
+        key_hint=f"send the gateway's {API_KEY_VARIABLE} as `Authorization: Bearer ...`",
     )
-    return Gate(app, rules, _denied)  # type: ignore[arg-type]
+    return RequestGate(app, rules, _denied)  # type: ignore[arg-type]
 
 
-def _denied(why: Denied) -> bytes:
-    return error_frame(None, _INVALID_REQUEST, why.message, {"reason": why.reason})
+def _denied(why: Denial) -> bytes:
+    return error_response(None, _INVALID_REQUEST, why.message, {"reason": why.reason})
 
 
 class _Endpoint:
@@ -88,25 +88,25 @@ class _Endpoint:
             if request.method == "DELETE":
                 return self._delete(request)
             body = await _body(request)
-            frame = read_frame(body)
+            frame = parse_message(body)
             return await self._post(request, frame, body)
-        except Refusal as refusal:
+        except GatewayError as refusal:
             return _refused(refusal, frame.id if frame is not None and frame.is_request else None)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
             log.exception("A request failed")
-            defect = Refusal(500, "defect", f"unexpected {type(error).__name__}", code=-32603)
+            defect = GatewayError(500, "defect", f"unexpected {type(error).__name__}", code=-32603)
             return _refused(defect, frame.id if frame is not None and frame.is_request else None)
 
-    async def _post(self, request: Request, frame: Frame, body: bytes) -> Response:
+    async def _post(self, request: Request, frame: JsonRpcMessage, body: bytes) -> Response:
         session, headers = await self._session(request, frame)
         if not frame.is_request:
-            await session.tell(body)
+            await session.forward(body)
             return Response(status_code=202)
         assert frame.id is not None
         starting = session.requests == 0
-        channel = await session.ask(frame, body)
+        channel = await session.forward_request(frame, body)
         modern = OWN_SESSION_HEADER in request.headers
         gone = asyncio.create_task(_disconnected(request))
         try:
@@ -114,23 +114,27 @@ class _Endpoint:
         finally:
             gone.cancel()
         if first is None and gone.done() and not gone.cancelled():
-            await session.abandon(frame.id, tell=modern)
+            await session.abandon(frame.id, forward=modern)
             if starting and session.ended is None:
                 session.end("its client left while it was starting")
             return Response(status_code=499)
         if channel.finished and first is not None:
             return _json(first, status=502 if channel.broken else 200, headers=headers)
-        abandon = functools.partial(session.abandon, frame.id, tell=modern)
+        abandon = functools.partial(session.abandon, frame.id, forward=modern)
         events = _events(channel, _event(first) if first is not None else _PING, abandon)
         return StreamingResponse(events, media_type="text/event-stream", headers={**_SSE_HEADERS, **headers})
 
-    async def _session(self, request: Request, frame: Frame) -> tuple[Session, dict[str, str]]:
+    async def _session(
+        self, request: Request, frame: JsonRpcMessage
+    ) -> tuple[GatewaySession, dict[str, str]]:
         """Return the session of a message and the headers for its response. `initialize` opens a session."""
         headers = request.headers
         if (session_id := headers.get(SESSION_HEADER)) is not None:
             return self._gateway.find(session_id), {}
         if (name := headers.get(OWN_SESSION_HEADER)) is not None:
-            return await self._gateway.named(name, read_wish(headers, self._gateway.settings)), {}
+            return await self._gateway.open_named(
+                name, read_launch_request(headers, self._gateway.settings)
+            ), {}
         version = headers.get("mcp-protocol-version")
         if frame.method == "server/discover" or (version is not None and version not in HANDSHAKE_VERSIONS):
             message = (
@@ -138,16 +142,16 @@ class _Endpoint:
                 "session in a header Buckeye-Session of its own making, or uses "
                 f"{HANDSHAKE_VERSIONS[0]} or older."
             )
-            refusal = Refusal(400, "version", message, code=UNSUPPORTED_VERSION)
+            refusal = GatewayError(400, "version", message, code=UNSUPPORTED_VERSION)
             refusal.data = {"supported": list(HANDSHAKE_VERSIONS), "requested": version or ""}
             raise refusal
         if frame.method != "initialize" or not frame.is_request:
             raise _no_session("a session begins with an initialize request.")
-        session = await self._gateway.open(read_wish(headers, self._gateway.settings))
+        session = await self._gateway.open(read_launch_request(headers, self._gateway.settings))
         return session, {SESSION_HEADER: session.id}
 
     async def _first(
-        self, session: Session, channel: Channel, gone: asyncio.Task[None], *, starting: bool
+        self, session: GatewaySession, channel: Channel, gone: asyncio.Task[None], *, starting: bool
     ) -> bytes | None:
         """Return the first message on a channel; None after a timeout, or if the client has disconnected.
 
@@ -161,7 +165,7 @@ class _Endpoint:
             return None
         message = getting.result()
         if message is None and starting:
-            words = session.started.process.last_words()
+            words = session.environment.process.describe_end()
             said = f" {words}" if words else ""
             session.end(f"the environment gave no answer within {seconds:g} s (--start-seconds).{said}")
             message = await channel.get(0)
@@ -180,7 +184,9 @@ class _Endpoint:
         if (session_id := headers.get(SESSION_HEADER)) is not None:
             self._gateway.find(session_id).end("by its client")
         elif (name := headers.get(OWN_SESSION_HEADER)) is not None:
-            self._gateway.find_named(name, read_wish(headers, self._gateway.settings)).end("by its client")
+            self._gateway.find_named(name, read_launch_request(headers, self._gateway.settings)).end(
+                "by its client"
+            )
         else:
             raise _no_session("which session is to end?")
         return Response(status_code=204)
@@ -210,7 +216,7 @@ async def _body(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise Refusal(413, "size", f"The message is larger than {MAX_BODY_BYTES // 2**20} MiB.")
+            raise GatewayError(413, "size", f"The message is larger than {MAX_BODY_BYTES // 2**20} MiB.")
     return bytes(body)
 
 
@@ -219,13 +225,13 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _refused(refusal: Refusal, request_id: RequestId | None) -> Response:
+def _refused(refusal: GatewayError, request_id: RequestId | None) -> Response:
     data = {"reason": refusal.reason, **refusal.data}
-    return _json(error_frame(request_id, refusal.code, str(refusal), data), status=refusal.status)
+    return _json(error_response(request_id, refusal.code, str(refusal), data), status=refusal.status)
 
 
-def _no_session(said: str) -> Refusal:
-    return Refusal(400, "session", f"The header Mcp-Session-Id is missing: {said}")
+def _no_session(said: str) -> GatewayError:
+    return GatewayError(400, "session", f"The header Mcp-Session-Id is missing: {said}")
 
 
 def _json(content: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

@@ -11,13 +11,13 @@ from typing import Any
 
 from buckeye.base import heartbeat
 from buckeye.errors import UsageError
-from buckeye.mcp.client.errors import McpFault
-from buckeye.mcp.fork_server.servers import STARTS
-from buckeye.mcp.gateway.frames import SERVER_ERROR
-from buckeye.mcp.gateway.session import Session
-from buckeye.mcp.gateway.settings import GatewaySettings, Refusal, Wish
-from buckeye.mcp.gateway.starts import Started, is_larger, start
-from buckeye.mcp.sandbox.base import Places, PrepareError, Runtime, RuntimeUnavailable
+from buckeye.mcp.client.errors import McpEnvironmentError
+from buckeye.mcp.fork_server.pool import START_COUNTS
+from buckeye.mcp.gateway.json_rpc import SERVER_ERROR
+from buckeye.mcp.gateway.running_environment import RunningEnvironment, is_larger, start_environment
+from buckeye.mcp.gateway.session import GatewaySession
+from buckeye.mcp.gateway.settings import GatewayError, GatewaySettings, LaunchRequest
+from buckeye.mcp.sandbox.runtime import FolderFactory, PrepareError, Runtime, RuntimeUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +28,12 @@ _REMEMBERED = 1000
 class Gateway:
     """Sessions and their environments. Belongs to one event loop; `close` ends every environment."""
 
-    def __init__(self, settings: GatewaySettings, runtime: Runtime, places: Places) -> None:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, folders: FolderFactory) -> None:
         self.settings = settings
-        self._runtime, self._places = runtime, places
-        self._sessions: dict[str, Session] = {}
-        self._named: dict[tuple[str, Wish], Session] = {}
-        self._opening: dict[tuple[str, Wish], asyncio.Lock] = {}
+        self._runtime, self._places = runtime, folders
+        self._sessions: dict[str, GatewaySession] = {}
+        self._named: dict[tuple[str, LaunchRequest], GatewaySession] = {}
+        self._opening: dict[tuple[str, LaunchRequest], asyncio.Lock] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._free = asyncio.Semaphore(settings.sessions)
         self._queued = 0
@@ -43,48 +43,50 @@ class Gateway:
         self._sweeping = self._run(self._sweep())
         self._closing = False
 
-    async def open(self, wish: Wish) -> Session:
-        """Open a session with a separate environment, after waiting for a free slot. Raises Refusal."""
+    async def open(self, launch_request: LaunchRequest) -> GatewaySession:
+        """Open a session with a separate environment, after waiting for a free slot. Raises GatewayError."""
         await self._turn()
         begun = time.monotonic()
         try:
-            started = await self._start(wish)
+            started = await self._start(launch_request)
             if self._closing:  # the gateway began to close while this session waited or started
                 await started.stop(grace=0.0)
                 raise _stopping()
         except BaseException as error:
             self._free.release()
             raise _refusal(error) from None
-        session = Session(started, wish, self._on_end)
+        session = GatewaySession(started, launch_request, self._on_end)
         self._sessions[session.id] = session
         self._total += 1
         seconds, running = time.monotonic() - begun, len(self._sessions)
-        log.info("%s started in %.2f s: %s; %d running", session.name, seconds, _shown(wish), running)
+        log.info(
+            "%s started in %.2f s: %s; %d running", session.name, seconds, _shown(launch_request), running
+        )
         return session
 
-    async def named(self, name: str, wish: Wish) -> Session:
+    async def open_named(self, name: str, launch_request: LaunchRequest) -> GatewaySession:
         """Return the session that a client without protocol sessions calls `name`; the first use opens it."""
-        key = (name, wish)
+        key = (name, launch_request)
         async with self._opening.setdefault(key, asyncio.Lock()):
             session = self._named.get(key)
             if session is None or session.ended is not None:
-                session = self._named[key] = await self.open(wish)
+                session = self._named[key] = await self.open(launch_request)
         return session
 
-    def find(self, session_id: str) -> Session:
-        """Return a running session by id. Raises Refusal 404, with the reason if it has ended."""
+    def find(self, session_id: str) -> GatewaySession:
+        """Return a running session by id. Raises GatewayError 404, with the reason if it has ended."""
         session = self._sessions.get(session_id)
         if session is not None:
             return session
         why = self._ended.get(session_id)
         message = f"The session has ended: {why}" if why else "There is no such session on this gateway."
-        raise Refusal(404, "session_ended" if why else "session", message)
+        raise GatewayError(404, "session_ended" if why else "session", message)
 
-    def find_named(self, name: str, wish: Wish) -> Session:
-        """Return a running session by its client's name for it. Raises Refusal 404."""
-        session = self._named.get((name, wish))
+    def find_named(self, name: str, launch_request: LaunchRequest) -> GatewaySession:
+        """Return a running session by its client's name for it. Raises GatewayError 404."""
+        session = self._named.get((name, launch_request))
         if session is None:
-            raise Refusal(404, "session", "There is no session of this name, image and variables.")
+            raise GatewayError(404, "session", "There is no session of this name, image and variables.")
         return session
 
     async def close(self) -> None:
@@ -104,17 +106,17 @@ class Gateway:
             "limit": self.settings.sessions,
             "waiting": self._queued,
             "started": self._total,
-            "forked": STARTS["forked"],
+            "forked": START_COUNTS["forked"],
             "sessions": [
                 {
                     "session": session.name,
-                    "image": session.wish.image,
-                    "variables": [name for name, _ in session.wish.variables],
-                    "seconds": round(now - session.begun, 1),
+                    "image": session.launch_request.image,
+                    "variables": [name for name, _ in session.launch_request.variables],
+                    "seconds": round(now - session.started_at, 1),
                     "idle_seconds": round(now - session.last_used, 1),
                     "requests": session.requests,
                     "dropped_messages": session.dropped,
-                    "lines_that_are_no_messages": session.started.process.garbage_lines,
+                    "lines_that_are_no_messages": session.environment.process.garbage_lines,
                 }
                 for session in self._sessions.values()
             ],
@@ -129,7 +131,7 @@ class Gateway:
             async with asyncio.timeout(seconds):
                 await self._free.acquire()
         except TimeoutError:
-            raise Refusal(
+            raise GatewayError(
                 503,
                 "busy",
                 f"All {limit} environments (--sessions) are in use, and none became free within "
@@ -139,35 +141,35 @@ class Gateway:
         finally:
             self._queued -= 1
 
-    async def _start(self, wish: Wish) -> Started:
-        runtime, image = self._runtime, wish.image
-        if not runtime.serves and not image:
+    async def _start(self, launch_request: LaunchRequest) -> RunningEnvironment:
+        runtime, image = self._runtime, launch_request.image
+        if not runtime.only_environment and not image:
             raise UsageError(
                 "This session names no image. Send the header Mcp-Image (in the task's mcp_config), or start "
                 "the gateway with --image, --command or --dir."
             )
-        if runtime.serves and image and image not in self._preparing:
-            log.warning("Sessions that ask for the image %s get %s", image, runtime.serves)
+        if runtime.only_environment and image and image not in self._preparing:
+            log.warning("Sessions that ask for the image %s get %s", image, runtime.only_environment)
         async with self._preparing.setdefault(image, asyncio.Lock()):
             await runtime.prepare(image)
-        return await start(runtime, wish, self._places, preload=self.settings.preload)
+        return await start_environment(runtime, launch_request, self._places, preload=self.settings.preload)
 
-    def _on_end(self, session: Session, reason: str) -> None:
+    def _on_end(self, session: GatewaySession, reason: str) -> None:
         self._sessions.pop(session.id, None)
         for key in [key for key, other in self._named.items() if other is session]:
             del self._named[key], self._opening[key]
         self._ended[session.id] = reason
         while len(self._ended) > _REMEMBERED:
             self._ended.popitem(last=False)
-        seconds = time.monotonic() - session.begun
+        seconds = time.monotonic() - session.started_at
         log.info("%s ended after %.1f s and %d requests: %s", session.name, seconds, session.requests, reason)
         if session.dropped:
             log.warning("%s: %d messages that nobody fetched were dropped", session.name, session.dropped)
         self._run(self._stop(session))
 
-    async def _stop(self, session: Session) -> None:
+    async def _stop(self, session: GatewaySession) -> None:
         try:
-            await session.started.stop()
+            await session.environment.stop()
         finally:
             self._free.release()
 
@@ -183,9 +185,9 @@ class Gateway:
             full = await asyncio.to_thread(_full, sessions, settings.disk)
             now = time.monotonic()
             for session in sessions:
-                if now - session.begun > settings.session_seconds:
+                if now - session.started_at > settings.session_seconds:
                     session.end(f"it lasted {settings.session_seconds:g} s (--session-seconds)")
-                elif not session.in_use and now - (session.left_at or now) > settings.left_seconds:
+                elif not session.in_use and now - (session.disconnected_at or now) > settings.left_seconds:
                     session.end(f"its client has been away for {settings.left_seconds:g} s (--left-seconds)")
                 elif not session.in_use and now - session.last_used > settings.idle_seconds:
                     session.end(f"nothing was asked for {settings.idle_seconds:g} s (--idle-seconds)")
@@ -205,27 +207,27 @@ class Gateway:
                 log.error("In the background: %s: %s", type(error).__name__, error)
 
 
-def _stopping() -> Refusal:
-    return Refusal(503, "stopping", "The gateway is stopping.", code=SERVER_ERROR)
+def _stopping() -> GatewayError:
+    return GatewayError(503, "stopping", "The gateway is stopping.", code=SERVER_ERROR)
 
 
 def _refusal(error: BaseException) -> BaseException:
     """Return the refusal that a client receives for a failed start; other errors unchanged."""
     if isinstance(error, UsageError):
-        return Refusal(400, "environment", str(error), code=SERVER_ERROR)
-    if isinstance(error, PrepareError | RuntimeUnavailable | McpFault):
-        return Refusal(502, "start_failed", str(error), code=SERVER_ERROR)
+        return GatewayError(400, "environment", str(error), code=SERVER_ERROR)
+    if isinstance(error, PrepareError | RuntimeUnavailableError | McpEnvironmentError):
+        return GatewayError(502, "start_failed", str(error), code=SERVER_ERROR)
     return error
 
 
-def _shown(wish: Wish) -> str:
-    names = ", ".join(name for name, _ in wish.variables)
-    return (wish.image or "the default environment") + (f" with {names}" if names else "")
+def _shown(launch_request: LaunchRequest) -> str:
+    names = ", ".join(name for name, _ in launch_request.variables)
+    return (launch_request.image or "the default environment") + (f" with {names}" if names else "")
 
 
-def _full(sessions: list[Session], most: int) -> list[Session]:
-    """Return the sessions whose folders hold more than `most` bytes.
+def _full(sessions: list[GatewaySession], max_bytes: int) -> list[GatewaySession]:
+    """Return the sessions whose folders hold more than `max_bytes` bytes.
 
     One call checks all of them, because a thread per session costs as much as the check.
     """
-    return [session for session in sessions if is_larger(session.started.place, most)]
+    return [session for session in sessions if is_larger(session.environment.root, max_bytes)]

@@ -14,14 +14,14 @@ from pathlib import Path
 
 from buckeye.base import heartbeat
 from buckeye.base.http_server import http_server, listen
-from buckeye.base.keys import made_key, made_key_file
+from buckeye.base.keys import generated_key, generated_key_file
 from buckeye.mcp.gateway.app import create_app
 from buckeye.mcp.gateway.gateway import Gateway
+from buckeye.mcp.gateway.process_folder import is_in_use, open_process_folder
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, GatewaySettings
-from buckeye.mcp.gateway.state import is_alive, own_folder
-from buckeye.mcp.sandbox.base import Limits, Places, Runtime, cache_folder
-from buckeye.mcp.sandbox.command import CommandRuntime, FolderRuntime
-from buckeye.mcp.sandbox.containers import ContainerRuntime, image_runtime
+from buckeye.mcp.sandbox.container_runtimes import ContainerRuntime, image_runtime
+from buckeye.mcp.sandbox.process_runtimes import CommandRuntime, FolderRuntime
+from buckeye.mcp.sandbox.runtime import FolderFactory, Runtime, SandboxLimits, cache_folder
 from buckeye.monitor.log import SUCCESS
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _STOP_SECONDS = 5
 
 def run_gateway(
     settings: GatewaySettings,
-    limits: Limits,
+    limits: SandboxLimits,
     *,
     runtime: str,
     command: Sequence[str] | None,
@@ -47,11 +47,11 @@ def run_gateway(
     with contextlib.ExitStack() as stack:
         if settings.api_key is None and not settings.no_key:
             port = listener.getsockname()[1]
-            key = stack.enter_context(made_key(API_KEY_VARIABLE, port))
+            key = stack.enter_context(generated_key(API_KEY_VARIABLE, port))
             settings = replace(settings, api_key=key)
-            path = shlex.quote(str(made_key_file(API_KEY_VARIABLE, port)))
+            path = shlex.quote(str(generated_key_file(API_KEY_VARIABLE, port)))
             log.info("Clients send the key of this start: export %s=$(cat %s)", API_KEY_VARIABLE, path)
-        own = stack.enter_context(own_folder(cache_folder() / "gateway"))
+        own = stack.enter_context(open_process_folder(cache_folder() / "gateway"))
         used: Runtime
         if folder is not None:
             used = FolderRuntime(folder, limits)
@@ -63,13 +63,13 @@ def run_gateway(
 
 
 async def _serve(settings: GatewaySettings, used: Runtime, own: Path, listener: socket.socket) -> None:
-    if settings.image or used.serves:
+    if settings.image or used.only_environment:
         await used.prepare(settings.image)  # fail at the start, not in the first session
     if isinstance(used, ContainerRuntime):
-        removed = await used.remove_leftovers(lambda name: is_alive(own.parent / name))
+        removed = await used.remove_leftovers(lambda name: is_in_use(own.parent / name))
         if removed:
             log.info("Removed %d containers of gateways that were killed", removed)
-    gateway = Gateway(settings, used, Places(own))
+    gateway = Gateway(settings, used, FolderFactory(own))
     server = http_server(create_app(gateway), timeout_graceful_shutdown=_STOP_SECONDS)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -79,7 +79,7 @@ async def _serve(settings: GatewaySettings, used: Runtime, own: Path, listener: 
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    log.log(SUCCESS, "Gateway ready on http://%s:%d/mcp (%s: %s)", shown, port, used.name, used.about)
+    log.log(SUCCESS, "Gateway ready on http://%s:%d/mcp (%s: %s)", shown, port, used.name, used.description)
     heartbeat.ready()
     waiting = asyncio.create_task(stopped.wait())
     await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)

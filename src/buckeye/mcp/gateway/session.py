@@ -7,36 +7,41 @@ import secrets
 import time
 from collections.abc import Callable
 
-from buckeye.base.process import without_secrets
-from buckeye.mcp.client.errors import McpFault
+from buckeye.base.process import remove_secrets
+from buckeye.mcp.client.errors import McpEnvironmentError
 from buckeye.mcp.gateway.channel import Channel
-from buckeye.mcp.gateway.frames import (
+from buckeye.mcp.gateway.json_rpc import (
     SERVER_ERROR,
-    Frame,
+    JsonRpcMessage,
     RequestId,
-    cancellation,
-    error_frame,
+    cancel_notification,
+    error_response,
     one_line,
     read_line,
 )
-from buckeye.mcp.gateway.settings import Refusal, Wish
-from buckeye.mcp.gateway.starts import Started
+from buckeye.mcp.gateway.running_environment import RunningEnvironment
+from buckeye.mcp.gateway.settings import GatewayError, LaunchRequest
 
 _WRITE_SECONDS = 30.0
 _EXIT_POLLS, _EXIT_POLL_SECONDS = 100, 0.01
 
 
-class Session:
+class GatewaySession:
     """One session, open from its start until `on_end` is called once with the reason."""
 
-    def __init__(self, started: Started, wish: Wish, on_end: Callable[[Session, str], None]) -> None:
+    def __init__(
+        self,
+        started: RunningEnvironment,
+        launch_request: LaunchRequest,
+        on_end: Callable[[GatewaySession, str], None],
+    ) -> None:
         self.id = secrets.token_hex(16)
-        self.started, self.wish = started, wish
+        self.environment, self.launch_request = started, launch_request
         self.requests = 0
-        self.begun = self.last_used = time.monotonic()
+        self.started_at = self.last_used = time.monotonic()
         self.ended: str | None = None
         """Reason for the end; None while the session is open."""
-        self.left_at: float | None = None
+        self.disconnected_at: float | None = None
         """Time when the client closed its stream, if it has sent no request since; monotonic seconds."""
         self._on_end = on_end
         self._exchanges: dict[RequestId, Channel] = {}
@@ -60,27 +65,29 @@ class Session:
         """Number of the environment's messages that were dropped because no client read them."""
         return self._unasked.dropped
 
-    async def ask(self, frame: Frame, body: bytes) -> Channel:
+    async def forward_request(self, frame: JsonRpcMessage, body: bytes) -> Channel:
         """Forward a request. The returned channel receives its progress messages, and its answer last.
 
-        Raises Refusal 400 if another open request has the same id.
+        Raises GatewayError 400 if another open request has the same id.
         """
         assert frame.id is not None
         if frame.id in self._exchanges:
-            raise Refusal(400, "id", f"The request id {frame.id!r} is in use by a request without an answer.")
+            raise GatewayError(
+                400, "id", f"The request id {frame.id!r} is in use by a request without an answer."
+            )
         channel = self._exchanges[frame.id] = Channel()
         if (token := frame.progress_token()) is not None:
             self._tokens[token] = channel
         self.requests += 1
-        await self.tell(body)
+        await self.forward(body)
         return channel
 
-    async def tell(self, body: bytes) -> None:
+    async def forward(self, body: bytes) -> None:
         """Forward a notification, or the client's answer to a request of the environment."""
-        self.last_used, self.left_at = time.monotonic(), None
+        self.last_used, self.disconnected_at = time.monotonic(), None
         try:
             async with asyncio.timeout(_WRITE_SECONDS):
-                await self.started.process.write_line(one_line(body))
+                await self.environment.process.write_line(one_line(body))
         except TimeoutError:
             self.end(f"the environment has not read its input for {_WRITE_SECONDS:g} s{self._last_words()}")
         except (ConnectionError, RuntimeError):
@@ -88,38 +95,40 @@ class Session:
             if self.ended is None:
                 self.end(f"the environment reads no more{self._last_words()}")
 
-    async def abandon(self, request_id: RequestId, *, tell: bool) -> None:
+    async def abandon(self, request_id: RequestId, *, forward: bool) -> None:
         """Drop a request whose client has disconnected.
 
-        With `tell`, also cancel it in the environment: in newer protocol revisions a disconnect means that.
+        With `forward`, also cancel it in the environment: in newer protocol revisions a disconnect means that.
         """
         channel = self._exchanges.pop(request_id, None)
         if channel is None or self.ended is not None:
             return
         self._forget_token(channel)
-        if tell:
-            await self.tell(cancellation(request_id))
+        if forward:
+            await self.forward(cancel_notification(request_id))
 
     def listen(self) -> Channel:
-        """Return the channel of messages that belong to no request. Raises Refusal 409 if it is in use."""
+        """Return the channel of messages that belong to no request. Raises GatewayError 409 if it is in use."""
         if self._listening:
-            raise Refusal(409, "stream", "This session's stream is open already; there is one per session.")
-        self._listening, self.left_at = True, None
+            raise GatewayError(
+                409, "stream", "This session's stream is open already; there is one per session."
+            )
+        self._listening, self.disconnected_at = True, None
         return self._unasked
 
     async def unlisten(self) -> None:
         """Record that the stream's client has disconnected."""
         self._listening = False
-        self.last_used = self.left_at = time.monotonic()
+        self.last_used = self.disconnected_at = time.monotonic()
 
     def end(self, reason: str) -> None:
         """End the session: answer open requests with an error, and call `on_end`, which stops the process."""
         if self.ended is not None:
             return
-        self.ended = without_secrets(reason, [value for _, value in self.wish.variables])
+        self.ended = remove_secrets(reason, [value for _, value in self.launch_request.variables])
         message = f"The session has ended: {self.ended}"
         for request_id, channel in self._exchanges.items():
-            error = error_frame(request_id, SERVER_ERROR, message, {"reason": "session_ended"})
+            error = error_response(request_id, SERVER_ERROR, message, {"reason": "session_ended"})
             channel.close(error, broken=True)
         self._exchanges.clear()
         self._unasked.close()
@@ -128,7 +137,7 @@ class Session:
         self._on_end(self, self.ended)
 
     async def _read(self) -> None:
-        process = self.started.process
+        process = self.environment.process
         reason = ""
         try:
             while (line := await process.read_line()) is not None:
@@ -137,7 +146,7 @@ class Session:
                     process.note_garbage(line)
                 for frame, text in messages:
                     self._deliver(frame, text)
-        except McpFault as fault:
+        except McpEnvironmentError as fault:
             reason = str(fault)
         except (ValueError, OSError) as error:
             reason = f"its output cannot be read: {error}"
@@ -149,11 +158,11 @@ class Session:
     async def _until_ended(self) -> None:
         """Wait for the exit code, which is known a moment after the output closes."""
         for _ in range(_EXIT_POLLS):
-            if self.started.process.ended:
+            if self.environment.process.ended:
                 return
             await asyncio.sleep(_EXIT_POLL_SECONDS)
 
-    def _deliver(self, frame: Frame, line: bytes) -> None:
+    def _deliver(self, frame: JsonRpcMessage, line: bytes) -> None:
         if frame.is_response:
             exact = [frame.id] if frame.id in self._exchanges else []
             # some servers answer id 7 with "7"
@@ -175,5 +184,5 @@ class Session:
             del self._tokens[token]
 
     def _last_words(self) -> str:
-        words = self.started.process.last_words()
+        words = self.environment.process.describe_end()
         return f" ({words})" if words else ""

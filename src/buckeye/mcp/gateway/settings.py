@@ -89,7 +89,7 @@ class GatewaySettings:
 _MAX_VARIABLES = 100
 
 
-class Refusal(Exception):
+class GatewayError(Exception):
     """A request that is answered with an error. `reason` is for programs, the message for people."""
 
     def __init__(self, status: int, reason: str, message: str, *, code: int = -32600) -> None:
@@ -99,32 +99,34 @@ class Refusal(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class LaunchRequest:
     """Environment that a session requests: an image ("" if unnamed) and variables for its process."""
 
     image: str
     variables: tuple[tuple[str, str], ...]
 
 
-def set_variables(headers: Iterable[str]) -> dict[str, str]:
+def parse_variable_headers(headers: Iterable[str]) -> dict[str, str]:
     """Return the variables that request headers set in a server's process, each with its header."""
     ours = [header for header in headers if header.lower().startswith("env-")]
     return {header[4:].upper().replace("-", "_"): header for header in ours}
 
 
-def read_wish(headers: Mapping[str, str], settings: GatewaySettings) -> Wish:
+def read_launch_request(headers: Mapping[str, str], settings: GatewaySettings) -> LaunchRequest:
     """Return the environment that the headers of a request select.
 
-    `Mcp-Image` names the image, else the default is used. `Env-Foo-Bar: v` sets FOO_BAR=v. Raises Refusal 400
+    `Mcp-Image` names the image, else the default is used. `Env-Foo-Bar: v` sets FOO_BAR=v. Raises GatewayError 400
     for a header that names no variable, and 403 for a variable that clients may not set.
     """
     variables = {}
-    for name, header in set_variables(headers).items():
+    for name, header in parse_variable_headers(headers).items():
         value = headers[header]
         if not _VARIABLE.fullmatch(name) or "\0" in value:
-            raise Refusal(400, "variable", f"The header {header} stands for no variable: write Env-NAME.")
+            raise GatewayError(
+                400, "variable", f"The header {header} stands for no variable: write Env-NAME."
+            )
         if name not in settings.variables:
-            raise Refusal(
+            raise GatewayError(
                 403,
                 "variable",
                 f"Clients of this gateway may not set {name}. Name it where the gateway is started: "
@@ -132,9 +134,11 @@ def read_wish(headers: Mapping[str, str], settings: GatewaySettings) -> Wish:
             )
         variables[name] = value
     if len(variables) > _MAX_VARIABLES:
-        raise Refusal(400, "variable", f"{len(variables)} Env- headers; at most {_MAX_VARIABLES} are taken.")
+        raise GatewayError(
+            400, "variable", f"{len(variables)} Env- headers; at most {_MAX_VARIABLES} are taken."
+        )
     image = headers.get("mcp-image", "").strip() or settings.image
-    return Wish(image, tuple(sorted(variables.items())))
+    return LaunchRequest(image, tuple(sorted(variables.items())))
 
 
 def split_command(command: str) -> list[str]:

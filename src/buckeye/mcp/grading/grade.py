@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.envs.base import Message
-from buckeye.mcp.client.errors import McpFault
+from buckeye.mcp.client.errors import McpEnvironmentError
 from buckeye.mcp.client.session import CallResult
-from buckeye.mcp.grading.judge import MadeCall, Verdict
-from buckeye.mcp.grading.outside import GraderFailed, judged, run_command, run_function
+from buckeye.mcp.grading.grader_processes import GraderError, judge_in_worker, run_command, run_function
+from buckeye.mcp.grading.judge import GraderVerdict, RecordedCall
 from buckeye.mcp.grading.schema import Grader, StateGrader, needs_math
 
 _WORKDIR = "{workdir}"
@@ -19,7 +19,7 @@ _MOST_RESULT = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Played:
+class FinishedRollout:
     """A finished rollout as graders see it.
 
     `reply` is the last reply without thoughts and calls. `workdir` is the rollout's folder. `call_tool` calls
@@ -29,68 +29,66 @@ class Played:
     task: Mapping[str, Any]
     messages: Sequence[Message]
     reply: str
-    calls: Sequence[MadeCall]
+    calls: Sequence[RecordedCall]
     workdir: Path | None
     call_tool: Callable[[str, Mapping[str, Any], float], Awaitable[CallResult]]
 
 
-def made_call(tool: str, arguments: Mapping[str, Any], result: CallResult) -> MadeCall:
+def record_call(tool: str, arguments: Mapping[str, Any], result: CallResult) -> RecordedCall:
     """Return a call as graders see it. A long text is cut at 2**20 characters and loses its structure."""
     text = result.text[:_MOST_RESULT]
     data = result.structured if len(result.text) <= _MOST_RESULT else None
-    return MadeCall(tool=tool, arguments=arguments, text=text, data=data, error=result.is_error)
+    return RecordedCall(tool=tool, arguments=arguments, text=text, data=data, error=result.is_error)
 
 
-async def verdict_of(grader: Grader, played: Played) -> Verdict:
-    """Return a grader's verdict on a rollout. The grader must have the task's values. Raises GraderFailed."""
-    if grader.needs_folder and played.workdir is not None and played.workdir.is_symlink():
-        return Verdict(0.0, "the rollout's folder was replaced by a link")
+async def run_grader(grader: Grader, rollout: FinishedRollout) -> GraderVerdict:
+    """Return a grader's verdict on a rollout. The grader must have the task's values. Raises GraderError."""
+    if grader.needs_folder and rollout.workdir is not None and rollout.workdir.is_symlink():
+        return GraderVerdict(0.0, "the rollout's folder was replaced by a link")
     request: dict[str, Any] = {"grader": grader.model_dump(mode="json", exclude_unset=True)}
     if grader.python is not None:
-        return await run_function(grader.python, _arguments(played), grader.timeout)
+        return await run_function(grader.python, _arguments(rollout), grader.timeout)
     if grader.reply is not None:
-        request |= {"text": played.reply}
+        request |= {"text": rollout.reply}
     elif grader.state is None:
-        request |= {"calls": [asdict(call) for call in played.calls]}
-    elif grader.needs_folder and played.workdir is None:
-        raise GraderFailed(
-            "the servers of this task are not started here, so there is no folder to look into"
-        )
+        request |= {"calls": [asdict(call) for call in rollout.calls]}
+    elif grader.needs_folder and rollout.workdir is None:
+        raise GraderError("the servers of this task are not started here, so there is no folder to look into")
     elif grader.state.tool is not None:
-        result = await _asked(grader, grader.state, played)
+        result = await _asked(grader, grader.state, rollout)
         if result.is_error:
-            return Verdict(0.0, f"{grader.state.tool} gave an error: {result.text[:200]}")
+            return GraderVerdict(0.0, f"{grader.state.tool} gave an error: {result.text[:200]}")
         request |= {"text": result.text, "data": result.structured}
     elif grader.state.command is not None:
-        assert played.workdir is not None
-        argv = [word.replace(_WORKDIR, str(played.workdir)) for word in grader.state.command]
-        ran = await run_command(argv, played.workdir, grader.timeout)
+        assert rollout.workdir is not None
+        argv = [word.replace(_WORKDIR, str(rollout.workdir)) for word in grader.state.command]
+        ran = await run_command(argv, rollout.workdir, grader.timeout)
         if ran.code != grader.state.exit_code:
             ended = f"code {ran.code}" if ran.code is not None else f"no end within {grader.timeout:g} s"
             last = ran.output.strip()[-200:]
-            return Verdict(0.0, f"expected exit code {grader.state.exit_code}, found {ended}: {last}")
+            return GraderVerdict(0.0, f"expected exit code {grader.state.exit_code}, found {ended}: {last}")
         if not grader.state.tests and grader.state.json_path is None:
-            return Verdict(1.0, f"exit code {ran.code}")
+            return GraderVerdict(1.0, f"exit code {ran.code}")
         request |= {"text": ran.output}
     else:
-        request |= {"folder": str(played.workdir)}
-    return await judged(request, library="math_verify" if needs_math(grader) else None)
+        request |= {"folder": str(rollout.workdir)}
+    return await judge_in_worker(request, library="math_verify" if needs_math(grader) else None)
 
 
-async def _asked(grader: Grader, state: StateGrader, played: Played) -> CallResult:
+async def _asked(grader: Grader, state: StateGrader, rollout: FinishedRollout) -> CallResult:
     assert state.tool is not None
     try:
-        return await played.call_tool(state.tool, state.arguments, grader.timeout)
-    except McpFault as fault:
-        raise GraderFailed(str(fault)) from fault
+        return await rollout.call_tool(state.tool, state.arguments, grader.timeout)
+    except McpEnvironmentError as fault:
+        raise GraderError(str(fault)) from fault
 
 
-def _arguments(played: Played) -> dict[str, Any]:
+def _arguments(rollout: FinishedRollout) -> dict[str, Any]:
     """Return the keyword arguments for a user's grader function."""
     return {
-        "task": dict(played.task),
-        "messages": list(played.messages),
-        "calls": [{"tool": call.tool, "arguments": call.arguments} for call in played.calls],
-        "results": [{"text": call.text, "data": call.data, "error": call.error} for call in played.calls],
-        "workdir": None if played.workdir is None else str(played.workdir),
+        "task": dict(rollout.task),
+        "messages": list(rollout.messages),
+        "calls": [{"tool": call.tool, "arguments": call.arguments} for call in rollout.calls],
+        "results": [{"text": call.text, "data": call.data, "error": call.error} for call in rollout.calls],
+        "workdir": None if rollout.workdir is None else str(rollout.workdir),
     }

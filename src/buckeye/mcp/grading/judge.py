@@ -20,15 +20,15 @@ _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 _ABSENT = object()
 
 
-class Verdict(NamedTuple):
+class GraderVerdict(NamedTuple):
     """Score of a grader, and its explanation."""
 
     score: float
-    said: str
+    explanation: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MadeCall:
+class RecordedCall:
     """A call that the model made, with the text of its result and the structured content, if any."""
 
     tool: str
@@ -38,22 +38,24 @@ class MadeCall:
     error: bool = False
 
 
-def judge_text(match: Match, text: str, data: Any = None) -> Verdict:
+def judge_text(match: Match, text: str, data: Any = None) -> GraderVerdict:
     """Return the verdict on a text. `data` is the text's value if it is already known."""
     value: Any = _ABSENT if data is None else data
     if match.json_path is not None:
         if value is _ABSENT and (value := _json(text)) is _ABSENT:
-            return Verdict(0.0, f"expected JSON, found {shown(text)}")
+            return GraderVerdict(0.0, f"expected JSON, found {format_short(text)}")
         found = _selected(match.json_path, value)
         if not found:
-            return Verdict(0.0, f"there is nothing at {match.json_path}")
+            return GraderVerdict(0.0, f"there is nothing at {match.json_path}")
         value = found[0] if len(found) == 1 else found
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if not match.tests:
-            return Verdict(1.0, f"{match.json_path} is {shown(value)}")
+            return GraderVerdict(1.0, f"{match.json_path} is {format_short(value)}")
     passed, expected = _tested(match, text, value)
-    found_words = shown(text if value is _ABSENT else value)
-    return Verdict(float(passed), f"found {found_words}" if passed else f"{expected}, found {found_words}")
+    found_words = format_short(text if value is _ABSENT else value)
+    return GraderVerdict(
+        float(passed), f"found {found_words}" if passed else f"{expected}, found {found_words}"
+    )
 
 
 def _tested(match: Match, text: str, value: Any) -> tuple[bool, str]:
@@ -61,10 +63,10 @@ def _tested(match: Match, text: str, value: Any) -> tuple[bool, str]:
     (test,) = match.tests
     fold = str.casefold if match.ignore_case else str
     if test == "exact":
-        return _is_exact(match.exact, text, value, fold), f"expected {shown(match.exact)}"
+        return _is_exact(match.exact, text, value, fold), f"expected {format_short(match.exact)}"
     if test == "contains":
         wanted = str(match.contains)
-        return fold(wanted) in fold(text), f"expected a text with {shown(wanted)}"
+        return fold(wanted) in fold(text), f"expected a text with {format_short(wanted)}"
     if test == "regex":
         import regex  # part of an extra; reading settings must not need it
 
@@ -72,19 +74,19 @@ def _tested(match: Match, text: str, value: Any) -> tuple[bool, str]:
             hit = regex.search(str(match.regex), text, timeout=_REGEX_SECONDS)
         except TimeoutError:
             return False, f"the pattern took longer than {_REGEX_SECONDS:g} s"
-        return hit is not None, f"expected what {shown(match.regex)} finds"
+        return hit is not None, f"expected what {format_short(match.regex)} finds"
     if test == "number":
         return _is_number(match, text, value)
     if test == "set":
         assert isinstance(match.set, list)
         return _is_set(match.set, text, value)
-    return _is_math(str(match.math), text), f"expected what equals {shown(match.math)}"
+    return _is_math(str(match.math), text), f"expected what equals {format_short(match.math)}"
 
 
 def _is_exact(expected: Any, text: str, value: Any, fold: Any) -> bool:
     if isinstance(expected, str):
         return bool(fold(text.strip()) == fold(expected.strip()))
-    return same(expected, _json(text) if value is _ABSENT else value)
+    return json_equal(expected, _json(text) if value is _ABSENT else value)
 
 
 def _is_number(match: Match, text: str, value: Any) -> tuple[bool, str]:
@@ -107,8 +109,8 @@ def _is_set(expected: Sequence[Any], text: str, value: Any) -> tuple[bool, str]:
         expected = [item if isinstance(item, str) else json.dumps(item) for item in expected]
     items = [item for item in items if item != ""]
     found, wanted = ({_key(item): item for item in side} for side in (items, expected))
-    missing = [shown(wanted[key]) for key in wanted if key not in found]
-    surplus = [shown(found[key]) for key in found if key not in wanted]
+    missing = [format_short(wanted[key]) for key in wanted if key not in found]
+    surplus = [format_short(found[key]) for key in found if key not in wanted]
     sides = (("missing", missing), ("not expected", surplus))
     parts = [f"{what}: {', '.join(which[:5])}" for what, which in sides if which]
     return not parts, "; ".join(parts)
@@ -135,7 +137,7 @@ def _is_math(expected: str, text: str) -> bool:
     return bool(verify(wanted, found, timeout_seconds=None))
 
 
-def judge_calls(grader: CallsGrader, calls: Sequence[MadeCall]) -> Verdict:
+def judge_calls(grader: CallsGrader, calls: Sequence[RecordedCall]) -> GraderVerdict:
     """Return the verdict on the calls that the model made."""
     if grader.in_order is not None:
         done = 0
@@ -144,22 +146,24 @@ def judge_calls(grader: CallsGrader, calls: Sequence[MadeCall]) -> Verdict:
                 done += 1
         if done < len(grader.in_order):
             missing = _described(grader.in_order[done])
-            return Verdict(0.0, f"made {done} of {len(grader.in_order)} calls in order; then no {missing}")
+            return GraderVerdict(
+                0.0, f"made {done} of {len(grader.in_order)} calls in order; then no {missing}"
+            )
     made = [call for call in calls if grader.call is None or _is_call(grader.call, call)]
     what = "calls" if grader.call is None else f"calls {_described(grader.call)}"
     if grader.at_most is not None and len(made) > grader.at_most:
-        return Verdict(0.0, f"expected at most {grader.at_most} {what}, found {len(made)}")
+        return GraderVerdict(0.0, f"expected at most {grader.at_most} {what}, found {len(made)}")
     good = [call for call in made if not call.error]
     least = grader.at_least or (1 if grader.tool is not None and grader.at_most is None else 0)
     if len(good) < least:
         failed = f" and {len(made) - len(good)} that failed" if len(made) > len(good) else ""
-        return Verdict(0.0, f"expected {least} {what}, found {len(good)}{failed}")
-    return Verdict(1.0, f"found {len(made)} {what}")
+        return GraderVerdict(0.0, f"expected {least} {what}, found {len(good)}{failed}")
+    return GraderVerdict(1.0, f"found {len(made)} {what}")
 
 
-def _is_call(expected: ExpectedCall, call: MadeCall) -> bool:
+def _is_call(expected: ExpectedCall, call: RecordedCall) -> bool:
     if call.tool != expected.tool or any(
-        name not in call.arguments or not same(value, call.arguments[name])
+        name not in call.arguments or not json_equal(value, call.arguments[name])
         for name, value in expected.arguments.items()
     ):
         return False
@@ -174,39 +178,41 @@ def _as_text(value: Any) -> tuple[str, Any]:
 
 
 def _described(expected: ExpectedCall) -> str:
-    given = [f"{name}={shown(value)}" for name, value in expected.arguments.items()]
+    given = [f"{name}={format_short(value)}" for name, value in expected.arguments.items()]
     given += [f"{name} as asked" for name in expected.matching]
     return f"of {expected.tool}" + (f" with {', '.join(given)}" if given else "")
 
 
-def judge_results(grader: ResultGrader, calls: Sequence[MadeCall]) -> Verdict:
+def judge_results(grader: ResultGrader, calls: Sequence[RecordedCall]) -> GraderVerdict:
     """Return the verdict on the last result, or with `any` on all results."""
     looked_at = [call for call in calls if grader.tool in (None, call.tool)]
     if not looked_at:
-        return Verdict(0.0, f"there was no call{f' of {grader.tool}' if grader.tool else ''}")
-    verdict = Verdict(0.0, "")
+        return GraderVerdict(0.0, f"there was no call{f' of {grader.tool}' if grader.tool else ''}")
+    verdict = GraderVerdict(0.0, "")
     for call in reversed(looked_at):
         if call.error:
-            verdict = Verdict(0.0, f"the last call of {call.tool} gave an error: {shown(call.text)}")
+            verdict = GraderVerdict(
+                0.0, f"the last call of {call.tool} gave an error: {format_short(call.text)}"
+            )
         else:
             verdict = judge_text(grader, call.text, call.data)
         if verdict.score == 1.0 or not grader.any:
             return verdict
-    return Verdict(0.0, f"none of {len(looked_at)} results passes; the first: {verdict.said}")
+    return GraderVerdict(0.0, f"none of {len(looked_at)} results passes; the first: {verdict.explanation}")
 
 
-def same(expected: Any, found: Any) -> bool:
+def json_equal(expected: Any, found: Any) -> bool:
     """Return True if two JSON values are equal: 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(expected, bool) or isinstance(found, bool):
         return expected is found
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
-        return expected.keys() == found.keys() and all(same(expected[k], found[k]) for k in expected)
+        return expected.keys() == found.keys() and all(json_equal(expected[k], found[k]) for k in expected)
     if isinstance(expected, list | tuple) and isinstance(found, list | tuple):
-        return len(expected) == len(found) and all(map(same, expected, found))
+        return len(expected) == len(found) and all(map(json_equal, expected, found))
     return bool(expected == found)
 
 
-def shown(value: Any) -> str:
+def format_short(value: Any) -> str:
     """Return a short text for a value."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
     text = " ".join(text[: 4 * _SHOWN].split())

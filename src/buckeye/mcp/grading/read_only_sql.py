@@ -17,7 +17,7 @@ _QUERY = re.compile(r"\s*(select|with|values)\b", re.I)
 _DEPENDS = ("no such table", "no such column", "no such function", "bindings")
 
 
-def rows_of(path: Path, query: str, parameters: list[Any]) -> list[list[Any]]:
+def run_query(path: Path, query: str, parameters: list[Any]) -> list[list[Any]]:
     """Return the rows of a query on a database file that no other process uses.
 
     Bytes become hexadecimal text. Raises sqlite3.Error, also for a query that would write, and ValueError for

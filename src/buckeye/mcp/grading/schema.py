@@ -14,7 +14,7 @@ from buckeye.config.shared import BaseConfig, conflict
 from buckeye.mcp.grading.read_only_sql import query_problem
 
 NonEmpty = Annotated[str, Field(min_length=1)]
-OF_TASK = re.compile(r"\{metadata\.([^{}]+)\}")
+METADATA_REFERENCE = re.compile(r"\{metadata\.([^{}]+)\}")
 """Reference to a value of the task's metadata."""
 FromTask = Annotated[str, Field(pattern=r"^\{metadata\.[^{}]+\}$")]
 """Reference to a value that each task defines, such as `{metadata.answer}`."""
@@ -55,7 +55,7 @@ class Match(BaseConfig):
         tests = self.tests
         if len(tests) > 1:
             raise conflict(f"it has {' and '.join(tests)}; keep one, or write a grader for each", *tests)
-        if self.regex is not None and not OF_TASK.search(self.regex):
+        if self.regex is not None and not METADATA_REFERENCE.search(self.regex):
             import regex  # part of an extra; reading settings must not need it
 
             try:
@@ -191,7 +191,7 @@ class StateGrader(Match):
         if self.database is not None:
             if self.query is None or (self.rows is None and not self.tests and self.json_path is None):
                 raise conflict("it needs a query, and the rows that it has to give", "database")
-            if OF_TASK.search(self.query):
+            if METADATA_REFERENCE.search(self.query):
                 raise conflict("takes no values of a task; write ? and put them into parameters", "query")
             if (problem := query_problem(self.query)) is not None:
                 raise conflict(f"is no query that only reads: {problem}", "query")

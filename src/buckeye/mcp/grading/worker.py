@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from buckeye.mcp.grading.judge import MadeCall, Verdict, judge_calls, judge_results, judge_text
+from buckeye.mcp.grading.judge import GraderVerdict, RecordedCall, judge_calls, judge_results, judge_text
+from buckeye.mcp.grading.judge_state import judge_state
 from buckeye.mcp.grading.schema import Grader
-from buckeye.mcp.grading.state import judge_state
 
 
-def judged(request: dict[str, Any]) -> Verdict:
+def judge_request(request: dict[str, Any]) -> GraderVerdict:
     """Return the verdict of `grader` on the request's `text`, `data`, `calls` or `folder`."""
     grader = Grader.model_validate(request["grader"])
-    calls = [MadeCall(**call) for call in request.get("calls", ())]
+    calls = [RecordedCall(**call) for call in request.get("calls", ())]
     if grader.calls is not None:
         return judge_calls(grader.calls, calls)
     if grader.result is not None:
@@ -42,8 +42,8 @@ def main() -> None:
                 importlib.import_module(request["import"])
                 answer: dict[str, Any] = {}
             else:
-                verdict = judged(request)
-                answer = {"score": verdict.score, "said": verdict.said}
+                verdict = judge_request(request)
+                answer = {"score": verdict.score, "said": verdict.explanation}
         except (MemoryError, RecursionError) as error:
             answer = {"score": 0.0, "said": f"it is too large to be judged ({type(error).__name__})"}
         except Exception as error:  # a bug in Buckeye or a library

@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import msgspec
 
 from buckeye.errors import UsageError
-from buckeye.mcp.sandbox.base import PrepareError
-from buckeye.mcp.tasks.lock import parse_image
+from buckeye.mcp.sandbox.runtime import PrepareError
+from buckeye.mcp.tasks.lock_file import parse_image
 
 DOCKER_HUB = "registry-1.docker.io"
 _HUB_NAMES = {"docker.io", "index.docker.io", DOCKER_HUB}
@@ -62,7 +62,7 @@ class Blob(msgspec.Struct, frozen=True):
     size: Annotated[int, msgspec.Meta(ge=0)]
 
 
-class Manifest(msgspec.Struct, frozen=True):
+class ImageManifest(msgspec.Struct, frozen=True):
     """Parts of one image for one platform."""
 
     config: Blob
@@ -70,12 +70,12 @@ class Manifest(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-def parse_manifest(content: dict[str, Any], *, digest: str, shown: str) -> Manifest:
+def parse_manifest(content: dict[str, Any], *, digest: str, shown: str) -> ImageManifest:
     """Return the parsed manifest. `shown` is the image's name in messages. Raises PrepareError."""
     if not isinstance(content.get("layers"), list):
         raise PrepareError(f"image {shown}: its manifest is not understood.")
     try:
-        manifest = msgspec.convert({**content, "digest": digest}, Manifest)
+        manifest = msgspec.convert({**content, "digest": digest}, ImageManifest)
     except msgspec.ValidationError:
         raise PrepareError(f"image {shown}: its manifest is damaged.") from None
     if len(manifest.layers) > MAX_LAYERS or sum(one.size for one in manifest.layers) > MAX_PACKED_BYTES:

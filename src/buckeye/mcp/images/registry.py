@@ -22,8 +22,8 @@ import httpx
 
 from buckeye.base.request_gate import is_loopback
 from buckeye.mcp.images.logins import find_login
-from buckeye.mcp.images.manifest import DOCKER_HUB, Blob, ImageReference, Manifest, parse_manifest
-from buckeye.mcp.sandbox.base import PrepareError
+from buckeye.mcp.images.manifest import DOCKER_HUB, Blob, ImageManifest, ImageReference, parse_manifest
+from buckeye.mcp.sandbox.runtime import PrepareError
 
 MIRROR_VARIABLE = "BUCKEYE_REGISTRY_MIRROR"
 """Variable that names a registry to use instead of Docker Hub."""
@@ -54,7 +54,7 @@ class Registry(AbstractContextManager["Registry"]):
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> ImageManifest:
         """Return the manifest for this machine's platform, also from an index of platforms."""
         digest, content = self._manifest(self._reference.version)
         if "manifests" in content:

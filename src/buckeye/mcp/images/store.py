@@ -14,12 +14,12 @@ from pathlib import Path
 
 import msgspec
 
-from buckeye.base.storage import leftovers, read_json, write_file
-from buckeye.mcp.images.built import built_layout, find_built, layout_blob
-from buckeye.mcp.images.manifest import Blob, Manifest, parse_reference
+from buckeye.base.storage import find_leftovers, read_json, write_file
+from buckeye.mcp.images.local_layouts import built_layout, find_built, layout_blob
+from buckeye.mcp.images.manifest import Blob, ImageManifest, parse_reference
 from buckeye.mcp.images.registry import Registry
 from buckeye.mcp.images.unpack import unpack_layers
-from buckeye.mcp.sandbox.base import PrepareError
+from buckeye.mcp.sandbox.runtime import PrepareError
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ Fetch = Callable[[Blob], Path]
 """Returns the file of a blob, downloaded if necessary."""
 
 
-def _made(manifest: Manifest, fetch: Fetch, name: str, folder: Path, owner: int | None) -> Image:
+def _made(manifest: ImageManifest, fetch: Fetch, name: str, folder: Path, owner: int | None) -> Image:
     target = folder / "images" / _key(manifest.digest, owner)
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{target.name}.lock").open("w") as lock:
@@ -76,8 +76,8 @@ def _made(manifest: Manifest, fetch: Fetch, name: str, folder: Path, owner: int 
     return _read(target)
 
 
-def _make(manifest: Manifest, fetch: Fetch, name: str, target: Path, owner: int | None) -> None:
-    for old in leftovers(target.parent):
+def _make(manifest: ImageManifest, fetch: Fetch, name: str, target: Path, owner: int | None) -> None:
+    for old in find_leftovers(target.parent):
         shutil.rmtree(old, ignore_errors=True)
     log.info("Unpacking %s (%d layers)", name, len(manifest.layers))
     if manifest.config.size > _MAX_CONFIG:

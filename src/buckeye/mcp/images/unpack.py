@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, NoReturn
 
 from buckeye.base.distribution import install_command
-from buckeye.mcp.sandbox.base import PrepareError
+from buckeye.mcp.sandbox.runtime import PrepareError
 
 MAX_BYTES, MAX_ENTRIES = 64 * 2**30, 1_000_000
 """Maximum bytes and entries of one image, unpacked."""

@@ -24,41 +24,43 @@ OWN = "‹own›"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Play:
+class ProbeRollout:
     """One rollout for the comparison.
 
-    `said` has a name and a text for each output, in order. `mark` is a word that only this rollout has
+    `outputs` has a name and a text for each output, in order. `mark` is a word that only this rollout has
     written. `processes` are the last process ids of the system before and after it.
     """
 
-    said: Sequence[tuple[str, str]]
+    outputs: Sequence[tuple[str, str]]
     mark: str
     processes: tuple[int, int] = (0, 0)
 
 
-def leaks(plays: Sequence[Play]) -> list[str]:
+def find_leaks(plays: Sequence[ProbeRollout]) -> list[str]:
     """Return a finding for each call that read a word which only another rollout has written."""
     found = {
         what: _around(text, text.index(other.mark))
         for play in plays
         for other in plays
-        for what, text in play.said
+        for what, text in play.outputs
         if other.mark != play.mark and other.mark in text
     }
     return [f"{what}: read what only another rollout has said: {text!r}" for what, text in found.items()]
 
 
-def suspicious(before: Sequence[Play], beside: Sequence[Play], after: Sequence[Play]) -> list[str]:
+def find_suspicious_outputs(
+    before: Sequence[ProbeRollout], parallel: Sequence[ProbeRollout], after: Sequence[ProbeRollout]
+) -> list[str]:
     """Return the outputs in which rollouts seem to share state.
 
     The first argument has two lone rollouts, the second the parallel ones, and `after` has lone rollouts
     after these: one is enough for a suspicion, nine confirm it.
     """
     found = []
-    for place, (what, _) in enumerate(before[0].said):
-        everyone = [*before, *beside, *after]
+    for place, (what, _) in enumerate(before[0].outputs):
+        everyone = [*before, *parallel, *after]
         texts = iter(_without_processes([_text_of(play, place) for play in everyone], everyone))
-        groups = [[next(texts) for _ in plays] for plays in (before, beside, after)]
+        groups = [[next(texts) for _ in plays] for plays in (before, parallel, after)]
         if (worst := _shares(*groups)) is not None:
             alone = groups[0][0]
             pairs = enumerate(zip(alone, worst, strict=False))
@@ -68,14 +70,14 @@ def suspicious(before: Sequence[Play], beside: Sequence[Play], after: Sequence[P
     return found
 
 
-def _text_of(play: Play, place: int) -> str:
+def _text_of(play: ProbeRollout, place: int) -> str:
     """Return an output with noise and the rollout's own word replaced by fixed names."""
-    if place >= len(play.said):
+    if place >= len(play.outputs):
         return "(the rollout had ended)"
-    return _NOISE.sub("#", play.said[place][1].replace(play.mark, OWN))
+    return _NOISE.sub("#", play.outputs[place][1].replace(play.mark, OWN))
 
 
-def _without_processes(texts: Sequence[str], plays: Sequence[Play]) -> list[str]:
+def _without_processes(texts: Sequence[str], plays: Sequence[ProbeRollout]) -> list[str]:
     """Return the texts with process ids replaced by `#`.
 
     A number counts as a process id only if at its place every rollout has a number that the system assigned
@@ -97,18 +99,18 @@ def _without_processes(texts: Sequence[str], plays: Sequence[Play]) -> list[str]
     return shown
 
 
-def _is_process(token: str, play: Play) -> bool:
+def _is_process(token: str, play: ProbeRollout) -> bool:
     low, high = play.processes
     return token.lstrip("-").isdecimal() and low <= abs(int(token[:20])) <= high
 
 
-def _shares(before: list[str], beside: list[str], after: list[str]) -> str | None:
+def _shares(before: list[str], parallel: list[str], after: list[str]) -> str | None:
     """Return a text that reveals shared state; None if only noise differs, or nothing."""
-    lone, everything = [*before, *after], [*before, *beside, *after]
-    if _settled(lone, beside, len(before)):
+    lone, everything = [*before, *after], [*before, *parallel, *after]
+    if _settled(lone, parallel, len(before)):
         return next(text for text in everything if text != before[0])
     first, *_, last = everything
-    one, several, more = ([_TOKEN.findall(text) for text in texts] for texts in (before, beside, after))
+    one, several, more = ([_TOKEN.findall(text) for text in texts] for texts in (before, parallel, after))
     if _grows(*([len(tokens) for tokens in each] for each in (one, several, more))):
         return last
     if len({len(tokens) for tokens in (*one, *several, *more)}) > 1:
@@ -117,30 +119,30 @@ def _shares(before: list[str], beside: list[str], after: list[str]) -> str | Non
         alone = [tokens[place] for tokens in (*one, *more)]
         side = [tokens[place] for tokens in several]
         if _settled(alone, side, len(before)) or _counts(alone, len(side)):
-            return next((text for text in [*beside, last] if text != first), last)
+            return next((text for text in [*parallel, last] if text != first), last)
     return None
 
 
-def _settled(alone: Sequence[str], beside: Sequence[str], before: int) -> bool:
+def _settled(alone: Sequence[str], parallel: Sequence[str], before: int) -> bool:
     """Return True if lone rollouts agree and parallel ones differ, or if the lone ones changed only once.
 
     The change must follow the first rollout or the parallel ones, and persist.
     """
     changes = [place for place in range(1, len(alone)) if alone[place] != alone[place - 1]]
     if not changes:
-        return any(text != alone[0] for text in beside)
+        return any(text != alone[0] for text in parallel)
     if len(changes) > 1:
         return False
-    return set(beside) <= ({alone[-1]} if changes == [1] else set(alone) if changes == [before] else set())
+    return set(parallel) <= ({alone[-1]} if changes == [1] else set(alone) if changes == [before] else set())
 
 
-def _grows(before: Sequence[int], beside: Sequence[int], after: Sequence[int]) -> bool:
+def _grows(before: Sequence[int], parallel: Sequence[int], after: Sequence[int]) -> bool:
     """Return True if each rollout gives more than all before it, or each gives less.
 
     The probability of this by chance is one in several hundred.
     """
     for sign in (1, -1):
-        ordered = [sign * size for size in (*before, min(beside), max(beside), *after)]
+        ordered = [sign * size for size in (*before, min(parallel), max(parallel), *after)]
         rising = [one < other for one, other in pairwise(ordered)]
         rising[len(before)] = True  # parallel rollouts have no order
         if all(rising):
@@ -148,7 +150,7 @@ def _grows(before: Sequence[int], beside: Sequence[int], after: Sequence[int]) -
     return False
 
 
-def _counts(alone: Sequence[str], beside: int) -> bool:
+def _counts(alone: Sequence[str], parallel: int) -> bool:
     """Return True if lone numbers change by a constant step per rollout, counting the parallel ones."""
     try:
         numbers = [float(text) for text in alone]
@@ -156,7 +158,7 @@ def _counts(alone: Sequence[str], beside: int) -> bool:
         return False
     steps = [other - one for one, other in pairwise(numbers)]
     step = steps[0]
-    wanted = [step, step * (beside + 1), *[step] * (len(steps) - 2)]
+    wanted = [step, step * (parallel + 1), *[step] * (len(steps) - 2)]
     return step != 0 and all(abs(one - other) < 1e-9 for one, other in zip(steps, wanted, strict=True))
 
 

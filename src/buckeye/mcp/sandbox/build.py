@@ -13,11 +13,11 @@ from pathlib import Path
 
 from buckeye.base.process import run_program
 from buckeye.errors import UsageError
-from buckeye.mcp.images.built import keep_layout
+from buckeye.mcp.images.local_layouts import keep_layout
 from buckeye.mcp.images.manifest import DOCKER_HUB, ImageReference, parse_reference
 from buckeye.mcp.images.registry import is_local
-from buckeye.mcp.sandbox.base import RuntimeUnavailable, cache_folder, output_of
-from buckeye.mcp.sandbox.containers import find_program
+from buckeye.mcp.sandbox.container_runtimes import find_program
+from buckeye.mcp.sandbox.runtime import RuntimeUnavailableError, cache_folder, check_output
 
 BUILDERS = ("docker", "podman", "buildah")
 """Programs that build images, in order of preference."""
@@ -29,7 +29,7 @@ _ANSWER_SECONDS = 30.0
 def choose_builder(name: str = "auto") -> str:
     """Return the builder `name`, or for `auto` the first that works.
 
-    Raises RuntimeUnavailable, for `auto` with the reason of each builder.
+    Raises RuntimeUnavailableError, for `auto` with the reason of each builder.
     """
     if name != "auto":
         find_program(name)
@@ -39,9 +39,9 @@ def choose_builder(name: str = "auto") -> str:
         try:
             find_program(one)
             return one
-        except RuntimeUnavailable as error:
+        except RuntimeUnavailableError as error:
             missing.append(str(error))
-    raise RuntimeUnavailable(
+    raise RuntimeUnavailableError(
         "Nothing that builds images works on this machine:\n  "
         + "\n  ".join(missing)
         + "\nbuildah needs no daemon: apt-get install buildah"
@@ -51,7 +51,7 @@ def choose_builder(name: str = "auto") -> str:
 def build_image(folder: Path, image: str, builder: str = "auto") -> str:
     """Build the image `name:tag`, and return its digest, or "" if the builder knows none before a push.
 
-    Raises UsageError without a Dockerfile, RuntimeUnavailable without a builder, and PrepareError with the
+    Raises UsageError without a Dockerfile, RuntimeUnavailableError without a builder, and PrepareError with the
     last output of a failed build.
     """
     if not (folder / "Dockerfile").is_file():
@@ -60,9 +60,11 @@ def build_image(folder: Path, image: str, builder: str = "auto") -> str:
     name = choose_builder(builder)
     isolation = ["--isolation", "chroot"] if name == "buildah" else []  # also works inside containers
     argv = [name, "build", *isolation, "--tag", image, str(folder)]
-    output_of(argv, _BUILD_SECONDS, f"{folder} cannot be built into an image")
+    check_output(argv, _BUILD_SECONDS, f"{folder} cannot be built into an image")
     if name == "podman":
-        return output_of([name, "image", "inspect", "--format", "{{.Digest}}", image], _ANSWER_SECONDS, image)
+        return check_output(
+            [name, "image", "inspect", "--format", "{{.Digest}}", image], _ANSWER_SECONDS, image
+        )
     return _kept_by_us(image, reference) if name == "buildah" else ""
 
 
@@ -71,11 +73,11 @@ def _kept_by_us(image: str, reference: ImageReference) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".built-", dir=folder) as temporary:
         layout = Path(temporary, "layout")
-        output_of(["buildah", "push", "--quiet", image, f"oci:{layout}:built"], _BUILD_SECONDS, image)
+        check_output(["buildah", "push", "--quiet", image, f"oci:{layout}:built"], _BUILD_SECONDS, image)
         return keep_layout(layout, reference, folder).digest
 
 
-def push_built(image: str, target: str, *, progress: Callable[[str], None]) -> str:
+def push_image(image: str, target: str, *, progress: Callable[[str], None]) -> str:
     """Push an image with the program that built it, under the name `target`.
 
     Returns the digest in the registry, or "" if unknown. Raises UsageError if no builder has the image, and
@@ -92,21 +94,21 @@ def push_built(image: str, target: str, *, progress: Callable[[str], None]) -> s
         raise UsageError(f"{image} was not built here. Build it first: `buckeye env build`")
     progress(f"pushing {target} with {name}")
     if target != image:
-        output_of([name, "tag", image, target], _ANSWER_SECONDS, target)
+        check_output([name, "tag", image, target], _ANSWER_SECONDS, target)
     failed = f"{target} cannot be pushed (`docker login {reference.registry}` stores a login)"
     if name == "docker":
-        output_of([name, "push", "--quiet", target], _PUSH_SECONDS, failed)
+        check_output([name, "push", "--quiet", target], _PUSH_SECONDS, failed)
         return _digest_in_docker(target, reference)
     plain = ["--tls-verify=false"] if is_local(reference.registry) else []
     with tempfile.NamedTemporaryFile("r", prefix="buckeye-digest-") as digest:
         words = [name, "push", "--quiet", *plain, "--digestfile", digest.name, target]
-        output_of(words, _PUSH_SECONDS, failed)
+        check_output(words, _PUSH_SECONDS, failed)
         return digest.read().strip()
 
 
 def _digest_in_docker(target: str, reference: ImageReference) -> str:
     inspect = ["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", target]
-    digests = json.loads(output_of(inspect, _ANSWER_SECONDS, target)) or []
+    digests = json.loads(check_output(inspect, _ANSWER_SECONDS, target)) or []
     named = [str(one).partition("@") for one in digests]
     found = [digest for of, _, digest in named if parse_reference(of).repository == reference.repository]
     return found[-1] if found else ""
@@ -115,7 +117,7 @@ def _digest_in_docker(target: str, reference: ImageReference) -> str:
 def _has(name: str, image: str) -> bool:
     try:
         find_program(name)
-    except RuntimeUnavailable:
+    except RuntimeUnavailableError:
         return False
     words = ["inspect", "--type", "image"] if name == "buildah" else ["image", "inspect"]
     return run_program([name, *words, image], seconds=_ANSWER_SECONDS).returncode == 0

@@ -13,11 +13,11 @@ from buckeye.base.distribution import need
 from buckeye.base.keys import key
 from buckeye.base.storage import sha256_file, write_directory
 from buckeye.errors import UsageError
-from buckeye.mcp.tasks.files import read_rows, read_tasks
-from buckeye.mcp.tasks.rows import COLUMNS, FILES, GRADE, NESTED, TEST, TRAIN, as_row
+from buckeye.mcp.tasks.dataset_rows import COLUMNS, FILES, GRADE, NESTED, TEST, TRAIN, as_row
+from buckeye.mcp.tasks.task_files import read_rows, read_tasks
 from buckeye.mcp.tasks.task_schema import HttpServer, McpTask
-from buckeye.mcp.tasks.variables import names_in_servers
-from buckeye.mcp.workdir.files import beside, pack
+from buckeye.mcp.tasks.variables import find_server_variables
+from buckeye.mcp.workdir.initial_files import pack_files, resolve_files
 
 CARD = "README.md"
 MAX_FILES_BYTES = 2**30
@@ -50,7 +50,7 @@ def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask
             there = [task.model_copy(update={FILES: archives.get(task.files)}) for task in tasks]
             table = pyarrow.Table.from_pylist([as_row(task) for task in there], schema=schema)
             parquet.write_table(table, temporary / _FOLDER / f"{split}-00000-of-00001.parquet")
-        card = dataset_card(name, splits, files_of_dataset(temporary))
+        card = dataset_card(name, splits, describe_archives(temporary))
         (temporary / CARD).write_text(card, encoding="utf-8")
 
     write_directory(folder, fill, replace=replace)
@@ -63,7 +63,7 @@ def _packed(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, str]:
         folder.mkdir()
     archives: dict[str | None, str] = {}
     for files in named:
-        archives[files] = f"{FILES}/{pack(files, folder, MAX_FILES_BYTES)}"
+        archives[files] = f"{FILES}/{pack_files(files, folder, MAX_FILES_BYTES)}"
         size = sum(path.stat().st_size for path in folder.iterdir())
         if size > MAX_FILES_BYTES:
             raise UsageError(
@@ -73,7 +73,7 @@ def _packed(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, str]:
     return archives
 
 
-def files_of_dataset(folder: Path) -> str:
+def describe_archives(folder: Path) -> str:
     """Return the number and size of a dataset's archives as text, or "" without archives."""
     sizes = [path.stat().st_size for path in sorted(folder.glob(f"{FILES}/*.tar.gz"))]
     return f"{len(sizes)} archives, {human_bytes(sum(sizes))}" if sizes else ""
@@ -153,7 +153,7 @@ def read_dataset(path: Path) -> dict[str, list[McpTask]]:
     named = {task.files: task.id for tasks in found.values() for task in tasks if task.files is not None}
     for archive, task_id in named.items():
         _check_archive(folder, archive, f"{path}: task {task_id}: files")
-    return {split: [beside(task, folder / CARD) for task in tasks] for split, tasks in found.items()}
+    return {split: [resolve_files(task, folder / CARD) for task in tasks] for split, tasks in found.items()}
 
 
 def _check_archive(folder: Path, files: str, where: str) -> None:
@@ -202,7 +202,7 @@ def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str 
         f"| environments | {_listed(_environments(tasks))} |",
         f"| prepared by | {_listed(call.name for task in tasks for call in task.setup_tool)} |",
         f"| graded by | {_listed(name for task in tasks for name in _graded_by(task))} |",
-        f"| variables | {_listed(names_in_servers(tasks))} |",
+        f"| variables | {_listed(find_server_variables(tasks))} |",
         f"| files | {files or 'none'} |",
         f"| longest prompt | {max(len(task.prompt) for task in tasks)} characters |",
         "",
@@ -213,7 +213,7 @@ def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str 
     return "\n".join([*head, *lines])
 
 
-def images_of(tasks: Sequence[McpTask]) -> tuple[str, ...]:
+def find_images(tasks: Sequence[McpTask]) -> tuple[str, ...]:
     """Return the distinct images that the tasks request from a gateway."""
     servers = [server for task in tasks for server in task.mcp_config.values()]
     images = [image for server in servers if isinstance(server, HttpServer) for image in _images(server)]

@@ -9,7 +9,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from buckeye.config.settings import dotted
 from buckeye.config.shared import BaseConfig, conflict
-from buckeye.mcp.grading.reading import read_graders
+from buckeye.mcp.grading.grader_parser import read_graders
 from buckeye.mcp.grading.schema import Grader
 
 NAME, ARGUMENTS = "name", "arguments"

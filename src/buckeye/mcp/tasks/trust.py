@@ -22,10 +22,10 @@ from buckeye.base.json_lines import printable
 from buckeye.base.keys import home_folder, masked
 from buckeye.base.storage import read_json, write_file
 from buckeye.errors import ConfigError, UsageError
-from buckeye.mcp.tasks.dataset import find_taskset, images_of, is_archive, read_splits
-from buckeye.mcp.tasks.lock import LOCK_FILE, read_lock
+from buckeye.mcp.tasks.dataset import find_images, find_taskset, is_archive, read_splits
+from buckeye.mcp.tasks.lock_file import LOCK_FILE, read_lock
 from buckeye.mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
-from buckeye.mcp.tasks.variables import names_in_servers
+from buckeye.mcp.tasks.variables import find_server_variables
 
 TRUSTED_VARIABLE = "BUCKEYE_TRUSTED"
 """Comma-separated hashes that are trusted too, so that permissions given at home hold on a rented machine."""
@@ -38,7 +38,7 @@ class UntrustedError(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Uses:
+class TaskResources:
     """Resources that tasks use on this machine, each once and sorted, as text for people."""
 
     programs: tuple[str, ...]
@@ -54,17 +54,17 @@ class Uses:
 
     def lines(self) -> list[str]:
         """Return one line for each kind of resource in use."""
-        found = {name: [printable(one) for one in said] for name, said in self.named().items() if said}
+        found = {name: [printable(one) for one in said] for name, said in self.by_kind().items() if said}
         return [f"{name}: {', '.join(said)}" for name, said in found.items()]
 
-    def named(self) -> dict[str, tuple[str, ...]]:
+    def by_kind(self) -> dict[str, tuple[str, ...]]:
         """Return the resources by kind."""
         return {
             kind: getattr(self, kind) for kind in ("programs", "images", "addresses", "variables", "files")
         }
 
 
-def uses_of(tasks: Sequence[McpTask]) -> Uses:
+def collect_task_resources(tasks: Sequence[McpTask]) -> TaskResources:
     """Return the resources that tasks use. Variables appear by name, as written."""
     servers = [server for task in tasks for server in task.mcp_config.values()]
     http = [server for server in servers if isinstance(server, HttpServer)]
@@ -73,11 +73,11 @@ def uses_of(tasks: Sequence[McpTask]) -> Uses:
     graders = [grader for task in tasks for grader in task.graders]
     commands = _once(shlex.join(one.state.command) for one in graders if one.state and one.state.command)
     archives = {Path(task.files) for task in tasks if task.files is not None and is_archive(task.files)}
-    return Uses(
+    return TaskResources(
         programs=_once((*map(_program, stdio), *commands)),
-        images=_once(images_of(tasks)),
+        images=_once(find_images(tasks)),
         addresses=_once(map(_address, http)),
-        variables=_once(names_in_servers(tasks)),
+        variables=_once(find_server_variables(tasks)),
         files=_once(f"{path.name[:12]} ({human_bytes(path.stat().st_size)})" for path in archives),
         digest=hashlib.sha256(
             json.dumps((*written, *commands, *sorted(path.name for path in archives))).encode()
@@ -105,15 +105,15 @@ def _shown(name: str, value: str) -> str:
     return masked(value) if _NAME_OF_A_KEY.search(name) and "$" not in value else value
 
 
-def read_taskset(name: str, *, checked: bool = True) -> tuple[list[McpTask], list[McpTask]]:
+def read_taskset(name: str, *, check_trust: bool = True) -> tuple[list[McpTask], list[McpTask]]:
     """Return the training tasks and the held-out tasks of a taskset.
 
-    Raises UsageError if the taskset is not found. With `checked`, raises UntrustedError for tasks of a hub
+    Raises UsageError if the taskset is not found. With `check_trust`, raises UntrustedError for tasks of a hub
     that the user has not allowed.
     """
     tasks, held_out = read_splits(find_taskset(name))
-    if checked and is_of_others(name):
-        uses = uses_of([*tasks, *held_out])
+    if check_trust and is_third_party(name):
+        uses = collect_task_resources([*tasks, *held_out])
         if uses.digest not in trusted_digests():
             listed = "\n".join(f"  {line}" for line in uses.lines())
             raise UntrustedError(
@@ -124,7 +124,7 @@ def read_taskset(name: str, *, checked: bool = True) -> tuple[list[McpTask], lis
     return tasks, held_out
 
 
-def is_of_others(name: str) -> bool:
+def is_third_party(name: str) -> bool:
     """Return True for a hub dataset, unless it is the dataset of the current project's lock file."""
     if Path(name).expanduser().exists():
         return False
@@ -142,12 +142,12 @@ def trusted_digests() -> set[str]:
     return given
 
 
-def allow(name: str, uses: Uses) -> Path:
+def save_permission(name: str, uses: TaskResources) -> Path:
     """Record that the user allows the resources of a dataset, and return the file of the record."""
     known = {}
     with suppress(OSError, ValueError):
         known = read_json(_file())
-    known = {**known, uses.digest: {"name": name, **uses.named()}}
+    known = {**known, uses.digest: {"name": name, **uses.by_kind()}}
     write_file(_file(), json.dumps(known, indent=1), mode=0o600)
     return _file()
 
@@ -165,22 +165,22 @@ def ask_for_trust(dataset: str, *, yes: bool) -> None:
 
     Raises UsageError if the user refuses or cannot be asked.
     """
-    from buckeye.base.terminal import ask_text, can_ask
+    from buckeye.base.terminal import can_prompt, prompt_for_text
 
-    if not is_of_others(dataset):
+    if not is_third_party(dataset):
         return
-    tasks, held_out = read_taskset(dataset, checked=False)
-    uses = uses_of([*tasks, *held_out])
+    tasks, held_out = read_taskset(dataset, check_trust=False)
+    uses = collect_task_resources([*tasks, *held_out])
     if uses.digest in trusted_digests():
         return
     print(f"The tasks of {dataset} are somebody else's. They use:", file=sys.stderr)
     for line in uses.lines():
         print(f"  {line}", file=sys.stderr)
     if not yes:
-        if not can_ask(yes=False, as_json=False):
+        if not can_prompt(yes=False, as_json=False):
             raise UsageError(
                 f"nobody can be asked whether that is allowed. Say so: buckeye env trust {dataset} --yes"
             )
-        if ask_text("Allow it, here and for all runs? Type yes").lower() != "yes":
+        if prompt_for_text("Allow it, here and for all runs? Type yes").lower() != "yes":
             raise UsageError(f"{dataset} was not allowed; nothing was started.")
-    print(f"Allowed, and noted in {allow(dataset, uses)}", file=sys.stderr)
+    print(f"Allowed, and noted in {save_permission(dataset, uses)}", file=sys.stderr)

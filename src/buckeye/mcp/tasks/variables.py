@@ -20,7 +20,7 @@ _VARIABLE = re.compile(
 _BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", re.DOTALL)
 
 
-def resolve(value: Any, variables: Mapping[str, str]) -> Any:
+def resolve_variables(value: Any, variables: Mapping[str, str]) -> Any:
     """Return `value` with the variables in all its strings replaced. Keys and other values stay unchanged.
 
     A name that is not set is also looked up in capitals: `$buckeye_API_KEY` finds BUCKEYE_API_KEY. A dollar
@@ -33,16 +33,16 @@ def resolve(value: Any, variables: Mapping[str, str]) -> Any:
             f"not set: {names}. Set it in the environment or in the file .env, "
             "or give a default as ${NAME:-default}; $$ is a dollar sign."
         )
-    return with_texts(value, lambda text: _VARIABLE.sub(lambda match: _replacement(match, variables), text))
+    return map_strings(value, lambda text: _VARIABLE.sub(lambda match: _replacement(match, variables), text))
 
 
-def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     """Return `value` with `change` applied to all its strings. Keys and other values stay unchanged."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {key: with_texts(item, change) for key, item in value.items()}
-    return [with_texts(item, change) for item in value] if isinstance(value, list) else value
+        return {key: map_strings(item, change) for key, item in value.items()}
+    return [map_strings(item, change) for item in value] if isinstance(value, list) else value
 
 
 def _missing(value: Any, variables: Mapping[str, str], where: str = "") -> Iterator[tuple[str, str]]:
@@ -83,22 +83,22 @@ def _look_up(name: str, variables: Mapping[str, str]) -> str | None:
     return variables.get(name, variables.get(name.upper()))
 
 
-def values_of(value: Any, variables: Mapping[str, str]) -> list[str]:
+def find_variable_values(value: Any, variables: Mapping[str, str]) -> list[str]:
     """Return the values of all set variables in `value`. They are secret and must not be logged."""
-    found = (_look_up(name, variables) for name in names_of(value))
+    found = (_look_up(name, variables) for name in find_variable_names(value))
     return [text for text in found if text is not None]
 
 
-def names_of(value: Any) -> list[str]:
+def find_variable_names(value: Any) -> list[str]:
     """Return the distinct names of the variables in all strings of `value`, as written."""
     texts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    found = [name for item in texts for name in names_of(item)]
+    found = [name for item in texts for name in find_variable_names(item)]
     if isinstance(value, str):
         found += [name for match in _VARIABLE.finditer(value) if (name := _parts(match)[0]) is not None]
     return list(dict.fromkeys(found))
 
 
-def names_in_servers(tasks: Iterable[McpTask]) -> list[str]:
+def find_server_variables(tasks: Iterable[McpTask]) -> list[str]:
     """Return the names of the variables in the servers of tasks, with one entry per server."""
     servers = [server for task in tasks for server in task.mcp_config.values()]
-    return [name for server in servers for name in names_of(server.model_dump())]
+    return [name for server in servers for name in find_variable_names(server.model_dump())]

@@ -19,12 +19,12 @@ from buckeye.base.threads import acquire_in_thread, finish_in_thread
 from buckeye.errors import UsageError
 from buckeye.mcp.client.errors import StartError, TaskError
 from buckeye.mcp.config import GymConfig
-from buckeye.mcp.gateway.starts import remove_tree
-from buckeye.mcp.gateway.state import own_folder
-from buckeye.mcp.sandbox.base import Places, cache_folder
+from buckeye.mcp.gateway.process_folder import open_process_folder
+from buckeye.mcp.gateway.running_environment import remove_tree
+from buckeye.mcp.sandbox.runtime import FolderFactory, cache_folder
 from buckeye.mcp.tasks.task_schema import McpTask
-from buckeye.mcp.tasks.variables import with_texts
-from buckeye.mcp.workdir.files import copy_tree, prepare
+from buckeye.mcp.tasks.variables import map_strings
+from buckeye.mcp.workdir.initial_files import copy_tree, prepare_files
 
 log = logging.getLogger(__name__)
 
@@ -36,12 +36,12 @@ WORKDIR = "{workdir}"
 class Workdir:
     """Folder of one rollout.
 
-    `path` has the task's files; servers start there. `place` is its parent, with other data of the rollout:
+    `path` has the task's files; servers start there. `root` is its parent, with other data of the rollout:
     home folder, temporary files, caches. `seconds` and `bytes` are the cost of copying the files. `limit` is
     the maximum size in bytes.
     """
 
-    place: Path
+    root: Path
     limit: int = 2**30
     seconds: float = 0.0
     bytes: int = 0
@@ -49,24 +49,24 @@ class Workdir:
     @property
     def path(self) -> Path:
         """Path that replaces `{workdir}`."""
-        return self.place / "work"
+        return self.root / "work"
 
     @property
-    def numbers(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         """Components of the rollout, if files were copied."""
         return {"workdir_seconds": self.seconds, "workdir_bytes": float(self.bytes)} if self.bytes else {}
 
-    def placed(self, value: Any) -> Any:
+    def expand_workdir(self, value: Any) -> Any:
         """Return `value` with `{workdir}` in its strings replaced by the path. Keys stay unchanged."""
-        return with_texts(value, lambda text: text.replace(WORKDIR, str(self.path)))
+        return map_strings(value, lambda text: text.replace(WORKDIR, str(self.path)))
 
-    def hidden(self, value: Any) -> Any:
+    def mask_workdir(self, value: Any) -> Any:
         """Return `value` with the folder's path in its strings replaced by `{workdir}`.
 
         The result is then equal in all rollouts.
         """
-        path, place = str(self.path), str(self.place)
-        return with_texts(value, lambda text: text.replace(path, WORKDIR).replace(place, f"{WORKDIR}/.."))
+        path, root = str(self.path), str(self.root)
+        return map_strings(value, lambda text: text.replace(path, WORKDIR).replace(root, f"{WORKDIR}/.."))
 
 
 @asynccontextmanager
@@ -80,11 +80,11 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
     try:
         files = task.files or config.files
         workdir = await acquire_in_thread(
-            made_workdir,
-            places().new(),
+            create_workdir,
+            rollout_folders().create(),
             files,
             limits.workdir_bytes,
-            release=lambda made: _remove(made.place, task.id),
+            release=lambda made: _remove(made.root, task.id),
         )
     except (OSError, UsageError) as error:
         kind = TaskError if isinstance(error, UsageError) else StartError
@@ -93,41 +93,41 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
         yield workdir
     finally:
         if limits.keep_workdir is None:
-            await finish_in_thread(_remove, workdir.place, task.id)
+            await finish_in_thread(_remove, workdir.root, task.id)
         else:
             await finish_in_thread(_keep, workdir, Path(limits.keep_workdir), task.id)
 
 
-def made_workdir(place: Path, files: str | None, most: int) -> Workdir:
-    """Create a rollout's folder in an empty `place`, which is deleted on failure.
+def create_workdir(root: Path, files: str | None, max_bytes: int) -> Workdir:
+    """Create a rollout's folder in an empty `root`, which is deleted on failure.
 
     Raises UsageError and OSError.
     """
     started = time.monotonic()
     try:
-        (place / "work").mkdir()
-        copied = copy_tree(_prepared(files, most), place / "work", most) if files is not None else 0
+        (root / "work").mkdir()
+        copied = copy_tree(_prepared(files, max_bytes), root / "work", max_bytes) if files is not None else 0
     except BaseException:
-        remove_tree(place)
+        remove_tree(root)
         raise
-    return Workdir(place=place, limit=most, seconds=time.monotonic() - started, bytes=copied)
+    return Workdir(root=root, limit=max_bytes, seconds=time.monotonic() - started, bytes=copied)
 
 
-def _remove(place: Path, task: str) -> None:
+def _remove(root: Path, task: str) -> None:
     """Delete a rollout's folder. A failure is only logged, so that the rollout keeps its reward."""
     try:
-        remove_tree(place)
+        remove_tree(root)
     except OSError as error:
-        if place.exists():
-            log.warning("The folder of a rollout of %s cannot be removed: %s: %s", task, place, error)
+        if root.exists():
+            log.warning("The folder of a rollout of %s cannot be removed: %s: %s", task, root, error)
 
 
 def _keep(workdir: Workdir, root: Path, task: str) -> None:
     name = re.sub(r"[^\w.-]+", "_", task).lstrip(".")[:80]
-    kept = root.absolute() / f"{name}-{workdir.place.name}"
+    kept = root.absolute() / f"{name}-{workdir.root.name}"
     try:
         kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(workdir.place, kept)
+        shutil.move(workdir.root, kept)
         log.info("The folder of a rollout of %s is kept: %s", task, kept / "work")
     except OSError as error:
         log.warning("The folder of a rollout of %s cannot be kept: %s", task, error)
@@ -137,22 +137,22 @@ _PREPARING = threading.Lock()
 _READY: dict[tuple[str, int], Path] = {}
 
 
-def _prepared(files: str, most: int) -> Path:
+def _prepared(files: str, max_bytes: int) -> Path:
     """Return a prepared copy of the files, made at first use, so that later changes reach no rollout."""
     with _PREPARING:
-        if (files, most) not in _READY:
-            folder = places().new()
-            prepare(files, folder, most)
-            _READY[files, most] = folder
-        return _READY[files, most]
+        if (files, max_bytes) not in _READY:
+            folder = rollout_folders().create()
+            prepare_files(files, folder, max_bytes)
+            _READY[files, max_bytes] = folder
+        return _READY[files, max_bytes]
 
 
 @functools.cache
-def places() -> Places:
+def rollout_folders() -> FolderFactory:
     """Return this process's root of rollout folders, deleted at exit.
 
     Folders of killed processes are deleted first.
     """
     stack = ExitStack()
     atexit.register(stack.close)
-    return Places(stack.enter_context(own_folder(cache_folder().resolve() / "rollouts")))
+    return FolderFactory(stack.enter_context(open_process_folder(cache_folder().resolve() / "rollouts")))

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from buckeye.remote.pod.wrapper import is_held, read_job
+from buckeye.remote.pod.wrapper import is_locked, read_job
 
-LOG = "@log"
+JOB_LOG = "@log"
 _NOT_LISTED = ("batches", ".lock")  # useless on other machines
 
 
@@ -35,7 +35,7 @@ class Agent:
         if question["ask"] == "look":
             return self._look(), b""
         if question["ask"] == "stop":
-            if is_held(self._folder / "lock"):  # otherwise another process may have this pid by now
+            if is_locked(self._folder / "lock"):  # otherwise another process may have this pid by now
                 os.kill(int((self._folder / "pid").read_text()), signal.SIGTERM)
             return {}, b""
         if question["ask"] == "read":
@@ -45,7 +45,9 @@ class Agent:
     def _look(self) -> dict[str, Any]:
         (self._folder / "heartbeat").touch()
         rc = self._folder / "rc"
-        held = is_held(self._folder / "lock")  # read before rc, which is written before the lock is released
+        held = is_locked(
+            self._folder / "lock"
+        )  # read before rc, which is written before the lock is released
         code = int(rc.read_text()) if rc.exists() else None
         log = self._folder / "log"
         ended = self._folder / "dead_man"
@@ -61,7 +63,7 @@ class Agent:
     def _read(self, path: str, offset: int, length: int) -> bytes:
         if path.startswith("/") or ".." in path.split("/"):
             raise ValueError(f"{path!r} leads out of the run")
-        place = self._folder / "log" if path == LOG else self._output / path
+        place = self._folder / "log" if path == JOB_LOG else self._output / path
         with place.open("rb") as file:
             file.seek(offset)
             return file.read(length)

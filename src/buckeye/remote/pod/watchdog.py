@@ -21,7 +21,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from buckeye.remote.pod.wrapper import hold, is_held, read_job, write_whole
+from buckeye.remote.pod.wrapper import is_locked, read_job, try_lock, write_atomically
 
 _POLL_SECONDS = 1.0
 _ATTEMPTS = 20
@@ -30,14 +30,14 @@ _LONGEST_PAUSE = 60.0
 
 def watch(folder: Path) -> None:
     """Watch until the time to end the job comes; without a machine, at most until the job is over."""
-    if hold(folder / "dead_man.lock") is None:
+    if try_lock(folder / "dead_man.lock") is None:
         return
     settings: dict[str, Any] = read_job(folder)["dead_man"]
     while (reason := _reason(folder, settings)) is None:
         if settings["machine"] is None and (folder / "rc").exists():
             return
         time.sleep(_POLL_SECONDS)
-    write_whole(folder / "dead_man", reason)
+    write_atomically(folder / "dead_man", reason)
     _say(f"{reason}: the job is asked to end")
     _end_job(folder, float(settings["grace"]))
     if settings["machine"] is not None:
@@ -58,12 +58,12 @@ def _end_job(folder: Path, grace: float) -> None:
     """Send SIGTERM to the wrapper, which passes it on; send SIGKILL after `grace` seconds."""
     deadline = time.monotonic() + grace
     number = signal.SIGTERM
-    while is_held(folder / "lock"):
+    while is_locked(folder / "lock"):
         try:
             os.kill(int((folder / "pid").read_text()), number)
         except (OSError, ValueError) as error:
             _say(f"the job cannot be asked: {error}")
-        while is_held(folder / "lock") and (number == signal.SIGTERM and time.monotonic() < deadline):
+        while is_locked(folder / "lock") and (number == signal.SIGTERM and time.monotonic() < deadline):
             time.sleep(_POLL_SECONDS)
         if number == signal.SIGKILL:
             time.sleep(_POLL_SECONDS)

@@ -29,7 +29,7 @@ def read_job(folder: Path) -> dict[str, Any]:
     return found
 
 
-def hold(path: Path) -> int | None:
+def try_lock(path: Path) -> int | None:
     """Lock a file for the life of this process; return None if another process has locked it."""
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -40,7 +40,7 @@ def hold(path: Path) -> int | None:
     return handle
 
 
-def is_held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Return True if a process has locked the file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -55,7 +55,7 @@ def is_held(path: Path) -> bool:
     return False
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Write a small file atomically."""
     temporary = path.with_name(f".{path.name}.new")
     with temporary.open("w") as file:
@@ -67,20 +67,20 @@ def write_whole(path: Path, text: str) -> None:
 
 def carry_out(folder: Path) -> int:
     """Run the job once, and return its exit code."""
-    if hold(folder / "lock") is None:
+    if try_lock(folder / "lock") is None:
         return RUNS_ALREADY
     if (folder / "rc").exists():
         return ENDED_ALREADY
     children: list[subprocess.Popen[bytes]] = []
     asked = _hand_on_signals(children)
-    write_whole(folder / "pid", str(os.getpid()))
+    write_atomically(folder / "pid", str(os.getpid()))
     job = read_job(folder)
     secrets = _take_secrets(folder / "env")
     if job["dead_man"] is not None:
         _start_dead_man(folder, secrets)
     secrets.pop("BUCKEYE_POD_KEY", None)  # only the watchdog needs it
     code = 128 + signal.SIGTERM if asked else _run(job, folder / "log", secrets, children, asked)
-    write_whole(folder / "rc", str(code))
+    write_atomically(folder / "rc", str(code))
     return code
 
 

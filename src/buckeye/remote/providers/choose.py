@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from buckeye.errors import UsageError
-from buckeye.remote.providers.own_hosts import SshProvider
+from buckeye.remote.providers.ssh_hosts import SshProvider
 
 if TYPE_CHECKING:
     from buckeye.remote.providers.prime import PrimeProvider

@@ -15,7 +15,7 @@ from buckeye.errors import OfferRefusedError, RemoteError
 from buckeye.remote.base import Clock, GpuRequest, Offer, Pod, PodSpec, PodStatus
 from buckeye.remote.providers.prime_account import PrimeAccount
 from buckeye.remote.providers.prime_api import NotFoundError, PrimeApi, RejectedError, UnansweredError
-from buckeye.remote.providers.prime_rows import is_ours, offer_of, order_of, pod_of, status_of
+from buckeye.remote.providers.prime_rows import is_ours, make_order, parse_offer, parse_pod, parse_status
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class PrimeProvider:
     """Provider that rents pods of Prime Intellect."""
 
     name = "prime"
-    rents = True
+    is_rental = True
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class PrimeProvider:
         found, unreadable = [], []
         for row in rows:
             try:
-                found.append(offer_of(row, disk_gb=disk_gb))
+                found.append(parse_offer(row, disk_gb=disk_gb))
             except msgspec.ValidationError as error:
                 unreadable.append(str(error))
         if unreadable:
@@ -79,7 +79,7 @@ class PrimeProvider:
         """Order the machine once. If it is unknown whether the order succeeded, search the pods by name."""
         order = self._order(offer, spec)
         try:
-            return pod_of(self._api.post("/pods/", order))
+            return parse_pod(self._api.post("/pods/", order))
         except RejectedError as error:
             raise OfferRefusedError(str(error)) from None
         except (UnansweredError, msgspec.ValidationError) as error:
@@ -111,10 +111,10 @@ class PrimeProvider:
 
     def pods(self) -> list[Pod]:
         """Return the active pods of this account or team that Buckeye has created."""
-        return [pod_of(row) for row in self._api.offset_pages("/pods/") if is_ours(row)]
+        return [parse_pod(row) for row in self._api.offset_pages("/pods/") if is_ours(row)]
 
     def _order(self, offer: Offer, spec: PodSpec) -> dict[str, Any]:
-        pod = {**order_of(offer), "name": spec.name}
+        pod = {**make_order(offer), "name": spec.name}
         if spec.max_price is not None:
             pod["maxPrice"] = spec.max_price
         if spec.public_key is not None:
@@ -147,7 +147,7 @@ class PrimeProvider:
 
 def _status(found: Mapping[str, Any], pod_id: str) -> PodStatus:
     try:
-        return status_of(found)
+        return parse_status(found)
     except msgspec.ValidationError as error:
         raise RemoteError(f"Prime Intellect: the status of pod {pod_id} cannot be read: {error}") from None
 

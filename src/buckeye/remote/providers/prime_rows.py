@@ -50,7 +50,7 @@ class Prices(msgspec.Struct, rename="camel"):
     currency: str | None = None
 
 
-class Row(msgspec.Struct, rename="camel"):
+class OfferRow(msgspec.Struct, rename="camel"):
     """An offered machine."""
 
     cloud_id: str
@@ -71,7 +71,7 @@ class Row(msgspec.Struct, rename="camel"):
     is_spot: bool | None = None
 
 
-class Status(msgspec.Struct, rename="camel"):
+class PodStatusRow(msgspec.Struct, rename="camel"):
     """State of a pod, from either endpoint."""
 
     status: str = "UNKNOWN"
@@ -98,12 +98,12 @@ class PodRow(msgspec.Struct, rename="camel"):
     is_spot: bool | None = None
 
 
-def offer_of(row: Any, *, disk_gb: int) -> Offer:
+def parse_offer(row: Any, *, disk_gb: int) -> Offer:
     """Return an offer with at least `disk_gb` of free disk.
 
     Raises `msgspec.ValidationError` if the row lacks a field that an order needs.
     """
-    read = msgspec.convert(row, Row)
+    read = msgspec.convert(row, OfferRow)
     prices = read.prices or Prices()
     base = prices.on_demand if prices.community_price is None else prices.community_price
     size = _disk_size(read, disk_gb)
@@ -130,7 +130,7 @@ def offer_of(row: Any, *, disk_gb: int) -> Offer:
     )
 
 
-def _unfit(row: Row, base: float | None, disk_gb: int, image: str | None) -> str | None:
+def _unfit(row: OfferRow, base: float | None, disk_gb: int, image: str | None) -> str | None:
     """Return the reason why a row cannot be used, or None. An unknown stock counts as out of stock."""
     prices = row.prices or Prices()
     if row.is_spot or prices.is_variable:
@@ -148,7 +148,7 @@ def _unfit(row: Row, base: float | None, disk_gb: int, image: str | None) -> str
     return None
 
 
-def _disk_size(row: Row, disk_gb: int) -> int:
+def _disk_size(row: OfferRow, disk_gb: int) -> int:
     wanted = disk_gb + _DISK_TAKEN_GB.get(row.provider or "", 0)
     disk = row.disk or Amount()
     size = max(wanted, int(disk.min_count or 0))
@@ -156,7 +156,7 @@ def _disk_size(row: Row, disk_gb: int) -> int:
     return -(-size // step) * step
 
 
-def order_of(offer: Offer) -> dict[str, Any]:
+def make_order(offer: Offer) -> dict[str, Any]:
     """Return the `pod` part of an order, with the row's values."""
     row = offer.row
     order = {
@@ -172,7 +172,7 @@ def order_of(offer: Offer) -> dict[str, Any]:
     return {name: value for name, value in order.items() if value is not None}
 
 
-def pod_of(found: Any) -> Pod:
+def parse_pod(found: Any) -> Pod:
     """Return a pod. Raises `msgspec.ValidationError` if it has no id."""
     row = msgspec.convert(found, PodRow)
     gpus = f"{row.gpu_count}x{row.gpu_name}" if row.gpu_count and row.gpu_name else None
@@ -195,9 +195,9 @@ def is_ours(found: Any) -> bool:
     )
 
 
-def status_of(found: Mapping[str, Any]) -> PodStatus:
+def parse_status(found: Mapping[str, Any]) -> PodStatus:
     """Return the state of a pod. Raises `msgspec.ValidationError` for an invalid answer."""
-    row = msgspec.convert(found, Status)
+    row = msgspec.convert(found, PodStatusRow)
     ssh = _targets(row)
     progress = None if row.installation_progress is None else min(1.0, row.installation_progress / 100)
     failure = row.installation_failure
@@ -213,7 +213,7 @@ def status_of(found: Mapping[str, Any]) -> PodStatus:
     )
 
 
-def _state(row: Status, failure: str | None, ssh: tuple[SshTarget, ...]) -> PodState:
+def _state(row: PodStatusRow, failure: str | None, ssh: tuple[SshTarget, ...]) -> PodState:
     if row.status == "TERMINATED":
         return "gone"
     if row.status == "DELETING":
@@ -224,7 +224,7 @@ def _state(row: Status, failure: str | None, ssh: tuple[SshTarget, ...]) -> PodS
     return "ready" if row.status == "ACTIVE" and ssh and installed else "starting"
 
 
-def _targets(row: Status) -> tuple[SshTarget, ...]:
+def _targets(row: PodStatusRow) -> tuple[SshTarget, ...]:
     """Return one address per node; empty if an address is missing or invalid."""
     lines = [line for line in _listed(row.ssh_connection) if line]
     if not lines or None in _listed(row.ssh_connection):
@@ -235,7 +235,7 @@ def _targets(row: Status) -> tuple[SshTarget, ...]:
         return ()
 
 
-def _mapped(row: Status) -> list[str]:
+def _mapped(row: PodStatusRow) -> list[str]:
     """Return addresses from the IP addresses and the external port that maps to port 22."""
     for entry in _listed(row.prime_port_mapping):
         if isinstance(entry, dict) and (entry.get("usedBy") == "SSH" or str(entry.get("internal")) == "22"):

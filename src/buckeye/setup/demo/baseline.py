@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from buckeye.envs.base import TRAIN, Environment, Task
-from buckeye.evaluation.checks.play import Player
 from buckeye.evaluation.checks.samples import SplitSample, family_of, probes_of, sample_splits
-from buckeye.evaluation.trivial_policies import (
+from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
+from buckeye.evaluation.content_free import (
     ContentFreeScore,
     content_free_policies,
-    content_free_scores,
+    score_content_free,
     with_constants,
 )
 from buckeye.setup.demo.held_out import Part
@@ -20,7 +20,7 @@ _MOST_TASKS = 200
 """Maximum tasks per family and split for each policy."""
 
 
-async def baselines(
+async def measure_baselines(
     environment: Environment, split: str, evaluated: Collection[str], *, seed: int = 0
 ) -> Mapping[Part, float]:
     """Run every content-free policy of `buckeye env check` on the evaluated tasks of a split.
@@ -28,12 +28,12 @@ async def baselines(
     Returns the exact match of the best policy for each part. The policies are made from train tasks only.
     Raises UsageError without a train split.
     """
-    player = Player(environment)
+    runner = ScriptedRunner(environment)
     train = sample_splits(environment, [TRAIN], per_family=_MOST_TASKS, seed=seed)[0]
     made = content_free_policies(environment, train, probes=probes_of(environment), seed=seed)
-    policies = await with_constants(player, made, train)
+    policies = await with_constants(runner, made, train)
     tasks = [task for task in environment.tasks(split) if task.id in evaluated]
-    return _best_of_parts(await content_free_scores(player, policies, _samples(tasks)))
+    return _best_of_parts(await score_content_free(runner, policies, _samples(tasks)))
 
 
 def _samples(tasks: Sequence[Task]) -> list[SplitSample]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from buckeye.base.columns import aligned
+from buckeye.base.columns import align_columns
 from buckeye.base.json_lines import read_json_lines
-from buckeye.monitor.intervals import Estimate, cluster_of, mean_passed, paired_difference
+from buckeye.monitor.intervals import Estimate, cluster_of, mean_pass_at_k, paired_difference
 
 ALL = "all tasks"
 _HEADER = ("exact match", "tasks", "clusters", "before", "after", "change", "no content")
@@ -39,7 +39,7 @@ class HeldOutTask:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
+class HeldOutRow:
     """One part of the tasks.
 
     `change` covers the tasks scored both times. `baseline` is the exact match of the best content-free
@@ -58,7 +58,7 @@ class Row:
         return " / ".join(name for name in self.part if name is not None) or ALL
 
 
-def read_tasks(file: Path) -> dict[str, HeldOutTask]:
+def read_held_out_tasks(file: Path) -> dict[str, HeldOutTask]:
     """Read the rollouts of an evaluation (`evals/NAME.jsonl`): task id -> its scored rollouts."""
     records = defaultdict(list)
     for record in read_json_lines(file):
@@ -89,11 +89,11 @@ def make_rows(
     before: Mapping[str, HeldOutTask],
     after: Mapping[str, HeldOutTask],
     baselines: Mapping[Part, float],
-) -> list[Row]:
+) -> list[HeldOutRow]:
     """Compute a row for each part of the tasks."""
     both = [(before[task_id], task) for task_id, task in after.items() if task_id in before]
     return [
-        Row(
+        HeldOutRow(
             part=part,
             before=_exact(before.values(), part),
             after=_exact(after.values(), part),
@@ -104,13 +104,13 @@ def make_rows(
     ]
 
 
-def exact_table(rows: Sequence[Row]) -> str:
+def exact_table(rows: Sequence[HeldOutRow]) -> str:
     """Format rows as aligned text: shares in per cent, changes in points."""
-    return aligned([_HEADER, *map(_cells, rows)])
+    return align_columns([_HEADER, *map(_cells, rows)])
 
 
 def _exact(tasks: Iterable[HeldOutTask], part: Part) -> Estimate | None:
-    return mean_passed([task for task in tasks if task.is_in(part)], 1)
+    return mean_pass_at_k([task for task in tasks if task.is_in(part)], 1)
 
 
 def _change(pairs: Sequence[tuple[HeldOutTask, HeldOutTask]]) -> Estimate | None:
@@ -121,7 +121,7 @@ def _change(pairs: Sequence[tuple[HeldOutTask, HeldOutTask]]) -> Estimate | None
     )
 
 
-def _cells(row: Row) -> tuple[str, ...]:
+def _cells(row: HeldOutRow) -> tuple[str, ...]:
     counts = ("0", "0") if row.after is None else (str(row.after.n), str(row.after.clusters))
     shown = (_shown(row.before, ".1f"), _shown(row.after, ".1f"), _shown(row.change, "+.1f"))
     baseline = "-" if row.baseline is None else f"{100 * row.baseline:.1f}"

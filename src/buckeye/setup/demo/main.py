@@ -10,8 +10,8 @@ from pathlib import Path
 from buckeye.base.distribution import need
 from buckeye.base.storage import read_json, write_file
 from buckeye.errors import UsageError
-from buckeye.setup.demo.results import results
 from buckeye.setup.demo.stages import DemoPaths, run_stages
+from buckeye.setup.demo.write_results import write_results
 
 
 def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> None:
@@ -38,7 +38,7 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
         if not done:  # showing a finished demonstration again must not add to its time
             record["seconds"] += time.monotonic() - started
             write_file(record_file, json.dumps(record))
-    table = results(paths, seconds=record["seconds"])
+    table = write_results(paths, seconds=record["seconds"])
     show(f"\n{table}\n")
     show(f"report:        buckeye rl report {paths.rl}, which writes one file to send")
     show(f"figures:       {output_dir / 'summary.json'}")

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from buckeye.base.process import INTERRUPTED
+from buckeye.base.process import EXIT_INTERRUPTED
 from buckeye.base.storage import read_json
-from buckeye.envs.registry import bundled
+from buckeye.envs.registry import find_bundled_project
 from buckeye.errors import RunError
 from buckeye.run_files.directory import files_of_a_run
 from buckeye.transport.checkpoint import list_checkpoints
@@ -111,7 +111,7 @@ def _write_demonstrations(paths: DemoPaths, seed: int) -> None:
     if not paths.chats.exists():
         arguments = read_json(config_file("demonstrations.json"))
         words = [word for key, value in arguments.items() for word in _option(key, value)]
-        bundle = bundled(ENVIRONMENT)
+        bundle = find_bundled_project(ENVIRONMENT)
         path = ["env", f"PYTHONPATH={bundle / 'src'}"] if bundle is not None else []
         python = [*path, "python", "-m", "dakota1890"]
         _command(*python, "demonstrations", str(paths.chats), *words, "--seed", str(seed))
@@ -178,7 +178,7 @@ def _command(program: str, *words: str) -> None:
     started = time.monotonic()
     print(f"\n$ {shlex.join([program, *words])}", flush=True)
     status = _run(_argv(program, words))
-    if status == INTERRUPTED:
+    if status == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if status:
         raise RunError(f"`{program}` ended with exit code {status}; its messages are above")

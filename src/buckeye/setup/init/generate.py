@@ -10,23 +10,23 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from buckeye.mcp.actions.check import DONE
-from buckeye.mcp.actions.schema_words import (
-    NoExample,
-    default_words,
-    example,
-    harmless,
-    literal,
+from buckeye.mcp.actions.action_schema import DONE
+from buckeye.mcp.actions.schema_text import (
+    NoExampleError,
+    describe_default,
+    describe_type,
+    format_literal,
+    make_example,
     object_marks_optional,
-    type_words,
+    sanitize_text,
 )
 from buckeye.mcp.config import DefaultsConfig, ParserConfig, WeightsConfig
-from buckeye.mcp.tasks.lock import ToolEntry
-from buckeye.setup.init.tool_choice import Parameter, Plan, PlannedAction, plan_actions
+from buckeye.mcp.tasks.lock_file import ToolEntry
+from buckeye.setup.init.tool_choice import ActionPlan, Parameter, PlannedAction, plan_actions
 
 CHECK = "CHECK"
 """The word that marks a comment where a person must decide."""
-SERVER = "server"
+SERVER_KEY = "server"
 """The key of `job.metadata` for the server of the configuration."""
 _LONGEST_TEXT = {"tool": 400, "parameter": 200}
 _WIDTH = 100
@@ -42,14 +42,14 @@ class EnvironmentName:
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class GeneratedConfig:
     """A generated configuration.
 
     `decisions` are the comments in it that wait for a person. `notes` list what was left out.
     """
 
     text: str
-    plan: Plan
+    plan: ActionPlan
     decisions: tuple[str, ...]
     notes: tuple[str, ...]
 
@@ -64,29 +64,29 @@ def generate_config(
     environment: EnvironmentName,
     tools: Sequence[ToolEntry],
     *,
-    preparing: Collection[str] = (),
-    grading: Collection[str] = (),
+    setup_tools: Collection[str] = (),
+    grading_tools: Collection[str] = (),
     context_values: Mapping[str, Any] | None = None,
-    wanted: Sequence[str] = (),
+    requested: Sequence[str] = (),
     server: Mapping[str, Any] | None = None,
     files: str | None = None,
-    place: str | None = None,
-) -> Generated:
+    workdir_path: str | None = None,
+) -> GeneratedConfig:
     """Return the configuration, with its YAML text, for these tools.
 
-    `preparing` and `grading` name the tools that tasks use for that, and `wanted` those that the user
+    `setup_tools` and `grading_tools` name the tools that tasks use for that, and `requested` those that the user
     requested. `context_values` are values for arguments that all tools have, by name. `server` is the server
-    as tasks name it. `files` is a folder that is copied for every rollout. `place` is the path there of what
+    as tasks name it. `files` is a folder that is copied for every rollout. `workdir_path` is the path there of what
     the command line names, if that is a single path.
     """
     plan = plan_actions(
         tools,
-        preparing=preparing,
-        grading=grading,
-        wanted=wanted,
+        setup_tools=setup_tools,
+        grading_tools=grading_tools,
+        requested=requested,
         private=files is not None,
         values=context_values or {},
-        place=place,
+        workdir_path=workdir_path,
     )
     remarks = _Remarks()
     body = [
@@ -108,12 +108,12 @@ def generate_config(
         "defaults:",
         f"  max_turns: {DefaultsConfig().max_turns}",
     ]
-    name = harmless(environment.name)
+    name = sanitize_text(environment.name)
     head = [f"# How a model acts in {name}, and how it is paid. Written by `buckeye rl init`."]
     if remarks.decisions:
         head.append(f"# Look at what is marked {CHECK}: a person should decide it.")
     text = "\n".join([*head, *body]) + "\n"
-    return Generated(text, plan, tuple(remarks.decisions), tuple(remarks.notes))
+    return GeneratedConfig(text, plan, tuple(remarks.decisions), tuple(remarks.notes))
 
 
 def quoted(text: str) -> str:
@@ -129,12 +129,12 @@ def _escaped(sign: str) -> str:
 
 def _job(environment: EnvironmentName, server: Mapping[str, Any] | None) -> Iterator[str]:
     yield "job:"
-    yield f"  name: {quoted(f'RL Training - {harmless(environment.name)}')}"
+    yield f"  name: {quoted(f'RL Training - {sanitize_text(environment.name)}')}"
     yield "  metadata:"
     yield f"    environment: {quoted(environment.image)}"
     if server is not None:
         yield "    # as mcp_config of a task names it"
-        yield f"    {SERVER}: {json.dumps(server, ensure_ascii=True)}"
+        yield f"    {SERVER_KEY}: {json.dumps(server, ensure_ascii=True)}"
 
 
 def _parser() -> Iterator[str]:
@@ -145,8 +145,8 @@ def _parser() -> Iterator[str]:
     yield f"  action_weight: {parser.action_weight}"
 
 
-def _prompt(environment: EnvironmentName, plan: Plan) -> Iterator[str]:
-    yield f"You are an AI agent interacting with {harmless(environment.name)}."
+def _prompt(environment: EnvironmentName, plan: ActionPlan) -> Iterator[str]:
+    yield f"You are an AI agent interacting with {sanitize_text(environment.name)}."
     yield ""
     yield "Available tools:"
     for action in plan.actions:
@@ -163,7 +163,7 @@ def _prompt(environment: EnvironmentName, plan: Plan) -> Iterator[str]:
         yield "Those with a question mark may be left out."
 
 
-def _offer(action: PlannedAction, plan: Plan) -> Iterator[str]:
+def _offer(action: PlannedAction, plan: ActionPlan) -> Iterator[str]:
     """Yield the lines that describe an action to the model."""
     described = _bounded(action.tool.description, "tool")
     yield f"- {_signature(action, plan)}" + (f": {described}" if described else "")
@@ -171,45 +171,45 @@ def _offer(action: PlannedAction, plan: Plan) -> Iterator[str]:
     for parameter in _shown(action, plan):
         text = _bounded(str(parameter.schema.get("description") or ""), "parameter")
         if text:
-            yield f"    {parameter.given_as}: {text}"
+            yield f"    {parameter.argument_name}: {text}"
 
 
-def _signature(action: PlannedAction, plan: Plan) -> str:
+def _signature(action: PlannedAction, plan: ActionPlan) -> str:
     parts = [
-        f"{one.given_as}{'' if one.required else '?'}: "
-        f"{type_words(one.schema, action.schema, optional=not one.required)}"
-        f"{default_words(one.schema)}"
+        f"{one.argument_name}{'' if one.required else '?'}: "
+        f"{describe_type(one.schema, action.schema, optional=not one.required)}"
+        f"{describe_default(one.schema)}"
         for one in _shown(action, plan)
     ]
     return f"{action.name}({', '.join(parts)})"
 
 
-def _usage(action: PlannedAction, plan: Plan) -> str:
+def _usage(action: PlannedAction, plan: ActionPlan) -> str:
     needed = [one for one in _shown(action, plan) if one.required]
     return f"{action.name}({', '.join(_sample(one, action) for one in needed)})"
 
 
 def _sample(parameter: Parameter, action: PlannedAction) -> str:
     try:
-        return literal(example(parameter.schema, action.schema))
-    except NoExample:
+        return format_literal(make_example(parameter.schema, action.schema))
+    except NoExampleError:
         return '"..."'
 
 
-def _shown(action: PlannedAction, plan: Plan) -> list[Parameter]:
+def _shown(action: PlannedAction, plan: ActionPlan) -> list[Parameter]:
     """Return the parameters that the model provides."""
     return [one for one in action.parameters if one.name not in plan.context]
 
 
 def _bounded(text: str, kind: str) -> str:
-    text, most = harmless(text), _LONGEST_TEXT[kind]
+    text, most = sanitize_text(text), _LONGEST_TEXT[kind]
     return text if len(text) <= most else text[:most].rstrip() + "…"
 
 
-def _mappings(plan: Plan, remarks: _Remarks) -> Iterator[str]:
+def _mappings(plan: ActionPlan, remarks: _Remarks) -> Iterator[str]:
     for action in plan.actions:
         if action.dropped:
-            yield from _comment(f"Not to be given: {', '.join(map(harmless, action.dropped))}.")
+            yield from _comment(f"Not to be given: {', '.join(map(sanitize_text, action.dropped))}.")
         yield from _mapping(action, plan)
     yield f"  {DONE}:"
     yield "    _tool: null"
@@ -225,21 +225,21 @@ def _mappings(plan: Plan, remarks: _Remarks) -> Iterator[str]:
         for line in _mapping(flagged.action, plan):
             yield f"  # {line[2:]}"
     for tool, reason in plan.left_out.items():
-        remarks.notes.append(f"{harmless(tool)} is left out: {reason}")
+        remarks.notes.append(f"{sanitize_text(tool)} is left out: {reason}")
 
 
-def _mapping(action: PlannedAction, plan: Plan) -> Iterator[str]:
+def _mapping(action: PlannedAction, plan: ActionPlan) -> Iterator[str]:
     yield f"  {_key(action.name)}:"
     yield f"    _tool: {quoted(action.tool.name)}"
     yield "    _parser:"
-    yield f"      positional: [{', '.join(quoted(one.given_as) for one in _shown(action, plan))}]"
+    yield f"      positional: [{', '.join(quoted(one.argument_name) for one in _shown(action, plan))}]"
     for one in action.parameters:
         if one.name in plan.context:
             value = plan.context[one.name]
             yield f"    {_key(one.name)}: {quoted(value) if isinstance(value, str) else value}"
         else:
             yield f"    {_key(one.name)}:"
-            yield f"      from_arg: {quoted(one.given_as)}"
+            yield f"      from_arg: {quoted(one.argument_name)}"
 
 
 def _comment(text: str, remarks: _Remarks | None = None) -> Iterator[str]:

@@ -33,7 +33,7 @@ _NO_KEYS = (".env.example", ".env.sample", ".env.template")
 _MOST_BYTES, _MOST_FILES = 200_000_000, 20_000
 
 
-def program_at(words: Sequence[str]) -> int:
+def program_index(words: Sequence[str]) -> int:
     """Return the index of the program in a command line.
 
     The program is the module, package or script that `python`, `npx`, `uv run` and the like start.
@@ -67,7 +67,7 @@ class Named:
 
 def named_paths(words: Sequence[str]) -> Named:
     """Find the folders and files in the arguments of a command, without its own program."""
-    program, made, paths = program_at(words), list(words), dict[str, Path]()
+    program, made, paths = program_index(words), list(words), dict[str, Path]()
     for at, word in enumerate(words):
         if at <= program and not re.match(r"[A-Z_]+=", word):
             continue

@@ -11,21 +11,21 @@ from pathlib import Path
 from typing import Any, Literal
 
 from buckeye.envs.base import Message, Outcome, Reply, Tool
-from buckeye.mcp.actions.check import DONE
-from buckeye.mcp.actions.mapping import Action, ActionError, FromArg, bind
+from buckeye.mcp.actions.action_schema import DONE
+from buckeye.mcp.actions.mapping import Action, ActionError, FromArg, bind_call
 from buckeye.mcp.actions.parser import parse_reply
-from buckeye.mcp.actions.schema_words import NoExample, example, harmless, literal
-from buckeye.mcp.client.errors import tells_of_a_fault
+from buckeye.mcp.actions.schema_text import NoExampleError, format_literal, make_example, sanitize_text
+from buckeye.mcp.client.errors import reports_server_failure
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.environment import TRAIN, McpEnvironment
-from buckeye.mcp.rollout import LOST
-from buckeye.mcp.tasks.lock import ToolEntry
+from buckeye.mcp.rollout import SERVER_LOST
+from buckeye.mcp.tasks.lock_file import ToolEntry
 from buckeye.mcp.tasks.task_schema import McpTask, ToolCall
 from buckeye.mcp.workdir.folder import WORKDIR
-from buckeye.monitor.signals import verdict
-from buckeye.setup.init.source import Source
-from buckeye.setup.init.tool_choice import PLACE, says
-from buckeye.setup.init.trial import trial_task
+from buckeye.monitor.verdicts import verdict
+from buckeye.setup.init.environment_source import EnvironmentSource
+from buckeye.setup.init.tool_choice import PATH_NAME, has_hint
+from buckeye.setup.init.trial_server import trial_task
 
 Ending = Literal["worked", "refused", "failed", "not tried", "held back"]
 """How the trial of an action ended.
@@ -43,31 +43,31 @@ _REFUSAL = re.compile(r'error|\{\s*"(?:error"|(?:success|ok)":\s*false|status":\
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ActionTrial:
     """One action, its last call, and how that ended."""
 
     action: str
     call: str
     ending: Ending
-    said: str = ""
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class TrialResult:
     """Result of the scripted rollouts.
 
     `stop_reason` is that of the last rollout, and `reward` that of the task file's grading, if there was one.
     `problem` is the reason why no rollout could run.
     """
 
-    trials: tuple[Trial, ...]
+    trials: tuple[ActionTrial, ...]
     stop_reason: str = ""
     reward: float | None = None
     problem: str = ""
     note: str = ""
 
     @property
-    def failed(self) -> tuple[Trial, ...]:
+    def failed(self) -> tuple[ActionTrial, ...]:
         """Actions whose call did not reach the tool, or broke the environment."""
         return tuple(trial for trial in self.trials if trial.ending == "failed")
 
@@ -81,9 +81,14 @@ class Proof:
         return ended and verdict(endings["worked"] + endings["failed"], endings["failed"]) == "passed"
 
 
-async def prove(
-    config: GymConfig, tools: Sequence[ToolEntry], source: Source, task: McpTask | None, *, try_all: bool
-) -> Proof:
+async def try_actions(
+    config: GymConfig,
+    tools: Sequence[ToolEntry],
+    source: EnvironmentSource,
+    task: McpTask | None,
+    *,
+    try_all: bool,
+) -> TrialResult:
     """Run every action with made-up arguments, then `done`.
 
     `task` defines setup and grading. Without one, or if it uses tools of another server for them, `setup` is
@@ -95,14 +100,14 @@ async def prove(
     config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits), "files": files})
     by_name = {tool.name: tool for tool in tools}
     place = _place(config.files)
-    trials: dict[str, Trial] = {}
+    trials: dict[str, ActionTrial] = {}
     pending: list[tuple[str, str]] = []
     for action in config.actions.values():
         if action.tool is not None:
             tool = by_name.get(action.tool)
             calls, trial = _prepared(action, tool, config, place)
-            if tool is not None and not try_all and (reason := _held_back(tool, source.reaches)):
-                calls, trial = [], Trial(action.name, "", "held back", f"{reason}; --try-all calls it")
+            if tool is not None and not try_all and (reason := _held_back(tool, source.uncopied_address)):
+                calls, trial = [], ActionTrial(action.name, "", "held back", f"{reason}; --try-all calls it")
             pending += [(action.name, call) for call in calls]
             trials[action.name] = trial
     play = _Play(config, source, trials, pending, _calls(task, by_name))
@@ -111,7 +116,7 @@ async def prove(
             await play.run()
     except TimeoutError:
         play.problem = f"it did not end within {_SECONDS:g} s"
-    return Proof(tuple(trials.values()), play.stop_reason, play.reward, play.problem, play.note)
+    return TrialResult(tuple(trials.values()), play.stop_reason, play.reward, play.problem, play.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +133,8 @@ def _calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> _TaskCalls:
         return _TaskCalls(task.setup_tool, task.evaluate_tool, made_up=False)
     setup = tools.get("setup")
     try:
-        arguments = example(setup.input_schema, setup.input_schema or {}) if setup is not None else None
-    except NoExample:
+        arguments = make_example(setup.input_schema, setup.input_schema or {}) if setup is not None else None
+    except NoExampleError:
         arguments = None
     calls = [ToolCall(name="setup", arguments=arguments or {})] if setup is not None else []
     return _TaskCalls(calls, [], made_up=True)
@@ -140,8 +145,8 @@ class _Play:
     """Runs rollouts until every call was made; one suffices unless the environment ends it early."""
 
     _config: GymConfig
-    _source: Source
-    _trials: dict[str, Trial]
+    _source: EnvironmentSource
+    _trials: dict[str, ActionTrial]
     _pending: list[tuple[str, str]]
     _calls: _TaskCalls
     stop_reason: str = ""
@@ -166,7 +171,7 @@ class _Play:
             elif not policy.broke(outcome.error):
                 self.problem = outcome.error
             if policy.broken:
-                policy.explain(outcome.explanations.get(LOST, ""))
+                policy.explain(outcome.explanations.get(SERVER_LOST, ""))
                 self.stop_reason = ""  # the remaining calls need a new server
 
     async def _rollout(self, policy: _Script) -> Outcome:
@@ -180,7 +185,7 @@ class _Play:
 class _Script:
     """A policy that makes the calls, records the result of each, and then ends the rollout."""
 
-    def __init__(self, pending: list[tuple[str, str]], trials: dict[str, Trial]) -> None:
+    def __init__(self, pending: list[tuple[str, str]], trials: dict[str, ActionTrial]) -> None:
         self._pending, self._trials = pending, trials
         self._made: tuple[str, str] | None = None
         self.broken = ""
@@ -197,59 +202,59 @@ class _Script:
         call = self._made[1] if self._made is not None else f"{DONE}()"
         text = f"<think>I try this.</think><tool>{call}</tool>"
         if self._made is not None:  # stays if the rollout ends with this call, without an answer
-            self._trials[self._made[0]] = Trial(*self._made, "worked", "ended the rollout")
+            self._trials[self._made[0]] = ActionTrial(*self._made, "worked", "ended the rollout")
         return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
 
     def broke(self, error: str) -> bool:
         """Record an error of the environment for the current call; return False without such a call."""
         if self._made is None:
             return False
-        self._trials[self._made[0]] = Trial(*self._made, "failed", _said(error))
+        self._trials[self._made[0]] = ActionTrial(*self._made, "failed", _said(error))
         return True
 
     def explain(self, lost: str) -> None:
         """Add how the server ended, which the model does not see, to the call that broke it."""
         if lost:
             trial = self._trials[self.broken]
-            self._trials[self.broken] = replace(trial, said=_said(lost.rpartition("): ")[2]))
+            self._trials[self.broken] = replace(trial, message=_said(lost.rpartition("): ")[2]))
 
     def _note(self, answer: str) -> None:
         assert self._made is not None
         said = answer.removeprefix("<result>").removesuffix("</result>").strip()
         ending: Ending = "refused" if _REFUSAL.match(said) else "worked"
-        self.broken = self._made[0] if tells_of_a_fault(said) else ""
+        self.broken = self._made[0] if reports_server_failure(said) else ""
         if self.broken or said.startswith("Invalid tool call"):
             ending = "failed"
         shown = "" if ending == "worked" else _said(said)
-        self._trials[self._made[0]] = Trial(*self._made, ending, shown)
+        self._trials[self._made[0]] = ActionTrial(*self._made, ending, shown)
 
 
 def _prepared(
     action: Action, tool: ToolEntry | None, config: GymConfig, place: str
-) -> tuple[list[str], Trial]:
+) -> tuple[list[str], ActionTrial]:
     """Return the calls to try for an action, and its preliminary result; check that each parses and binds."""
     schema = (tool.input_schema if tool is not None else None) or {}
     known = schema.get("properties") or {}
     required = schema.get("required") or ()
     needed = [(n, s.name) for n, s in action.sources.items() if isinstance(s, FromArg) and n in required]
     try:
-        values = {given: example(known.get(name), schema) for name, given in needed}
-    except NoExample as error:
-        return [], Trial(action.name, "", "not tried", f"no arguments can be made up: {error}")
+        values = {given: make_example(known.get(name), schema) for name, given in needed}
+    except NoExampleError as error:
+        return [], ActionTrial(action.name, "", "not tried", f"no arguments can be made up: {error}")
     shown = {n: "example".ljust(len(v), "s") if _is_filler(v) else v for n, v in values.items()}
     if place:
-        shown |= {n: place for n, v in values.items() if PLACE.search(n) and _is_filler(v)}
-    call = f"{action.name}({', '.join(map(literal, shown.values()))})"
+        shown |= {n: place for n, v in values.items() if PATH_NAME.search(n) and _is_filler(v)}
+    call = f"{action.name}({', '.join(map(format_literal, shown.values()))})"
     if problem := _unusable(call, config, {action.tool or "": schema}):
-        return [], Trial(action.name, call, "failed", problem)
-    return [call], Trial(action.name, call, "not tried", "the rollout ended before")
+        return [], ActionTrial(action.name, call, "failed", problem)
+    return [call], ActionTrial(action.name, call, "not tried", "the rollout ended before")
 
 
 def _held_back(tool: ToolEntry, reaches: str) -> str:
     """Return the reason why a tool is not called without `try_all`, or ""."""
-    if (hint := next((one for one in _HINTS if says(tool, one)), None)) is not None:
+    if (hint := next((one for one in _HINTS if has_hint(tool, one)), None)) is not None:
         return f"it announces {hint}"
-    if reaches and not says(tool, "readOnlyHint"):
+    if reaches and not has_hint(tool, "readOnlyHint"):
         return f"it may change what is at {reaches}, of which there is no copy"
     return ""
 
@@ -271,12 +276,12 @@ def _unusable(call: str, config: GymConfig, schemas: Mapping[str, Mapping[str, A
     if parsed.problems or not parsed.calls:
         return str(parsed.problems[0]) if parsed.problems else "no call was read"
     try:
-        bind(parsed.calls[0], config.actions, schemas)
+        bind_call(parsed.calls[0], config.actions, schemas)
     except ActionError as error:
         return str(error)
     return ""
 
 
 def _said(text: str) -> str:
-    line = harmless(text)
+    line = sanitize_text(text)
     return line if len(line) <= _LONGEST_SAID else f"{line[:_LONGEST_SAID]}…"

@@ -11,9 +11,9 @@ from typing import Any
 
 from buckeye.config.problems import closest, did_you_mean
 from buckeye.errors import UsageError
-from buckeye.mcp.actions.check import DONE, RESERVED_TOOLS
-from buckeye.mcp.actions.schema_words import harmless
-from buckeye.mcp.tasks.lock import ToolEntry
+from buckeye.mcp.actions.action_schema import DONE, RESERVED_TOOLS
+from buckeye.mcp.actions.schema_text import sanitize_text
+from buckeye.mcp.tasks.lock_file import ToolEntry
 
 _NAME = re.compile(r"[^\W\d][\w.\-/]*")
 _PARAMETER = re.compile(r"[^\W\d][\w.-]*")
@@ -42,7 +42,7 @@ _CONTEXT = re.compile(
     r"namespace|database|db|db_path|database_path",
     re.I,
 )
-PLACE = re.compile(
+PATH_NAME = re.compile(
     r"(?:^|_|\b)(?:path|file|filepath|filename|dir|directory|folder|root|repo|repository)(?:$|_)", re.I
 )
 """Matches argument names that denote a path in a folder."""
@@ -50,10 +50,10 @@ PLACE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An argument of a tool: `name` is the tool's, `given_as` the action's, `schema` its JSON Schema."""
+    """An argument of a tool: `name` is the tool's, `argument_name` the action's, `schema` its JSON Schema."""
 
     name: str
-    given_as: str
+    argument_name: str
     schema: Mapping[str, Any]
     required: bool
 
@@ -78,7 +78,7 @@ class PlannedAction:
 
 
 @dataclass(frozen=True, slots=True)
-class Flagged:
+class FlaggedAction:
     """An action that a person should approve first."""
 
     action: PlannedAction
@@ -86,7 +86,7 @@ class Flagged:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ActionPlan:
     """Actions planned for the tools.
 
     `context` are arguments that every action has, by the tool's name, with the value that all calls share.
@@ -94,12 +94,12 @@ class Plan:
     """
 
     actions: tuple[PlannedAction, ...]
-    flagged: tuple[Flagged, ...]
+    flagged: tuple[FlaggedAction, ...]
     context: Mapping[str, str | int]
     left_out: Mapping[str, str]
 
 
-def chosen_tools(
+def choose_tools(
     tools: Sequence[ToolEntry], include: Sequence[str], exclude: Sequence[str]
 ) -> list[ToolEntry]:
     """Return the tools that match a pattern of `include` (all without patterns) and none of `exclude`.
@@ -110,7 +110,7 @@ def chosen_tools(
     for flag, patterns in (("--include", include), ("--exclude", exclude)):
         for pattern in patterns:
             if not any(_fits(name, [pattern]) for name in names):
-                all_names = f" There are: {', '.join(map(harmless, names))}."
+                all_names = f" There are: {', '.join(map(sanitize_text, names))}."
                 near = did_you_mean(closest(pattern, names)) or all_names
                 raise UsageError(f"{flag} {pattern}: no tool is called so.{near}")
     kept = [tool for tool in tools if not include or _fits(tool.name, include)]
@@ -127,44 +127,44 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 def plan_actions(
     tools: Sequence[ToolEntry],
     *,
-    preparing: Collection[str] = (),
-    grading: Collection[str] = (),
-    wanted: Sequence[str] = (),
+    setup_tools: Collection[str] = (),
+    grading_tools: Collection[str] = (),
+    requested: Sequence[str] = (),
     private: bool = False,
     values: Mapping[str, str | int],
-    place: str | None,
-) -> Plan:
+    workdir_path: str | None,
+) -> ActionPlan:
     """Return the plan for these tools.
 
-    Tasks use the tools `preparing` for setup and `grading` for grading. `wanted` has names or patterns of
+    Tasks use the tools `setup_tools` for setup and `grading_tools` for grading. `requested` has names or patterns of
     tools that the user requested, which are never flagged. Destructive tools are harmless if they act on
     files that are `private` to a rollout. An argument that every action requires, and that denotes where it
-    acts, gets its value from `values`, by name, or is the `place`.
+    acts, gets its value from `values`, by name, or is the `workdir_path`.
     """
     actions: list[PlannedAction] = []
-    flagged: list[Flagged] = []
+    flagged: list[FlaggedAction] = []
     left_out: dict[str, str] = {}
     taken = {DONE}
     for tool in tools:
-        if tool.name.rpartition("/")[2] in RESERVED_TOOLS or tool.name in grading:
+        if tool.name.rpartition("/")[2] in RESERVED_TOOLS or tool.name in grading_tools:
             left_out[tool.name] = "it prepares or grades, which is not for the model"
             continue
         action = _action(tool, taken)
         taken.add(action.name)
         if impossible := [name for name in action.dropped if name in _required(tool)]:
             left_out[tool.name] = f"its argument {impossible[0]!r} has a name that no action can give"
-        elif _fits(tool.name, wanted):
+        elif _fits(tool.name, requested):
             actions.append(action)
-        elif tool.name in preparing:
-            flagged.append(Flagged(action, "tasks prepare the environment with it"))
+        elif tool.name in setup_tools:
+            flagged.append(FlaggedAction(action, "tasks prepare the environment with it"))
         elif reason := why_flagged(tool, private=private):
-            flagged.append(Flagged(action, reason))
+            flagged.append(FlaggedAction(action, reason))
         else:
             actions.append(action)
-    return Plan(tuple(actions), tuple(flagged), _context(actions, values, place), left_out)
+    return ActionPlan(tuple(actions), tuple(flagged), _context(actions, values, workdir_path), left_out)
 
 
-def says(tool: ToolEntry, hint: str) -> bool:
+def has_hint(tool: ToolEntry, hint: str) -> bool:
     """Return True if a tool announces this hint, such as `destructiveHint`."""
     snake = _WORD.sub(lambda part: f"_{part[0].lower()}", hint).lstrip("_")
     return any(tool.annotations.get(name) is True for name in (hint, snake))
@@ -182,7 +182,7 @@ def why_flagged(tool: ToolEntry, *, private: bool = False) -> str:
     for vocabulary, meaning in kinds:
         if found := sorted(words & vocabulary):
             return f'"{found[0]}" in its name: it {meaning}'
-    if says(tool, "destructiveHint") and not private:
+    if has_hint(tool, "destructiveHint") and not private:
         return "it is announced as destructive"
     said = _SAID.search(tool.description)
     return f'"{" ".join(said[0].split())}" in its description' if said is not None else ""
@@ -197,7 +197,7 @@ def _action(tool: ToolEntry, taken: Collection[str]) -> PlannedAction:
     for name in ordered:
         if not name or name.startswith("_"):
             continue
-        given_as = _unique(_spelled(name, _PARAMETER), [one.given_as for one in parameters])
+        given_as = _unique(_spelled(name, _PARAMETER), [one.argument_name for one in parameters])
         schema = properties[name] if isinstance(properties[name], Mapping) else {}
         parameters.append(Parameter(name, given_as, schema, name in required))
     return PlannedAction(
@@ -227,14 +227,14 @@ def _unique(name: str, taken: Collection[str]) -> str:
 
 
 def _context(
-    actions: Sequence[PlannedAction], values: Mapping[str, str | int], place: str | None
+    actions: Sequence[PlannedAction], values: Mapping[str, str | int], workdir_path: str | None
 ) -> dict[str, str | int]:
     required = [{one.name for one in action.parameters if one.required} for action in actions]
     if len(actions) < 3:
         return {}
     found = {}
     for name in sorted(set.intersection(*required)):
-        value = values.get(name, place if PLACE.search(name) else None)
+        value = values.get(name, workdir_path if PATH_NAME.search(name) else None)
         if value is not None and _CONTEXT.fullmatch(name):
             found[name] = value
     return found

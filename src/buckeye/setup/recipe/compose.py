@@ -9,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from buckeye.config.flags import apply, parse_flags
+from buckeye.config.flags import apply_flags, parse_flags
 from buckeye.config.problems import config_error
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings, dotted
@@ -17,8 +17,8 @@ from buckeye.config.structure import shape_at
 from buckeye.errors import UsageError
 from buckeye.mcp.environment import NAME
 from buckeye.setup.recipe.model import ModelFacts
-from buckeye.setup.recipe.sizes import Sizes, learning_rate
-from buckeye.setup.recipe.where import GpuLayout
+from buckeye.setup.recipe.sizes import RunSizes, default_learning_rate
+from buckeye.setup.recipe.training_machine import GpuLayout
 
 RUN_CONFIG = "run.toml"
 _INTERVAL: KeyPath = ("orchestrator", "eval", "interval")
@@ -31,7 +31,7 @@ class Recipe:
     config: Path
     dataset: str
     model: ModelFacts
-    sizes: Sizes
+    sizes: RunSizes
     layout: GpuLayout | None
     output_dir: Path
     wandb: str | None = None
@@ -59,7 +59,9 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
     }
     if sizes.held_out:
         orchestrator["eval"] = {"interval": steps, "num_examples": sizes.held_out, "env": [environment]}
-    trainer: dict[str, Any] = {"optim": {"lr": learning_rate(recipe.model.parameters, lora=recipe.lora)}}
+    trainer: dict[str, Any] = {
+        "optim": {"lr": default_learning_rate(recipe.model.parameters, lora=recipe.lora)}
+    }
     if recipe.lora:
         trainer["model"] = {"experimental": {"lora": {}}}
     values: dict[str, Any] = {
@@ -81,14 +83,14 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
-def run_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
+def config_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
     """Return the text of the file: the settings of the recipe, overridden by the flags `words`.
 
     Raises ConfigError for unknown flags, and UsageError for None in a table of names and values.
     """
     settings = Settings(settings_of(recipe))
     flags = parse_flags(RLConfig, words)
-    problems = [*flags.problems, *apply(flags.assignments, settings)]
+    problems = [*flags.problems, *apply_flags(flags.assignments, settings)]
     if problems:
         raise config_error(problems)
     given = {one.path for one in flags.assignments}

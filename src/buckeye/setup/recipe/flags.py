@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from buckeye.config.flag_values import parse_bool
-from buckeye.config.flags import apply, parse_flags
+from buckeye.config.flags import apply_flags, parse_flags
 from buckeye.config.problems import closest, config_error
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Settings
@@ -84,7 +84,7 @@ class TrainFlags(BaseConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class TrainArgs:
     """A command line: the flags of the command, and the args that are `settings` of the run."""
 
     flags: TrainFlags
@@ -96,13 +96,13 @@ class Words:
         return any(word.startswith("@") for word in self.settings)
 
     @property
-    def is_of_parts(self) -> bool:
+    def is_composed(self) -> bool:
         """True if the run is to be composed from parts."""
         given = self.flags.model_fields_set - {"dry_run"}
         whole = all(any(word.startswith(name) for word in self.settings) for name in _WHOLE)
         return not self.has_files and (bool(given) or not whole)
 
-    def check_for_parts(self) -> None:
+    def check_composed(self) -> None:
         """Check the args as far as possible without the parts.
 
         Raises ConfigError for args that are not settings, and UsageError for settings that make no sense in a
@@ -115,17 +115,17 @@ class Words:
             if one.path == ("model",) and not one.value:
                 raise UsageError("--model: needs a value: a folder, or a name on the Hugging Face hub")
             if one.path in _INSTEAD:
-                raise UsageError(f"{one.place.text}: {_INSTEAD[one.path]}")
+                raise UsageError(f"{one.location.text}: {_INSTEAD[one.path]}")
             if one.path[:2] == _EVALUATION and self.flags.no_eval:
                 raise UsageError(
-                    f"{one.place.text} sets an evaluation, and --no-eval has none: leave one out"
+                    f"{one.location.text} sets an evaluation, and --no-eval has none: leave one out"
                 )
             if self.flags.no_wandb and _WANDB in one.path:
-                raise UsageError(f"{one.place.text} logs to W&B, and --no-wandb does not: leave one out")
+                raise UsageError(f"{one.location.text} logs to W&B, and --no-wandb does not: leave one out")
         given = sorted(self.flags.model_fields_set & _ELSEWHERE)
         if given and not self.flags.remote:
             raise UsageError(
-                f"--{written(given[0])} is for a run on another machine: add --provider prime or "
+                f"--{flag_name(given[0])} is for a run on another machine: add --provider prime or "
                 "ssh, or leave it out"
             )
 
@@ -138,7 +138,7 @@ class Words:
         return values[-1] if values and isinstance(values[-1], int) else None
 
     @property
-    def logs_itself(self) -> bool:
+    def selects_tracker(self) -> bool:
         """True if the settings select a tracker."""
         names = {name for one in parse_flags(RLConfig, self.settings).assignments for name in one.path}
         return not names.isdisjoint({_WANDB, "trackio", "tensorboard"})
@@ -148,7 +148,7 @@ class Words:
         given = self.flags.model_fields_set - _WITH_FILES
         given -= _REMOTE if self.flags.remote else set()
         if given:
-            first = written(sorted(given)[0])
+            first = flag_name(sorted(given)[0])
             where = "; for another machine add --provider" if sorted(given)[0] in _REMOTE else ""
             raise UsageError(
                 f"--{first} is for a run that is put together here, and @ FILE is a whole one: leave out one "
@@ -158,7 +158,7 @@ class Words:
         return [*self.settings, *said]
 
     @property
-    def resumes(self) -> bool:
+    def is_resume(self) -> bool:
         """True if an earlier run is to be resumed."""
         return _RESUME in self.settings
 
@@ -174,20 +174,20 @@ class Words:
         return Path(name)
 
 
-def read_words(argv: Sequence[str]) -> Words:
+def parse_train_args(argv: Sequence[str]) -> TrainArgs:
     """Separate the flags of the command from the settings of the run. Raises ConfigError for invalid ones."""
     own, settings = _split(list(argv))
     parsed = parse_flags(TrainFlags, own)
     for one in parsed.assignments:
         if one.value == "":
-            raise UsageError(f"{one.place.text} is empty")
+            raise UsageError(f"{one.location.text} is empty")
     values = Settings()
-    problems = [*parsed.problems, *apply(parsed.assignments, values)]
+    problems = [*parsed.problems, *apply_flags(parsed.assignments, values)]
     flags, wrong = validate(TrainFlags, values)
     problems += wrong
     if flags is None or problems:
         raise config_error(problems)
-    return Words(flags, tuple(settings))
+    return TrainArgs(flags, tuple(settings))
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -220,7 +220,7 @@ def _own_name(word: str) -> str | None:
     return name if name in fields_of(TrainFlags) else None
 
 
-def written(field: str) -> str:
+def flag_name(field: str) -> str:
     """Return the name of a flag as users type it, without dashes in front."""
     return "json" if field == "as_json" else field.replace("_", "-")
 
@@ -236,7 +236,7 @@ def _refuse_misspelt(word: str) -> None:
     if not word.startswith("--") or len(word) == 2 or "." in word:
         return
     name = word[2:].partition("=")[0]
-    known = [written(field) for field in fields_of(TrainFlags)]
+    known = [flag_name(field) for field in fields_of(TrainFlags)]
     near = closest(name, known)
     bare = name.removeprefix("no-").removeprefix("no_")
     if near and resolve(RLConfig, [bare]).shape is None and resolve(RLConfig, [name]).shape is None:

@@ -62,17 +62,17 @@ class ModelFacts:
     """Facts about a model.
 
     A model that must be downloaded has a `path` of None. Its `parameters` are then read from its name, or
-    `guessed`. `positions` is the maximum length in tokens.
+    `is_estimated`. `positions` is the maximum length in tokens.
     """
 
     name: str
     path: Path | None
     parameters: int
-    guessed: bool = False
+    is_estimated: bool = False
     positions: int = _USUAL_POSITIONS
 
 
-def usual_model(*, on_gpu: bool) -> str:
+def default_model(*, on_gpu: bool) -> str:
     """Return the default model: one that trains on this kind of machine."""
     return SUGGESTED[1][0] if on_gpu else SUGGESTED[0][0]
 
@@ -95,7 +95,7 @@ def model_facts(name: str) -> ModelFacts:
         raise UsageError(f"--model {name}: {path}/config.json does not describe a model. Copy it again")
     named = _IN_A_NAME.search(name.rpartition("/")[2])
     parameters = int(float(named[1]) * _UNIT[named[2].lower()]) if named else _UNKNOWN_PARAMETERS
-    return ModelFacts(name=name, path=path, parameters=parameters, guessed=named is None)
+    return ModelFacts(name=name, path=path, parameters=parameters, is_estimated=named is None)
 
 
 def _described(name: str, path: Path) -> object:

@@ -36,10 +36,10 @@ _ADAPTER_FACTOR = 10
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sizes:
+class RunSizes:
     """Sizes for the configuration.
 
-    `prompt_tokens` is the longest prompt, and `system_tokens` its part that describes the tools. `counted` is
+    `prompt_tokens` is the longest prompt, and `system_tokens` its part that describes the tools. `is_exact` is
     True if the model's tokenizer counted them, False if they are estimated from characters.
     """
 
@@ -51,7 +51,7 @@ class Sizes:
     held_out: int
     prompt_tokens: int
     system_tokens: int
-    counted: bool
+    is_exact: bool
 
     @property
     def batch_size(self) -> int:
@@ -66,22 +66,22 @@ def choose_sizes(
     model: ModelFacts,
     *,
     on_gpu: bool,
-    asked: int | None = None,
-) -> Sizes:
+    requested_seq_len: int | None = None,
+) -> RunSizes:
     """Return sizes for a run that works and ends.
 
-    No batch has a task twice. A rollout has `asked` tokens if given, else what its turns need, within limits.
+    No batch has a task twice. A rollout has `requested_seq_len` tokens if given, else what its turns need, within limits.
     Raises UsageError for prompts that do not fit.
     """
     kind = "gpu" if on_gpu else "cpu"
     groups = min(len(tasks), _MOST_GROUPS[kind])
-    count, counted = token_counter(model.path)
+    count, is_exact = token_counter(model.path)
     system = count(gym.system_prompt)
     prompt = _TEMPLATE_TOKENS + system + max(count(task.prompt) for task in tasks)
     reply = _THOUGHT_TOKENS if gym.parser.use_thinking else _REPLY_TOKENS
     longest, why = model.positions, f"{model.name} reads {model.positions} at most"
-    if asked is not None and asked < longest:
-        longest, why = asked, f"--seq-len is {asked}"
+    if requested_seq_len is not None and requested_seq_len < longest:
+        longest, why = requested_seq_len, f"--seq-len is {requested_seq_len}"
     if prompt + _REPLY_TOKENS // 2 > longest:
         raise UsageError(
             f"the longest prompt, with the system_prompt before it, has {prompt} tokens, and {why}. "
@@ -93,9 +93,9 @@ def choose_sizes(
     if turns == DefaultsConfig().max_turns:  # the default, so the number of turns needed is unknown
         turns, usual = _TURNS, max(_LONGEST_ROLLOUT[kind], prompt + _FEWEST_TURNS * a_turn)
     wanted = math.ceil(min(usual, prompt + turns * a_turn) / _ROUND) * _ROUND
-    seq_len = min(longest, asked or wanted)
+    seq_len = min(longest, requested_seq_len or wanted)
     steps = math.ceil(_EPOCHS * len(tasks) / groups)
-    return Sizes(
+    return RunSizes(
         groups=groups,
         rollouts_per_example=GROUP,
         seq_len=seq_len,
@@ -104,21 +104,21 @@ def choose_sizes(
         held_out=min(len(held_out), _HELD_OUT),
         prompt_tokens=prompt,
         system_tokens=system,
-        counted=counted,
+        is_exact=is_exact,
     )
 
 
-def described_text(sizes: Sizes, actions: int) -> str:
+def description_share_text(sizes: RunSizes, actions: int) -> str:
     """Return the share of a rollout that the descriptions of tools take, and advice if it is high."""
     share = sizes.system_tokens / sizes.seq_len
-    how = "" if sizes.counted else " (estimated by their characters)"
+    how = "" if sizes.is_exact else " (estimated by their characters)"
     text = f"{actions} described in {sizes.system_tokens} tokens{how}, {share:.0%} of a rollout"
     if share <= _MOST_DESCRIBED:
         return text
     return f"{text}; that is much: `buckeye rl init ... --include TOOL` describes only what the tasks need"
 
 
-def learning_rate(parameters: int, *, lora: bool) -> float:
+def default_learning_rate(parameters: int, *, lora: bool) -> float:
     """Return the usual learning rate for models of this size."""
     rate = next((rate for size, rate in _LEARNING_RATES if parameters < size), _LARGE_LEARNING_RATE)
     return float(f"{rate * _ADAPTER_FACTOR:.3g}") if lora else rate

@@ -20,7 +20,7 @@ from buckeye.base.process import ChildProcess
 from buckeye.base.storage import remove_directory, step_directories, write_file
 from buckeye.config.load import to_json
 from buckeye.config.rl import RLConfig
-from buckeye.monitor.tracking import TRACKER_FOLDERS
+from buckeye.monitor.tracker_threads import TRACKER_FOLDERS
 
 _END_SECONDS = 60.0
 _NEVER = 10**9  # steps between two checkpoints
@@ -34,7 +34,7 @@ _PARTS = 4
 class Fork:
     """A finished short run: the rewards of its groups by step, its total seconds, and its seconds per step.
 
-    `why` is the reason if it failed, else "".
+    `failure_reason` is the reason if it failed, else "".
     """
 
     rate: float
@@ -42,7 +42,7 @@ class Fork:
     seconds: float
     step_seconds: float = math.nan
     rewards: Sequence[Sequence[float]] = ()
-    why: str = ""
+    failure_reason: str = ""
 
     @property
     def score(self) -> float | None:
@@ -53,40 +53,40 @@ class Fork:
         """
         means, early = list(map(statistics.fmean, self.rewards)), len(self.rewards) // 2
         weights = [1.0] * early + [_LATER] * (len(means) - early)
-        return None if self.why else statistics.fmean(means, weights)
+        return None if self.failure_reason else statistics.fmean(means, weights)
 
     @property
-    def last(self) -> Sequence[float]:
+    def last_rewards(self) -> Sequence[float]:
         """Rewards of the last quarter, at least one step."""
         return self._quarters()[-1]
 
     @property
-    def every(self) -> Sequence[float]:
+    def all_rewards(self) -> Sequence[float]:
         """Rewards of all steps."""
         return self._pooled(0, len(self.rewards))
 
     @property
-    def fell(self) -> bool:
+    def lost_reward(self) -> bool:
         """True if the fork lost reward significantly.
 
         That is, the last quarter is below the best one, or a few consecutive steps are below the first step,
         even if it recovered later.
         """
-        if self.why:
+        if self.failure_reason:
             return False
         ends = range(_IN_A_ROW + 1, len(self.rewards) + 1)
         lost = any(is_below(self._pooled(end - _IN_A_ROW, end), self.rewards[0]) for end in ends)
-        return lost or is_below(self.last, max(self._quarters(), key=statistics.fmean))
+        return lost or is_below(self.last_rewards, max(self._quarters(), key=statistics.fmean))
 
     @property
     def outcome(self) -> dict[str, Any]:
         """Score, mean reward of the last quarter, whether it fell, seconds, and reason of failure."""
         return {
             "score": self.score,
-            "reward_at_end": None if self.why else statistics.fmean(self.last),
-            "fell": self.fell,
+            "reward_at_end": None if self.failure_reason else statistics.fmean(self.last_rewards),
+            "fell": self.lost_reward,
             "seconds": round(self.seconds, 1),
-            "why": self.why,
+            "why": self.failure_reason,
         }
 
     def _quarters(self) -> Sequence[Sequence[float]]:
@@ -118,11 +118,11 @@ def train_fork(config: RLConfig, directory: Path, rate: float, steps: int, *, se
         seconds=time.monotonic() - begun,
         step_seconds=took / max(1, len(points) - 1),
         rewards=[[reward for group in point.rewards.values() for reward in group] for point in points],
-        why=why,
+        failure_reason=why,
     )
 
 
-def drop_weights(fork: Fork) -> None:
+def delete_weights(fork: Fork) -> None:
     """Delete the weights and checkpoints of a fork, and keep its records."""
     for name in ("weights", "checkpoints"):
         for path in step_directories(fork.directory / name).values():

@@ -11,14 +11,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from buckeye.analysis.changes import policy_changes
 from buckeye.analysis.diagnosis.statistics import is_below
+from buckeye.analysis.policy_changes import policy_changes
 from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.run_files.events import write_event
-from buckeye.setup.tuning.forks import Fork, drop_weights, train_fork
-from buckeye.setup.tuning.search import STEPS, approach, climb, nearest
+from buckeye.setup.tuning.forks import Fork, delete_weights, train_fork
+from buckeye.setup.tuning.search import MIN_STEPS, nearest_rate, search_by_change, search_by_score
 
 TARGET = 0.01
 """Change of the policy per step at which training trials begin: KL divergence, in nats per token."""
@@ -32,7 +32,7 @@ _LONGEST = 1.5  # timeout of a fork, as a multiple of its expected time
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuned:
+class TuningResult:
     """The learning rate found, every tried rate with the policy's change per step, and the forks.
 
     `by_training` is True if training decided, and not only the policy's change. Then the rewards in the last
@@ -60,7 +60,7 @@ class Tuning:
     forks: list[Fork] = field(default_factory=list)
     _begun: float = field(default_factory=time.monotonic)
 
-    def run(self) -> Tuned:
+    def run(self) -> TuningResult:
         """Find the rate. Raises UsageError if the folder exists, RunError if the first fork fails."""
         if self.root.exists():
             raise UsageError(f"{self.root} exists already. Name a new folder: -o DIR")
@@ -68,30 +68,30 @@ class Tuning:
         start = float(self.config.trainer.optim.lr)
         self._note("begin", rate=start, budget=self.budget)
         still = self._still()
-        changes = approach(
+        changes = search_by_change(
             partial(self._change, still),
             start,
             TARGET,
             tries=_TRIES,
-            more=lambda: self._left() > self.budget / 2,
+            has_time=lambda: self._left() > self.budget / 2,
         )
-        center = nearest(changes, TARGET)
+        center = nearest_rate(changes, TARGET)
         self._note("center", rate=center, change=changes[center], target=TARGET)
         steps = self._fork_steps(still)
-        climb(lambda rate: self._score(still, rate, steps), center)
-        drop_weights(still)
-        kept = [fork for fork in self.forks if not fork.why and not fork.fell]
+        search_by_score(lambda rate: self._score(still, rate, steps), center)
+        delete_weights(still)
+        kept = [fork for fork in self.forks if not fork.failure_reason and not fork.lost_reward]
         best = max(kept, key=lambda fork: fork.score or 0.0, default=None)
-        sure = best is not None and is_below(still.every, best.last, _LEARNT)
+        sure = best is not None and is_below(still.all_rewards, best.last_rewards, _LEARNT)
         rate = best.rate if best is not None and sure else center
         file = self.root / "tuned.toml"
         write_file(file, f"# by `buckeye rl tune`\n[trainer.optim]\nlr = {rate:.3e}\n")
         self._note("chosen", rate=rate, by="training" if sure else "change", file=str(file))
-        return Tuned(
+        return TuningResult(
             lr=rate,
             by_training=sure,
-            reward_at_start=statistics.fmean(still.every),
-            reward_at_end=None if best is None else statistics.fmean(best.last),
+            reward_at_start=statistics.fmean(still.all_rewards),
+            reward_at_end=None if best is None else statistics.fmean(best.last_rewards),
             changes=[{"lr": tried, "kl": change} for tried, change in changes.items()],
             forks=[{"lr": fork.rate, "run": str(fork.directory), **fork.outcome} for fork in self.forks],
             file=str(file),
@@ -105,8 +105,10 @@ class Tuning:
         """
         still = train_fork(self.config, self.root / "still", _STILL, _BATCHES, seconds=self._left())
         if still.score is None:
-            raise RunError(f"Nothing can be tried: {still.why}. See {self.root / 'still.log'}")
-        self._note("still", reward_at_start=statistics.fmean(still.every), seconds=round(still.seconds, 1))
+            raise RunError(f"Nothing can be tried: {still.failure_reason}. See {self.root / 'still.log'}")
+        self._note(
+            "still", reward_at_start=statistics.fmean(still.all_rewards), seconds=round(still.seconds, 1)
+        )
         return still
 
     def _change(self, still: Fork, rate: float) -> float:
@@ -119,7 +121,7 @@ class Tuning:
     def _fork_steps(self, still: Fork) -> int:
         """Return the number of steps per fork that leaves time for _FORKS forks."""
         room = (self._left() / _FORKS - _fork_seconds(still, 0)) / still.step_seconds
-        return min(self.config.max_steps or _MOST_STEPS, max(STEPS, int(room)))
+        return min(self.config.max_steps or _MOST_STEPS, max(MIN_STEPS, int(room)))
 
     def _score(self, still: Fork, rate: float, steps: int) -> float | None:
         """Return the score of a fork with this rate.
@@ -134,9 +136,9 @@ class Tuning:
         seconds = max(self._left(), needed) * _LONGEST
         fork = train_fork(self.config, self.root / f"lr-{rate:.2e}", rate, steps, seconds=seconds)
         self.forks.append(fork)
-        drop_weights(fork)
+        delete_weights(fork)
         self._note("fork", rate=rate, steps=steps, **fork.outcome)
-        return -math.inf if fork.score is None or fork.fell else fork.score
+        return -math.inf if fork.score is None or fork.lost_reward else fork.score
 
     def _left(self) -> float:
         return self.budget - (time.monotonic() - self._begun)

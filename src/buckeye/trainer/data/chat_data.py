@@ -89,9 +89,9 @@ class ChatFormat:
         messages.
         """
         family = self._renderer.family
-        literal = self._renderer.template.literal
-        words = [(literal.marked(message), message) for message in messages]
-        words += [(literal.marked_tool(tool), tool) for tool in tools]
+        literal = self._renderer.template.escaper
+        words = [(literal.escape_message(message), message) for message in messages]
+        words += [(literal.escape_tool(tool), tool) for tool in tools]
         if family is None or any(marked != written for marked, written in words):
             return None  # the library parses control tokens anywhere in the text
         turns: list[_Turn] = []

@@ -34,7 +34,7 @@ def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
         calls = enumerate(known["tool_calls"])
         known["tool_calls"] = [_full_call(call, place, broken) for place, call in calls]
     try:
-        plain = msgspec.convert(known, ChatMessage).plain()
+        plain = msgspec.convert(known, ChatMessage).to_template_message()
     except msgspec.ValidationError as error:
         raise UsageError(f"message {index}: {error}") from error
     says = any(plain.get(field) for field in ("content", "tool_calls", "reasoning_content"))

@@ -207,14 +207,16 @@ def pack_micro_batch(
     loss_masks: Sequence[npt.NDArray[np.bool_]],
     device: torch.device,
     *,
-    share: bool = True,
+    share_prefixes: bool = True,
 ) -> PackedMicroBatch:
-    """Lay samples out in a row; without `share`, each sample whole. Raise `TransportError` if the first token
+    """Lay samples out in a row; without `share_prefixes`, each sample whole. Raise `TransportError` if the first token
     of a sample is trained: no token predicts it.
     """
     if any(mask[0] for mask in loss_masks):
         raise TransportError("The loss mask of a sample includes its first token, which nothing predicts.")
-    found = prefix_groups(token_ids) if share else [PrefixGroup((i,), 0) for i in range(len(token_ids))]
+    found = (
+        prefix_groups(token_ids) if share_prefixes else [PrefixGroup((i,), 0) for i in range(len(token_ids))]
+    )
     blocks = _segments_in_blocks(found, token_ids)
     segments = [segment for block in blocks for segment in block]
     starts = [0, *accumulate(s.length for s in segments)]

@@ -39,13 +39,13 @@ class TokenLosses:
 
     `policy` [N] is the policy-gradient term, which a correction may reduce. `penalty` [N] is not corrected;
     None means zero. `log_weights` [N] is the logarithm of the importance weight that a correction limits;
-    None means l_t. `marks` are bool[N] by name: the tokens that were masked or clipped, per reason.
+    None means l_t. `masks` are bool[N] by name: the tokens that were masked or clipped, per reason.
     """
 
     policy: Tensor
     penalty: Tensor | None = None
     log_weights: Tensor | None = None
-    marks: Mapping[str, Tensor] = field(default_factory=dict)
+    masks: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

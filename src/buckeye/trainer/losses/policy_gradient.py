@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from buckeye.base.own_function import load_own_function
+from buckeye.base.user_function import load_user_function
 from buckeye.config.losses import (
     CorrectionConfig,
     CustomLossConfig,
@@ -67,7 +67,7 @@ def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
 
 def load_custom_loss(config: CustomLossConfig) -> Callable[..., Any]:
     """Return the configured function. Raise `UsageError` if it is missing or does not take the arguments."""
-    return load_own_function(config.import_path, config.kwargs, setting=_SETTING)
+    return load_user_function(config.import_path, config.kwargs, setting=_SETTING)
 
 
 # Losses that weight or mask the policy gradient of a token.
@@ -87,7 +87,7 @@ def cispo_loss(inputs: LossInputs, *, clip_low: float = 1.0, clip_high: float = 
     weights = ratios.clamp(low, high)
     return TokenLosses(
         policy=-weights * inputs.advantages * inputs.logprobs,
-        marks={"clipped_low": ratios < low, "clipped_high": ratios > high},
+        masks={"clipped_low": ratios < low, "clipped_high": ratios > high},
     )
 
 
@@ -108,15 +108,15 @@ def dppo_loss(
     """
     difference, advantages = log_ratios(inputs), inputs.advantages
     moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
-    marks = {
+    masks = {
         "masked_low": (advantages <= 0) & (moved < -mask_low),
         "masked_high": (advantages > 0) & (moved > mask_high),
     }
-    kept = ~(marks["masked_low"] | marks["masked_high"])
+    kept = ~(masks["masked_low"] | masks["masked_high"])
     return TokenLosses(
         policy=-torch.where(kept, difference.exp(), 0.0) * advantages,
         penalty=kl_tau * difference.square() if kl_tau else None,
-        marks=marks,
+        masks=masks,
     )
 
 
@@ -138,12 +138,12 @@ def ppo_loss(
     1912.09729.
     """
     ratios, advantages = log_ratios(inputs).exp(), inputs.advantages
-    objective, marks = _clipped_objective(ratios, advantages, clip_low, clip_high)
-    marks["clipped_dual"] = torch.zeros_like(marks["clipped_low"])
+    objective, masks = _clipped_objective(ratios, advantages, clip_low, clip_high)
+    masks["clipped_dual"] = torch.zeros_like(masks["clipped_low"])
     if dual_clip is not None:
-        marks["clipped_dual"] = (advantages < 0) & (ratios.detach() > dual_clip)
+        masks["clipped_dual"] = (advantages < 0) & (ratios.detach() > dual_clip)
         objective = torch.where(advantages < 0, objective.maximum(dual_clip * advantages), objective)
-    return TokenLosses(policy=-objective, marks=marks)
+    return TokenLosses(policy=-objective, masks=masks)
 
 
 def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLosses:
@@ -156,8 +156,8 @@ def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 
     """
     mean = sequence_log_ratios(inputs, mean=True)
     ratios = with_gradient_of(mean, inputs.logprobs).exp()
-    objective, marks = _clipped_objective(ratios, inputs.advantages, clip_low, clip_high)
-    return TokenLosses(policy=-objective, log_weights=mean, marks=marks)
+    objective, masks = _clipped_objective(ratios, inputs.advantages, clip_low, clip_high)
+    return TokenLosses(policy=-objective, log_weights=mean, masks=masks)
 
 
 def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2) -> TokenLosses:
@@ -175,8 +175,8 @@ def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: 
     weight_of_sampler = torch.where(staleness > 0, 1.0 / staleness.clamp_min(1.0), 0.0)
     log_weights = (1.0 - weight_of_sampler) * difference.detach()
     ratios = with_gradient_of(weight_of_sampler * difference, inputs.logprobs).exp()
-    objective, marks = _clipped_objective(ratios, inputs.advantages, clip_low, clip_high)
-    return TokenLosses(policy=-log_weights.exp() * objective, log_weights=log_weights, marks=marks)
+    objective, masks = _clipped_objective(ratios, inputs.advantages, clip_low, clip_high)
+    return TokenLosses(policy=-log_weights.exp() * objective, log_weights=log_weights, masks=masks)
 
 
 def _clipped_objective(
@@ -185,11 +185,11 @@ def _clipped_objective(
     """Return min(rho A, clip(rho) A) and the tokens that lose their gradient to clipping."""
     low, high = 1.0 - clip_low, 1.0 + clip_high
     objective = torch.minimum(ratios * advantages, ratios.clamp(low, high) * advantages)
-    marks = {
+    masks = {
         "clipped_low": (advantages < 0) & (ratios.detach() < low),
         "clipped_high": (advantages > 0) & (ratios.detach() > high),
     }
-    return objective, marks
+    return objective, masks
 
 
 CORRECTION_MASKS = ("corrected_low", "corrected_high")
@@ -256,18 +256,18 @@ def masked_ratio_loss(
     else:
         total = sequence_log_ratios(inputs, mean=ratio_length_norm)
         ratios = with_gradient_of(total, inputs.logprobs).clamp_max(_SEQUENCE_LIMIT).exp()
-    marks = {
+    masks = {
         "masked_low": ratios.detach() < mask_ratio_low,
         "masked_high": ratios.detach() > mask_ratio_high,
         "masked_sequence": _smallest_in_sequence(ratios.detach(), inputs.sequences) < sequence_mask_ratio_low,
     }
-    kept = ~(marks["masked_low"] | marks["masked_high"] | marks["masked_sequence"])
+    kept = ~(masks["masked_low"] | masks["masked_high"] | masks["masked_sequence"])
     penalty = None
     if kl_tau:
         chosen = {"all": torch.ones_like(kept), "masked": ~kept, "unmasked": kept}[kl_mask_type]
         penalty = kl_tau * torch.where(chosen, difference, 0.0)
     policy = -torch.where(kept, ratios, 0.0) * inputs.advantages
-    return TokenLosses(policy=policy, penalty=penalty, marks=marks)
+    return TokenLosses(policy=policy, penalty=penalty, masks=masks)
 
 
 def _smallest_in_sequence(ratios: Tensor, sequences: Tensor) -> Tensor:
@@ -282,12 +282,12 @@ def _smallest_in_sequence(ratios: Tensor, sequences: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LossType:
-    """Loss function with settings as its keyword arguments. `marks` are the names of the marks that it
+    """Loss function with settings as its keyword arguments. `masks` are the names of the marks that it
     returns.
     """
 
     function: Callable[..., TokenLosses]
-    marks: tuple[str, ...]
+    masks: tuple[str, ...]
 
 
 LOSS_TYPES: Mapping[str, LossType] = {
@@ -327,27 +327,27 @@ def total_loss(inputs: LossInputs, config: LossConfig) -> LossSums:
     """Return the loss of a row, with correction, reference KL, entropy bonus and normalization weights."""
     rewarded = with_kl_reward(inputs, config)
     losses = _token_losses(rewarded, config)
-    terms, marks = losses.policy, dict(losses.marks)
+    terms, masks = losses.policy, dict(losses.masks)
     if isinstance(config, NormalizedLossConfig) and config.correction is not None:
         log_weights = losses.log_weights if losses.log_weights is not None else log_ratios(inputs)
         factors, corrected = correction_factors(log_weights, inputs.sequences, config.correction)
-        terms, marks = terms * factors, {**marks, **corrected}
+        terms, masks = terms * factors, {**masks, **corrected}
     for addition in (losses.penalty, regularization(inputs, config)):
         if addition is not None:
             terms = terms + addition
     if normalization_of(config) == "sequence":
         terms = terms / sequence_lengths(inputs)
-    return LossSums(loss=terms.sum(), statistics=token_sums(inputs, marks))
+    return LossSums(loss=terms.sum(), statistics=token_sums(inputs, masks))
 
 
 def statistic_names(config: LossConfig) -> tuple[str, ...]:
     """Return the keys of `LossSums.statistics`."""
-    marks = () if isinstance(config, CustomLossConfig) else _loss_type(config).marks
+    masks = () if isinstance(config, CustomLossConfig) else _loss_type(config).masks
     corrected = isinstance(config, NormalizedLossConfig) and config.correction is not None
     return (
         *SUMS,
         *(REFERENCE_SUMS if config.kl_coef else ()),
-        *marks,
+        *masks,
         *(CORRECTION_MASKS if corrected else ()),
     )
 

@@ -24,8 +24,8 @@ def with_advantage(inputs: LossInputs) -> Tensor:
 
 
 @torch.no_grad()
-def token_sums(inputs: LossInputs, marks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return sums under the names `SUMS`, `REFERENCE_SUMS` with a reference model, and the names of `marks`
+def token_sums(inputs: LossInputs, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return sums under the names `SUMS`, `REFERENCE_SUMS` with a reference model, and the names of `masks`
     (bool[N]).
 
     Sums cover the `tokens` of samples with an advantage. Names in `_fresh` cover only those of them that the
@@ -52,7 +52,7 @@ def token_sums(inputs: LossInputs, marks: Mapping[str, Tensor]) -> dict[str, Ten
     }
     if inputs.reference_logprobs is not None:
         sums["reference_kl"] = estimate_kl(inputs.logprobs, inputs.reference_logprobs, "k3").sum()
-    return sums | {name: (mark & recorded).sum() for name, mark in marks.items()}
+    return sums | {name: (mark & recorded).sum() for name, mark in masks.items()}
 
 
 @torch.no_grad()

@@ -14,10 +14,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from buckeye.errors import CheckpointError, UsageError
-from buckeye.trainer.output.export import read_tokenizer_files, save_model, write_tokenizer_files
-from buckeye.transport.checkpoint.base_digest import BASE_KEY, base_digest
+from buckeye.trainer.output.hf_directory import read_tokenizer_files, save_model, write_tokenizer_files
+from buckeye.transport.checkpoint.base_digest import BASE_DIGEST_KEY, base_digest
 
-ADAPTER = "default"
+ADAPTER_NAME = "default"
 """Name of the adapter in the model. Files do not contain it."""
 ADAPTER_DIRECTORY = "adapter"
 """Directory of the adapter in a trainer's part of a checkpoint, in place of a complete model."""
@@ -64,7 +64,7 @@ def save_adapter(
     }
     config = _config(model)
     digest = base_digest(config["base_model_name_or_path"])
-    metadata = {"format": "pt", **({BASE_KEY: digest} if digest is not None else {})}
+    metadata = {"format": "pt", **({BASE_DIGEST_KEY: digest} if digest is not None else {})}
     save_file(stored, directory / WEIGHTS_FILE, metadata=metadata)
     content = json.dumps(config, indent=2, sort_keys=True)
     (directory / CONFIG_FILE).write_text(content + "\n", encoding="utf-8")
@@ -112,15 +112,15 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> None:
     loaded.
     """
     try:
-        stored_as = AutoConfig.from_pretrained(base).dtype or torch.float32
+        round_tensors = AutoConfig.from_pretrained(base).dtype or torch.float32
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"The model {base!r} cannot be loaded: {error}") from error
-    merge_into(model, base, adapter)
-    save_model(model, read_tokenizer_files(base), out, dtype=stored_as)
+    merge_adapter_into(model, base, adapter)
+    save_model(model, read_tokenizer_files(base), out, dtype=round_tensors)
 
 
-def merge_into(model: PreTrainedModel, base: str, adapter: Path) -> None:
+def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None:
     """Add an adapter to the weights of `model`, which was loaded from `base`. All weights are trainable
     afterwards.
 
@@ -131,7 +131,7 @@ def merge_into(model: PreTrainedModel, base: str, adapter: Path) -> None:
     try:
         adapted = PeftModel.from_pretrained(model, str(adapter))
         stored = load_file(adapter / WEIGHTS_FILE).keys()
-        check_base(adapter, base)
+        check_adapter_base(adapter, base)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(f"The adapter {adapter} cannot be merged into {base!r}: {error}") from error
     if stored != get_peft_model_state_dict(adapted, save_embedding_layers=False).keys():
@@ -140,7 +140,7 @@ def merge_into(model: PreTrainedModel, base: str, adapter: Path) -> None:
     model.requires_grad_(True)
 
 
-def check_base(adapter: Path, base: str) -> None:
+def check_adapter_base(adapter: Path, base: str) -> None:
     """Raise `UsageError` if an adapter was trained on other weights than those of `base`."""
     if _other_base(_recorded_base(adapter), base):
         raise UsageError(f"The adapter {adapter} was trained on other weights than those of {base!r}.")
@@ -162,19 +162,19 @@ def _other_base(recorded: str | None, base: str) -> bool:
 def _recorded_base(directory: Path) -> str | None:
     """Return the digest of the adapter's base model, or None if the file has none."""
     with safe_open(directory / WEIGHTS_FILE, "pt") as file:
-        return (file.metadata() or {}).get(BASE_KEY)
+        return (file.metadata() or {}).get(BASE_DIGEST_KEY)
 
 
 def _stored_name(name: str) -> str:
     """Return peft's name of a parameter in a file: without the adapter's name, and without the wrapper of a
     fully trained module.
     """
-    plain = name.replace(f".modules_to_save.{ADAPTER}.", ".").replace(f".{ADAPTER}.", ".")
+    plain = name.replace(f".modules_to_save.{ADAPTER_NAME}.", ".").replace(f".{ADAPTER_NAME}.", ".")
     return _PREFIX + plain
 
 
 def _config(model: PreTrainedModel) -> dict[str, Any]:
     """Return peft's configuration for inference, with sets as sorted lists."""
-    content = model.peft_config[ADAPTER].to_dict()
+    content = model.peft_config[ADAPTER_NAME].to_dict()
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}
     return {**plain, "inference_mode": True}

@@ -119,7 +119,7 @@ def flash_available(device: torch.device) -> bool:
     )
 
 
-def attention_here() -> str:
+def detect_attention() -> str:
     """Return the attention that a trainer on this machine uses, unless a setting asks for SDPA. The package
     flash-attn is never imported: the kernels are those in torch."""
     if not torch.cuda.is_available():

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import UsageError
-from buckeye.trainer.model.adapter_files import ADAPTER
+from buckeye.trainer.model.adapter_files import ADAPTER_NAME
 
 _SECTION = "trainer.model.experimental.lora"
 
@@ -44,7 +44,7 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).is_dir() else base,
         task_type="CAUSAL_LM",
     )
-    inject_adapter_in_model(peft_config, model, ADAPTER)
+    inject_adapter_in_model(peft_config, model, ADAPTER_NAME)
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(torch.float32 if parameter.requires_grad else frozen_dtype)

@@ -22,7 +22,7 @@ from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION, flash_available
 from buckeye.trainer.model.logprobs import token_logprobs
 from buckeye.trainer.model.rms_norm import replace_norms
-from buckeye.trainer.model.trainable import refuse_untrainable
+from buckeye.trainer.model.trainable import check_trainable
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class PolicyModule(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Policy:
+class PolicyNetwork:
     """Model and its device."""
 
     module: PolicyModule
@@ -101,7 +101,7 @@ class Policy:
         """
         return self.module(row, temperatures)
 
-    def computing(self) -> AbstractContextManager[Any]:
+    def cast_weights(self) -> AbstractContextManager[Any]:
         """Return a context in which weights are cast to the compute dtype once, not in every forward pass.
         Leave it before the weights change, and do not mix passes with and without gradient in it.
         """
@@ -114,7 +114,7 @@ class Policy:
         """
         samples = [ids.int().numpy() for ids in token_ids.cpu().split(list(lengths))]
         nothing = [np.zeros(len(ids), np.bool_) for ids in samples]
-        row = pack_micro_batch(samples, nothing, self.device, share=False)
+        row = pack_micro_batch(samples, nothing, self.device, share_prefixes=False)
         return self.module.hidden_states(row).index_select(0, row.places)
 
     def checkpoint_activations(self, *, every: int, offload: bool = False) -> None:
@@ -196,7 +196,7 @@ def load_policy(
     compute_dtype: ComputeDtype = "auto",
     sharded: bool = False,
     frozen: bool = False,
-) -> Policy:
+) -> PolicyNetwork:
     """Load a model directory or hub name in float32.
 
     A `sharded` model stays in main memory until it is sharded. A `frozen` model is loaded in the compute
@@ -204,7 +204,7 @@ def load_policy(
     not exist or cannot be trained.
     """
     transformers_logging.disable_progress_bar()
-    config = read_trainable(name)
+    config = read_trainable_config(name)
     try:
         model, info = AutoModelForCausalLM.from_pretrained(
             name,
@@ -230,7 +230,7 @@ def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dt
     return torch.float32 if compute_dtype == "float32" else torch.bfloat16
 
 
-def read_trainable(name: str) -> PreTrainedConfig:
+def read_trainable_config(name: str) -> PreTrainedConfig:
     """Return the configuration of a model directory or hub name, checked to be trainable. Raise `UsageError`
     if it is not, or if `config.json` does not match the weights next to it.
     """
@@ -240,13 +240,13 @@ def read_trainable(name: str) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(name)
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
         raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
-    refuse_untrainable(name, config.to_dict())
+    check_trainable(name, config.to_dict())
     return config
 
 
 def make_policy(
     model: PreTrainedModel, name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype
-) -> Policy:
+) -> PolicyNetwork:
     """Return a policy of a model; `name` is for messages. `flash` requests CUDA's variable-length attention,
     where available.
 
@@ -270,7 +270,7 @@ def make_policy(
     fast = flash and dtype == torch.bfloat16 and flash_available(device)
     if flash and device.type == "cuda" and not fast:
         logger.info("No flash attention for this GPU and %s: the padded kernel of torch is used", dtype)
-    return Policy(PolicyModule(model.train(), compute_dtype=dtype, flash=fast), device)
+    return PolicyNetwork(PolicyModule(model.train(), compute_dtype=dtype, flash=fast), device)
 
 
 def _train_every_row(model: PreTrainedModel) -> None:

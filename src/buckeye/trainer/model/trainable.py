@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.errors import UsageError
-from buckeye.inference.engine.architecture import read_config
-from buckeye.inference.engine.model_fields import shown
+from buckeye.inference.engine.architecture import read_model_config
+from buckeye.inference.engine.model_fields import format_value
 
 FAMILIES = (
     *("llama", "qwen2", "qwen3", "mistral", "ministral", "ministral3", "smollm3", "starcoder2"),
@@ -35,7 +35,7 @@ _LAYERS = ("full_attention", "sliding_attention")
 _ROPE_OF_LENGTH = ("dynamic", "longrope")
 
 
-def untrainable(config: Mapping[str, Any]) -> list[str]:
+def untrainable_reasons(config: Mapping[str, Any]) -> list[str]:
     """Return the reasons why a model cannot be trained, with keys and values; empty if it can. The
     configuration is a `config.json` or one of transformers.
     """
@@ -43,17 +43,17 @@ def untrainable(config: Mapping[str, Any]) -> list[str]:
     family = config.get("model_type")
     if not experts and family not in FAMILIES:
         return [
-            f"model_type is {shown(family)}, whose packed rows were not compared with what transformers "
+            f"model_type is {format_value(family)}, whose packed rows were not compared with what transformers "
             f"computes; those of {', '.join(FAMILIES)} were"
         ]
     return [*experts, *_unpackable(config)]
 
 
-def refuse_untrainable(name: str, config: Mapping[str, Any] | None = None) -> None:
+def check_trainable(name: str, config: Mapping[str, Any] | None = None) -> None:
     """Raise `UsageError` with every reason why a model cannot be trained. Without a `config`, read that of
     the model directory `name`.
     """
-    reasons = untrainable(read_config(Path(name) / "config.json") if config is None else config)
+    reasons = untrainable_reasons(read_model_config(Path(name) / "config.json") if config is None else config)
     if reasons:
         raise UsageError(f"The model {name!r} cannot be trained: {'; '.join(reasons)}.")
 
@@ -66,7 +66,7 @@ def _experts(config: Mapping[str, Any]) -> Iterator[str]:
         for key in _EXPERTS:
             if part.get(key):
                 yield (
-                    f"{key} is {shown(part[key])}, and mixtures of experts are not supported in training "
+                    f"{key} is {format_value(part[key])}, and mixtures of experts are not supported in training "
                     "(vLLM serves them)"
                 )
 
@@ -74,10 +74,10 @@ def _experts(config: Mapping[str, Any]) -> Iterator[str]:
 def _unpackable(config: Mapping[str, Any]) -> Iterator[str]:
     for key in _SCALES:
         if config.get(key) not in (None, 1.0):
-            yield f"{key} is {shown(config[key])}, and neither the packed attention nor the head scales"
+            yield f"{key} is {format_value(config[key])}, and neither the packed attention nor the head scales"
     for key in _SWITCHES:
         if config.get(key):
-            yield f"{key} is {shown(config[key])}"
+            yield f"{key} is {format_value(config[key])}"
     if config.get("is_causal") is False:
         yield "is_causal is False"
     kinds = {str(kind) for kind in config.get("layer_types") or ()}

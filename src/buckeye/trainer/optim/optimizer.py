@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 
 from buckeye.base.distribution import need
 from buckeye.errors import CheckpointError, UsageError
-from buckeye.trainer.parallel.fsdp import shard_like, whole
+from buckeye.trainer.parallel.fsdp import gather_tensor, shard_like
 from buckeye.trainer.parallel.ranks import TENSOR, Ranks
 
 # Muon for sharded matrices.
@@ -45,7 +45,7 @@ class ShardedMuon(torch.optim.Muon):
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
         buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-        return whole(gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
+        return gather_tensor(gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
 
     def _orthogonal(self, gradient: Tensor, group: dict[str, Any]) -> Tensor:
         """Return the update of torch's Muon without momentum and decay for this gradient."""
@@ -245,7 +245,7 @@ def sum_gradients(
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
     if ranks.mesh is None:
-        if ranks.count > 1:
+        if ranks.world_size > 1:
             _all_reduce(map(_gradient, parameters.values()), ranks, None, dtype)
     elif ranks.mesh[TENSOR].size() > 1:
         _agree(parameters, ranks, ranks.mesh[TENSOR])

@@ -19,52 +19,52 @@ from torch import Tensor
 
 from buckeye.base.faults import fault_point
 from buckeye.errors import CheckpointError
-from buckeye.trainer.learner import Learner, Progress
+from buckeye.trainer.learner import Learner, TrainingProgress
 from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, has_adapter, save_weights
-from buckeye.trainer.parallel.fsdp import gather, shard_like
+from buckeye.trainer.parallel.fsdp import gather_tensors, shard_like
 from buckeye.trainer.parallel.ranks import Ranks
-from buckeye.trainer.parallel.shards import divides, load_shards, staged
+from buckeye.trainer.parallel.shards import copy_to_cpu, is_model_sharded, load_shards
 from buckeye.transport.checkpoint import MODEL_DIRECTORY
 
 OPTIMIZER_DIRECTORY = "optimizer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Captured:
+class TrainingState:
     """Training state after a step, in main memory. `model` has unsharded tensors by name, on rank 0. So has
-    `optimizer`, unless the model is `divided`: then every rank has its shards. `random` has the generators of
+    `optimizer`, unless the model is `is_sharded`: then every rank has its shards. `random` has the generators of
     all ranks.
     """
 
-    progress: Progress
+    progress: TrainingProgress
     random: Mapping[str, Tensor]
     model: Mapping[str, Tensor]
     optimizer: Mapping[str, Tensor]
-    divided: bool
+    is_sharded: bool
 
 
-def capture_state(learner: Learner) -> Captured:
+def capture_state(learner: Learner) -> TrainingState:
     """Copy the current state, so that training can continue. All ranks must call it."""
     random = _random_of_all(learner.ranks, learner.policy.device)
-    model, optimizer = learner.stored_tensors(), learner.optimizer.state()
-    divided = divides(learner.ranks) and not has_adapter(learner.policy.model)
-    first = learner.ranks.first
-    return Captured(
+    model, optimizer = learner.local_tensors(), learner.optimizer.state()
+    is_sharded = is_model_sharded(learner.ranks) and not has_adapter(learner.policy.model)
+    first = learner.ranks.is_rank_zero
+    return TrainingState(
         progress=learner.progress,
         random=random,
-        model=gather(model, keep=first, dtype=torch.float32, copy=True),
-        optimizer=staged(optimizer) if divided else gather(optimizer, keep=first, copy=True),
-        divided=divided,
+        model=gather_tensors(model, keep=first, dtype=torch.float32, copy=True),
+        optimizer=copy_to_cpu(optimizer) if is_sharded else gather_tensors(optimizer, keep=first, copy=True),
+        is_sharded=is_sharded,
     )
 
 
-def write_state(learner: Learner, directory: Path, captured: Captured) -> None:
+def write_state(learner: Learner, directory: Path, captured: TrainingState) -> None:
     """Write rank 0's files of a captured state: everything except the optimizer's shards."""
     model, tokenizer = learner.policy.model, learner.tokenizer_files
     name = ADAPTER_DIRECTORY if has_adapter(model) else MODEL_DIRECTORY
     save_weights(model, tokenizer, directory / name, dtype=torch.float32, tensors=captured.model)
     fault_point("checkpoint.files")
-    if not captured.divided:
+    if not captured.is_sharded:
         save_file(dict(captured.optimizer), directory / "optimizer.safetensors")
     save_file(dict(captured.random), directory / "random.safetensors")
     progress = json.dumps(asdict(captured.progress))
@@ -78,7 +78,7 @@ def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) ->
     With `skip_data` the data starts from its beginning.
     """
     try:
-        progress = Progress(**json.loads((directory / "progress.json").read_text(encoding="utf-8")))
+        progress = TrainingProgress(**json.loads((directory / "progress.json").read_text(encoding="utf-8")))
         learner.optimizer.load_state(_read_optimizer(learner, directory))
         _set_random(load_file(directory / "random.safetensors"), learner)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
@@ -100,8 +100,8 @@ def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
 def _random_of_all(ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
     return {
         f"{rank}/{name}": state
-        for name, tensor in random_state(device).items()
-        for rank, state in enumerate(ranks.gather(tensor))
+        for name, tensor in get_random_state(device).items()
+        for rank, state in enumerate(ranks.all_gather(tensor))
     }
 
 
@@ -113,7 +113,7 @@ def _set_random(states: Mapping[str, Tensor], learner: Learner) -> None:
     set_random_state(own, learner.policy.device)
 
 
-def random_state(device: torch.device) -> dict[str, Tensor]:
+def get_random_state(device: torch.device) -> dict[str, Tensor]:
     """Return a copy of the state for `set_random_state`. For CUDA it is the generator of `device`."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
@@ -122,7 +122,7 @@ def random_state(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restore the result of `random_state`, possibly on another kind of device."""
+    """Restore the result of `get_random_state`, possibly on another kind of device."""
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)

@@ -29,12 +29,12 @@ from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.model.adapter_files import has_adapter, save_weights
-from buckeye.trainer.output.served_weights import ServedWeights, greedy_canary, stored_as
-from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY, Captured, capture_state, write_state
-from buckeye.trainer.parallel.ranks import check_shared_folder, write_together
-from buckeye.trainer.parallel.shards import checkpoint_group, divides, save_shards
+from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY, TrainingState, capture_state, write_state
+from buckeye.trainer.output.weight_rounding import RoundingMonitor, make_canary, round_tensors
+from buckeye.trainer.parallel.ranks import check_shared_folder, write_on_rank_zero
+from buckeye.trainer.parallel.shards import create_checkpoint_group, is_model_sharded, save_shards
 from buckeye.transport.checkpoint import (
-    best_by_reward,
+    find_best_checkpoint,
     list_checkpoints,
     prune_checkpoints,
     read_scores,
@@ -69,7 +69,7 @@ class Stored:
     seed: int = 0
 
 
-class Output:
+class OutputWriter:
     """Writer of `weights/` and `checkpoints/` of a run. All ranks must call its methods.
 
     A checkpoint is copied at once and written during training, one at a time. Leaving the context waits for
@@ -94,18 +94,18 @@ class Output:
         self._policy = policy
         self._stored = stored
         self._saved = learner.progress.step
-        self._writing = Background()
+        self._writing = BackgroundThread()
         ranks = learner.ranks
         self._group: ProcessGroup | None = None
-        if divides(ranks) and not has_adapter(learner.policy.model):
+        if is_model_sharded(ranks) and not has_adapter(learner.policy.model):
             check_shared_folder(ranks, self._checkpoints)
-            self._group = checkpoint_group(timeout_seconds=policy.timeout_seconds)
-        self._first_pid = ranks.max(os.getpid() if ranks.first else 0)
+            self._group = create_checkpoint_group(timeout_seconds=policy.timeout_seconds)
+        self._first_pid = ranks.max(os.getpid() if ranks.is_rank_zero else 0)
 
     @classmethod
     def of(
         cls, config: TrainerConfig | SFTConfig, learner: Learner, identity: RunIdentity, metrics: MetricsLog
-    ) -> Output:
+    ) -> OutputWriter:
         """Return the output of a configured run."""
         policy = CheckpointPolicy(
             interval=config.ckpt.interval if config.ckpt is not None else None,
@@ -114,7 +114,7 @@ class Output:
         )
         return cls(config.output_dir, learner, identity, metrics, policy, _stored(config, learner))
 
-    def __enter__(self) -> Output:
+    def __enter__(self) -> OutputWriter:
         return self
 
     def __exit__(
@@ -136,8 +136,8 @@ class Output:
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
         adapter = has_adapter(policy.model)
         dtype = torch.float32 if adapter else self._stored.dtype or policy.compute_dtype
-        with self.as_published():
-            canary = greedy_canary(policy, dtype)
+        with self.use_published_weights():
+            canary = make_canary(policy, dtype)
         tensors = self._published_tensors(dtype)
         publish = partial(
             publish_weights,
@@ -152,11 +152,11 @@ class Output:
             adapter=adapter,
             durable=durable,
         )
-        if learner.ranks.first:
+        if learner.ranks.is_rank_zero:
             fault_point("weights.publish")
         path, what = self._weights / f"step_{step}", f"the weights of step {step}"
-        write_together(learner.ranks, lambda: write_when_room(path, publish, what=what))
-        if not learner.ranks.first:
+        write_on_rank_zero(learner.ranks, lambda: write_when_room(path, publish, what=what))
+        if not learner.ranks.is_rank_zero:
             return
         fault_point("weights.published")
         prune_weights(self._weights, self._identity.run_id, keep=lambda v: step - versions < v <= step)
@@ -165,31 +165,31 @@ class Output:
         """Return the trained tensors, unsharded, in their stored dtype, on rank 0; nothing on the others."""
         stored = self._stored
         if dtype is torch.float16 or stored.stochastic:
-            exact = self._learner.model_tensors(torch.float32)
-            return stored_as(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)
-        return self._learner.model_tensors(dtype)
+            exact = self._learner.gather_model_tensors(torch.float32)
+            return round_tensors(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)
+        return self._learner.gather_model_tensors(dtype)
 
-    def served(self, *, interval: int) -> ServedWeights | None:
+    def rounding_monitor(self, *, interval: int) -> RoundingMonitor | None:
         """Return the comparison of trained and published weights. None if they are equal, or cannot be
         compared on this rank.
         """
         learner, stored = self._learner, self._stored
         dtype = stored.dtype or learner.policy.compute_dtype
-        whole = learner.ranks.first and learner.ranks.mesh is None
+        whole = learner.ranks.is_rank_zero and learner.ranks.mesh is None
         if not whole or dtype is torch.float32 or has_adapter(learner.policy.model):
             return None
 
-        return ServedWeights(learner.policy, partial(self._store, dtype), interval=interval)
+        return RoundingMonitor(learner.policy, partial(self._store, dtype), interval=interval)
 
     def _store(self, dtype: torch.dtype, name: str, values: torch.Tensor) -> torch.Tensor:
         """Return a parameter as published, on its own device."""
         stored = self._stored
         exact = {name: values.cpu() if stored.stochastic else values}
-        rounded = stored_as(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)[name]
+        rounded = round_tensors(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)[name]
         return rounded.to(values.device)
 
     @contextmanager
-    def as_published(self) -> Iterator[None]:
+    def use_published_weights(self) -> Iterator[None]:
         """Run the context with the published weights in the policy.
 
         With rounding to nearest, the policy's own cast already computes with them. With stochastic rounding
@@ -208,7 +208,7 @@ class Output:
             for name, parameter in trained.items():
                 parameter.data = exact[name]
 
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Return True if a checkpoint is due after the current step."""
         interval = self._policy.interval
         return interval is not None and self._learner.progress.step % interval == 0
@@ -227,10 +227,10 @@ class Output:
         captured = capture_state(self._learner)
         blocked = time.monotonic() - began
         fault_point("checkpoint.captured")
-        if self._learner.ranks.first:
+        if self._learner.ranks.is_rank_zero:
             logger.info("Saving checkpoint at step %d", step)
             save = partial(self._save, captured, loop_state, frozenset(protected), blocked)
-        elif captured.divided:
+        elif captured.is_sharded:
             save = partial(self._save_optimizer, captured)
         else:
             return
@@ -242,13 +242,13 @@ class Output:
 
     def _wait_together(self) -> None:
         """Wait on all ranks. No rank is in a collective meanwhile: collectives have a timeout."""
-        if self._learner.ranks.count > 1:
-            while self._learner.ranks.max(int(self._writing.busy)):
+        if self._learner.ranks.world_size > 1:
+            while self._learner.ranks.max(int(self._writing.is_busy)):
                 time.sleep(_POLL_SECONDS)
         self._writing.wait()
 
     def _save(
-        self, captured: Captured, state: Mapping[str, Any], protected: Collection[int], blocked: float
+        self, captured: TrainingState, state: Mapping[str, Any], protected: Collection[int], blocked: float
     ) -> None:
         """Write and commit a checkpoint on rank 0, delete old ones, and record metrics. Runs on a background
         thread.
@@ -263,7 +263,7 @@ class Output:
             identity=self._identity,
         )
         try:
-            if captured.divided:
+            if captured.is_sharded:
                 self._save_optimizer(captured)
             path = write_when_room(
                 self._checkpoints / f"step_{step}", commit, what=f"the checkpoint of step {step}"
@@ -276,18 +276,18 @@ class Output:
         values = {"seconds_blocked": blocked, "seconds_written": seconds, "bytes": size}
         self._metrics.write("checkpoint", step, values)
 
-    def _fill(self, captured: Captured, directory: Path) -> None:
+    def _fill(self, captured: TrainingState, directory: Path) -> None:
         """Write the trainer's part of a checkpoint."""
         write_state(self._learner, directory, captured)
-        if captured.divided:
+        if captured.is_sharded:
             shards = self._staging(captured.progress.step)
             shutil.copytree(shards, directory / OPTIMIZER_DIRECTORY, copy_function=link_or_copy)
 
-    def _save_optimizer(self, captured: Captured) -> None:
+    def _save_optimizer(self, captured: TrainingState) -> None:
         """Write the optimizer's shards to rank 0's staging folder. All ranks must call it."""
         assert self._group is not None
         shards = self._staging(captured.progress.step)
-        if self._learner.ranks.first:  # the other ranks write only after all have planned
+        if self._learner.ranks.is_rank_zero:  # the other ranks write only after all have planned
             shutil.rmtree(shards, ignore_errors=True)
             needed = sum(tensor.nbytes for tensor in captured.optimizer.values())  # of all shards
             wait_for_room(shards, what=f"the optimizer of step {captured.progress.step}", needed=needed)
@@ -301,7 +301,7 @@ class Output:
         if self._policy.keep is None:
             return
         try:
-            best = best_by_reward(list_checkpoints(self._checkpoints), read_scores(self._run))
+            best = find_best_checkpoint(list_checkpoints(self._checkpoints), read_scores(self._run))
         except BuckeyeError as error:
             logger.warning("No old checkpoint is deleted, since the best one is not known: %s", error)
             return
@@ -312,12 +312,12 @@ class Output:
 def _stored(config: TrainerConfig | SFTConfig, learner: Learner) -> Stored:
     if isinstance(config, SFTConfig):
         return Stored()
-    weights, policy, divided = config.weights, learner.policy, learner.ranks.mesh is not None
+    weights, policy, is_sharded = config.weights, learner.policy, learner.ranks.mesh is not None
     named = None if weights.dtype == "auto" else getattr(torch, weights.dtype)
     stochastic = weights.rounding == "stochastic"
-    if weights.rounding == "auto" and not divided and not has_adapter(policy.model):
+    if weights.rounding == "auto" and not is_sharded and not has_adapter(policy.model):
         stochastic = policy.device.type == "cpu" and (named or policy.compute_dtype) is torch.bfloat16
-    if stochastic and divided:
+    if stochastic and is_sharded:
         raise UsageError(
             'trainer.weights.rounding = "stochastic" is for a model that is whole on each rank, and this one '
             "is divided: leave it out."
@@ -333,7 +333,7 @@ _THREAD_POLL_SECONDS = 0.5
 _TELL_SECONDS = 60.0
 
 
-class Background:
+class BackgroundThread:
     """Background thread that runs one piece of work at a time. Its errors are raised later, by `check` and
     `wait`.
     """
@@ -351,7 +351,7 @@ class Background:
         self._thread.start()
 
     @property
-    def busy(self) -> bool:
+    def is_busy(self) -> bool:
         """True while work is running."""
         return self._thread is not None and self._thread.is_alive()
 

@@ -32,7 +32,7 @@ from torch.distributed.tensor.parallel import (
 
 from buckeye.config.trainer import ModelConfig
 from buckeye.errors import UsageError
-from buckeye.trainer.model.policy import Policy
+from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.trainer.parallel.ranks import REPLICATE, SHARD, TENSOR, Ranks
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ _TENSOR_PLAN: dict[str, type[ParallelStyle]] = {
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
-def shard_policy(policy: Policy, model: ModelConfig, ranks: Ranks) -> None:
+def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> None:
     """Shard the policy's parameters among the ranks, in place. Call it before creating the optimizer.
 
     Gradients are then sums over all ranks' shares. Every forward and backward pass is a collective: all ranks
@@ -77,7 +77,7 @@ def shard_policy(policy: Policy, model: ModelConfig, ranks: Ranks) -> None:
     register_fsdp_forward_method(policy.module, "hidden_states")
     logger.info(
         "Model divided among %d ranks: %d replicas of %d shards, tensor parallel over %d",
-        ranks.count,
+        ranks.world_size,
         *(mesh[name].size() for name in (REPLICATE, SHARD, TENSOR)),
     )
 
@@ -88,7 +88,7 @@ def offloads(model: ModelConfig, device: torch.device) -> bool:
 
 
 def _shard_unit(
-    unit: nn.Module, mesh: DeviceMesh, policy: Policy, model: ModelConfig, *, reshard: bool | None
+    unit: nn.Module, mesh: DeviceMesh, policy: PolicyNetwork, model: ModelConfig, *, reshard: bool | None
 ) -> None:
     low = policy.compute_dtype if policy.compute_dtype != torch.float32 else None
     fully_shard(
@@ -105,7 +105,7 @@ def _shard_unit(
     unit.set_gradient_divide_factor(1.0)
 
 
-def _check_tensor_parallel(policy: Policy, ranks: int) -> None:
+def _check_tensor_parallel(policy: PolicyNetwork, ranks: int) -> None:
     config = policy.model.config
     absent = [
         name
@@ -137,7 +137,7 @@ def _is_linear(layer: nn.Module, name: str) -> bool:
         return False
 
 
-def settle(policy: Policy) -> None:
+def reshard_policy(policy: PolicyNetwork) -> None:
     """Release parameters that a forward pass without a backward pass left gathered. The policy's parameters
     are this rank's shards again.
     """
@@ -146,7 +146,7 @@ def settle(policy: Policy) -> None:
             module.reshard()
 
 
-def gather(
+def gather_tensors(
     tensors: Mapping[str, Tensor], *, keep: bool, dtype: torch.dtype | None = None, copy: bool = False
 ) -> dict[str, Tensor]:
     """Return every tensor unsharded in main memory, floating-point ones as `dtype`.
@@ -158,12 +158,12 @@ def gather(
     gathered: dict[int, Tensor] = {}
     for tensor in tensors.values():
         if id(tensor) not in gathered:
-            full = whole(tensor)
+            full = gather_tensor(tensor)
             gathered[id(tensor)] = _stored(full, dtype, copy=copy) if keep else full.new_empty(0)
     return {name: gathered[id(tensor)] for name, tensor in tensors.items()} if keep else {}
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_tensor(tensor: Tensor) -> Tensor:
     """Return a tensor gathered from its ranks, which all must call it. An unsharded tensor is returned
     unchanged.
     """

@@ -36,40 +36,40 @@ class Ranks:
     """
 
     rank: int
-    count: int
+    world_size: int
     device: torch.device
     mesh: DeviceMesh | None = None
 
     @property
-    def first(self) -> bool:
+    def is_rank_zero(self) -> bool:
         """True for rank 0, which writes files."""
         return self.rank == 0
 
     @property
-    def shares(self) -> int:
+    def dp_size(self) -> int:
         """Number of shares into which the samples of a step are divided."""
-        return self.count if self.mesh is None else self.count // self.mesh[TENSOR].size()
+        return self.world_size if self.mesh is None else self.world_size // self.mesh[TENSOR].size()
 
     @property
-    def share(self) -> int:
+    def dp_rank(self) -> int:
         """Index of the share that this rank computes."""
-        return self.rank // (self.count // self.shares)
+        return self.rank // (self.world_size // self.dp_size)
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return each value summed over the shares, in float64. All ranks pass equal keys in equal order.
         Ranks of one share computed equal values, which count once.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return dict(values)
         tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
-        if self.rank % (self.count // self.shares):
+        if self.rank % (self.world_size // self.dp_size):
             tensor.zero_()
         dist.all_reduce(tensor)
         return dict(zip(values, tensor.tolist(), strict=True))
 
     def max(self, value: int) -> int:
         """Return the largest of the ranks' values."""
-        if self.count == 1:
+        if self.world_size == 1:
             return value
         tensor = torch.tensor(value, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
@@ -77,20 +77,20 @@ class Ranks:
 
     def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return the largest of the ranks' values for each key. All ranks pass equal keys in equal order."""
-        if self.count == 1:
+        if self.world_size == 1:
             return dict(values)
         tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return dict(zip(values, tensor.tolist(), strict=True))
 
-    def gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
+    def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all ranks, by rank, in main memory. All ranks pass one of equal shape and
         dtype.
         """
-        if self.count == 1:
+        if self.world_size == 1:
             return [tensor]
         mine = tensor.to(self.device)
-        found = [torch.empty_like(mine) for _ in range(self.count)]
+        found = [torch.empty_like(mine) for _ in range(self.world_size)]
         dist.all_gather(found, mine)
         return [each.cpu() for each in found]
 
@@ -101,7 +101,7 @@ class Ranks:
         dist.broadcast(given, src=0)
         return given.cpu().numpy().tobytes()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """End the communication. All ranks call it once."""
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -114,13 +114,13 @@ def local_rank() -> int:
 
 def check_shared_folder(ranks: Ranks, folder: Path) -> None:
     """Raise `UsageError` unless all ranks see `folder` of rank 0. A collective."""
-    seen = folder / f".ranks-{ranks.max(secrets.randbits(62) if ranks.first else 0):x}"
-    if ranks.first:
+    seen = folder / f".ranks-{ranks.max(secrets.randbits(62) if ranks.is_rank_zero else 0):x}"
+    if ranks.is_rank_zero:
         folder.mkdir(parents=True, exist_ok=True)
         seen.touch()
     ranks.max(0)
-    missing = ranks.gather(torch.tensor([int(not seen.exists())]))
-    if ranks.first:
+    missing = ranks.all_gather(torch.tensor([int(not seen.exists())]))
+    if ranks.is_rank_zero:
         seen.unlink()
     listed = ", ".join(str(rank) for rank, absent in enumerate(missing) if int(absent))
     if listed:
@@ -140,33 +140,33 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
     Raise `UsageError` if the settings do not fit the number of ranks. If a rank does not join a collective
     within `timeout_seconds`, this process ends with torch's error.
     """
-    rank, count = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    rank, world_size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     copies = model.dp_replicate * model.tp
-    if count % copies:
+    if world_size % copies:
         raise UsageError(
-            f"{count} trainer ranks cannot be divided into dp_replicate = {model.dp_replicate} replicas of "
+            f"{world_size} trainer ranks cannot be divided into dp_replicate = {model.dp_replicate} replicas of "
             f"tp = {model.tp} tensor-parallel ranks: start a multiple of {copies}, or change trainer.model."
         )
-    sharded = _is_sharded(model, count, device)
+    sharded = _is_sharded(model, world_size, device)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # default device of NCCL, shards and kernels
-    if count > 1:
+    if world_size > 1:
         if os.environ.get("MASTER_ADDR") == "127.0.0.1" and sys.platform == "linux":
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # does not depend on this host's name
         timeout = timedelta(seconds=timeout_seconds)
         dist.init_process_group(
             _backend(device),
-            store=_meeting(rank, count, timeout),
+            store=_meeting(rank, world_size, timeout),
             rank=rank,
-            world_size=count,
+            world_size=world_size,
             timeout=timeout,
         )
     elif sharded:
         dist.init_process_group(_backend(device), store=dist.HashStore(), rank=0, world_size=1)
-    return Ranks(rank, count, device, _make_mesh(model, count, device) if sharded else None)
+    return Ranks(rank, world_size, device, _make_mesh(model, world_size, device) if sharded else None)
 
 
-def _meeting(rank: int, count: int, timeout: timedelta) -> dist.Store:
+def _meeting(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Return the store in which ranks exchange their addresses.
 
     On one host started by `rl` it is a private file. Between hosts it is a server of rank 0 on `MASTER_ADDR`
@@ -175,7 +175,7 @@ def _meeting(rank: int, count: int, timeout: timedelta) -> dist.Store:
     name = os.environ.get(STORE_VARIABLE)
     if name is not None:
         file = private_folder("stores") / f"{name}-{run_identity().attempt}"
-        store: dist.Store = dist.FileStore(str(file), count)
+        store: dist.Store = dist.FileStore(str(file), world_size)
         store.set_timeout(timeout)
         return store
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -184,7 +184,7 @@ def _meeting(rank: int, count: int, timeout: timedelta) -> dist.Store:
     return dist.TCPStore(
         address,
         port,
-        world_size=count,
+        world_size=world_size,
         is_master=serves,
         timeout=timeout,
         wait_for_workers=False,
@@ -212,25 +212,25 @@ def _backend(device: torch.device) -> str:
     return "nccl" if device.type == "cuda" else "gloo"
 
 
-def _is_sharded(model: ModelConfig, count: int, device: torch.device) -> bool:
+def _is_sharded(model: ModelConfig, world_size: int, device: torch.device) -> bool:
     """Return True if the ranks shard the model."""
     if model.tp > 1 or model.dp_replicate > 1 or model.sharding == "full":
         return True
     on_gpu = device.type == "cuda"
-    return model.sharding == "auto" and on_gpu and (count > 1 or model.fsdp_cpu_offload)
+    return model.sharding == "auto" and on_gpu and (world_size > 1 or model.fsdp_cpu_offload)
 
 
-def _make_mesh(model: ModelConfig, count: int, device: torch.device) -> DeviceMesh:
-    groups = count // model.tp
+def _make_mesh(model: ModelConfig, world_size: int, device: torch.device) -> DeviceMesh:
+    groups = world_size // model.tp
     replicas = groups if model.sharding == "none" else model.dp_replicate
     shape = (replicas, groups // replicas, model.tp)
     return init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, TENSOR))
 
 
-def write_together(ranks: Ranks, write: Callable[[], object]) -> None:
+def write_on_rank_zero(ranks: Ranks, write: Callable[[], object]) -> None:
     """Write on rank 0 alone. A collective: all ranks return together, or raise `DiskFullError` together."""
     error: DiskFullError | None = None
-    if ranks.first:
+    if ranks.is_rank_zero:
         try:
             write()
         except DiskFullError as found:

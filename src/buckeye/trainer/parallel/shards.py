@@ -19,27 +19,27 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM
 from transformers.utils import cached_file
 
-from buckeye.base.disk import disk_is_full
+from buckeye.base.disk import is_disk_full
 from buckeye.errors import CheckpointError, DiskFullError, UsageError
 from buckeye.trainer.model.attention import PACKED_ATTENTION
-from buckeye.trainer.model.policy import ComputeDtype, Policy, make_policy, read_trainable
+from buckeye.trainer.model.policy import ComputeDtype, PolicyNetwork, make_policy, read_trainable_config
 from buckeye.trainer.parallel.ranks import SHARD, TENSOR, Ranks
 
 _FILE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 
-def divides(ranks: Ranks) -> bool:
+def is_model_sharded(ranks: Ranks) -> bool:
     """Return True if no rank has the whole model."""
     return ranks.mesh is not None and ranks.mesh[SHARD].size() * ranks.mesh[TENSOR].size() > 1
 
 
-def checkpoint_group(*, timeout_seconds: float) -> dist.ProcessGroup:
+def create_checkpoint_group(*, timeout_seconds: float) -> dist.ProcessGroup:
     """Create the process group in which a thread saves shards while the default one trains. A collective."""
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds))
 
 
-def staged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Copy this rank's shards to main memory. Without communication."""
     stager = DefaultStager(StagingOptions(False, False, False, False))
     try:
@@ -51,7 +51,7 @@ def staged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_shards(directory: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
-    """Write the `staged` shards of all ranks to `directory`, one safetensors file per rank. A collective.
+    """Write the `copy_to_cpu` shards of all ranks to `directory`, one safetensors file per rank. A collective.
 
     Raise `DiskFullError` or `CheckpointError`, on all ranks, if any rank fails.
     """
@@ -61,7 +61,7 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor], group: dist.Proc
     except dcp.CheckpointException as error:
         failures = {rank: failure for rank, (failure, _) in error.failures.items()}
         listed = "; ".join(f"rank {rank}: {failure!r}" for rank, failure in sorted(failures.items()))
-        kind = DiskFullError if any(map(disk_is_full, failures.values())) else CheckpointError
+        kind = DiskFullError if any(map(is_disk_full, failures.values())) else CheckpointError
         raise kind(f"The shards in {directory} were not written ({listed}).") from error
     except RuntimeError as error:  # a rank has died
         raise CheckpointError(f"The shards in {directory} were not written ({error}).") from error
@@ -117,12 +117,12 @@ def _reading(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
 
 def empty_policy(
     name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
-) -> Policy:
-    """Return a policy with parameters that have shapes but no memory yet: shard it, then call `fill_policy`.
+) -> PolicyNetwork:
+    """Return a policy with parameters that have shapes but no memory yet: shard it, then call `load_policy_shards`.
 
     Raise `UsageError` if the model does not exist or cannot be trained.
     """
-    config = read_trainable(name)
+    config = read_trainable_config(name)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
@@ -134,7 +134,7 @@ def empty_policy(
 
 
 @torch.no_grad()
-def fill_policy(policy: Policy, name: str, *, offloaded: bool) -> None:
+def load_policy_shards(policy: PolicyNetwork, name: str, *, offloaded: bool) -> None:
     """Read this rank's shards from the model's safetensors files, to the device, or to main memory if
     `offloaded`.
 

@@ -42,7 +42,7 @@ def list_checkpoints(root: Path) -> list[CheckpointInfo]:
     return [CheckpointInfo(step, attempt, path) for step, path, attempt in found if attempt is not None]
 
 
-def checkpoints_by_age(root: Path) -> list[CheckpointInfo]:
+def checkpoints_oldest_first(root: Path) -> list[CheckpointInfo]:
     """Return every committed checkpoint under `root`, by (attempt, step): the newest is last."""
     return sorted(list_checkpoints(root), key=lambda info: (info.attempt, info.step))
 
@@ -51,7 +51,7 @@ def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
     """Return the checkpoint of `resume_step`; -1 means the newest, by (attempt, step). Raise
     `CheckpointError` if it does not exist.
     """
-    available = checkpoints_by_age(root)
+    available = checkpoints_oldest_first(root)
     if not available:
         raise CheckpointError(f"There is no committed checkpoint in {root}. Start without a resume step.")
     if resume_step == -1:
@@ -63,7 +63,7 @@ def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
     raise CheckpointError(f"There is no checkpoint of step {resume_step} in {root}. There are: {steps}.")
 
 
-def usable_checkpoint(
+def find_usable_checkpoint(
     root: Path,
     resume_step: int,
     verify: Callable[[CheckpointInfo], None],
@@ -84,7 +84,9 @@ def usable_checkpoint(
         log.warning("Passing over %s: it has no readable %s", path, COMMITTED)
     resolve_checkpoint(root, -1)  # raises if the folder has no checkpoint
     first = [preferred] if preferred is not None else []
-    whole = first_whole([*first, *(i for i in reversed(checkpoints_by_age(root)) if i not in first)], verify)
+    whole = first_valid_checkpoint(
+        [*first, *(i for i in reversed(checkpoints_oldest_first(root)) if i not in first)], verify
+    )
     if whole is None:
         raise CheckpointError(
             f"Every checkpoint in {root} is damaged; the warnings above say how. Start again with --clean, "
@@ -93,7 +95,7 @@ def usable_checkpoint(
     return whole
 
 
-def first_whole(
+def first_valid_checkpoint(
     infos: Iterable[CheckpointInfo], verify: Callable[[CheckpointInfo], None]
 ) -> CheckpointInfo | None:
     """Return the first checkpoint that passes `verify`. Log a warning for each one before it."""
@@ -111,7 +113,7 @@ def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ())
     """Delete all committed checkpoints except the `keep` newest, those of `protected` steps, and those being
     uploaded. Return the deleted steps.
     """
-    by_age = checkpoints_by_age(root)
+    by_age = checkpoints_oldest_first(root)
     old = [
         info
         for info in by_age[: max(0, len(by_age) - keep)]
@@ -222,14 +224,14 @@ def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) 
             )
 
 
-def trainer_state(info: CheckpointInfo) -> Path:
+def trainer_state_directory(info: CheckpointInfo) -> Path:
     """Return the directory that `fill_trainer` wrote. Raise `CheckpointError` for an old format."""
     state = info.path / "trainer"
-    refuse_old_shards(state)
+    check_shard_format(state)
     return state
 
 
-def refuse_old_shards(state: Path) -> None:
+def check_shard_format(state: Path) -> None:
     """Raise `CheckpointError` if an earlier version wrote the trainer part in its own shard format."""
     if state.name == "trainer" and (state / "shards").is_dir():
         raise CheckpointError(
@@ -284,15 +286,15 @@ class Score:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Best:
+class BestCheckpoint:
     """Best checkpoint, its mean reward over all environments, the evaluations it is based on, and the number
-    of compared checkpoints (`of`).
+    of compared checkpoints (`num_compared`).
     """
 
     info: CheckpointInfo
     mean_reward: float
     scores: Sequence[Score]
-    of: int
+    num_compared: int
 
 
 def read_scores(run: Path) -> list[Score]:
@@ -334,7 +336,7 @@ def _exact(figures: Mapping[str, Any]) -> tuple[float, float, float] | None:
     return float(figures["exact"]), float(low), float(high)
 
 
-def scores_of(info: CheckpointInfo, scores: Sequence[Score]) -> list[Score]:
+def checkpoint_scores(info: CheckpointInfo, scores: Sequence[Score]) -> list[Score]:
     """Return the evaluations of a checkpoint's weights, by environment.
 
     Evaluations of other weights do not count: of another step, of an attempt before the checkpoint's, or of a
@@ -344,21 +346,30 @@ def scores_of(info: CheckpointInfo, scores: Sequence[Score]) -> list[Score]:
     return sorted(found, key=lambda score: score.environment)
 
 
-def best_by_reward(checkpoints: Iterable[CheckpointInfo], scores: Sequence[Score]) -> Best | None:
+def find_best_checkpoint(
+    checkpoints: Iterable[CheckpointInfo], scores: Sequence[Score]
+) -> BestCheckpoint | None:
     """Return the checkpoint with the highest mean reward over all evaluated environments; ties go to the
     later step. None if no checkpoint was evaluated on all of them.
     """
-    measured = [(info, scores_of(info, scores)) for info in checkpoints]
+    measured = [(info, checkpoint_scores(info, scores)) for info in checkpoints]
     environments = {s.environment for _, found in measured for s in found}
     complete = [
-        Best(info=info, mean_reward=statistics.fmean(s.mean_reward for s in found), scores=found, of=0)
+        BestCheckpoint(
+            info=info,
+            mean_reward=statistics.fmean(s.mean_reward for s in found),
+            scores=found,
+            num_compared=0,
+        )
         for info, found in measured
         if found and {s.environment for s in found} == environments
     ]
     if not complete:
         return None
     best = max(complete, key=lambda one: (one.mean_reward, one.info.step))
-    return Best(info=best.info, mean_reward=best.mean_reward, scores=best.scores, of=len(complete))
+    return BestCheckpoint(
+        info=best.info, mean_reward=best.mean_reward, scores=best.scores, num_compared=len(complete)
+    )
 
 
 def _restarts(run: Path) -> dict[int, int]:

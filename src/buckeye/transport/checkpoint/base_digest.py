@@ -8,20 +8,20 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-BASE_KEY = "buckeye_base"
+BASE_DIGEST_KEY = "buckeye_base"
 """Key of the base model's digest in the metadata of an adapter's safetensors file."""
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
 
 
-def recorded_base(adapter_file: Path) -> str | None:
+def read_base_digest(adapter_file: Path) -> str | None:
     """Return the digest of an adapter's base model, or None if the file has none. Raise `OSError` or
     `ValueError` for a damaged file.
     """
     with adapter_file.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    found = (header.get("__metadata__") or {}).get(BASE_KEY)
+    found = (header.get("__metadata__") or {}).get(BASE_DIGEST_KEY)
     return found if isinstance(found, str) else None
 
 

@@ -16,7 +16,7 @@ import httpx
 
 from buckeye.base.keys import key
 from buckeye.errors import BuckeyeError
-from buckeye.workers.installed.source import Source
+from buckeye.workers.installed.install_source import InstallSource
 
 KEY_VARIABLE = "PRIME_API_KEY"
 _BASE_VARIABLE = "PRIME_API_BASE_URL"
@@ -38,7 +38,7 @@ def hub_key() -> str | None:
     return found if isinstance(found, str) and found else None
 
 
-def fetch_private(source: Source, key: str, folder: Path) -> Path:
+def fetch_private(source: InstallSource, key: str, folder: Path) -> Path:
     """Download a wheel or source archive of the environment into `folder`.
 
     Raises BuckeyeError if the hub refuses, has no such environment, or sends an invalid answer.
@@ -61,7 +61,7 @@ def fetch_private(source: Source, key: str, folder: Path) -> Path:
     return target
 
 
-def _get(client: httpx.Client, url: str, key: str | None, source: Source) -> httpx.Response:
+def _get(client: httpx.Client, url: str, key: str | None, source: InstallSource) -> httpx.Response:
     where = urlsplit(url).netloc
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
@@ -82,7 +82,7 @@ def _get(client: httpx.Client, url: str, key: str | None, source: Source) -> htt
     return answer
 
 
-def _details(answer: httpx.Response, source: Source) -> Mapping[str, Any]:
+def _details(answer: httpx.Response, source: InstallSource) -> Mapping[str, Any]:
     try:
         details = answer.json()["data"]
     except (ValueError, KeyError, TypeError):

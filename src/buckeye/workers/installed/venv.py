@@ -40,10 +40,10 @@ _LATEST_PATCH = 99
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Index:
-    """Package index. `url` is used in addition to the default index, or `alone`; None means the default."""
+    """Package index. `url` is used in addition to the default index, or `is_exclusive`; None means the default."""
 
     url: str | None = None
-    alone: bool = False
+    is_exclusive: bool = False
 
 
 @dataclass(slots=True)
@@ -102,7 +102,7 @@ class Installer:
             )
             return
         report = folder / "report.json"
-        where = ["--index-url" if index.alone else "--extra-index-url", index.url] if index.url else []
+        where = ["--index-url" if index.is_exclusive else "--extra-index-url", index.url] if index.url else []
         quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
         _run([*self._pip(), "install", *quiet, "--report", str(report), *options, *where, *words])
         self.hashes |= _hashes_of_report(json.loads(report.read_text("utf-8")))
@@ -152,7 +152,7 @@ class NeededPython:
     version: str
 
 
-def python_needed(said: str) -> NeededPython | None:
+def find_needed_python(said: str) -> NeededPython | None:
     """Return the required Python if an installer failed because of the interpreter's version, else None."""
     found = _OTHER_PYTHON.search(re.sub(r"\s*\n[\s|]*", " ", said))
     if found is None:
@@ -199,7 +199,7 @@ def _interpreter(python: str | None) -> str:
 def _uv_index(index: Index) -> list[str]:
     if index.url is None:
         return []
-    return ["--default-index" if index.alone else "--index", index.url]
+    return ["--default-index" if index.is_exclusive else "--index", index.url]
 
 
 def _run(command: Sequence[str], seconds: float = INSTALL_SECONDS) -> None:

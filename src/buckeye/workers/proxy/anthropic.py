@@ -7,24 +7,24 @@ from typing import Any
 
 import msgspec
 
-from buckeye.chat.openai_api import convert
+from buckeye.chat.openai_api import convert_request
 from buckeye.envs.base import CallOptions, Reply
 from buckeye.envs.call_arguments import read_arguments
 from buckeye.workers.proxy.anthropic_requests import MessagesRequest, chat_messages
 from buckeye.workers.proxy.exchange import Exchange, new_id
-from buckeye.workers.proxy.reply_parts import Said, events, said
-from buckeye.workers.proxy.rollout import Call, Rollout
-from buckeye.workers.proxy.settings import fields_of, split
+from buckeye.workers.proxy.reply_parts import ReplyParts, encode_events, split_reply
+from buckeye.workers.proxy.request_fields import field_names, split_fields
+from buckeye.workers.proxy.rollout import PolicyCall, ProxyRollout
 
-_FIELDS = fields_of(MessagesRequest)
+_FIELDS = field_names(MessagesRequest)
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
 
 
-def read(rollout: Rollout, fields: Any) -> Exchange:
+def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     """Read a request for a message. Raises `WireError` or `UsageError`."""
-    kept, dropped = split(fields, _FIELDS, model=rollout.model)
-    body = convert(kept, MessagesRequest)
-    call = Call(
+    kept, dropped = split_fields(fields, _FIELDS, model=rollout.model)
+    body = convert_request(kept, MessagesRequest)
+    call = PolicyCall(
         messages=chat_messages(body),
         tools=body.offered_tools(),
         options=CallOptions(
@@ -40,16 +40,16 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
 
     def whole(replies: Sequence[Reply]) -> dict[str, Any]:
         (reply,) = replies
-        parts = said(reply, first_call_only=first_call_only, objects_only=True)
+        parts = split_reply(reply, first_call_only=first_call_only, objects_only=True)
         return _message(rollout.model, reply, parts)
 
     def stream(replies: Sequence[Reply]) -> list[bytes]:
-        return events(_told(whole(replies)))
+        return encode_events(_told(whole(replies)))
 
-    return Exchange(call=call, streams=body.stream, whole=whole, stream=stream)
+    return Exchange(call=call, is_streaming=body.stream, whole=whole, stream=stream)
 
 
-def _message(model: str, reply: Reply, parts: Said) -> dict[str, Any]:
+def _message(model: str, reply: Reply, parts: ReplyParts) -> dict[str, Any]:
     content: list[dict[str, Any]] = []
     if parts.reasoning:
         content.append({"type": "thinking", "thinking": parts.reasoning, "signature": ""})

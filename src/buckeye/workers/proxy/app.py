@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from buckeye.chat.openai_api import decode
+from buckeye.chat.openai_api import decode_json
 from buckeye.errors import UsageError
 from buckeye.workers.proxy import anthropic, chat, completions, responses
 from buckeye.workers.proxy.errors import Dialect, WireError
 from buckeye.workers.proxy.exchange import Exchange
-from buckeye.workers.proxy.rollout import ENDED, Rollout
+from buckeye.workers.proxy.rollout import ROLLOUT_ENDED, ProxyRollout
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ Receive = Callable[[], Any]
 Send = Callable[[Mapping[str, Any]], Any]
 
 _MODELS = "v1/models"
-_ROUTES: Mapping[str, tuple[Dialect, Callable[[Rollout, Any], Exchange]]] = {
+_ROUTES: Mapping[str, tuple[Dialect, Callable[[ProxyRollout, Any], Exchange]]] = {
     "v1/chat/completions": ("openai", chat.read),
     "v1/completions": ("openai", completions.read),
     "v1/responses": ("openai", responses.read),
@@ -43,14 +43,14 @@ class WireApp:
     """Serves the open rollouts."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Rollout] = {}
+        self._open: dict[str, ProxyRollout] = {}
         self._closed: OrderedDict[str, None] = OrderedDict()
 
-    def open(self, rollout: Rollout) -> None:
+    def open(self, rollout: ProxyRollout) -> None:
         """Start serving a rollout."""
         self._open[rollout.id] = rollout
 
-    async def close(self, rollout: Rollout) -> None:
+    async def close(self, rollout: ProxyRollout) -> None:
         """Stop serving a rollout, and end its open calls."""
         del self._open[rollout.id]
         self._closed[rollout.id] = None
@@ -77,22 +77,22 @@ class WireApp:
             content = msgspec.json.encode(defect.content(dialect))
         await _send(send, status, content, kind)
 
-    def _find(self, scope: Mapping[str, Any], rollout_id: str) -> Rollout:
+    def _find(self, scope: Mapping[str, Any], rollout_id: str) -> ProxyRollout:
         if not scope["path"].startswith("/rollouts/"):
             raise WireError(404, "Every address here begins with /rollouts/ID/.")
         if rollout_id in self._closed:
-            raise WireError(410, ENDED)
+            raise WireError(410, ROLLOUT_ENDED)
         rollout = self._open.get(rollout_id)
         if rollout is None:
             raise WireError(404, f"There is no rollout {rollout_id!r}.")
         headers = dict(scope["headers"])
         given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
-        if not rollout.opened_by(given):
+        if not rollout.accepts_key(given):
             raise WireError(401, "The key is not that of this rollout.")
         return rollout
 
     async def _answer(
-        self, rollout: Rollout, route: str, scope: Mapping[str, Any], receive: Receive
+        self, rollout: ProxyRollout, route: str, scope: Mapping[str, Any], receive: Receive
     ) -> tuple[int, bytes, bytes]:
         method = "GET" if route == _MODELS else "POST"
         if route != _MODELS and route not in _ROUTES:
@@ -104,7 +104,7 @@ class WireApp:
             return 200, msgspec.json.encode(_models(rollout)), b"application/json"
         body = await _body(scope, receive)
         try:
-            fields, trained = _trained(decode(body))
+            fields, trained = _trained(decode_json(body))
             exchange = _ROUTES[route][1](rollout, fields)
         except UsageError as error:
             raise WireError(400, str(error)) from error
@@ -122,7 +122,7 @@ class WireApp:
             replies = asking.result()
         except asyncio.CancelledError:
             raise WireError(410, "This rollout has ended, or its client has left.") from None
-        if exchange.streams:
+        if exchange.is_streaming:
             return 200, b"".join(exchange.stream(replies)), b"text/event-stream; charset=utf-8"
         return 200, msgspec.json.encode(exchange.whole(replies)), b"application/json"
 
@@ -140,7 +140,7 @@ def _trained(fields: Any) -> tuple[Any, bool]:
     return fields, trained
 
 
-def _models(rollout: Rollout) -> dict[str, Any]:
+def _models(rollout: ProxyRollout) -> dict[str, Any]:
     model = {"id": rollout.model, "object": "model", "created": 0, "owned_by": "buckeye"}
     if rollout.seq_len is not None:
         model["max_model_len"] = rollout.seq_len

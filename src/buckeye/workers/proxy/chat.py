@@ -14,26 +14,33 @@ from buckeye.chat.openai_api import (
     chat_delta,
     chat_logprobs,
     chat_message,
-    convert,
+    convert_request,
     usage_fields,
 )
 from buckeye.envs.base import CallOptions, Reply
 from buckeye.workers.proxy.exchange import Exchange, new_id
-from buckeye.workers.proxy.reply_parts import Said, said
-from buckeye.workers.proxy.rollout import Call, Rollout
-from buckeye.workers.proxy.settings import FOLLOWED_ELSEWHERE, fields_of, split, strip_messages
+from buckeye.workers.proxy.reply_parts import ReplyParts, split_reply
+from buckeye.workers.proxy.request_fields import (
+    FIELDS_WITHOUT_EFFECT,
+    field_names,
+    split_fields,
+    strip_messages,
+)
+from buckeye.workers.proxy.rollout import PolicyCall, ProxyRollout
 
-_FIELDS = fields_of(ChatRequest, but=("temperature", "top_p", "top_k", "seed", "min_tokens", "top_logprobs"))
-_FIELDS -= FOLLOWED_ELSEWHERE
+_FIELDS = field_names(
+    ChatRequest, exclude=("temperature", "top_p", "top_k", "seed", "min_tokens", "top_logprobs")
+)
+_FIELDS -= FIELDS_WITHOUT_EFFECT
 
 
-def read(rollout: Rollout, fields: Any) -> Exchange:
+def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     """Read a request for chat completions. Raises `WireError` or `UsageError`."""
-    kept, dropped = split(fields, _FIELDS, model=rollout.model)
+    kept, dropped = split_fields(fields, _FIELDS, model=rollout.model)
     kept["messages"] = strip_messages(kept.get("messages"), dropped)
-    body = convert(kept, ChatRequest)
-    call = Call(
-        messages=[message.plain() for message in body.messages],
+    body = convert_request(kept, ChatRequest)
+    call = PolicyCall(
+        messages=[message.to_template_message() for message in body.messages],
         tools=body.offered_tools(),
         options=CallOptions(
             max_tokens=body.max_completion_tokens or body.max_tokens,
@@ -47,7 +54,7 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
         dropped=dropped,
     )
     answer = _Answer(rollout, body)
-    return Exchange(call=call, streams=body.stream, whole=answer.whole, stream=answer.stream)
+    return Exchange(call=call, is_streaming=body.stream, whole=answer.whole, stream=answer.stream)
 
 
 def openai_usage(replies: Sequence[Reply]) -> dict[str, int]:
@@ -62,7 +69,7 @@ def openai_events(parts: Sequence[dict[str, Any]]) -> list[bytes]:
 
 
 class _Answer:
-    def __init__(self, rollout: Rollout, body: ChatRequest) -> None:
+    def __init__(self, rollout: ProxyRollout, body: ChatRequest) -> None:
         self._rollout = rollout
         self._body = body
         self._named = isinstance(body.tool_choice, ToolChoice)
@@ -90,8 +97,8 @@ class _Answer:
             parts.append(self._part([]) | {"usage": openai_usage(replies)})
         return openai_events(parts)
 
-    def _said(self, reply: Reply) -> Said:
-        return said(reply, first_call_only=self._named or self._body.parallel_tool_calls is False)
+    def _said(self, reply: Reply) -> ReplyParts:
+        return split_reply(reply, first_call_only=self._named or self._body.parallel_tool_calls is False)
 
     def _choice(self, index: int, reply: Reply) -> dict[str, Any]:
         parts = self._said(reply)
@@ -125,7 +132,7 @@ class _Answer:
     def _part(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk", "choices": choices}
 
-    def _finish_reason(self, parts: Said) -> str:
+    def _finish_reason(self, parts: ReplyParts) -> str:
         # as in OpenAI's API: with a named function every reply is a call, and the reason stays "stop"
         if parts.ending == "calls":
             return "stop" if self._named else "tool_calls"
@@ -145,12 +152,12 @@ class _Answer:
     def _told(self, reply: Reply) -> Iterable[tuple[str, float]] | None:
         """Return text and log-prob of each token, if the policy reports them."""
         if reply.tokens is None:
-            return reply.told_logprobs
+            return reply.text_logprobs
         texts = map(self._rollout.token_text, reply.tokens.token_ids)
         return zip(texts, reply.tokens.logprobs, strict=True)
 
 
-def _calls(parts: Said) -> list[dict[str, Any]]:
+def _calls(parts: ReplyParts) -> list[dict[str, Any]]:
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in parts.calls

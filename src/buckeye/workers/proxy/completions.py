@@ -11,29 +11,29 @@ from buckeye.chat.openai_api import (
     GenerateRequest,
     GenerateSampling,
     completion_logprobs,
-    convert,
-    least,
+    convert_request,
+    finite_logprob,
 )
 from buckeye.envs.base import CallOptions, Reply
 from buckeye.workers.proxy.chat import openai_events, openai_usage
 from buckeye.workers.proxy.errors import WireError
 from buckeye.workers.proxy.exchange import Exchange, new_id
-from buckeye.workers.proxy.rollout import Call, Rollout
-from buckeye.workers.proxy.settings import FOLLOWED_ELSEWHERE, fields_of, split
+from buckeye.workers.proxy.request_fields import FIELDS_WITHOUT_EFFECT, field_names, split_fields
+from buckeye.workers.proxy.rollout import PolicyCall, ProxyRollout
 
 _COMPLETION_FIELDS = (
-    fields_of(CompletionRequest, but=("temperature", "top_p", "top_k", "seed", "min_tokens"))
-    - FOLLOWED_ELSEWHERE
+    field_names(CompletionRequest, exclude=("temperature", "top_p", "top_k", "seed", "min_tokens"))
+    - FIELDS_WITHOUT_EFFECT
 )
-_GENERATE_FIELDS = fields_of(GenerateRequest) - FOLLOWED_ELSEWHERE
+_GENERATE_FIELDS = field_names(GenerateRequest) - FIELDS_WITHOUT_EFFECT
 _SAMPLING_FIELDS = frozenset({"max_tokens", "n", "stop_token_ids", "logprobs"})
 
 
-def read(rollout: Rollout, fields: Any) -> Exchange:
+def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     """Read a request to complete one prompt, a text or token ids. Raises `WireError` or `UsageError`."""
-    kept, dropped = split(fields, _COMPLETION_FIELDS, model=rollout.model)
-    body = convert(kept, CompletionRequest)
-    call = Call(
+    kept, dropped = split_fields(fields, _COMPLETION_FIELDS, model=rollout.model)
+    body = convert_request(kept, CompletionRequest)
+    call = PolicyCall(
         prompt=_one_prompt(body.prompt),
         options=CallOptions(
             max_tokens=body.max_tokens or 16,  # OpenAI's default for this route
@@ -58,20 +58,20 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
             parts.append({**head, "choices": [], "usage": usage})
         return openai_events(parts)
 
-    return Exchange(call=call, streams=body.stream, whole=whole, stream=stream)
+    return Exchange(call=call, is_streaming=body.stream, whole=whole, stream=stream)
 
 
-def read_generate(rollout: Rollout, fields: Any) -> Exchange:
+def read_generate(rollout: ProxyRollout, fields: Any) -> Exchange:
     """Read a request to continue token ids. Raises `WireError` or `UsageError`."""
-    kept, dropped = split(fields, _GENERATE_FIELDS | {"return_token_ids"}, model=rollout.model)
+    kept, dropped = split_fields(fields, _GENERATE_FIELDS | {"return_token_ids"}, model=rollout.model)
     shows_prompt = bool(kept.pop("return_token_ids", False))
     if isinstance(kept.get("sampling_params"), dict):
-        kept["sampling_params"], not_followed = split(kept["sampling_params"], _SAMPLING_FIELDS)
+        kept["sampling_params"], not_followed = split_fields(kept["sampling_params"], _SAMPLING_FIELDS)
         dropped += not_followed
-    body = convert(kept, GenerateRequest)
+    body = convert_request(kept, GenerateRequest)
     sampling = body.sampling_params
     stop_ids = tuple(sampling.stop_token_ids or ())
-    call = Call(
+    call = PolicyCall(
         prompt=body.token_ids,
         options=CallOptions(max_tokens=sampling.max_tokens, stop_token_ids=stop_ids),
         n=sampling.n or 1,
@@ -87,7 +87,7 @@ def read_generate(rollout: Rollout, fields: Any) -> Exchange:
     def stream(replies: Sequence[Reply]) -> list[bytes]:
         return openai_events([whole(replies)])
 
-    return Exchange(call=call, streams=body.stream, whole=whole, stream=stream)
+    return Exchange(call=call, is_streaming=body.stream, whole=whole, stream=stream)
 
 
 def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
@@ -100,7 +100,7 @@ def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
     return prompt
 
 
-def _completion(rollout: Rollout, body: CompletionRequest, index: int, reply: Reply) -> dict[str, Any]:
+def _completion(rollout: ProxyRollout, body: CompletionRequest, index: int, reply: Reply) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": index,
         "text": reply.text,
@@ -123,7 +123,12 @@ def _generated(sampling: GenerateSampling, index: int, reply: Reply) -> dict[str
     ids, values = ([], []) if tokens is None else (tokens.token_ids, tokens.logprobs)
     content = [
         # `token` as in vLLM, `token_id` as in Buckeye's server
-        {"token": f"token_id:{token}", "token_id": token, "logprob": least(value), "top_logprobs": []}
+        {
+            "token": f"token_id:{token}",
+            "token_id": token,
+            "logprob": finite_logprob(value),
+            "top_logprobs": [],
+        }
         for token, value in zip(ids, values, strict=True)
     ]
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from buckeye.chat.openai_api import error_content
+from buckeye.chat.openai_api import error_body
 
 Dialect = Literal["openai", "anthropic"]
 
@@ -30,7 +30,7 @@ class WireError(Exception):
         if dialect == "anthropic":
             kind = _ANTHROPIC_TYPES.get(self.status, "invalid_request_error")
             return {"type": "error", "error": {"type": kind, "message": str(self)}}
-        content = error_content(str(self), self.status)
+        content = error_body(str(self), self.status)
         if self.code is not None:
             content["error"]["code"] = self.code
         return content

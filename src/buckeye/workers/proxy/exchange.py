@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from buckeye.envs.base import Reply
-from buckeye.workers.proxy.rollout import Call
+from buckeye.workers.proxy.rollout import PolicyCall
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
     """One request.
 
-    `whole` makes a complete answer from the replies, `stream` makes server-sent events. `streams` is True if
+    `whole` makes a complete answer from the replies, `stream` makes server-sent events. `is_streaming` is True if
     the client requested a stream.
     """
 
-    call: Call
-    streams: bool
+    call: PolicyCall
+    is_streaming: bool
     whole: Callable[[Sequence[Reply]], dict[str, Any]]
     stream: Callable[[Sequence[Reply]], list[bytes]]
 

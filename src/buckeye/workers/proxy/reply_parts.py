@@ -13,7 +13,7 @@ from buckeye.envs.call_arguments import read_arguments
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SaidCall:
+class ReplyCall:
     """One tool call; `arguments` is JSON text."""
 
     id: str
@@ -22,16 +22,16 @@ class SaidCall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Said:
+class ReplyParts:
     """Parts of a reply. `ending` is "calls" if the reply ends with tool calls."""
 
     reasoning: str
     content: str
-    calls: tuple[SaidCall, ...]
+    calls: tuple[ReplyCall, ...]
     ending: Literal["stop", "length", "calls"]
 
 
-def said(reply: Reply, *, first_call_only: bool = False, objects_only: bool = False) -> Said:
+def split_reply(reply: Reply, *, first_call_only: bool = False, objects_only: bool = False) -> ReplyParts:
     """Return the parts of a reply.
 
     Arguments are returned as written, even if they are not JSON: the agent handles them. `objects_only` is
@@ -48,10 +48,10 @@ def said(reply: Reply, *, first_call_only: bool = False, objects_only: bool = Fa
     ending: Literal["stop", "length", "calls"] = "length" if reply.finish_reason == "length" else "stop"
     if calls and ending == "stop":
         ending = "calls"
-    return Said(reasoning=reasoning, content=content, calls=tuple(calls), ending=ending)
+    return ReplyParts(reasoning=reasoning, content=content, calls=tuple(calls), ending=ending)
 
 
-def events(parts: Iterable[tuple[str, dict[str, Any]]]) -> list[bytes]:
+def encode_events(parts: Iterable[tuple[str, dict[str, Any]]]) -> list[bytes]:
     """Return named server-sent events; each also has its name as `type`."""
     return [
         f"event: {name}\ndata: ".encode() + msgspec.json.encode({"type": name, **data}) + b"\n\n"
@@ -59,9 +59,9 @@ def events(parts: Iterable[tuple[str, dict[str, Any]]]) -> list[bytes]:
     ]
 
 
-def _call(call: Any) -> SaidCall:
+def _call(call: Any) -> ReplyCall:
     function = call["function"]
-    return SaidCall(id=call["id"], name=function["name"], arguments=function["arguments"])
+    return ReplyCall(id=call["id"], name=function["name"], arguments=function["arguments"])
 
 
 def _is_object(text: str) -> bool:
@@ -72,7 +72,7 @@ def _is_object(text: str) -> bool:
     return True
 
 
-def _as_text(call: SaidCall) -> str:
+def _as_text(call: ReplyCall) -> str:
     # same text as the chat renderer writes, so that the conversation continues token for token
     name = msgspec.json.encode(call.name).decode()
     body = f'{{"name": {name}, "arguments": {call.arguments}}}' if call.name else call.arguments

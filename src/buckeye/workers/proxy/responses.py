@@ -6,26 +6,26 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from buckeye.chat.openai_api import convert
+from buckeye.chat.openai_api import convert_request
 from buckeye.envs.base import CallOptions, Message, Reply
 from buckeye.workers.proxy.errors import WireError
 from buckeye.workers.proxy.exchange import Exchange, new_id
-from buckeye.workers.proxy.reply_parts import Said, events, said
+from buckeye.workers.proxy.reply_parts import ReplyParts, encode_events, split_reply
+from buckeye.workers.proxy.request_fields import field_names, split_fields
 from buckeye.workers.proxy.responses_requests import NamedTool, ResponsesRequest, conversation, with_types
-from buckeye.workers.proxy.rollout import Call, Rollout
-from buckeye.workers.proxy.settings import fields_of, split
+from buckeye.workers.proxy.rollout import PolicyCall, ProxyRollout
 
-_FIELDS = fields_of(ResponsesRequest)
+_FIELDS = field_names(ResponsesRequest)
 
 
-def read(rollout: Rollout, fields: Any) -> Exchange:
+def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     """Read a request for a response. Raises `WireError` or `UsageError`."""
-    kept, dropped = split(fields, _FIELDS, model=rollout.model)
+    kept, dropped = split_fields(fields, _FIELDS, model=rollout.model)
     kept["input"] = with_types(kept.get("input"))
-    body = convert(kept, ResponsesRequest)
+    body = convert_request(kept, ResponsesRequest)
     messages = [*_before(rollout, body.previous_response_id), *conversation(body.input)]
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    call = Call(
+    call = PolicyCall(
         messages=[*system, *messages],
         tools=body.offered_tools(),
         options=CallOptions(
@@ -36,10 +36,10 @@ def read(rollout: Rollout, fields: Any) -> Exchange:
         dropped=dropped,
     )
     answer = _Answer(rollout, body, messages)
-    return Exchange(call=call, streams=body.stream, whole=answer.whole, stream=answer.stream)
+    return Exchange(call=call, is_streaming=body.stream, whole=answer.whole, stream=answer.stream)
 
 
-def _before(rollout: Rollout, response_id: str | None) -> Sequence[Message]:
+def _before(rollout: ProxyRollout, response_id: str | None) -> Sequence[Message]:
     if response_id is None:
         return ()
     if response_id not in rollout.responses:
@@ -50,7 +50,7 @@ def _before(rollout: Rollout, response_id: str | None) -> Sequence[Message]:
 
 
 class _Answer:
-    def __init__(self, rollout: Rollout, body: ResponsesRequest, messages: list[Message]) -> None:
+    def __init__(self, rollout: ProxyRollout, body: ResponsesRequest, messages: list[Message]) -> None:
         self._rollout = rollout
         self._body = body
         self._messages = messages
@@ -60,7 +60,7 @@ class _Answer:
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """Return the complete answer, and store its conversation."""
         (reply,) = replies
-        parts = said(reply, first_call_only=self._first_call_only)
+        parts = split_reply(reply, first_call_only=self._first_call_only)
         self._rollout.responses[self._id] = [*self._messages, _kept(reply.message, parts)]
         return self._response(reply, parts, _items(parts))
 
@@ -68,9 +68,11 @@ class _Answer:
         """Return the answer as server-sent events."""
         final = self.whole(replies)
         told = self._told(final)
-        return events((name, {"sequence_number": number, **data}) for number, (name, data) in enumerate(told))
+        return encode_events(
+            (name, {"sequence_number": number, **data}) for number, (name, data) in enumerate(told)
+        )
 
-    def _response(self, reply: Reply, parts: Said, items: list[dict[str, Any]]) -> dict[str, Any]:
+    def _response(self, reply: Reply, parts: ReplyParts, items: list[dict[str, Any]]) -> dict[str, Any]:
         body, cut = self._body, parts.ending == "length"
         choice = body.tool_choice
         return {
@@ -119,13 +121,13 @@ class _Answer:
         yield f"response.{final['status']}", {"response": final}
 
 
-def _kept(message: Message, parts: Said) -> Message:
+def _kept(message: Message, parts: ReplyParts) -> Message:
     """Return the reply for the stored conversation, without calls that the client did not receive."""
     calls = message.get("tool_calls") or ()
     return message if len(parts.calls) in (0, len(calls)) else {**message, "tool_calls": calls[:1]}
 
 
-def _items(parts: Said) -> list[dict[str, Any]]:
+def _items(parts: ReplyParts) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     status = "incomplete" if parts.ending == "length" else "completed"
     if parts.reasoning:

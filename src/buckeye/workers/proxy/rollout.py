@@ -18,11 +18,11 @@ from buckeye.workers.proxy.errors import WireError
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 10.0
-ENDED = "This rollout has ended; nothing is answered in it any more."
+ROLLOUT_ENDED = "This rollout has ended; nothing is answered in it any more."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Call:
+class PolicyCall:
     """A request for `n` replies to messages, or to `prompt`, a text or token ids.
 
     `dropped` names its settings that are ignored.
@@ -36,11 +36,17 @@ class Call:
     dropped: Iterable[str] = ()
 
 
-class Rollout:
-    """One rollout in the proxy. `tell(setting)` is called for every ignored setting."""
+class ProxyRollout:
+    """One rollout in the proxy. `on_ignored_setting(setting)` is called for every ignored setting."""
 
     def __init__(
-        self, policy: Policy, *, model: str, limits: Limits, usage: Usage, tell: Callable[[str], None]
+        self,
+        policy: Policy,
+        *,
+        model: str,
+        limits: Limits,
+        usage: Usage,
+        on_ignored_setting: Callable[[str], None],
     ) -> None:
         self.id = secrets.token_hex(16)
         self.key = secrets.token_urlsafe(24)
@@ -51,7 +57,7 @@ class Rollout:
         self._policy = policy
         self._limits = limits
         self._deadline = None if limits.seconds is None else time.monotonic() + limits.seconds
-        self._tell = tell
+        self._tell = on_ignored_setting
         self._open: set[asyncio.Task[list[Reply]]] = set()
         self._open_turns = 0
         self._ended = False
@@ -62,7 +68,7 @@ class Rollout:
         """Context length in tokens; None if the policy does not report it."""
         return self._policy.seq_len if isinstance(self._policy, TokenPolicy) else None
 
-    def opened_by(self, key: bytes) -> bool:
+    def accepts_key(self, key: bytes) -> bool:
         """Return True if a request's key is the key of the rollout."""
         return hmac.compare_digest(key, self.key.encode())
 
@@ -71,7 +77,7 @@ class Rollout:
         assert isinstance(self._policy, TokenPolicy)
         return self._policy.token_text(token_id)
 
-    def start(self, call: Call) -> asyncio.Task[list[Reply]]:
+    def start(self, call: PolicyCall) -> asyncio.Task[list[Reply]]:
         """Start a call of the policy, and return its task.
 
         A call that reaches a limit gets empty replies with finish reason "length". The task of a later call,
@@ -79,7 +85,7 @@ class Rollout:
         closed, maybe while the request was read.
         """
         if self._closed:
-            raise WireError(410, ENDED)
+            raise WireError(410, ROLLOUT_ENDED)
         self.usage.calls += 1
         task = asyncio.create_task(self._answer(call))
         self._open.add(task)
@@ -97,7 +103,7 @@ class Rollout:
             if left:
                 log.warning("%d calls of a policy did not end within %g s", len(left), _CLOSE_SECONDS)
 
-    async def _answer(self, call: Call) -> list[Reply]:
+    async def _answer(self, call: PolicyCall) -> list[Reply]:
         self._check_open()
         self._drop(call.dropped)
         stop = self._limit_reached(call)
@@ -134,7 +140,7 @@ class Rollout:
             reason = self.usage.stop_reason
             raise WireError(400, f"The rollout has come to its limit: {reason}.", code="rollout_limit")
 
-    def _limit_reached(self, call: Call) -> StopReason | None:
+    def _limit_reached(self, call: PolicyCall) -> StopReason | None:
         usage, limits = self.usage, self._limits if call.options.trained else Limits()
         if limits.max_turns is not None and usage.turns + self._open_turns + call.n > limits.max_turns:
             return "max_turns"
@@ -144,13 +150,13 @@ class Rollout:
             return "timeout"
         return None
 
-    def _ended_by(self, stop: StopReason, call: Call) -> list[Reply]:
+    def _ended_by(self, stop: StopReason, call: PolicyCall) -> list[Reply]:
         self._ended = True
         self.usage.stop_reason = stop
         message = {"role": "assistant", "content": ""}
         return [Reply(text="", finish_reason="length", message=message)] * call.n
 
-    def _within_limits(self, call: Call) -> CallOptions:
+    def _within_limits(self, call: PolicyCall) -> CallOptions:
         if self._limits.max_tokens is None or not call.options.trained:
             return call.options
         left = max(1, (self._limits.max_tokens - self.usage.completion_tokens) // call.n)
@@ -161,7 +167,7 @@ class Rollout:
             return None
         return asyncio.get_running_loop().time() + self._deadline - time.monotonic()
 
-    async def _replies(self, call: Call, options: CallOptions) -> list[Reply]:
+    async def _replies(self, call: PolicyCall, options: CallOptions) -> list[Reply]:
         if call.n == 1:
             return [await self._reply(call, options)]
         try:
@@ -171,7 +177,7 @@ class Rollout:
             raise several.exceptions[0] from several
         return [task.result() for task in tasks]
 
-    async def _reply(self, call: Call, options: CallOptions) -> Reply:
+    async def _reply(self, call: PolicyCall, options: CallOptions) -> Reply:
         policy = self._policy
         if call.prompt is not None:
             if not isinstance(policy, TokenPolicy):
@@ -182,7 +188,7 @@ class Rollout:
         else:
             self._drop(name for name in ("max_tokens", "must_call") if getattr(call.options, name))
             reply = _cut(await policy.chat(call.messages, tools=call.tools), options.stop)
-        if options.logprobs and reply.tokens is None and reply.told_logprobs is None and not reply.no_room:
+        if options.logprobs and reply.tokens is None and reply.text_logprobs is None and not reply.no_room:
             self._drop(["logprobs"])
         return reply
 

@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from buckeye.base.distribution import need
-from buckeye.base.request_gate import Gate, Rules
+from buckeye.base.request_gate import AccessRules, RequestGate
 from buckeye.envs.base import Policy
 from buckeye.workers.proxy.app import WireApp
 from buckeye.workers.proxy.endpoint import Endpoint, Limits, Usage
-from buckeye.workers.proxy.rollout import Rollout
+from buckeye.workers.proxy.rollout import ProxyRollout
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +37,12 @@ async def serve(
     """
     server = await _server(host)
     usage = Usage()
-    rollout = Rollout(
+    rollout = ProxyRollout(
         policy,
         model=model,
         limits=limits,
         usage=usage,
-        tell=lambda setting: server.tell_once(environment, setting),
+        on_ignored_setting=lambda setting: server.tell_once(environment, setting),
     )
     server.app.open(rollout)
     try:
@@ -124,5 +124,5 @@ def _http_server(app: WireApp, host: str) -> Any:
     need("uvicorn", "An environment in a process of its own")
     from buckeye.base.http_server import http_server
 
-    gate = Gate(app, Rules(host=host, key=None))  # type: ignore[arg-type]  # every rollout has its own key
+    gate = RequestGate(app, AccessRules(host=host, key=None))  # type: ignore[arg-type]  # every rollout has its own key
     return http_server(gate, server_header=False, date_header=False)

@@ -28,10 +28,10 @@ class FrameError(Exception):
     """Received data is not a message, or an object cannot be sent as one."""
 
 
-def encode(frame: Frame, *, most: int = MAX_FRAME) -> bytes:
+def encode(frame: Frame, *, max_bytes: int = MAX_FRAME) -> bytes:
     """Return a message with its length before it.
 
-    Raises FrameError for values that JSON does not support (including NaN), and for more than `most` bytes.
+    Raises FrameError for values that JSON does not support (including NaN), and for more than `max_bytes` bytes.
     """
     try:
         text = json.dumps(frame, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -41,8 +41,8 @@ def encode(frame: Frame, *, most: int = MAX_FRAME) -> bytes:
             body = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from None
-    if len(body) > most:
-        raise FrameError(f"it has {len(body)} bytes, and {most} is the most")
+    if len(body) > max_bytes:
+        raise FrameError(f"it has {len(body)} bytes, and {max_bytes} is the most")
     return HEADER.pack(len(body)) + body
 
 

@@ -66,7 +66,7 @@ def followed(verb: Verb, plain: Question, final: str, particle: str) -> Question
     frame = PARTICLES[particle]
     changes = f", final a becomes e before {particle}" if final == "changes" else ""
     introduced, _, meaning = plain.ask.removesuffix(".").partition(". Form: ")
-    return plain.extended(
+    return plain.with_added(
         facts=(f"{plain.facts[-1]}/{particle}",),
         cells=(f"{particle}|{verb.klass}, final a {final}",),
         rule_ids=(frame.rule_id,),

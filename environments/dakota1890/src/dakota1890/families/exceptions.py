@@ -77,7 +77,7 @@ def _form(irregular: Irregular) -> Question:
 
 def _framed(question: Question, frame: Frame) -> Question:
     """Ask for the form with words around it."""
-    return question.extended(
+    return question.with_added(
         facts=(f"{question.facts[0]}/{frame.name}",),
         rule_ids=(frame.rule_id,),
         depth=2,
@@ -91,7 +91,7 @@ def _framed(question: Question, frame: Frame) -> Question:
 def _named(question: Question, name: str) -> Question:
     """Ask for the relative of a person with a name (POSS-10)."""
     owner = canonical(name)
-    return question.extended(
+    return question.with_added(
         facts=(f"{question.facts[0]}/{owner}",),
         lemma_ids=(owner,),
         rule_ids=("POSS-10",),

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from dakota1890.corpus import Entry, Kin, load_corpus
 from dakota1890.families import conjugate as verbs
-from dakota1890.morphology.kinship import have_as, relative_of, somebodys
+from dakota1890.morphology.kinship import relative_of, relative_of_any_person, verb_of_having
 from dakota1890.orthography import canonical
 from dakota1890.questions import FORM, WORD, WORDS, Family, Question
 
@@ -72,14 +72,14 @@ def anybodys(kin: Kin) -> Question:
     """Ask for the relative of any person; the form for his or her is shown."""
     owned = his_or_her(kin)
     shown = owned.accept[0]
-    return owned.extended(
+    return owned.with_added(
         facts=(f"{kin.lemma}/kinship/wića",),
         cells=(f"wića|{_klass(kin)}",),
         rule_ids=("NOUN-11",),
         depth=2,
         ask=f"{_introduce(kin)}, with owner \"{shown}\". Form: somebody's {kin.relation}, anyone's.",
         rule="wića- goes before the term with its owner",
-        accept=somebodys(kin),
+        accept=relative_of_any_person(kin),
         prompt_forms=(kin.lemma, shown),
         floor_forms=(kin.lemma, shown),
     )
@@ -88,7 +88,7 @@ def anybodys(kin: Kin) -> Question:
 def named(kin: Kin, name: Entry) -> Question:
     """Ask for the relative of a person with a name."""
     owner = canonical(name.form)
-    return his_or_her(kin).extended(
+    return his_or_her(kin).with_added(
         facts=(f"{kin.lemma}/kinship/{owner}",),
         cells=(f"name|{_klass(kin)}",),
         lemma_ids=(owner,),
@@ -105,7 +105,7 @@ def named(kin: Kin, name: Entry) -> Question:
 
 def having(kin: Kin, person: str) -> Question:
     """Ask for the verb to have a person as a relative, for `person`."""
-    verb = have_as(kin)
+    verb = verb_of_having(kin)
     asked = verbs.question(verb, person)
     return replace(
         asked,

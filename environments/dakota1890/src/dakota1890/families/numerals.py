@@ -21,7 +21,7 @@ from dakota1890.morphology.numerals import (
     times,
 )
 from dakota1890.questions import NUMBER, WORDS, Family, Question, unique
-from dakota1890.splits import held_out_fact, within_train_range
+from dakota1890.splits import is_held_out_fact, is_in_train_range
 
 _BEYOND = 25
 """Percentage of draws beyond the numbers of training."""
@@ -90,7 +90,7 @@ def add(one: int, other: int) -> Question:
         prompt_forms=shown,
         floor_forms=(*shown, " ".join(shown), f"{shown[0]} saŋpa {shown[1]}", _skeleton(total)),
         # A round sum of numbers that are not round is also beyond training.
-        number=max((one, other, total), key=lambda number: (not within_train_range(number), number)),
+        number=max((one, other, total), key=lambda number: (not is_in_train_range(number), number)),
     )
 
 
@@ -113,7 +113,7 @@ def multiply(one: int, other: int) -> Question:
 
 def in_succession(number: int) -> Question:
     """Ask for `number` times in succession."""
-    return write(number).extended(
+    return write(number).with_added(
         facts=(f"{fact(number)}/times",),
         cells=(f"times|{number_class(number)}",),
         rule_ids=("NUM-10",),
@@ -127,7 +127,7 @@ def in_succession(number: int) -> Question:
 
 def place(number: int) -> Question:
     """Ask for the ordinal of `number`."""
-    return write(number).extended(
+    return write(number).with_added(
         facts=(f"{fact(number)}/ordinal",),
         cells=(f"ordinal|{number_class(number)}",),
         rule_ids=("NUM-06",),
@@ -140,7 +140,7 @@ def place(number: int) -> Question:
 
 def piece(number: int) -> Question:
     """Ask for one of `number` equal parts."""
-    return place(number).extended(
+    return place(number).with_added(
         facts=(f"{fact(number)}/fraction",),
         cells=(f"fraction|{number_class(number)}",),
         rule_ids=("NUM-09",),
@@ -154,7 +154,7 @@ def piece(number: int) -> Question:
 
 def restricted(number: int) -> Question:
     """Ask for only `number`."""
-    return write(number).extended(
+    return write(number).with_added(
         facts=(f"{fact(number)}/only",),
         cells=(f"only|{number_class(number)}",),
         rule_ids=("NUM-08",),
@@ -167,7 +167,7 @@ def restricted(number: int) -> Question:
 
 def by_so_many(number: int) -> Question:
     """Ask for the distributive of `number`."""
-    return write(number).extended(
+    return write(number).with_added(
         facts=(f"{fact(number)}/distributive",),
         cells=(f"distributive|{number_class(number)}",),
         rule_ids=("NUM-07",),
@@ -242,7 +242,7 @@ def _add(draws: Draws, beyond: bool) -> Question:
         total = low + draws.below(high - low)
         one = 1 + draws.below(total - 1)
         numbers = (one, total - one, total)
-        if any(number % 100 == 19 for number in numbers) or (not beyond and held_out_fact(fact(total))):
+        if any(number % 100 == 19 for number in numbers) or (not beyond and is_held_out_fact(fact(total))):
             continue
         shown = (numeral(one)[0], numeral(total - one)[0])
         if not {f"{shown[0]} saŋpa {shown[1]}", f"{shown[1]} saŋpa {shown[0]}"} & set(numeral(total)):

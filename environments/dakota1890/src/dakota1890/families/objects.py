@@ -14,7 +14,7 @@ from dakota1890.draws import Draws
 from dakota1890.families import conjugate as verbs
 from dakota1890.invented import GLOSS, invented_verb, is_new
 from dakota1890.morphology.objects import (
-    MADE_VERBS,
+    DERIVED_VERBS,
     object_pairs,
     reflexive,
     reflexive_persons,
@@ -94,7 +94,7 @@ def _cells(verb: Verb, kind: str) -> list[Cell]:
         return [pair for pair in object_pairs(verb) if pair != ("3pl", "2pl")]
     if kind == "reflexive":
         return [(person, None) for person in reflexive_persons(verb)]
-    return [(person, made) for made in MADE_VERBS[kind](verb) for person in ("3sg", *made.persons)]
+    return [(person, made) for made in DERIVED_VERBS[kind](verb) for person in ("3sg", *made.persons)]
 
 
 def _ask(verb: Verb, kind: str, cell: Cell) -> Asked:

@@ -10,7 +10,7 @@ from dakota1890.corpus import Frame, Verb, load_corpus
 from dakota1890.draws import Draws
 from dakota1890.families import conjugate as verbs
 from dakota1890.invented import GLOSS, invented_verb
-from dakota1890.morphology.sounds import contracted, contracts
+from dakota1890.morphology.sounds import can_contract, contract
 from dakota1890.questions import Family, Question
 from dakota1890.splits import side_of
 
@@ -25,7 +25,7 @@ def _recorded() -> Sequence[Question]:
 def _questions(verb: Verb) -> list[Question]:
     found = [question(verb, *cell) for cell in _cells_of(verb)]
     found += [_framed(verb, *cell) for cell in _framed_cells(verb)]
-    if contracts(verb.lemma) and verb.klass != "III":
+    if can_contract(verb.lemma) and verb.klass != "III":
         found += [_purpose(verb, *going) for going in _goings()]
     return found
 
@@ -35,7 +35,7 @@ def _invent(draws: Draws) -> Question:
     kind = draws.below(8)
     if kind < 3:
         return question(verb, *draws.pick(_cells_of(verb)))
-    if kind < 6 and contracts(verb.lemma) and verb.klass != "III":
+    if kind < 6 and can_contract(verb.lemma) and verb.klass != "III":
         return _purpose(verb, *draws.pick(_train_goings()))
     return _framed(verb, *draws.pick(_framed_cells(verb)))
 
@@ -82,7 +82,7 @@ def _plain(verb: Verb, person: str) -> Question:
 def _framed(verb: Verb, person: str, frame: Frame) -> Question:
     """Ask for `verb` in `person` within `frame`; commands and participles have no person."""
     plain = _plain(verb, person)
-    framed = plain.extended(
+    framed = plain.with_added(
         facts=(f"{plain.facts[0]}/{frame.name}",),
         cells=(f"{frame.name}|{verbs.class_name(verb)}",),
         rule_ids=(frame.rule_id,),
@@ -114,9 +114,9 @@ def _train_goings() -> list[tuple[Verb, str, str]]:
 def _purpose(verb: Verb, motion: Verb, person: str, particle: str) -> Question:
     """Ask for `motion` in order to do `verb`, which is contracted (PHON-04, SYN-05): `waŋyag mde kta`."""
     going = question(motion, person, particle)
-    first, ending = contracted(verb.lemma), verb.lemma[-2:]
+    first, ending = contract(verb.lemma), verb.lemma[-2:]
     meaning = verbs.PARTICLES[particle].meaning
-    purpose = going.extended(
+    purpose = going.with_added(
         facts=(f"{verb.lemma}/contracted",),
         cells=(f"contracted|ends in {ending}",),
         rule_ids=("PHON-04", "SYN-05"),

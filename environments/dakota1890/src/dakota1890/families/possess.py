@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from dakota1890.corpus import Noun, Owned, Person, load_corpus
+from dakota1890.corpus import Noun, Person, PossessionNoun, load_corpus
 from dakota1890.draws import Draws
 from dakota1890.families.conjugate import FINAL_PI
 from dakota1890.invented import GLOSS, invented_noun
@@ -27,7 +27,7 @@ def _recorded() -> Sequence[Question]:
     return [*affixed, *map(free, load_corpus().persons), *owned]
 
 
-def _owners() -> Iterator[tuple[Owned, Owned]]:
+def _owners() -> Iterator[tuple[PossessionNoun, PossessionNoun]]:
     """Yield each owner with each thing that it may own."""
     owned = load_corpus().owned
     for owner in owned:
@@ -40,8 +40,8 @@ def _invent(draws: Draws) -> Question:
     noun = invented_noun(draws)
     if draws.below(8):
         return question(noun, draws.pick(noun.persons))
-    owner = Owned(word=invented_noun(draws).lemma, role="owner", english=("owner", "owners"))
-    thing = Owned(word=noun.lemma, role="people's", english=("thing",))
+    owner = PossessionNoun(word=invented_noun(draws).lemma, role="owner", english=("owner", "owners"))
+    thing = PossessionNoun(word=noun.lemma, role="people's", english=("thing",))
     return replace(of_owner(owner, thing, several=draws.below(2) == 1), invented=True)
 
 
@@ -84,7 +84,7 @@ def free(person: Person) -> Question:
     )
 
 
-def of_owner(owner: Owned, thing: Owned, *, several: bool) -> Question:
+def of_owner(owner: PossessionNoun, thing: PossessionNoun, *, several: bool) -> Question:
     """Ask for a thing as owned by an owner, or by several of them."""
     (one, many), (gloss,) = owner.english, thing.english
     ending = "tawapi" if several else "tawa"

@@ -16,12 +16,12 @@ def relative_of(kin: Kin, owner: str) -> tuple[str, ...]:
     return tuple(kin.lemma + suffix for suffix in (("tku", "ću") if kin.lemma.endswith("i") else ("ku",)))
 
 
-def somebodys(kin: Kin) -> tuple[str, ...]:
+def relative_of_any_person(kin: Kin) -> tuple[str, ...]:
     """Return `kin` as the relative of any person: wića- before the form for his or her (NOUN-11)."""
     return tuple(f"wića{form}" for form in relative_of(kin, "3sg"))
 
 
-def have_as(kin: Kin) -> Verb:
+def verb_of_having(kin: Kin) -> Verb:
     """Return the verb "to have as a relative" (POSS-12): -ya after the term, the person markers before it."""
     at = len(kin.lemma)
     return Verb(

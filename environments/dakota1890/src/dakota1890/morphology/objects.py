@@ -130,7 +130,7 @@ def _causatives(verb: Verb) -> tuple[Verb, ...]:
     return tuple(causative(verb, suffix) for suffix in suffixes)
 
 
-MADE_VERBS: Mapping[str, Callable[[Verb], tuple[Verb, ...]]] = {
+DERIVED_VERBS: Mapping[str, Callable[[Verb], tuple[Verb, ...]]] = {
     "dative": lambda verb: (dative(verb),),
     "benefactive": lambda verb: (benefactive(verb),),
     "possessive": lambda verb: (possessive(verb),),

@@ -23,17 +23,17 @@ def after_i(stem: str) -> str:
     return "ć" + stem[1:] if stem[0] == "k" and stem[1] in VOWELS else stem
 
 
-def contracts(word: str) -> bool:
+def can_contract(word: str) -> bool:
     """Return True if PHON-04 gives the form of `word` without its last vowel."""
     return len(word) > 2 and word[-1] == "a" and word[-2] in _WEAKENED and word[-3] in VOWELS + "ŋ"
 
 
-def contracted(word: str) -> str:
+def contract(word: str) -> str:
     """Return `word` without its last vowel and with the consonant before it weakened (PHON-04).
 
     Raises ValueError if the record does not give this form.
     """
-    if not contracts(word):
+    if not can_contract(word):
         raise ValueError(f"how {word!r} is contracted is not recorded")
     # A nasal vowel stays nasal, as in šuŋg of šuŋka; only before m is it spelled plain, as in nom of noŋpa.
     rest = word[:-2].removesuffix("ŋ") if word[-2] == "p" else word[:-2]

@@ -10,15 +10,15 @@ import json
 import os
 from typing import Any
 
-import buckeye_vllm_ours
+import buckeye_vllm_imports
 
-_gate = buckeye_vllm_ours.load("request_gate")
+_gate = buckeye_vllm_imports.load("request_gate")
 
 
-class Gate(_gate.Gate):  # type: ignore[misc,name-defined]
+class Gate(_gate.RequestGate):  # type: ignore[misc,name-defined]
     """Buckeye's gate, with the rules in BUCKEYE_VLLM_RULES and the key in VLLM_API_KEY."""
 
     def __init__(self, app: Any) -> None:
         rules = json.loads(os.environ["BUCKEYE_VLLM_RULES"])
         rules = {name: tuple(value) if isinstance(value, list) else value for name, value in rules.items()}
-        super().__init__(app, _gate.Rules(**rules, key=os.environ.get("VLLM_API_KEY")))
+        super().__init__(app, _gate.AccessRules(**rules, key=os.environ.get("VLLM_API_KEY")))

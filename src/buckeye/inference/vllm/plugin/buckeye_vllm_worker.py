@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import buckeye_vllm_ours
+import buckeye_vllm_imports
 import torch
 from safetensors import safe_open
 from vllm.distributed.weight_transfer.base import (
@@ -29,7 +29,7 @@ from vllm.lora.request import LoRARequest
 _BACKEND = "buckeye_fs"
 _MANIFEST = "manifest.json"
 _HEAD = "lm_head.weight"
-_foreign_files = buckeye_vllm_ours.load("foreign_files")
+_foreign_files = buckeye_vllm_imports.load("foreign_files")
 _PROCESS = secrets.token_hex(8)
 """Unique id of this process: earlier and later processes may have the same pid."""
 
@@ -130,7 +130,7 @@ def _verified(directory: Path) -> dict[str, str]:
     manifest.
     """
     manifest = json.loads(_foreign_files.read_regular(directory / _MANIFEST))
-    digests = {name: _sha256(directory / _foreign_files.plain_name(name)) for name in manifest["files"]}
+    digests = {name: _sha256(directory / _foreign_files.check_file_name(name)) for name in manifest["files"]}
     for name, digest in digests.items():
         if digest != manifest["files"][name]:
             raise ValueError(f"{directory / name} is not the file that was published (SHA-256 differs)")

@@ -25,7 +25,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..outcomes import OutcomeError, no_number, number, place_of_code
+from ..outcomes import OutcomeError, location_of_code, number_error_text, to_finite_float
 from .agent_tasks import read_tasks
 from .base import (
     Adapter,
@@ -37,7 +37,7 @@ from .base import (
     raised,
     scored,
 )
-from .programs import Finished, run_program
+from .programs import ProgramResult, run_program
 
 ID = "agent"
 ARGUMENTS = ("command", "callable", "tasks", "eval_tasks", "reward", "env", "cwd", "timeout")
@@ -167,10 +167,10 @@ def to_outcome(result: Any, function: Callable[..., Any] | None = None) -> Json:
     reward, components = given.get("reward"), given.get("components", {})
     try:
         if isinstance(reward, bool):
-            raise OutcomeError(no_number(reward, "the reward"))
-        reward = number(reward, "the reward")
+            raise OutcomeError(number_error_text(reward, "the reward"))
+        reward = to_finite_float(reward, "the reward")
     except OutcomeError as error:
-        place = place_of_code(getattr(function, "__code__", None))
+        place = location_of_code(getattr(function, "__code__", None))
         return failed("score", "NoReward", f"{error}{place}")
     unknown = sorted(set(given) - set(RESULT_KEYS))
     if unknown:
@@ -213,7 +213,7 @@ def _file_module(path: Path) -> Any:
     return module
 
 
-def _left(path: Path, ended: Finished, *, judged: bool) -> Any:
+def _left(path: Path, ended: ProgramResult, *, judged: bool) -> Any:
     """Return the program's result: the object in its result file, or in its last line.
 
     If a function judges (`judged`), the result also has the output, and may be empty. Otherwise raises

@@ -103,7 +103,7 @@ def check_arguments(env_id: str, args: Mapping[str, Any], accepted: Iterable[str
         if name not in known:
             taken = ", ".join(known) or "none"
             raise AdapterError(
-                f"{env_id} takes no argument {name!r}.{likely(name, known)} It takes: {taken}."
+                f"{env_id} takes no argument {name!r}.{suggest_name(name, known)} It takes: {taken}."
             )
 
 
@@ -130,12 +130,12 @@ def trained_seat(env_id: str, seats: Sequence[str], args: Mapping[str, Any], opp
             f"{known}, and opponent = {choices} for the others."
         )
     if opponent not in opponents:
-        meant = likely(str(opponent), opponents)
+        meant = suggest_name(str(opponent), opponents)
         raise AdapterError(f"{env_id} knows no opponent {opponent!r}.{meant} There are: {choices}.")
     return int(number or 0)
 
 
-def likely(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """Return a suggestion sentence with a leading space, or "" if no known name is close."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean {close[0]!r}?" if close else ""

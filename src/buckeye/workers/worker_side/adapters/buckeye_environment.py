@@ -12,14 +12,14 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from ..outcomes import no_outcome
+from ..outcomes import outcome_error_text
 from .base import Adapter, AdapterError, Json, failed, raised
 from .model import ModelError, chat
 
 GROUP = "buckeye.environments"
 
 
-def announces(env_id: str) -> bool:
+def has_entry_point(env_id: str) -> bool:
     """Return True if an installed environment with this id has a Buckeye entry point."""
     name = _canonical(env_id.rsplit("/", 1)[-1].partition("@")[0])
     entries = {_canonical(entry.name) for entry in metadata.entry_points(group=GROUP)}
@@ -43,7 +43,7 @@ class BuckeyeEnvironment(Adapter):
     """An environment written for Buckeye. Its splits are `train` and `eval`, as far as it has them."""
 
     def __init__(self, env_id: str, args: Json) -> None:
-        registry = importlib.import_module("buckeye.workers.opening")
+        registry = importlib.import_module("buckeye.workers.loading")
         self._base = importlib.import_module("buckeye.envs.base")
         settings = importlib.import_module("buckeye.envs.settings")
         here = settings.WorkerSettings(isolation="none")
@@ -77,7 +77,7 @@ class BuckeyeEnvironment(Adapter):
         )
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
-        self._base.ROLLOUT_ENDS.set(time.monotonic() + context["deadline"])
+        self._base.ROLLOUT_DEADLINE.set(time.monotonic() + context["deadline"])
         played = self._base.Task(id=task["id"], messages=tuple(task["messages"]), data=task["data"])
         try:
             outcome = self._env.rollout(played, _Policy(self._base, endpoint))
@@ -87,7 +87,7 @@ class BuckeyeEnvironment(Adapter):
         except Exception as error:
             return raised("step", error)
         if not isinstance(outcome, self._base.Outcome):
-            return failed("score", "OutcomeError", no_outcome(outcome, self._env))
+            return failed("score", "OutcomeError", outcome_error_text(outcome, self._env))
         if outcome.error is not None:
             return failed(outcome.boundary or "step", "OutcomeError", str(outcome.error))
         fields = ("reward", "components", "explanations", "stop_reason", "turn_rewards")

@@ -43,7 +43,7 @@ def _load(env_id: str, args: Json, context: Json) -> Adapter:
         return reasoning_gym.ReasoningGym(env_id, args)
     if env_id.startswith(textarena.PREFIX):
         return textarena.TextArena(env_id, args)
-    if buckeye_environment.announces(env_id):
+    if buckeye_environment.has_entry_point(env_id):
         return buckeye_environment.BuckeyeEnvironment(env_id, args)
     module = import_module(env_id, context.get("module"))
     if buckeye_environment.is_written_for_buckeye(module):

@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
-class Finished:
+class ProgramResult:
     """Exit status of a program, None after a timeout, and the end of both outputs."""
 
     status: int | None
@@ -33,7 +33,7 @@ class Finished:
 
 async def run_program(
     command: Sequence[str], *, environ: Mapping[str, str], cwd: str | None, timeout: float
-) -> Finished:
+) -> ProgramResult:
     """Run a program for at most `timeout` seconds. Raises OSError if it cannot be started.
 
     The program and its children are killed when it ends, at the timeout, and when the caller is cancelled.
@@ -64,7 +64,7 @@ async def run_program(
         await _status_within(process, _END_TIMEOUT)
         process._transport.close()  # type: ignore[attr-defined]
     stdout, stderr = (end.decode("utf-8", "replace") for end in kept)
-    return Finished(status=status, stdout=stdout, stderr=stderr)
+    return ProgramResult(status=status, stdout=stdout, stderr=stderr)
 
 
 async def _status_within(process: asyncio.subprocess.Process, seconds: float) -> int | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from .base import Adapter, AdapterError, Json, check_arguments, likely, raised, scored
+from .base import Adapter, AdapterError, Json, check_arguments, raised, scored, suggest_name
 from .model import ModelError, chat
 
 PREFIX = "reasoning-gym/"
@@ -60,7 +60,7 @@ class ReasoningGym(Adapter):
         known = self._factory.DATASETS
         if self._name not in known:
             raise AdapterError(
-                f"reasoning-gym has no dataset {self._name!r}.{likely(self._name, known)} "
+                f"reasoning-gym has no dataset {self._name!r}.{suggest_name(self._name, known)} "
                 f"It has: {', '.join(sorted(known))}."
             )
         fields = {field.name for field in dataclasses.fields(known[self._name][1])}

@@ -21,13 +21,13 @@ from .base import (
     Json,
     check_arguments,
     failed,
-    likely,
     raised,
     scored,
+    suggest_name,
     trained_seat,
 )
 from .model import ModelError, chat
-from .textarena_play import Play, fewest_players
+from .textarena_game import TextArenaGame, fewest_players
 
 PREFIX = "textarena/"
 OWN_ARGUMENTS = ("num_tasks", "num_eval", "seed", "seat", "opponent", "system_prompt")
@@ -47,7 +47,7 @@ class TextArena(Adapter):
         registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
         if self._game not in registry:
             raise AdapterError(
-                f"textarena has no game {self._game!r}.{likely(self._game, registry)} Its ids end in -v0 "
+                f"textarena has no game {self._game!r}.{suggest_name(self._game, registry)} Its ids end in -v0 "
                 "(or -v0-SIZE): "
                 f"{', '.join(name for name in sorted(registry) if name.endswith('-v0'))}."
             )
@@ -66,15 +66,15 @@ class TextArena(Adapter):
         self._seat = trained_seat(env_id, play.seats, args, OPPONENTS)
         self._opponent = args.get("opponent")
         if self._opponent == "random":
-            play.said()
+            play.read_observation()
             if play.random_move() is None:
                 raise AdapterError(
                     f'opponent = "random" finds no move in {env_id}: it takes those that the texts of a game '
                     'show in square brackets. Say opponent = "self".'
                 )
 
-    def _begin(self, seed: int) -> Play:
-        return Play(self._library, self._game, self._settings, seed, self._players)
+    def _begin(self, seed: int) -> TextArenaGame:
+        return TextArenaGame(self._library, self._game, self._settings, seed, self._players)
 
     def info(self) -> Json:
         return {
@@ -89,7 +89,7 @@ class TextArena(Adapter):
 
     def _task(self, seed: int) -> Json:
         """Return the task for a seed, with the game's opening in the messages."""
-        opening = {"role": "user", "content": self._begin(seed).opening(self._seat)}
+        opening = {"role": "user", "content": self._begin(seed).first_messages(self._seat)}
         return {
             "id": f"seed-{seed}",
             "messages": [*self._instructions(), opening],
@@ -109,7 +109,7 @@ class TextArena(Adapter):
         over = False
         while not over:
             player, trained = play.player, play.player == self._seat
-            talks[player].append({"role": "user", "content": play.said()})
+            talks[player].append({"role": "user", "content": play.read_observation()})
             try:
                 if trained or self._opponent == "self":
                     reply = await chat(endpoint, talks[player], trained=trained)
@@ -134,7 +134,7 @@ class TextArena(Adapter):
         return play.outcome(self._seat, turns)
 
 
-def _random_move(play: Play) -> str:
+def _random_move(play: TextArenaGame) -> str:
     """Return a random legal move. Raises RuntimeError if the game's texts show none."""
     move = play.random_move()
     if move is None:

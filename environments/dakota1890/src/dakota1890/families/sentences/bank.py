@@ -8,13 +8,13 @@ from functools import lru_cache
 
 from dakota1890.corpus import SentenceWord, load_corpus
 from dakota1890.families.sentences.predicates import Predicate, predicates
-from dakota1890.splits import held_out_lemma
+from dakota1890.splits import is_held_out_lemma
 
 ANIMATE = frozenset({"person", "animal", "fish"})
 _ENDS_IN_A = ("a", "aŋ")
 
 
-class Bank:
+class WordBank:
     """Words by role, and predicates by use and mode.
 
     The uses are `act` (no object), `act somewhere` (no object, or dwelling), `act on` (an object), `act on
@@ -80,6 +80,6 @@ class Bank:
 
 
 @lru_cache(maxsize=2)
-def bank(*, train: bool) -> Bank:
+def bank(*, train: bool) -> WordBank:
     """Return all words, or only those that training may use."""
-    return Bank([w for w in load_corpus().sentence_words if not (train and held_out_lemma(w.word))])
+    return WordBank([w for w in load_corpus().sentence_words if not (train and is_held_out_lemma(w.word))])

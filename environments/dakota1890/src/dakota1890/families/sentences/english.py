@@ -18,7 +18,7 @@ def clause(subject: str, person: str, verb: Sequence[str], mode: str, rest: str)
     return _with_helper(subject, helper, _joined(verb[0], rest), mode)
 
 
-def being(subject: str, *, plural: bool, quality: str, mode: str) -> str:
+def quality_clause(subject: str, *, plural: bool, quality: str, mode: str) -> str:
     """Return a clause that a subject is `quality`."""
     if mode == "future":
         return _joined(subject, "will be", quality)

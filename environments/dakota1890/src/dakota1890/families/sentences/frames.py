@@ -11,18 +11,18 @@ from math import factorial
 from dakota1890.corpus import SentenceWord
 from dakota1890.draws import Draws
 from dakota1890.families.conjugate import PERSON_NAMES
-from dakota1890.families.sentences.bank import ANIMATE, Bank, bank
-from dakota1890.families.sentences.english import being, clause, sentence
+from dakota1890.families.sentences.bank import ANIMATE, WordBank, bank
+from dakota1890.families.sentences.english import clause, quality_clause, sentence
 from dakota1890.families.sentences.parts import (
     DEMONSTRATIVES,
     PLURAL_DETERMINERS,
     NounPhrase,
     Part,
     english_noun,
+    join_parts,
     noun_phrase,
     particle,
     single,
-    together,
     with_a,
 )
 from dakota1890.families.sentences.predicates import STATEMENTS, Predicate
@@ -64,7 +64,7 @@ class Sentence:
         return tuple(dict.fromkeys(found))
 
 
-SentenceDrawer = Callable[[Draws, Bank], Sentence | None]
+SentenceDrawer = Callable[[Draws, WordBank], Sentence | None]
 """Function that draws a sentence of one frame, or returns None if nothing fits."""
 
 Filling = tuple[str, tuple[Part, ...]]
@@ -75,13 +75,13 @@ Filling = tuple[str, tuple[Part, ...]]
 class Statement:
     """Frame whose last part is the predicate.
 
-    use: that of the predicate, as in `Bank`. fill: draws the parts before it, or returns None if nothing
+    use: that of the predicate, as in `WordBank`. fill: draws the parts before it, or returns None if nothing
     fits. subject: noun, pointed (a noun with a demonstrative) or pronoun (not expressed in Dakota).
     """
 
     frame: str
     use: str
-    fill: Callable[[Draws, Bank, Predicate], Filling | None]
+    fill: Callable[[Draws, WordBank, Predicate], Filling | None]
     subject: str = "noun"
     orders: tuple[tuple[int, ...], ...] = ()
     rule_ids: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def _sequences(parts: Sequence[Part]) -> int:
     return count
 
 
-def _state(frame: Statement, draws: Draws, words: Bank) -> Sentence | None:
+def _state(frame: Statement, draws: Draws, words: WordBank) -> Sentence | None:
     """Draw a sentence of a frame whose last part is the predicate."""
     mode, third = draws.pick(_MODES), frame.subject != "pronoun"
     predicate = _pick(draws, words.predicates(frame.use, mode, third=third))
@@ -147,28 +147,28 @@ def _state(frame: Statement, draws: Draws, words: Bank) -> Sentence | None:
     )
 
 
-def _object(draws: Draws, words: Bank, predicate: Predicate) -> Filling:
+def _object(draws: Draws, words: WordBank, predicate: Predicate) -> Filling:
     noun = draws.pick(words.nouns(predicate.word.object_kinds))
     obj = _phrase(draws, words, noun, draws.pick(_ONE if "mass" in noun.kinds else (*_ONE, "a")))
     return obj.english, (obj.part,)
 
 
-def _place(draws: Draws, words: Bank, predicate: Predicate) -> Filling | None:
+def _place(draws: Draws, words: WordBank, predicate: Predicate) -> Filling | None:
     """Draw a noun and its postposition; some postpositions combine only with verbs of motion."""
     where = draws.pick(words.role("postposition"))
     if not where.object_kinds <= predicate.word.kinds:
         return None
     noun = draws.pick(words.nouns(where.kinds))
     spoken = noun.english[0] if "mass" in noun.kinds else with_a(noun.english[0])
-    return f"{where.english[0]} {spoken}", (together(single(noun), single(where)),)
+    return f"{where.english[0]} {spoken}", (join_parts(single(noun), single(where)),)
 
 
-def _adverb(draws: Draws, words: Bank, predicate: Predicate) -> Filling:
+def _adverb(draws: Draws, words: WordBank, predicate: Predicate) -> Filling:
     adverb = draws.pick(words.role("adverb"))
     return adverb.english[0], (single(adverb),)
 
 
-def _company(draws: Draws, words: Bank, predicate: Predicate) -> Filling | None:
+def _company(draws: Draws, words: WordBank, predicate: Predicate) -> Filling | None:
     several = draws.below(2) == 1
     noun = draws.pick(words.nouns(predicate.word.kinds))
     phrase = _phrase(draws, words, noun, draws.pick(("these", "those") if several else ("this", "that")))
@@ -176,7 +176,7 @@ def _company(draws: Draws, words: Bank, predicate: Predicate) -> Filling | None:
     return None if company is None else (f"with {phrase.english}", (phrase.part, single(company)))
 
 
-def _joined(draws: Draws, words: Bank, predicate: Predicate) -> Filling:
+def _joined(draws: Draws, words: WordBank, predicate: Predicate) -> Filling:
     things = words.nouns(predicate.word.object_kinds - ANIMATE)
     # Sorted, because the same sentence in reverse is the same fact.
     one, other = sorted((draws.pick(things), draws.pick(things)), key=lambda thing: thing.word)
@@ -184,7 +184,7 @@ def _joined(draws: Draws, words: Bank, predicate: Predicate) -> Filling:
     return english, (single(one), single(other), particle("ko"))
 
 
-def _if(draws: Draws, words: Bank) -> Sentence | None:
+def _if(draws: Draws, words: WordBank) -> Sentence | None:
     """Draw a condition, which comes first and ends in kiŋhaŋ (SYN-03), which is ćiŋhaŋ after e."""
     condition = _pick(draws, words.predicates("act", "plain", third=True))
     predicate = _pick(draws, words.predicates("act on", "future"))
@@ -209,7 +209,7 @@ def _if(draws: Draws, words: Bank) -> Sentence | None:
     )
 
 
-def _quality(draws: Draws, words: Bank) -> Sentence | None:
+def _quality(draws: Draws, words: WordBank) -> Sentence | None:
     """Draw an adjective after the article as the predicate of a noun (ADJ-02).
 
     The adjective has -pi for several animate nouns (ADJ-04).
@@ -227,7 +227,7 @@ def _quality(draws: Draws, words: Bank) -> Sentence | None:
     degree = draws.pick(degrees) if degrees and draws.below(2) else None
     parts = (subject.part, *([single(degree)] if degree else []), predicate.part)
     quality = " ".join(word.english[0] for word in (degree, predicate.word) if word)
-    said = being(subject.english, plural=several, quality=quality, mode=predicate.mode)
+    said = quality_clause(subject.english, plural=several, quality=quality, mode=predicate.mode)
     more = (*(("ADJ-03",) if degree else ()), *(("ADJ-04",) if marked else ()))
     return Sentence(
         frame="quality",
@@ -288,7 +288,7 @@ def _pick(draws: Draws, candidates: Sequence[Predicate]) -> Predicate | None:
     return draws.pick(candidates) if candidates else None
 
 
-def _subject(draws: Draws, words: Bank, predicate: Predicate, *, pointed: bool = False) -> NounPhrase:
+def _subject(draws: Draws, words: WordBank, predicate: Predicate, *, pointed: bool = False) -> NounPhrase:
     """Draw one noun or several, as the predicate requires; if `pointed`, with a demonstrative."""
     noun = draws.pick(words.nouns(predicate.word.kinds))
     determiners: tuple[str, ...] = PLURAL_DETERMINERS if predicate.person == "3pl" else (*_ONE, "a")
@@ -297,7 +297,7 @@ def _subject(draws: Draws, words: Bank, predicate: Predicate, *, pointed: bool =
     return _phrase(draws, words, noun, draws.pick(determiners))
 
 
-def _phrase(draws: Draws, words: Bank, noun: SentenceWord, determiner: str) -> NounPhrase:
+def _phrase(draws: Draws, words: WordBank, noun: SentenceWord, determiner: str) -> NounPhrase:
     adjectives = words.adjectives(noun, before_the=determiner != "a")
     adjective = draws.pick(adjectives) if adjectives and draws.below(3) == 0 else None
     return noun_phrase(noun, adjective, determiner)

@@ -65,7 +65,7 @@ def _word(word: str, meaning: str) -> Part:
     return Part(forms=((word,),), shown=(shown,), given=(shown,), plain=(word,))
 
 
-def together(*parts: Part) -> Part:
+def join_parts(*parts: Part) -> Part:
     """Return the parts as one, in this order; each has one form."""
     return Part(
         forms=(tuple(word for part in parts for word in part.forms[0]),),
@@ -94,7 +94,7 @@ def noun_phrase(noun: SentenceWord, adjective: SentenceWord | None, determiner: 
     if determiner in DEMONSTRATIVES:
         parts.append(particle(DEMONSTRATIVES[determiner], determiner))
         rule_ids += ["ADJ-01", "PRON-05"]
-    part = together(*parts)
+    part = join_parts(*parts)
     return NounPhrase(
         part=replace(part, rule_ids=tuple(rule_ids)),
         english=_english(noun, adjective, determiner, plural=plural),

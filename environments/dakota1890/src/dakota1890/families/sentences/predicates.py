@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from dakota1890.corpus import SentenceWord, Verb, load_corpus
 from dakota1890.families import conjugate as verbs
 from dakota1890.families import particles
-from dakota1890.families.sentences.parts import Part, particle, together
+from dakota1890.families.sentences.parts import Part, join_parts, particle
 from dakota1890.questions import Question
 
 STATEMENTS: Mapping[str, tuple[str, ...]] = {
@@ -71,7 +71,7 @@ def _predicate(word: SentenceWord, verb: Verb, person: str, mode: str, question:
         plain=(verb.lemma,),
     )
     part = replace(
-        together(plain, *following),
+        join_parts(plain, *following),
         forms=forms,
         lemma_ids=question.lemma_ids,
         rule_ids=(*question.rule_ids, *(("SYN-04",) if asking else ())),

@@ -1,0 +1,363 @@
+"""Tests that separate causes: they load a model, run an environment, or recompute a step."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts
+from buckeye.analysis.diagnosis.half_group_training import (
+    Agreement,
+    KeptBatch,
+    Values,
+    agreement,
+    common_token,
+    component_weights,
+    find_consecutive_batches,
+    train_on_half,
+)
+from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms
+from buckeye.analysis.diagnosis.templates import decode_tokens, load_tokenizer_file
+from buckeye.analysis.policy_changes import policy_changes
+from buckeye.analysis.replay.retrain import masked_logprobs
+from buckeye.base.storage import step_directory
+from buckeye.config.load import load_config
+from buckeye.errors import BuckeyeError
+from buckeye.monitor.finding import Finding
+from buckeye.trainer.model.policy import PolicyNetwork, load_policy
+from buckeye.transport.batches import Sample
+
+_SAMPLES = 16
+_ENOUGH = 40
+_GROUPS = 12
+_LITTLE = 0.02
+_SECONDS = 20.0
+_MUCH = 0.3  # nats
+
+
+def run_active_tests(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Yield the findings of all tests, and the reason for each test that could not run."""
+    for name, test in TESTS.items():
+        try:
+            yield from test(facts)
+        except (BuckeyeError, OSError, ValueError, LookupError, RuntimeError) as error:
+            yield f"{name}: {error}"
+
+
+def _load(model: Path) -> PolicyNetwork:
+    return load_policy(str(model), torch.device("cpu"))
+
+
+def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Test for the tokenizer of another model.
+
+    A model that knows its chat template assigns the prompts more than chance likelihood. With the tokens of
+    another tokenizer, the likelihood falls below chance.
+    """
+    named = facts.run.setting("trainer.model.name")
+    model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.model
+    if model is None or not facts.batches:
+        yield "the tokenizer: there is no model, or no batch was kept"
+        return
+    tokenizer, sizes = load_tokenizer_file(model), facts.file_of_model("config.json")
+    vocabulary = int(sizes.get("vocab_size") or 0)
+    policy = _load(model)
+    samples, contexts = list[Sample](), list[npt.NDArray[np.bool_]]()
+    for sample in facts.batches[0].batch.samples[:_SAMPLES]:
+        places = np.flatnonzero(sample.loss_mask)
+        if not len(places) or places[0] < 3:
+            continue
+        context = np.zeros(len(sample.token_ids), bool)
+        context[1 : places[0]] = True
+        samples.append(sample)
+        contexts.append(context)
+    values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, contexts)])
+    size = tokenizer.get_vocab_size() if tokenizer is not None else 0
+    if len(values) < _ENOUGH or not vocabulary:
+        yield "the tokenizer: too few tokens of prompts were kept"
+        return
+    _, high = mean_interval(values)
+    if high < -math.log(vocabulary) - _MUCH:
+        yield facts.finding(
+            "wrong_tokenizer",
+            f"The model finds the prompts less likely ({values.mean():.1f} nats a token) than chance would "
+            f"({-math.log(vocabulary):.1f})",
+            f"the tokenizer ({size} tokens) is that of another model (vocabulary of {vocabulary}); or the "
+            "model never learnt prompts, as a small one that was only trained on replies",
+            "copy tokenizer.json and tokenizer_config.json of the very model into its directory",
+            evidence=[
+                (
+                    "the first prompt, decoded: "
+                    f"{decode_tokens(model, facts.batches[0].batch.samples[0].token_ids)!r}",
+                    facts.rollouts(facts.batches[0].batch.step),
+                )
+            ],
+            confidence="possible",
+            logprob=float(values.mean()),
+        )
+
+
+def which_weights(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Compare the sampler with the weights themselves, on fresh tokens: is it the engine, or staleness?"""
+    for batch in reversed(facts.batches):
+        path = step_directory(facts.run.path / "weights", batch.batch.step)
+        if not (path / "model.safetensors").is_file():
+            continue
+        policy = _load(path)
+        newest = batch.batch.step
+        samples = [one for one in batch.batch.samples[:_SAMPLES] if (one.versions == newest).any()]
+        fresh = [sample.loss_mask & (sample.versions == newest) for sample in samples]
+        told = [sample.logprobs[mask] for sample, mask in zip(samples, fresh, strict=True)]
+        values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, fresh)])
+        values -= np.concatenate([np.empty(0), *told])
+        if len(values) < _ENOUGH:
+            continue
+        if rms(values) > 3 * facts.rounding_tolerance:
+            step = batch.batch.step
+            yield facts.finding(
+                "engine_differs",
+                f"Of tokens that claim to be of version {step}, the weights of that version say otherwise by "
+                f"{rms(values):.3f} nats",
+                "it is not age: the engine computes with other weights, or otherwise",
+                "restart the engines; compare their kind of numbers with the trainer's",
+                evidence=[("weights and batch of that step", facts.command("replay", "--step", step))],
+                difference=rms(values),
+            )
+        return
+    yield "sampler against its weights: of no step both batch and weights were kept"
+
+
+def updated_towards_rewards(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Recompute from weights: a step must make tokens with positive advantages likelier, and others less."""
+    for batch in reversed(facts.batches):
+        before, after = (
+            step_directory(facts.run.path / "weights", batch.batch.step + more) for more in (0, 1)
+        )
+        if not all((path / "model.safetensors").is_file() for path in (before, after)):
+            continue
+        samples = [sample for sample in batch.batch.samples if sample.advantages[sample.loss_mask].any()]
+        old, new = (masked_logprobs(_load(path), samples) for path in (before, after))
+        gained = [
+            float(((now - then) * sample.advantages[sample.loss_mask]).sum())
+            for sample, then, now in zip(samples, old, new, strict=True)
+        ]
+        _, high = mean_interval(np.array(gained), 3.0)
+        if len(gained) >= 8 and high < 0:
+            step = batch.batch.step
+            yield facts.finding(
+                "update_against_advantages",
+                f"Step {step} made less likely what has an advantage: {np.mean(gained):.2g} nats x "
+                "advantage a sample",
+                "the loss has the wrong sign, or another term of it outweighs the rewards",
+                "see trainer.loss, and a custom loss if there is one",
+                evidence=[("the step again", facts.command("replay", "--step", step))],
+                confidence="likely",
+                gained=float(np.mean(gained)),
+            )
+        return
+    yield "the update against its advantages: of no step batch and the weights before and after were kept"
+
+
+def graded_twice(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Run the checks of `env check`: repeated grading, content-free policies, answers in prompts."""
+    from buckeye.evaluation.env_check import CheckOptions, check_environment
+
+    names = {
+        "same grade again": ("grader_random", "the grader does not judge by the answer alone"),
+        "no answer in the prompt": ("answer_in_prompt", "prompts tell the answer"),
+        "train and held-out apart": ("evaluated_on_train", "what is evaluated is trained on"),
+        "accepted answers are paid": ("answers_unpaid", "right answers earn nothing"),
+    }
+    for env in facts.run.setting("orchestrator.env") or []:
+        options = CheckOptions(limit=0.03, budget=_SECONDS, sample=50)
+        report = asyncio.run(check_environment(str(env["id"]), env.get("args") or {}, options))
+        for check in report.checks:
+            name, cause = names.get(check.name, (check.name.replace(" ", "_"), check.name))
+            if check.status not in ("error", "warning"):
+                continue
+            yield facts.finding(
+                name,
+                f"`buckeye env check {env['id']}`: {check.name}: {check.detail}",
+                cause,
+                "mend the environment",
+                evidence=[("the check again", f"buckeye env check {env['id']}")],
+                confidence="sure" if check.status == "error" else "possible",
+            )
+
+
+def same_again(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Recompute the newest kept step, and report a difference."""
+    from buckeye.analysis.replay.replay_step import replay_step
+    from buckeye.config.trainer import TrainerConfig
+
+    file = facts.run.path / "configs" / "trainer.json"
+    if not file.is_file() or not facts.batches:
+        yield "a step again: no batch was kept, or the trainer's settings are not recorded"
+        return
+    config, step = load_config(TrainerConfig, ["@", str(file)]), facts.batches[-1].batch.step
+    with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
+        found = replay_step(
+            facts.run.path, config, step, until="gradient", device=None, scratch=Path(scratch)
+        )
+    if not found.within_tolerance:
+        first = found.first_difference
+        assert first is not None
+        yield facts.finding(
+            "not_repeatable",
+            f"Step {first.step} computed again differs in {first.stage}: {first.recorded}, then "
+            f"{first.replayed}",
+            "the code, the settings or the machine are not those of the run",
+            "see what changed",
+            evidence=[("the step again", facts.command("replay", "--step", step))],
+            confidence="likely",
+        )
+
+
+def still_without_a_rate(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Train a step at learning rate 0, and report any change of log-probs: the gradient cannot cause it."""
+    if not (facts.run.path / "configs" / "trainer.json").is_file() or not facts.batches:
+        yield "a step at learning rate 0: no batch was kept, or the trainer's settings are not recorded"
+        return
+    (change,) = policy_changes(facts.run.path, 0.0, 1)
+    if change > 0.0 or math.isnan(change):
+        step = facts.run.kept_steps[0]
+        yield facts.finding(
+            "moves_without_rate",
+            f"Step {step} trained again at learning rate 0 changes the policy by {change:.2g} nats a token",
+            "something else than the gradient moves the weights, or a step leaves something behind in the "
+            "model: a decay that is not times the rate, a state that a pass through the model changes",
+            "see what the optimizer and the model do besides the update",
+            evidence=[("the step again", facts.command("replay", "--step", step))],
+            confidence="sure",
+            change=change,
+        )
+
+
+def rewards_shuffled(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Test if rewards can be learned, with half of each group's rollouts as training data.
+
+    The result must fit the rewards of the other half better than shuffled rewards. If it does not, a reward
+    for a common word shows if anything can be learned. If a reward component is unlearned, test if it is
+    learned once another component is removed.
+    """
+    batches = find_consecutive_batches(facts)
+    if not batches or not (facts.run.path / "configs" / "trainer.json").is_file():
+        yield "rewards shuffled: no batch of the first step, or of one with a checkpoint, can be used"
+        return
+    moved = train_on_half(facts, batches, lambda batch: batch.advantages)
+    if not all(np.isfinite(values).all() for values in moved):
+        yield "rewards shuffled: the model breaks at the run's highest learning rate"
+        return
+    own = agreement(batches, moved, lambda batch: batch.rewards)
+    if own.groups < _GROUPS:
+        yield (
+            f"rewards shuffled: in {own.groups} groups rewards differ in the half that is held out (which "
+            "takes groups of 4), too few to tell"
+        )
+        return
+    yield from _nothing_taught(facts, batches, own)
+    yield from _component_removed(facts, batches, moved)
+
+
+def _nothing_taught(
+    facts: DiagnosisFacts, batches: Sequence[KeptBatch], own: Agreement
+) -> Iterator[Finding | str]:
+    if own.mean > 3 * own.error:
+        return
+    token = common_token(batches)
+    if token is None:
+        yield "rewards shuffled: no word is in about half of the replies, to compare with"
+        return
+    moved = train_on_half(facts, batches, lambda batch: batch.sampled_mask(token))
+    control = agreement(batches, moved, lambda batch: batch.sampled_mask(token))
+    if control.mean < SURE * control.error:
+        yield f"rewards shuffled: not even a reward for one word is learnt ({control})"
+        return
+    if abs(own.mean) + own.error > control.mean / 2:
+        return
+    first, last = batches[0].batch.step, batches[-1].batch.step
+    yield facts.finding(
+        "rewards_teach_nothing",
+        f"What is learnt from half of each group in steps {first} to {last} does not make the better-paid "
+        f"rollouts of the other half likelier: a correlation of {own}. A reward for one word does: {control}",
+        "the rewards depend on chance or on something else than the replies, or each task needs something "
+        "that so few rollouts cannot teach",
+        "grade twice (`buckeye env check`); raise orchestrator.batch_size and rollouts_per_example",
+        evidence=[("replies and rewards", facts.rollouts(last))],
+        confidence="possible",
+        since=first,
+        until=last,
+        own=own.mean,
+        control=control.mean,
+        error=own.error,
+    )
+
+
+def _component_removed(
+    facts: DiagnosisFacts, batches: Sequence[KeptBatch], moved: Sequence[Values]
+) -> Iterator[Finding]:
+    weights = component_weights(batches)
+    spreads = {
+        name: abs(weight)
+        * float(np.concatenate([batch.center_by_group(batch.component(name)) for batch in batches]).std())
+        for name, weight in weights.items()
+    }
+    most = max(spreads, key=lambda name: spreads[name], default="")
+
+    def unlearnt(moved: Sequence[Values]) -> dict[str, Agreement]:
+        found = {name: agreement(batches, moved, partial(KeptBatch.component, name=name)) for name in weights}
+        return {
+            name: one
+            for name, one in found.items()
+            if spreads[name] > _LITTLE * spreads[most]
+            and np.sign(weights[name]) * one.mean < -SURE * one.error
+        }
+
+    if not unlearnt(moved):
+        return
+    harmed = unlearnt(
+        train_on_half(facts, batches, lambda batch: batch.rewards)
+    )  # by raw rewards, not by shaping
+    rest = (
+        train_on_half(facts, batches, partial(KeptBatch.without, name=most, weight=weights[most]))
+        if harmed
+        else []
+    )
+    for name, with_it in harmed.items():
+        without = agreement(batches, rest, partial(KeptBatch.component, name=name))
+        if name == most or np.sign(weights[name]) * without.mean < SURE * without.error:
+            continue
+        last = batches[-1].batch.step
+        yield facts.finding(
+            "component_outweighed",
+            f"Training makes what `{name}` pays for less likely (a correlation of {with_it}); without "
+            f"`{most}` in the reward it would become likelier ({without})",
+            f"`{most}` counts more, and is earned by other replies than `{name}` is",
+            f"if `{name}` is what is wanted, lower the weight of `{most}`",
+            evidence=[("the components of the rewards", facts.rollouts(last, "--json"))],
+            confidence="possible",
+            since=batches[0].batch.step,
+            until=last,
+            correlation=with_it.mean,
+            without=without.mean,
+        )
+
+
+TESTS: Mapping[str, Callable[[DiagnosisFacts], Iterator[Finding | str]]] = {
+    "tokenizer": other_tokenizer,
+    "weights": which_weights,
+    "update": updated_towards_rewards,
+    "rate": still_without_a_rate,
+    "replay": same_again,
+    "rewards": rewards_shuffled,
+    "environment": graded_twice,
+}
+"""Tests of `--try`, by name."""

@@ -1,0 +1,338 @@
+"""Replay of a step from the batch that it was trained on: is the result equal, and what differs first?
+
+It runs the trainer's own loop in a separate folder, from a checkpoint at or before the step, through every
+batch in between. On an equal machine with an equal number of threads, equal code gives bit-identical results.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import count, takewhile
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+
+from buckeye.base.process import RunIdentity, StopFlag
+from buckeye.base.storage import step_directories, step_directory
+from buckeye.config.trainer import TrainedBatchesConfig, TrainerConfig
+from buckeye.errors import TransportError, UsageError
+from buckeye.trainer.rl import RLTrainer
+from buckeye.trainer.setup import build_learner, trainer_process
+from buckeye.transport.batches import Batch, TrainedBatch, read_trained_batch
+from buckeye.transport.checkpoint import CheckpointInfo, list_checkpoints, verify_checkpoint
+from buckeye.transport.weights import read_weights_manifest
+
+Stage = Literal["log-probs", "loss", "gradient", "weights"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""Stages of a step, in the order of computation."""
+
+_MACHINE = ("torch", "device", "threads", "ranks")
+_CIRCUMSTANCES = ("buckeye", *_MACHINE)
+_TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
+"""Rounding tolerance between two machines: absolute in nats for log-probs, relative for norms."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageComparison:
+    """Comparison of one stage of a step with its record.
+
+    `difference` is 0.0 if both are bit-identical, and None if they differ without a measurable size. `where`
+    is the location of the largest difference.
+    """
+
+    step: int
+    stage: Stage
+    recorded: str
+    replayed: str
+    difference: float | None
+    where: str = ""
+
+    @property
+    def is_identical(self) -> bool:
+        """True if both are bit-identical."""
+        return self.difference == 0.0
+
+    def within(self, tolerance: float) -> bool:
+        """Return True if the difference is within rounding; always for weights, which are only hashes."""
+        return self.stage == "weights" or (self.difference is not None and self.difference <= tolerance)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplayStart:
+    """Start of a replay: the state before `step`, from a `checkpoint` or a model at `path`."""
+
+    step: int
+    path: Path
+    checkpoint: CheckpointInfo | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Replay:
+    """Result of a replay.
+
+    `tolerance` is the rounding tolerance of a figure. `changed` has the circumstances that differ from the
+    recorded ones.
+    """
+
+    step: int
+    start: ReplayStart
+    tolerance: float
+    changed: Mapping[str, tuple[Any, Any]]
+    comparisons: Sequence[StageComparison]
+
+    @property
+    def first_difference(self) -> StageComparison | None:
+        """First stage that is not bit-identical."""
+        return next((one for one in self.comparisons if not one.is_identical), None)
+
+    @property
+    def within_tolerance(self) -> bool:
+        """True if no figure differs by more than rounding."""
+        return all(one.within(self.tolerance) for one in self.comparisons)
+
+    @property
+    def first_unexplained(self) -> StageComparison | None:
+        """First difference; on another kind of machine, the first one above rounding."""
+        rounded = bool(self.changed.keys() & {*_MACHINE})
+        found = (one for one in self.comparisons if not one.is_identical)
+        return next((one for one in found if not (rounded and one.within(self.tolerance))), None)
+
+
+def replay_step(
+    run: Path, config: TrainerConfig, step: int, *, until: Stage, device: str | None, scratch: Path
+) -> Replay:
+    """Recompute step `step` (from 0) of the run in `run`, up to the stage `until`.
+
+    `config` is the trainer's configuration, `device` can override its device, and `scratch` is an empty
+    folder. Raise `UsageError` if the step's batch, or the state to start from, was not kept.
+    """
+    require_kept(run, step)
+    start = start_of(run, config, step, until=until)
+    return chain(run, config, start, range(start.step, step + 1), until=until, device=device, scratch=scratch)
+
+
+def replay_all(
+    run: Path, config: TrainerConfig, *, device: str | None, scratch: Path, tell: Callable[[int], None]
+) -> Replay:
+    """Recompute all steps from the first possible start to the first difference, or the first gap.
+
+    `tell` is called with each step before it runs. Raise `UsageError` if no step can be recomputed.
+    """
+    kept = step_directories(run / "trained")
+    start = next((one for one in starts(run, config) if one.step in kept), None)
+    if start is None:
+        require_kept(run, next(iter(kept), 0))
+        start = start_of(run, config, max(kept), until="weights")
+    if start.checkpoint is not None:
+        verify_checkpoint(start.checkpoint)
+    return chain(
+        run,
+        config,
+        start,
+        takewhile(kept.__contains__, count(start.step)),
+        until="weights",
+        device=device,
+        scratch=scratch,
+        tell=tell,
+        to_the_end=False,
+    )
+
+
+def chain(
+    run: Path,
+    config: TrainerConfig,
+    start: ReplayStart,
+    steps: Iterable[int],
+    *,
+    until: Stage,
+    device: str | None,
+    scratch: Path,
+    tell: Callable[[int], None] = lambda step: None,
+    to_the_end: bool = True,
+) -> Replay:
+    """Recompute these steps (at least one) from the start on, and call `tell` before each.
+
+    Without `to_the_end`, stop after the first one that differs. The result is for the last step computed.
+    """
+    kept, comparisons = run / "trained", list[StageComparison]()
+    with trainer_in(scratch, config, start, device=device) as trainer:
+        tolerance = _TOLERANCES[str(trainer.learner.policy.compute_dtype).removeprefix("torch.")]
+        for step in steps:
+            tell(step)
+            made = _again(trainer, kept, step)
+            comparisons += [one for one in made if STAGES.index(one.stage) <= STAGES.index(until)]
+            changed = _changed(kept, scratch / "trained", step)
+            found = Replay(
+                step=step, start=start, tolerance=tolerance, changed=changed, comparisons=[*comparisons]
+            )
+            if not to_the_end and found.first_unexplained is not None:
+                break
+    return found
+
+
+def _changed(then: Path, now: Path, step: int) -> dict[str, tuple[Any, Any]]:
+    records = [read_trained_batch(folder, step)[1].record for folder in (then, now)]
+    found = {name: (records[0][name], records[1][name]) for name in _CIRCUMSTANCES}
+    return {name: (before, after) for name, (before, after) in found.items() if before != after}
+
+
+@contextmanager
+def trainer_in(
+    scratch: Path, config: TrainerConfig, start: ReplayStart, *, device: str | None = None
+) -> Iterator[RLTrainer]:
+    """Yield the run's trainer in its state at the start; it writes only to the empty folder `scratch`."""
+    config = _in_scratch(config, scratch, device=device, model=None if start.checkpoint else start.path)
+    with trainer_process(config, "replay") as ranks:
+        learner = build_learner(config, ranks, start.checkpoint, max_steps=config.max_steps)
+        learner.progress = replace(learner.progress, step=start.step)
+        trainer = RLTrainer(config, learner, StopFlag(), RunIdentity(run_id="replay", attempt=1))
+        with trainer.output:
+            yield trainer
+
+
+def require_kept(run: Path, step: int) -> TrainedBatch:
+    """Return the record of a trained step. Raise `UsageError` if its batch was not kept."""
+    try:
+        return read_trained_batch(run / "trained", step)[1]
+    except TransportError as error:
+        raise UsageError(f"{error} {_there(run / 'trained')}") from None
+
+
+def _there(kept: Path) -> str:
+    steps = list(step_directories(kept))
+    if not steps:
+        return "None is: see trainer.trained in the settings of the run."
+    return f"There are those of steps {steps[0]} to {steps[-1]}."
+
+
+def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> ReplayStart:
+    """Return the nearest start: a checkpoint or the run's initial model.
+
+    If no new weights are needed, the published weights of the step also qualify. Raise `UsageError` if no
+    start exists.
+    """
+    if until != "weights" and (alone := published(run, step)) is not None:
+        return alone
+    start = nearest(starts(run, config), set(step_directories(run / "trained")), step)
+    if start is not None:
+        if start.checkpoint is not None:
+            verify_checkpoint(start.checkpoint)
+        return start
+    raise UsageError(
+        f"Step {step} cannot be computed again: {run} has no checkpoint at or before it from which on every "
+        f"batch was kept. {_there(run / 'trained')} `--until gradient` needs weights/step_{step} alone."
+    )
+
+
+def published(run: Path, step: int) -> ReplayStart | None:
+    """Return the published weights of a step, if kept. They suffice up to its gradient."""
+    path = step_directory(run / "weights", step)
+    if not (path / "config.json").is_file():
+        return None
+    read_weights_manifest(path)
+    return ReplayStart(step=step, path=path)
+
+
+def starts(run: Path, config: TrainerConfig) -> list[ReplayStart]:
+    """Return the starts for whole steps, by step: the run's initial model, and the checkpoints."""
+    model = Path(config.model.name)
+    first = [ReplayStart(step=0, path=model)] if model.is_dir() else []
+    checkpoints = list_checkpoints(run / "checkpoints")
+    return [*first, *(ReplayStart(step=info.step, path=info.path, checkpoint=info) for info in checkpoints)]
+
+
+def nearest(found: Sequence[ReplayStart], kept: Collection[int], step: int) -> ReplayStart | None:
+    """Return the last start at or before a step with all batches kept in between; None without one."""
+    return next(
+        (
+            start
+            for start in reversed(found)
+            if start.step <= step and all(number in kept for number in range(start.step, step))
+        ),
+        None,
+    )
+
+
+def _in_scratch(
+    config: TrainerConfig, scratch: Path, *, device: str | None, model: Path | None
+) -> TrainerConfig:
+    """Return the configuration of the replay: equal numerics, with all output in `scratch`."""
+    changed = {"device": device or config.model.device, "name": str(model or config.model.name)}
+    return config.model_copy(
+        update={
+            "model": config.model.model_copy(update=changed),
+            "output_dir": scratch,
+            "log": config.log.model_copy(update={"file": False, "level": "warning"}),
+            "trained": TrainedBatchesConfig(keep=1, max_bytes=sys.maxsize),
+        }
+    )
+
+
+def _again(trainer: RLTrainer, kept: Path, step: int) -> Iterator[StageComparison]:
+    batch, recorded = read_trained_batch(kept, step)
+    then = recorded.record
+    torch.set_num_threads(then["threads"])  # threads and micro-batches may change when a run is resumed
+    trainer.learner.micro_batch_size.tokens = int(then["values"]["micro_batch_tokens"])
+    trainer.train(batch)
+    replayed = read_trained_batch(trainer.config.output_dir / "trained", step)[1]
+    now = replayed.record
+    yield _of_logprobs(batch, recorded, replayed)
+    yield _of_figures(step, "loss", then["values"].get("loss"), now["values"].get("loss"))
+    yield _of_figures(step, "gradient", then["values"].get("grad_norm"), now["values"].get("grad_norm"))
+    yield StageComparison(
+        step=step,
+        stage="weights",
+        recorded=then["weights"],
+        replayed=now["weights"],
+        difference=0.0 if then["weights"] == now["weights"] else None,
+    )
+
+
+def _of_logprobs(batch: Batch, recorded: TrainedBatch, replayed: TrainedBatch) -> StageComparison:
+    """Return the comparison of log-probs, with the largest difference and its token."""
+    then, now = recorded.logprobs, replayed.logprobs
+    alike = then.shape == now.shape and np.array_equal(recorded.samples, replayed.samples)
+    difference, where = None, ""
+    if alike:
+        apart = np.nan_to_num(np.abs(then - now), nan=math.inf)
+        apart[np.isnan(then) & np.isnan(now)] = 0.0
+        difference = float(apart.max(initial=0.0))
+        where = _place(batch, recorded.samples, int(apart.argmax())) if difference else ""
+    return StageComparison(
+        step=batch.step,
+        stage="log-probs",
+        recorded=f"{len(then)} tokens",
+        replayed=f"{len(now)} tokens",
+        difference=difference,
+        where=where,
+    )
+
+
+def _place(batch: Batch, samples: Iterable[int], token: int) -> str:
+    """Return the location of the `token`-th trained token of these samples, as text."""
+    for number in samples:
+        places = np.flatnonzero(batch.samples[number].loss_mask)
+        if token < len(places):
+            return f"sample {number}, token {places[token]}"
+        token -= len(places)
+    raise AssertionError("there are fewer trained tokens")
+
+
+def _of_figures(step: int, stage: Stage, then: float | None, now: float | None) -> StageComparison:
+    """Return the comparison of a loss (absolute) or a norm (relative). None: the value was not finite."""
+    difference: float | None = 0.0 if then == now else None
+    if then is not None and now is not None and then != now:
+        difference = abs(then - now) / (1.0 if stage == "loss" else max(abs(then), abs(now)))
+    return StageComparison(
+        step=step, stage=stage, recorded=_figure(then), replayed=_figure(now), difference=difference
+    )
+
+
+def _figure(value: float | None) -> str:
+    return "nan" if value is None else repr(value)

@@ -1,0 +1,82 @@
+"""User functions that settings name: a loss, an advantage, a reward shaping."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import inspect
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
+
+
+def load_user_function(import_path: str, kwargs: Mapping[str, Any], *, setting: str) -> Callable[..., Any]:
+    """Load the function `module:name` or `path/to/file.py:name` of `setting`.
+
+    This runs its code. Raise `UsageError` if it does not exist, or does not take one argument and `kwargs`.
+    """
+    try:
+        function = _load(import_path)
+    except UsageError as error:
+        raise UsageError(f"{setting}.import_path = {import_path!r}: {error}") from error.__cause__
+    try:
+        inspect.signature(function).bind(None, **kwargs)
+    except (TypeError, ValueError) as error:
+        raise UsageError(
+            f"{setting}.import_path = {import_path!r} cannot be called with one argument and "
+            f"{setting}.kwargs = {dict(kwargs)}: {error}."
+        ) from None
+    return function
+
+
+def find_missing_function(import_path: str) -> str | None:
+    """Return the missing part of a configured function, checked without running code; None if nothing is
+    missing.
+    """
+    source, _, name = import_path.rpartition(":")
+    path = Path(source).expanduser()
+    if not source.endswith(".py"):
+        try:
+            spec = importlib.util.find_spec(source)
+        except (ImportError, ValueError):
+            spec = None
+        if spec is None:
+            return f"there is no module {source}"
+        path = Path(spec.origin or "")
+    elif not path.is_file():
+        return f"there is no file {source}"
+    try:
+        parsed = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # compiled code, or an error that the import will report
+        return None
+    bound = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
+    bound |= {node.asname or node.name for node in ast.walk(parsed) if isinstance(node, ast.alias)}
+    bound |= {node.name for node in ast.walk(parsed) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return None if bound & {name, "*", "__getattr__"} else f"{source} has no function {name!r}"
+
+
+@cache
+def _load(import_path: str) -> Callable[..., Any]:
+    source, _, name = import_path.rpartition(":")
+    try:
+        module = _from_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+    except THIRD_PARTY_ERRORS as error:
+        raise UsageError(f"{source} cannot be imported ({type(error).__name__}: {error}).") from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise UsageError(f"{source} has no function {name!r}.")
+    return function  # type: ignore[no-any-return]
+
+
+def _from_file(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(path.stem, path.expanduser())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

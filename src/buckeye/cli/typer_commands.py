@@ -1,0 +1,78 @@
+"""Commands that are annotated functions: typer parses their args, and the help has Buckeye's layout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from buckeye.cli.commands import command_function
+from buckeye.cli.errors import run_typer
+from buckeye.cli.help import show_page
+
+_VALUES = {"path": "PATH", "str": "TEXT", "list[str]": "TEXT", "int": "N", "float": "X"}
+_PASSES_MORE_ON = {"rl resume"}
+"""Commands whose further flags are settings."""
+
+
+class PageCommand(TyperCommand):
+    """A command with a page of help."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the usage, the description, the arguments and the options."""
+        shown = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
+        arguments = [param for param in shown if param.param_type_name == "argument"]
+        words = [ctx.command_path, *(_argument(param) for param in arguments), "[OPTIONS]"]
+        show_page(
+            f"usage: {' '.join(words)}",
+            self.help or "",
+            {
+                "Arguments": [(_argument(param).strip("[]"), _meaning(param)) for param in arguments],
+                "Options": [
+                    (_option(param, ctx), _meaning(param)) for param in shown if param not in arguments
+                ],
+            },
+        )
+
+
+def typer_command(words: str) -> TyperCommand:
+    """Return the command with these words, loaded from the module of its function."""
+    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    settings = (
+        {"ignore_unknown_options": True, "allow_extra_args": True} if words in _PASSES_MORE_ON else None
+    )
+    app.command(words.rpartition(" ")[2], cls=PageCommand, context_settings=settings)(command_function(words))
+    return typer.main.get_command(app)  # type: ignore[return-value]
+
+
+def run(words: str, argv: Sequence[str], program: str) -> int:
+    """Run the command with these words and return its exit code. `program` is what the user typed for it."""
+    return run_typer(typer_command(words), argv, program)
+
+
+def _argument(param: Any) -> str:
+    name = str(param.metavar or param.name.upper())
+    return name if param.required else f"[{name}]"
+
+
+def _option(param: Any, ctx: Any) -> str:
+    short = [name for name in param.opts if not name.startswith("--")]
+    names = ", ".join([*short, *(name for name in param.opts if name not in short)])
+    if param.is_flag:
+        return " / ".join([names, *param.secondary_opts])
+    kind = param.display_type(ctx).strip("<>").removesuffix(" range")
+    return f"{names} {param.metavar or _VALUES.get(kind, kind)}"
+
+
+def _meaning(param: Any) -> str:
+    """Return the help of a parameter, with its default unless the help names it."""
+    text, default = param.help or "", param.default
+    if param.param_type_name == "option" and param.required:
+        return f"{text} (required)"
+    if "efault" in text or default in (None, False, "", (), []):
+        return text
+    if getattr(param, "is_flag", False):
+        default = param.opts[0]
+    return f"{text} (default {default})"

@@ -1,0 +1,234 @@
+"""Resolved configuration of a run: settings shared by its processes are set once and passed to each of them.
+
+`SHARED` is the complete table. A value of the run (`max_steps`, not `trainer.max_steps`) replaces those of
+its processes if it comes from a higher layer: `--max-steps 5` overrides the files of trainer and
+orchestrator. Two different values in one layer are an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any
+
+from buckeye.config.devices import reconcile_devices
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.config.problems import Problem
+from buckeye.config.settings import MISSING, KeyPath, Layer, Location, Settings, dotted, flag_of
+from buckeye.config.trainer import LoRAConfig
+
+_LEARNING = ("trainer", "orchestrator")
+_ALL = (*_LEARNING, "inference")
+
+SHARED: Mapping[str, tuple[str, ...]] = {
+    "output_dir": _ALL,
+    "model.name": _ALL,
+    "log.level": _ALL,
+    "max_steps": _LEARNING,
+    "max_async_level": _LEARNING,
+    "max_off_policy_steps": _LEARNING,
+    "seq_len": _LEARNING,
+    "ckpt.interval": _LEARNING,
+    "ckpt.resume_step": _LEARNING,
+    "ckpt.keep": _LEARNING,
+    "ckpt.store": _LEARNING,
+    "ckpt.store_timeout": _LEARNING,
+    "wandb.project": _LEARNING,
+    "wandb.name": _LEARNING,
+    "wandb.offline": _LEARNING,
+    "wandb.id": _LEARNING,
+    "wandb.log_extras.samples": _LEARNING,
+    "wandb.log_extras.distributions": _LEARNING,
+    "wandb.log_extras.interval": _LEARNING,
+}
+"""Settings of the run, and the processes that have a setting of that name."""
+SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _LEARNING)
+"""Sections that are on or off for all of these processes."""
+_MAY_DIFFER = ("log.level", "seq_len")
+"""Settings that may differ: each process may have its own log level, and the trainer's rows may be longer
+than rollouts.
+"""
+_NONE_IS_A_VALUE = ("ckpt.interval", "ckpt.keep")
+_OF_A_LOSS: Mapping[str, Mapping[KeyPath, Any]] = {
+    "grpo": {("advantage", "std_norm"): "local"},
+    "dapo": {("advantage", "std_norm"): "local", ("zero_spread",): "drop"},
+    "rloo": {("advantage", "leave_one_out"): True},
+}
+"""Orchestrator settings of each paper's loss recipe."""
+_LONGEST: KeyPath = ("inference", "model", "max_model_len")
+_BY_DEFAULT = Location("by default", Layer.DEFAULT)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Value that was set, and its location."""
+
+    path: KeyPath
+    value: Any
+    location: Location
+
+    def __str__(self) -> str:
+        value = "{...}" if isinstance(self.value, dict) else self.value
+        text = f'"{value}"' if isinstance(self.value, str) else str(value)
+        return f"{dotted(self.path)} = {text} ({self.location.text})"
+
+
+def resolve_run(settings: Settings) -> list[Problem]:
+    """Complete the settings of an `rl` run in place. Return the conflicts."""
+    _begin_processes(settings)
+    _follow_loss(settings)
+    problems = list(_share_resume(settings))
+    for name, roles in SECTIONS.items():
+        problems += _share_section(settings, *_paths(name, roles))
+    for name, roles in SHARED.items():
+        problems += _share(settings, name, *_paths(name, roles))
+    longest = _entry(settings, ("max_model_len",))
+    if longest is not None and longest.value is not None:
+        problems += _impose(settings, longest, [_LONGEST])
+    _fit_engines(settings)
+    return problems + reconcile_devices(settings)
+
+
+def _paths(name: str, roles: Sequence[str]) -> tuple[KeyPath, list[KeyPath]]:
+    path: KeyPath = tuple(name.split("."))
+    return path, [(role, *path) for role in roles]
+
+
+def _begin_processes(settings: Settings) -> None:
+    """Add trainer and orchestrator with their defaults. Add inference if neither the trainer nor other
+    servers are set.
+    """
+    others = [("trainer",), ("inference",), ("orchestrator", "client")]
+    alone = all(settings.get(path) is MISSING for path in others)
+    for role in _ALL if alone else _LEARNING:
+        if settings.get((role,)) is MISSING:
+            settings.put((role,), {}, _BY_DEFAULT)
+
+
+def _follow_loss(settings: Settings) -> None:
+    loss = _entry(settings, ("trainer", "loss", "type"))
+    if loss is None:
+        return
+    for path, value in _OF_A_LOSS.get(str(loss.value), {}).items():
+        kind = settings.get(("orchestrator", *path[:-1], "type"))
+        if path[:1] != ("advantage",) or kind in (MISSING, "group", "turn"):
+            _fill(settings, _Entry(loss.path, value, loss.location), [("orchestrator", *path)])
+
+
+def _entry(settings: Settings, path: KeyPath) -> _Entry | None:
+    value, location = settings.get(path), settings.location(path)
+    return None if value is MISSING or location is None else _Entry(path, value, location)
+
+
+def _entries(settings: Settings, paths: Sequence[KeyPath]) -> list[_Entry]:
+    return [entry for path in paths if (entry := _entry(settings, path)) is not None]
+
+
+def _share_resume(settings: Settings) -> Iterator[Problem]:
+    """Convert `resume` to `ckpt.resume_step = -1`, and turn checkpoints on."""
+    resume = _entry(settings, ("resume",))
+    if resume is None or resume.value is not True:
+        return
+    owners: list[KeyPath] = [(role, "ckpt") for role in _LEARNING]
+    for off in _entries(settings, owners):
+        if off.value is None and resume.location.layer <= off.location.layer:
+            yield Problem(message=f"{resume} needs checkpoints, and {off} turns them off")
+            return
+        if off.value is None:
+            settings.put(off.path, {}, resume.location)
+    newest = _Entry(("ckpt", "resume_step"), -1, resume.location)
+    if isinstance(settings.get(("ckpt",)), dict):
+        owners.insert(0, ("ckpt",))
+    yield from _impose(settings, newest, [(*owner, "resume_step") for owner in owners])
+
+
+def _share_section(settings: Settings, path: KeyPath, members: Sequence[KeyPath]) -> Iterator[Problem]:
+    """Turn an optional section on for all if one process has it on, and off if one has it off."""
+    run, entries = _entry(settings, path), _entries(settings, members)
+    if run is not None and run.value is None and all(_is_below(e, run) for e in entries):
+        for member in members:
+            if _has_room(settings, member):
+                settings.put(member, None, run.location)
+        return
+    on = [e for e in (run, *entries) if e is not None and isinstance(e.value, dict)]
+    if not on:
+        _fill(settings, entries[0] if entries else None, members)
+        return
+    for off in (e for e in entries if e.value is None):
+        if on[0] is run and on[0].location.layer > off.location.layer:
+            settings.put(off.path, {}, on[0].location)
+        else:
+            yield _disagreement(off, on[0], path)
+    _fill(settings, _Entry(on[0].path, {}, on[0].location), members)
+
+
+def _is_below(entry: _Entry, run: _Entry) -> bool:
+    return entry.value is None or entry.location.layer < run.location.layer
+
+
+def _share(settings: Settings, name: str, path: KeyPath, members: Sequence[KeyPath]) -> Iterator[Problem]:
+    run, entries = _entry(settings, path), _entries(settings, members)
+    if name == "log.level":
+        _fill(settings, run, members)
+    elif run is not None and (run.value is not None or name in _NONE_IS_A_VALUE):
+        yield from _impose(settings, run, members)
+    elif entries:
+        for other in entries[1:]:
+            if name not in _MAY_DIFFER and not _is_same(entries[0].value, other.value):
+                yield _disagreement(entries[0], other, path)
+        _fill(settings, entries[0], members)
+        if name == "output_dir" or isinstance(settings.get(path[:-1] or ("",)), dict):
+            _fill(settings, entries[0], [path])
+
+
+def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iterator[Problem]:
+    """Set the run's value for all members. Yield a conflict if an equal or higher layer set one
+    differently.
+    """
+    for member in _entries(settings, members):
+        if _is_same(run.value, member.value):
+            continue
+        if run.location.layer <= member.location.layer:
+            yield _disagreement(run, member, run.path)
+            return
+        settings.put(member.path, run.value, run.location)
+    _fill(settings, run, members)
+
+
+def _fill(settings: Settings, source: _Entry | None, members: Sequence[KeyPath]) -> None:
+    """Set the absent members, if their section exists or can be created."""
+    for path in members:
+        if source is not None and settings.get(path) is MISSING and _has_room(settings, path):
+            settings.put(path, source.value, source.location)
+
+
+def _has_room(settings: Settings, path: KeyPath) -> bool:
+    """Return True if the sections of a path are on; a process's own section is never created."""
+    above = [settings.get(path[:length]) for length in range(1, len(path))]
+    if path[0] in _ALL and above[0] is MISSING:
+        return False
+    return all(value is MISSING or isinstance(value, dict) for value in above)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Return True if two raw values are equivalent: "5" and 5, or `a/` and `a`."""
+    if isinstance(one, str) and isinstance(other, str):
+        return PurePath(one) == PurePath(other)
+    return one == other or str(one) == str(other)
+
+
+def _disagreement(one: _Entry, other: _Entry, run: KeyPath) -> Problem:
+    return Problem(message=f"{one} and {other} must be the same. Set it once, e.g. with {flag_of(run)}.")
+
+
+def _fit_engines(settings: Settings) -> None:
+    """Set the engines' limits for the longest rollout, and for trained adapters."""
+    default = OrchestratorConfig.model_fields["seq_len"].default
+    rollout = _entry(settings, ("orchestrator", "seq_len"))
+    _fill(settings, rollout or _Entry((), default, _BY_DEFAULT), [_LONGEST])
+    lora = _entry(settings, ("trainer", "model", "experimental", "lora"))
+    if lora is not None and isinstance(lora.value, dict):
+        usual = _Entry(lora.path, LoRAConfig.model_fields["rank"].default, lora.location)
+        rank = _entry(settings, (*lora.path, "rank")) or usual
+        _fill(settings, rank, [("inference", "max_lora_rank")])

@@ -1,0 +1,117 @@
+"""Validation of the outcomes that environments return."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from typing import get_args
+
+from buckeye.base.distribution import CODE_FOLDER
+from buckeye.envs.base import Boundary, Outcome
+from buckeye.envs.stdlib_only.outcomes import (
+    OutcomeError,
+    checked_frames,
+    checked_outcome,
+    frames_of,
+    location_of,
+    outcome_error_text,
+    shorten,
+    strip_addresses,
+)
+
+_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)S?\b")
+_ABSENT = re.compile(r"missing|must be set|not set|credential|KeyError|not found|required", re.I)
+
+
+def validate_outcome(outcome: object, environment: object = None) -> Outcome:
+    """Return the outcome with plain numbers and texts. An invalid one becomes an error that names the field.
+    Errored outcomes have no components. `environment` is the one that returned it, for messages.
+    """
+    if not isinstance(outcome, Outcome):
+        return error_outcome("score", outcome_error_text(outcome, environment))
+    try:
+        return _scored(outcome) if outcome.error is None else _failed(outcome)
+    except (OutcomeError, ValueError) as error:
+        return error_outcome("score", str(error))
+
+
+def _scored(outcome: Outcome) -> Outcome:
+    """Return a validated outcome with a reward. Raise `OutcomeError`, or `ValueError` for turn_rewards that
+    do not add up.
+    """
+    found = checked_outcome(
+        {
+            "reward": outcome.reward,
+            "components": outcome.components,
+            "explanations": outcome.explanations,
+            "stop_reason": outcome.stop_reason,
+            "turn_rewards": outcome.turn_rewards,
+            "handle": outcome.pending,
+        }
+    )
+    return Outcome(
+        reward=found["reward"],
+        components=found["components"],
+        stop_reason=found["stop_reason"],
+        turn_rewards=found["turn_rewards"],
+        pending=found["handle"],
+        explanations=found["explanations"],
+    )
+
+
+def _failed(outcome: Outcome) -> Outcome:
+    stop_reason = checked_outcome({"reward": 0.0, "stop_reason": outcome.stop_reason})["stop_reason"]
+    return Outcome(
+        reward=None,
+        stop_reason=stop_reason,
+        error=shorten(strip_addresses(_said(outcome.error))),
+        boundary=None if outcome.boundary is None else parse_boundary(outcome.boundary),
+        trace=checked_frames(outcome.trace),
+    )
+
+
+def outcome_of_exception(boundary: Boundary, error: BaseException) -> Outcome:
+    """Return the outcome of a rollout, or of a scoring, that raised `error`, with the location in the
+    environment's code.
+    """
+    trace = [] if boundary == "model" else frames_of(error, CODE_FOLDER)
+    is_ours = isinstance(error, OutcomeError)
+    message = strip_addresses(_said(error) if is_ours else f"{type(error).__name__}: {_said(error)}")
+    boundary, message = "score" if is_ours else boundary, shorten(message)
+    hint = "Await it" if "'coroutine' object" in message else missing_variable_hint(message, ())
+    return error_outcome(boundary, f"{message}{location_of(trace)}{f'. {hint}' if hint else ''}", trace)
+
+
+def error_outcome(boundary: Boundary, error: str, trace: Sequence[str] = ()) -> Outcome:
+    """Return the outcome of a rollout without a reward."""
+    stop_reason = "timeout" if boundary == "timeout" else "error"
+    return Outcome(reward=None, stop_reason=stop_reason, error=error, boundary=boundary, trace=trace)
+
+
+def _said(error: object) -> str:
+    """Return the message of an error, even if its class fails to produce one."""
+    try:
+        return str(error)
+    except Exception:
+        return "its message cannot be read"
+
+
+def missing_variable_hint(what: str, given: Collection[str]) -> str:
+    """Return advice if a failure text `what` reports a missing key that the environment was not `given`; else
+    "".
+    """
+    names = [name for name in dict.fromkeys(_KEY.findall(what)) if name not in given]
+    if not names or not _ABSENT.search(what):
+        return ""
+    return (
+        f"An environment sees the variables that it is given by name: --variables {names[0]}, or "
+        f'variables = ["{names[0]}"] below its [[env]]'
+    )
+
+
+def parse_boundary(name: object) -> Boundary:
+    """Return the boundary of that name; "step" for an unknown one."""
+    for boundary in get_args(Boundary):
+        if boundary == name:
+            return boundary
+    return "step"

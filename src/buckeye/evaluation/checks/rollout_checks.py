@@ -1,0 +1,320 @@
+"""Checks that run rollouts with scripted replies. Each returns one line of a report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from buckeye.base.columns import counted
+from buckeye.envs.base import Environment, Probe, Task
+from buckeye.envs.scripted import FailingPolicy
+from buckeye.evaluation.checks.chance import Chance, is_above
+from buckeye.evaluation.checks.result import CheckResult, CheckStatus, out_of_time_result, shortened
+from buckeye.evaluation.checks.samples import SplitSample, groups_of
+from buckeye.evaluation.checks.scripted_runner import TOLERANCE, ScriptedRollout, ScriptedRunner
+from buckeye.evaluation.checks.task_text import (
+    ANSWER,
+    accepted_answers,
+    apply_format,
+    question_of,
+    written_answers,
+)
+from buckeye.evaluation.content_free import ContentFreeScore
+
+PAID = 0.5
+"""Minimum reward of a right answer."""
+
+_PAID_TASKS = 20
+_REGRADED_TASKS = 5
+_FIRST_REGRADED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """Probe and its reward `reward`; an errored rollout has None and the error."""
+
+    probe: Probe
+    reward: float | None
+    error: str | None
+
+    @property
+    def is_expected(self) -> bool:
+        """True if the reward is within the probe's range."""
+        low, high = self.probe.low - TOLERANCE, self.probe.high + TOLERANCE
+        return self.reward is not None and low <= self.reward <= high
+
+    @property
+    def expected(self) -> str:
+        """Expected score, or range of scores, as text."""
+        low, high = self.probe.low, self.probe.high
+        return f"{low:g}" if low == high else f"{low:g} to {high:g}"
+
+
+async def run_probes(runner: ScriptedRunner, probes: Sequence[Probe]) -> list[ProbeResult]:
+    """Run every probe once, within the time limit."""
+    results = await runner.run_all([(probe.task, probe.reply) for probe in probes])
+    return [
+        ProbeResult(probe, played.outcome.reward, played.outcome.error)
+        for probe, played in zip(probes, results, strict=True)
+        if played is not None
+    ]
+
+
+def check_probes(results: Sequence[ProbeResult], offered: int) -> CheckResult:
+    """Check that every probe gets its expected reward."""
+    name, wrong = "probes", [result for result in results if not result.is_expected]
+    if not offered:
+        return CheckResult(name, "not run", "the environment has no member probes()")
+    if not results:
+        return out_of_time_result(name)
+    if not wrong:
+        return CheckResult(name, "pass", f"{len(results)} got what they should")
+    first = wrong[0]
+    got = f"{first.reward:g}" if first.reward is not None else f"an error ({first.error})"
+    return CheckResult(
+        name,
+        "error",
+        f"{len(wrong)} of {len(results)} wrong, as {first.probe.name!r}: got {got}, not {first.expected}, "
+        f"for {shortened(first.probe.reply)!r}",
+    )
+
+
+async def check_answers_rewarded(
+    runner: ScriptedRunner, samples: Sequence[SplitSample], formats: Sequence[str | None]
+) -> CheckResult:
+    """Check that accepted answers score at least `PAID`, bare or in a format that the prompts show.
+
+    Without this check, a grader that always gives 0 would pass all other checks. If all answers are numbers
+    in the data and none is rewarded, they may mean something else, such as a position in a list.
+    """
+    name = "accepted answers are paid"
+    answers = [
+        (split, task, answer)
+        for split, _, tasks in groups_of(samples)
+        for task in [task for task in tasks if accepted_answers(task)][:_PAID_TASKS]
+        for answer in accepted_answers(task)
+    ]
+    if not answers:
+        return CheckResult(name, "not run", _why_no_answers(samples))
+    said = [(task, apply_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
+    results = await runner.run_all(said)
+    tried, unpaid = 0, list[tuple[str, Task, str, float]]()
+    for number, (split, task, answer) in enumerate(answers):
+        forms = results[number * len(formats) : (number + 1) * len(formats)]
+        rewards = [played.reward for played in forms if played is not None]
+        if len(rewards) == len(formats):
+            tried += 1
+            best = max(filter(math.isfinite, rewards), default=math.nan)
+            unpaid += [(split, task, answer, best)] if not best >= PAID else []
+    if not tried:
+        return out_of_time_result(name)
+    if not unpaid:
+        return CheckResult(name, "pass", f"{tried:,} answers earn at least {PAID:g}")
+    split, task, answer, best = unpaid[0]
+    if len(unpaid) == tried and not any(written_answers(task) for _, task, _, _ in unpaid):
+        return CheckResult(
+            name,
+            "not run",
+            f"the answers are no text in the data, and said as {answer!r} they earn {best:g}: do they stand "
+            "for another text? Show a right reply in a probe",
+        )
+    shown = ", ".join(["bare", *(f.replace(ANSWER, "…") for f in formats if f is not None)])
+    return CheckResult(
+        name,
+        "error",
+        f"{len(unpaid):,} of {tried:,} earn less than {PAID:g}, as {answer!r} for {task.id} of {split}: "
+        f"{best:g} ({shown}). If replies have another format, show it in a probe",
+    )
+
+
+def _why_no_answers(samples: Sequence[SplitSample]) -> str:
+    """Return the reason why no task has a usable answer: it is missing, or not of a text-like type."""
+    for _, _, tasks in groups_of(samples):
+        for task in tasks:
+            for field in ("accept", "answer"):
+                value = task.data.get(field)
+                if value is not None and not (isinstance(value, list) and not value):
+                    kind = type(value).__name__
+                    return f"`{field}` is no text, number or list of them, but {kind}, as in {task.id}"
+    return "no task has `accept` or `answer` in its data"
+
+
+async def check_grades_repeatable(
+    runners: Sequence[ScriptedRunner],
+    samples: Sequence[SplitSample],
+    formats: Sequence[str | None],
+    probes: Sequence[Probe],
+) -> CheckResult:
+    """Check that a reply to a task gets equal outcomes in repeated rollouts.
+
+    The repetitions run later, in reverse order, and in a second object of the environment. They use right,
+    echoing and empty replies to some tasks, and the probes.
+    """
+    name = "same grade again"
+    replies: list[tuple[Task, str]] = [(probe.task, probe.reply) for probe in probes]
+    for place in range(_REGRADED_TASKS):
+        for _, _, tasks in groups_of(samples):
+            for task in tasks[place : place + 1]:
+                answers = accepted_answers(task)[:1] or (question_of(task),)
+                replies += [
+                    (task, apply_format(pattern, answer)) for answer in answers for pattern in formats
+                ]
+                replies += [(task, question_of(task)), (task, "")]
+    compared, start = 0, 0
+    while start < len(replies):
+        end = 2 * start + _FIRST_REGRADED
+        results = await runners[0].run_all(replies[start:end])
+        before = [played for played in results if played is not None and played.outcome.error is None]
+        for runner in runners:
+            again = await runner.run_all([(played.task, played.reply) for played in reversed(before)])
+            for one, other in zip(reversed(before), again, strict=True):
+                if other is None or other.outcome.error is not None:
+                    continue  # `check_all_graded` reports errors
+                if _graded(other) != _graded(one):
+                    return CheckResult(
+                        name,
+                        "error",
+                        f"{one.task.id}: {_graded(one)}, then {_graded(other)}, for {shortened(one.reply)!r}",
+                    )
+                compared += 1
+        start = end
+    if not compared:
+        return _nothing_scored(name, runners[0])
+    return CheckResult(name, "pass", f"{counted(compared, 'rollout')} played again")
+
+
+async def check_errors_unscored(runner: ScriptedRunner, samples: Sequence[SplitSample]) -> CheckResult:
+    """Check that a rollout whose engine fails has an error and no reward."""
+    name = "errors are not scored"
+    tasks = [tasks[0] for _, _, tasks in groups_of(samples)]
+    outcomes = [await runner.outcome(task, FailingPolicy()) for task in tasks]
+    played = [(task, found) for task, found in zip(tasks, outcomes, strict=True) if found is not None]
+    for task, outcome in played:
+        if outcome.reward is not None:
+            got = f"a failing engine gets reward {outcome.reward:g} on {task.id}; it has none"
+            return CheckResult(name, "error", got)
+    if not played:
+        return out_of_time_result(name)
+    return CheckResult(name, "pass", f"a failing engine on {counted(len(played), 'task')}")
+
+
+async def check_isolated(environment: Environment, seconds: float) -> list[CheckResult]:
+    """Compare sequential and concurrent rollouts if the environment has a member `isolation`; else no line.
+
+    MCP environments have this member.
+    """
+    compare: Callable[[float], Awaitable[Any]] | None = getattr(environment, "isolation", None)
+    if compare is None:
+        return []
+    found = await compare(seconds)
+    status: CheckStatus = "not run" if found.problem else "pass"
+    if found.shared:
+        status = "note" if found.allowed else "error"
+    return [CheckResult("rollouts do not see each other", status, str(found))]
+
+
+def check_all_graded(runner: ScriptedRunner) -> CheckResult:
+    """Check that no reply makes the environment raise. A reply is data, however unusual.
+
+    Timeouts alone give a warning: the machine may be slow.
+    """
+    name = "every reply is graded"
+    if not runner.rollouts:
+        return out_of_time_result(name)
+    if not runner.errored:
+        return CheckResult(name, "pass", f"{counted(runner.rollouts, 'rollout')} without an error")
+    wrong = [played for played in runner.errored if played.outcome.boundary != "timeout"]
+    first = (wrong or runner.errored)[0]
+    return CheckResult(
+        name,
+        "error" if wrong else "warning",
+        f"{len(runner.errored):,} of {runner.rollouts:,} rollouts errored, as {first.task.id} on "
+        f"{shortened(first.reply)!r}: {shortened(str(first.outcome.error), 200)}",
+    )
+
+
+def check_reward_range(runner: ScriptedRunner) -> CheckResult:
+    """Check that all rewards are in [0, 1], as the limits assume."""
+    name = "rewards from 0 to 1"
+    if not runner.out_of_range:
+        rewards = runner.rollouts - len(runner.errored)
+        return CheckResult(name, "pass", f"{rewards:,} rewards") if rewards else _nothing_scored(name, runner)
+    worst = max(runner.out_of_range, key=lambda played: _distance(played.reward))
+    return CheckResult(
+        name,
+        "warning",
+        f"{len(runner.out_of_range):,} outside, as {worst.reward:g} for {worst.task.id} on "
+        f"{shortened(worst.reply)!r}",
+    )
+
+
+def _nothing_scored(name: str, runner: ScriptedRunner) -> CheckResult:
+    return (
+        CheckResult(name, "not run", "every rollout errored") if runner.errored else out_of_time_result(name)
+    )
+
+
+def check_content_free(
+    scores: Sequence[ContentFreeScore], limit: float, chance: Mapping[tuple[str, str], Chance]
+) -> CheckResult:
+    """Check that no content-free policy is significantly above chance plus `limit` on any family and split.
+
+    The probability of a false alarm, over all comparisons, is at most `LEVEL`.
+    """
+    name = "content-free policies"
+    played = [score for score in scores if score.scored]
+    if not played:
+        errored = any(score.errored for score in scores)
+        return (
+            CheckResult(name, "error", "no rollout could be scored") if errored else out_of_time_result(name)
+        )
+    over = [score for score in played if is_above_chance(score, limit, chance, len(scores))]
+    worst = max(over or played, key=lambda score: score.mean - chance[score.group].share)
+    groups = len({score.group for score in scores})
+    if over:
+        above = len({score.group for score in over})
+        best = worst.best
+        reply = f"; {shortened(best.reply)!r} earns {best.reward:g} on {best.task.id}" if best else ""
+        found = f"{_earned(worst, chance)}{reply}; {above} of {groups} families and splits are above"
+        return CheckResult(name, "warning", found)
+    share = chance[worst.group].share
+    if worst.mean > share + limit:
+        found = f"{_earned(worst, chance)}: it may be luck, more tasks would tell (--sample, --budget)"
+        return CheckResult(name, "note", found)
+    if not any(is_above([[1.0] * score.scored], limit, len(scores)) for score in played):
+        few = max(score.scored for score in played)
+        why = f"{few} tasks are so few that any reward of theirs may be luck (--sample, --budget)"
+        return CheckResult(name, "not run", why)
+    highest = f"at most {_earned(max(played, key=lambda score: score.mean), chance)}"
+    if max(known.share for known in chance.values()) > limit:
+        return CheckResult(name, "note", f"{highest}: read all rewards against chance")
+    policies = len({score.policy for score in scores})
+    return CheckResult(name, "pass", f"{highest}; {policies} policies, {groups} families and splits")
+
+
+def _earned(score: ContentFreeScore, chance: Mapping[tuple[str, str], Chance]) -> str:
+    return (
+        f"{score.mean:.3f} by {score.policy!r} on {score.family} in {score.split} ({score.scored} tasks), "
+        f"where {chance[score.group]}"
+    )
+
+
+def is_above_chance(
+    score: ContentFreeScore, limit: float, chance: Mapping[tuple[str, str], Chance], comparisons: int
+) -> bool:
+    """Return True if a policy scores significantly above chance plus `limit`."""
+    return is_above(score.forms, chance[score.group].share + limit, comparisons)
+
+
+def _graded(played: ScriptedRollout) -> str:
+    outcome = played.outcome
+    components: Mapping[str, float] = dict(sorted(outcome.components.items()))
+    more = "".join(f", {name} {value!r}" for name, value in components.items())
+    return f"reward {outcome.reward!r} ({outcome.stop_reason}{more})"
+
+
+def _distance(reward: float) -> float:
+    """Return the distance from [0, 1]."""
+    return max(-reward, reward - 1.0)

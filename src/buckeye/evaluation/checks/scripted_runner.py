@@ -1,0 +1,103 @@
+"""Rollouts with scripted replies: no model, no tokens."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from buckeye.envs.base import Environment, Outcome, Policy, Task
+from buckeye.envs.scripted import ScriptedPolicy
+from buckeye.orchestrator.rollout_runner import run_rollout
+
+ROLLOUT_SECONDS = 30.0
+TOLERANCE = 1e-9
+"""Tolerance for rounding of a reward."""
+
+_AT_ONCE = 8
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedRollout:
+    """Task, scripted reply and outcome. An exception becomes an outcome with an error, as in a run."""
+
+    task: Task
+    reply: str
+    outcome: Outcome
+
+    @property
+    def reward(self) -> float:
+        """Reward; NaN without one."""
+        return math.nan if self.outcome.reward is None else float(self.outcome.reward)
+
+
+class ScriptedRunner:
+    """Runner of rollouts with scripted replies that records errors and rewards outside [0, 1].
+
+    `begin_phase` sets the current phase and its deadline. Rollouts after the deadline are skipped, and rollouts cut
+    off by it are dropped; both count as `missed`, not as errors.
+    """
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.rollouts = 0
+        self.errored: list[ScriptedRollout] = []
+        self.out_of_range: list[ScriptedRollout] = []
+        self.missed: Counter[str] = Counter()
+        self._what, self._deadline = "", math.inf
+
+    def begin_phase(self, what: str, deadline: float) -> None:
+        """Start the phase `what`, until `deadline` on the monotonic clock."""
+        self._what, self._deadline = what, deadline
+
+    @property
+    def has_time(self) -> bool:
+        """True before the deadline."""
+        return time.monotonic() < self._deadline
+
+    async def run(self, task: Task, reply: str) -> ScriptedRollout | None:
+        """Run one rollout with `reply` in every turn; None without time for it."""
+        return (await self.run_all([(task, reply)]))[0]
+
+    async def run_all(self, replies: Sequence[tuple[Task, str]]) -> list[ScriptedRollout | None]:
+        """Run a rollout for each pair, some concurrently. Results are in the given order."""
+        slots = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(task: Task, reply: str) -> ScriptedRollout | None:
+            async with slots:
+                outcome = await self.outcome(task, ScriptedPolicy(reply))
+            return None if outcome is None else ScriptedRollout(task, reply, outcome)
+
+        results = await asyncio.gather(*(one(task, reply) for task, reply in replies))
+        return [self._counted(played) for played in results]
+
+    async def outcome(self, task: Task, policy: Policy) -> Outcome | None:
+        """Return the outcome of one rollout with any policy, uncounted; None without time for it."""
+        return await outcome_with(self.environment, task, policy, self._deadline)
+
+    def _counted(self, played: ScriptedRollout | None) -> ScriptedRollout | None:
+        if played is None:
+            self.missed[self._what] += 1
+            return None
+        self.rollouts += 1
+        if played.outcome.error is not None:
+            self.errored.append(played)
+        elif not -TOLERANCE <= played.reward <= 1.0 + TOLERANCE:
+            self.out_of_range.append(played)
+        return played
+
+
+async def outcome_with(
+    environment: Environment, task: Task, policy: Policy, deadline: float = math.inf
+) -> Outcome | None:
+    """Return the outcome of one rollout, within `ROLLOUT_SECONDS`; None if `deadline` comes first."""
+    left = deadline - time.monotonic()
+    if left <= 0:
+        return None
+    seconds = min(ROLLOUT_SECONDS, left)
+    outcome = await run_rollout(lambda: environment.rollout(task, policy), seconds, environment)
+    cut_off = outcome.boundary == "timeout" and left < ROLLOUT_SECONDS and time.monotonic() >= deadline
+    return None if cut_off else outcome

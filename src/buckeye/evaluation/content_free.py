@@ -1,0 +1,285 @@
+"""Scores of content-free policies: the baseline for every score and reward curve.
+
+A content-free policy ignores the question. It replies with nothing, a constant string, the prompt, all short
+words, a random word, or the answer of another task. Each policy is tried bare and in the answer format of the
+prompts; see `buckeye.evaluation.checks.task_text`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from buckeye.envs.base import Environment, Probe, Task
+from buckeye.evaluation.checks.constants import SELECTION_TASKS, choose_constants, common_words
+from buckeye.evaluation.checks.samples import SplitSample, family_of, groups_of
+from buckeye.evaluation.checks.scripted_runner import ScriptedRollout, ScriptedRunner
+from buckeye.evaluation.checks.task_text import (
+    accepted_answers,
+    answer_formats,
+    apply_format,
+    numbers_of,
+    prompt_of,
+    question_of,
+    quotations_of,
+)
+
+CONSTANT_REPLY = "one string always"
+SHORT_WORD = 4
+_DUMPED = 100
+_FORMATS_READ = 500
+
+Answer = Callable[[Task], str]
+"""Reply of a policy to a task, before formatting; it may use the task's prompt and id."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ContentFreeScore:
+    """Score of one policy on the sampled tasks of one family and split, with its best reply form.
+
+    `mean` and `exact` (share with reward >= 1) are over the `scored` tasks, those without an error; NaN if
+    all errored. `best` is the rollout with the highest reward; None without rollouts. `forms` has the rewards
+    of every form.
+    """
+
+    split: str
+    family: str
+    policy: str
+    scored: int
+    errored: int
+    mean: float
+    exact: float
+    best: ScriptedRollout | None
+    forms: Sequence[Sequence[float]]
+
+    @property
+    def group(self) -> tuple[str, str]:
+        """Split and family."""
+        return self.split, self.family
+
+    @property
+    def total(self) -> float:
+        """Sum of the rewards."""
+        return self.mean * self.scored
+
+
+@dataclass(frozen=True, slots=True)
+class ContentFreePolicies:
+    """Content-free policies of one environment, with data from its train split only; empty without one.
+
+    `chosen_on` has the train tasks that the constants were chosen on. Constants are not scored on these.
+    """
+
+    formats: Sequence[str | None]
+    constants: Mapping[str, Sequence[str]]
+    any_constant: Sequence[str]
+    chosen_on: Collection[str]
+    dumps: Mapping[str, str]
+    any_dump: str
+    lexicon: Sequence[str]
+    seed: int
+
+    def replies(self, family: str, tasks: Sequence[Task]) -> dict[str, list[Answer]]:
+        """Return, by policy name, the possible replies to tasks of a family, as functions of the task.
+
+        The most informative policies per rollout come first.
+        """
+        answers: dict[str, Answer] = {"nothing": lambda _: "", "the prompt again": question_of}
+        others = [(task.id, answer) for task in tasks for answer in accepted_answers(task)[:1]]
+        if len(others) > 1:
+            answers["another task's answer"] = lambda task: self._other(task, others)
+        answers |= {
+            "its first quotation": lambda task: _at(quotations_of(task), 0),
+            "its last quotation": lambda task: _at(quotations_of(task), -1),
+            "its last part": lambda task: question_of(task).rpartition(":")[2].strip(),
+            "its first number": lambda task: _at(_numbers(task), 0),
+            "its last number": lambda task: _at(_numbers(task), -1),
+            "all short words": lambda _: self.dumps.get(family, self.any_dump),
+            "its quoted words, shuffled": self._shuffled,
+            "a random word": self._random_word,
+        }
+        constants = dict.fromkeys([*self.constants.get(family, ()), *self.any_constant])
+        return {
+            **({CONSTANT_REPLY: [_always(reply) for reply in constants]} if constants else {}),
+            **{name: [_formatted(f, answer) for f in self.formats] for name, answer in answers.items()},
+        }
+
+    def _shuffled(self, task: Task) -> str:
+        words = " ".join(quotations_of(task)).split()
+        self._rng(task).shuffle(words)
+        return " ".join(words)
+
+    def _random_word(self, task: Task) -> str:
+        return self._rng(task).choice(self.lexicon) if self.lexicon else ""
+
+    def _other(self, task: Task, others: Sequence[tuple[str, str]]) -> str:
+        index = self._rng(task).randrange(len(others))
+        if others[index][0] == task.id:
+            index -= 1
+        return others[index][1]
+
+    def _rng(self, task: Task) -> random.Random:
+        return random.Random(f"{self.seed}/{task.id}")  # noqa: S311  not for security
+
+
+def content_free_policies(
+    environment: Environment, sample: SplitSample, *, probes: Sequence[Probe] = (), seed: int = 0
+) -> ContentFreePolicies:
+    """Return the policies without the constants, from train tasks and the format of the probes' replies.
+
+    Without a train split, `sample` is a held-out split, and only its answer formats are read. So nothing is
+    chosen on the tasks that are scored.
+    """
+    shown = [prompt_of(task) for task in sample.scanned[:_FORMATS_READ]]
+    families = sample.families if sample.is_train else {}
+    every = [task for tasks in families.values() for task in tasks]
+    lexicon = getattr(environment, "lexicon", None)
+    return ContentFreePolicies(
+        formats=[None, *answer_formats([*shown, *(probe.reply for probe in probes)])],
+        constants={},
+        any_constant=(),
+        chosen_on=(),
+        dumps={family: _dump(tasks) for family, tasks in families.items()},
+        any_dump=_dump(every),
+        lexicon=list(lexicon()) if lexicon else common_words(map(prompt_of, every), 2_000),
+        seed=seed,
+    )
+
+
+async def with_constants(
+    runner: ScriptedRunner, policies: ContentFreePolicies, sample: SplitSample
+) -> ContentFreePolicies:
+    """Return the policies with the best constant replies, chosen on some of the train tasks."""
+    if not sample.is_train:
+        return policies
+    chosen_on = {
+        family: tasks[: min(SELECTION_TASKS, len(tasks) // 2)] for family, tasks in sample.families.items()
+    }
+    measured = {
+        task.id for family, tasks in sample.families.items() for task in tasks[len(chosen_on[family]) :]
+    }
+    known = [task for task in sample.scanned if task.id not in measured]
+
+    async def best(tasks: Sequence[Task], known: Sequence[Task]) -> list[str]:
+        return await choose_constants(runner, tasks, known, policies.formats, policies.seed)
+
+    constants = {
+        family: await best(tasks, [task for task in known if family_of(task) == family])
+        for family, tasks in chosen_on.items()
+    }
+    any_constant = [reply for replies in constants.values() for reply in replies]
+    if len(constants) > 1:
+        every = [task for tasks in chosen_on.values() for task in tasks]
+        count = min(len(every), SELECTION_TASKS)
+        any_constant = await best(random.Random(f"{policies.seed}/mixed").sample(every, count), known)  # noqa: S311  not for security
+    return replace(
+        policies,
+        constants=constants,
+        any_constant=any_constant,
+        chosen_on={task.id for tasks in chosen_on.values() for task in tasks},
+    )
+
+
+async def score_content_free(
+    runner: ScriptedRunner,
+    policies: ContentFreePolicies,
+    samples: Sequence[SplitSample],
+    *,
+    only: Collection[str] = (),
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[ContentFreeScore]:
+    """Return the score of every policy, or of those in `only`, on every family and split.
+
+    A score is that of the reply form with the highest mean. All policies run on a few tasks first, then on
+    more, so that every policy has results when the player's time is over.
+    """
+    cells = [
+        _Cell(split, family, name, _measured_on(policies, name, tasks), forms)
+        for split, family, tasks in groups_of(samples)
+        for name, forms in policies.replies(family, tasks).items()
+        if not only or name in only
+    ]
+    most, start = max((len(cell.tasks) for cell in cells), default=0), 0
+    while start < most:
+        end = 2 * start + 1
+        progress(f"policies without content on {min(end, most)} of {most} tasks")
+        await _play_more(runner, cells, start, end)
+        start = end
+    return [cell.score() for cell in cells]
+
+
+def _measured_on(policies: ContentFreePolicies, name: str, tasks: Sequence[Task]) -> list[Task]:
+    return [task for task in tasks if name != CONSTANT_REPLY or task.id not in policies.chosen_on]
+
+
+@dataclass(slots=True)
+class _Cell:
+    """One policy on one family and split, with its finished rollouts by reply form."""
+
+    split: str
+    family: str
+    policy: str
+    tasks: Sequence[Task]
+    forms: Sequence[Answer]
+    played: dict[int, list[ScriptedRollout]] = field(default_factory=dict)
+
+    def score(self) -> ContentFreeScore:
+        scores = [self._score(self.played.get(number, [])) for number in range(len(self.forms))]
+        best = max(scores, key=lambda score: (not math.isnan(score.mean), score.mean))
+        return replace(best, forms=[rewards for score in scores for rewards in score.forms])
+
+    def _score(self, played: Sequence[ScriptedRollout]) -> ContentFreeScore:
+        rewards = [p.reward for p in played if math.isfinite(p.reward)]
+        return ContentFreeScore(
+            split=self.split,
+            family=self.family,
+            policy=self.policy,
+            scored=len(rewards),
+            errored=sum(p.outcome.error is not None for p in played),
+            mean=math.fsum(rewards) / len(rewards) if rewards else math.nan,
+            exact=sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else math.nan,
+            best=max(played, key=lambda p: (math.isfinite(p.reward), p.reward), default=None),
+            forms=[rewards],
+        )
+
+
+async def _play_more(runner: ScriptedRunner, cells: Sequence[_Cell], start: int, end: int) -> None:
+    """Run all policies on their tasks from `start` to `end`; equal replies to a task run once."""
+    said = [
+        (cell, number, task, reply(task))
+        for cell in cells
+        for task in cell.tasks[start:end]
+        for number, reply in enumerate(cell.forms)
+    ]
+    different = list({(task.id, reply): (task, reply) for _, _, task, reply in said}.values())
+    results = await runner.run_all(different)
+    found = {(task.id, reply): played for (task, reply), played in zip(different, results, strict=True)}
+    for cell, number, task, reply in said:
+        played = found[task.id, reply]
+        if played is not None:
+            cell.played.setdefault(number, []).append(played)
+
+
+def _formatted(pattern: str | None, answer: Answer) -> Answer:
+    return lambda task: apply_format(pattern, answer(task))
+
+
+def _always(reply: str) -> Answer:
+    return lambda _: reply
+
+
+def _at(texts: Sequence[str], index: int) -> str:
+    return texts[index] if texts else ""
+
+
+def _numbers(task: Task) -> list[str]:
+    written = (f"{number:f}" for number in numbers_of(question_of(task)))
+    return [text.rstrip("0").rstrip(".") if "." in text else text for text in written]
+
+
+def _dump(tasks: Sequence[Task]) -> str:
+    """Return all distinct short words of the prompts and answers, the most frequent first."""
+    texts = [text for task in tasks for text in (*accepted_answers(task), prompt_of(task))]
+    return " ".join(common_words(texts, _DUMPED, longest=SHORT_WORD))

@@ -1,0 +1,275 @@
+"""Honesty check of an environment: are its tasks valid, and do its rewards measure the task?
+
+docs/how-to/check-environments.md lists the checks. All are seeded and need no model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from buckeye.base.process_guard import GUARD
+from buckeye.envs.base import Environment, split_names
+from buckeye.envs.settings import with_variables
+from buckeye.errors import RunError
+from buckeye.evaluation.checks.chance import Chance, chance_by_group
+from buckeye.evaluation.checks.fingerprint import Fingerprint, fingerprint, fingerprint_in_new_process
+from buckeye.evaluation.checks.result import CheckResult, count_with_status
+from buckeye.evaluation.checks.rollout_checks import (
+    ProbeResult,
+    check_all_graded,
+    check_answers_rewarded,
+    check_content_free,
+    check_errors_unscored,
+    check_grades_repeatable,
+    check_isolated,
+    check_probes,
+    check_reward_range,
+    is_above_chance,
+    run_probes,
+)
+from buckeye.evaluation.checks.samples import SplitSample, probes_of, sample_splits
+from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
+from buckeye.evaluation.checks.task_checks import (
+    check_answers_hidden,
+    check_ids,
+    check_splits_disjoint,
+    check_tasks_repeatable,
+)
+from buckeye.evaluation.content_free import (
+    CONSTANT_REPLY,
+    ContentFreeScore,
+    content_free_policies,
+    score_content_free,
+    with_constants,
+)
+from buckeye.monitor.verdicts import verdict
+from buckeye.workers.loading import open_environment
+
+MOST_PLAYED = 300
+_ISOLATION_SHARE = 0.5  # share of the rollout budget, in addition to it
+_PROCESS_SECONDS = 20.0  # time to start a second process and import
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckOptions:
+    """Options of the honesty check.
+
+    At most `sample` tasks of each family and split are run. `limit` is the tolerated mean reward of a
+    content-free policy above chance. `budget` is the seconds for rollouts. `variables` names the environment
+    variables to pass on.
+    """
+
+    sample: int = MOST_PLAYED
+    limit: float
+    budget: float = 60.0
+    seed: int = 0
+    variables: tuple[str, ...] = ()
+    progress: Callable[[str], None] = field(default=lambda _: None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnvCheckReport:
+    """All checks of an environment, with the data behind them.
+
+    `above_chance` has the groups of `scores` above chance. `missed` counts the rollouts without time, by phase.
+    `errored` of the `rollouts` that ran have an error.
+    """
+
+    environment: str
+    sample: int
+    budget: float
+    sizes: Mapping[str, int]
+    checks: Sequence[CheckResult]
+    probes: Sequence[ProbeResult]
+    scores: Sequence[ContentFreeScore]
+    chance: Mapping[tuple[str, str], Chance]
+    above_chance: frozenset[tuple[str, str]]
+    missed: Mapping[str, int]
+    rollouts: int
+    errored: int
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """True if at least one check ran and none found an error."""
+        looked = len(self.checks) - count_with_status(self.checks, "not run")
+        return verdict(looked, count_with_status(self.checks, "error")) == "passed"
+
+    def best_scores(self) -> dict[tuple[str, str], ContentFreeScore]:
+        """Return the content-free policy with the highest mean reward by (family, split)."""
+        best: dict[tuple[str, str], ContentFreeScore] = {}
+        for score in self.scores:
+            if math.isnan(score.mean):
+                continue
+            key = score.family, score.split
+            if key not in best or score.mean > best[key].mean:
+                best[key] = score
+        return best
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values; an undefined mean is null."""
+        return {
+            "environment": self.environment,
+            "passed": self.passed,
+            **{
+                f"{status}s": count_with_status(self.checks, status)
+                for status in ("error", "warning", "note")
+            },
+            "seconds": round(self.seconds, 1),
+            "splits": dict(self.sizes),
+            "sample": self.sample,
+            "budget": self.budget,
+            "no_time_for": dict(self.missed),
+            "rollouts": self.rollouts,
+            "errored": self.errored,
+            "checks": [asdict(check) for check in self.checks],
+            "probes": [
+                {
+                    "name": result.probe.name,
+                    "task": result.probe.task.id,
+                    "reply": result.probe.reply,
+                    "low": result.probe.low,
+                    "high": result.probe.high,
+                    "got": _number(result.reward),
+                    "error": result.error,
+                    "passed": result.is_expected,
+                }
+                for result in self.probes
+            ],
+            "content_free": [
+                {
+                    "split": score.split,
+                    "family": score.family,
+                    "policy": score.policy,
+                    "tasks": score.scored,
+                    "errored": score.errored,
+                    "mean": _number(score.mean),
+                    "exact": _number(score.exact),
+                    "chance": self.chance[score.group].share,
+                }
+                for score in self.scores
+            ],
+        }
+
+
+async def check_environment(env_id: str, args: Mapping[str, Any], options: CheckOptions) -> EnvCheckReport:
+    """Load an environment and run every check that needs no model.
+
+    Raise `UsageError` if the environment, or the tasks of its splits, cannot be loaded.
+    """
+    started = time.monotonic()
+    settings, seed = with_variables(options.variables), options.seed
+    GUARD.mark_children()
+    environment = open_environment(env_id, args, settings)
+    names = split_names(environment)
+    options.progress("reading tasks")
+    samples = sample_splits(environment, names, per_family=options.sample, seed=seed)
+    here = fingerprint(environment, names, seed)
+    second = open_environment(env_id, args, settings)
+    again = [fingerprint(environment, names, seed), fingerprint(second, names, seed)]
+    elsewhere = asyncio.create_task(_elsewhere(env_id, args, names, options))
+    await asyncio.sleep(0)  # start the task now; it runs concurrently with the rollouts
+    options.progress("the same rollouts alone and side by side")
+    isolated = await check_isolated(environment, _ISOLATION_SHARE * options.budget)
+    played = await _play([environment, second], samples, options)
+    options.progress("reading tasks in a second process")
+    checks = [
+        check_ids(samples),
+        check_tasks_repeatable(here, again, "when made again"),
+        check_tasks_repeatable(here, [await elsewhere], "in another process"),
+        check_splits_disjoint(samples),
+        check_answers_hidden(samples, options.limit, seed),
+    ]
+    return replace(
+        played,
+        sizes={sample.name: sample.size for sample in samples},
+        checks=[*checks, *isolated, *played.checks],
+        seconds=time.monotonic() - started,
+    )
+
+
+async def _elsewhere(
+    env_id: str, args: Mapping[str, Any], names: Sequence[str], options: CheckOptions
+) -> Fingerprint | RunError | None:
+    seconds = max(options.budget, _PROCESS_SECONDS)
+    try:
+        return await asyncio.to_thread(
+            fingerprint_in_new_process, env_id, args, names, options.seed, seconds, options.variables
+        )
+    except RunError as error:
+        return error
+
+
+class _Phases:
+    """Phases with rollouts, each with a deadline at a share of the budget; unused time passes to the next."""
+
+    def __init__(self, runners: Sequence[ScriptedRunner], options: CheckOptions) -> None:
+        self._players, self._options, self._started = runners, options, time.monotonic()
+
+    def begin_phase(self, what: str, until: float) -> None:
+        self._options.progress(what)
+        for runner in self._players:
+            runner.begin_phase(what, self._started + until * self._options.budget)
+
+
+async def _play(
+    environments: Sequence[Environment], samples: Sequence[SplitSample], options: CheckOptions
+) -> EnvCheckReport:
+    """Run the checks that need rollouts, the most informative per rollout first."""
+    runners = [ScriptedRunner(environment) for environment in environments]
+    runner, phases = runners[0], _Phases(runners, options)
+    probes = probes_of(runner.environment)
+    shown = next((sample for sample in samples if sample.is_train), samples[0])
+    policies = content_free_policies(runner.environment, shown, probes=probes, seed=options.seed)
+    phases.begin_phase("probes", 0.15)
+    results = await run_probes(runner, probes)
+    phases.begin_phase("a failing engine", 0.25)
+    unscored = await check_errors_unscored(runner, samples)
+    phases.begin_phase("accepted answers", 0.4)
+    paid = await check_answers_rewarded(runner, samples, policies.formats)
+    phases.begin_phase("the same replies again", 0.55)
+    same_grade = await check_grades_repeatable(runners, samples, policies.formats, probes)
+    phases.begin_phase("policies without content", 0.8)
+    scores = await score_content_free(runner, policies, samples, progress=options.progress)
+    phases.begin_phase("looking for the best constant", 0.9)
+    policies = await with_constants(runner, policies, shown)
+    phases.begin_phase("the best constant", 1.0)
+    scores += await score_content_free(
+        runner, policies, samples, only=[CONSTANT_REPLY], progress=options.progress
+    )
+    chance = chance_by_group(samples)
+    return EnvCheckReport(
+        environment=runner.environment.name,
+        sample=options.sample,
+        budget=options.budget,
+        sizes={},
+        checks=[
+            check_probes(results, len(probes)),
+            paid,
+            same_grade,
+            check_all_graded(runner),
+            unscored,
+            check_reward_range(runner),
+            check_content_free(scores, options.limit, chance),
+        ],
+        probes=results,
+        scores=scores,
+        chance=chance,
+        above_chance=frozenset(
+            s.group for s in scores if is_above_chance(s, options.limit, chance, len(scores))
+        ),
+        missed=sum((runner.missed for runner in runners), Counter()),
+        rollouts=sum(runner.rollouts for runner in runners),
+        errored=sum(len(runner.errored) for runner in runners),
+        seconds=0.0,
+    )
+
+
+def _number(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,100 @@
+"""Policy of a person, who types tool calls or text."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from buckeye.base.json_lines import printable
+from buckeye.envs.base import Message, Reply, Tool
+from buckeye.evaluation.env_play.random_policy import make_call_reply
+
+HELP = "Type a call, as name(argument=value), or words. ? lists the tools, Ctrl-D ends."
+_CALL = re.compile(r"([\w./-]+)\((.*)\)", re.DOTALL)
+_CONSTANTS = {"true": True, "false": False, "null": None}
+
+
+class HumanPolicy:
+    """Policy that reads replies from the terminal or a pipe. End of input raises `KeyboardInterrupt`."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._told: Sequence[Tool] = ()
+        self._form = ""
+        self._helped = False
+
+    def set_tools(self, tools: Sequence[Tool], form: str) -> None:
+        """Set the callable tools and the text form of a call, as in `ToolAwarePolicy`."""
+        self._told, self._form = tools, form
+
+    async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
+        """Return the typed reply: a call in the form that the environment reads, or the text unchanged."""
+        functions = {tool["function"]["name"]: tool["function"] for tool in tools or self._told}
+        if not self._helped and sys.stdin.isatty():
+            self._say(HELP)
+        self._helped = True
+        while True:
+            line = _typed()
+            if line == "?":
+                self._say("\n".join(_listed(function) for function in functions.values()) or "no tools")
+                continue
+            match = _CALL.fullmatch(line)
+            if match is None or match[1] not in functions:
+                if line:
+                    return Reply(text=line, finish_reason="stop", message=_said(line))
+                continue
+            if not tools:
+                text = self._form.replace("{call}", line)
+                return Reply(text=text, finish_reason="stop", message=_said(text))
+            try:
+                return make_call_reply(match[1], read_arguments(match[2], functions[match[1]]), form="")
+            except ValueError as error:
+                self._say(f"{error}. Write it as {match[1]}(argument=value)")
+
+
+def read_arguments(text: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a typed call: literals, by name or in schema order. Raise `ValueError`."""
+    names = list((function.get("parameters") or {}).get("properties") or {})
+    try:
+        call = ast.parse(f"f({text})", mode="eval").body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise ValueError(f"({text}) cannot be read") from None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+        raise ValueError(f"({text}) cannot be read")
+    if len(call.args) > len(names):
+        raise ValueError(f"it has {len(names)} arguments: {', '.join(names)}")
+    given = dict(zip(names, call.args, strict=False))
+    given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
+    return {name: _value(node) for name, node in given.items()}
+
+
+def _value(node: ast.expr) -> Any:
+    if isinstance(node, ast.Name) and node.id in _CONSTANTS:
+        return _CONSTANTS[node.id]
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, RecursionError):
+        raise ValueError(f"{ast.unparse(node)} is no value (texts are written in quotes)") from None
+
+
+def _said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def _listed(function: Mapping[str, Any]) -> str:
+    names = (function.get("parameters") or {}).get("properties") or {}
+    return printable(f"  {function['name']}({', '.join(names)}): {function.get('description') or ''}")
+
+
+def _typed() -> str:
+    """Read a line from stdin; a trailing backslash continues it on the next line."""
+    lines: list[str] = []
+    while not lines or lines[-1].endswith("\\"):
+        try:
+            lines.append(input("> " if sys.stdin.isatty() else ""))
+        except (EOFError, UnicodeDecodeError):
+            raise KeyboardInterrupt from None
+    return "\n".join(line.removesuffix("\\") for line in lines).strip()

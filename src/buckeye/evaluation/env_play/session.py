@@ -1,0 +1,115 @@
+"""Session of `buckeye env play`: choice of the policy, rollouts, output, and saved chats."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.base.json_lines import LineFile
+from buckeye.base.storage import utf8
+from buckeye.envs.base import Outcome, Policy, Task
+from buckeye.evaluation.chat_policy import ChatPolicy, ChatSampling
+from buckeye.evaluation.env_play.human_policy import HumanPolicy
+from buckeye.evaluation.env_play.printing_policy import PlayRecord, PrintingPolicy, run_and_record
+from buckeye.evaluation.env_play.random_policy import RandomPolicy
+from buckeye.evaluation.run_eval import model_server
+from buckeye.orchestrator.environments import NamedEnvironment
+
+RANDOM_POLICY = "random"
+
+
+class ChatFile:
+    """File of chats in the format of `sft`; rollouts with no reward or one below `least` are left out."""
+
+    def __init__(self, path: Path, least: float | None) -> None:
+        self._file, self._least = LineFile(path), least
+        self.kept = 0
+
+    def add(self, record: PlayRecord) -> None:
+        """Append the chat of a rollout, if it qualifies."""
+        reward = record.outcome.reward
+        if reward is None or not record.turns or (self._least is not None and reward < self._least):
+            return
+        self._file.append(utf8(json.dumps(record.chat(), ensure_ascii=False, default=str) + "\n"))
+        self.kept += 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlaySession:
+    """Session that runs rollouts, `at_once` at a time.
+
+    `policy`: a person (None), RANDOM, or a model. With JSON output, the text for a person goes to stderr.
+    """
+
+    policy: str | None
+    base_url: str | None
+    api_key_var: str
+    sampling: ChatSampling
+    seed: int
+    at_once: int
+    timeout: float
+    as_json: bool
+    chats: ChatFile | None
+
+    async def play(
+        self, env: NamedEnvironment, tasks: Sequence[Task], numbers: Sequence[int]
+    ) -> list[Outcome]:
+        """Run the tasks of these numbers (modulo the number of tasks); one at a time for a person."""
+        slots = asyncio.Semaphore(1 if self.policy is None else self.at_once)
+        shown = len(numbers) == 1 or self.policy is None
+
+        async with self._speakers() as speaker:
+
+            async def one(number: int) -> Outcome:
+                task, say = tasks[number % len(tasks)], self._say if shown else _silent
+                async with slots:
+                    say(f"{env.name}, task {number % len(tasks) + 1} of {len(tasks)}: {task.id}")
+                    policy = PrintingPolicy(speaker(number), say)
+                    name = self.policy or "person"
+                    record = await run_and_record(env, task, policy, name, timeout=self.timeout)
+                self._tell(record, shown=shown)
+                if self.chats is not None:
+                    self.chats.add(record)
+                return record.outcome
+
+            return await asyncio.gather(*map(one, numbers))
+
+    @asynccontextmanager
+    async def _speakers(self) -> AsyncIterator[Callable[[int], Policy]]:
+        """Yield a factory for the policy of a rollout, from the rollout's number."""
+        if self.policy is None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's handler cannot stop input()
+            yield lambda number: HumanPolicy(self._say)
+        elif self.policy == RANDOM_POLICY:
+            yield lambda number: RandomPolicy(self.seed + number)
+        else:
+            async with model_server(
+                self.policy,
+                self.base_url,
+                self.api_key_var,
+                timeout=self.timeout,
+                max_concurrent=self.at_once,
+            ) as server:
+                yield lambda number: ChatPolicy(server, self.sampling.with_seed(self.seed + number))
+
+    def _say(self, text: str) -> None:
+        if not self.as_json or self.policy is None:
+            print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
+
+    def _tell(self, record: PlayRecord, *, shown: bool) -> None:
+        if self.as_json:
+            print(json.dumps(record.to_json(), ensure_ascii=False, default=str), flush=True)
+        elif shown:
+            print("\n".join(["", *record.lines()]), flush=True)
+        else:
+            print(f"{record.task.id}: {next(iter(record.lines()))}", flush=True)
+
+
+def _silent(text: str) -> None:
+    del text

@@ -1,0 +1,267 @@
+"""Run of an evaluation: all rollouts that are not on disk yet, with bounded concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from buckeye.base.keys import key_for
+from buckeye.base.storage import read_json, write_file
+from buckeye.config.environments import EnvConfig
+from buckeye.config.inference import InferenceConfig
+from buckeye.errors import RunError, UsageError
+from buckeye.evaluation.chat_policy import ChatRolloutRunner, ChatSampling, ChatServer
+from buckeye.evaluation.figures import Figures, compute_figures
+from buckeye.evaluation.rows import ROLLOUTS, EvalRow, make_eval_row, open_rows, read_rows
+from buckeye.launch.mcp_gateways import local_gateway
+from buckeye.launch.preflight.model import fetch_served_model
+from buckeye.launch.serve import served_model
+from buckeye.monitor.verdicts import verdict
+from buckeye.orchestrator.environments import (
+    NamedEnvironment,
+    choose_evaluation_split,
+    fallback_note,
+    load_environments,
+)
+from buckeye.orchestrator.evaluation import evaluate, first_tasks
+from buckeye.orchestrator.rollout import Rollout
+
+SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalRequest:
+    """Settings of an evaluation. Without `base_url` the embedded engine serves the model on this machine.
+
+    `variables` names the environment variables to pass to the environment. `split=None` is `eval` if the
+    environment has it, else `train`. `examples=None` is all tasks.
+    """
+
+    env_id: str
+    args: Mapping[str, Any]
+    variables: Sequence[str]
+    model: str
+    base_url: str | None
+    api_key_var: str
+    split: str | None
+    examples: int | None
+    rollouts: int
+    sampling: ChatSampling
+    seed: int
+    max_concurrent: int
+    timeout: float
+    retries: int
+    pass_reward: float
+    output_dir: Path
+    resume: bool
+    progress: Callable[[int, int], None] = field(compare=False, default=lambda done, total: None)
+    tell: Callable[[str], None] = field(compare=False, default=lambda text: None)
+
+    @property
+    def env_config(self) -> EnvConfig:
+        """Environment in the form of a configuration entry."""
+        return EnvConfig(id=self.env_id, args=dict(self.args), variables=list(self.variables))
+
+    def record(self, split: str) -> dict[str, Any]:
+        """Return the settings to record. To resume an evaluation, all but `base_url` must be equal."""
+        return {
+            "env": self.env_id,
+            "args": dict(self.args),
+            "split": split,
+            "model": self.model,
+            "base_url": self.base_url,
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_tokens": self.sampling.max_tokens,
+            "seed": self.seed,
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalReport:
+    """Finished evaluation."""
+
+    settings: Mapping[str, Any]
+    figures: Figures
+    output_dir: Path
+    resumed: int
+    notes: tuple[str, ...] = ()
+    """Warnings needed to interpret the figures."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON values."""
+        figures = self.figures.to_json()
+        return {**self.settings, **figures, "notes": list(self.notes), "output_dir": str(self.output_dir)}
+
+
+def run_eval(request: EvalRequest) -> EvalReport:
+    """Run the missing rollouts and write `figures.json`, next to `settings.json` and `rollouts.jsonl`.
+
+    Raise `UsageError` if the directory holds another evaluation, or this one without `resume`. Raise
+    `RunError` if no rollout could be scored.
+    """
+    (env,) = load_environments([request.env_config], rollout_timeout=request.timeout)
+    split = choose_evaluation_split(env, request.split)
+    tasks = first_tasks(env, split, request.examples or -1)
+    settings = request.record(split)
+    _claim(request, settings)
+    known = {key: row for key, row in read_rows(request.output_dir / ROLLOUTS).items() if row.error is None}
+    wanted = [(task, number) for task in tasks for number in range(request.rollouts)]
+    kept = {(task.id, number) for task, number in wanted} & known.keys()
+    rows = known | (_play_missing(request, env, split, kept, len(wanted)) if len(kept) < len(wanted) else {})
+    figures = compute_figures(
+        [rows[task.id, number] for task, number in wanted],
+        rollouts_per_task=request.rollouts,
+        pass_reward=request.pass_reward,
+    )
+    report = EvalReport(
+        settings=settings,
+        figures=figures,
+        output_dir=request.output_dir,
+        resumed=len(kept),
+        notes=(
+            *([note] if (note := fallback_note(env, request.split)) else []),
+            *_came_to_nothing([rows[task.id, number] for task, number in wanted]),
+        ),
+    )
+    write_file(request.output_dir / FIGURES, json.dumps(report.to_json(), indent=1, ensure_ascii=False))
+    if not figures.scored:
+        first = next(iter(figures.errors), "there are no tasks")
+        raise RunError(f"no rollout of {env.name} could be scored; the commonest error: {first}")
+    return report
+
+
+def _came_to_nothing(rows: Sequence[EvalRow]) -> tuple[str, ...]:
+    """Return warnings if nearly all rollouts errored, or nearly all answers were truncated."""
+    scored = [row for row in rows if row.reward is not None]
+    truncated = sum(row.truncated for row in scored)
+    found = []
+    if verdict(len(rows), len(rows) - len(scored)) == "failed":
+        found.append(f"nearly all rollouts errored; the figures are of {len(scored)} of {len(rows)}")
+    if verdict(len(scored), truncated) == "failed":
+        found.append(f"{truncated} of {len(scored)} answers were cut off (--max-tokens)")
+    return tuple(found)
+
+
+def _claim(request: EvalRequest, settings: Mapping[str, Any]) -> None:
+    """Claim the directory for this evaluation, or check that it can be resumed."""
+    path = request.output_dir / SETTINGS
+    if not path.exists():
+        if request.output_dir.exists() and any(request.output_dir.iterdir()):
+            raise UsageError(
+                f"{request.output_dir} holds something else. Name another directory with --output-dir."
+            )
+        write_file(path, json.dumps(settings, indent=1, ensure_ascii=False))
+        return
+    if not request.resume:
+        raise UsageError(
+            f"{request.output_dir} holds an evaluation. Go on with it by --resume, or name another directory "
+            "with --output-dir."
+        )
+    try:
+        before = read_json(path)
+        now = json.loads(json.dumps(settings))
+        different = [key for key in now if key != "base_url" and before.get(key) != now[key]]
+    except (ValueError, AttributeError):
+        raise UsageError(f"{path} cannot be read: it is no settings file of an evaluation.") from None
+    if different:
+        raise UsageError(
+            f"{request.output_dir} holds another evaluation: {different[0]} was "
+            f"{before.get(different[0])!r} and is {settings[different[0]]!r}. Name another --output-dir."
+        )
+
+
+def _play_missing(
+    request: EvalRequest, env: NamedEnvironment, split: str, known: Collection[tuple[str, int]], total: int
+) -> dict[tuple[str, int], EvalRow]:
+    log_file = request.output_dir / GATEWAY_LOG
+    with local_gateway([request.env_config], log_file, rollouts=request.max_concurrent):
+        return asyncio.run(_play_all(request, env, split, known, total))
+
+
+async def _play_all(
+    request: EvalRequest,
+    env: NamedEnvironment,
+    split: str,
+    known: Collection[tuple[str, int]],
+    total: int,
+) -> dict[tuple[str, int], EvalRow]:
+    rows: dict[tuple[str, int], EvalRow] = {}
+    file = open_rows(request.output_dir / ROLLOUTS)
+    request.progress(len(known), total)
+    try:
+        async with model_server(
+            request.model,
+            request.base_url,
+            request.api_key_var,
+            timeout=request.timeout,
+            max_concurrent=request.max_concurrent,
+            tell=request.tell,
+        ) as server:
+
+            def ended(number: int, rollout: Rollout) -> None:
+                if rollout.reward is None and server.refusal is not None:
+                    raise UsageError(server.refusal)
+                row = make_eval_row(rollout, number)
+                file.append(row.to_line())
+                rows[row.task_id, number] = row
+                request.progress(len(known | rows.keys()), total)
+
+            runner = ChatRolloutRunner(
+                server,
+                request.sampling,
+                seed=request.seed,
+                timeout=request.timeout,
+                retries=request.retries,
+                max_concurrent=request.max_concurrent,
+            )
+            await evaluate(
+                env,
+                runner,
+                split=split,
+                num_examples=request.examples or -1,
+                rollouts_per_example=request.rollouts,
+                known=known,
+                on_rollout_end=ended,
+            )
+    finally:
+        file.close()
+    return rows
+
+
+@asynccontextmanager
+async def model_server(
+    model: str,
+    base_url: str | None,
+    api_key_var: str,
+    *,
+    timeout: float,
+    max_concurrent: int,
+    tell: Callable[[str], None] = lambda text: None,
+    engine: InferenceConfig | None = None,
+) -> AsyncIterator[ChatServer]:
+    """Yield a client for the model behind `base_url`, or serve the model here with `engine` during the block.
+
+    A reply may take `timeout` seconds.
+    """
+    waits = httpx.Timeout(30.0, read=timeout)
+    limits = httpx.Limits(max_connections=max_concurrent)
+    if base_url is not None:
+        key = key_for(api_key_var, base_url)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        async with httpx.AsyncClient(timeout=waits, limits=limits, headers=headers) as client:
+            yield ChatServer(base_url=base_url.rstrip("/"), model=model, client=client, tell=tell)
+        return
+    async with served_model(fetch_served_model(model), config=engine) as served:
+        headers = {"Authorization": f"Bearer {served.api_key}"}
+        async with httpx.AsyncClient(
+            timeout=waits, limits=limits, headers=headers, trust_env=False
+        ) as client:
+            yield ChatServer(base_url=served.base_url, model=served.model, client=client, tell=tell)

@@ -1,0 +1,165 @@
+"""Update of one server to new weights or a new adapter during sampling, with verification."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from buckeye.base.request_gate import is_loopback
+from buckeye.errors import InferenceError
+from buckeye.inference.client.canary import CanaryResult, compare_canary
+from buckeye.inference.client.replica import Replica
+from buckeye.transport.weights import Canary
+
+_ARRIVAL_SECONDS = 600.0
+_ARRIVAL_POLL_SECONDS = 0.05
+
+ADAPTER = "buckeye-adapter"
+"""Name of the run's LoRA adapter on servers."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TargetWeights:
+    """Weights that all servers must have. With `adapter` they are the initial model plus a LoRA adapter."""
+
+    path: Path
+    version: int
+    checksum: str
+    canary: Canary | None
+    adapter: bool = False
+
+
+async def load_weights(replica: Replica, target: TargetWeights) -> None:
+    """Replace the weights of a server; its running requests continue with the new ones. Raise
+    `InferenceError` unless all its workers echo version and checksum.
+    """
+    await _arrived(replica, target)
+    try:
+        # The embedded engine reads new weights first and installs them, with their version, between two
+        # steps. An adapter's version is set after the adapter, and vLLM replaces weights while it reads them;
+        # both need a pause. Without clear_cache, requests with a cached prefix would use keys of the old
+        # weights.
+        if replica.is_vllm or target.adapter:
+            await replica.call("POST", "/pause?mode=keep&clear_cache=true")
+        await (_load_adapter(replica, target) if target.adapter else _load_weights(replica, target))
+    except BaseException:
+        with contextlib.suppress(InferenceError):  # raise the first error
+            await replica.call("POST", "/resume")
+        raise
+    # Resume after a pause by any client: one may have died in the middle of an update. Calls to the engine
+    # itself wait for the long step after new weights, so check first.
+    state = await replica.call("GET", "/is_paused")
+    if replica.parse_reply("/is_paused", lambda: state["is_paused"]):
+        await replica.call("POST", "/resume")
+    info = await replica.call("GET", "/weight_info")
+    # the embedded server reports as its only worker
+    workers = [info] if "checksum" in info else await replica.workers()
+    echoed = {worker.get("checksum") for worker in workers}
+    if (str(info.get("weight_version")), echoed) != (str(target.version), {target.checksum}):
+        shown = ", ".join(str(one)[:12] for one in echoed)
+        raise InferenceError(
+            f"{replica.url} was updated to version {target.version} (checksum {target.checksum[:12]}) and "
+            f"reports version {info.get('weight_version')} (checksum {shown})."
+        )
+    replica.version = target.version
+    replica.adapter = ADAPTER if target.adapter else None
+    replica.dtype = _dtype(workers)
+
+
+async def _arrived(replica: Replica, target: TargetWeights) -> None:
+    """Wait until the weights have arrived on the disk of a server on another host."""
+    if is_loopback(urlsplit(replica.url).hostname or ""):
+        return
+    deadline = time.monotonic() + _ARRIVAL_SECONDS
+    path = str(target.path.absolute())
+    while any(worker.get("published") != target.checksum for worker in await replica.workers(path)):
+        if time.monotonic() > deadline:
+            raise InferenceError(
+                f"Weights version {target.version} did not come to the host of {replica.url} within "
+                f"{_ARRIVAL_SECONDS:.0f} s: is there room in {target.path.parent} there?"
+            )
+        await asyncio.sleep(_ARRIVAL_POLL_SECONDS)
+
+
+async def run_canary(
+    replica: Replica, target: TargetWeights, canary: Canary, previous: CanaryResult | None
+) -> CanaryResult | None:
+    """Compare a server's greedy continuation of the canary's prompt. None if the server got newer weights
+    before it finished: such a reply belongs to no single version.
+    """
+    sampling = {"temperature": 0.0, "max_tokens": len(canary.token_ids), "ignore_eos": True}
+    generation = await replica.generate_fields(canary.prompt_ids, sampling)
+    if any(version != target.version for version in generation.versions):
+        return None
+    return compare_canary(canary, target.checksum, generation, dtype=replica.dtype, previous=previous)
+
+
+async def _load_weights(replica: Replica, target: TargetWeights) -> None:
+    if replica.is_vllm:
+        await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
+    if replica.is_vllm and any(worker.get("updating") for worker in await replica.workers()):
+        # the client of that update is gone; starting another would crash vLLM
+        await _finish_as_it_is(replica)
+    await replica.call("POST", "/start_weight_update")
+    await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
+    await _check_incoming(replica, target)
+    await replica.call("POST", "/finish_weight_update", {"weight_version": str(target.version)})
+
+
+async def _load_adapter(replica: Replica, target: TargetWeights) -> None:
+    path = str(target.path.absolute())
+    if replica.is_vllm:
+        await _load_adapter_into_vllm(replica, path)
+    else:
+        body = {"lora_name": ADAPTER, "lora_path": path, "load_inplace": True}
+        await replica.call("POST", "/v1/load_lora_adapter", body)
+    await replica.call("POST", "/update_weight_version", {"new_version": str(target.version)})
+
+
+async def _load_adapter_into_vllm(replica: Replica, path: str) -> None:
+    """Load an adapter into vLLM. Its route is called once, to register the name. Requests keep the path given
+    there, and with `load_inplace` vLLM would reload it at every step of theirs; the workers replace the
+    loaded adapter instead.
+    """
+    await _tell_workers(replica, path)  # before the name is registered, workers only check the files
+    listed = await replica.call("GET", "/v1/models")
+    if ADAPTER not in replica.parse_reply("/v1/models", lambda: [model["id"] for model in listed["data"]]):
+        await replica.request("POST", "/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": path})
+        await _tell_workers(replica, path)
+
+
+async def _tell_workers(replica: Replica, path: str) -> None:
+    call = {"method": "buckeye_load_adapter", "args": [path]}
+    answer = await replica.call("POST", "/collective_rpc", call)
+    problems = replica.parse_reply("/collective_rpc", lambda: [p for p in answer["results"] if p is not None])
+    if problems:
+        raise InferenceError(f"{replica.url} did not load the adapter {path}: {problems[0]}.")
+
+
+async def _check_incoming(replica: Replica, target: TargetWeights) -> None:
+    """Check that every worker has loaded the target weights, before they are used."""
+    workers = await replica.workers()
+    if replica.is_vllm and not any(worker.get("incoming") for worker in workers):
+        # Nothing was replaced. vLLM accepts no other update before this one is finished, so finish it with
+        # the old version.
+        await _finish_as_it_is(replica)
+    for worker in workers:
+        if worker.get("incoming") != target.checksum:
+            why = worker.get("problem") or f"it has {str(worker.get('incoming'))[:12]}"
+            raise InferenceError(f"{replica.url} did not load the weights {target.checksum[:12]}: {why}.")
+
+
+async def _finish_as_it_is(replica: Replica) -> None:
+    info = await replica.call("GET", "/weight_info")
+    await replica.call("POST", "/finish_weight_update", {"weight_version": str(info["weight_version"])})
+
+
+def _dtype(workers: list[dict[str, Any]]) -> str | None:
+    """Return the compute dtype of the workers; None if it is unknown or differs."""
+    named = {str(worker.get("dtype")) for worker in workers}
+    return named.pop() if len(named) == 1 else None

@@ -1,0 +1,104 @@
+"""Incremental detokenization: whole characters only, cut at the first stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+_REPLACEMENT = "\ufffd"
+_CONTEXT = 4
+_LONGEST_CHARACTER = 8
+_MOST_BYTES = 4  # of a character in UTF-8
+
+
+class IncrementalDetokenizer:
+    """Text of a growing token sequence. `decode` converts token ids to text.
+
+    Text is released once it cannot change. An incomplete character is held back, and so is an end that may
+    become one of the `stops`. When a stop string appears, the text ends before it.
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str] = ()) -> None:
+        self._decode = decode
+        self._stops = stops
+        self._ids: list[int] = []
+        self._settled = 0  # tokens before this index are final
+        self._text = ""
+        self._released = 0
+        self.stopped = False
+
+    def feed(self, ids: Sequence[int]) -> None:
+        """Append tokens, one by one, until a stop string is complete."""
+        if not self._stops:
+            self._ids += ids
+            self._settle(final=False)
+            return
+        for token in ids:
+            if self.stopped:
+                return
+            self._ids.append(token)
+            self._settle(final=False)
+
+    def finish(self) -> None:
+        """Release all text: no more tokens follow."""
+        if not self.stopped:
+            self._settle(final=True)
+
+    @property
+    def text(self) -> str:
+        """All decoded text, without the parts held back."""
+        return self._text
+
+    @property
+    def num_tokens(self) -> int:
+        """Number of accepted tokens, up to the one that completed a stop string."""
+        return len(self._ids)
+
+    def take(self, *, final: bool = False) -> str:
+        """Return the text that is certain and was not returned before."""
+        end = len(self._text) if final or self.stopped else len(self._text) - self._possible_stop()
+        part = self._text[self._released : end]
+        self._released = max(self._released, end)
+        return part
+
+    def _settle(self, *, final: bool) -> None:
+        # Tokenizers may treat the first decoded token differently (a word's leading space), so new tokens are
+        # decoded after a few settled ones.
+        start = max(0, self._settled - _CONTEXT)
+        known = self._decode(self._ids[start : self._settled])
+        text = self._decode(self._ids[start:])
+        pending = len(self._ids) - self._settled
+        end = len(self._ids)
+        if text.endswith(_REPLACEMENT) and not final:
+            if pending < _LONGEST_CHARACTER:
+                return
+            text, end = self._without_half(start, text)
+        before = len(self._text)
+        self._text += text[len(known) :]
+        self._settled = end
+        self._find_stop(before)
+
+    def _without_half(self, start: int, text: str) -> tuple[str, int]:
+        """Return the text of the tokens from `start` on without an incomplete last character, and the end of
+        its tokens.
+        """
+        for half in range(1, _MOST_BYTES):
+            whole = self._decode(self._ids[start:-half])
+            if text == whole + _REPLACEMENT and len(self._ids) - half > self._settled:
+                return whole, len(self._ids) - half
+        return text, len(self._ids)
+
+    def _find_stop(self, before: int) -> None:
+        longest = max(map(len, self._stops), default=0)
+        start = max(0, before - longest + 1)
+        places = [place for stop in self._stops if (place := self._text.find(stop, start)) >= 0]
+        if places:
+            self._text = self._text[: min(places)]
+            self.stopped = True
+
+    def _possible_stop(self) -> int:
+        """Return the length of the longest end of the text that begins a stop string."""
+        longest = max(map(len, self._stops), default=1) - 1
+        for length in range(min(longest, len(self._text)), 0, -1):
+            if any(stop.startswith(self._text[-length:]) for stop in self._stops):
+                return length
+        return 0

@@ -1,0 +1,93 @@
+"""Literal text in messages: a control token that a user or a tool wrote does not end a turn.
+
+Tokenizers recognize their control tokens anywhere in a text, and a chat template joins its own text with that
+of messages. So every control-token name in a message gets a sign that no text contains, before the template
+is rendered. Encoding cuts the text at that sign: no piece has the whole name, and the joined pieces are the
+original text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from buckeye.base.storage import utf8
+from buckeye.envs.base import Message
+
+ESCAPE_MARK = "\ufdd0"
+"""Unicode noncharacter, never used in text."""
+
+_OF_REPLIES = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""Tokens that assistants write in their replies, also in data sets."""
+_WRITTEN_HERE = _OF_REPLIES | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
+"""Tokens written around tools and calls for templates without tool support."""
+_BARS = re.compile(r"\S*[<\[][|｜].*|.*[|｜][>\]]\S*", re.DOTALL)
+_TAG = re.compile(r"<\S+>|\[\S+\]")
+
+
+class ControlTokenEscaper:
+    """Marker of control-token names in messages, so that they are tokenized as text."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        known = [token for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
+        written = str(tokenizer.chat_template)
+        names = {one.content for one in known if one.special or _controls(one.content, written)}
+        self._anywhere, self._in_replies = _pattern(names), _pattern(names - _OF_REPLIES)
+
+    def escape_message(self, message: Message) -> dict[str, Any]:
+        """Return a message with marked texts, for `encode`. Its role stays unchanged."""
+        pattern = self._in_replies if message.get("role") == "assistant" else self._anywhere
+        if pattern is None:
+            return dict(message)
+        return {key: item if key == "role" else _marked(item, pattern) for key, item in message.items()}
+
+    def escape_tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a tool's description with marked texts: its server wrote it."""
+        return dict(tool) if self._anywhere is None else _marked(dict(tool), self._anywhere)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a template's text from marked messages, without added special tokens."""
+        text = utf8(text).decode()
+        if ESCAPE_MARK not in text:
+            return self._tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = []
+        for piece in filter(None, text.split(ESCAPE_MARK)):
+            ids += self._continued(piece) if ids else self._tokenizer.encode(piece, add_special_tokens=False)
+        return ids
+
+    def _continued(self, piece: str) -> list[int]:
+        """Return the ids of a piece inside a text: some tokenizers add a space at the beginning of a text."""
+        before = self._tokenizer.encode(_ANCHOR, add_special_tokens=False)
+        after = self._tokenizer.encode(_ANCHOR + piece, add_special_tokens=False)
+        if after[: len(before)] == before:
+            return after[len(before) :]
+        return self._tokenizer.encode(piece, add_special_tokens=False)
+
+
+def _controls(token: str, template: str) -> bool:
+    """Return True if a non-special token is a control token: by its bars, or as a tag that the chat template
+    writes. Other tags, such as `<answer>`, are text of a task.
+    """
+    if _BARS.fullmatch(token):
+        return True
+    return bool(_TAG.fullmatch(token)) and (token in template or token in _WRITTEN_HERE)
+
+
+_ANCHOR = "\n"
+
+
+def _pattern(names: set[str]) -> re.Pattern[str] | None:
+    longest_first = sorted(names, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first))) if names else None
+
+
+def _marked(value: Any, pattern: re.Pattern[str]) -> Any:
+    if isinstance(value, str):
+        return pattern.sub(lambda found: found[0][0] + ESCAPE_MARK + found[0][1:], value)
+    if isinstance(value, Mapping):
+        return {_marked(key, pattern): _marked(item, pattern) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_marked(item, pattern) for item in value]
+    return value

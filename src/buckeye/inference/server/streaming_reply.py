@@ -1,0 +1,168 @@
+"""Incremental parsing of an assistant's message: reasoning and content are streamed, calls follow at the
+end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from buckeye.inference.render import ChatRenderer, Conversation
+from buckeye.inference.render.renderer import EMPTY_REPLY_START, TEXT_CALL_FAMILIES, ReplyStart
+from buckeye.inference.render.template import starts_reasoning
+
+_THINK, _END_THINK, _CALL = "<think>", "</think>", "<tool_call>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplyPart:
+    """Certain part of a reply. `calls`, in OpenAI's format, come with the last part."""
+
+    reasoning: str = ""
+    content: str = ""
+    calls: tuple[dict[str, Any], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.reasoning or self.content or self.calls)
+
+
+class StreamingReplyParser:
+    """Parser of a reply's text in pieces. The joined parts do not depend on the sizes of the pieces.
+
+    If tools were offered, text is held back where a call may begin. If the model does not write reasoning and
+    calls as text, nothing is released before the end. The reply starts with `reply_start`.
+    """
+
+    def __init__(
+        self,
+        renderer: ChatRenderer,
+        conversation: Conversation,
+        *,
+        reply_start: ReplyStart = EMPTY_REPLY_START,
+        first_call_only: bool,
+    ) -> None:
+        family, template = renderer.family, renderer.template
+        self._renderer = renderer
+        self._conversation = conversation
+        self._first_call_only = first_call_only
+        self._as_text = (family.name if family else None) in TEXT_CALL_FAMILIES
+        self._opened = starts_reasoning(conversation.text)
+        self._calls = template.call_format if conversation.tools else None
+        self._state: Literal["start", "reasoning", "content", "held"] = (
+            "start" if template.supports_reasoning else "content"
+        )
+        self._pending = ""
+        self._begun = False
+        """True if the current reasoning or content has more than its leading line breaks."""
+        self._after_reasoning = False
+        self._shown = ""
+        """Content released before."""
+        self._opening = reply_start
+        self.feed(reply_start.text)
+
+    def feed(self, text: str) -> ReplyPart:
+        """Process text and return the part that is now certain."""
+        self._pending += text
+        if not self._as_text:
+            return ReplyPart()
+        reasoning = content = ""
+        if self._state == "start":
+            self._start()
+        if self._state == "reasoning":
+            reasoning = self._more_reasoning()
+        if self._state == "content":
+            content = self._more_content()
+        self._shown += content
+        return ReplyPart(reasoning=reasoning, content=content)
+
+    def finish(self, text: str, sampled_ids: Sequence[int], *, cut: str | None) -> ReplyPart:
+        """Process the last text; return the remaining part and the calls. `cut` is the whole text if a stop
+        string ended it: the token ids then contain more than the reply.
+        """
+        told, rest = self.feed(text), self._rest(sampled_ids, cut)
+        return ReplyPart(
+            reasoning=told.reasoning + rest.reasoning, content=told.content + rest.content, calls=rest.calls
+        )
+
+    def _rest(self, sampled_ids: Sequence[int], cut: str | None) -> ReplyPart:
+        if cut is None:
+            message = self._renderer.parse(self._conversation, [*self._opening.ids, *sampled_ids])
+        else:
+            message = self._renderer.parse_text(self._conversation, self._opening.text + cut)
+        calls = tuple(message.get("tool_calls", ()))[: 1 if self._first_call_only else None]
+        if not self._as_text:
+            reasoning = message.get("reasoning_content") or ""
+            return ReplyPart(reasoning=reasoning, content=message["content"], calls=calls)
+        if self._state == "reasoning" or (self._state == "start" and self._opened):
+            # a call inside the reasoning has ended it
+            rest = "" if calls else self._pending
+            return ReplyPart(reasoning=rest.rstrip("\n") if self._begun else rest.strip("\n"), calls=calls)
+        return ReplyPart(content=self._beside_calls(message) if calls else self._pending, calls=calls)
+
+    def _start(self) -> None:
+        body = self._pending.lstrip()
+        if body.startswith(_THINK):
+            self._pending = body.removeprefix(_THINK)
+            self._state = "reasoning"
+        elif not _THINK.startswith(body):
+            self._state = "reasoning" if self._opened else "content"
+
+    def _more_reasoning(self) -> str:
+        self._skip_line_breaks()
+        end = self._pending.find(_END_THINK)
+        if end >= 0:
+            reasoning = self._pending[:end].rstrip("\n")
+            self._pending = self._pending[end + len(_END_THINK) :]
+            self._state, self._begun, self._after_reasoning = "content", False, True
+            return reasoning
+        markers = (_END_THINK, _CALL) if self._calls == "tagged" else (_END_THINK,)
+        end = _certain(self._pending, markers)
+        return self._release(len(self._pending[:end].rstrip("\n")))
+
+    def _more_content(self) -> str:
+        if self._after_reasoning:
+            self._skip_line_breaks()
+        if self._calls is None:
+            return self._release(len(self._pending))
+        if self._calls == "json":
+            return self._content_or_json()
+        if _CALL in self._pending:
+            self._state = "held"
+        end = _certain(self._pending, (_CALL,))
+        return self._release(len(self._pending[:end].rstrip()))
+
+    def _content_or_json(self) -> str:
+        """Return content unless the reply may be a call. A call is one JSON object; any other text is
+        content.
+        """
+        body = self._pending.lstrip()
+        if not body or body.startswith("{"):
+            return ""
+        self._calls = None
+        return self._release(len(self._pending))
+
+    def _skip_line_breaks(self) -> None:
+        if not self._begun:
+            self._pending = self._pending.lstrip("\n")
+            self._begun = bool(self._pending)
+
+    def _release(self, length: int) -> str:
+        text, self._pending = self._pending[:length], self._pending[length:]
+        return text
+
+    def _beside_calls(self, message: dict[str, Any]) -> str:
+        """Return the content between and after the calls that was not released before."""
+        told = self._shown.lstrip()
+        return message["content"][len(told) :] if message["content"].startswith(told) else ""
+
+
+def _certain(text: str, markers: Sequence[str]) -> int:
+    """Return the length of `text` before the first marker, or before an end that may become one."""
+    found = [place for marker in markers if (place := text.find(marker)) >= 0]
+    if found:
+        return min(found)
+    for length in range(min(max(map(len, markers)) - 1, len(text)), 0, -1):
+        if any(marker.startswith(text[-length:]) for marker in markers):
+            return len(text) - length
+    return len(text)

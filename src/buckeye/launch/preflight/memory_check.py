@@ -1,0 +1,100 @@
+"""Comparison of the memory plan with the memory of this machine, with settings that need less."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from buckeye.base.disk import human_bytes
+from buckeye.config.rl import RLConfig
+from buckeye.launch.preflight.check import Check, failed, ok, warning
+from buckeye.launch.preflight.devices import Gpu, main_memory
+from buckeye.launch.preflight.memory_plan import (
+    MAIN_MEMORY,
+    Hardware,
+    ProcessMemory,
+    plan_memory,
+    processor_has_bfloat16,
+)
+from buckeye.launch.preflight.model import ModelShape
+from buckeye.launch.preflight.software_checks import uses_vllm
+
+MEMORY = "memory"
+_REMEDIES = (
+    "lower --seq-len, --trainer.seq-len, --inference.kv-cache-gb or --inference.gpu-memory-utilization, add "
+    "--trainer.model.ac or --trainer.model.experimental.lora, or take a smaller model or more devices"
+)
+
+
+def find_hardware(config: RLConfig, present: Sequence[Gpu]) -> Hardware:
+    """Return the devices and memory that a run of this configuration uses on this machine."""
+    on_gpu = config.trainer.model.device != "cpu" and bool(present)
+    return Hardware(
+        memory=main_memory(),
+        gpus=tuple(present) if on_gpu else (),
+        fast_bfloat16=processor_has_bfloat16(),
+        vllm=uses_vllm(config, on_gpu=on_gpu),
+    )
+
+
+def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Check:
+    """Compare the memory that all processes need with what each device, and main memory, has.
+
+    Too little total memory is a failure; too little free memory is a warning.
+    """
+    needs = plan_memory(config, shape, hardware)
+    lines = plan_lines(needs)
+    states = {
+        location: _room(location, hardware) for location in dict.fromkeys(need.location for need in needs)
+    }
+    short = []
+    for location, (total, free) in states.items():
+        need = sum_needs(needs, location)
+        if need > free:
+            short.append((location, need, total, free))
+    if not short:
+        rooms = (
+            f"{location}: {_summary(sum_needs(needs, location), *room)}" for location, room in states.items()
+        )
+        return ok(MEMORY, "; ".join(rooms), lines)
+    seen = "; ".join(f"{location}: {_summary(need, total, free)}" for location, need, total, free in short)
+    do = "; ".join(_advice(location, hardware.gpus) for location, *_ in short)
+    never = any(need > total for _, need, total, _ in short)
+    return (failed if never else warning)(MEMORY, seen, do, lines)
+
+
+def sum_needs(needs: Sequence[ProcessMemory], location: str) -> int:
+    """Return the bytes that all processes need on one device, or in main memory."""
+    return sum(need.total for need in needs if need.location == location)
+
+
+def plan_lines(needs: Sequence[ProcessMemory]) -> list[str]:
+    """Return the memory plan as text, one number per line."""
+    lines = []
+    for need in needs:
+        lines.append(f"{need.process}, {need.location}: {human_bytes(need.total)}")
+        lines += [f"  {human_bytes(part.size):>9}  {part.what}" for part in need.parts]
+    return lines
+
+
+def _summary(need: int, total: int, free: int) -> str:
+    return f"{human_bytes(need)} needed, {human_bytes(total)} there, {human_bytes(free)} of it free"
+
+
+def _room(location: str, hardware: Hardware) -> tuple[int, int]:
+    """Return the (total, free) bytes of a device or of main memory; (0, 0) for a missing GPU."""
+    if location == MAIN_MEMORY:
+        return hardware.memory.total, hardware.memory.free
+    gpu = next((gpu for gpu in hardware.gpus if location == f"GPU {gpu.index}"), None)
+    return (gpu.total, gpu.free) if gpu is not None else (0, 0)
+
+
+def _advice(location: str, gpus: Sequence[Gpu]) -> str:
+    return f"for {location}: {_REMEDIES}{_users(location, gpus)}"
+
+
+def _users(location: str, gpus: Sequence[Gpu]) -> str:
+    for gpu in gpus:
+        if location == f"GPU {gpu.index}" and gpu.users:
+            held = ", ".join(f"{name} ({pid}) holds {human_bytes(size)}" for pid, name, size in gpu.users)
+            return f"; {held}"
+    return ""

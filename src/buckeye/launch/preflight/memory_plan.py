@@ -1,0 +1,402 @@
+"""Memory that each process of a run will need, by purpose, from the model's sizes and the settings.
+
+The amounts follow from the shapes of tensors, except the fixed needs of a process, which were measured.
+docs/how-to/check-a-run.md has the formulas.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.config.inference import InferenceConfig
+from buckeye.config.rl import RLConfig
+from buckeye.config.trainer import SGDConfig, TrainerConfig
+from buckeye.launch.preflight.devices import Gpu, MainMemory
+from buckeye.launch.preflight.model import ModelShape
+
+MAIN_MEMORY = "main memory"
+
+_HEAD_CHUNK, _HEAD_CHUNK_ON_GPU = 128 * 2**20, 512 * 2**20  # bytes of logits, as trainer/model/logprobs.py
+_HEAD_TOKENS = 1024
+_PREFILL_TOKENS = 8192  # as inference/engine/engine.py
+_REPLACED_AT_ONCE = 2**26  # bytes of weights, as inference/engine/weights.py
+_BFLOAT16_PARAMETERS = 5_000_000  # as inference/engine/dtype.py
+_SHARE_OF_RAM = 0.25  # for keys and values, as inference/engine/decoder.py
+_GPU_WORK = 2 * 2**30  # left free on a GPU by the engine, as inference/engine/decoder.py
+_LEAST_OF_FREE = 0.25  # minimum for keys and values, as a share of the free memory
+_VLLM_CPU_CACHE = 1_000_000_000
+_PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
+_ENGINE_GAPS = 0.1  # fragmentation, as a share of weights and prompts, measured
+_ENGINE = 575_000_000  # as _PROCESS, with what libraries cache for matrix products of each size, measured
+_NEVER_TOGETHER = 0.25  # of activations and logits, not in use together with checkpoint copies, measured
+_GAPS = 0.65  # fragmentation, as a share of activations and logits, measured
+_ORCHESTRATOR = 110_000_000  # measured with an environment that needs no extra libraries
+_TOKENIZER = 800  # bytes per token of the vocabulary, measured
+_PLAYED = 100  # bytes per token of a rollout: id, log-prob, version and mask, as Python objects
+_GPU_PROCESS = 700_000_000  # a CUDA context, its kernels and libraries' workspaces
+_GPU_PROCESS_MAIN = 2_500_000_000  # main memory of a process that uses a GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One use of memory, with its bytes."""
+
+    what: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessMemory:
+    """Memory of a process in one place: a GPU ("GPU 0"), or main memory."""
+
+    process: str
+    location: str
+    parts: tuple[Part, ...]
+
+    @property
+    def total(self) -> int:
+        """Bytes of all parts together, the maximum at any time."""
+        return sum(part.size for part in self.parts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """The hardware for a plan.
+
+    Without `gpus` everything is in main memory. `fast_bfloat16` is True if the processor multiplies in it.
+    """
+
+    memory: MainMemory
+    gpus: tuple[Gpu, ...] = ()
+    fast_bfloat16: bool = False
+    vllm: bool = False
+
+
+def processor_has_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return True if this processor has bfloat16 instructions, which decides the dtype on a CPU."""
+    try:
+        text = cpuinfo.read_text()
+    except OSError:
+        return False
+    return any(flag in text for flag in ("avx512_bf16", "amx_tile"))
+
+
+def plan_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> list[ProcessMemory]:
+    """Return the memory of every process of a run on this machine, in start order."""
+    needs: list[ProcessMemory] = []
+    if config.inference is not None and 0 in config.cluster.inference_node_numbers:
+        tp = config.inference.parallel.tp
+        ids = config.inference_gpu_ids
+        for number, first in enumerate(range(0, len(ids), tp)):
+            devices = ids[first : first + tp]
+            needs += _inference(config, config.inference, shape, hardware, number, devices)
+    played = config.orchestrator.max_concurrent_rollouts * config.orchestrator.seq_len
+    orchestrator = [
+        Part("the tokenizer", _TOKENIZER * shape.vocabulary),
+        Part("rollouts", _PLAYED * played),
+        Part("the program", _ORCHESTRATOR),
+    ]
+    needs.append(_process("orchestrator", MAIN_MEMORY, orchestrator))
+    ranks = config.trainer_gpu_ids if 0 in config.cluster.trainer_node_numbers else []
+    for number, device in enumerate(ranks):
+        needs += _trainer(config.trainer, shape, hardware, number, device, config.trainer_ranks)
+    return needs
+
+
+def _process(process: str, location: str, parts: Sequence[Part]) -> ProcessMemory:
+    return ProcessMemory(process=process, location=location, parts=tuple(part for part in parts if part.size))
+
+
+# --- the trainer ---
+
+
+def _trainer(
+    config: TrainerConfig, shape: ModelShape, hardware: Hardware, rank: int, device: int, ranks: int
+) -> list[ProcessMemory]:
+    on_gpu = bool(hardware.gpus) and config.model.device != "cpu"
+    shards = _shards(config, ranks, on_gpu=on_gpu)
+    location = f"GPU {device}" if on_gpu else MAIN_MEMORY
+    width = _width(config.model.compute_dtype, shape, hardware, on_gpu=on_gpu)
+    state = _state(config, shape, shards, width)
+    work = [
+        *_casts(config, shape, shards, width),
+        _activations(config, shape, width, on_gpu=on_gpu),
+        _logits(config, shape, width, on_gpu=on_gpu),
+    ]
+    title = f"trainer {rank}"
+    saved = _saved(config, shape, shards, rank)
+    if not on_gpu:
+        beside = [
+            _gaps(config, work),
+            _rounded(config, shape, shards, width),
+            Part("copies for a checkpoint", _copies(config, work, saved)),
+            Part("the program", _PROCESS),
+        ]
+        return [_process(title, MAIN_MEMORY, [*state, *work, *beside])]
+    offloaded = config.model.fsdp_cpu_offload
+    on_device = [*([] if offloaded else state), *work, Part("the program", _GPU_PROCESS)]
+    beside = [
+        *(state if offloaded else []),
+        Part("copies for a checkpoint", saved),
+        Part("the program", _GPU_PROCESS_MAIN),
+    ]
+    return [_process(title, location, on_device), _process(title, MAIN_MEMORY, beside)]
+
+
+def _shards(config: TrainerConfig, ranks: int, *, on_gpu: bool) -> int:
+    """Return the number of shards into which the ranks divide the model."""
+    model = config.model
+    asked = model.sharding == "full" or model.tp > 1 or model.dp_replicate > 1
+    if asked or (model.sharding == "auto" and on_gpu and ranks > 1):
+        return model.tp if model.sharding == "none" else max(1, ranks // model.dp_replicate)
+    return 1
+
+
+def _width(dtype: str, shape: ModelShape, hardware: Hardware, *, on_gpu: bool) -> int:
+    """Return the bytes per number of the compute dtype."""
+    if dtype == "auto":
+        fast = on_gpu or (hardware.fast_bfloat16 and shape.parameters >= _BFLOAT16_PARAMETERS)
+        return 2 if fast else 4
+    return 4 if dtype == "float32" else 2
+
+
+def _trained(config: TrainerConfig, shape: ModelShape) -> int:
+    lora = config.model.experimental.lora
+    return shape.parameters if lora is None else shape.adapter(lora)
+
+
+def _state(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> list[Part]:
+    """Return the memory that persists between steps: weights, gradients, moments of the optimizer."""
+    trained, adapter = _trained(config, shape), config.model.experimental.lora is not None
+    parts = [
+        Part("weights (float32)", 4 * trained // shards),
+        Part("gradients (float32)", 4 * trained // shards),
+        Part(f"optimizer ({config.optim.type})", _moments(config, shape, trained) // shards),
+    ]
+    if adapter:
+        parts.append(Part("frozen weights", width * shape.parameters // shards))
+    loss = config.loss
+    switched_off = adapter and config.model.adapter is None and loss.reference_model is None
+    if loss.kl_coef and not switched_off:
+        parts.append(Part("reference model (float32)", 4 * shape.parameters // shards))
+    return parts
+
+
+def _moments(config: TrainerConfig, shape: ModelShape, trained: int) -> int:
+    optim = config.optim
+    if isinstance(optim, SGDConfig):
+        return 4 * trained if optim.momentum else 0
+    if optim.type == "adamw8bit":
+        return 2 * trained
+    if optim.type == "muon":  # one moment for the layers' matrices, two for the embeddings
+        outer = 0 if config.model.experimental.lora is not None else shape.embeddings
+        return 4 * (trained - outer) + 8 * outer
+    return 8 * trained
+
+
+def _casts(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> list[Part]:
+    """Return the bfloat16 copies of weights, cast once per step.
+
+    A sharded model has two layers at a time, and the tensors outside of layers.
+    """
+    if shards > 1:
+        gathered = 2 * shape.layer + shape.embeddings
+        return [Part("gathered weights", width * gathered)]
+    if width == 4 or config.model.experimental.lora is not None:
+        return []
+    return [Part("weights (bfloat16)", 2 * shape.parameters)]
+
+
+def _gaps(config: TrainerConfig, work: Sequence[Part]) -> Part:
+    """Return the memory that fragments between blocks of many sizes.
+
+    If all weights are trained, moments and checkpoint copies fill these gaps.
+    """
+    adapter = config.model.experimental.lora is not None
+    return Part("gaps between them", int(_GAPS * sum(part.size for part in work)) if adapter else 0)
+
+
+def _copies(config: TrainerConfig, work: Sequence[Part], saved: int) -> int:
+    """Return the memory of checkpoint copies that is needed in addition to the work of a step.
+
+    Copies are made where activations were, and written while the next step creates new ones, so the sum is
+    less than both.
+    """
+    if config.model.experimental.lora is not None:
+        return saved
+    return saved - min(saved // 3, int(_NEVER_TOGETHER * sum(part.size for part in work)))
+
+
+def _rounded(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> Part:
+    """Return the rounded weights used for sampling, kept next to the exact ones during a step."""
+    weights, adapter = config.weights, config.model.experimental.lora is not None
+    stored = weights.dtype == "bfloat16" or (weights.dtype == "auto" and width == 2)
+    rounded = weights.rounding == "stochastic" or (weights.rounding == "auto" and stored)
+    held = rounded and shards == 1 and not adapter
+    return Part("rounded weights (float32)", 4 * shape.parameters if held else 0)
+
+
+def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
+    """Return the activations that the forward pass keeps for the backward pass, for `seq_len` tokens.
+
+    This includes the temporary memory of the backward pass of one layer. A layer keeps, for each token: the
+    input and the output of its two norms (4 hidden); queries before and after their norm and the attended
+    values (3 queries), keys and values likewise (3 keys); of the gated feed-forward part the gate, its
+    activation, the other factor and their product (4 mlp). Without flash attention, queries, keys and values
+    are also kept in padded blocks.
+    """
+    model, queries, keys = config.model, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer = 4 * shape.hidden + 3 * queries + 3 * keys + 4 * shape.mlp
+    if not on_gpu or width == 4 or model.attn == "sdpa":
+        layer += 2 * queries + 2 * keys
+    passing = 3 * shape.mlp + 2 * shape.hidden
+    recomputed = 0
+    if model.ac is not None or model.ac_offloading is not None:
+        recomputed = shape.layers // (model.ac.freq if model.ac is not None else 1)
+        passing += layer
+    inputs = 0 if model.ac_offloading is not None else recomputed * shape.hidden
+    per_token = (shape.layers - recomputed) * layer + inputs + passing + 3 * shape.hidden
+    return Part(f"activations of {config.seq_len} tokens", width * per_token * config.seq_len)
+
+
+def _logits(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
+    """Return three chunks of logits, the separate gradient of the output projection, and its cast."""
+    chunk = _HEAD_CHUNK_ON_GPU if on_gpu else _HEAD_CHUNK
+    tokens = min(config.seq_len, _HEAD_TOKENS, max(1, chunk // (4 * shape.vocabulary)))
+    head = shape.vocabulary * shape.hidden
+    gradient = 4 * head if config.model.experimental.lora is None else 0
+    return Part("logits and their gradients", (3 * 4 + width) * tokens * shape.vocabulary + gradient)
+
+
+def _saved(config: TrainerConfig, shape: ModelShape, shards: int, rank: int) -> int:
+    """Return the bytes of the copies in main memory that are written as a checkpoint during later steps.
+
+    Rank 0 holds all of them, but each rank of a sharded model holds its own moments.
+    """
+    trained = _trained(config, shape)
+    weights, moments = 4 * trained, _moments(config, shape, trained)
+    first = weights if rank == 0 else 0
+    if shards > 1 and config.model.experimental.lora is None:
+        return first + moments // shards
+    return weights + moments if rank == 0 else 0
+
+
+# --- inference ---
+
+
+def _inference(
+    config: RLConfig,
+    inference: InferenceConfig,
+    shape: ModelShape,
+    hardware: Hardware,
+    number: int,
+    devices: Sequence[int],
+) -> list[ProcessMemory]:
+    title = f"inference {number}"
+    on_gpu = bool(hardware.gpus) and inference.model.device != "cpu"
+    if on_gpu and hardware.vllm:
+        return _vllm_on_gpus(title, inference, hardware, devices)
+    width = _width(inference.model.dtype, shape, hardware, on_gpu=on_gpu)
+    if hardware.vllm:
+        cache = int(inference.kv_cache_gb * 1e9) if inference.kv_cache_gb else _VLLM_CPU_CACHE
+        parts = [Part("weights", width * shape.parameters), Part("keys and values", cache)]
+        return [_process(title, MAIN_MEMORY, [*parts, Part("the program", 2 * _PROCESS)])]
+    # a tied output projection is a second copy of the embedding, in a layout that multiplies fast
+    weights = width * (shape.parameters + (shape.embeddings if shape.tied else 0))
+    gpu = next((g for g in hardware.gpus if on_gpu and g.index == devices[0]), None)
+    beside = on_gpu or width * shape.parameters <= _REPLACED_AT_ONCE
+    parts = [
+        Part("weights", weights),
+        Part("new weights, beside the old", weights if beside else 0),
+        Part("keys and values", _cache(config, inference, shape, hardware, width, weights, gpu)),
+        Part("prompts, attention and logits", _passing(inference, shape, width, _at_a_time(config))),
+    ]
+    if not on_gpu:
+        gaps = int(_ENGINE_GAPS * (weights + parts[-1].size))
+        return [
+            _process(
+                title, MAIN_MEMORY, [*parts, Part("gaps between them", gaps), Part("the program", _ENGINE)]
+            )
+        ]
+    return [
+        _process(title, f"GPU {devices[0]}", [*parts, Part("the program", _GPU_PROCESS)]),
+        _process(title, MAIN_MEMORY, [Part("the program", _GPU_PROCESS_MAIN)]),
+    ]
+
+
+def _vllm_on_gpus(
+    title: str, inference: InferenceConfig, hardware: Hardware, devices: Sequence[int]
+) -> list[ProcessMemory]:
+    """Return the memory of vLLM, which takes a fixed share of a GPU."""
+    share = inference.gpu_memory_utilization
+    totals = {gpu.index: gpu.total for gpu in hardware.gpus}
+    taken = f"vLLM: weights, keys and values (gpu_memory_utilization {share:g})"
+    return [
+        *(_process(title, f"GPU {d}", [Part(taken, int(share * totals.get(d, 0)))]) for d in devices),
+        _process(title, MAIN_MEMORY, [Part("the program", _GPU_PROCESS_MAIN)]),
+    ]
+
+
+def slot_bytes(shape: ModelShape, length: int, width: int) -> int:
+    """Return the bytes of the keys and values of one sequence of `length` tokens."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * length * width
+
+
+def _cache(
+    config: RLConfig,
+    inference: InferenceConfig,
+    shape: ModelShape,
+    hardware: Hardware,
+    width: int,
+    weights: int,
+    gpu: Gpu | None,
+) -> int:
+    """Return the bytes of the key-value cache of the embedded engine.
+
+    On a CPU only written memory counts: at most the concurrent rollouts, and as many again for earlier turns.
+    """
+    length = min(inference.model.max_model_len or shape.max_positions, shape.max_positions)
+    slot = slot_bytes(shape, length, width)
+    if inference.kv_cache_gb is not None:
+        budget = int(inference.kv_cache_gb * 1e9)
+    elif gpu is not None:
+        share = int(inference.gpu_memory_utilization * gpu.total) - weights
+        logits = 4 * inference.max_num_seqs * shape.vocabulary
+        free = gpu.free - _GPU_PROCESS - weights
+        budget = min(share, free) - weights - 4 * logits - _GPU_WORK
+        budget = max(budget, int(_LEAST_OF_FREE * (free - weights)))
+    else:
+        budget = int(_SHARE_OF_RAM * hardware.memory.total)
+    slots = min(2 * inference.max_num_seqs, max(1, budget // slot))
+    if gpu is None:
+        running, at_a_time = min(slots, inference.max_num_seqs), _at_a_time(config)
+        slots = min(running, at_a_time) + min(slots - running, at_a_time)
+    return slots * slot
+
+
+def _at_a_time(config: RLConfig) -> int:
+    """Return the number of concurrent rollouts per replica."""
+    assert config.inference is not None
+    nodes = len(config.cluster.inference_node_numbers)
+    replicas = max(1, nodes * len(config.inference_gpu_ids) // config.inference.parallel.tp)
+    return math.ceil(config.orchestrator.max_concurrent_rollouts / replicas)
+
+
+def _passing(inference: InferenceConfig, shape: ModelShape, width: int, at_a_time: int) -> int:
+    """Return the temporary memory of the engine.
+
+    It consists of prompts in one layer, a copy of what a decode step attends to in one layer, and its logits
+    while they are sorted and summed. A layer holds, for each token: its input, the sum with the attended
+    values, and its norm (3 hidden); queries, keys and values, and the attended values (2 queries, 2 keys); of
+    the gated feed-forward part both factors, the activation and the product (4 mlp).
+    """
+    queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    layer = 3 * shape.hidden + 2 * queries + 2 * keys + 4 * shape.mlp
+    length = inference.model.max_model_len or shape.max_positions
+    running = min(inference.max_num_seqs, at_a_time)
+    prompts = width * layer * min(_PREFILL_TOKENS, running * length)
+    attended = running * slot_bytes(shape, length, width) // shape.layers
+    return prompts + attended + 4 * 4 * running * shape.vocabulary

@@ -1,0 +1,135 @@
+"""Checks that Python, the libraries, torch's build and vLLM are what this version of Buckeye needs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from buckeye.base.columns import counted
+from buckeye.base.distribution import cpu_torch_command, install_command, requirements
+from buckeye.config.rl import RLConfig
+from buckeye.errors import UsageError
+from buckeye.inference.vllm.interpreter import (
+    PYTHON_VARIABLE,
+    default_vllm_venv,
+    find_vllm,
+    require_vllm,
+)
+from buckeye.launch.mcp_gateways import mcp_extras
+from buckeye.launch.preflight.check import Check, failed, ok, skipped
+from buckeye.launch.run_keys import rollout_environments
+from buckeye.monitor.tracker_threads import tracker_class
+from buckeye.transport.object_store import STORE_PACKAGES
+
+PYTHON, VLLM = "Python", "vLLM"
+LIBRARIES = "libraries"
+
+
+def extras_of(config: RLConfig | None) -> list[str]:
+    """Return the extras whose libraries a run with this configuration imports."""
+    if config is None:
+        return ["model"]
+    extras = {"model", *(tracker_class(one).folder for one in config.trackers(config.trainer.wandb))}
+    if config.trainer.optim.type == "adamw8bit":
+        extras.add("optim8bit")
+    if config.cluster.nodes > 1 and config.cluster.engine == "ray":
+        extras.add("ray")
+    store = config.trainer.ckpt.store if config.trainer.ckpt is not None else None
+    if store is not None and (kind := store.partition("://")[0]) in STORE_PACKAGES:
+        extras.add(kind)
+    with suppress(UsageError):  # the check of the environments reports unreadable files
+        extras |= mcp_extras(rollout_environments(config))
+    return sorted(extras)
+
+
+def check_libraries(
+    extras: Iterable[str],
+    *,
+    version_of: Callable[[str], str] = metadata.version,
+) -> Check:
+    """Compare the installed libraries with the requirements of these extras."""
+    wrong, found = [], []
+    for requirement in map(Requirement, requirements(extras)):
+        if requirement.marker is not None and not requirement.marker.evaluate():
+            continue
+        try:
+            version = version_of(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is not installed")
+            continue
+        found.append(f"{requirement.name} {version}")
+        if not requirement.specifier.contains(Version(version), prereleases=True):
+            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
+    if wrong:
+        return failed(LIBRARIES, "; ".join(wrong), install_command(*extras), sorted(found))
+    main = [entry for entry in found if entry.split()[0] in ("torch", "transformers", "peft")]
+    return ok(LIBRARIES, f"{', '.join(main)} and {len(found) - len(main)} more", sorted(found))
+
+
+def check_torch_build(
+    gpus: int,
+    *,
+    version_of: Callable[[str], str] = metadata.version,
+    requirements_of: Callable[[str], list[str] | None] = metadata.requires,
+) -> Check:
+    """Check that torch matches the machine: a CPU build cannot use a GPU, and a CUDA build is large."""
+    name = "torch's build"
+    try:
+        version = version_of("torch")
+    except metadata.PackageNotFoundError:
+        first = "" if gpus else f"without the gigabytes that a GPU needs: first {cpu_torch_command()}"
+        return skipped(name, "torch is not installed", first)
+    if not gpus and any(line.startswith("nvidia-") for line in requirements_of("torch") or ()):
+        smaller = cpu_torch_command("--force-reinstall", "--no-deps")
+        return ok(name, f"{version} for CUDA, no GPU; gigabytes less in a new environment, or: {smaller}")
+    if gpus and version.endswith("+cpu"):
+        return failed(
+            name,
+            f"torch {version} cannot use the {counted(gpus, 'GPU')} of this machine",
+            "install torch built for CUDA (pytorch.org has the command), or set the devices to cpu",
+        )
+    return ok(name, f"{version}, {counted(gpus, 'GPU')}" if gpus else f"{version}, no GPU")
+
+
+def check_python() -> Check:
+    """Report the Python version and executable."""
+    return ok(PYTHON, f"{platform.python_version()}, {sys.executable}")
+
+
+def check_vllm(config: RLConfig | None, *, gpus: int) -> Check:
+    """Check that the engine of the configuration is installed. May start one or two interpreters."""
+    try:
+        if config is not None and config.inference is not None and config.inference.backend == "vllm":
+            found = require_vllm(config.inference.vllm_python)
+        elif gpus or config is None:
+            inference = config.inference if config is not None else None
+            present = find_vllm(inference.vllm_python if inference is not None else None)
+            if present is None:
+                return skipped(VLLM, "not installed; the embedded engine serves (`buckeye vllm install`)")
+            found = present
+        else:
+            return skipped(VLLM, "not asked for: the embedded engine serves on a CPU")
+    except UsageError as error:
+        return failed(VLLM, str(error), "")
+    return ok(VLLM, f"{found.distribution} {found.version}, {found.python}")
+
+
+def uses_vllm(config: RLConfig, *, on_gpu: bool) -> bool:
+    """Return True if vLLM will serve, as far as is known without starting an interpreter."""
+    if config.inference is None or config.inference.backend == "torch":
+        return False
+    installed = (
+        config.inference.vllm_python is not None
+        or PYTHON_VARIABLE in os.environ
+        or importlib.util.find_spec("vllm") is not None
+        or default_vllm_venv().is_dir()
+    )
+    return config.inference.backend == "vllm" or (on_gpu and installed)

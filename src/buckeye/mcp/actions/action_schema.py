@@ -1,0 +1,207 @@
+"""Validation of `action_mappings` and their conversion to actions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    Tag,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+
+from buckeye.config.problems import Problem, closest, did_you_mean
+from buckeye.config.shared import BaseConfig, conflict
+from buckeye.mcp.actions.expressions import Transform, compile_transform
+from buckeye.mcp.actions.mapping import Action, ArgumentSource, Constant, FromArg, FromArgs
+from buckeye.mcp.actions.operations import ExpressionError
+from buckeye.mcp.problems import collect_problems
+
+DONE = "done"
+"""Name of the action that ends a rollout. Every configuration has it."""
+RESERVED_TOOLS = ("setup", "evaluate")
+"""Tools that prepare and grade an environment. No action may map to them, on any server."""
+_NAME = re.compile(r"[^\W\d][\w.\-/]*")
+_PARAMETER = re.compile(r"[^\W\d][\w.-]*")
+_SPECIAL = ("_tool", "_parser")
+_KINDS = ("static", "from_arg", "from_args")
+
+
+def _named(value: Any) -> Any:
+    if not isinstance(value, str) or not _PARAMETER.fullmatch(value):
+        raise conflict(f"{value!r} is no name of an argument")
+    return value
+
+
+def _all_different(names: list[str]) -> list[str]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            raise conflict(f"{name!r} is there twice", str(index))
+    return names
+
+
+ArgumentName = Annotated[str, BeforeValidator(_named)]
+ArgumentNames = Annotated[list[ArgumentName], AfterValidator(_all_different)]
+
+
+class StaticArgument(BaseConfig):
+    """Constant that is an object, or that would look like another kind of argument."""
+
+    static: Any
+    """The constant, of any type."""
+
+
+class OneArgument(BaseConfig):
+    """Argument made from one argument of the action."""
+
+    from_arg: ArgumentName
+    """Argument of the action."""
+    default: Any = None
+    """Value if the argument is omitted. Without a default, the tool's argument is omitted too."""
+    transform: str | None = None
+    """Expression, such as `lambda x: x * 1000`."""
+    use_context: StrictBool = False
+    """Pass all arguments of the call to the transform as a second parameter."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.use_context and self.transform is None:
+            raise conflict("there is no transform that could use it", "use_context")
+        self.compiled()
+        return self
+
+    def compiled(self) -> Transform | None:
+        """Return the compiled transform, or None. Raises a validation error for an invalid expression."""
+        if self.transform is None:
+            return None
+        try:
+            return compile_transform(self.transform, use_context=self.use_context)
+        except ExpressionError as error:
+            raise conflict(str(error), "transform") from None
+
+
+class SeveralArguments(BaseConfig):
+    """List made from several arguments of the action."""
+
+    from_args: Annotated[ArgumentNames, Field(min_length=1)]
+    """Arguments of the action."""
+    defaults: list[Any] = Field(default_factory=list)
+    """Default value for each argument."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.defaults) not in (0, len(self.from_args)):
+            raise conflict(f"expected a list of {len(self.from_args)} values, one for each name", "defaults")
+        return self
+
+
+def _one_kind(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    kinds = [kind for kind in _KINDS if kind in value]
+    if not kinds:
+        near = did_you_mean([name for key in value for name in closest(key, _KINDS, count=1)][:1])
+        raise conflict(f"expected static, from_arg or from_args; for an object write static: {{...}}.{near}")
+    if len(kinds) > 1:
+        raise conflict(f"it has {' and '.join(kinds)}; keep one")
+    return value
+
+
+def _kind(value: Any) -> str:
+    kinds = [kind for kind in _KINDS if isinstance(value, Mapping) and kind in value]
+    return f"with {kinds[0]}" if kinds else "constant"
+
+
+_CONSTANTS = ["string", "number", "boolean", "array", "null"]
+Argument = Annotated[
+    Annotated[StaticArgument, Tag("with static")]
+    | Annotated[OneArgument, Tag("with from_arg")]
+    | Annotated[SeveralArguments, Tag("with from_args")]
+    | Annotated[Any, WithJsonSchema({"type": _CONSTANTS}), Tag("constant")],
+    Discriminator(_kind),
+    BeforeValidator(_one_kind),
+]
+
+
+class ActionParser(BaseConfig):
+    """Parsing of an action's arguments."""
+
+    positional: ArgumentNames = Field(default_factory=list)
+    """Arguments that may be passed by position, in order."""
+
+
+def _arguments_are_named(schema: dict[str, Any]) -> None:
+    schema["patternProperties"] = {"^[^_]": schema["additionalProperties"]}
+    schema["additionalProperties"] = False
+
+
+class ActionTable(BaseConfig):
+    """One action: its MCP tool, and a source for each argument of the tool."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_arguments_are_named)
+    __pydantic_extra__: dict[str, Argument]
+    tool: Annotated[str, Field(min_length=1)] | None = Field(
+        alias="_tool", json_schema_extra={"not": {"pattern": f"(^|/)({'|'.join(RESERVED_TOOLS)})$"}}
+    )
+    """MCP tool; null ends the rollout."""
+    parser: ActionParser = Field(ActionParser(), alias="_parser")
+    """Parsing of the arguments."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _check_keys(cls, values: Any) -> Any:
+        for key in values:
+            if key.startswith("_") and key not in _SPECIAL:
+                raise conflict(f"no such key.{did_you_mean(closest(key, _SPECIAL))}", key)
+        return values
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.tool is not None and self.tool.rpartition("/")[2] in RESERVED_TOOLS:
+            said = f"{self.tool} prepares or grades the environment; the model must not call it"
+            raise conflict(said, "_tool")
+        return self
+
+
+def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Problem]]:
+    """Return the valid actions, including `done`, and the problems of the invalid ones."""
+    actions: dict[str, Action] = {}
+    problems: list[Problem] = []
+    for name, value in raw.items():
+        if not _NAME.fullmatch(name):
+            problems.append(Problem(path=(name,), message=f"{name!r} is no name that can be called"))
+        elif not isinstance(value, Mapping):
+            said = "expected a table with _tool and the arguments of that tool"
+            problems.append(Problem(path=(name,), message=said))
+        else:
+            try:
+                actions[name] = _action(name, ActionTable.model_validate(value))
+            except ValidationError as error:
+                found = collect_problems(ActionTable, value, error)
+                problems += [Problem(path=(name, *one.path), message=one.message) for one in found]
+    if DONE not in raw:
+        actions[DONE] = Action(name=DONE, tool=None)
+    return actions, problems
+
+
+def _action(name: str, table: ActionTable) -> Action:
+    sources = {key: _source(value) for key, value in table.__pydantic_extra__.items()}
+    return Action(name=name, tool=table.tool, positional=tuple(table.parser.positional), sources=sources)
+
+
+def _source(value: Any) -> ArgumentSource:
+    if isinstance(value, OneArgument):
+        default = (value.default,) if "default" in value.model_fields_set else ()
+        return FromArg(name=value.from_arg, default=default, transform=value.compiled())
+    if isinstance(value, SeveralArguments):
+        return FromArgs(names=tuple(value.from_args), defaults=tuple(value.defaults))
+    return Constant(value.static if isinstance(value, StaticArgument) else value)

@@ -1,0 +1,256 @@
+"""JSON Schema parameters as text for a model's prompt, and example values for them."""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_TAG = re.compile(r"<(?=[/|!?A-Za-z])([^<>]{0,80})>")
+_LOOSE_TAG = re.compile(r"<(?=\s*[/|]?\s*(?:tool|think|result|im_|\|))", re.I)
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\-_])|\x9b[0-?]*[ -/]*[@-~]"
+)
+_CHOICES = re.compile(
+    r"(?:[^:]{0,60}:\s*)?((?:[\w-]+,\s*)+(?:or\s+|and\s+)?[\w-]+|[\w-]+(?:,\s*[\w-]+)*,?\s+or\s+[\w-]+)\.?"
+)
+_FOR_EXAMPLE = re.compile(
+    r"(?:e\.g\.|i\.e\.|for example|such as|for instance|like|example:)[\s,:]*(['\"`])([^'\"`]{1,60})\1", re.I
+)
+_IN_BRACKETS = re.compile(r"\((['\"`])([\w-]{1,30})\1\)")
+_FORMS = {"HH:MM:SS": "12:00:00", "HH:MM": "12:00", "YYYY-MM-DD": "2026-01-31"}
+_MOST_CHOICES = 12
+_LONGEST_CHOICES = 300
+_LONGEST_DEFAULT = 60
+_MAX_DEPTH = 6
+_OR_NULL = " or null"
+_PLACEHOLDERS = {
+    "uri": "https://example.com",
+    "url": "https://example.com",
+    "email": "someone@example.com",
+    "date": "2026-01-31",
+    "date-time": "2026-01-31T12:00:00Z",
+    "time": "12:00:00",
+    "uuid": "00000000-0000-4000-8000-000000000000",
+    "ipv4": "127.0.0.1",
+    "hostname": "example.com",
+}
+
+Schema = Mapping[str, Any]
+
+
+class NoExampleError(ValueError):
+    """No example value can be made for a schema. The message is the reason."""
+
+
+def sanitize_text(text: str) -> str:
+    """Return untrusted text as one safe line.
+
+    Terminal codes and invisible characters are removed. Tags that a model or the parser could mistake for
+    their own are changed: `<tool>` becomes `‹tool›`.
+    """
+    text = _ANSI.sub("", text)
+    visible = "".join(sign for sign in text if sign in "\n\r\t" or unicodedata.category(sign)[0] != "C")
+    line = " ".join(visible.split())
+    return _LOOSE_TAG.sub("‹", _TAG.sub(r"‹\1›", line))
+
+
+def format_literal(value: Any) -> str:
+    """Return a value as a call writes it. `<` and invisible characters are escaped, so it stays exact."""
+    text = json.dumps(value, ensure_ascii=False)
+    return "".join(f"\\u{ord(sign):04x}" if sign == "<" else _seen(sign) for sign in text)
+
+
+def _seen(sign: str) -> str:
+    hidden = sign != " " and unicodedata.category(sign)[0] in "CZ"
+    return json.dumps(sign)[1:-1] if hidden else sign
+
+
+def describe_type(schema: Any, root: Schema, *, optional: bool = False) -> str:
+    """Return the type of a parameter: `integer`, `"up" | "down"`, `array of string`, `integer or null`.
+
+    The null of an `optional` parameter is not shown, because the model can omit the parameter.
+    """
+    words = _words(schema, root, 0)
+    return words.removesuffix(_OR_NULL) if optional else words
+
+
+def object_marks_optional(schema: Any, root: Schema) -> bool:
+    """Return True if the type text of a parameter marks a field of an object with a question mark."""
+    return '"?: ' in describe_type(schema, root)
+
+
+def describe_default(schema: Schema) -> str:
+    """Return ` = 3` for a parameter with default 3; "" without a default, or with one too long to show."""
+    if schema.get("default") is None:
+        return ""
+    text = format_literal(schema["default"])
+    return f" = {text}" if len(text) <= _LONGEST_DEFAULT else ""
+
+
+def make_example(schema: Any, root: Schema) -> Any:
+    """Return a value that probably fits the schema. Raises NoExampleError."""
+    return _example(schema, root, 0)
+
+
+def choices(schema: Any, root: Schema) -> list[Any]:
+    """Return values to try: those of an enumeration, or words listed in the description ("up, down or left").
+
+    The list is empty if the schema has neither.
+    """
+    schema = _resolved(schema, root)
+    if isinstance(schema.get("enum"), list):
+        return list(schema["enum"])
+    if schema.get("type") != "string" or "default" in schema:
+        return []
+    match = _CHOICES.fullmatch(sanitize_text(str(schema.get("description") or "")))
+    words = re.split(r",\s*(?:or\s+|and\s+)?|\s+or\s+", match[1]) if match is not None else []
+    return [word for word in words if word]
+
+
+def _words(schema: Any, root: Schema, depth: int) -> str:
+    schema = _resolved(schema, root)
+    if depth > _MAX_DEPTH:
+        return "any"
+    if "const" in schema:
+        return format_literal(schema["const"])
+    if isinstance(schema.get("enum"), list):
+        return _enumerated(schema["enum"])
+    if schema.get("nullable") is True:  # OpenAPI 3.0
+        return _union([_words({**schema, "nullable": False}, root, depth + 1), "null"])
+    for key in ("anyOf", "oneOf", "allOf"):
+        parts = schema.get(key)
+        if isinstance(parts, list) and (len(parts) == 1 or key != "allOf"):
+            return _union([_words(part, root, depth + 1) for part in parts])
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        return _union([_words({**schema, "type": str(kind)}, root, depth + 1) for kind in kinds]) or "any"
+    if kinds == "array" and schema.get("items"):
+        inner = _words(schema["items"], root, depth + 1)
+        is_several = " | " in inner or inner.endswith(_OR_NULL)
+        return f"array of ({inner})" if is_several else f"array of {inner}"
+    if kinds in ("object", None) and isinstance(schema.get("properties"), Mapping) and schema["properties"]:
+        return _object_words(schema, root, depth)
+    return sanitize_text(str(kinds))[:40] if kinds else "any"
+
+
+def _object_words(schema: Schema, root: Schema, depth: int) -> str:
+    """Return an object's fields in the form of parameters. A question mark marks an optional field."""
+    listed = schema.get("required")
+    needed = listed if isinstance(listed, list) else []
+    inside = [
+        f"{format_literal(str(name))}{'' if name in needed else '?'}: {_words(part, root, depth + 1)}"
+        f"{describe_default(_resolved(part, root))}"
+        for name, part in list(schema["properties"].items())[:_MOST_CHOICES]
+    ]
+    more = ", ..." if len(schema["properties"]) > _MOST_CHOICES else ""
+    return "{" + ", ".join(inside) + more + "}"
+
+
+def _union(parts: Sequence[str]) -> str:
+    """Return the text for a union of types, null last."""
+    others = dict.fromkeys(part.removesuffix(_OR_NULL) for part in parts if part != "null")
+    if not others:
+        return "null" if parts else ""
+    has_null = any(part == "null" or part.endswith(_OR_NULL) for part in parts)
+    return " | ".join(others) + (_OR_NULL if has_null else "")
+
+
+def _enumerated(values: Sequence[Any]) -> str:
+    shown: list[str] = []
+    for value in values:
+        text = format_literal(value)
+        if len(shown) == _MOST_CHOICES or sum(map(len, shown)) + len(text) > _LONGEST_CHOICES:
+            return " | ".join([*shown, f"... ({len(values)} in all)"])
+        shown.append(text)
+    return _union(shown) or "any"
+
+
+def _resolved(schema: Any, root: Schema) -> Schema:
+    """Return the schema behind a local `$ref`, or {} for a value that is not a schema."""
+    for _ in range(_MAX_DEPTH):
+        if not isinstance(schema, Mapping):
+            return {}
+        reference = schema.get("$ref")
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return schema
+        found: Any = root
+        for part in reference[2:].split("/"):
+            key = part.replace("~1", "/").replace("~0", "~")
+            found = found.get(key) if isinstance(found, Mapping) else {}
+        schema = {**found, **{key: schema[key] for key in schema if key != "$ref"}} if found else {}
+    return {}
+
+
+def _example(schema: Any, root: Schema, depth: int) -> Any:
+    schema = _resolved(schema, root)
+    if depth > _MAX_DEPTH:
+        raise NoExampleError("its schema is nested too deeply")
+    if "const" in schema:
+        return schema["const"]
+    if options := choices(schema, root):
+        return options[0]
+    examples = schema.get("examples")
+    for value in [schema.get("default"), *(examples if isinstance(examples, list) else [])]:
+        if value is not None:
+            return value
+    for key in ("anyOf", "oneOf", "allOf"):
+        if isinstance(schema.get(key), list) and schema[key]:
+            parts = [part for part in schema[key] if _resolved(part, root).get("type") != "null"]
+            return _example(parts[0] if parts else {"type": "null"}, root, depth + 1)
+    kinds = schema.get("type")
+    if isinstance(kinds, list):
+        kinds = next((kind for kind in kinds if kind != "null"), "null" if kinds else None)
+    return _of_kind(kinds, schema, root, depth)
+
+
+def _mentioned(schema: Schema) -> str | None:
+    """Return a text that the description gives as an example, or one in the form that it names."""
+    described = sanitize_text(str(schema.get("description") or ""))
+    if (match := _FOR_EXAMPLE.search(described) or _IN_BRACKETS.search(described)) is not None:
+        return match[2]
+    return next((text for form, text in _FORMS.items() if form in described), None)
+
+
+def _of_kind(kind: Any, schema: Schema, root: Schema, depth: int) -> Any:
+    if kind in ("integer", "number"):
+        return _number(schema, whole=kind == "integer")
+    if kind == "boolean":
+        return True
+    if kind == "null":
+        return None
+    if kind == "array":
+        return [_example(schema.get("items"), root, depth + 1) for _ in range(_count(schema, "minItems"))]
+    if kind == "object":
+        known = schema.get("properties") or {}
+        return {name: _example(known.get(name), root, depth + 1) for name in schema.get("required") or ()}
+    if (mentioned := _mentioned(schema)) is not None:
+        return mentioned
+    if "pattern" in schema:
+        raise NoExampleError("its text has to fit a pattern")
+    return _PLACEHOLDERS.get(str(schema.get("format")), "." * max(3, _count(schema, "minLength")))
+
+
+def _count(schema: Schema, key: str) -> int:
+    value = schema.get(key)
+    count = value if isinstance(value, int) else 0
+    if count > 100:
+        raise NoExampleError(f"{key} is {count}")
+    return count
+
+
+def _number(schema: Schema, *, whole: bool) -> int | float:
+    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
+    high, below = schema.get("maximum"), schema.get("exclusiveMaximum")
+    value: float = 1
+    if isinstance(low, int | float):
+        value = max(value, low)
+    if isinstance(above, int | float) and value <= above:
+        value = above + 1
+    if isinstance(high, int | float):
+        value = min(value, high)
+    if isinstance(below, int | float) and value >= below:
+        value = below - 1
+    return int(value) if whole or float(value).is_integer() else value

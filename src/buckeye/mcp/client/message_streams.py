@@ -1,0 +1,130 @@
+"""JSON messages of servers whose JSON is slightly invalid, and the SDK's streams of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import mcp_types as types
+from mcp.shared.message import SessionMessage
+
+from buckeye.base.json_lines import fix_json, parse_lenient_json
+from buckeye.mcp.client.server_process import ServerProcess
+
+_LINE_END = re.compile(rb"(?<=[\r\n])")
+_DATA = re.compile(rb"data: ?")
+
+
+@asynccontextmanager
+async def open_stdio_streams(process: ServerProcess) -> AsyncIterator[Any]:
+    """Yield the SDK's two streams over the lines of a process.
+
+    Lines that are not messages are counted and dropped. If such a line has the id of a request, that request
+    ends with an error.
+    """
+    inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async def read() -> None:
+        with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+            async with inbox:
+                while (line := await process.read_line()) is not None:
+                    messages, is_garbage = read_messages(line)
+                    if is_garbage:
+                        process.note_garbage(line)
+                    for message in messages:
+                        await inbox.send(SessionMessage(message))
+
+    async def write() -> None:
+        async with outbox:
+            async for item in outbox:
+                try:
+                    text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
+                    await process.write_line(text.encode())
+                except ConnectionError:
+                    await inbox.aclose()  # no answer will arrive
+                    return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(read)
+        tasks.start_soon(write)
+        try:
+            yield incoming, outgoing
+        finally:
+            tasks.cancel_scope.cancel()
+            for stream in (inbox, incoming, outgoing, outbox):
+                stream.close()
+
+
+def read_messages(line: bytes) -> tuple[list[types.JSONRPCMessage], bool]:
+    """Return the messages in a line, and True if part of it is not a message.
+
+    An invalid object with an id and no method is taken as the answer to a request. It becomes an error with
+    that id, so that the request does not wait until its deadline.
+    """
+    try:
+        return [types.jsonrpc_message_adapter.validate_json(line, by_name=False)], False
+    except ValueError:
+        found = parse_lenient_json(line)
+    read: list[types.JSONRPCMessage] = []
+    is_garbage = not found or not isinstance(found, dict | list)
+    for one in found if isinstance(found, list) else [found]:  # MCP 2025-03-26 has batches
+        if not isinstance(one, dict) or not one.keys() & {"id", "method"}:
+            is_garbage = True
+            continue
+        try:
+            read.append(types.jsonrpc_message_adapter.validate_python(one, by_name=False))
+        except ValueError:
+            is_garbage = True
+            read += _refusal(one)
+    return read, is_garbage
+
+
+def _refusal(found: dict[str, Any]) -> Iterator[types.JSONRPCError]:
+    """Yield an error in place of an invalid answer, if it has a request id."""
+    request_id = None if "method" in found else found.get("id")
+    if isinstance(request_id, int | str) and not isinstance(request_id, bool):
+        shown = json.dumps(found, ensure_ascii=False)[:200]
+        said = types.ErrorData(code=types.PARSE_ERROR, message=f"its answer is no message of MCP: {shown}")
+        yield types.JSONRPCError(jsonrpc="2.0", id=request_id, error=said)
+
+
+class JsonRepairStream:
+    """Repairs the JSON messages in a response body so that the SDK can read them.
+
+    `feed` returns the part that is ready, `rest` the remainder at the end of the body.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        self._is_stream = content_type.lower().startswith("text/event-stream")
+        self._is_json = content_type.lower().startswith("application/json")
+        self._waiting = bytearray()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Add a chunk, and return the part of the body that is complete and not returned yet."""
+        if not (self._is_json or self._is_stream):
+            return chunk
+        self._waiting += chunk
+        if self._is_json or not (b"\n" in chunk or b"\r" in chunk):
+            return b""
+        *lines, rest = _LINE_END.split(bytes(self._waiting))
+        self._waiting = bytearray(rest)
+        return b"".join(map(_fixed_event, lines))
+
+    def rest(self) -> bytes:
+        """Return the remainder after the body has ended."""
+        waiting = bytes(self._waiting)
+        return fix_json(waiting) if self._is_json else _fixed_event(waiting)
+
+
+def _fixed_event(line: bytes) -> bytes:
+    begin = _DATA.match(line)
+    if begin is None:
+        return line
+    content = line[begin.end() :].rstrip(b"\r\n")
+    return begin[0] + fix_json(content) + line[begin.end() + len(content) :]

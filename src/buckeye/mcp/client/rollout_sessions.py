@@ -1,0 +1,115 @@
+"""Sessions of one rollout: one with each server of the task, and all their tools."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+from buckeye.base.keys import variables
+from buckeye.errors import UsageError
+from buckeye.mcp.client.errors import TaskError, WorkdirFullError
+from buckeye.mcp.client.session import CallResult, McpSession, Server, SessionTimeouts, open_session
+from buckeye.mcp.gateway.running_environment import is_larger
+from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
+from buckeye.mcp.tasks.variables import find_variable_values, resolve_variables
+from buckeye.mcp.workdir.folder import Workdir
+from buckeye.mcp.workdir.server_environment import adapt_to_workdir
+
+_LOOK_SECONDS = 1.0
+
+
+class RolloutSessions:
+    """Open sessions of a rollout. `tools` maps names to tools; a name on several servers is SERVER/NAME."""
+
+    def __init__(self, sessions: Mapping[str, McpSession], workdir: Workdir | None = None) -> None:
+        self._workdir = workdir
+        having = Counter(tool for session in sessions.values() for tool in session.tools)
+        self._owners: dict[str, tuple[McpSession, str]] = {}
+        for session in sessions.values():
+            for tool in session.tools:
+                name = tool if having[tool] == 1 else f"{session.name}/{tool}"
+                if name in self._owners:
+                    raise TaskError(f"two tools are called {name!r}")
+                self._owners[name] = session, tool
+        self.tools = {name: session.tools[tool] for name, (session, tool) in self._owners.items()}
+
+    @property
+    def schemas(self) -> dict[str, Mapping[str, Any]]:
+        """Input schema of each tool, by name."""
+        return {name: tool.input_schema for name, tool in self.tools.items()}
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout: float) -> CallResult:
+        """Call one of `tools`.
+
+        `{workdir}` is replaced by the rollout's folder, and the folder by `{workdir}` in the result. Raises
+        the faults of `McpSession.call`.
+        """
+        session, own_name = self._owners[tool]
+        if self._workdir is None:
+            return await session.call(own_name, arguments, timeout=timeout)
+        result = await session.call(own_name, self._workdir.expand_workdir(arguments), timeout=timeout)
+        hidden = self._workdir.mask_workdir
+        return replace(result, text=hidden(result.text), structured=hidden(result.structured))
+
+    async def call_with_timeout(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> CallResult:
+        """Call a tool with a timeout in seconds. Raises TaskError for an unknown tool, else like `call`."""
+        if tool not in self._owners:
+            raise TaskError(f"no server has the tool {tool!r}; there are: {', '.join(sorted(self.tools))}")
+        return await self.call(tool, arguments, timeout=seconds)
+
+
+@asynccontextmanager
+async def open_sessions(
+    task: McpTask, timeouts: SessionTimeouts, *, preload: bool = True, workdir: Workdir | None = None
+) -> AsyncIterator[RolloutSessions]:
+    """Open sessions with all servers of a task. Servers that are commands start in `workdir`.
+
+    Only this function resolves variables. Raises StartError, and TaskError if a variable is not set or two
+    tools have one name.
+    """
+    async with AsyncExitStack() as stack:
+        sessions = {}
+        for name, server in task.mcp_config.items():
+            ready, secrets = _resolved(name, server)
+            if workdir is not None and isinstance(ready, StdioServer):
+                ready = adapt_to_workdir(ready, workdir)
+            sessions[name] = await stack.enter_async_context(
+                open_session(name, ready, timeouts=timeouts, secrets=secrets, preload=preload)
+            )
+        if workdir is not None:
+            watch = asyncio.create_task(_watch(workdir, list(sessions.values())))
+            stack.callback(watch.cancel)
+        yield RolloutSessions(sessions, workdir)
+
+
+async def _watch(workdir: Workdir, sessions: Sequence[McpSession]) -> None:
+    """End the sessions of a rollout when its folder exceeds its size limit."""
+    took = 0.0
+    while True:
+        # check a folder with many files less often
+        await asyncio.sleep(max(_LOOK_SECONDS, 20 * took))
+        started = time.monotonic()
+        if await asyncio.to_thread(is_larger, workdir.root, workdir.limit):
+            full = f"the rollout's folder holds more than {workdir.limit:,} bytes (defaults.workdir_bytes)"
+            for session in sessions:
+                session.abort(WorkdirFullError(f"server {session.name!r}: {full}"))
+            return
+        took = time.monotonic() - started
+
+
+def _resolved(name: str, server: Server) -> tuple[Server, list[str]]:
+    """Return the server with its variables replaced, and the values of these variables."""
+    try:
+        given, known = server.model_dump(), variables()
+        return type(server).model_validate(resolve_variables(given, known)), find_variable_values(
+            given, known
+        )
+    except UsageError as error:
+        raise TaskError(f"server {name!r} of mcp_config: {error}") from None
+    except ValueError as error:  # a variable's value is not a valid address
+        raise TaskError(f"server {name!r} of mcp_config: {type(error).__name__} once resolved") from None

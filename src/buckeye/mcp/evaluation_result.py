@@ -1,0 +1,79 @@
+"""Reward and metrics from the result of an evaluation call."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from buckeye.mcp.client.errors import EvaluateError
+from buckeye.mcp.client.session import CallResult
+
+REWARD_KEYS = ("reward", "grade", "score")
+_MOST_METRICS = 32
+
+
+def decode_result(result: CallResult) -> Any:
+    """Return a call's result as data: its structured content, or its text parsed as JSON. None if neither.
+
+    SDKs wrap a plain return value in an object whose only key is `result`; it is unwrapped.
+    """
+    value = result.structured
+    if isinstance(value, Mapping) and list(value) == ["result"]:
+        value = value["result"]
+    if value is None or isinstance(value, str):
+        try:
+            value = json.loads(result.text if value is None else value)
+        except (ValueError, RecursionError):
+            return None
+    return value
+
+
+def parse_reward(tool: str, result: CallResult) -> tuple[float, dict[str, float]]:
+    """Return the reward of an evaluation, and its other numbers as metrics.
+
+    The reward is the key `reward`, `grade` or `score` of an object, or the value itself. Booleans count as 0
+    and 1. Raises EvaluateError if the evaluation failed or has no finite reward.
+    """
+    if result.is_error:
+        raise EvaluateError(f"{tool} failed: {_shown(result.text)}")
+    value = decode_result(result)
+    numbers: dict[str, float] = {}
+    if isinstance(value, Mapping):
+        if value.get("isError") is True or value.get("is_error") is True:
+            raise EvaluateError(f"{tool} says that it failed: {_shown(result.text)}")
+        numbers = _numbers(value)
+        key = next((key for key in REWARD_KEYS if key in value), None)
+        value = None if key is None else value[key]
+    if not isinstance(value, bool | int | float):
+        raise EvaluateError(
+            f"{tool} gave no reward: its result needs a number as {', '.join(REWARD_KEYS[:-1])} or "
+            f"{REWARD_KEYS[-1]}, and is {_shown(result.text or json.dumps(result.structured, default=str))}"
+        )
+    reward = _finite(value)
+    if reward is None:
+        raise EvaluateError(f"{tool} gave {value} as the reward, which is no finite number")
+    return reward, numbers
+
+
+def _numbers(value: Mapping[str, Any]) -> dict[str, float]:
+    found = {
+        str(key): _finite(item)
+        for key, item in value.items()
+        if key not in REWARD_KEYS and isinstance(item, bool | int | float)
+    }
+    kept = [(key, number) for key, number in found.items() if number is not None]
+    return dict(kept[:_MOST_METRICS])
+
+
+def _finite(value: float) -> float | None:
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 200 else text[:200] + "…")

@@ -1,0 +1,112 @@
+"""Parent processes that have imported a program's libraries, one for each program."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import subprocess
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from buckeye.base.process import ChildProcess, clean_environment
+from buckeye.base.process_guard import GUARD, MARK_VARIABLE
+from buckeye.mcp.client.server_process import ServerProcess
+from buckeye.mcp.fork_server.forked_process import ForkedProcess, ForkError, fork_session
+from buckeye.mcp.fork_server.program import Program, PythonScript, python_script
+
+log = logging.getLogger(__name__)
+
+SERVER = Path(__file__).with_name("server.py")
+_SEND_SECONDS, _END_SECONDS = 5.0, 1.0
+_MOST = 8
+
+START_COUNTS: Counter[str] = Counter()
+"""Number of sessions that this process has started by forking (`forked`)."""
+
+
+class ForkServer:
+    """Process that imports the libraries of one program, and forks its sessions."""
+
+    def __init__(self, script: PythonScript) -> None:
+        """Start the process. Raises OSError."""
+        self._script = script
+        self._answer: str | None = None
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setblocking(False)
+        argv = [script.interpreter, str(SERVER), str(theirs.fileno()), str(script.path)]
+        with theirs:
+            self._process = ChildProcess(
+                argv,
+                env={**clean_environment({}), **dict(script.variables)},
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                cwd=Path("/"),
+                pass_fds=(theirs.fileno(),),
+                guarded=True,
+            )
+
+    def is_ready(self) -> bool:
+        """Return True if sessions can be forked."""
+        if self._answer is None:
+            with contextlib.suppress(BlockingIOError):
+                self._answer = self._control.recv(4096).decode(errors="replace") or "its process has ended"
+                if not self._answer.isdigit():
+                    self._refuse(self._answer)
+                    return False
+                self._control.settimeout(_SEND_SECONDS)
+                log.info("Sessions of %s share %s imported modules", self._script.path.name, self._answer)
+        return (self._answer or "").isdigit()
+
+    async def fork(self, program: Program) -> ForkedProcess:
+        """Fork a session. Raises ForkError."""
+        spec = {
+            "argv": [str(self._script.path), *program.argv[1:]],
+            "environment": dict(program.env),
+            "cwd": None if program.cwd is None else str(program.cwd),
+            "confine": program.confine,
+        }
+        try:
+            return await fork_session(self._control, spec)
+        except ForkError as error:
+            self._refuse(str(error))
+            raise
+
+    def _refuse(self, reason: str) -> None:
+        """Fork no more sessions; later ones start normally. Running sessions continue."""
+        self._answer = reason
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_END_SECONDS)
+        log.info("Every session of %s imports its libraries by itself: %s", self._script.path.name, reason)
+
+
+FORK_SERVERS: dict[PythonScript, ForkServer] = {}
+
+
+def _parent_of(program: Program) -> ForkServer | None:
+    script = python_script(program)
+    if script is not None and script not in FORK_SERVERS and len(FORK_SERVERS) < _MOST:
+        with contextlib.suppress(OSError):
+            FORK_SERVERS[script] = ForkServer(script)
+    return FORK_SERVERS.get(script) if script is not None else None
+
+
+async def start_program(program: Program, *, name: str, preload: bool) -> ServerProcess:
+    """Start a process, forked from a parent with imported libraries if possible.
+
+    Without `preload`, or for programs that cannot be forked, it starts normally. All children end with the
+    process. Raises StartError.
+    """
+    mark = GUARD.new_mark()
+    program = replace(program, env={**program.env, MARK_VARIABLE: mark})
+    parent = _parent_of(program) if preload and hasattr(os, "pidfd_open") else None
+    if parent is not None and parent.is_ready():
+        with contextlib.suppress(ForkError):  # already logged; the parent refuses further forks
+            forked = await parent.fork(program)
+            START_COUNTS["forked"] += 1
+            return ServerProcess(forked, name, forked.close, mark=mark)
+    start = program.wrap_command or (lambda argv, env: (tuple(argv), env))
+    argv, env = start(program.argv, program.env)
+    return await ServerProcess.start(argv, env=env, name=name, cwd=program.cwd, mark=mark)

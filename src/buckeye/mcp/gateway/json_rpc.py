@@ -1,0 +1,103 @@
+"""JSON-RPC messages as a proxy needs them: kind, id and progress token."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from buckeye.base.json_lines import fix_json
+from buckeye.mcp.gateway.settings import GatewayError
+
+HANDSHAKE_VERSIONS = ("2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05")
+"""Protocol revisions with an `initialize` handshake and sessions."""
+
+UNSUPPORTED_VERSION, SERVER_ERROR = -32022, -32000
+
+RequestId = int | str
+
+
+class _Meta(msgspec.Struct):
+    progress_token: RequestId | None = msgspec.field(name="progressToken", default=None)
+
+
+class _Params(msgspec.Struct):
+    meta: _Meta | None = msgspec.field(name="_meta", default=None)
+    progress_token: RequestId | None = msgspec.field(name="progressToken", default=None)
+
+
+class JsonRpcMessage(msgspec.Struct):
+    """Envelope of a message. A response has no method, a notification has no id."""
+
+    id: RequestId | None = None
+    method: str | None = None
+    params: msgspec.Raw = msgspec.Raw(b"null")
+
+    @property
+    def is_request(self) -> bool:
+        return self.method is not None and self.id is not None
+
+    @property
+    def is_response(self) -> bool:
+        return self.method is None and self.id is not None
+
+    def progress_token(self) -> RequestId | None:
+        """Return the progress token of a request or of a progress notification, else None."""
+        try:
+            params = msgspec.json.decode(self.params, type=_Params)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        if self.is_request:
+            return None if params.meta is None else params.meta.progress_token
+        return params.progress_token if self.method == "notifications/progress" else None
+
+
+_decode_frame = msgspec.json.Decoder(JsonRpcMessage).decode
+_decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
+
+
+def parse_message(body: bytes) -> JsonRpcMessage:
+    """Return the message in a request's body. Raises GatewayError 400."""
+    try:
+        frame = _decode_frame(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        if body.lstrip()[:1] == b"[":
+            raise GatewayError(400, "batch", "Batches are not taken: send one message per request.") from None
+        raise GatewayError(400, "json", f"The body is no JSON-RPC message: {error}.", code=-32700) from None
+    if frame.method is None and frame.id is None:
+        raise GatewayError(400, "json", "The body is no JSON-RPC message: it has neither a method nor an id.")
+    return frame
+
+
+def read_line(line: bytes) -> list[tuple[JsonRpcMessage, bytes]]:
+    """Return the messages in a line of an environment's output, each with its text as strict JSON.
+
+    A batch (MCP 2025-03-26) has several messages; a line that is not a message has none.
+    """
+    for text in (line, fix_json(line)):
+        try:
+            is_batch = text.lstrip()[:1] == b"["
+            texts = [bytes(one) for one in _decode_batch(text)] if is_batch else [text]
+            read = [(_decode_frame(one), one) for one in texts]
+        except (msgspec.DecodeError, RecursionError):
+            continue
+        return [(frame, one) for frame, one in read if frame.method is not None or frame.id is not None]
+    return []
+
+
+def one_line(body: bytes) -> bytes:
+    """Return the JSON without line breaks. In JSON, raw line breaks are only white space between tokens."""
+    return body.replace(b"\r", b" ").replace(b"\n", b" ").strip()
+
+
+def error_response(request_id: RequestId | None, code: int, message: str, data: dict[str, Any]) -> bytes:
+    """Return a JSON-RPC error response."""
+    error = {"code": code, "message": message, "data": data}
+    return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, ensure_ascii=False).encode()
+
+
+def cancel_notification(request_id: RequestId) -> bytes:
+    """Return the notification that cancels a request."""
+    params = {"requestId": request_id, "reason": "the caller closed the request"}
+    return json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}).encode()

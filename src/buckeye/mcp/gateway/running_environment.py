@@ -1,0 +1,113 @@
+"""Start and end of environments."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from buckeye.base.threads import finish_in_thread
+from buckeye.mcp.client.server_process import ServerProcess
+from buckeye.mcp.fork_server.pool import start_program
+from buckeye.mcp.gateway.settings import LaunchRequest
+from buckeye.mcp.sandbox.runtime import FolderFactory, LaunchSpec, Runtime
+
+log = logging.getLogger(__name__)
+
+_BLOCK = 4096
+
+
+@dataclass(eq=False, slots=True)
+class RunningEnvironment:
+    """A running environment, with its launch and its folder."""
+
+    process: ServerProcess
+    launch: LaunchSpec
+    root: Path
+
+    async def stop(self, *, grace: float = 2.0) -> None:
+        """End the process and all its children, and remove its folder. Never raises."""
+        try:
+            await self.process.close(grace=grace)
+        finally:
+            await clean_up(self.launch, self.root)
+
+
+async def start_environment(
+    runtime: Runtime, launch_request: LaunchRequest, folders: FolderFactory, *, preload: bool
+) -> RunningEnvironment:
+    """Start the process of one session.
+
+    With `preload` it may be forked from a process that has imported its libraries. Raises PrepareError,
+    StartError or UsageError, and then leaves nothing behind.
+    """
+    await runtime.prepare(launch_request.image)
+    root = folders.create()
+    launch = None
+    try:
+        launch = await runtime.launch(launch_request.image, root, dict(launch_request.variables))
+        name = launch_request.image or runtime.name
+        if launch.program is not None:
+            process = await start_program(launch.program, name=name, preload=preload)
+        else:
+            process = await ServerProcess.start(launch.argv, env=launch.env, name=name, cwd=launch.cwd)
+    except BaseException:
+        await clean_up(launch, root)
+        raise
+    return RunningEnvironment(process, launch, root)
+
+
+async def clean_up(launch: LaunchSpec | None, root: Path) -> None:
+    """Remove the remains of an ended environment. A failure is logged."""
+    try:
+        if launch is not None and launch.on_exit is not None:
+            await launch.on_exit()
+        await finish_in_thread(remove_tree, root)
+    except Exception as error:
+        log.warning("%s was not cleaned up: %s", root, error)
+
+
+def is_larger(root: Path, max_bytes: int) -> bool:
+    """Return True if the files under `root` take more than `max_bytes` bytes of disk.
+
+    Each entry counts as at least one block. Entries that disappear during the check do not count.
+    """
+    taken, waiting = 0, [os.fspath(root)]
+    while waiting and taken <= max_bytes:
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(waiting.pop()):
+                with contextlib.suppress(OSError):
+                    seen = entry.stat(follow_symlinks=False)
+                    taken += max(_BLOCK, 512 * seen.st_blocks)
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+    return taken > max_bytes
+
+
+def remove_tree(root: Path) -> None:
+    """Delete a folder regardless of modes and depth. Raises OSError.
+
+    An environment may have made folders so deep that no path reaches them; those are moved up first.
+    """
+    if root.is_symlink():
+        root.unlink()
+        return
+    moved = f".removed-{secrets.token_hex(4)}-"
+    waiting, count = [root], 0
+    while waiting:
+        folder = waiting.pop()
+        folder.chmod(0o700)
+        for entry in list(os.scandir(folder)):
+            with contextlib.suppress(FileNotFoundError):
+                if not entry.is_dir(follow_symlinks=False):
+                    os.unlink(entry.path)
+                    continue
+                os.chmod(entry.path, 0o700)  # moving a folder requires write permission on it
+                count += 1
+                waiting.append(Path(entry.path).rename(root / f"{moved}{count}"))
+        if folder != root:
+            folder.rmdir()
+    root.rmdir()

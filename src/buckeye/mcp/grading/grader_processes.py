@@ -1,0 +1,199 @@
+"""Grading outside the run's process: judging in a worker, and running programs of the user.
+
+Both are confined like environments, have no network and end within a time limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.process import clean_environment, ends_within
+from buckeye.base.process_guard import GUARD, MARK_VARIABLE, kill_marked
+from buckeye.base.threads import finish_in_thread
+from buckeye.errors import BuckeyeError
+from buckeye.mcp.grading.judge import GraderVerdict
+from buckeye.mcp.sandbox.confine_command import build_confine_env, confine_argv, sandbox_support
+from buckeye.mcp.sandbox.runtime import SandboxLimits
+
+_LIMITS = SandboxLimits(memory=4 * 2**30, network=False, processes=256, disk=2**30)
+_START_SECONDS = 60.0
+_JUDGE_SECONDS = 10.0
+_MOST_OUTPUT = 2**20
+_RUNNER = Path(__file__).with_name("python_runner.py")
+
+
+class GraderError(BuckeyeError):
+    """A grader reached no verdict. The message is the reason."""
+
+
+# Judging in a worker.
+
+
+async def judge_in_worker(request: Mapping[str, Any], *, library: str | None = None) -> GraderVerdict:
+    """Return a worker's verdict on a request (in the format of `worker.judge_in_worker`).
+
+    `library` is a module that the worker must import first. A request that takes too long gets a score of 0.
+    Raises GraderError.
+    """
+    line = json.dumps(request).encode() + b"\n"
+    return await asyncio.get_running_loop().run_in_executor(_JUDGES, _judged, line, library)
+
+
+_JUDGES = ThreadPoolExecutor(2, "buckeye-grading")
+"""Each thread has its own worker."""
+_OF_THREAD = threading.local()
+
+
+def _judged(line: bytes, library: str | None) -> GraderVerdict:
+    worker: _Worker | None = getattr(_OF_THREAD, "worker", None)
+    if worker is None or worker.ended:
+        worker = _OF_THREAD.worker = _Worker()
+    if library is not None and library not in worker.libraries:
+        if worker.ask(json.dumps({"import": library}).encode() + b"\n", _START_SECONDS) is None:
+            raise GraderError(f"{library} could not be loaded")
+        worker.libraries.add(library)
+    answer = worker.ask(line, _JUDGE_SECONDS)
+    if answer is None:
+        return GraderVerdict(0.0, f"it could not be judged within {_JUDGE_SECONDS:g} s")
+    if "failed" in answer:
+        raise GraderError(str(answer["failed"]))
+    return GraderVerdict(answer["score"], answer["said"])
+
+
+class _Worker:
+    """A process that judges one request at a time."""
+
+    def __init__(self) -> None:
+        """Start the process. Raises GraderError if it does not start."""
+        argv = (sys.executable, "-I", "-m", "buckeye.mcp.grading.worker")
+        self.libraries: set[str] = set()
+        self._process = subprocess.Popen(  # noqa: S603  argv as a list, without a shell
+            confine_argv(argv, limits=_LIMITS, sandbox_support=sandbox_support(), cwd=Path("/")),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=build_confine_env(clean_environment({})),
+            start_new_session=True,
+        )
+        GUARD.watch(self._process.pid)
+        if self.ask(b"", _START_SECONDS) is None:
+            raise GraderError("the process that judges does not start; see `buckeye rl doctor`")
+
+    @property
+    def ended(self) -> bool:
+        """True if the process has ended and must be replaced."""
+        return self._process.poll() is not None
+
+    def ask(self, line: bytes, seconds: float) -> dict[str, Any] | None:
+        """Send a request and return the answer; None after a timeout, which also ends the process."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        deadline = threading.Timer(seconds, self._kill)
+        deadline.start()
+        answer = b""
+        with contextlib.suppress(OSError):
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline(_MOST_OUTPUT)
+        deadline.cancel()
+        if not answer.endswith(b"\n"):
+            self._end()
+            return None
+        found: dict[str, Any] = json.loads(answer)
+        return found
+
+    def _kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+
+    def _end(self) -> None:
+        self._kill()
+        self._process.wait()
+        GUARD.forget(self._process.pid)
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+
+
+# Programs of the user.
+
+
+@dataclass(frozen=True, slots=True)
+class CommandResult:
+    """Exit code and output of a program. `code` None means a timeout."""
+
+    code: int | None
+    output: str
+
+
+async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> CommandResult:
+    """Run a program in a folder, without the user's keys and home folder.
+
+    Raises GraderError if it cannot be started.
+    """
+    with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as place:
+        ran = await _run(argv, folder, Path(place), b"", seconds)
+    if ran.code in (125, 127):
+        raise GraderError(f"{argv[0]} cannot be run: {ran.output.strip()[-300:]}")
+    return ran
+
+
+async def run_function(import_path: str, arguments: Mapping[str, Any], seconds: float) -> GraderVerdict:
+    """Return the verdict of a user's function, given as `FILE:FUNCTION`. Raises GraderError."""
+    file, _, function = import_path.rpartition(":")
+    with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as place:
+        result = Path(place, "result.json")
+        argv = (sys.executable, "-I", "-B", str(_RUNNER), file, function, str(result))
+        folder = Path(arguments["workdir"] or place)
+        ran = await _run(argv, folder, Path(place), json.dumps(arguments, default=str).encode(), seconds)
+        if ran.code is None:
+            raise GraderError(f"it took longer than {seconds:g} s")
+        try:
+            with result.open("rb") as file_:
+                answer = json.loads(file_.read(_MOST_OUTPUT))
+        except (OSError, ValueError):
+            raise GraderError(f"it ended with code {ran.code}: {ran.output.strip()[-300:]}") from None
+    if "failed" in answer:
+        raise GraderError(str(answer["failed"]))
+    return GraderVerdict(answer["score"], answer["said"])
+
+
+async def _run(argv: Sequence[str], folder: Path, place: Path, given: bytes, seconds: float) -> CommandResult:
+    mark = GUARD.new_mark()
+    env = clean_environment({"HOME": str(place), "TMPDIR": str(place), MARK_VARIABLE: mark})
+    (place / "input").write_bytes(given)
+    with (place / "input").open("rb") as stdin, (place / "output").open("w+b") as output:
+        process = await asyncio.create_subprocess_exec(
+            *confine_argv(argv, limits=_LIMITS, sandbox_support=sandbox_support(), cwd=folder),
+            stdin=stdin,
+            stdout=output,
+            stderr=output,
+            env=build_confine_env(env),
+            start_new_session=True,
+        )
+        GUARD.watch(process.pid)
+        try:
+            in_time = await ends_within(process, seconds)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await ends_within(process, 5.0)
+            GUARD.forget(process.pid)
+            await finish_in_thread(kill_marked, mark)  # children may have left the process group
+        output.seek(0)
+        said = output.read(_MOST_OUTPUT).decode("utf-8", "replace")
+    return CommandResult(process.returncode if in_time else None, said)

@@ -1,0 +1,59 @@
+"""Images that buildah built on this machine: OCI layouts (`index.json` and `blobs/`), found by name."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from buckeye.base.storage import read_json
+from buckeye.mcp.images.manifest import ImageManifest, ImageReference, parse_manifest
+from buckeye.mcp.sandbox.runtime import PrepareError
+
+
+def keep_layout(layout: Path, reference: ImageReference, folder: Path) -> ImageManifest:
+    """Move a layout into the store `folder` under a name, and replace an earlier layout of that name.
+
+    Raises PrepareError for a layout without a complete image.
+    """
+    try:
+        manifest = _read(layout, reference)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PrepareError(f"{reference}: the builder left no image that can be read: {error}") from None
+    kept = built_layout(reference, folder)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    if kept.exists():
+        kept.rename(layout.with_name(f"{layout.name}.before"))
+    layout.rename(kept)
+    return manifest
+
+
+def find_built(reference: ImageReference, folder: Path) -> ImageManifest | None:
+    """Return the image of this name that was built here; None without one, or if parts are missing."""
+    try:
+        return _read(built_layout(reference, folder), reference)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def built_layout(reference: ImageReference, folder: Path) -> Path:
+    """Return the path of this image's layout in the store."""
+    return folder / "built" / hashlib.sha256(str(reference).encode()).hexdigest()[:32]
+
+
+def layout_blob(layout: Path, digest: str) -> Path:
+    """Return the path of a blob in a layout."""
+    return layout / "blobs" / digest.replace(":", "/")
+
+
+def _read(layout: Path, reference: ImageReference) -> ImageManifest:
+    (entry,) = read_json(layout / "index.json")["manifests"]
+    digest = str(entry["digest"])
+    raw = layout_blob(layout, digest).read_bytes()
+    if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
+        raise ValueError(f"the manifest is not {digest[:19]}")
+    content = json.loads(raw)
+    manifest = parse_manifest(content, digest=digest, shown=str(reference))
+    for blob in (manifest.config, *manifest.layers):
+        layout_blob(layout, blob.digest).stat()
+    return manifest

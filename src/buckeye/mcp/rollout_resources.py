@@ -1,0 +1,155 @@
+"""Folder and sessions of one rollout, after the task's setup."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from buckeye.errors import UsageError
+from buckeye.mcp.client.errors import McpEnvironmentError, SetupError, TaskError
+from buckeye.mcp.client.rollout_sessions import RolloutSessions, open_sessions
+from buckeye.mcp.client.session import CallResult, SessionTimeouts, ToolInfo
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.grading.task_graders import resolve_graders
+from buckeye.mcp.tasks.task_schema import McpTask, ToolCall, call_arguments
+from buckeye.mcp.workdir.folder import Workdir, open_workdir
+
+_LISTEN_SECONDS = 60.0  # `setup_timeout` may be shorter
+_MOST_CHECKED = 4  # different servers
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutResources:
+    """Open sessions, the folder of their servers, and the setup's output (`setup_output`) for the prompt."""
+
+    sessions: RolloutSessions
+    workdir: Workdir
+    setup_output: str
+
+
+@asynccontextmanager
+async def open_rollout_resources(task: McpTask, config: GymConfig) -> AsyncIterator[RolloutResources]:
+    """Open a stage for a task, and close it at the end of the block.
+
+    Raises StartError, SetupError, or a more specific McpEnvironmentError.
+    """
+    limits = config.defaults
+    async with (
+        open_workdir(task, config) as workdir,
+        open_sessions(task, _deadlines(config), preload=limits.preload, workdir=workdir) as sessions,
+    ):
+        _check_tools(task, config, sessions.tools)
+        said = await _set_up(task, config, sessions)
+        yield RolloutResources(sessions=sessions, workdir=workdir, setup_output=said)
+
+
+async def find_fresh_session_fault(task: McpTask, config: GymConfig) -> McpEnvironmentError | None:
+    """Open a fresh stage, and return the fault if that fails; None if it works.
+
+    None means that a fault in another session was caused by the model's calls there.
+    """
+    try:
+        async with open_rollout_resources(task, config):
+            return None
+    except McpEnvironmentError as fault:
+        return fault
+
+
+async def check_servers(tasks: Sequence[McpTask], config: GymConfig) -> None:
+    """Start the servers of some tasks, and check the tools that each task with the same servers names.
+
+    Raises UsageError if a task cannot run. Other faults are ignored: the rollouts retry and report them.
+    """
+    with_servers: dict[str, list[McpTask]] = {}
+    for task in tasks:
+        with_servers.setdefault(task.model_dump_json(include={"mcp_config"}), []).append(task)
+    for alike in list(with_servers.values())[:_MOST_CHECKED]:
+        checked = alike[0]
+        try:
+            async with (
+                open_workdir(checked, config) as workdir,
+                open_sessions(
+                    checked, _deadlines(config), preload=config.defaults.preload, workdir=workdir
+                ) as sessions,
+            ):
+                for task in alike:
+                    checked = task
+                    _check_tools(task, config, sessions.tools)
+        except McpEnvironmentError as fault:
+            if fault.final:
+                raise UsageError(f"task {checked.id}: {fault}") from None
+
+
+async def run_task_call(call: ToolCall, sessions: RolloutSessions, timeout: float) -> CallResult:
+    """Run a call that the task itself defines. Raises McpEnvironmentError.
+
+    If it fails and its arguments do not match the tool's schema, that is a TaskError.
+    """
+    schema = sessions.tools[call.name].input_schema
+    arguments = call_arguments(call, schema)
+    result = await sessions.call(call.name, arguments, timeout=timeout)
+    if result.is_error and (mismatch := _mismatch(arguments, schema)):
+        raise TaskError(f"{call.name}: {mismatch}; the server answered: {result.text[:500]}")
+    return result
+
+
+def truncate_text(text: str, max_chars: int) -> tuple[str, int]:
+    """Return the first `max_chars` characters with a note about the cut, and the number of characters cut."""
+    cut = max(0, len(text) - max_chars)
+    return (f"{text[:max_chars]}\n(cut: {cut} more characters)" if cut else text), cut
+
+
+def _deadlines(config: GymConfig) -> SessionTimeouts:
+    limits = config.defaults
+    return SessionTimeouts(start=limits.setup_timeout, call=limits.tool_timeout, listen=_LISTEN_SECONDS)
+
+
+def _check_tools(task: McpTask, config: GymConfig, tools: Mapping[str, ToolInfo]) -> None:
+    """Raise TaskError if the configuration or the task names a tool that no server has."""
+    for key, tool in _named_tools(task, config):
+        if tool not in tools:
+            known = ", ".join(sorted(tools)) or "none"
+            raise TaskError(f"{key}: no server has a tool {tool!r}; there are: {known}")
+
+
+def _named_tools(task: McpTask, config: GymConfig) -> Iterator[tuple[str, str]]:
+    """Yield every tool that a rollout of the task may call, with the key that names it."""
+    for action in config.actions.values():
+        if action.tool is not None:
+            yield f"action_mappings.{action.name}", action.tool
+    for key, calls in (("setup_tool", task.setup_tool), ("evaluate_tool", task.evaluate_tool)):
+        for call in calls:
+            yield key, call.name
+    for grader in resolve_graders(task, config):
+        if grader.state is not None and grader.state.tool is not None:
+            yield f"grade {grader.name}", grader.state.tool
+
+
+def _mismatch(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
+    """Return the difference between the names of arguments and those of a tool's schema, or ""."""
+    missing = [name for name in schema.get("required") or () if name not in arguments]
+    known = schema.get("properties") or {}
+    unknown = [name for name in arguments if name not in known]
+    if missing:
+        return f"it needs the argument {missing[0]!r}"
+    if unknown and schema.get("additionalProperties") is False:
+        return f"it has no argument {unknown[0]!r}"
+    return ""
+
+
+async def _set_up(task: McpTask, config: GymConfig, sessions: RolloutSessions) -> str:
+    """Run the setup calls, and return their joined output for the prompt. Raises SetupError."""
+    said = []
+    for call in task.setup_tool:
+        try:
+            result = await run_task_call(call, sessions, config.defaults.setup_timeout)
+        except TaskError as error:
+            raise TaskError(f"setup_tool {error}") from None
+        except McpEnvironmentError as fault:
+            raise SetupError(f"setup_tool {call.name}: {fault}") from fault
+        if result.is_error:
+            raise SetupError(f"setup_tool {call.name} failed: {result.text[:500]}")
+        said.append(result.text)
+    return truncate_text("\n".join(text for text in said if text), config.defaults.max_result_chars)[0]

@@ -1,0 +1,140 @@
+"""Images without a daemon: downloaded by Buckeye, and run with the unpacked tree as their `/`.
+
+With namespaces, a session has its own processes and mounts, and a writable layer over the shared tree.
+Without them (for example in a container on a rented machine), it has a copy of the tree and its own user:
+weak isolation. In both cases a session does not run as root if the gateway does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from buckeye.base.threads import finish_in_thread
+from buckeye.mcp.images.store import Image, fetch_image
+from buckeye.mcp.sandbox.confine_command import (
+    RootFilesystem,
+    build_confine_env,
+    confine_argv,
+    sandbox_support,
+)
+from buckeye.mcp.sandbox.runtime import LaunchSpec, PrepareError, RuntimeUnavailableError, SandboxLimits
+
+_USER = 231_072
+"""User and group id of sessions; single sessions add a number. Systems do not assign this range."""
+_BLOCKS, _BLOCK = 60, 1_000
+_KILL_SECONDS = 10.0
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+class ChrootRuntime:
+    """Runtime for images, unpacked under `folder`."""
+
+    name, only_environment = "chroot", ""
+
+    def __init__(self, limits: SandboxLimits, folder: Path) -> None:
+        """Raises RuntimeUnavailableError if this user can neither create namespaces nor chroot."""
+        self._walls = sandbox_support()
+        if sys.platform != "linux":
+            raise RuntimeUnavailableError("chroot: images are run on Linux only.")
+        if not self._walls.namespaces and os.geteuid() != 0:
+            raise RuntimeUnavailableError(
+                f"chroot: needs root, or a kernel that lets users make namespaces ({self._walls.reason})."
+            )
+        if not limits.network and not self._walls.namespaces:
+            raise RuntimeUnavailableError(
+                f"chroot: the network cannot be taken away here ({self._walls.reason})."
+            )
+        self.description = self._walls.describe()
+        self._limits, self._folder = limits, folder
+        self._owner = _USER if os.geteuid() == 0 else None
+        self._images: dict[str, Image] = {}
+        self._claim, self._users = _claim_users()
+
+    async def prepare(self, image: str) -> None:
+        """Download and unpack an image. A name keeps its image while the gateway runs."""
+        if image not in self._images:
+            self._images[image] = await asyncio.to_thread(fetch_image, image, self._folder, owner=self._owner)
+
+    async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
+        """Return the image's own command in its own directory, with its variables and the session's."""
+        made = self._images[image]
+        if not made.argv:
+            raise PrepareError(f"image {image} does not say what to run (no ENTRYPOINT, no CMD).")
+        shared = self._owner is None or self._walls.overlay
+        user = self._owner if shared else next(self._users)
+        lay_out = _layers if self._walls.overlay else _copy
+        layers = await finish_in_thread(lay_out, made.root, session_folder, user)
+        after = None if user is None or self._walls.namespaces else lambda: kill_user(user)
+        env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **made.variables, **variables}  # noqa: S108  a path inside the session
+        root = RootFilesystem(path=session_folder / "root", layers=layers, user=user, cwd=made.cwd)
+        argv = confine_argv(made.argv, limits=self._limits, sandbox_support=self._walls, root=root)
+        return LaunchSpec(argv=argv, env=build_confine_env(env), cwd=session_folder, on_exit=after)
+
+
+def _claim_users() -> tuple[socket.socket, Iterator[int]]:
+    """Claim a block of user ids for sessions, and return its lock and an endless iterator over the ids.
+
+    No other gateway on this machine has the block while the socket is open. A session's end kills all
+    processes of its user, so ids must not be shared. Raises RuntimeUnavailableError.
+    """
+    for number in range(_BLOCKS):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0buckeye-users-{number}")  # an abstract name ends with this process
+        except OSError:
+            claim.close()
+            continue
+        first = _USER + 1 + number * _BLOCK
+        return claim, itertools.cycle(range(first, first + _BLOCK))
+    raise RuntimeUnavailableError(f"chroot: {_BLOCKS} gateways run on this machine already.")
+
+
+def _layers(tree: Path, session_folder: Path, user: int | None) -> tuple[Path, Path, Path]:
+    """Create the folders of a writable layer over the tree, owned by the session's user."""
+    root, upper, work = (session_folder / name for name in ("root", "upper", "work"))
+    for path in (root, upper, work):
+        path.mkdir()
+    upper.chmod(0o755)  # this folder becomes the session's `/`
+    _make_system_folders(upper)
+    if user is not None:
+        os.chown(upper, user, user)
+    return tree, upper, work
+
+
+def _copy(tree: Path, session_folder: Path, user: int | None) -> None:
+    """Make a private copy of the tree, owned by the session's user."""
+    target = session_folder / "root"
+    shutil.copytree(tree, target, symlinks=True)
+    _make_system_folders(target)
+    if user is not None:
+        for parent, folders, files in os.walk(target):
+            for name in (".", *folders, *files):
+                os.chown(os.path.join(parent, name), user, user, follow_symlinks=False)
+
+
+def _make_system_folders(root: Path) -> None:
+    """Create real folders for mounts, so that a link in the image cannot redirect a mount out of the root."""
+    for name, mode in (("proc", 0o755), ("dev", 0o755), ("tmp", 0o1777)):
+        path = root / name
+        if path.is_symlink() or not path.is_dir():
+            path.unlink(missing_ok=True)
+            path.mkdir()
+        path.chmod(mode)
+
+
+async def kill_user(user: int) -> None:
+    """Kill all processes of a session's user, even outside its process group."""
+    become = f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})"
+    code = f"import os; {become}; os.kill(-1, {int(signal.SIGKILL)})"
+    argv = (sys.executable, "-I", "-S", "-c", code)
+    process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
+    async with asyncio.timeout(_KILL_SECONDS):
+        await process.wait()

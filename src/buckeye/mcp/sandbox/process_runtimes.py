@@ -1,0 +1,219 @@
+"""Runtimes for a command, and for a project folder installed into its own virtual environment."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import hashlib
+import logging
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.process import clean_environment
+from buckeye.base.threads import finish_in_thread
+from buckeye.errors import UsageError
+from buckeye.mcp.fork_server.program import Program
+from buckeye.mcp.sandbox.confine_command import (
+    apply_confine_spec,
+    build_confine_env,
+    build_confine_spec,
+    sandbox_support,
+)
+from buckeye.mcp.sandbox.runtime import LaunchSpec, PrepareError, SandboxLimits, cache_folder, check_output
+from buckeye.mcp.tasks.task_schema import StdioServer
+from buckeye.mcp.workdir.folder import create_workdir
+from buckeye.mcp.workdir.server_environment import adapt_to_workdir, find_unreachable_files
+
+log = logging.getLogger(__name__)
+
+_INSTALL_SECONDS = 1200.0
+_PROJECT = "project"
+_PIP = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
+_NOT_SOURCE = {"__pycache__", "node_modules", "build", "dist"}
+
+
+class CommandRuntime:
+    """Runs one command for every session, in the session's own folder, initialized with `files`."""
+
+    name, only_environment = "command", "--command"
+
+    def __init__(self, argv: Sequence[str], limits: SandboxLimits, files: Path | None = None) -> None:
+        """Raises UsageError if the program or `files` does not exist."""
+        if not argv or shutil.which(argv[0]) is None:
+            raise UsageError(f"--command: there is no program {shlex.join(argv[:1])!r} (PATH was searched).")
+        if files is not None and not files.exists():
+            raise UsageError(f"--files: there is no file or folder {files} (this is {Path.cwd()})")
+        self._server, self._limits = StdioServer(command=argv[0], args=list(argv[1:])), limits
+        self._files = str(files.absolute()) if files is not None else None
+        self.description = sandbox_support().describe()
+        for path in find_unreachable_files(self._server) if files is None else ():
+            log.warning(
+                "The server is given %s, which is here and not in the folder that each session has for "
+                "itself: it will not find it. Put it there with --files %s and name it by {workdir}, or give "
+                "a whole path if sessions may share it.",
+                path,
+                path,
+            )
+
+    async def prepare(self, image: str) -> None:
+        """Do nothing: a command needs no preparation."""
+
+    async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
+        """Return the command, to run in the session's folder below `session_folder`."""
+        server = self._server.model_copy(update={"env": dict(variables)})
+        return await finish_in_thread(_launch, server, self._files, self._limits, session_folder)
+
+
+class FolderRuntime:
+    """Runs the server of a Python project for every session, in a copy of the project.
+
+    The project is installed once per state of its files.
+    """
+
+    name = "dir"
+
+    def __init__(self, folder: Path, limits: SandboxLimits) -> None:
+        """Raises UsageError if the folder is not a project, or does not define its server."""
+        self._folder, self._limits = folder.resolve(), limits
+        self._command = server_command(self._folder)
+        self.only_environment = f"--dir {folder}"
+        self.description = sandbox_support().describe()
+        self._made: Path | None = None
+
+    async def prepare(self, image: str) -> None:
+        """Install the project, unless this state of its files is installed."""
+        if self._made is None:
+            self._made = await asyncio.to_thread(installed, self._folder)
+
+    async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
+        """Return the server from the virtual environment, to run in the session's folder below `session_folder`."""
+        await self.prepare(image)
+        assert self._made is not None
+        programs = self._made / "bin"
+        program = programs / self._command[0]
+        path = f"{programs}{os.pathsep}{clean_environment({})['PATH']}"
+        server = StdioServer(
+            command=str(program) if program.exists() else self._command[0],
+            args=self._command[1:],
+            env={"PATH": path, "VIRTUAL_ENV": str(self._made), **variables},
+        )
+        return await finish_in_thread(
+            _launch, server, str(self._made / _PROJECT), self._limits, session_folder
+        )
+
+
+def _launch(
+    server: StdioServer, files: str | None, limits: SandboxLimits, session_folder: Path
+) -> LaunchSpec:
+    """Return a server's launch in its own folder and in this machine's sandbox. Raises PrepareError."""
+    try:
+        workdir = create_workdir(session_folder, files, limits.disk)
+    except (UsageError, OSError) as error:
+        raise PrepareError(f"the session's folder cannot be made: {error}") from None
+    server = adapt_to_workdir(server, workdir)
+    confine = build_confine_spec(limits=limits, sandbox_support=sandbox_support(), cwd=workdir.path)
+
+    def outer(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        return apply_confine_spec(confine, argv), build_confine_env(env)
+
+    argv, env = (server.command, *server.args), clean_environment(server.env)
+    started, around = outer(argv, env)
+    # The process that sessions are forked from has network access, and `enter` of confine.py mounts no folder
+    # read-only.
+    program = None
+    if limits.network and limits.writable is None:
+        program = Program(argv=argv, env=env, cwd=workdir.path, confine=confine, wrap_command=outer)
+    return LaunchSpec(argv=started, env=around, cwd=workdir.path, program=program)
+
+
+def server_command(folder: Path) -> list[str]:
+    """Return the server command of a project. Raises UsageError.
+
+    It is `[tool.buckeye] command` in pyproject.toml, else the project's only script, else the script with the
+    project's name.
+    """
+    file = folder / "pyproject.toml"
+    try:
+        project = tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(
+            f"--dir: {folder} has no pyproject.toml; use --command for other programs."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--dir: {file} cannot be read: {error}") from None
+    command: Any = project.get("tool", {}).get("buckeye", {}).get("command")
+    if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
+        return command
+    if command is not None:
+        raise UsageError(f'{file}: tool.buckeye.command is a list of words, as ["my-server", "--stdio"].')
+    scripts: dict[str, str] = project.get("project", {}).get("scripts", {})
+    name = project.get("project", {}).get("name", "")
+    chosen = [script for script in scripts if len(scripts) == 1 or script == name]
+    if not chosen:
+        raise UsageError(
+            f"{file} does not say which program is the MCP server: it has {len(scripts)} [project.scripts], "
+            f'none named {name!r}. Add [tool.buckeye] with command = ["..."].'
+        )
+    return chosen
+
+
+def installed(folder: Path) -> Path:
+    """Return a virtual environment with the project, and a copy of the project as `_PROJECT` in it.
+
+    It is rebuilt when a file of the project changes. Raises PrepareError with the installer's last output.
+    """
+    digest = hashlib.sha256(f"{sys.version}\0{folder}".encode())
+    for path in _sources(folder):
+        digest.update(f"\0{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    environments = cache_folder() / "environments"
+    target = environments / f"{folder.name}-{digest.hexdigest()[:16]}"
+    environments.mkdir(parents=True, exist_ok=True)
+    with (environments / f".{target.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (target / _PROJECT).exists():
+            shutil.rmtree(target, ignore_errors=True)
+            _install(folder, target)
+    return target
+
+
+def _install(folder: Path, target: Path) -> None:
+    # install from a copy, because build tools write next to the sources
+    with tempfile.TemporaryDirectory(prefix="buckeye-install-") as temporary:
+        copy = Path(temporary, folder.name)
+        _copy_sources(folder, copy)
+        uv = shutil.which("uv")
+        python = str(target / "bin" / "python")
+        make = [uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
+        install = [uv, "pip", "install", "--quiet", "--python", python] if uv else [python, *_PIP]
+        for argv in ([*make, str(target)], [*install, str(copy)]):
+            check_output(argv, _INSTALL_SECONDS, f"{folder} does not install")
+    part = target / f".{_PROJECT}"
+    _copy_sources(folder, part)
+    part.rename(target / _PROJECT)  # renamed last, as the mark of a complete environment
+
+
+def _copy_sources(folder: Path, to: Path) -> None:
+    for path in _sources(folder):
+        target = to / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(path, target)
+
+
+def _sources(folder: Path) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(
+            name
+            for name in folders
+            if name not in _NOT_SOURCE and name[0] != "." and not name.endswith(".egg-info")
+        )
+        for name in sorted(files):
+            path = Path(parent, name)
+            if name[0] != "." and path.is_file() and not name.endswith(".pyc"):
+                yield path

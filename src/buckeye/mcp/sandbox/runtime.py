@@ -1,0 +1,107 @@
+"""Interface of a runtime, as the gateway uses it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from buckeye.base.process import run_program
+from buckeye.errors import BuckeyeError
+from buckeye.mcp.fork_server.program import Program
+
+
+class RuntimeUnavailableError(BuckeyeError):
+    """A runtime cannot be used on this machine. The message names the missing part."""
+
+
+class PrepareError(BuckeyeError):
+    """An environment cannot be prepared: unknown image, refusing registry, or failed installation."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxLimits:
+    """Resource limits of one environment. None: no limit."""
+
+    memory: int | None = None
+    """Bytes. Containers count all their processes; other runtimes limit each process."""
+    cpus: float | None = None
+    """CPU cores; containers only."""
+    network: bool = True
+    """False removes network access."""
+    processes: int = 1024
+    """Maximum number of processes and threads at a time."""
+    disk: int = 4 * 2**30
+    """Maximum bytes of one file, and of a session's folder in total."""
+    writable: tuple[str, ...] | None = None
+    """Only folders that the environment may write to. Requires namespaces."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchSpec:
+    """Command line and environment of one session's process."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: Path
+    program: Program | None = None
+    """Same process for the fork server, if its libraries may be imported in advance."""
+    on_exit: Callable[[], Awaitable[None]] | None = None
+    """Called after the process has ended for any reason; removes data outside the session's folder."""
+
+
+class Runtime(Protocol):
+    """Creates environments. `image` is the session's request; a runtime with one environment ignores it."""
+
+    name: str
+    description: str
+    """Description of the isolation between sessions, for people."""
+    only_environment: str
+    """Name of the only environment that every session gets; "" for a runtime of images."""
+
+    async def prepare(self, image: str) -> None:
+        """Do slow one-time work: download, unpack, install. Raises PrepareError."""
+
+    async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
+        """Return a session's process. `session_folder` is its own empty folder, deleted after the session."""
+
+
+@dataclass(slots=True)
+class FolderFactory:
+    """Factory for the folders of sessions, below a folder that this gateway owns."""
+
+    root: Path
+    _count: int = field(default=0)
+
+    def create(self) -> Path:
+        """Create an empty folder that only this user can enter."""
+        self._count += 1
+        session_folder = self.root / f"{self._count}-{secrets.token_hex(4)}"
+        session_folder.mkdir(mode=0o700)
+        return session_folder
+
+
+def cache_folder() -> Path:
+    """Return the cache folder for images and installed environments."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "buckeye"
+
+
+def check_output(argv: Sequence[str], seconds: float, failed: str) -> str:
+    """Run a program and return its output, stripped.
+
+    Raises PrepareError if it fails or exceeds `seconds`. The message begins with `failed` and ends with the
+    last lines of the output.
+    """
+    try:
+        ran = run_program(argv, seconds=seconds)
+    except subprocess.TimeoutExpired:
+        raise PrepareError(f"{failed}: {argv[0]} {argv[1]} took longer than {seconds:g} s.") from None
+    if ran.returncode != 0:
+        words = "\n".join((ran.stderr or ran.stdout).strip().splitlines()[-12:])
+        raise PrepareError(f"{failed}:\n{words}")
+    return ran.stdout.strip()

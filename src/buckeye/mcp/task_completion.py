@@ -1,0 +1,124 @@
+"""Task completion score of a rollout, from evaluate_tool and the graders."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from buckeye.mcp.client.errors import EvaluateError, McpEnvironmentError, TaskError
+from buckeye.mcp.client.rollout_sessions import RolloutSessions
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.evaluation_result import parse_reward
+from buckeye.mcp.grading.grade import FinishedRollout, run_grader
+from buckeye.mcp.grading.grader_processes import GraderError
+from buckeye.mcp.grading.judge import GraderVerdict
+from buckeye.mcp.grading.schema import Grader
+from buckeye.mcp.grading.task_graders import resolve_graders
+from buckeye.mcp.rollout_resources import RolloutResources, open_rollout_resources, run_task_call
+from buckeye.mcp.tasks.task_schema import McpTask
+
+_EVALUATE = "evaluate_tool"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TaskCompletion:
+    """Completion score of one rollout.
+
+    `score` is the weighted mean of all verdicts. `components` has each verdict's score and the other numbers
+    of evaluate_tool; `explanations` has the text of each verdict.
+    """
+
+    score: float
+    components: dict[str, float]
+    explanations: dict[str, str]
+
+
+async def grade_rollout(
+    task: McpTask, config: GymConfig, stage: RolloutResources, rollout: FinishedRollout
+) -> TaskCompletion:
+    """Return the completion of a finished rollout.
+
+    If evaluate_tool or a grader fails, it is repeated on a fresh session that no model has touched. If it
+    works there, the model caused the failure: the score is 0, with an explanation, and counts in
+    `graders_failed`. If it fails there too, the environment is at fault: raises EvaluateError.
+    """
+    verdicts: list[tuple[str, float, GraderVerdict]] = []
+    numbers: dict[str, float] = {}
+    failed = 0
+    graders = resolve_graders(task, config)
+    if task.evaluate_tool:
+        try:
+            reward, numbers = await _evaluated(task, config, stage.sessions)
+            verdict = GraderVerdict(reward, f"it gave {reward:g}")
+        except EvaluateError as error:
+            await _check_evaluates(task, config, error)
+            verdict, failed = (
+                GraderVerdict(0.0, f"failed, as it does not without the model's calls: {error}"),
+                1,
+            )
+        verdicts.append((_EVALUATE, 1.0, verdict))
+    for grader in graders:
+        try:
+            verdict = await run_grader(grader, rollout)
+        except GraderError as error:
+            await _check_grades(grader, task, config, rollout, error)
+            verdict = GraderVerdict(0.0, f"failed, as it does not on what no model has touched: {error}")
+            failed += 1
+        verdicts.append((grader.name, grader.weight, verdict))
+    total = sum(weight for _, weight, _ in verdicts)
+    score = sum(weight * verdict.score for _, weight, verdict in verdicts) / total if verdicts else 0.0
+    if not graders and not failed:
+        return TaskCompletion(score=score, components=numbers, explanations={})
+    numbers["graders_failed"] = float(failed)
+    if not graders:
+        return TaskCompletion(score=score, components=numbers, explanations={_EVALUATE: verdict.explanation})
+    of_each = {f"grade/{name}": verdict for name, _, verdict in verdicts}
+    said = {name: verdict.explanation for name, verdict in of_each.items()}
+    scores = {name: verdict.score for name, verdict in of_each.items()}
+    return TaskCompletion(score=score, components=numbers | scores, explanations=said)
+
+
+async def _evaluated(
+    task: McpTask, config: GymConfig, sessions: RolloutSessions
+) -> tuple[float, dict[str, float]]:
+    """Return the reward of the last evaluation call and its other numbers. Raises EvaluateError."""
+    outcome: tuple[float, dict[str, float]] = 0.0, {}
+    for call in task.evaluate_tool:
+        try:
+            result = await run_task_call(call, sessions, config.defaults.tool_timeout)
+        except TaskError as error:
+            raise TaskError(f"evaluate_tool {error}") from None
+        except McpEnvironmentError as fault:
+            raise EvaluateError(f"evaluate_tool {call.name}: {fault}") from fault
+        outcome = parse_reward(f"evaluate_tool {call.name}", result)
+    return outcome
+
+
+async def _check_evaluates(task: McpTask, config: GymConfig, error: EvaluateError) -> None:
+    """Raise `error` unless the evaluation works on a fresh session, without any call of a model."""
+    try:
+        async with open_rollout_resources(task, config) as fresh:
+            await _evaluated(task, config, fresh.sessions)
+    except McpEnvironmentError:
+        raise error from None
+
+
+async def _check_grades(
+    grader: Grader, task: McpTask, config: GymConfig, rollout: FinishedRollout, error: GraderError
+) -> None:
+    """Raise EvaluateError unless the grader gives a verdict on a fresh session without any model output."""
+    try:
+        async with open_rollout_resources(task, config) as fresh:
+            nothing = replace(
+                rollout,
+                messages=[message for message in rollout.messages[:2] if message["role"] != "assistant"],
+                reply="",
+                calls=(),
+                workdir=fresh.workdir.path,
+                call_tool=fresh.sessions.call_with_timeout,
+            )
+            await run_grader(grader, nothing)
+    except (McpEnvironmentError, GraderError) as also:
+        raise EvaluateError(
+            f"grade {grader.name} fails, and so it does where no model has said or done anything: {error}"
+            + ("" if str(also) == str(error) else f"; there: {also}")
+        ) from None

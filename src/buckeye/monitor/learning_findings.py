@@ -1,0 +1,376 @@
+"""Findings about learning from a run's metrics: reasons why it cannot learn. Cheap enough for every step."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
+from pathlib import Path
+
+from buckeye.monitor.finding import Finding
+from buckeye.monitor.metrics import StepMetrics
+from buckeye.monitor.rollback import rollback_advice
+from buckeye.monitor.verdicts import NEARLY_ALL
+
+ENOUGH = 3
+"""Minimum number of consecutive steps that count as more than chance."""
+
+_SURE = 2.0  # standard errors between two means
+_SURE_OF_BEST = 4.0  # standard errors, if one mean is the best of many
+_LITTLE_ESS = 0.05
+_SMALL_BIAS = 0.01
+_EQUAL = 1e-9
+_COLLAPSES = ("collapsed", "endless", "moved_too_far")
+
+HARDER_TASKS = "take harder tasks"
+EASIER_TASKS = "take easier tasks, or fine-tune first (sft)"
+MORE_TOKENS = "raise orchestrator.sampling.max_tokens"
+
+FINDING_METRICS = (
+    "reward/mean",
+    "reward/std",
+    "reward/played",
+    "shaped_reward/mean",
+    "shaped_reward/std",
+    "batch/alike",
+    "batch/groups",
+    "batch/rollouts",
+    "batch/solve_all",
+    "batch/solve_none",
+    "batch/with_spread",
+    "is_truncated/mean",
+    "completion_len/mean",
+    "trained_tokens",
+    "entropy",
+    "effective_sample_size",
+    "masked_low",
+    "masked_high",
+    "collection/bias/seconds",
+    "collection/bias/seconds/errors",
+    "collection/bias/completion_len",
+    "collection/bias/completion_len/errors",
+    "collection/failures/seconds",
+    "collection/failures/seconds/errors",
+    "collection/failures/completion_len",
+    "collection/failures/completion_len/errors",
+    "collection/failures/reward",
+    "collection/failures/reward/errors",
+)
+"""Metrics that the findings use."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reason:
+    """Reason why a run cannot learn, and advice: two clauses."""
+
+    name: str
+    cause: str
+    advice: str
+
+
+def findings(steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
+    """Return the problems of the run in the directory `run` at the end of `steps`.
+
+    Problems that prevent learning come first, then biased sampling. Steps without a recorded batch are
+    skipped.
+    """
+    batch_steps = _batch_steps(steps)
+    return [*_hindrances(batch_steps, run), *_biases(batch_steps, run)]
+
+
+def _with_way_back(found: Finding, batch_steps: Sequence[StepMetrics], run: Path) -> Finding:
+    """Add rollback advice to the finding of a policy that collapsed during training."""
+    if found.name not in _COLLAPSES or found.since <= batch_steps[0].number:
+        return found
+    return replace(found, advice=rollback_advice(run, found.since))
+
+
+def _hindrances(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
+    found = _no_spread(batch_steps, run) or _cut_off(batch_steps, run)
+    both = (found, _moved_too_far(batch_steps, run))
+    return [_with_way_back(one, batch_steps, run) for one in both if one is not None]
+
+
+def explain_no_learning(steps: Sequence[StepMetrics], run: Path) -> str | None:
+    """Return a sentence on why a run that ended with `steps` learned nothing; None if it did learn."""
+    batch_steps = _batch_steps(steps)
+    found, lost = _hindrances(batch_steps, run), _has_fallen(batch_steps)
+    if not found or (_has_improved(batch_steps) and not lost):
+        return None
+    how = "what was learnt was lost" if lost else "nothing was learnt"
+    first = found[0]
+    return f"{how} because {first.cause} (since step {first.since}); {first.advice}. See: {first.command}"
+
+
+def explain_no_spread(
+    *, mean: float, std: float, solved: float, unsolved: float, truncated: float, alike: float, size: float
+) -> Reason:
+    """Return the reason why the rewards of no group differ.
+
+    Arguments: mean and deviation of all rewards; shares of groups with all (`solved`) or no (`unsolved`)
+    rollouts solved; share of `truncated` replies; share of groups with identical (`alike`) rollouts; mean
+    group `size`.
+    """
+    if size <= 1.0:
+        return Reason(
+            name="no_siblings",
+            cause="a rollout without siblings has nothing to be compared with",
+            advice="raise orchestrator.rollouts_per_example",
+        )
+    if solved >= NEARLY_ALL:
+        return Reason(
+            name="all_solved",
+            cause="every task was solved",
+            advice=HARDER_TASKS,
+        )
+    if alike > 0.5:
+        return Reason(
+            name="collapsed",
+            cause="the rollouts of a task are the same word for word, so the policy has collapsed",
+            advice="go back to a checkpoint from before with a lower trainer.optim.lr, or with "
+            "trainer.loss.entropy_coef",
+        )
+    if std <= _EQUAL and mean > 0.0:
+        return Reason(
+            name="constant_reward",
+            cause=f"every reply earns the same reward, {mean:.4f}, whatever it says",
+            advice="look how the environment scores",
+        )
+    if truncated >= NEARLY_ALL:
+        return _TRUNCATED
+    if unsolved >= NEARLY_ALL or (std <= _EQUAL and mean <= 0.0):
+        return Reason(
+            name="none_solved",
+            cause="no task was solved",
+            advice=EASIER_TASKS,
+        )
+    return Reason(
+        name="no_spread",
+        cause="the rollouts of a task all earn the same",
+        advice="choose tasks that are solved now and then, or raise orchestrator.rollouts_per_example",
+    )
+
+
+_TRUNCATED = Reason(
+    name="truncated",
+    cause="nearly every reply was cut off before its end",
+    advice=MORE_TOKENS,
+)
+
+
+def _batch_steps(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
+    return [step for step in steps if step.value("orchestrator/reward/mean") is not None]
+
+
+_ENDLESS = Reason(
+    name="endless",
+    cause="the policy, which ended its replies at first, ends hardly any now",
+    advice="lower trainer.optim.lr",
+)
+
+
+def _no_spread(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
+    """Return a finding if the last batches have no differing rewards. None if the run has converged."""
+    steps = _last(batch_steps, lambda step: step.value("orchestrator/batch/with_spread") == 0.0)
+    if len(steps) < ENOUGH:
+        return None
+    rollouts, groups = _mean(steps, "batch/rollouts"), _mean(steps, "batch/groups")
+    of_training = (
+        "shaped_reward" if steps[-1].value("orchestrator/shaped_reward/mean") is not None else "reward"
+    )
+    mean, std = _mean(steps, f"{of_training}/mean"), _mean(steps, f"{of_training}/std")
+    reason = explain_no_spread(
+        mean=mean,
+        std=std,
+        solved=_mean(steps, "batch/solve_all"),
+        unsolved=_mean(steps, "batch/solve_none"),
+        truncated=_mean(steps, "is_truncated/mean"),
+        alike=_mean(steps, "batch/alike"),
+        size=rollouts / groups if groups else math.nan,
+    )
+    improved = _has_improved(batch_steps) and not _has_fallen(batch_steps)
+    if (reason.name == "all_solved" and len(steps) < len(batch_steps)) or (improved and std <= _EQUAL):
+        return None  # the run has converged
+    seen = (
+        f"Nothing to learn from in the batches of steps {_range(steps)}: no rollout of a task did better "
+        f"than another (mean reward {mean:.4f}), so there is no advantage"
+    )
+    return _finding(reason, steps, run, seen)
+
+
+def _cut_off(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
+    """Return a finding if nearly every reply of the last batches is truncated and the reward does not
+    rise.
+    """
+    steps = _last(batch_steps, _is_cut_off)
+    if len(steps) < ENOUGH or _has_improved(batch_steps):
+        return None
+    seen = f"{_mean(steps, 'is_truncated/mean'):.0%} of the replies of steps {_range(steps)} were cut off"
+    if not math.isnan(length := _mean(steps, "completion_len/mean")):
+        seen += f", after {length:.1f} tokens on average"
+    return _finding(_TRUNCATED if _is_cut_off(batch_steps[0]) else _ENDLESS, steps, run, seen)
+
+
+def _is_cut_off(step: StepMetrics) -> bool:
+    return (step.value("orchestrator/is_truncated/mean") or 0.0) >= NEARLY_ALL
+
+
+def _moved_too_far(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
+    """Return a finding if the trained policy had almost nothing in common with the sampling policy in recent
+    training steps. Two steps are needed, as a single unlikely token can remove a sample's effect.
+    """
+    trained = [step for step in batch_steps if step.value("trainer/trained_tokens")][-ENOUGH:]
+    left_out_all = [step for step in trained if _left_out(step) >= NEARLY_ALL]
+    of_no_effect = [step for step in trained if _ess(step) <= _LITTLE_ESS]
+    far = left_out_all or of_no_effect
+    if not left_out_all and len(of_no_effect) < 2:
+        return None
+    reason = Reason(
+        name="moved_too_far",
+        cause="one step changes the policy so much that what was sampled before teaches it nothing",
+        advice="lower trainer.optim.lr",
+    )
+    left_out, ess = max(map(_left_out, far)), min(map(_ess, far))
+    seen = (
+        f"In training step {far[0].number} the policy was not the one that sampled: {left_out:.0%} of the "
+        f"tokens were left out, effective sample size {ess:.2f}"
+    )
+    return _finding(reason, far, run, seen)
+
+
+def _biases(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
+    """Return findings if dropped groups or failed rollouts differ from the others. The newest step summarizes
+    many.
+    """
+    found = [
+        _finding(reason, batch_steps[-1:], run, f"{what} {_more_or_less(value)} {than}")
+        for step in batch_steps[-1:]
+        for kind, (reason, what, than) in _BIASES.items()
+        if (value := _sure_difference(step, kind, ("seconds", "completion_len"))) is not None
+    ]
+    for step in batch_steps[-1:]:
+        spared = _sure_difference(step, "failures", ("reward",))
+        if spared is not None and spared[1] < 0.0:
+            seen = f"Groups in which no attempt failed earn {-spared[1]:.0%} less than all groups"
+            found.append(_finding(_SPARED, batch_steps[-1:], run, seen))
+    return found
+
+
+_SPARED = Reason(
+    name="biased_failures",
+    cause="attempts fail where they would earn little, so failing is spared the policy",
+    advice="see why they fail (--errored), and let what a policy causes have a reward",
+)
+
+
+_BIASES = {
+    "bias": (
+        Reason(
+            name="biased",
+            cause="the groups that are dropped are not like the others, so the policy is not trained on what "
+            "it does",
+            advice="lower orchestrator.oversampling_factor, raise max_off_policy_steps, or see why rollouts "
+            "fail",
+        ),
+        "The rollouts that are trained on are",
+        "than those that were sampled",
+    ),
+    "failures": (
+        Reason(
+            name="biased_failures",
+            cause="what fails is no accident, so the policy is trained on less of its kind",
+            advice="see why they fail (--errored), or raise orchestrator.rollout_timeout",
+        ),
+        "Without the attempts that failed, rollouts are",
+        "than with them",
+    ),
+}
+
+
+def _sure_difference(step: StepMetrics, kind: str, measures: Sequence[str]) -> tuple[str, float] | None:
+    """Return the first measure with a significant difference between kept and all rollouts: its name and the
+    relative difference. Requires four standard errors, since many steps are tested.
+    """
+    for measure in measures:
+        name = f"orchestrator/collection/{kind}/{measure}"
+        relative, errors = step.value(name), step.value(f"{name}/errors")
+        if relative is None or errors is None:
+            continue
+        if abs(errors) >= _SURE_OF_BEST and abs(relative) >= _SMALL_BIAS:
+            return measure, relative
+    return None
+
+
+def _more_or_less(found: tuple[str, float]) -> str:
+    measure, relative = found
+    return f"{abs(relative):.0%} {'longer' if relative > 0 else 'shorter'} ({measure})"
+
+
+def _finding(reason: Reason, steps: Sequence[StepMetrics], run: Path, seen: str) -> Finding:
+    values = {name: [v for step in steps if (v := step.value(name)) is not None] for name in FINDING_METRICS}
+    return Finding(
+        name=reason.name,
+        since=steps[0].number,
+        until=steps[-1].number,
+        seen=seen,
+        figures={name: statistics.fmean(found) for name, found in values.items() if found},
+        cause=reason.cause,
+        advice=reason.advice,
+        command=f"buckeye rl rollouts {shlex.quote(str(run))} --step {steps[-1].number}",
+    )
+
+
+def _has_improved(batch_steps: Sequence[StepMetrics]) -> bool:
+    """Return True if the reward of the last batches is significantly higher than that of the first one."""
+    return len(batch_steps) > ENOUGH and _is_higher(batch_steps[-ENOUGH:], batch_steps[:1])
+
+
+def _has_fallen(batch_steps: Sequence[StepMetrics]) -> bool:
+    """Return True if the reward had risen and is now significantly lower than its earlier best."""
+    windows = [batch_steps[end - ENOUGH : end] for end in range(ENOUGH, len(batch_steps) - ENOUGH + 1)]
+    if not windows:
+        return False
+    best = max(windows, key=_reward)
+    return all(_is_higher(best, others, _SURE_OF_BEST) for others in (batch_steps[-ENOUGH:], batch_steps[:1]))
+
+
+def _is_higher(these: Sequence[StepMetrics], others: Sequence[StepMetrics], errors: float = _SURE) -> bool:
+    """Return True if the mean reward is higher by `errors` standard errors of independent rollouts."""
+    error = math.hypot(*(_mean(steps, "reward/std") / math.sqrt(_count(steps)) for steps in (these, others)))
+    return _reward(these) - _reward(others) > max(errors * error, _EQUAL)
+
+
+def _reward(steps: Sequence[StepMetrics]) -> float:
+    values = [reward for step in steps if (reward := step.sampled_reward) is not None]
+    return statistics.fmean(values) if values else math.nan
+
+
+def _count(steps: Sequence[StepMetrics]) -> float:
+    return max(1.0, sum(step.value("orchestrator/batch/rollouts") or 0.0 for step in steps))
+
+
+def _mean(steps: Sequence[StepMetrics], name: str) -> float:
+    """Return the mean of an orchestrator metric, or nan if it is not recorded."""
+    values = [v for step in steps if (v := step.value(f"orchestrator/{name}")) is not None]
+    return statistics.fmean(values) if values else math.nan
+
+
+def _ess(step: StepMetrics) -> float:
+    value = step.value("trainer/effective_sample_size")
+    return 1.0 if value is None else value
+
+
+def _left_out(step: StepMetrics) -> float:
+    return sum(step.value(f"trainer/{name}") or 0.0 for name in ("masked_low", "masked_high"))
+
+
+def _last(steps: Sequence[StepMetrics], holds: Callable[[StepMetrics], bool]) -> list[StepMetrics]:
+    """Return the last consecutive steps that satisfy `holds`, in order."""
+    return list(takewhile(holds, reversed(steps)))[::-1]
+
+
+def _range(steps: Sequence[StepMetrics]) -> str:
+    return f"{steps[0].number} to {steps[-1].number}"

@@ -1,0 +1,168 @@
+"""Logging of a run to Weights & Biases, Trackio and TensorBoard: one tracker run for all processes.
+
+For each tracker a thread of the launcher follows `metrics.jsonl` and sends every completed step. The run's
+processes are independent of it: none waits for it or fails with it, and a restarted process continues to be
+logged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from buckeye.base.distribution import need
+from buckeye.base.storage import read_json, write_file
+from buckeye.config.shared import BaseConfig, TensorboardConfig, TrackioConfig, WandbConfig
+from buckeye.errors import UsageError
+from buckeye.monitor.metrics import MetricsTail, RunMetrics, StepMetrics
+from buckeye.monitor.redact import redact
+from buckeye.monitor.tracker import Tracker, error_summary
+from buckeye.monitor.trackio_tensorboard import TensorboardTracker, TrackioTracker
+from buckeye.monitor.wandb_tracker import WandbTracker, has_wandb_key, wandb_mode
+
+log = logging.getLogger(__name__)
+
+TRACKER_FOLDERS = ("wandb", "trackio", "tensorboard")
+"""Folders that the trackers write in a run directory."""
+
+Settings = WandbConfig | TrackioConfig | TensorboardConfig
+
+_POSITION = "position.json"
+_POLL_SECONDS = 1.0
+_FINISH_SECONDS = 90.0
+
+
+def check_trackers(settings: Iterable[Settings], *, is_local_run: bool = True) -> None:
+    """Raise `UsageError` if a run with these settings cannot be logged: a library is not installed, or the
+    server's key is missing. A run that is not `is_local_run` has its libraries installed on its own machine.
+    """
+    for one in _wanted(settings):
+        kind = tracker_class(one)
+        if is_local_run:
+            need(kind.folder, f"Logging to {kind.title}")
+        if isinstance(one, WandbConfig) and wandb_mode(one) == "online" and not has_wandb_key():
+            raise UsageError(
+                "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "
+                "--wandb.offline"
+            )
+
+
+@contextmanager
+def log_to_trackers(
+    settings: Iterable[Settings], *, output_dir: Path, run_id: str, config: BaseConfig
+) -> Iterator[None]:
+    """Send the run's metrics to the trackers in `settings` during the block.
+
+    Tracker failures are warnings, never errors: all numbers are in `metrics.jsonl`.
+    """
+    described = redact(config.model_dump(mode="json"))
+    followers = [
+        _Follower(
+            tracker_class(one)(one, output_dir.absolute(), getattr(one, "id", None) or run_id, described)
+        )
+        for one in _wanted(settings)
+    ]
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        for follower in followers:
+            follower.end(failed=failed)
+        deadline = time.monotonic() + _FINISH_SECONDS  # shared by all of them
+        for follower in followers:
+            follower.wait(deadline)
+
+
+def _wanted(settings: Iterable[Settings]) -> list[Settings]:
+    return [one for one in settings if not isinstance(one, WandbConfig) or wandb_mode(one) != "disabled"]
+
+
+def tracker_class(settings: Settings) -> type[Tracker]:
+    """Return the tracker class for the settings."""
+    if isinstance(settings, WandbConfig):
+        return WandbTracker
+    return TrackioTracker if isinstance(settings, TrackioConfig) else TensorboardTracker
+
+
+class _Follower:
+    """Thread of a tracker, and its position in the metrics."""
+
+    def __init__(self, tracker: Tracker) -> None:
+        self._tracker = tracker
+        self._position = tracker.output_dir / tracker.folder / _POSITION
+        self._metrics = tracker.output_dir / "metrics.jsonl"
+        self._ended = threading.Event()
+        self._failed = False
+        self._lost = 0
+        self._thread = threading.Thread(target=self._run, name=tracker.folder, daemon=True)
+        self._thread.start()
+
+    def end(self, *, failed: bool) -> None:
+        """Mark the run as ended, so that the rest is sent."""
+        self._failed = failed
+        self._ended.set()
+
+    def wait(self, deadline: float) -> None:
+        """Wait until everything is sent, or the deadline passes; data on disk can be sent later."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._thread.is_alive():
+            log.warning(
+                "%s has not taken everything within %.0f s. The rest: %s",
+                self._tracker.title,
+                _FINISH_SECONDS,
+                self._tracker.rest,
+            )
+
+    def _run(self) -> None:
+        try:
+            self._follow()
+        except Exception as error:  # any error of the library: tracking must not end the run
+            why = f"{self._tracker.title}: {error_summary(error)}"
+            log.warning("%s. The run goes on without; all numbers are in %s", why, self._metrics)
+
+    def _follow(self) -> None:
+        self._tracker.begin()
+        tail = MetricsTail(self._metrics, self._sent_before())
+        metrics = RunMetrics()
+        while True:
+            last = self._ended.is_set()
+            for record in tail.read_new():
+                metrics.add(record)
+            for step in metrics.take(rest=last):
+                self._log(step)
+            if last:
+                break
+            self._ended.wait(_POLL_SECONDS)
+        self._tracker.finish(failed=self._failed)
+        if self._lost:
+            log.warning("%s lacks %d steps, which are in %s", self._tracker.title, self._lost, self._metrics)
+            return
+        # only now: the library may hold data in memory and lose it with the process
+        write_file(self._position, json.dumps({"id": self._tracker.run_id, "position": tail.position}))
+
+    def _log(self, step: StepMetrics) -> None:
+        """Log a step. Count failures, and warn about the first."""
+        try:
+            self._tracker.log(step)
+        except Exception as error:
+            self._lost += 1
+            if self._lost == 1:
+                log.warning(
+                    "%s does not take step %d: %s", self._tracker.title, step.number, error_summary(error)
+                )
+
+    def _sent_before(self) -> int:
+        """Return the position after the last attempt that ended normally. Data of a killed attempt is sent
+        again: duplicates are harmless on a step axis, gaps are not.
+        """
+        try:
+            sent = read_json(self._position)
+        except FileNotFoundError:
+            return 0
+        return int(sent["position"]) if sent["id"] == self._tracker.run_id else 0

@@ -1,0 +1,110 @@
+"""Groups collected for one batch, dropped groups, and the account of all attempts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from buckeye.monitor.log import SUCCESS
+from buckeye.monitor.verdicts import rollouts_log_level
+from buckeye.orchestrator.environment_metrics import EnvironmentMetrics
+from buckeye.orchestrator.rollout import Group, Rollout
+
+LOST = ("stale", "errored")
+"""Reasons that count as lost groups; the other reasons are filters from the configuration."""
+MOST_LOST = 0.05
+"""Share of lost groups above which the log line is a warning."""
+
+
+@dataclass(slots=True)
+class CollectedGroups:
+    """Groups of one batch, and the groups dropped during collection, each with its reason.
+
+    `sampled_rewards` includes the dropped groups, so that a filter does not bias the reported reward. It
+    excludes stale groups: their tasks run again, and each drawn task counts once.
+    """
+
+    groups: list[Group]
+    dropped_groups: list[tuple[str, Group]] = field(default_factory=list)
+    sampled_rewards: list[float] = field(default_factory=list)
+    waited_seconds: float = 0.0
+    by_environment: EnvironmentMetrics = field(default_factory=EnvironmentMetrics)
+
+    def add(self, group: Group, reason: str | None) -> None:
+        """Add a group to the batch, or to the dropped groups if there is a `reason`."""
+        self.by_environment.add(group, drawn=reason != "stale")
+        if reason != "stale":
+            self.sampled_rewards += group.rewards
+        if reason is None:
+            self.groups.append(group)
+        else:
+            self.dropped_groups.append((reason, group))
+
+    @property
+    def size(self) -> int:
+        """Number of rollouts in the groups of the batch."""
+        return sum(len(group.rollouts) for group in self.groups)
+
+    @property
+    def all_groups(self) -> list[Group]:
+        """Groups of the batch and dropped groups."""
+        return [*self.groups, *(group for _, group in self.dropped_groups)]
+
+    @property
+    def rollouts(self) -> list[Rollout]:
+        """All rollouts, including dropped groups and errored ones. A retried rollout counts once."""
+        return [rollout for group in self.all_groups for rollout in group.rollouts]
+
+    @property
+    def errors(self) -> list[str]:
+        """Errors of rollouts without a reward; stale groups are excluded."""
+        kept = [*self.groups, *(group for reason, group in self.dropped_groups if reason != "stale")]
+        return [error for group in kept for error in group.errors]
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Number of dropped groups by reason."""
+        return Counter(reason for reason, _ in self.dropped_groups)
+
+    @property
+    def lost(self) -> list[Group]:
+        """Groups dropped for a reason other than a filter."""
+        return [group for reason, group in self.dropped_groups if reason in LOST]
+
+    @property
+    def loses_too_much(self) -> bool:
+        """True if the share of lost groups is above `MOST_LOST`."""
+        return len(self.lost) > MOST_LOST * len(self.all_groups)
+
+    def level(self) -> tuple[int, str]:
+        """Return the log level for the state of the rollouts, and their counts unless it is SUCCESS."""
+        played = self.rollouts
+        errored = sum(rollout.reward is None for rollout in played)
+        truncated = sum(rollout.truncated for rollout in played if rollout.reward is not None)
+        level = rollouts_log_level(len(played), errored=errored, truncated=truncated)
+        if level == SUCCESS:
+            return level, ""
+        counts = {"Errored": (errored, len(played)), "Truncated": (truncated, len(played) - errored)}
+        return level, "".join(f" | {name}: {bad} of {of}" for name, (bad, of) in counts.items() if bad)
+
+    def account(self) -> dict[str, int]:
+        """Return the counts of finished attempts: `played` = `trained` + `dropped` + `failed`.
+
+        A rollout that was retried once is two attempts. `retried` counts the failed attempts that were
+        retried. `cut` counts attempts with a reward whose sampling ended early.
+        """
+        trained, dropped = _scored(self.groups), _scored([group for _, group in self.dropped_groups])
+        attempts = [attempt for group in self.all_groups for attempt in group.attempts]
+        return {
+            "played": len(attempts),
+            "trained": len(trained),
+            "dropped": len(dropped),
+            "failed": sum(attempt.reward is None for attempt in attempts),
+            "retried": sum(len(rollout.earlier_attempts) for rollout in self.rollouts),
+            "cut": sum(attempt.cut for attempt in (*trained, *dropped)),
+        }
+
+
+def _scored(groups: Sequence[Group]) -> list[Rollout]:
+    return [rollout for group in groups for rollout in group.scored]

@@ -1,0 +1,272 @@
+"""Evaluations during a run: each measures exactly the version that is due, while training continues."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from buckeye.base import heartbeat
+from buckeye.base.disk import write_when_room_async
+from buckeye.base.process import RunIdentity
+from buckeye.base.storage import step_directory, utf8, write_file
+from buckeye.config.environments import EvalEnvConfig
+from buckeye.config.orchestrator import OrchestratorConfig
+from buckeye.inference.client import SamplingParams
+from buckeye.monitor.intervals import mean_pass_at_k
+from buckeye.monitor.metrics import MetricsLog, read_run_metrics
+from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.evaluation import EvalResult, evaluate
+from buckeye.orchestrator.rollout_runner import RolloutRunner
+from buckeye.orchestrator.weights_watcher import WeightsWatcher
+from buckeye.transport.weights import has_weights
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.02
+
+RunnerFactory = Callable[[str, int, SamplingParams], RolloutRunner]
+"""Factory of the `RolloutRunner` for a purpose, a policy version and sampling parameters."""
+
+
+class EvaluationSchedule:
+    """Scheduler of evaluations: every `interval`-th version, and `last`, the final version of the run.
+
+    The weights watcher reads `due` and keeps the engines at that version until it is measured. Meanwhile
+    training rollouts continue with this version, up to the limit of `max_async_level`.
+    """
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        environments: Sequence[tuple[EvalEnvConfig, NamedEnvironment]],
+        metrics: MetricsLog,
+        identity: RunIdentity,
+        *,
+        start_step: int,
+        make_runner: RunnerFactory,
+    ) -> None:
+        self._config = config
+        self.environments = environments
+        self._metrics = metrics
+        self._identity = identity
+        self._make_runner = make_runner
+        self.last = None if config.max_steps is None else max(config.max_steps, start_step)
+        """Final version of the run; None if unknown."""
+        self.version_in_evaluation: int | None = None
+        """Version being evaluated, or None."""
+        self._done = evaluated_versions(config.output_dir / "metrics.jsonl", start_step)
+        self._from = self._left_out(start_step) if config.eval is not None else start_step
+
+    @property
+    def due(self) -> int | None:
+        """Next version to measure, or None."""
+        settings, version = self._config.eval, self._from
+        if settings is None:
+            return None
+        while version in self._done or not self._is_due(version):
+            if self.last is not None and version >= self.last:
+                return None
+            version += 1
+        return version
+
+    async def run(self, watcher: WeightsWatcher) -> None:
+        """Evaluate each due version as soon as the engines have it, until cancelled."""
+        while True:
+            due = self.due
+            if due is None or due != watcher.version:
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            self.version_in_evaluation = due
+            await self._evaluate(due)
+            self.version_in_evaluation = None
+            self._from = due + 1
+
+    async def wait_until_evaluated(self, version: int, watcher: WeightsWatcher) -> None:
+        """Wait until all due versions up to `version` are measured. Raise `RunError` if weights time out."""
+        while (due := self.due) is not None and due <= version:
+            await watcher.wait_for_version(due, self._config.weights_timeout)
+            while self.due == due:
+                await asyncio.sleep(_POLL_SECONDS)
+
+    def _is_due(self, version: int) -> bool:
+        settings = self._config.eval
+        assert settings is not None
+        if version == self.last:
+            return True
+        return version % settings.interval == 0 and (version > 0 or settings.eval_base_model)
+
+    def _left_out(self, start_step: int) -> int:
+        """Return the version to start from: one that an earlier attempt left unmeasured, or `start_step`.
+
+        An earlier attempt may have ended during an evaluation while training was ahead. That version is at
+        most `max_async_level` + 1 steps before `start_step`.
+        """
+        for version in range(max(0, start_step - self._config.max_async_level - 1), start_step):
+            if version in self._done or not self._is_due(version):
+                continue
+            if has_weights(self._config.output_dir / "weights", version, run_id=self._identity.run_id):
+                return version
+            if self._done:
+                log.warning("Step %d was not evaluated in time, and its weights are gone", version)
+        return start_step
+
+    async def _evaluate(self, version: int) -> None:
+        settings = self._config.eval
+        assert settings is not None
+        log.info("Running evals for checkpoint step %d", version)
+        heartbeat.report(f"rollouts of the evaluation of step {version}", on="inference")
+        params = self._params()
+        results = await evaluate_all(
+            self.environments,
+            self._make_runner("eval", version, params),
+            num_examples=settings.num_examples,
+            rollouts_per_example=settings.rollouts_per_example,
+            directory=step_directory(self._config.output_dir / "evals", version),
+            measured={
+                "model": self._config.model.name,
+                "step": version,
+                "attempt": self._identity.attempt,
+                **sampling_record(params, self._config.seq_len),
+            },
+        )
+        # one record for all environments, so that a partial evaluation runs again
+        metrics = {name: value for result in results for name, value in result.metrics().items()}
+        await self._metrics.write_async("eval", version, metrics)
+
+    def _params(self) -> SamplingParams:
+        assert self._config.eval is not None
+        base, sampling = sampling_params(self._config), self._config.eval.sampling
+        return SamplingParams(
+            max_tokens=_first(sampling.max_tokens, base.max_tokens),
+            temperature=_first(sampling.temperature, base.temperature),
+            top_p=_first(sampling.top_p, 1.0),
+            top_k=_first(sampling.top_k, -1),
+            min_tokens=_first(sampling.min_tokens, 0),
+        )
+
+
+def sampling_params(config: OrchestratorConfig) -> SamplingParams:
+    """Return the sampling parameters for training."""
+    sampling = config.sampling
+    return SamplingParams(
+        max_tokens=sampling.max_tokens or config.seq_len,
+        temperature=sampling.temperature,
+        top_p=1.0,
+        top_k=-1,
+        min_tokens=0,
+    )
+
+
+def _first(*values: Any) -> Any:
+    """Return the first value that is not None, or None."""
+    return next((v for v in values if v is not None), None)
+
+
+def evaluated_versions(metrics: Path, start_step: int) -> set[int]:
+    """Return the versions up to `start_step` that earlier attempts have evaluated.
+
+    Later versions belong to an abandoned branch of the training.
+    """
+    return {version for version in read_run_metrics(metrics).of("eval") if version <= start_step}
+
+
+async def evaluate_all(
+    environments: Sequence[tuple[EvalEnvConfig, NamedEnvironment]],
+    player: RolloutRunner,
+    *,
+    num_examples: int,
+    rollouts_per_example: int,
+    directory: Path,
+    measured: Mapping[str, Any],
+) -> list[EvalResult]:
+    """Evaluate on one environment after the other and return the results.
+
+    `num_examples` and `rollouts_per_example` are defaults for environments without their own. Write
+    `<env>.json` (figures) and `<env>.jsonl` (rollouts) of each to `directory`. `measured` is added to the
+    figures: the model, the `step`, and how it samples.
+    """
+    results = []
+    for settings, env in environments:
+        examples, each = settings.num_examples, settings.rollouts_per_example
+        result = await evaluate(
+            env,
+            player,
+            split=settings.split,
+            num_examples=num_examples if examples is None else examples,
+            rollouts_per_example=rollouts_per_example if each is None else each,
+        )
+        results.append(result)
+        log.log(result.level, result.summary())
+        step = measured["step"]
+        if {*result.versions} - {step}:
+            names = ", ".join(map(str, result.versions))
+            log.warning("The evaluation of step %d on %s was played by versions %s", step, env.name, names)
+        played_on = {"id": settings.id, "args": dict(settings.args), "split": result.split}
+        await write_evaluation(directory, result, {**measured, **played_on})
+    return results
+
+
+def sampling_record(params: SamplingParams, seq_len: int) -> dict[str, Any]:
+    """Return the sampling parameters as a JSON-ready record."""
+    names = ("temperature", "top_p", "top_k", "min_tokens", "max_tokens")
+    return {"sampling": {name: getattr(params, name) for name in names}, "seq_len": seq_len}
+
+
+async def write_evaluation(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> None:
+    """Write the figures and the rollouts of one environment."""
+    for path, text in (await asyncio.to_thread(_files, directory, result, measured)).items():
+        write = partial(write_file, path, text)
+        await write_when_room_async(path, write, what=f"the evaluation {path.name}", needed=len(text))
+
+
+def _files(directory: Path, result: EvalResult, measured: Mapping[str, Any]) -> dict[Path, bytes]:
+    """Return the content of both files. The rollouts come last: their file marks a complete evaluation.
+
+    Task data and message content that JSON cannot represent are written as text.
+    """
+    figures = {**measured, **_figures(result)}
+    lines = [
+        json.dumps(
+            {
+                "task_id": rollout.task.id,
+                "rollout": index % result.rollouts_per_example,
+                "data": dict(rollout.task.data),
+                **rollout.record(),
+            },
+            ensure_ascii=False,
+            default=str,
+        )
+        for index, rollout in enumerate(result.all_rollouts)
+    ]
+    return {
+        directory / f"{result.env_name}.json": utf8(json.dumps(figures, indent=1, ensure_ascii=False)),
+        directory / f"{result.env_name}.jsonl": utf8("".join(f"{line}\n" for line in lines)),
+    }
+
+
+def _figures(result: EvalResult) -> dict[str, Any]:
+    """Return the figures. `ci95` is over clusters of tasks; see `buckeye.monitor.intervals`."""
+    figures: dict[str, Any] = {
+        "env": result.env_name,
+        "mean_reward": None,
+        "exact": None,
+        "ci95": None,
+        "n": len(result.rewards),
+        "errored": result.errored,
+        "rollouts_per_example": result.rollouts_per_example,
+        "seconds": result.seconds,
+        "versions": result.versions,
+        **result.metrics(),
+    }
+    if (exact := mean_pass_at_k(result.tasks, 1)) is not None:
+        figures |= {
+            "mean_reward": result.mean_reward,
+            "exact": exact.value,
+            "ci95": (exact.low, exact.high),
+        }
+    return figures

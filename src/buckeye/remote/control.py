@@ -1,0 +1,191 @@
+"""Control of a remote run: through the local process that supervises it, or directly on the machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from buckeye.errors import RemoteError, RunError, UsageError
+from buckeye.launch.progress import human_duration
+from buckeye.remote.connection import LostConnectionError, SshConnection, parse_target
+from buckeye.remote.download import Mirror
+from buckeye.remote.follow import Follower
+from buckeye.remote.job import Job, open_agent
+from buckeye.run_files.directory import is_in_use, lock_directory
+from buckeye.run_files.known_runs import (
+    RemoteJob,
+    RemoteRun,
+    current_record,
+    read_remote_run,
+    write_remote_run,
+)
+from buckeye.run_files.record import ACTIVE_STATES
+from buckeye.runs.status import newest_step
+from buckeye.runs.stop import StopResult
+
+REMOTE_LOG = "remote.log"
+"""File next to `remote.json` with the output of the remote run."""
+
+_POLL_SECONDS = 0.2
+_TELL_SECONDS = 15.0
+_SECONDS = 1800.0
+_PAUSE_SECONDS = 1.0
+_REACH_SECONDS = 20.0
+
+
+class RemoteRunRecorder:
+    """Notes on a remote start for other local processes, in `remote.json`.
+
+    Messages to the user are also written there. A write error is only a warning.
+    """
+
+    def __init__(self, output_dir: Path, run_id: str, tell: Callable[[str], None]) -> None:
+        now = time.time()
+        self._output_dir, self._tell = output_dir, tell
+        self._away = RemoteRun(run_id=run_id, state="starting", started=now, said=now)
+        self.update()
+
+    def tell(self, text: str) -> None:
+        """Show a message to the user, and record its last line."""
+        self._tell(text)
+        words = text.strip().splitlines()
+        self.update(doing=words[-1] if words else "")
+
+    def update(self, **changes: Any) -> None:
+        """Record changes."""
+        self._away = msgspec.structs.replace(self._away, said=time.time(), **changes)
+        try:
+            write_remote_run(self._output_dir, self._away)
+        except OSError as error:
+            self._tell(f"warning: how the run is cannot be written down: {error}")
+
+
+def stop_remote(
+    output_dir: Path, *, now: bool, timeout: float | None, tell: Callable[[str], None]
+) -> StopResult:
+    """End a remote run, and return when it has ended and its files are here.
+
+    The local process that supervises it gets the request, or without one the machine itself. The run writes a
+    checkpoint; with `now` neither that nor files are waited for. `tell` gets progress messages. Raises
+    RunError after `timeout` seconds (default: half an hour), RemoteError if the machine does not answer.
+    """
+    away = read_remote_run(output_dir)
+    was_running = is_in_use(output_dir)
+    if was_running:
+        _ask_who_looks_after(output_dir, now=now, timeout=timeout or _SECONDS, tell=tell)
+    elif away is not None and away.job is not None and current_record(output_dir).state in ACTIVE_STATES:
+        was_running = True
+        _end_there(output_dir, away.job, now=now, tell=tell)
+        over = msgspec.structs.replace(away, state="over", said=time.time(), doing="stopped by `rl stop`")
+        write_remote_run(output_dir, over)
+    state = current_record(output_dir).actual_state()
+    return StopResult(state=state, was_running=was_running, checkpoint_step=newest_step(output_dir))
+
+
+def _ask_who_looks_after(output_dir: Path, *, now: bool, timeout: float, tell: Callable[[str], None]) -> None:
+    """Signal the supervising process: once for a checkpoint, again while it stops to end it `now`."""
+    pid = int((output_dir / ".lock").read_text().strip())
+    away = read_remote_run(output_dir)
+    stopping = away is not None and away.stopping
+    for number in range(int(now) + int(not stopping)):
+        if number:
+            time.sleep(_PAUSE_SECONDS)
+        if is_in_use(output_dir):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+    heard, started, told = "", time.monotonic(), float("-inf")
+    while is_in_use(output_dir):
+        passed = time.monotonic()
+        doing = away.doing if (away := read_remote_run(output_dir)) is not None else ""
+        if passed - started > timeout:
+            raise RunError(
+                f"{output_dir} did not end within {human_duration(timeout)}. Process {pid} looks after it, "
+                f"and said last: {doing}\nTo end it without a checkpoint: buckeye rl stop {output_dir} --now"
+            )
+        if doing != heard or passed - told > _TELL_SECONDS:
+            tell(f"waiting for process {pid} ({human_duration(passed - started)}): {doing}")
+            heard, told = doing, passed
+        time.sleep(_POLL_SECONDS)
+
+
+def _end_there(output_dir: Path, there: RemoteJob, *, now: bool, tell: Callable[[str], None]) -> None:
+    """Stop a run without a local supervisor: send the request to the machine, and download the files."""
+    tell(f"nobody here looks after the run any more: asking {there.target} to stop it")
+    with lock_directory(output_dir):
+        try:
+            asyncio.run(_stop_there(output_dir, there, now=now, tell=tell))
+        except LostConnectionError as error:
+            raise RemoteError(f"{error} Nothing was stopped. {_if_it_is_gone(output_dir, there)}") from None
+    if there.pod is not None:
+        tell(f"its pod may still cost: buckeye rl pods terminate {there.pod}")
+
+
+async def _stop_there(output_dir: Path, there: RemoteJob, *, now: bool, tell: Callable[[str], None]) -> None:
+    link = SshConnection(
+        parse_target(there.target),
+        known_hosts=Path(there.known_hosts),
+        identity_file=Path(there.identity_file) if there.identity_file else None,
+        own_settings=there.pod is None,
+        tell=tell,
+    )
+    job = Job(run_id=there.id, folder=there.folder, python=there.python)
+    try:
+        await link.connect(timeout=_REACH_SECONDS)
+        if now:
+            async with open_agent(link, job) as asked:
+                await asked.request("stop")
+            return
+        follower = Follower(
+            link=link,
+            job=job,
+            log=output_dir / REMOTE_LOG,
+            screen=sys.stderr.buffer,
+            mirror=Mirror(output_dir, set(there.sent), tell, there.target),
+            tell=tell,
+        )
+        follower.stop.set()
+        await follower.until_end()
+    finally:
+        await link.close()
+
+
+def _if_it_is_gone(output_dir: Path, there: RemoteJob) -> str:
+    pods = f"`buckeye rl pods` shows whether {there.pod} is still there. " if there.pod is not None else ""
+    return (
+        f"{pods}If that machine is gone, what is in {output_dir} is all there is of the run: start it again "
+        "with --resume and its --provider."
+    )
+
+
+def terminal_command(output_dir: Path) -> list[str]:
+    """Return the ssh command that opens the terminal of a remote run.
+
+    Raises UsageError for a local run, or for one that has no machine yet.
+    """
+    away = read_remote_run(output_dir)
+    if away is None:
+        raise UsageError(
+            f"{output_dir} is a run on this machine. `buckeye rl logs {output_dir} -f` follows it."
+        )
+    there = away.job
+    if there is None:
+        raise UsageError(f"{output_dir} has no terminal yet. Its start says: {away.doing}")
+    try:
+        target, tmux = parse_target(there.target), shlex.split(there.tmux)
+    except ValueError as error:
+        raise UsageError(
+            f"{output_dir}: remote.json says where the run is, and cannot be used: {error}"
+        ) from None
+    key = ["-i", there.identity_file] if there.identity_file else []
+    argv = ["ssh", "-t", *key, "-p", str(target.port), "-o", f"UserKnownHostsFile={there.known_hosts}"]
+    return [*argv, f"{target.user}@{target.host}", *tmux]

@@ -1,0 +1,266 @@
+"""Bringing home what a run writes: what grows is continued where it ended here, the rest is replaced."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Protocol
+
+import msgspec
+
+from buckeye.base.disk import free_bytes, human_bytes
+from buckeye.base.storage import remove_directory, write_directory, write_file
+from buckeye.errors import CheckpointError, RemoteError
+from buckeye.remote.received_files import (
+    CLEANED_RECORDS,
+    MAX_FILES,
+    clean_record,
+    is_fetched_file,
+    is_fetched_link,
+)
+from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo, read_commit, verify_checkpoint
+
+CHUNK_BYTES = 4 * 2**20
+_GROWING = (".jsonl", ".log", ".stdout", ".stderr")
+_SMALL = 16 * 2**20  # what is rewritten, and larger than this, comes at the end
+_STEPS = ("checkpoints", "weights")
+_MOST_BYTES = 2**44
+_RESERVE = 2**30  # bytes of the disk here that are left to others
+
+
+class AgentRequest(Protocol):
+    """Signature of `AgentClient.request`, which sends a request to the other machine."""
+
+    def __call__(self, question: str, **words: Any) -> Awaitable[tuple[dict[str, Any], bytes]]: ...
+
+
+class RemoteFile(msgspec.Struct, frozen=True, array_like=True):
+    """A file there: its path in the run, bytes, time of change in ns, and where a link leads (None: no
+    link)."""
+
+    path: str
+    size: Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
+    changed: int
+    link: str | None = None
+
+
+def parse_listing(files: Any) -> list[RemoteFile]:
+    """Return what an agent lists. Raises RemoteError for what is no list of files, and for a path that leads
+    out of the run. Where links lead is for `is_fetched_link`: W&B makes one to its cache in every run."""
+    if not isinstance(files, list) or len(files) > MAX_FILES:
+        raise RemoteError(f"The other machine lists no files, or more than {MAX_FILES}.")
+    found = {}
+    for entry in files:
+        try:
+            one = msgspec.convert(entry, RemoteFile, strict=True)
+        except msgspec.ValidationError as error:
+            raise RemoteError(f"The other machine lists something that is no file ({error}).") from None
+        if one.path.startswith("/") or ".." in one.path.split("/"):
+            raise RemoteError(f"The other machine lists {one.path[:200]!r}, which leads out of the run.")
+        found[one.path] = one  # a name that is listed twice is one file
+    return list(found.values())
+
+
+@dataclass(slots=True)
+class Mirror:
+    """The local copy of a remote run, in `folder`. Files in `own` were sent from here and are not fetched.
+    `tell` gets a line for each checkpoint that has arrived."""
+
+    folder: Path
+    own: Collection[str]
+    tell: Callable[[str], None]
+    place: str = "another machine"
+    """Location of the run, for messages."""
+    _left: int = 0
+    _whole: dict[str, tuple[int, int]] = field(default_factory=dict)
+    _steps: dict[str, int] = field(default_factory=dict)
+
+    async def update(
+        self, files: Sequence[RemoteFile], request: AgentRequest, *, final: bool = False
+    ) -> None:
+        """Fetch the newest complete checkpoint, records and logs; if `final`, also older checkpoints, the
+        newest weights, and large files."""
+        files = self._admitted(files)
+        plain = [one for one in files if one.path.split("/")[0] not in _STEPS]
+        for one in plain:
+            try:
+                await self._fetch(one, request, final=final)
+            except FileNotFoundError:
+                continue  # deleted there meanwhile
+        for folder in self._wanted_steps(files, final=final):
+            try:
+                await self._fetch_step(folder, [f for f in files if f.path.startswith(f"{folder}/")], request)
+            except FileNotFoundError:
+                continue
+        self._prune(files)
+
+    def _admitted(self, files: Sequence[RemoteFile]) -> list[RemoteFile]:
+        """Return the files to fetch, and report the number left. Raises RemoteError if the disk is full."""
+        home = [one for one in files if _is_welcome(one)]
+        left = len(files) - len(home)
+        if left > self._left:
+            names = ", ".join(repr(one.path[:80]) for one in files if not _is_welcome(one))
+            self.tell(f"{left} files stay there, not being of the kinds that come home: {names[:300]}")
+            self._left = left
+        missing = sum(one.size - _size(self.folder / one.path) for one in home)
+        free = free_bytes(self.folder)
+        if missing > free - _RESERVE:
+            raise RemoteError(
+                f"The run has {human_bytes(missing)} more there than here, and {human_bytes(free)} are free "
+                f"at {self.folder}. Nothing is fetched until there is room."
+            )
+        return home
+
+    async def _fetch(self, one: RemoteFile, request: AgentRequest, *, final: bool) -> None:
+        target = self.folder / one.path
+        if one.path in self.own:
+            return
+        if one.link is not None:
+            _link(target, one.link)
+        elif one.path in CLEANED_RECORDS:
+            await self._fetch_record(target, one, request)
+        elif one.path.endswith(_GROWING):
+            await append_missing(target, one.path, one.size, request)
+        elif self._whole.get(one.path) != (one.size, one.changed) and (final or one.size <= _SMALL):
+            await _fetch_whole(target, one, request)
+            self._whole[one.path] = (one.size, one.changed)
+
+    async def _fetch_record(self, target: Path, one: RemoteFile, request: AgentRequest) -> None:
+        if one.size > _SMALL or self._whole.get(one.path) == (one.size, one.changed):
+            return
+        content = bytearray()
+        while len(content) < one.size:
+            _, piece = await request(
+                "read", path=one.path, offset=len(content), length=min(CHUNK_BYTES, one.size)
+            )
+            if not piece:
+                break
+            content += piece
+        write_file(target, clean_record(one.path, bytes(content), self.place))
+        self._whole[one.path] = (one.size, one.changed)
+
+    def _wanted_steps(self, files: Sequence[RemoteFile], *, final: bool) -> list[str]:
+        """`checkpoints/step_N` that are committed there and not here, and at the end the last weights; the
+        newest first."""
+        committed = {
+            one.path.rpartition("/")[0]: one.changed
+            for one in files
+            if one.path.startswith("checkpoints/step_") and one.path.endswith(f"/{COMMITTED}")
+        }
+        new = [name for name, changed in committed.items() if self._steps.get(name) != changed]
+        wanted = sorted(new, key=_step_of, reverse=True)
+        if not final:
+            newest = max(committed, key=lambda name: committed[name], default=None)
+            return [name for name in wanted if name == newest]
+        weights = {"/".join(one.path.split("/")[:2]) for one in files if one.path.startswith("weights/step_")}
+        return [*wanted, *sorted(weights, key=_step_of)[-1:]]
+
+    async def _fetch_step(self, name: str, files: Sequence[RemoteFile], request: AgentRequest) -> None:
+        """Fetch a folder under another name, look whether it is whole, and give it its name."""
+        target = self.folder / name
+        commit = next((one for one in files if one.path == f"{name}/{COMMITTED}"), None)
+        if commit is not None and await _is_here(target, commit, request):
+            self._steps[name] = commit.changed
+            return
+        incoming = target.with_name(f".{target.name}-incoming.tmp-{os.getpid()}")
+        shutil.rmtree(incoming, ignore_errors=True)
+        try:
+            for one in files:
+                await _fetch_whole(incoming / one.path.removeprefix(f"{name}/"), one, request)
+            if commit is not None:
+                try:
+                    attempt = int(read_commit(incoming)["attempt"])
+                    verify_checkpoint(CheckpointInfo(_step_of(name), attempt, incoming))
+                except CheckpointError as error:
+                    self.tell(f"{name} did not arrive whole, and is fetched again later: {error}")
+                    return
+            write_directory(target, lambda folder: _move(incoming, folder), replace=True)
+        finally:
+            shutil.rmtree(incoming, ignore_errors=True)
+        if commit is not None:
+            self._steps[name] = commit.changed
+            self.tell(f"{target} is here")
+
+    def _prune(self, files: Sequence[RemoteFile]) -> None:
+        """Delete the checkpoints that this mirror has fetched and the run has deleted, but for the last."""
+        there = {"/".join(one.path.split("/")[:2]) for one in files}
+        gone = [name for name in self._steps if name not in there]
+        if len(gone) < len(self._steps):
+            for name in gone:
+                remove_directory(self.folder / name)
+                del self._steps[name]
+
+
+async def append_missing(target: Path, path: str, size: int, request: AgentRequest) -> None:
+    """Append what a file has there and not here. One that became shorter there is fetched again."""
+    here = target.stat().st_size if target.exists() else 0
+    if here == size and target.exists():
+        return
+    if here > size:
+        await _fetch_whole(target, RemoteFile(path, size, 0), request)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("ab") as file:
+        while here < size:
+            _, content = await request("read", path=path, offset=here, length=min(CHUNK_BYTES, size - here))
+            if not content:
+                return  # it became shorter meanwhile
+            file.write(content)
+            file.flush()
+            here += len(content)
+
+
+async def _fetch_whole(target: Path, one: RemoteFile, request: AgentRequest) -> None:
+    """Fetch a file under another name and give it its name; small ones in one piece."""
+    if one.size <= CHUNK_BYTES:
+        _, content = await request("read", path=one.path, offset=0, length=one.size)
+        write_file(target, content)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.tmp-{os.getpid()}")
+    part.unlink(missing_ok=True)
+    await append_missing(part, one.path, one.size, request)
+    part.replace(target)
+
+
+async def _is_here(target: Path, commit: RemoteFile, request: AgentRequest) -> bool:
+    """Return True if this checkpoint has already arrived."""
+    try:
+        _, content = await request("read", path=commit.path, offset=0, length=CHUNK_BYTES)
+        return (target / COMMITTED).read_bytes() == content
+    except FileNotFoundError:
+        return False
+
+
+def _move(source: Path, target: Path) -> None:
+    for entry in source.iterdir():
+        entry.replace(target / entry.name)
+
+
+def _link(path: Path, target: str) -> None:
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)
+
+
+def _is_welcome(one: RemoteFile) -> bool:
+    return is_fetched_file(one.path) if one.link is None else is_fetched_link(one.path, one.link)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def _step_of(name: str) -> int:
+    number = name.rpartition("step_")[2]
+    return int(number) if number.isdigit() else -1

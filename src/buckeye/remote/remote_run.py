@@ -1,0 +1,397 @@
+"""`buckeye rl --provider ...`: a run on another machine, from its file here to its model here."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.columns import counted
+from buckeye.base.disk import human_bytes
+from buckeye.base.distribution import need
+from buckeye.base.process import EXIT_INTERRUPTED
+from buckeye.base.storage import read_json
+from buckeye.config.cluster import ClusterConfig
+from buckeye.errors import BuckeyeError, PodGoneError, RemoteError, UsageError
+from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE
+from buckeye.launch.changed_settings import record_config
+from buckeye.launch.resume import find_resume_checkpoint
+from buckeye.mcp.tasks.trust import TRUSTED_VARIABLE, trusted_digests
+from buckeye.monitor.trackio_tensorboard import TrackioTracker
+from buckeye.remote import job as jobs
+from buckeye.remote.base import RemoteRequest
+from buckeye.remote.bootstrap import Software, bootstrap
+from buckeye.remote.connection import SshConnection, check_identity_file
+from buckeye.remote.control import REMOTE_LOG, RemoteRunRecorder
+from buckeye.remote.dead_man import dead_man_minutes, dead_man_timer
+from buckeye.remote.disk_size import disk_gb
+from buckeye.remote.download import Mirror
+from buckeye.remote.follow import Follower
+from buckeye.remote.offers import confirm_price
+from buckeye.remote.project import Project, read_project
+from buckeye.remote.providers.choose import open_provider
+from buckeye.remote.rental import RentedPod, rent_pod
+from buckeye.remote.start_check import check_start
+from buckeye.remote.upload import UploadCounts, send_project
+from buckeye.run_files.directory import (
+    RUN_FILE,
+    check_unused,
+    is_unstarted,
+    lock_directory,
+    move_unstarted_run,
+)
+from buckeye.run_files.known_runs import RemoteJob, register_run
+from buckeye.workers.installed.record import ENVIRONMENTS_VARIABLE
+
+POD_KEY_VARIABLE = "BUCKEYE_POD_KEY"
+
+_CONNECT_SECONDS = 600.0
+_CHECK_SECONDS = 30.0
+_LAST_SECONDS = 20.0
+_MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1  # before max_hours are over, to checkpoint and fetch it
+_STOPPED = (0, 128 + signal.SIGTERM)  # the latter before the run could listen to signals
+
+Tell = Callable[[str], None]
+
+
+def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = False) -> int:
+    """Train on a rented machine or on a host, with the configuration of a file. Return the run's exit code.
+
+    With `resume` the run continues from the newest local checkpoint. A rented machine is ended in every case,
+    unless `request.keep` is set. Raises UsageError before an order, RemoteError for later failures.
+    """
+    check_installed()
+    if request.identity_file is not None:
+        check_identity_file(request.identity_file.expanduser())
+    project = read_project(config_path, resume=resume)
+    check_single_node(project.config.cluster, hosts=len(request.hosts) or 1)
+    minutes = dead_man_minutes()
+    with lock_directory(project.output_dir):
+        if not resume:
+            check_unused(project.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
+        _tell_project(project)
+        check_start(project, request, is_rental=request.provider != "ssh", tell=_tell)
+        if not resume:
+            move_unstarted_run(project.output_dir, also=[project.output_dir / REMOTE_LOG])
+        run_id, job_id = _ids(project, resume=resume)
+        recorder = RemoteRunRecorder(project.output_dir, run_id, _tell)
+        register_run(project.output_dir, run_id)
+        with (
+            _noted(recorder, lambda: _command_to_continue(project, config_path, request, resume=resume)),
+            open_provider(request.provider, request.hosts) as provider,
+            rent_pod(
+                provider,
+                request,
+                run_id=job_id,
+                disk_gb=disk_gb(project.config),
+                confirm=confirm_price,
+                tell=recorder.tell,
+            ) as pod,
+            _handlers_kept(),
+        ):
+            check_single_node(project.config.cluster, hosts=len(pod.ssh))
+            is_rental = provider.is_rental
+            dead_man = None if request.keep else dead_man_timer(pod, minutes, is_rental=is_rental)
+            try:
+                return asyncio.run(
+                    _RemoteRun(pod, project, job_id, dead_man, is_rental, recorder).carry_out()
+                )
+            except asyncio.CancelledError:
+                raise KeyboardInterrupt from None
+
+
+class _RemoteRun:
+    """One run on one machine."""
+
+    def __init__(
+        self,
+        pod: RentedPod,
+        project: Project,
+        run_id: str,
+        dead_man: dict[str, Any] | None,
+        is_rental: bool,
+        recorder: RemoteRunRecorder,
+    ) -> None:
+        self._notes, self._leaving = recorder, False
+        self._pod, self._project, self._run_id = pod, project, run_id
+        self._dead_man, self._rents = dead_man, is_rental
+        self._follower: Follower | None = None
+        self._work: asyncio.Task[int] | None = None
+        self._link = SshConnection(
+            pod.ssh[0],
+            known_hosts=pod.known_hosts,
+            identity_file=pod.identity_file.expanduser() if pod.identity_file is not None else None,
+            own_settings=not is_rental,
+            tell=self._notes.tell,
+        )
+
+    async def carry_out(self) -> int:
+        """From the first connection to the last file."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._interrupt)
+        self._work = asyncio.create_task(self._do())
+        watching = asyncio.create_task(self._watch_pod())
+        try:
+            await asyncio.wait({self._work, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if watching.done() and not self._work.done():
+                self._work.cancel()
+                await asyncio.gather(self._work, return_exceptions=True)
+                watching.result()
+            return await self._work
+        finally:
+            watching.cancel()
+            await self._link.close()
+
+    def _interrupt(self) -> None:
+        """The first signal asks the job for a checkpoint, where there is one; the next one leaves, and those
+        after it do not keep the job from being ended."""
+        if self._follower is not None and not self._follower.stop.is_set():
+            self._notes.tell(
+                "Stopping: the trainer there finishes its step and checkpoints (Ctrl-C again to end at once)"
+            )
+            self._notes.update(stopping=True)
+            self._follower.stop.set()
+        elif self._leaving:
+            self._notes.tell("It is ending already.")
+        elif self._work is not None:
+            self._leaving = True
+            self._work.cancel()
+
+    async def _watch_pod(self) -> None:
+        """Raises PodGoneError when the machine is gone. Before its hours are over the run is stopped."""
+        told = ""
+        while True:
+            self._stop_in_time()
+            try:
+                await asyncio.to_thread(self._pod.check)
+            except PodGoneError:
+                raise
+            except RemoteError as error:
+                if self._pod.expires is not None and self._pod.clock.now() >= self._pod.expires:
+                    raise
+                if str(error) != told:  # the provider may be out for a while, and the machine be well
+                    self._notes.tell(f"warning: {error}")
+                told = str(error)
+            await asyncio.sleep(_CHECK_SECONDS)
+
+    def _stop_in_time(self) -> None:
+        expires, follower = self._pod.expires, self._follower
+        if expires is None or follower is None or follower.stop.is_set():
+            return
+        margin = min(_MARGIN_SECONDS, _MARGIN_SHARE * (expires - self._pod.started))
+        if expires - self._pod.clock.now() < margin:
+            self._notes.tell("--max-hours is nearly over: the run checkpoints and stops.")
+            follower.stop.set()
+
+    async def _do(self) -> int:
+        job: jobs.Job | None = None
+        try:
+            self._notes.tell(f"Connecting to {self._link.target} ...")
+            await self._link.connect(timeout=_CONNECT_SECONDS)
+            software = await bootstrap(
+                self._link,
+                tell=self._notes.tell,
+                environments=self._project.environments,
+                extras=self._project.extras,
+            )
+            if self._project.config.trainer.model.attn != "sdpa":
+                self._notes.tell(f"Attention: {software.attention}")
+            folder = f"{await jobs.remote_home(self._link)}/.buckeye/jobs/{self._run_id}"
+            job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)
+            self._notes.tell(f"Sending what is not there yet to {self._link.target} ...")
+            sent = await send_project(self._link, job.python, job.project, self._project.manifest)
+            self._notes.tell(_sent_text(sent))
+            await jobs.prepare(self._link, job, self._settings(job, software))
+            await jobs.start(self._link, job, self._secrets())
+            self._remember(job)
+            self._notes.tell(f"The run has started on {self._link.target}.")
+            return await self._follow(job)
+        except (Exception, asyncio.CancelledError):
+            if job is not None:
+                await self._leave(job)
+            raise
+
+    def _settings(self, job: jobs.Job, software: Software) -> dict[str, Any]:
+        found = {ENVIRONMENTS_VARIABLE: software.environments, PYTHON_VARIABLE: software.vllm}
+        installed = {name: place for name, place in found.items() if place is not None}
+        return {
+            "argv": [job.python, "-m", "buckeye", "rl", *self._project.arguments],
+            "cwd": job.project,
+            "output_dir": self._project.remote_output_dir,
+            "env": {
+                "BUCKEYE_NEW_RUN_ID": self._run_id,
+                TRUSTED_VARIABLE: ",".join(sorted(trusted_digests())),
+                # else it writes into a home that ends with the machine
+                "TRACKIO_DIR": f"{job.project}/{self._project.remote_output_dir}/{TrackioTracker.folder}",
+                **installed,
+            },
+            "dead_man": self._dead_man,
+        }
+
+    def _secrets(self) -> dict[str, str]:
+        found = dict(self._project.secrets)
+        if found:
+            self._notes.tell(f"Keys that go along: {', '.join(sorted(found))}")
+        key = os.environ.get(POD_KEY_VARIABLE)
+        return {**found, POD_KEY_VARIABLE: key} if key and self._rents else found
+
+    async def _follow(self, job: jobs.Job) -> int:
+        output = self._project.output_dir
+        log = output / REMOTE_LOG
+        log.unlink(missing_ok=True)  # of the machine before
+        self._follower = Follower(
+            link=self._link,
+            job=job,
+            log=log,
+            screen=sys.stdout.buffer,
+            mirror=Mirror(output, self._sent(), self._notes.tell, str(self._link.target)),
+            tell=self._notes.tell,
+        )
+        code = await self._follower.until_end()
+        await jobs.forget_secrets(self._link, job)
+        self._notes.tell(f"The run has ended there with code {code}. What it wrote is in {output}")
+        return EXIT_INTERRUPTED if self._follower.stop.is_set() and code in _STOPPED else code
+
+    def _sent(self) -> set[str]:
+        """The files of the run's directory that came from here."""
+        prefix = f"{self._project.remote_output_dir}/"
+        names = [name for name in self._project.manifest.files if name.startswith(prefix)]
+        return {name.removeprefix(prefix) for name in names} - _records(self._project.output_dir)
+
+    def _remember(self, job: jobs.Job) -> None:
+        """Write down where the run is, for people and other commands, and what it is, which is not believed
+        of the machine there."""
+        record_config(self._project.config)
+        self._notes.update(
+            state="running",
+            arguments=self._project.arguments,
+            working_directory=str(self._project.root),
+            job=RemoteJob(
+                id=job.run_id,
+                pod=self._pod.name if self._rents else None,
+                target=str(self._link.target),
+                folder=job.folder,
+                python=job.python,
+                identity_file=str(self._pod.identity_file.absolute()) if self._pod.identity_file else None,
+                known_hosts=str(self._pod.known_hosts.absolute()),
+                tmux=f"tmux -L {job.tmux_socket} attach",
+                sent=tuple(sorted(self._sent())),
+            ),
+        )
+
+    async def _leave(self, job: jobs.Job) -> None:
+        """Stop the job and delete the keys on a machine that is not ended."""
+        self._notes.tell(f"Ending: the job there is told to stop, at most {_LAST_SECONDS:.0f} s")
+        with suppress(BuckeyeError, OSError, TimeoutError):
+            async with asyncio.timeout(_LAST_SECONDS):
+                async with jobs.open_agent(self._link, job) as asked:
+                    await asked.request("stop")
+                await jobs.forget_secrets(self._link, job)
+
+
+def _records(output: Path) -> set[str]:
+    """Return the files of a resumed run that were sent. The machine extends them, and they come back."""
+    if not (output / RUN_FILE).exists():
+        return set()
+    return {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()} - {
+        "run.toml"
+    }
+
+
+def _ids(project: Project, *, resume: bool) -> tuple[str, str]:
+    """Return the ids of the run and of its job. Each resume has a new job."""
+    if not resume:
+        fresh = secrets.token_hex(4)
+        return fresh, fresh
+    run_id = str(read_json(project.output_dir / RUN_FILE)["run_id"])
+    return run_id, f"{run_id}-{secrets.token_hex(2)}"
+
+
+@contextmanager
+def _noted(recorder: RemoteRunRecorder, command_to_continue: Callable[[], str]) -> Iterator[None]:
+    """Record the end and report how to continue. It is the outermost step: ending a machine may fail too."""
+    try:
+        yield
+    except BaseException as error:
+        is_interrupt = isinstance(error, KeyboardInterrupt)
+        words = "interrupted" if is_interrupt else str(error) or type(error).__name__
+        recorder.update(state="over", doing=words.splitlines()[0])
+        if is_interrupt:
+            _tell(command_to_continue())
+        elif isinstance(error, RemoteError):
+            raise type(error)(f"{error}\n{command_to_continue()}") from None
+        raise
+    recorder.update(state="over")
+
+
+def check_single_node(cluster: ClusterConfig, *, hosts: int) -> None:
+    """Raise UsageError for a run on several nodes."""
+    if max(hosts, cluster.nodes) > 1:
+        raise UsageError(
+            f"--provider trains on one machine, and this run has {max(hosts, cluster.nodes)}: name one "
+            "--host and set cluster.nodes = 1, or set cluster.engine on a cluster"
+        )
+
+
+def check_installed() -> None:
+    """Raise UsageError without the packages that only remote training needs."""
+    for module in ("asyncssh", "pathspec"):
+        need(module, "Training on another machine")
+
+
+@contextmanager
+def _handlers_kept() -> Iterator[None]:
+    """Restore the signal handlers. The loop resets them, and a default handler would end this process."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _command_to_continue(project: Project, config_path: Path, request: RemoteRequest, *, resume: bool) -> str:
+    """Return a message with the command that restarts the run from the newest local checkpoint."""
+    output = project.output_dir
+    has_begun = (output / RUN_FILE).is_file() and (resume or not is_unstarted(output))
+    checkpoint = find_resume_checkpoint(output) if has_begun else None
+    again = ["--resume"] if has_begun else []
+    command = shlex.join(["buckeye", "rl", "@", str(config_path), *again, *request.flags()])
+    if checkpoint is not None:
+        return f"The checkpoint of step {checkpoint.step} is here. Go on from it: {command}"
+    return f"No checkpoint is here. Start it again: {command}"
+
+
+def _tell_project(project: Project) -> None:
+    manifest = project.manifest
+    _tell(
+        f"Goes along: {counted(len(manifest.files), 'file')}, {human_bytes(manifest.size)}, of {project.root}"
+    )
+    if manifest.outside:
+        _tell(
+            f"warning: {len(manifest.outside)} links that lead out of it stay here: "
+            f"{', '.join(manifest.outside[:5])}"
+        )
+    if project.config.trainer.ckpt is None:
+        _tell("warning: the run writes no checkpoints (trainer.ckpt): if the machine is lost, so is the run.")
+
+
+def _sent_text(sent: UploadCounts) -> str:
+    return (
+        f"Sent {counted(sent.files, 'file')}, {human_bytes(sent.bytes)}; {sent.unchanged} were there, "
+        f"{sent.removed} were removed"
+    )
+
+
+def _tell(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,102 @@
+"""Trial starts of an environment: in a private folder, on copies of the named paths, with limited writes."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from buckeye.mcp.client.session import find_executable
+from buckeye.mcp.config import GymConfig
+from buckeye.mcp.sandbox.confine_command import (
+    apply_confine_spec,
+    build_confine_spec,
+    find_writable_problem,
+    sandbox_support,
+)
+from buckeye.mcp.sandbox.runtime import SandboxLimits
+from buckeye.mcp.tasks.lock_file import ToolEntry
+from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
+from buckeye.mcp.workdir.folder import WORKDIR, open_workdir, rollout_folders
+from buckeye.mcp.workdir.server_environment import resolve_local_paths
+from buckeye.setup.init.environment_source import EnvironmentSource, Server
+from buckeye.setup.init.named_paths import copy_without_keys
+
+_FETCHED = {
+    "UV_CACHE_DIR": "uv",
+    "UV_TOOL_DIR": "uv-tools",
+    "npm_config_cache": "npm",
+    "PIPX_HOME": "pipx",
+    "DENO_DIR": "deno",
+    "BUN_INSTALL_CACHE_DIR": "bun",
+}
+"""Caches of programs that download a server: trials must not fill those in the user's home."""
+
+
+@functools.cache
+def _scratch() -> Path:
+    """Return a folder that all sessions of this process share; it is removed when the process ends."""
+    return rollout_folders().create()
+
+
+def with_copies(source: EnvironmentSource) -> EnvironmentSource:
+    """Return the source with new copies of the folders and files that its command names.
+
+    Its notes list the copies. Raises OSError.
+    """
+    files, notes = rollout_folders().create() if source.paths else None, list(source.notes)
+    for name, path in source.paths.items():
+        assert files is not None
+        made = copy_without_keys(path, files / name)
+        notes.append(f"{path} is not touched: tools act on a copy ({made})")
+    if isinstance(source.task_server, StdioServer) and (reason := find_writable_problem()):
+        notes.append(f"nothing keeps tools from writing elsewhere here: {reason}")
+    return replace(source, files=files, notes=tuple(notes))
+
+
+@asynccontextmanager
+async def trial_task(source: EnvironmentSource) -> AsyncIterator[McpTask]:
+    """Yield a task on a server of the source for one session. It has no grading, unlike tasks of a file."""
+    async with source.open_server() as server:
+        others = {name: kept_apart(other) for name, other in source.other_servers.items()}
+        own = server if source.task_server is None else kept_apart(server)
+        servers = {source.name: own, **others}
+        yield McpTask.model_construct(id="init", prompt="Try every tool.", mcp_config=servers)
+
+
+def kept_apart(server: Server) -> Server:
+    """Return the server confined: it can write only to the rollout's folder and to this process's scratch."""
+    if not isinstance(server, StdioServer):
+        return server
+    fetched = _scratch() / "fetched"
+    fetched.mkdir(exist_ok=True)
+    env = {name: str(fetched / below) for name, below in _FETCHED.items()}
+    env |= {"PYTHONPYCACHEPREFIX": str(fetched / "python"), **server.env}
+    server = resolve_local_paths(server).model_copy(update={"env": env})
+    if find_writable_problem():
+        return server
+    limits = SandboxLimits(writable=(f"{WORKDIR}/..", str(fetched)))
+    around = build_confine_spec(limits=limits, sandbox_support=sandbox_support(), cwd=Path(WORKDIR))
+    argv = apply_confine_spec(around, [find_executable(server.command), *server.args])
+    return StdioServer(command=argv[0], args=list(argv[1:]), env=env)
+
+
+async def timed_tools(source: EnvironmentSource, seconds: float) -> tuple[list[ToolEntry], float]:
+    """Return the tools that the environment announces, and the seconds from its start to the announcement.
+
+    `seconds` limits the start. Time to download and unpack an image does not count. Raises McpEnvironmentError, or an
+    error of its runtime.
+    """
+    from buckeye.mcp.client.rollout_sessions import open_sessions
+    from buckeye.mcp.client.session import SessionTimeouts
+
+    config = GymConfig.model_construct(files=None if source.files is None else str(source.files))
+    async with trial_task(source) as task, open_workdir(task, config) as workdir:
+        begun = time.monotonic()
+        async with open_sessions(task, SessionTimeouts(start=seconds), workdir=workdir) as sessions:
+            took = time.monotonic() - begun
+            tools = [ToolEntry(**asdict(replace(tool, name=name))) for name, tool in sessions.tools.items()]
+    return tools, took

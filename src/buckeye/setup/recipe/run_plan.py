@@ -1,0 +1,102 @@
+"""The plan that `buckeye rl` shows before it starts, as text and as JSON."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import textwrap
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from buckeye.base.columns import counted
+from buckeye.base.disk import human_bytes
+from buckeye.setup.recipe.sizes import description_share_text
+
+if TYPE_CHECKING:
+    from buckeye.config.rl import RLConfig
+    from buckeye.launch.preflight.disk import DiskEstimate
+    from buckeye.mcp.tasks.trust import TaskResources
+    from buckeye.setup.recipe.compose import Recipe
+
+_GAP = 13
+_BYTES_PER_PARAMETER = 2
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunPlan:
+    """A planned run: its parts, its configuration, and the resources that it will take."""
+
+    recipe: Recipe
+    config: RLConfig
+    environment: str
+    actions: tuple[str, ...]
+    images: tuple[str, ...]
+    uses: TaskResources
+    tasks: int
+    held_out: int
+    where: str
+    disk: DiskEstimate
+    free: int
+    price: str
+    text: str
+
+
+def plan_text(plan: RunPlan) -> str:
+    """Return the plan as lines of a name and its value, wrapped to the width of the terminal."""
+    width = max(40, shutil.get_terminal_size().columns)
+    lines = []
+    for name, value in _rows(plan).items():
+        lines += textwrap.wrap(
+            value,
+            width,
+            initial_indent=f"{name:<{_GAP}}",
+            subsequent_indent=" " * _GAP,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
+
+
+def plan_json(plan: RunPlan) -> dict[str, str]:
+    """Return the plan as a JSON object: its rows, the path of the configuration file, and its text."""
+    return {"file": str(plan.recipe.file), "dataset": plan.recipe.dataset, **_rows(plan), "text": plan.text}
+
+
+def _rows(plan: RunPlan) -> dict[str, str]:
+    recipe, orchestrator, disk = plan.recipe, plan.config.orchestrator, plan.disk.total
+    sizes, steps = recipe.sizes, plan.config.trainer.max_steps
+    groups = math.ceil(orchestrator.batch_size / orchestrator.rollouts_per_example)
+    needed = f"up to {human_bytes(disk)} of" if disk else "not known before the model is here;"
+    held_out = f"{plan.held_out} held out" if plan.held_out else "none held out"
+    held_out += ", without evaluation" if plan.held_out and not orchestrator.eval else ""
+    epochs = (steps or 0) * groups / plan.tasks
+    tracker = f"Weights & Biases, project {recipe.wandb}; --no-wandb turns it off"
+    return {
+        "environment": f"{plan.environment} ({recipe.config}: {', '.join(plan.actions)})",
+        "tools": description_share_text(sizes, len(plan.actions) - 1),
+        "tasks": f"{plan.tasks} to train on, {held_out} ({recipe.dataset})",
+        "they use": "; ".join(plan.uses.lines()),
+        "model": _model(recipe),
+        "batch": f"{counted(orchestrator.batch_size, 'rollout')}: {counted(groups, 'task')}, each played "
+        f"{counted(orchestrator.rollouts_per_example, 'time')}; that needs at least "
+        f"{counted(groups, 'task')}",
+        "rollout": f"up to {counted(orchestrator.seq_len, 'token')}; the longest prompt has "
+        f"{sizes.prompt_tokens}" + ("" if sizes.is_exact else " (estimated by its characters)"),
+        "steps": f"{steps}; every task is in a batch about {counted(epochs, 'time')}"
+        if steps
+        else "without end",
+        "where": plan.where,
+        "disk": f"{needed} {human_bytes(plan.free)} free",
+        "price": plan.price,
+        **({"logs to": tracker} if recipe.wandb else {}),
+        "writes": f"{plan.config.output_dir}",
+    }
+
+
+def _model(recipe: Recipe) -> str:
+    model, count = recipe.model, recipe.model.parameters
+    size = f"{count:,}" if count < 1_000_000 else f"{count / 1e6:.3g} million"
+    size = f"{count / 1e9:.2g} billion" if count >= 1_000_000_000 else size
+    trained = "adapters are trained" if recipe.lora else "all of them trained"
+    to_fetch = "" if model.path else f"; about {human_bytes(count * _BYTES_PER_PARAMETER)} to fetch"
+    return f"{model.name} ({'perhaps ' if model.is_estimated else ''}{size} parameters, {trained}{to_fetch})"

@@ -1,0 +1,216 @@
+"""Export of a checkpoint as a model: written, loaded again by transformers, and compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from buckeye.base.foreign_files import NotRegularFileError, list_regular_files
+from buckeye.errors import RunError, UsageError
+from buckeye.trainer.data.chat_data import ChatFormat
+from buckeye.trainer.model.adapter_files import (
+    ADAPTER_DIRECTORY,
+    CONFIG_FILE,
+    check_adapter_base,
+    merge_adapter,
+)
+from buckeye.trainer.model.policy import PolicyNetwork, load_policy
+from buckeye.trainer.output.hf_directory import read_tokenizer_files, save_model, write_tokenizer_files
+from buckeye.transport.checkpoint import MODEL_DIRECTORY
+
+_PASSAGES = 4
+_CONTEXT = 1024
+"""Maximum number of tokens read of a passage, from its end."""
+_COMPARED = 128
+"""Number of last tokens of a passage at which the two models are compared. At each one the whole next-token
+distribution is compared; with a vocabulary of 150,000 a passage takes 80 MB.
+"""
+_ROUNDING_FLOAT32 = 1e-5
+"""Largest KL divergence that rounding explains if weights are stored as they were trained. Log-probs then
+differ by about 1e-5. The divergence is half the square of that, plus 1e-6 from summing in float32.
+"""
+_ROUNDING_HALF = 0.2
+"""Largest KL divergence that rounding to 16 bits explains. A log-prob moves by sqrt(2 * 0.2) = 0.6: a token
+becomes nearly twice or half as likely. A larger divergence means another policy, regardless of its cause.
+"""
+KL_WARNING_THRESHOLD = 0.02
+"""KL divergence to warn about: log-probs move by sqrt(2 * 0.02) = 0.2, the limit of one training step with
+the usual clip range.
+"""
+
+_Distributions = Callable[[Sequence[int]], Tensor]
+"""Function: token ids -> log-probs [tokens, vocabulary], float32, of the next token after each of the last
+ids.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passages:
+    """Training data for the comparison of two models: `texts` as a model reads them, conversations (`chats`),
+    or nothing. `source` describes it for messages.
+    """
+
+    texts: Sequence[str] = ()
+    chats: Sequence[Mapping[str, Any]] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verified:
+    """Result of loading an exported model. `divergence` is KL(checkpoint || exported) of the next token in
+    nats per token, the mean over `tokens` positions of `source`. `dtype` is the stored dtype of the weights.
+    """
+
+    dtype: str
+    divergence: float
+    tokens: int
+    source: str
+
+    def __str__(self) -> str:
+        return (
+            f"loads with transformers; KL divergence from the checkpoint {self.divergence:.1e} nats a token, "
+            f"on {self.tokens} tokens of {self.source}"
+        )
+
+
+def write_model(state: Path, out: Path, *, dtype: str | None, passages: Passages) -> Verified:
+    """Write the model of a checkpoint's trainer part to `out` as `dtype` (None: as trained), and verify it on
+    `passages`. Raise `RunError` if the written model differs.
+    """
+    source = state / MODEL_DIRECTORY
+    policy = load_policy(str(source), torch.device("cpu"), compute_dtype="float32")
+    reference = _Reference(_of_policy(policy), source, passages, policy.model.config)
+    stored = getattr(torch, dtype) if dtype is not None else torch.float32
+    save_model(policy.model, read_tokenizer_files(str(source)), out, dtype=stored)
+    del policy
+    return reference.verify(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), out)
+
+
+def write_merged(state: Path, out: Path, *, base: Path, passages: Passages) -> Verified:
+    """Write the model of an adapter checkpoint to `out`, merged into `base`, and verify it on `passages`.
+    Raise `RunError` if the written model differs.
+    """
+    adapter = state / ADAPTER_DIRECTORY
+    reference = _of_adapter(base, adapter, passages)
+    merge_adapter(str(base), adapter, out)
+    write_tokenizer_files(out, read_tokenizer_files(str(adapter)))
+    return reference.verify(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), out)
+
+
+def write_adapter(
+    state: Path, out: Path, *, base: Path, base_name: str, revision: str | None, passages: Passages
+) -> Verified:
+    """Write the adapter of a checkpoint to `out` in peft's format, and verify it on `passages`.
+
+    Its configuration names `base_name` as the base: a directory, or a hub name with a `revision`. Raise
+    `UsageError` if `base` is another model, `RunError` if the written adapter differs.
+    """
+    adapter = state / ADAPTER_DIRECTORY
+    check_adapter_base(adapter, str(base))
+    reference = _of_adapter(base, adapter, passages)
+    try:
+        list(list_regular_files(adapter))
+    except NotRegularFileError as error:
+        raise UsageError(f"{error}: it is not copied") from None
+    shutil.copytree(adapter, out, dirs_exist_ok=True)
+    content = json.loads((out / CONFIG_FILE).read_text(encoding="utf-8"))
+    content |= {"base_model_name_or_path": base_name, "revision": revision}
+    (out / CONFIG_FILE).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    return reference.verify(_adapted(base, out), out)
+
+
+def is_adapter_checkpoint(state: Path) -> bool:
+    """Return True if a checkpoint's trainer part holds an adapter instead of a model."""
+    return (state / ADAPTER_DIRECTORY).is_dir()
+
+
+class _Reference:
+    """Next-token distributions of a checkpoint's model on passages."""
+
+    def __init__(self, model: _Distributions, tokenizer: Path, passages: Passages, config: Any) -> None:
+        context = min(_CONTEXT, config.max_position_embeddings)
+        found = [ids[-context:] for ids in _token_ids(passages, tokenizer) if ids]
+        self._source = passages.source if found else "arbitrary ids: the run has kept nothing to read"
+        self._passages = found or [[i * config.vocab_size // _COMPARED for i in range(_COMPARED)][-context:]]
+        self._expected = [model(ids) for ids in self._passages]
+
+    def verify(self, model: Any, directory: Path) -> Verified:
+        """Compare with a transformers model that was written to `directory`, and load its tokenizer. Raise
+        `RunError` if the distributions differ.
+        """
+        AutoTokenizer.from_pretrained(directory)
+        stored = _stored_dtype(directory)
+        exported = _of_transformers(model)
+        total, tokens = 0.0, 0
+        for ids, expected in zip(self._passages, self._expected, strict=True):
+            total += float((expected.exp() * (expected - exported(ids))).sum(-1).double().sum())
+            tokens += len(expected)
+        divergence = max(0.0, total / tokens) if total == total else total  # rounding may make it negative
+        limit = _ROUNDING_FLOAT32 if stored == "float32" else _ROUNDING_HALF
+        if not divergence <= limit:  # written so that NaN is rejected too
+            raise RunError(
+                "What was exported is not the model of the checkpoint: its KL divergence from it is "
+                f"{divergence:.2g} nats a token, on {tokens} tokens of {self._source} (at most {limit:g} is "
+                f"rounding to {stored}). Nothing was kept."
+            )
+        return Verified(dtype=stored, divergence=divergence, tokens=tokens, source=self._source)
+
+
+def _token_ids(passages: Passages, tokenizer: Path) -> list[list[int]]:
+    """Return the token ids of the passages. Skip those that the chat template rejects."""
+    encode = AutoTokenizer.from_pretrained(tokenizer).encode
+    found = [encode(text, add_special_tokens=False) for text in passages.texts[:_PASSAGES]]
+    if passages.chats:
+        try:
+            chat = ChatFormat(str(tokenizer))
+            found += [
+                s.token_ids.tolist() for one in passages.chats[:_PASSAGES] for s in chat.samples(one)[-1:]
+            ]
+        except UsageError:
+            return found
+    return found
+
+
+def _of_adapter(base: Path, adapter: Path, passages: Passages) -> _Reference:
+    model = _adapted(base, adapter)
+    return _Reference(_of_transformers(model), adapter, passages, model.config)
+
+
+def _adapted(base: Path, adapter: Path) -> Any:
+    from peft import PeftModel  # importing takes seconds
+
+    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    return PeftModel.from_pretrained(model, str(adapter))
+
+
+def _of_policy(policy: PolicyNetwork) -> _Distributions:
+    @torch.no_grad()
+    def distributions(ids: Sequence[int]) -> Tensor:
+        hidden = policy.hidden_states(torch.tensor(ids, device=policy.device), [len(ids)])[-_COMPARED:]
+        return (hidden @ policy.head_weight.to(hidden.dtype).T).float().log_softmax(-1)
+
+    policy.model.eval()
+    return distributions
+
+
+def _of_transformers(model: Any) -> _Distributions:
+    @torch.no_grad()
+    def distributions(ids: Sequence[int]) -> Tensor:
+        return model(torch.tensor([list(ids)]), logits_to_keep=_COMPARED).logits[0].float().log_softmax(-1)
+
+    model.eval()
+    return distributions
+
+
+def _stored_dtype(directory: Path) -> str:
+    """Return the dtype of the stored weights of a directory; an adapter is always float32."""
+    config = directory / "config.json"
+    return str(json.loads(config.read_text(encoding="utf-8"))["dtype"]) if config.exists() else "float32"

@@ -1,0 +1,122 @@
+"""API answers about one run: `/api/runs/RUN/NAME` returns one, and a report contains all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.run_files.known_runs import current_record
+from buckeye.run_files.record import ACTIVE_STATES, RunRecord
+from buckeye.ui import charts, records, rollouts
+from buckeye.ui.findings import findings_of
+from buckeye.ui.run_catalog import OpenRun
+from buckeye.ui.timeline import TimelineStep, timeline
+from buckeye.ui.tokens import tokens
+
+
+class NoParameters(msgspec.Struct, forbid_unknown_fields=True):
+    """Empty set of parameters."""
+
+
+class MetricSelection(msgspec.Struct, forbid_unknown_fields=True):
+    """Selection of metrics: a regular expression for their names, and their maximum number."""
+
+    pattern: str
+    most: int = 80
+
+
+@dataclass(frozen=True, slots=True)
+class RunEndpoint:
+    """Handler of a question: the type of its `parameters`, and the function that answers."""
+
+    parameters: type[msgspec.Struct]
+    function: Callable[[OpenRun, Any], Any]
+
+
+def call_endpoint(run: OpenRun, name: str, given: Mapping[str, str]) -> Any:
+    """Return the answer to the question `name` about a run, as JSON values.
+
+    Raise `UsageError` for an unknown question or invalid parameters.
+    """
+    known = ENDPOINTS.get(name)
+    if known is None:
+        raise UsageError(f"Nobody can answer {name!r} of a run. There are: {', '.join(ENDPOINTS)}.")
+    try:
+        parameters = msgspec.convert(dict(given), known.parameters, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{name}: {error}") from None
+    return known.function(run, parameters)
+
+
+def summary(run: OpenRun) -> dict[str, Any]:
+    """Return the entry of a run in the list of runs."""
+    record, steps = _record(run), run.steps
+    trained = [step for step in steps if step.trained is not None]
+    newest = trained[-1] if trained else None
+    return {
+        "name": run.name,
+        "directory": str(run.path),
+        "state": "unknown" if record is None else record.actual_state(),
+        "step": 0 if newest is None else newest.number + 1,
+        "max_steps": None if record is None else record.max_steps,
+        "started": _started(record, run),
+        "ended": None if record is None else record.ended,
+        "reward": None if newest is None else newest.reward,
+        "curve": charts.sparkline(steps),
+    }
+
+
+def status(run: OpenRun) -> dict[str, Any]:
+    """Return the current status of a run; without a record, only the part known from metrics."""
+    from buckeye.launch.waits import describe_wait  # slow: it imports the settings, most of a second
+    from buckeye.runs.status import run_status
+
+    known = {**summary(run), "now": time.time(), "stamp": run.stamp()}
+    try:
+        seen = run_status(run.path, measure_disk=False)
+    except BuckeyeError as error:
+        return {**known, "going_on": False, "reason": str(error)}
+    told = {**dataclasses.asdict(seen), **known, "going_on": seen.state in ACTIVE_STATES}
+    told["waits"] = [describe_wait(wait, known["now"]) for wait in seen.waits]
+    del told["findings"]  # the question `findings` returns all of them
+    return told
+
+
+def _record(run: OpenRun) -> RunRecord | None:
+    try:
+        return current_record(run.path)
+    except BuckeyeError:
+        return None
+
+
+def _started(record: RunRecord | None, run: OpenRun) -> float | None:
+    if record is not None:
+        return record.started
+    path = run.path / "metrics.jsonl"
+    return path.stat().st_mtime if path.exists() else None
+
+
+ENDPOINTS: Mapping[str, RunEndpoint] = {
+    "status": RunEndpoint(NoParameters, lambda run, _: status(run)),
+    "findings": RunEndpoint(NoParameters, lambda run, _: findings_of(run)),
+    "overview": RunEndpoint(NoParameters, lambda run, _: charts.overview(run)),
+    "intervals": RunEndpoint(NoParameters, lambda run, _: charts.reward_intervals(run)),
+    "metrics": RunEndpoint(
+        MetricSelection, lambda run, asked: charts.matching_metrics(run, asked.pattern, asked.most)
+    ),
+    "groups": RunEndpoint(NoParameters, lambda run, _: rollouts.groups(run)),
+    "group": RunEndpoint(rollouts.GroupAddress, rollouts.group),
+    "rollout": RunEndpoint(rollouts.RolloutAddress, rollouts.rollout),
+    "search": RunEndpoint(rollouts.RolloutSearch, rollouts.search),
+    "tokens": RunEndpoint(rollouts.RolloutAddress, tokens),
+    "logs": RunEndpoint(records.LogSelection, records.logs),
+    "events": RunEndpoint(NoParameters, lambda run, _: records.events(run)),
+    "timeline": RunEndpoint(TimelineStep, timeline),
+    "settings": RunEndpoint(NoParameters, lambda run, _: records.settings(run)),
+}

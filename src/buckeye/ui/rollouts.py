@@ -1,0 +1,218 @@
+"""Rollouts of a run: its groups, the replies of one group, and a full rollout. Texts are read on demand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from buckeye.errors import UsageError
+from buckeye.monitor.conversation import parse_message
+from buckeye.monitor.rollouts import shorten_middle
+from buckeye.runs import Run
+from buckeye.ui.run_catalog import OpenRun
+
+_MOST_GROUPS = 100_000  # from the newest steps; the page holds all of them
+_LONGEST_LINE = 64_000_000  # bytes; longer rollouts are not read
+_LONGEST_TEXT = 200_000  # characters sent of one message, half from each end
+_LONGEST_GLANCE = 4_000  # characters sent of one message where replies are shown in columns
+_MOST_MESSAGES = 500
+_MOST_CALLS = 100  # per message
+_MOST_SEARCHED = 256_000_000  # bytes
+
+_COLUMNS = {
+    "split": "split",
+    "step": "step",
+    "group": "grp",
+    "env": "env",
+    "task": "task",
+    "dropped": "dropped",
+    "rollouts": "count(*)",
+    "reward": "avg(reward)",
+    "low": "min(reward)",
+    "high": "max(reward)",
+    "rewards": "group_concat(round(reward, 3))",
+    "errored": "count(*) - count(reward)",
+    "truncated": "sum(truncated)",
+    "tokens": "avg(completion_tokens)",
+    "seconds": "max(seconds)",
+    "version": "min(oldest_version)",
+}
+_GROUPS = (
+    f"SELECT {', '.join(_COLUMNS.values())} FROM rollouts WHERE retried = 0 "  # noqa: S608  constant names
+    "GROUP BY split, step, env, grp, dropped ORDER BY step DESC, split DESC, env, grp LIMIT ?"
+)
+_OF_GROUP = (
+    "SELECT path, at, bytes, number, reward, shaped_reward, advantage, components, stop_reason, error, "
+    "truncated, cut, retried, seconds, sampling_seconds, turns, segments, completion_tokens, oldest_version, "
+    "task, env, dropped, text FROM rollouts WHERE split = ? AND step = ? AND grp = ? "
+)
+_FIGURES = (
+    *("number", "reward", "shaped_reward", "advantage", "components", "stop_reason", "error", "truncated"),
+    *("cut", "retried", "seconds", "sampling_seconds", "turns", "segments", "completion_tokens"),
+    *("oldest_version", "task", "env", "dropped", "text"),
+)
+
+
+class GroupAddress(msgspec.Struct, forbid_unknown_fields=True):
+    """Address of a group of rollouts; `env` distinguishes groups of evaluations."""
+
+    step: int
+    group: int
+    split: str = "train"
+    env: str = ""
+
+
+class RolloutAddress(GroupAddress):
+    """Address of a rollout of a group."""
+
+    number: int = 0
+
+
+class RolloutSearch(msgspec.Struct, forbid_unknown_fields=True):
+    """Search for a text in the messages of a step's rollouts."""
+
+    step: int
+    text: str
+    split: str = "train"
+
+
+def groups(run: OpenRun) -> dict[str, Any]:
+    """Return the figures of all groups in columns, the newest step first.
+
+    `left_out` is the number of older groups, and `unreadable` the number of invalid lines.
+    """
+    stamp = (run.stamp()["rollouts"], run.stamp()["evals"])
+    if run.cache.get("groups", (None,))[0] == stamp:
+        return dict(run.cache["groups"][1])
+    with run.read() as opened:
+        rows = opened.query(_GROUPS, _MOST_GROUPS)
+        left_out = 0 if len(rows) < _MOST_GROUPS else opened.query(_COUNT)[0][0] - len(rows)
+        unreadable = opened.query("SELECT sum(unreadable) FROM files")[0][0] or 0
+    columns: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
+    told = {"left_out": left_out, "unreadable": unreadable, **dict(zip(_COLUMNS, columns, strict=True))}
+    run.cache["groups"] = (stamp, told)
+    return told
+
+
+_COUNT = (
+    "SELECT count(*) FROM (SELECT 1 FROM rollouts WHERE retried = 0 GROUP BY split, step, env, grp, dropped)"
+)
+
+
+def group(run: OpenRun, asked: GroupAddress) -> dict[str, Any]:
+    """Return the prompt of a group and its replies with their rewards; long texts are shortened."""
+    with run.read() as opened:
+        found = list(_rollouts(opened, asked, ""))
+    shown = [_told(figures, line, _LONGEST_GLANCE) for figures, line in found]
+    prompts = [len(one["messages"]) - len(_after_prompt(one["messages"])) for one in shown]
+    prompt = shown[0]["messages"][: prompts[0]]
+    for one, until in zip(shown, prompts, strict=True):
+        one["messages"] = one["messages"][until:]
+    return {"prompt": prompt, "rollouts": shown}
+
+
+def rollout(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
+    """Return a rollout with its conversation; with `text_deleted`, `messages` is empty."""
+    with run.read() as opened:
+        figures, line = next(_rollouts(opened, asked, "AND number = ? AND retried = 0 ", asked.number))
+    return _told(figures, line, _LONGEST_TEXT)
+
+
+def search(run: OpenRun, asked: RolloutSearch) -> dict[str, Any]:
+    """Return the rollouts of a step that contain a text in messages or errors, ignoring case."""
+    found: list[dict[str, Any]] = []
+    wanted, read = asked.text.casefold(), 0
+    with run.read() as opened:
+        for path, at, size, group_, number, env in opened.query(_OF_STEP, asked.split, asked.step):
+            read += size
+            if read > _MOST_SEARCHED:
+                return {"found": found, "all": False}
+            line = _line(opened.path / path, at, size) or {}
+            said = [line.get("messages"), line.get("error"), line.get("text")]
+            if any(wanted in text.casefold() for text in _texts(said)):
+                found.append({"group": group_, "number": number, "env": env})
+    return {"found": found, "all": True}
+
+
+_OF_STEP = (
+    "SELECT path, at, bytes, grp, number, env FROM rollouts WHERE split = ? AND step = ? AND retried = 0"
+)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item)
+
+
+def _rollouts(
+    opened: Run, asked: GroupAddress, more: str, *values: Any
+) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Yield the index figures and the file line of each rollout. Raise `UsageError` if none is found."""
+    of_env, env = ("AND env = ? ", [asked.env]) if asked.env else ("", [])
+    sql = f"{_OF_GROUP}{of_env}{more}ORDER BY number, at"
+    rows = opened.query(sql, asked.split, asked.step, asked.group, *env, *values)
+    if not rows:
+        raise UsageError(f"No such rollout was played in step {asked.step}, or it is not recorded any more.")
+    for path, at, size, *figures in rows:
+        yield dict(zip(_FIGURES, figures, strict=True)), _line(opened.path / path, at, size)
+
+
+def _line(path: Path, at: int, size: int) -> dict[str, Any] | None:
+    """Return a rollout's line from its file; None if it is missing, invalid, or too long."""
+    if size > _LONGEST_LINE:
+        return None
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            found = json.loads(file.read(size).decode(errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _told(figures: Mapping[str, Any], line: Mapping[str, Any] | None, longest: int) -> dict[str, Any]:
+    """Return a rollout in the form that the page shows."""
+    more = line or {}
+    known = {name: more.get(name) for name in ("shaping", "turn_rewards", "advantages", "explanations")}
+    given = more.get("messages")
+    messages = given if isinstance(given, list) else []
+    return {
+        **figures,
+        "components": json.loads(figures["components"] or "{}"),
+        **known,
+        "trace": [_cut(text, longest)[0] for text in _texts(more.get("trace"))][:50],
+        "error": None if figures["error"] is None else _cut(figures["error"], longest)[0],
+        "text_deleted": line is None,
+        "messages": [_message(one, longest) for one in messages[:_MOST_MESSAGES] if isinstance(one, dict)],
+        "messages_left_out": max(0, len(messages) - _MOST_MESSAGES),
+    }
+
+
+def _message(given: Mapping[str, Any], longest: int) -> dict[str, Any]:
+    """Return a message: role, text, reasoning and calls. `left_out` is the number of characters cut."""
+    said = parse_message(given)
+    text, left_out = _cut(said.text, longest)
+    calls = [
+        {"name": call.name, "arguments": _cut(call.arguments, longest)[0]}
+        for call in said.calls[:_MOST_CALLS]
+    ]
+    reasoning = _cut(said.reasoning, longest)[0]
+    return {"role": said.role, "text": text, "left_out": left_out, "reasoning": reasoning, "calls": calls}
+
+
+def _cut(text: str, longest: int) -> tuple[str, int]:
+    """Return a text without its middle if it is too long, and the number of characters left out."""
+    return shorten_middle(text, longest), max(0, len(text) - longest)
+
+
+def _after_prompt(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages from the first reply on."""
+    first = next((at for at, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
+    return messages[first:]

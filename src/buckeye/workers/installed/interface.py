@@ -1,0 +1,188 @@
+"""Detection of a distribution's interface, and the versions that are tested with it.
+
+The classic interface of `verifiers` (v0: `load_environment`) ended with release 0.4. Packages for it rarely
+declare that bound, so without the bounds here they would be installed with a release that cannot load them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+from buckeye.errors import BuckeyeError
+from buckeye.workers.installed.install_source import LIBRARIES
+from buckeye.workers.installed.record import Generation
+
+ENTRY_POINT_GROUP = "buckeye.environments"
+
+_V0_RELEASE, _V1_RELEASE = Version("0.3.1"), Version("0.4.0")
+_USES_V1 = re.compile(
+    r"^\s*(?:from\s+verifiers\.v1\b|import\s+verifiers\.v1\b|from\s+verifiers\s+import\s.*\bv1\b)", re.M
+)
+_HAS_LOADER = re.compile(r"^(?:async\s+)?def\s+load_environment\b|\bimport\b.*\bload_environment\b", re.M)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interface:
+    """Interface of a distribution.
+
+    `extras` are its own extras that the interface needs, `requirements` are further packages to install, and
+    `constraints` are bounds on versions.
+    """
+
+    generation: Generation
+    module: str
+    extras: tuple[str, ...] = ()
+    requirements: tuple[str, ...] = ()
+    constraints: tuple[str, ...] = ()
+
+
+def detect_interface(distribution: metadata.Distribution, extras: Sequence[str] = ()) -> Interface:
+    """Return the interface of a distribution, from its metadata and source; nothing is imported.
+
+    Raises BuckeyeError if it has no environment.
+    """
+    name = canonicalize_name(distribution.name)
+    needed = _requirements(distribution)
+    if name in LIBRARIES:
+        generation: Generation = "reasoning-gym" if name == LIBRARIES[0] else "textarena"
+        return Interface(generation=generation, module=_module(distribution))
+    interface = _of_verifiers(distribution, needed, tuple(extras)) or _of_buckeye(distribution)
+    if interface is None:
+        raise BuckeyeError(
+            f"{distribution.name} {distribution.version} holds no environment: it requires no `verifiers`, "
+            f"announces none to {ENTRY_POINT_GROUP}, and its module has no load_environment."
+        )
+    named: set[str] = {canonicalize_name(r.name) for r in needed if r.specifier and not _extras_of(r)}
+    kept = [c for c in interface.constraints if _keeps(c, named)]
+    return replace(interface, constraints=tuple(kept))
+
+
+def without_bounds_on(interface: Interface, requirements: Sequence[str]) -> Interface:
+    """Return the interface without bounds on packages that the user has given versions for."""
+    own = set[str]()
+    for text in requirements:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue  # a path, which the installer handles
+        own |= {canonicalize_name(requirement.name)} if requirement.specifier or requirement.url else set()
+    kept = [c for c in interface.constraints if canonicalize_name(Requirement(c).name) not in own]
+    return replace(interface, constraints=tuple(kept))
+
+
+def _keeps(constraint: str, named: set[str]) -> bool:
+    """Return True if a bound applies: for `verifiers`, or if the package sets no bound itself."""
+    name = canonicalize_name(Requirement(constraint).name)
+    return name == "verifiers" or name not in named
+
+
+def _of_verifiers(
+    distribution: metadata.Distribution, needed: Sequence[Requirement], extras: tuple[str, ...]
+) -> Interface | None:
+    """Return the interface to `verifiers`, or None if the distribution has none."""
+    module, sources = _module(distribution), _sources(distribution)
+    always = [r for r in needed if r.name == "verifiers" and not _extras_of(r)]
+    if always:
+        return _v0_or_v1(module, always[0].specifier, any(map(_USES_V1.search, sources)), ())
+    offered = {e: r for r in needed if r.name == "verifiers" for e in _extras_of(r)}
+    chosen = [e for e in extras if e in offered]
+    if offered:
+        if extras and not chosen:
+            return None
+        by_age = sorted(offered, key=lambda e: not offered[e].specifier.contains(_V0_RELEASE))
+        extra = chosen[0] if chosen else by_age[0]
+        return _v0_or_v1(module, offered[extra].specifier, False, (extra,))
+    if any(map(_USES_V1.search, sources)):
+        return _v1(module, ())
+    if _announced(distribution) is None and any(map(_HAS_LOADER.search, sources)):
+        return _v0(module, SpecifierSet(), ())
+    return None
+
+
+def _v0_or_v1(module: str, specifier: SpecifierSet, uses_v1: bool, extras: tuple[str, ...]) -> Interface:
+    if not specifier.contains(_V1_RELEASE, prereleases=True):
+        return _v0(module, specifier, extras)
+    if uses_v1 or not specifier.contains(_V0_RELEASE):
+        return _v1(module, extras)
+    return _v0(module, specifier, extras)
+
+
+def _v0(module: str, specifier: SpecifierSet, extras: tuple[str, ...]) -> Interface:
+    release = f"verifiers=={_V0_RELEASE}" if specifier.contains(_V0_RELEASE) else "verifiers<0.4"
+    return Interface(
+        generation="verifiers-v0",
+        module=module,
+        extras=extras,
+        requirements=("verifiers",),
+        constraints=(release, "renderers<0.1.11", "openai<3", "mcp<2", "transformers<6"),
+    )
+
+
+def _v1(module: str, extras: tuple[str, ...]) -> Interface:
+    return Interface(
+        generation="verifiers-v1",
+        module=module,
+        extras=extras,
+        requirements=("verifiers", "uv"),  # its harnesses are scripts that `uv` runs
+        constraints=("verifiers>=0.4,<0.5",),
+    )
+
+
+def _of_buckeye(distribution: metadata.Distribution) -> Interface | None:
+    announced = _announced(distribution)
+    if announced is None:
+        return None
+    return Interface(generation="buckeye", module=announced.partition(":")[0])
+
+
+def _announced(distribution: metadata.Distribution) -> str | None:
+    """Return the loader that a distribution registers as an entry point."""
+    entries = [entry for entry in distribution.entry_points if entry.group == ENTRY_POINT_GROUP]
+    return entries[0].value if entries else None
+
+
+def _requirements(distribution: metadata.Distribution) -> list[Requirement]:
+    needed = []
+    for text in distribution.requires or []:
+        try:
+            needed.append(Requirement(text))
+        except InvalidRequirement:
+            continue  # the installer reports it
+    return needed
+
+
+def _extras_of(requirement: Requirement) -> list[str]:
+    """Return the extras that require a package; empty if it is always required."""
+    return re.findall(r"extra\s*==\s*['\"]([^'\"]+)['\"]", str(requirement.marker or ""))
+
+
+def _module(distribution: metadata.Distribution) -> str:
+    """Return the module of a distribution: the one with its name, else the first one."""
+    wanted = canonicalize_name(distribution.name).replace("-", "_")
+    modules = sorted({_top(path) for path in _python_files(distribution)} - {""})
+    if not modules:
+        raise BuckeyeError(f"{distribution.name} {distribution.version} holds no Python module.")
+    return wanted if wanted in modules else modules[0]
+
+
+def _top(path: metadata.PackagePath) -> str:
+    """Return the top-level module of a path: `package` for `package/part.py` and `package.py`."""
+    return path.parts[0].removesuffix(".py") if path.parts[0] != ".." else ""
+
+
+def _python_files(distribution: metadata.Distribution) -> list[metadata.PackagePath]:
+    return [path for path in distribution.files or [] if path.suffix == ".py"]
+
+
+def _sources(distribution: metadata.Distribution) -> list[str]:
+    files = [Path(str(path.locate())) for path in _python_files(distribution)]
+    return [path.read_text("utf-8", errors="replace") for path in files if path.is_file()]

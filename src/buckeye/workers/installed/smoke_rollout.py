@@ -1,0 +1,109 @@
+"""One rollout in a newly installed environment, with a fixed reply."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from buckeye.envs.base import Environment, Outcome, Task
+from buckeye.envs.scripted import ScriptedPolicy
+from buckeye.errors import BuckeyeError
+from buckeye.workers.installed.record import InstalledEnvironment
+
+REPLY = "I do not know."
+_ROLLOUT_SECONDS = 300.0
+_LONGEST = 200
+_ONE_OF = {"reasoning-gym": "reasoning-gym/chain_sum", "textarena": "textarena/GuessTheNumber-v0"}
+"""Example environments of libraries that have many. They need no arguments and no downloads."""
+
+
+def example_id(installed: InstalledEnvironment) -> str:
+    """Return the id of the environment, or of an example environment of a library."""
+    return _ONE_OF.get(installed.generation, installed.id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Smoke:
+    """Task and outcome of the rollout, and the size of its split."""
+
+    tasks: int
+    split: str
+    task: Task
+    outcome: Outcome
+
+    def text(self) -> str:
+        """Return a few lines for people with the prompt and the raw reward."""
+        question = str(self.task.messages[-1].get("content", "")) if self.task.messages else ""
+        outcome = self.outcome
+        return "\n".join(
+            [
+                f"tasks       {self.tasks} in split {self.split!r}",
+                f"task        {self.task.id}: {json.dumps(_short(question), ensure_ascii=False)}",
+                f"reply       {json.dumps(REPLY)}",
+                f"reward      {outcome.reward} ({outcome.stop_reason})",
+                *(f"            {name} = {value:g}" for name, value in outcome.components.items()),
+            ]
+        )
+
+
+async def smoke_rollout(installed: InstalledEnvironment, variables: Sequence[str]) -> Smoke:
+    """Load an environment in its own interpreter, and run its first task with a reply without content.
+
+    The worker has the given variables. Raises BuckeyeError if the environment cannot be loaded, has no tasks,
+    or the rollout fails.
+    """
+    from buckeye.envs.settings import WorkerSettings
+    from buckeye.workers.loading import open_environment
+
+    settings = WorkerSettings(python=installed.python, isolation="process", variables=tuple(variables))
+    try:
+        environment = open_environment(example_id(installed), {}, settings)
+    except BuckeyeError as error:
+        raise _failed(installed, str(error)) from None
+    try:
+        return await _play_first(environment, installed)
+    finally:
+        close = getattr(environment, "close", None)
+        if close is not None:
+            await close()
+
+
+async def _play_first(environment: Environment, installed: InstalledEnvironment) -> Smoke:
+    split, count, task = await asyncio.to_thread(_first_task, environment)
+    policy = ScriptedPolicy(REPLY)
+    try:
+        async with asyncio.timeout(_ROLLOUT_SECONDS):
+            outcome = await environment.rollout(task, policy)
+    except TimeoutError:
+        raise _failed(
+            installed, f"the rollout of {task.id} had no outcome after {_ROLLOUT_SECONDS:g} s"
+        ) from None
+    if outcome.reward is None:
+        where = f" ({outcome.boundary})" if outcome.boundary else ""
+        raise _failed(installed, f"the rollout of {task.id} failed{where}: {outcome.error}")
+    return Smoke(tasks=count, split=split, task=task, outcome=outcome)
+
+
+def _first_task(environment: Environment) -> tuple[str, int, Task]:
+    for split in ("train", "eval"):
+        try:
+            tasks = environment.tasks(split)
+        except KeyError:
+            continue
+        if len(tasks):
+            return split, len(tasks), tasks[0]
+    raise BuckeyeError(f"{environment.name} has no tasks, neither to train nor to evaluate on.")
+
+
+def _failed(installed: InstalledEnvironment, what: str) -> BuckeyeError:
+    return BuckeyeError(
+        f"{installed.id} is installed, but {what}\n"
+        f"Its interpreter is {installed.python}. "
+        f"Remove it: buckeye env remove {installed.id}"
+    )
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"

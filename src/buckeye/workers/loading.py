@@ -1,0 +1,148 @@
+"""`load_environment("owner/name@version")`: open an environment in this process or in workers.
+
+An environment written for Buckeye that can be imported runs in this process (`envs.registry`). Environments
+installed by `buckeye env install`, and kinds that need no installation, run in worker processes.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from packaging.utils import canonicalize_name
+
+from buckeye.envs.base import Environment
+from buckeye.envs.registry import (
+    AGENT,
+    LIBRARIES,
+    EnvironmentId,
+    build_environment,
+    check_environment,
+    find_bundled_project,
+    find_local_loader,
+    install_commands,
+    installed_environments,
+    missing_members,
+)
+from buckeye.envs.settings import WorkerSettings
+from buckeye.errors import EnvironmentNotFoundError
+from buckeye.workers.environment import open_worker_environment
+from buckeye.workers.installed import all_installed, find_installed
+from buckeye.workers.installed.install_source import unsupported_library_hint
+
+
+def load_environment(env_id: str, **args: Any) -> Environment:
+    """Return the environment `env_id`, built with `args`, in this process or in workers.
+
+    Raises EnvironmentNotFoundError and UsageError like `open_environment`.
+    """
+    return open_environment(env_id, args, WorkerSettings())
+
+
+def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
+    """Return the environment `env_id`, built with `args`, in this process or in workers.
+
+    Raises EnvironmentNotFoundError, with the install commands, if nothing installed has the id. Raises
+    UsageError for a different installed version, wrong arguments, a result that does not implement an
+    environment, and an environment that its worker cannot load.
+    """
+    here = open_in_process(env_id, args, settings)
+    return here if here is not None else _open_worker(env_id, args, settings)
+
+
+def open_in_process(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
+    """Return the environment if it runs in this process; None if workers run it.
+
+    For workers, it is only checked that an interpreter is available. Raises EnvironmentNotFoundError and
+    UsageError.
+    """
+    if settings.isolation == "none":
+        loader = find_local_loader(env_id)
+        if loader is None:
+            raise EnvironmentNotFoundError(_not_found(env_id))
+        return check_environment(env_id, build_environment(env_id, loader, args))
+    if settings.isolation == "auto" and settings.python is None:
+        built = _built_here(env_id, args)
+        if built is not None:
+            return built
+    _interpreter_of(env_id, settings)
+    return None
+
+
+def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:
+    """Return the environment if it was written for Buckeye and can be imported here, else None.
+
+    A module without an entry point is not imported if the environment is installed in a separate interpreter.
+    """
+    name = canonicalize_name(env_id.partition("@")[0].rpartition("/")[2])
+    announced = name in map(canonicalize_name, installed_environments())
+    if not announced and find_installed(_package_of(env_id)) is not None:
+        return None
+    loader = find_local_loader(env_id)
+    if loader is None:
+        return None
+    built = build_environment(env_id, loader, args)
+    return None if missing_members(built) and "verifiers" in sys.modules else check_environment(env_id, built)
+
+
+def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
+    """Load the environment in a worker: with the configured interpreter, the installed one, or this one."""
+    package = _package_of(env_id)
+    installed = find_installed(package)
+    if installed is not None and package == env_id:
+        settings = replace(settings, module=installed.module)
+    elif find_bundled_project(env_id) is not None:
+        settings = replace(settings, module=__name__)
+    return open_worker_environment(env_id, args, _interpreter_of(env_id, settings), settings)
+
+
+def _interpreter_of(env_id: str, settings: WorkerSettings) -> Path:
+    if settings.python is not None:
+        return settings.python
+    installed = find_installed(_package_of(env_id))
+    if installed is not None:
+        return installed.python
+    if _runs_here(env_id):
+        return Path(sys.executable)
+    raise EnvironmentNotFoundError(_not_found(env_id))
+
+
+def _package_of(env_id: str) -> str:
+    """Return the installed package for an id: `reasoning-gym` for `reasoning-gym/chain_sum`."""
+    library = env_id.partition("/")[0]
+    return library if library in LIBRARIES else env_id
+
+
+def _runs_here(env_id: str) -> bool:
+    """Return True if this interpreter can run the worker."""
+    if env_id == AGENT:
+        return True
+    if (library := env_id.partition("/")[0]) in LIBRARIES:
+        return importlib.util.find_spec(LIBRARIES[library]) is not None
+    return find_local_loader(env_id) is not None
+
+
+def _not_found(env_id: str) -> str:
+    library = env_id.partition("/")[0]
+    if library in LIBRARIES:
+        return (
+            f"environment {env_id!r} needs {library}, which is not installed. Install it with:\n"
+            f"  buckeye env install {library}"
+        )
+    if instead := unsupported_library_hint(library.partition("@")[0]):
+        return f"environment {env_id!r}: {instead}"
+    others, _ = all_installed()
+    wanted = EnvironmentId.parse(env_id)
+    known = {name: name for name in installed_environments()} | {other.name: other.id for other in others}
+    installed = sorted(known.values())
+    near = difflib.get_close_matches(canonicalize_name(wanted.name), known, 3, cutoff=0.5)
+    close = [known[name] for name in near]
+    hint = (
+        f" Did you mean {' or '.join(close)}?" if close else f" Installed: {', '.join(installed) or 'none'}."
+    )
+    return f"environment {env_id!r} is not installed.{hint}\n{install_commands(wanted)}"

@@ -1,0 +1,103 @@
+"""Request settings that a policy in training ignores, because the run decides how to sample.
+
+Such settings are dropped, counted, and logged once for every environment. Settings that change the meaning of
+the reply, such as a required format, are refused instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from buckeye.chat.messages import ChatMessage
+from buckeye.workers.proxy.errors import WireError
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "ignore_eos": (False,),
+    "include_stop_str_in_output": (False,),
+    "modalities": (["text"],),
+    "output_mode": ("tokens",),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "text": ({"format": {"type": "text"}}, {}),
+}
+"""Fields that a policy cannot support; accepted only with these values or null."""
+
+_MEANINGLESS = frozenset(
+    {
+        "betas",
+        "cache_salt",
+        "include",
+        "metadata",
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "return_weight_versions",
+        "safety_identifier",
+        "service_tier",
+        "skip_special_tokens",
+        "spaces_between_special_tokens",
+        "store",
+        "truncation",
+        "user",
+    }
+)
+"""Fields that never change the reply."""
+
+
+FIELDS_WITHOUT_EFFECT = frozenset({"model", "ignore_eos", "request_id", "return_weight_versions"})
+"""Fields of engine requests that have no effect on a policy."""
+
+
+def split_fields(fields: Any, known: frozenset[str], *, model: str = "") -> tuple[dict[str, Any], list[str]]:
+    """Return the known fields of a request, and the names of the ignored settings.
+
+    A different `model` than the served one is an ignored setting. Raises `WireError` for a body that is not
+    an object, and for a field that cannot be ignored.
+    """
+    if not isinstance(fields, dict):
+        raise WireError(400, "The body must be a JSON object.")
+    kept: dict[str, Any] = {}
+    dropped: list[str] = []
+    for name, value in fields.items():
+        if name in known:
+            kept[name] = value
+        elif value is None or name in _MEANINGLESS or (name == "model" and value == model):
+            continue
+        elif name in _NEUTRAL:
+            if value not in _NEUTRAL[name]:
+                raise WireError(400, f"`{name}` is not supported for a policy; leave it out.", code=name)
+        else:
+            dropped.append(name)
+    return kept, dropped
+
+
+def strip_messages(messages: Any, dropped: list[str]) -> Any:
+    """Return messages with only the fields of OpenAI's API. Some clients add others.
+
+    The names of other fields that are not empty are appended to `dropped`.
+    """
+    if not isinstance(messages, list):
+        return messages
+    known = frozenset(ChatMessage.__struct_fields__)
+    stripped = []
+    for message in messages:
+        if not isinstance(message, dict) or message.keys() <= known:
+            stripped.append(message)
+            continue
+        stripped.append({name: value for name, value in message.items() if name in known})
+        dropped.extend(f"messages.{name}" for name, value in message.items() if name not in known and value)
+    return stripped
+
+
+def field_names(kind: type[msgspec.Struct], *, exclude: Sequence[str] = ()) -> frozenset[str]:
+    """Return the field names of a request, except those in `exclude`."""
+    return frozenset(kind.__struct_fields__) - set(exclude)
