@@ -80,7 +80,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from buckeye.errors import CheckpointError
 from buckeye.launch.preflight.model import fetch_model
-from buckeye.trainer.parallel.shards import checkpoint_group, load_shards, save_shards, staged
+from buckeye.trainer.parallel.shards import create_checkpoint_group, load_shards, save_shards, copy_to_cpu
 
 rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=4)
@@ -93,9 +93,9 @@ tensors = {
     "short": distribute_tensor(torch.ones(1), mesh, [Replicate(), Shard(0)]),
     "step": torch.tensor(7.0),
 }
-copies = staged(tensors)
+copies = copy_to_cpu(tensors)
 local.to_local().zero_()
-group = checkpoint_group(timeout_seconds=60)
+group = create_checkpoint_group(timeout_seconds=60)
 save_shards(directory, copies, group)
 dist.barrier()
 loaded = load_shards(directory, {"rows": tensors["both"], "both": None, "short": local}.get)

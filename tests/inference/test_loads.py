@@ -103,7 +103,7 @@ async def test_a_load_longer_than_a_heartbeat_is_held_against_nobody(a, b, tmp_p
     for fake in (a, b):
         fake.answers["/v1/models"] = (200, {"data": [{"id": "m", "owned_by": owner}]})
         slow_updates(fake, 1.0)
-    settings = {"heartbeat_timeout": 0.2, "on_broken": lambda *report: reported.append(report)}
+    settings = {"heartbeat_timeout": 0.2, "on_restart_needed": lambda *report: reported.append(report)}
     async with watching([a, b], **settings) as client:
         generations = await played_through(client, update(client, tmp_path, 5, None))
         metrics = client.metrics()

@@ -10,14 +10,14 @@ import pytest
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
-from buckeye.inference.vllm.interpreter import SUPPORTED
+from buckeye.inference.vllm.interpreter import SUPPORTED_VLLM_VERSIONS
 from buckeye.launch.preflight.check import failed, ok, skipped, warning
 from buckeye.mcp.tasks.dataset import write_dataset
 from buckeye.mcp.tasks.task_files import read_tasks
 from buckeye.remote import clean_start, start_check
 from buckeye.remote.base import GpuRequest, RemoteRequest
 from buckeye.remote.clean_start import StartInputs, clean_start_checks, hide_other_packages
-from buckeye.remote.dry_run import describe
+from buckeye.remote.dry_run import describe_remote_run
 from buckeye.remote.environments import NeededEnvironment
 from buckeye.remote.manifest import project_manifest
 from buckeye.remote.project import read_project
@@ -154,9 +154,9 @@ def test_a_program_that_the_image_must_have_is_told(folder):
 def test_a_store_that_cannot_be_tried_here_is_told(folder, monkeypatch):
     tried = []
     monkeypatch.setattr(clean_start, "check_store", lambda config: tried.append(1) or failed("s", "no", ""))
-    monkeypatch.setattr(clean_start, "MODULES", {"s3": "no_such_module"})
+    monkeypatch.setattr(clean_start, "STORE_PACKAGES", {"s3": "no_such_module"})
     assert "s" not in found("--ckpt.store", "s3://bucket/run")
-    monkeypatch.setattr(clean_start, "MODULES", {"s3": "json"})
+    monkeypatch.setattr(clean_start, "STORE_PACKAGES", {"s3": "json"})
     assert "AWS_ACCESS_KEY_ID" in found("--ckpt.store", "s3://bucket/run")["checkpoint store"]
     assert len(tried) == 1
     assert "checkpoint store" not in found("--ckpt.store", "s3://bucket/run", rented=False)
@@ -264,7 +264,7 @@ def test_packages_that_cannot_be_had_are_known_before(folder, monkeypatch, answe
 def test_the_vllm_that_the_machine_installs_is_looked_for(folder, monkeypatch, backend, answer, states):
     found_states, asked = packages(monkeypatch, (0, ""), answer, backend=backend)
     assert found_states == states
-    assert asked[1] == ([f"vllm{SUPPORTED}"], [], None)
+    assert asked[1] == ([f"vllm{SUPPORTED_VLLM_VERSIONS}"], [], None)
 
 
 def test_a_wheel_that_needs_a_build_is_not_looked_for(folder, monkeypatch):
@@ -282,7 +282,9 @@ def test_a_dry_run_makes_the_proof_without_a_key_and_without_the_file(folder, mo
     text = (folder / "run.toml").read_text()
     (folder / "run.toml").unlink()
     before = sorted(folder.rglob("*"))
-    shown, warnings = describe(Path("outputs/new/run.toml"), config, REQUEST, resume=False, text=text)
+    shown, warnings = describe_remote_run(
+        Path("outputs/new/run.toml"), config, REQUEST, resume=False, text=text
+    )
     assert "letters.py" in shown
     assert [line for line in warnings if "no_such_module" in line]
     assert not [line for line in warnings if line.startswith("configuration")]

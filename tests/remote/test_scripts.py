@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from buckeye.remote.bootstrap import steps
+from buckeye.remote.bootstrap import setup_steps
 from buckeye.remote.software import torch_version
 
 PYTHON = r"""#!/bin/sh
@@ -42,7 +42,7 @@ class Machine:
 
     def do(self, title):
         """Run a step and return the messages to the user."""
-        step = next(one for one in steps() if one.title == title)
+        step = next(one for one in setup_steps() if one.title == title)
         self.root.mkdir(exist_ok=True)
         if not (self.root / "python-found").is_symlink():
             (self.root / "python-found").symlink_to(self.python)
@@ -137,13 +137,13 @@ LAYERS = """#!/bin/sh
 case "$*" in
   -m\\ venv*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
   *purelib*) echo "$HOME" ;;
-  *attention_here*) echo "SDPA, as there is no GPU" ;;
+  *detect_attention*) echo "SDPA, as there is no GPU" ;;
 esac
 """
 
 
 def test_the_environment_has_uv_and_says_which_attention_there_is(there):
-    (step,) = [one for one in steps() if one.title == "environment"]
+    (step,) = [one for one in setup_steps() if one.title == "environment"]
     (packages,) = set(re.findall(r"packages-\w+", step.script))
     programs = there.root / packages / "bin"
     programs.mkdir(parents=True)

@@ -12,7 +12,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.launch.preflight.software_checks import extras_of
 from buckeye.mcp.tasks.dataset import write_dataset
 from buckeye.mcp.tasks.task_files import read_tasks
-from buckeye.remote.bootstrap import steps
+from buckeye.remote.bootstrap import setup_steps
 from buckeye.remote.software import code_files
 from tests.setup.recipe.rl_project import fill, task
 
@@ -54,7 +54,7 @@ def config(tmp_path, monkeypatch):
 def test_a_run_needs_the_extras_of_what_it_uses(config, taskset, words, extras):
     found = extras_of(config(taskset, *words))
     assert set(found) == BASE | extras
-    (install,) = (step.script for step in steps(extras=found) if step.title == "packages")
+    (install,) = (step.script for step in setup_steps(extras=found) if step.title == "packages")
     for line in requirements(found):
         assert Requirement(line).name in install
 

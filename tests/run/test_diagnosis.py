@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from buckeye.launch import why_it_ended as module
+from buckeye.launch import exit_reason as module
 from buckeye.launch.exit_reason import OomKills, describe_exit, explain_exit, find_reported_error
 from tests.run.conftest import role
 

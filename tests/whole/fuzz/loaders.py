@@ -389,7 +389,7 @@ def _image_name(path):
 
 
 def _openai(kind, seed):
-    parse = partial(openai_api.parse, kind=kind)
+    parse = partial(openai_api.parse_request, kind=kind)
     return _file("body", "json", lambda path: parse(path.read_bytes()), seed=seed)
 
 
