@@ -19,7 +19,7 @@ from buckeye.orchestrator.batch import (
     write_rollouts,
 )
 
-from .played import group, rollout
+from .made_rollouts import group, rollout
 
 
 def advantages(*groups, **settings):

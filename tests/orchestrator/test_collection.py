@@ -14,7 +14,7 @@ from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.loop import log_untrained_rollouts
 from buckeye.orchestrator.sampling_bias import CollectionWatch
 
-from .played import group, rollout
+from .made_rollouts import group, rollout
 
 
 def played(reward, seconds, tokens=3):

@@ -17,7 +17,7 @@ from buckeye.orchestrator.evaluation import (
 from buckeye.orchestrator.evaluation_schedule import evaluate_all, evaluated_versions, write_evaluation
 
 from .fakes import FakeEngine, LetterEnvironment, make_runner
-from .played import rollout
+from .made_rollouts import rollout
 
 
 def result(by_task, n, components=lambda reward: {}):

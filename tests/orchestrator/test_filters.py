@@ -5,7 +5,7 @@ import pytest
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.orchestrator.filters import group_filter
 
-from .played import group, rollout
+from .made_rollouts import group, rollout
 
 
 def cause(rewards, *, shaping=0.0, **settings):

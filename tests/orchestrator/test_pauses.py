@@ -11,7 +11,7 @@ from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.pauses import EnvironmentPauses
 
 from .fakes import FakeEngine, LetterEnvironment, make_collector
-from .played import group, rollout
+from .made_rollouts import group, rollout
 
 pytestmark = pytest.mark.anyio
 

@@ -12,7 +12,7 @@ from buckeye.orchestrator import loop_watch
 from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.loop_watch import StepTimes, Throughput
 
-from .played import group, rollout
+from .made_rollouts import group, rollout
 
 
 @pytest.fixture

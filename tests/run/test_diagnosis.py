@@ -49,7 +49,7 @@ def test_the_exit_code_and_the_last_lines(ended, tmp_path, wording):
     ids=["of the cgroup", "of the machine", "unknown", "neither"],
 )
 def test_who_killed_it(ended, tmp_path, monkeypatch, counts, wording):
-    monkeypatch.setattr(module.OomKills, "now", classmethod(lambda cls: counts))
+    monkeypatch.setattr(module.OomKills, "read", classmethod(lambda cls: counts))
     child = ended("import os; os.kill(os.getpid(), 9)")
     child.memory = 3_100_000_000
     assert say(child, tmp_path) == wording

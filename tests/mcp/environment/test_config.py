@@ -140,7 +140,7 @@ move
 @pytest.mark.parametrize("action", ACTION_MISTAKES)
 def test_mistakes_in_actions(tmp_path, action, wording):
     message = refused(tmp_path, f"system_prompt: hello\naction_mappings:\n  a: {action}\n")
-    assert message.startswith("FILE:3: ")
+    assert message.startswith("FILE:3 (")
     assert message == wording
 
 

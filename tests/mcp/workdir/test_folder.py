@@ -403,7 +403,7 @@ VALUES = st.lists(LEAVES | st.dictionaries(TEXTS, LEAVES, max_size=3), max_size=
 
 @given(VALUES)
 def test_what_is_placed_is_hidden_again(value):
-    workdir = Workdir(place=Path("/somewhere/private"))
+    workdir = Workdir(root=Path("/somewhere/private"))
     placed = workdir.expand_workdir(value)
     assert "{workdir}" not in json.dumps(list(_texts(placed)))
     assert workdir.mask_workdir(placed) == value

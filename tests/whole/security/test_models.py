@@ -114,7 +114,7 @@ import json, sys
 from pathlib import Path
 from buckeye.errors import BuckeyeError
 from buckeye.inference.engine.architecture import check_sizes, read_spec
-from buckeye.inference.engine.weights import Checkpoint, Weights
+from buckeye.inference.engine.weights import Checkpoint, DecoderWeights
 import torch
 def memory():
     return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
@@ -122,7 +122,7 @@ for folder in map(Path, sys.argv[1:]):
     before, said = memory(), None
     try:
         check_sizes(folder)
-        weights = Weights(read_spec(folder), dtype=torch.float32, device=torch.device("cpu"))
+        weights = DecoderWeights(read_spec(folder), dtype=torch.float32, device=torch.device("cpu"))
         weights.check(Checkpoint(folder))
     except BuckeyeError as error:
         said = str(error)
