@@ -13,7 +13,7 @@ from tests.command import run_here
 from buckeye.base.columns import align_columns
 from buckeye.cli.commands import command_function
 from buckeye.cli.removed import REMOVED_COMMANDS
-from buckeye.cli.tree import BY_WORDS, COMMANDS, GROUPS, TITLES, child_commands, lines
+from buckeye.cli.tree import BY_WORDS, COMMANDS, GROUPS, TITLES, child_commands, command_lines
 from buckeye.version import __version__
 
 BUCKEYE = [sys.executable, "-m", "buckeye"]
