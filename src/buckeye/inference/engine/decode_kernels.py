@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 _BLOCK = 64  # maximum positions of keys and values per iteration
-_LEAST_ROWS = 16  # minimum rows of a tensor-core matrix product
-_MOST_SPLITS = 16
+_MIN_ROWS = 16  # minimum rows of a tensor-core matrix product
+_MAX_SPLITS = 16
 _SHARED_MEMORY = 96 * 2**10  # bytes, if no device reports its size
 _PROGRAMS_PER_PROCESSOR = 4
 
@@ -161,17 +161,17 @@ def _attend(
 
 @triton.jit
 def _combine(
-    parts_found, highest, totals, out, parts, D: tl.constexpr, WIDTH: tl.constexpr, MOST: tl.constexpr
+    part_sums, highest, totals, out, parts, D: tl.constexpr, WIDTH: tl.constexpr, MAX_SPLITS: tl.constexpr
 ):
     head = tl.program_id(0).to(tl.int64)
-    p = tl.arange(0, MOST)
+    p = tl.arange(0, MAX_SPLITS)
     d = tl.arange(0, WIDTH)
     best = tl.load(highest + head * parts + p, mask=p < parts, other=float("-inf"))
     top = tl.maximum(tl.max(best, 0), -1e30)  # in a row without a sequence all are -inf
     weights = tl.exp(best - top)
     total = tl.load(totals + head * parts + p, mask=p < parts, other=0.0)
     present = (p[:, None] < parts) & (d[None, :] < D)
-    found = tl.load(parts_found + (head * parts + p[:, None]) * D + d[None, :], mask=present, other=0.0)
+    found = tl.load(part_sums + (head * parts + p[:, None]) * D + d[None, :], mask=present, other=0.0)
     found = tl.sum(found * weights[:, None], 0) / tl.maximum(tl.sum(total * weights, 0), 1e-30)
     tl.store(out + head * D + d, found, mask=d < D)
 
@@ -207,7 +207,7 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
         K=key_values,
         G=group,
         D=head_dim,
-        ROWS=max(_LEAST_ROWS, triton.next_power_of_2(group)),
+        ROWS=max(_MIN_ROWS, triton.next_power_of_2(group)),
         WIDTH=width,
         BLOCK=block,
         SPLIT=parts > 1,
@@ -217,7 +217,7 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
     )
     if parts > 1:
         _combine[(count * heads,)](
-            found, highest, totals, out, parts, D=head_dim, WIDTH=width, MOST=_MOST_SPLITS, num_warps=2
+            found, highest, totals, out, parts, D=head_dim, WIDTH=width, MAX_SPLITS=_MAX_SPLITS, num_warps=2
         )
     return out.flatten(1)
 
@@ -239,8 +239,8 @@ def _parts(programs: int, positions: int, device: torch.device) -> int:
     processors = (
         torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     )
-    wanted = _PROGRAMS_PER_PROCESSOR * processors // programs
-    return max(1, min(wanted, _MOST_SPLITS, positions // (2 * _BLOCK)))
+    parts = _PROGRAMS_PER_PROCESSOR * processors // programs
+    return max(1, min(parts, _MAX_SPLITS, positions // (2 * _BLOCK)))
 
 
 @triton.jit

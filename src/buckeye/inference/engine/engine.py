@@ -38,7 +38,7 @@ _RATE_WINDOW = 1.0
 
 class Engine:
     """Sampling of sequences with a decoder. The engine's thread calls `deliver` once per step with the
-    sequences that have news. The default calls their `on_update`.
+    updated sequences. The default calls their `on_update`.
     """
 
     def __init__(self, decoder: Decoder, *, deliver: Callable[[list[Sequence]], None] | None = None) -> None:
@@ -160,7 +160,7 @@ class Engine:
             except torch.AcceleratorError:
                 raise  # the GPU rejects all further work of this process: only a new process can serve
             except Exception:  # any other error ends only the affected requests
-                log.exception("A decode step failed; %d running sequences are ended", len(self.running))
+                log.exception("A decode step failed; aborting %d running sequences", len(self.running))
                 self._fail_running("the engine failed in a decode step; see its log")
             self._measure(count, time.perf_counter() - started)
         self._settle_pause()
@@ -213,12 +213,12 @@ class Engine:
         """Move the cached part of the first waiting sequence's prompt into a slot. Return its number of
         positions.
         """
-        found, self._begun = self._begun or self._kept.take(sequence.prompt_ids), None
-        if found is None:
+        prefix, self._begun = self._begun or self._kept.take(sequence.prompt_ids), None
+        if prefix is None:
             return 0
-        if found.slot != slot:
-            self.decoder.cache.copy(found.slot, slot, found.length)
-        return found.length
+        if prefix.slot != slot:
+            self.decoder.cache.copy(prefix.slot, slot, prefix.length)
+        return prefix.length
 
     def _start(self, sequence: Sequence) -> None:
         self.running.add(sequence)
@@ -316,7 +316,7 @@ class Engine:
             # a later sequence in the slot would read NaN values even under the attention mask: NaN times 0 is
             # NaN
             self.decoder.cache.clear(slot, int(running.position[slot]) + 1)
-            error = f"the model (weights version {self.version}) gave logits that are not finite numbers"
+            error = f"the model (weights version {self.version}) computed logits that are not finite"
             self._finish(slot, "abort", error)
         else:
             self._finish(slot, running.finish_reason(slot))
@@ -347,9 +347,9 @@ class Engine:
     def _keep(self, sequence: Sequence) -> None:
         """Keep the keys and values of an ending sequence, for prompts that continue it."""
         length = int(self.running.position[sequence.slot])
-        kept = self._kept.keep(tuple(self.running.tokens[sequence.slot, :length].tolist()))
-        if kept is not None:
-            self.decoder.cache.copy(sequence.slot, kept, length)
+        spare = self._kept.keep(tuple(self.running.tokens[sequence.slot, :length].tolist()))
+        if spare is not None:
+            self.decoder.cache.copy(sequence.slot, spare, length)
 
     def _forget_prefixes(self) -> None:
         self._prefixes.clear()
