@@ -2,8 +2,7 @@
 
 Float32 weights are merged with the adapter: W + scale * B @ A, at no extra cost per token. 16-bit weights
 would round most of it away, so there the adapter stays separate, in float32. It always applies to the base
-weights on disk, which are mapped and never changed. So replacing an adapter leaves no residue of the previous
-one.
+weights on disk, which are mapped and never changed. So replacing an adapter leaves no residue of the old one.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class IncrementalDetokenizer:
         # Tokenizers may treat the first decoded token differently (a word's leading space), so new tokens are
         # decoded after a few settled ones.
         start = max(0, self._settled - _CONTEXT)
-        known = self._decode(self._ids[start : self._settled])
+        context_text = self._decode(self._ids[start : self._settled])
         text = self._decode(self._ids[start:])
         pending = len(self._ids) - self._settled
         end = len(self._ids)
@@ -73,7 +73,7 @@ class IncrementalDetokenizer:
                 return
             text, end = self._without_incomplete(start, text)
         before = len(self._text)
-        self._text += text[len(known) :]
+        self._text += text[len(context_text) :]
         self._settled = end
         self._find_stop(before)
 

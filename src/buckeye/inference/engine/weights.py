@@ -317,7 +317,6 @@ class _Reader:
         self._base = base
 
     def model(self) -> ModelWeights:
-        """Return all weights."""
         embed = self.embed()
         return ModelWeights(
             directory=self._checkpoint.directory,
@@ -329,7 +328,6 @@ class _Reader:
         )
 
     def embed(self) -> torch.Tensor:
-        """Return the embedding."""
         return self._base_or_own(self._base and self._base.embed, _EMBED)
 
     def final_norm(self) -> torch.Tensor:
@@ -344,7 +342,6 @@ class _Reader:
         return Projection(embed if self._spec.tied_head else self._tensor(_HEAD))
 
     def layer(self, index: int) -> LayerWeights:
-        """Return the weights of one layer."""
         prefix = f"model.layers.{index}."
         base = self._base.layers[index] if self._base is not None else None
         projections = {

@@ -105,9 +105,9 @@ def find_family(tokenizer: Any, model_path: str, template: ChatTemplate) -> Fami
     from renderers import config_from_name, create_renderer
     from renderers.base import MODEL_RENDERER_MAP
 
-    known = MODEL_RENDERER_MAP.get(model_path)
+    renderer_name = MODEL_RENDERER_MAP.get(model_path)
     for name in dict.fromkeys(
-        (*([known] if known else []), *_BY_ARCHITECTURE.get(_model_type(model_path), ()))
+        (*([renderer_name] if renderer_name else []), *_BY_ARCHITECTURE.get(_model_type(model_path), ()))
     ):
         try:
             renderer = create_renderer(tokenizer, config_from_name(name))
@@ -115,12 +115,12 @@ def find_family(tokenizer: Any, model_path: str, template: ChatTemplate) -> Fami
                 return FamilyParser(renderer)
         except Exception as error:  # a tokenizer without the family's tokens fails in many ways
             log.debug("the renderer %s does not fit: %r", name, error)
-    if known:
+    if renderer_name:
         log.warning(
             "The chat template of %s differs from its template in `renderers` (%s): tool calls are parsed as "
             "<tool_call> JSON",
             model_path,
-            known,
+            renderer_name,
         )
     return None
 

@@ -182,7 +182,6 @@ class ChatRenderer:
         return ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
 
     def _token_text(self, token_id: int) -> str:
-        """Return the text of a single token."""
         return self.decode([token_id])
 
     def _find_stop_token_ids(self) -> tuple[int, ...]:

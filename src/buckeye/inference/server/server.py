@@ -123,10 +123,10 @@ def _select_vllm(config: InferenceConfig, adapter: Path | None) -> VllmInstallat
         return require_vllm(config.vllm_python)
     if config.backend == "torch" or _device(config.model.device).type == "cpu":
         return None
-    found = find_vllm(config.vllm_python)
-    if found is None:
+    installation = find_vllm(config.vllm_python)
+    if installation is None:
         log.warning("vLLM is not installed (`buckeye vllm install`): the GPU runs the embedded engine")
-    return found
+    return installation
 
 
 def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None = None) -> Engine:

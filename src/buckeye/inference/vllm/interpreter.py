@@ -112,16 +112,16 @@ def _probe(python: Path) -> VllmInstallation | None:
         return None
     try:
         result = run_program([str(python), "-c", _PROBE], seconds=_PROBE_SECONDS)
-        found = json.loads(result.stdout or "{}")
+        facts = json.loads(result.stdout or "{}")
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
-    if not found.get("version") or not found.get("package"):
+    if not facts.get("version") or not facts.get("package"):
         return None
     return VllmInstallation(
         python=python,
-        version=Version(found["version"]),
-        distribution=found["distribution"],
-        package=Path(found["package"]),
+        version=Version(facts["version"]),
+        distribution=facts["distribution"],
+        package=Path(facts["package"]),
     )
 
 
