@@ -161,7 +161,7 @@ def test_missing_vllm_is_refused_with_the_install_command(monkeypatch, tmp_path,
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
     if find_vllm() is not None:
-        pytest.skip("vLLM is installed beside the tests")
+        pytest.skip("vLLM is installed in the environment of the tests")
     with refusal(UsageError):
         require_vllm()
     with pytest.raises(UsageError, match="has no vLLM"):
