@@ -33,20 +33,20 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
         ({"Origin": "http://localhost:3000"}, 403),
     ],
 )
-def test_only_those_who_mean_this_server_reach_it(http, headers, status):
+def test_requests_with_another_host_or_origin_are_refused(http, headers, status):
     for method, path in (("GET", "/v1/models"), ("GET", "/health"), ("POST", "/resume")):
         assert http.request(method, path, headers=headers).status_code == status, (method, path)
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"])
-def test_a_body_that_a_page_can_send_unasked_is_refused(http, kind):
+def test_body_that_is_not_declared_as_json_is_refused(http, kind):
     headers = {"content-type": kind} if kind else {}
     answer = http.post("/start_weight_update", content=b"{}", headers=headers)
     assert answer.status_code == 415
     assert "application/json" in answer.json()["error"]["message"]
 
 
-def test_without_the_key_there_is_a_liveness_answer_only(http, server):
+def test_request_without_the_key_gets_liveness_only(http, server):
     paths = http.get("/openapi.json").json()["paths"]
     asked = [(method.upper(), path) for path, methods in paths.items() for method in methods]
     with httpx.Client(base_url=server.url, trust_env=False) as stranger:
@@ -56,7 +56,7 @@ def test_without_the_key_there_is_a_liveness_answer_only(http, server):
         assert stranger.get("/health").content == b""
 
 
-def test_a_key_is_made_for_the_start_and_found_by_clients_of_this_user(chat_model, tmp_path, caplog):
+def test_key_is_generated_in_a_private_file_and_not_logged(chat_model, tmp_path, caplog):
     caplog.set_level("INFO")
     with LocalServer(chat_model.directory, tmp_path, key=None) as server:
         (made,) = (tmp_path / "home" / "servers").iterdir()
@@ -72,7 +72,7 @@ def test_a_key_is_made_for_the_start_and_found_by_clients_of_this_user(chat_mode
 
 
 @pytest.mark.parametrize("settings", [{"key": None}, {"key": "chosen"}, {"key": None, "no_key": True}])
-def test_the_line_of_the_start_is_all_that_a_client_needs(chat_model, tmp_path, caplog, settings):
+def test_logged_export_line_connects_a_client(chat_model, tmp_path, caplog, settings):
     caplog.set_level("INFO")
     with LocalServer(chat_model.directory, tmp_path, **settings):
         exports, name = re.search(r"Clients: (export .*)  # model (.*)", caplog.text).groups()
@@ -86,7 +86,7 @@ def test_the_line_of_the_start_is_all_that_a_client_needs(chat_model, tmp_path, 
             assert http.post(f"{url}/chat/completions", json={"model": name, **CHAT}).status_code == 200
 
 
-def test_a_server_without_a_key_is_not_steered(chat_model, tmp_path):
+def test_server_without_a_key_serves_public_routes_only(chat_model, tmp_path):
     with LocalServer(chat_model.directory, tmp_path, key=None, no_key=True) as server, server.http() as http:
         assert http.post("/v1/chat/completions", json=CHAT).status_code in (200, 404)
         for path, methods in http.get("/openapi.json").json()["paths"].items():
@@ -99,7 +99,7 @@ def test_a_server_without_a_key_is_not_steered(chat_model, tmp_path):
 @pytest.mark.parametrize(
     "kind", ["outside", "link", "pipe as manifest", "pipe as weights", "path in manifest"]
 )
-def test_weights_are_files_below_the_folder_that_was_named(http, server, chat_model, kind):
+def test_weights_outside_of_the_folder_are_refused(http, server, chat_model, kind):
     below = chat_model.directory.parent / f"hostile-{kind.replace(' ', '-')}"
     target = Path(tempfile.mkdtemp()) if kind == "outside" else below
     target.mkdir(exist_ok=True)
@@ -127,7 +127,7 @@ def test_weights_are_files_below_the_folder_that_was_named(http, server, chat_mo
         shutil.rmtree(target, ignore_errors=True)
 
 
-def test_a_page_that_is_listed_may_ask_and_read(chat_model, tmp_path):
+def test_page_in_allowed_origins_is_admitted(chat_model, tmp_path):
     page = "http://localhost:3000"
     listed = {"allowed_origins": [page], "allowed_hosts": ["gpu.example"]}
     with LocalServer(chat_model.directory, tmp_path, server=listed) as server, server.http() as http:

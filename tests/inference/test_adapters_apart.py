@@ -75,7 +75,7 @@ def share_that_arrives(before, after, base, adapted):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_change_below_the_last_place_of_the_weights_is_computed(base, tmp_path, dtype):
+def test_adapter_below_bfloat16_resolution_changes_the_result(base, tmp_path, dtype):
     model, directory = base
     adapted = adapt(model, tmp_path, size=2e-4)  # bfloat16 numbers near 0.2 are 1e-3 apart
     checkpoint = AdaptedCheckpoint(directory, tmp_path)
@@ -91,7 +91,7 @@ def test_a_change_below_the_last_place_of_the_weights_is_computed(base, tmp_path
         assert share < 0.5  # most of the change would be lost if it were added to the weights
 
 
-def test_modules_that_are_trained_in_full_are_taken_whole(base, tmp_path):
+def test_fully_trained_modules_replace_those_of_the_base(base, tmp_path):
     model, directory = base
     adapted = adapt(
         model, tmp_path, size=0.02, target_modules=["q_proj", "down_proj"], modules_to_save=["k_proj", "norm"]
@@ -101,7 +101,7 @@ def test_modules_that_are_trained_in_full_are_taken_whole(base, tmp_path):
     assert (found - wanted).abs().mean() < 0.1 * (wanted - expected(model)).abs().mean()
 
 
-def test_adapters_follow_one_another_over_one_base(base, tmp_path):
+def test_second_adapter_replaces_the_first(base, tmp_path):
     model, directory = base
     for seed in (1, 2):
         adapt(model, tmp_path / str(seed), size=0.02, seed=seed)
@@ -118,7 +118,7 @@ def test_adapters_follow_one_another_over_one_base(base, tmp_path):
     assert torch.equal(logits(weights, directory, torch.bfloat16), at_first)
 
 
-def test_an_adapter_after_other_weights_belongs_to_its_own_base(base, make_model, tmp_path):
+def test_adapter_after_a_weight_update_applies_to_its_base(base, make_model, tmp_path):
     model, directory = base
     adapt(model, tmp_path, size=0.02)
     weights = weights_of(directory, Checkpoint(directory), torch.bfloat16)

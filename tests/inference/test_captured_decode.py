@@ -23,13 +23,13 @@ def decoder(qwen3):
 
 
 @pytest.mark.parametrize("error", [0.0, 0.01])
-def test_a_step_that_computes_the_same_is_used(decoder, error):
+def test_captured_step_with_equal_logits_is_used(decoder, error):
     step = _Step(decoder, error)
     assert decoder._difference(step) == pytest.approx(error, abs=1e-3)
     assert not decoder.cache.kv.any()
 
 
-def test_a_wrong_or_broken_step_is_not_used(decoder, monkeypatch, caplog):
+def test_wrong_or_failing_captured_step_is_not_used(decoder, monkeypatch, caplog):
     module = pytest.importorskip("buckeye.inference.engine.captured_decode", exc_type=ImportError)
     for wrong in (1.0, float("nan"), RuntimeError("no compiler")):
         monkeypatch.setattr(module, "CapturedDecode", lambda *_, wrong=wrong: _Step(decoder, wrong))
@@ -37,13 +37,13 @@ def test_a_wrong_or_broken_step_is_not_used(decoder, monkeypatch, caplog):
     assert len(caplog.records) == 3
 
 
-def test_without_triton_decoding_goes_on(decoder, monkeypatch, caplog):
+def test_decoding_works_without_triton(decoder, monkeypatch, caplog):
     monkeypatch.setitem(__import__("sys").modules, "buckeye.inference.engine.captured_decode", None)
     assert decoder._captured_decode() is None
     assert len(caplog.records) == 1
 
 
-def test_a_step_that_fails_later_is_computed_all_the_same(qwen3, caplog):
+def test_captured_step_that_fails_later_is_replaced(qwen3, caplog):
     engine, other = make_engine(qwen3.directory), make_engine(qwen3.directory)
     engine.decoder._captured = _Step(engine.decoder, RuntimeError("out of memory"))
     one, same = sample(max_tokens=5), sample(max_tokens=5)
@@ -72,7 +72,7 @@ def plain(monkeypatch):
     monkeypatch.setattr(projection, "_packs", lambda _: False)
 
 
-def test_new_weights_take_the_place_of_the_old_ones(make_model, plain):
+def test_copy_over_writes_in_place(make_model, plain):
     ours, theirs = (
         make_engine(make_model("qwen3").directory),
         make_engine(make_model("qwen3", seed=1).directory),
@@ -89,7 +89,7 @@ def test_new_weights_take_the_place_of_the_old_ones(make_model, plain):
     assert ours.tokens == theirs.tokens
 
 
-def test_weights_that_are_not_alike_are_not_copied(make_model, plain):
+def test_copy_over_rejects_other_shapes(make_model, plain):
     one, other = (make_engine(make_model(f).directory).decoder.weights._loaded for f in ("qwen3", "llama"))
     before = [tensor.clone() for tensor in one.tensors]
     assert not copy_over(one, other)
@@ -118,7 +118,9 @@ def kernels():
 @pytest.mark.parametrize(
     ("heads", "key_values", "dim", "positions"), [(4, 2, 32, 70), (6, 2, 80, 300), (2, 1, 64, 900)]
 )
-def test_attention_sees_what_is_there(kernels, monkeypatch, parts, dtype, heads, key_values, dim, positions):
+def test_attention_kernel_equals_pytorch(
+    kernels, monkeypatch, parts, dtype, heads, key_values, dim, positions
+):
     monkeypatch.setattr(kernels, "_parts", lambda *_: parts)
     kv = torch.randn(5, 2 * key_values, positions, dim, dtype=dtype)
     queries = torch.randn(3, heads, dim, dtype=dtype)

@@ -53,12 +53,12 @@ def calls(message):
 @pytest.mark.parametrize(
     ("family", "library"), [("qwen3", "qwen3"), ("llama3", "llama-3"), ("qwen2.5", None)]
 )
-def test_a_family_is_told_by_its_template(renderers, family, library):
+def test_family_is_found_by_its_template(renderers, family, library):
     found = renderers[family].family
     assert (found and found.name) == library
 
 
-def test_a_fine_tune_with_another_template_is_not_read_as_its_base_model(tmp_path):
+def test_fine_tune_with_another_template_has_no_family(tmp_path):
     template = "{{ 'Hello! ' }}" + (save_family("qwen3", tmp_path) / "chat_template.jinja").read_text()
     renderer = ChatRenderer(save_family("qwen3", tmp_path, template))
     assert renderer.family is None
@@ -77,7 +77,7 @@ def test_a_call_is_read(renderers, family):
 
 
 @pytest.mark.parametrize("family", ["qwen2.5", "qwen3", "smollm2", "default"])
-def test_what_stands_beside_calls_is_content(renderers, family):
+def test_text_around_calls_is_content(renderers, family):
     message = reply(renderers[family], f"I look.\n{CALL['tagged']}\n{ODDLY_SPACED['tagged']}")
     assert message["content"].strip() == "I look."
     assert [(name, json.loads(arguments)) for name, arguments in calls(message)] == [
@@ -91,7 +91,7 @@ def test_what_stands_beside_calls_is_content(renderers, family):
     "written",
     ["{'name': find}", '{"arguments": {}}', "[1]", '"find"', '{"name": 3, "arguments": {}}', "", "[" * 5000],
 )
-def test_a_call_that_cannot_be_read_is_data(renderers, family, written):
+def test_unreadable_call_is_data(renderers, family, written):
     for text, ended in ((f"{written}\n</tool_call>", True), (written, False)):  # complete, and cut off
         (call,) = calls(reply(renderers[family], f"<tool_call>\n{text}", ended=ended))
         assert call == ("", written)
@@ -111,7 +111,7 @@ def test_calls_are_numbered_through_the_conversation(renderers, family):
     assert second["tool_calls"][0]["id"] == "call00001"
 
 
-def test_reasoning_is_apart_where_the_template_has_a_place_for_it(renderers):
+def test_reasoning_is_separate_if_the_template_renders_it(renderers):
     text = "<think>\nA fox, perhaps.\n</think>\n\nThe fox."
     assert reply(renderers["qwen3"], text, tools=()) == {
         "role": "assistant",
@@ -121,7 +121,7 @@ def test_reasoning_is_apart_where_the_template_has_a_place_for_it(renderers):
     assert reply(renderers["qwen2.5"], text, tools=()) == {"role": "assistant", "content": text}
 
 
-def test_a_template_that_opens_the_reasoning_itself(tmp_path):
+def test_reasoning_opened_by_the_template_is_parsed(tmp_path):
     template = (save_family("qwen3", tmp_path) / "chat_template.jinja").read_text()
     opened = template.replace(
         '"<|im_start|>assistant\\n" -}}\n{%- if enable',
@@ -137,7 +137,7 @@ def test_a_template_that_opens_the_reasoning_itself(tmp_path):
 
 
 @pytest.mark.parametrize("family", ["smollm2", "default"])
-def test_a_template_without_tools_is_told_about_them_in_plain_messages(renderers, family, wording):
+def test_tools_are_plain_messages_if_the_template_has_none(renderers, family, wording):
     renderer = renderers[family]
     called = reply(renderer, CALL["tagged"])
     text = renderer.render([SYSTEM, QUESTION, called, RESULT, RESULT], [FIND]).text
@@ -255,7 +255,7 @@ SAMPLED = [*KINDS, *(f"thought {kind}" for kind in KINDS)]
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(max_examples=25, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, data):
+def test_trained_ids_equal_any_sampled_ids(renderers, family, data):
     """Without control tokens, only Qwen3 branches: its template drops reasoning at the next user message."""
     renderer = renderers[family]
     control = data.draw(st.booleans())
@@ -276,7 +276,7 @@ def test_trained_ids_are_the_sampled_ids_whatever_is_sampled(renderers, family, 
         assert policy.turns_branched == (branches if family == "qwen3" else 0)
 
 
-def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):
+def test_extend_notices_dropped_reasoning_that_the_answer_repeats(renderers):
     """Qwen3 drops the reasoning. The conversation must branch even if the answer contains the same text."""
     renderer = renderers["qwen3"]
     answers = replies_of(renderer, "<think>\n4\n</think>\n\nThe answer is 4.", "Yes.")
@@ -284,7 +284,7 @@ def test_short_reasoning_that_the_answer_repeats_is_still_missed(renderers):
     assert (policy.turns_extended, policy.turns_branched) == (0, 1)
 
 
-def test_each_follow_up_prompt_is_what_the_template_would_write(renderers):
+def test_follow_up_prompts_equal_fresh_renderings(renderers):
     """If replies are canonical, the verbatim continuation equals the template's own rendering."""
     for family, renderer in renderers.items():
         answers = replies_of(renderer, call_of(renderer), "The fox.", "Yes.")
@@ -295,7 +295,7 @@ def test_each_follow_up_prompt_is_what_the_template_would_write(renderers):
         assert policy.turns_branched == 0, family
 
 
-def test_an_environment_that_rewrites_history_branches(renderers):
+def test_rewritten_history_starts_a_new_branch(renderers):
     async def play(renderer):
         engine = ScriptedEngine(replies_of(renderer, "The fox.", "Yes.", "No."))
         policy = RecordingPolicy(
@@ -312,7 +312,7 @@ def test_an_environment_that_rewrites_history_branches(renderers):
         assert (policy.turns_extended, policy.turns_branched) == (0, 2)
 
 
-def test_a_message_that_says_the_same_in_other_words_of_json_is_no_rewriting(renderers):
+def test_equivalent_json_of_a_call_is_not_a_rewrite(renderers):
     """An environment may parse the arguments or rebuild the message without changing its content."""
     for renderer in renderers.values():
         conversation = renderer.render([QUESTION], [FIND])

@@ -85,7 +85,7 @@ def test_bfloat16_stays_close(qwen3):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda t: t.pop("model.norm.weight"), "lacks model.norm.weight"),
+        (lambda t: t.pop("model.norm.weight"), "missing tensors: model.norm.weight"),
         (lambda t: t.update({"model.layers.0.self_attn.q_proj.bias": torch.zeros(64)}), "unknown tensors"),
         (lambda t: t.update({"model.norm.weight": torch.zeros(4)}), "wrong shapes"),
     ],

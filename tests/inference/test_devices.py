@@ -46,7 +46,7 @@ def test_sampled_tokens_are_those_of_a_cpu(make_model, family, device):
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_prompts_that_others_have_and_new_weights_in_the_middle(make_model, device):
+def test_shared_prompts_and_weight_update_equal_the_cpu(make_model, device):
     old, new = (make_model("qwen3", seed).directory for seed in (0, 1))
     prompt = tuple(token_ids(40, 0).tolist())
     results = []
@@ -90,7 +90,7 @@ def test_a_prompt_in_parts_gives_the_same_keys_and_values(make_model, dtype, tol
         (1, 0.9, 0),
     ],
 )
-def test_the_cache_takes_what_a_share_of_the_gpu_leaves(monkeypatch, free, share, budget):
+def test_cache_budget_is_the_rest_of_the_gpu_share(monkeypatch, free, share, budget):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (free * 10**9, 80 * 10**9))
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _: 2 * 10**9)
     assert cache_budget(torch.device("cuda", 0), gpu_share=share, logits=10**8) == budget

@@ -41,7 +41,7 @@ def test_identical_prompts_are_computed_once_and_sampled_separately(qwen3, engin
         assert alone.logprobs == near(member.logprobs)
 
 
-def test_a_late_sibling_uses_the_prompt_of_one_that_still_runs(qwen3, engine):
+def test_late_sibling_copies_the_prompt_of_a_running_one(qwen3, engine):
     first, late = sample(seed=1), sample(seed=2)
     engine.submit([first])
     steps(engine, 5)
@@ -59,10 +59,10 @@ def test_more_sequences_than_slots_and_ragged_ends(qwen3):
         assert len(s.token_ids) == s.params.max_tokens
         assert torch.tensor(s.logprobs) == near(qwen3.logprobs(s.prompt_ids, s.token_ids))
     assert not engine.running.sequences
-    assert not engine._prefixes
+    assert not engine._running_prompts
 
 
-def test_the_same_wave_gives_the_same_bits_whatever_ran_before(qwen3):
+def test_equal_batches_give_equal_bits_after_any_traffic(qwen3):
     def wave():
         return [sample(PROMPT[: 5 + i % 7], seed=i, temperature=0.9) for i in range(20)]
 
@@ -142,7 +142,7 @@ def test_new_weights_in_mid_generation(make_model, engine):
     assert torch.tensor(late.logprobs) == near(new.logprobs(PROMPT, late.token_ids))
 
 
-def test_without_clear_cache_running_sequences_keep_their_keys_but_share_them_with_nobody(make_model, engine):
+def test_update_without_clear_cache_keeps_but_does_not_share_keys(make_model, engine):
     new = make_model("qwen3", seed=1)
     running = sample(seed=1)
     engine.submit([running])
@@ -185,7 +185,7 @@ def test_pause_keep_freezes_and_queues(engine):
     assert (running.finish_reason, queued.finish_reason) == ("length", "length")
 
 
-def test_pause_wait_lets_the_running_finish_and_admits_nobody(engine):
+def test_pause_wait_finishes_running_and_admits_none(engine):
     running, queued = sample(), sample(seed=1)
     engine.submit([running])
     steps(engine, 3)
@@ -203,7 +203,7 @@ def test_pause_wait_lets_the_running_finish_and_admits_nobody(engine):
     assert queued.finish_reason == "length"
 
 
-def test_pause_abort_ends_everything_and_keeps_what_was_sampled(qwen3):
+def test_pause_abort_ends_everything_and_keeps_tokens(qwen3):
     engine = make_engine(qwen3.directory, slots=1)
     running, waiting = sample(), sample(seed=1)
     engine.submit([running, waiting])
@@ -229,7 +229,7 @@ def test_an_aborted_sequence_frees_its_slot(qwen3):
 
 
 @pytest.mark.parametrize(("method", "begun"), [("prefill", 0), ("decode", 2)])
-def test_a_failing_step_ends_what_ran_and_nothing_else(engine, monkeypatch, method, begun):
+def test_failing_step_ends_running_sequences_only(engine, monkeypatch, method, begun):
     before = sample()
     engine.submit([before])
     steps(engine, begun)
@@ -243,7 +243,7 @@ def test_a_failing_step_ends_what_ran_and_nothing_else(engine, monkeypatch, meth
     assert after.finish_reason == "length"
 
 
-def test_weights_that_give_no_numbers_are_an_error_not_tokens(engine):
+def test_non_finite_logits_are_an_error(engine):
     engine.decoder.weights.final_norm.fill_(float("nan"))
     sequence = sample()
     finish(engine, sequence)
@@ -251,7 +251,7 @@ def test_weights_that_give_no_numbers_are_an_error_not_tokens(engine):
     assert "version 0" in sequence.error
 
 
-def test_numbers_that_are_none_do_not_stay_for_others(qwen3):
+def test_nan_in_the_cache_does_not_affect_later_sequences(qwen3):
     engine, fresh = (make_engine(qwen3.directory, slots=2) for _ in range(2))
     layer = engine.decoder.weights.layers[0]
     good = layer.input_norm.clone()
@@ -267,7 +267,7 @@ def test_numbers_that_are_none_do_not_stay_for_others(qwen3):
     assert all(s.finish_reason == "length" for s in later)
 
 
-def test_after_an_error_of_the_gpu_the_process_ends(engine, monkeypatch, refusal):
+def test_gpu_error_in_a_step_ends_the_engine(engine, monkeypatch, refusal):
     def lost(*_):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
@@ -277,7 +277,7 @@ def test_after_an_error_of_the_gpu_the_process_ends(engine, monkeypatch, refusal
         engine.run()
 
 
-def test_nor_does_it_outlive_one_in_an_update(engine, qwen3, monkeypatch, refusal):
+def test_gpu_error_in_an_update_ends_the_engine(engine, qwen3, monkeypatch, refusal):
     def lost(*_):
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 PLAYERS = 8
 
 
-async def test_a_connection_that_breaks_is_no_server_that_is_lost(a):
+async def test_broken_connection_to_a_live_server_is_retried(a):
     """The operating system of a busy server resets some connections; the client only retries requests."""
     async with watching([a]) as client:
         answer = a.answers[GENERATE]
@@ -32,7 +32,7 @@ async def test_a_connection_that_breaks_is_no_server_that_is_lost(a):
     assert metrics["inference/0/failures"] == 0
 
 
-async def test_a_server_whose_connections_break_and_that_does_not_answer_is_lost(a, b):
+async def test_broken_connection_to_a_silent_server_takes_it_out(a, b):
     async with watching([a, b]) as client:
         a.answers |= dict.fromkeys(a.answers, lambda _: None)
         await asyncio.gather(*(client.generate([i], PARAMS) for i in range(40)))
@@ -41,7 +41,7 @@ async def test_a_server_whose_connections_break_and_that_does_not_answer_is_lost
     assert (metrics["inference/0/failures"], metrics["inference/1/failures"]) == (1, 0)
 
 
-async def test_what_a_request_costs_does_not_grow_with_their_number(a, monkeypatch):
+async def test_request_cost_does_not_grow_with_their_number(a, monkeypatch):
     """A pool of connections would check every connection for each request."""
     looks = Counter()
     is_closed = httpcore.AsyncHTTPConnection.is_closed
@@ -98,7 +98,7 @@ def slow_updates(fake, seconds):
 
 
 @pytest.mark.parametrize("owner", ["buckeye", "vllm"])
-async def test_a_load_longer_than_a_heartbeat_is_held_against_nobody(a, b, tmp_path, owner):
+async def test_weight_load_longer_than_a_heartbeat_keeps_the_server(a, b, tmp_path, owner):
     reported = []
     for fake in (a, b):
         fake.answers["/v1/models"] = (200, {"data": [{"id": "m", "owned_by": owner}]})

@@ -195,7 +195,7 @@ def _status(http, method, path, headers, body):
 
 
 @pytest.mark.parametrize("key", ["", f"Authorization: Bearer {KEY_OF_SERVERS}\r\n"])
-def test_a_request_that_ends_in_what_is_not_http_is_answered_once(hardened, key):
+def test_request_followed_by_invalid_http_gets_one_reply(hardened, key):
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n{key}Content-Type: application/json\r\n"
     with socket.create_connection(("127.0.0.1", hardened.port), timeout=HANG) as raw:
         raw.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\nno number\r\n".encode())

@@ -259,12 +259,12 @@ def computed_or_refused(family, monkeypatch):
 @pytest.mark.parametrize("examples", [4, pytest.param(200, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("family", ARCHITECTURES)
 @pytest.mark.parametrize("property_of", [computed, computed_or_refused])
-def test_what_is_read_is_computed_as_transformers_does(property_of, family, examples, monkeypatch):
+def test_log_probs_equal_transformers_or_the_model_is_refused(property_of, family, examples, monkeypatch):
     settings(max_examples=examples)(property_of(family, monkeypatch))()
 
 
 @pytest.mark.parametrize("family", ARCHITECTURES)
-def test_a_head_that_is_said_to_be_the_embedding_and_is_not(make_model, tmp_path, family, refusal):
+def test_tied_head_that_differs_from_the_embedding_is_refused(make_model, tmp_path, family, refusal):
     """transformers computes with both matrices, whichever value the configuration has."""
     directory = tmp_path / "model"
     shutil.copytree(make_model(family).directory, directory)
@@ -289,12 +289,12 @@ PUBLISHED = Path(__file__).parent / "published_configs"
 
 
 @pytest.mark.parametrize("name", ["qwen2", "smollm2"])
-def test_published_configurations_are_taken(tmp_path, name):
+def test_published_configurations_are_accepted(tmp_path, name):
     shutil.copy(PUBLISHED / f"{name}.json", tmp_path / "config.json")
     assert read_spec(tmp_path).rope.theta == json.loads((tmp_path / "config.json").read_text())["rope_theta"]
 
 
-def test_windows_of_an_older_configuration_are_seen_by_the_doctor(tmp_path):
+def test_doctor_reports_sliding_windows(tmp_path):
     """The check runs without torch and reports a remedy."""
     config = json.loads((PUBLISHED / "qwen2.json").read_text()) | {"use_sliding_window": True}
     (tmp_path / "config.json").write_text(json.dumps(config))

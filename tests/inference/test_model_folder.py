@@ -52,7 +52,7 @@ def folder(make_model, tmp_path):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_sizes_are_looked_at_first(folder, case, refusal):
+def test_impossible_sizes_are_refused(folder, case, refusal):
     directory, device = folder(WRONG[case]), torch.device("cpu")
     with refusal(InferenceError):
         read_spec(directory)
@@ -62,7 +62,7 @@ def test_sizes_are_looked_at_first(folder, case, refusal):
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_other_keys_of_another_kind_are_told_too(folder, case):
+def test_keys_of_a_wrong_type_are_refused(folder, case):
     with pytest.raises(InferenceError, match=r"config\.json"):
         read_spec(folder(ODD[case]))
 
@@ -78,7 +78,7 @@ NO_CONFIG = {"a list": b"[]", "cut off": b"{", "nested": b"[" * 100_000, "no UTF
 
 
 @pytest.mark.parametrize("content", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
-def test_weights_that_are_none(folder, content, refusal):
+def test_invalid_safetensors_files_are_refused(folder, content, refusal):
     directory = folder({})
     (directory / "model.safetensors").write_bytes(content)
     with refusal(UsageError):
@@ -86,7 +86,7 @@ def test_weights_that_are_none(folder, content, refusal):
 
 
 @pytest.mark.parametrize("content", NO_CONFIG.values(), ids=NO_CONFIG)
-def test_a_config_that_is_none(folder, content, refusal):
+def test_invalid_config_files_are_refused(folder, content, refusal):
     directory = folder({})
     (directory / "config.json").write_bytes(content)
     with pytest.raises(InferenceError, match=r"config\.json"):

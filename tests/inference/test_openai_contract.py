@@ -221,7 +221,7 @@ def test_text_and_two_calls(client, name, stream):
     ] * 2
 
 
-def test_reasoning_stands_apart(client, name):
+def test_reasoning_is_separate_from_content(client, name):
     choice = client.chat.completions.create(model=name, messages=ASK_HARD, **GREEDY).choices[0]
     assert said(choice) == "Four."
     assert reasoning(choice.message).strip() == THOUGHT

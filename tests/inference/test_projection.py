@@ -31,7 +31,7 @@ def test_a_projection_is_the_product_with_the_transposed_weight(dtype, error, sh
         torch.testing.assert_close(made.double(), exact, atol=error, rtol=error)
 
 
-def test_products_have_few_numbers_of_rows():
+def test_padded_row_counts_are_few():
     assert [padded_rows(rows) for rows in (1, 15, 16, 17, 18, 33, 128, 129)] == [
         1,
         15,
@@ -47,7 +47,7 @@ def test_products_have_few_numbers_of_rows():
     assert len(set(sizes.values())) == 16 + 8 * 9
 
 
-def test_prepared_weights_are_used_only_once_they_are_loaded(make_model):
+def test_prepared_weights_are_unused_before_load(make_model):
     old, new = make_model("qwen3"), make_model("qwen3", seed=1)
     weights = DecoderWeights(read_spec(old.directory), dtype=torch.float32, device=torch.device("cpu"))
     weights.load(Checkpoint(old.directory))
@@ -58,7 +58,7 @@ def test_prepared_weights_are_used_only_once_they_are_loaded(make_model):
     assert torch.equal(weights.embed, embedding[new.directory])
 
 
-def test_weights_in_use_do_not_change_with_the_file_that_they_came_from(make_model, tmp_path):
+def test_loaded_weights_do_not_change_with_their_file(make_model, tmp_path):
     model = make_model("qwen3")
     model.reference.save_pretrained(tmp_path)
     weights = DecoderWeights(read_spec(tmp_path), dtype=torch.float32, device=torch.device("cpu"))
@@ -75,14 +75,14 @@ def test_weights_in_use_do_not_change_with_the_file_that_they_came_from(make_mod
 @pytest.fixture
 def in_use(make_model, monkeypatch):
     """Loaded weights that count as large, and a checkpoint of other weights."""
-    monkeypatch.setattr(weights_module, "_BESIDE", 0)
+    monkeypatch.setattr(weights_module, "_MAX_SECOND_SET_BYTES", 0)
     old, new = make_model("qwen3"), make_model("qwen3", seed=1)
     weights = DecoderWeights(read_spec(old.directory), dtype=torch.float32, device=torch.device("cpu"))
     weights.load(Checkpoint(old.directory))
     return weights, Checkpoint(new.directory)
 
 
-def test_large_weights_are_replaced_one_after_the_other(in_use, monkeypatch):
+def test_large_weights_are_replaced_tensor_by_tensor(in_use, monkeypatch):
     weights, new = in_use
     assert weights.prepare(new) is new
     x = torch.ones(1, weights.embed.shape[1])
@@ -96,7 +96,7 @@ def test_large_weights_are_replaced_one_after_the_other(in_use, monkeypatch):
     assert embed() is None
     assert {*alive} == set(range(1, len(old) + 1))  # each layer releases one old matrix
     whole = DecoderWeights(read_spec(new.directory), dtype=torch.float32, device=torch.device("cpu"))
-    monkeypatch.setattr(weights_module, "_BESIDE", 2**28)
+    monkeypatch.setattr(weights_module, "_MAX_SECOND_SET_BYTES", 2**28)
     whole.load(whole.prepare(new))
     for layer, other, was in zip(weights.layers, whole.layers, before, strict=True):
         assert torch.equal(layer.gate_up(x), other.gate_up(x))
@@ -105,7 +105,7 @@ def test_large_weights_are_replaced_one_after_the_other(in_use, monkeypatch):
     assert torch.equal(weights.embed, whole.embed)
 
 
-def test_an_engine_with_half_of_its_weights_replaced_ends(in_use, monkeypatch, make_model, refusal):
+def test_partial_update_ends_the_engine(in_use, monkeypatch, make_model, refusal):
     _, new = in_use
     engine = make_engine(make_model("qwen3").directory)
     read = Checkpoint.tensor

@@ -49,7 +49,7 @@ def test_half_a_surrogate_pair_is_replaced(renderer):
     assert renderer.encode_prompt("a\ude00") == renderer.encode_prompt("a\ufffd")
 
 
-def test_no_prompt_depends_on_the_clock(save_renderer):
+def test_prompt_does_not_depend_on_the_date(save_renderer):
     """A run that continues after midnight or resumes on another day renders the same prompts."""
     renderer = save_renderer("{{ strftime_now('%Y-%m-%d %H:%M') }} {{ date_string }}: " + CHAT_TEMPLATE)
     assert renderer.render(QUESTION).text.startswith("2024-07-26 00:00 26 Jul 2024: <|im_start|>")
@@ -62,7 +62,7 @@ def test_stop_tokens_are_those_of_tokenizer_generation_config_and_template(save_
 
 
 @given(data=st.data())
-def test_a_later_turn_extends_the_earlier_ids_verbatim(renderer, data):
+def test_extend_keeps_earlier_ids(renderer, data):
     """Sampled ids are arbitrary: not necessarily the tokenizer's for their text, nor valid UTF-8."""
     ordinary = st.integers(3, len(renderer.tokenizer) - 1)
     conversation, messages = renderer.render(QUESTION), list(QUESTION)
@@ -82,7 +82,7 @@ def test_a_later_turn_extends_the_earlier_ids_verbatim(renderer, data):
         conversation = extended
 
 
-def test_a_template_that_rewrites_history_cannot_be_extended(save_renderer):
+def test_extend_returns_none_if_the_template_rewrites_history(save_renderer):
     shortened = "{% if loop.last or m['role'] == 'user' %}{{ m['content'] }}{% else %}...{% endif %}"
     renderer = save_renderer(CHAT_TEMPLATE.replace("{{ m['content'] }}", shortened))
     conversation = renderer.render(QUESTION)
@@ -91,7 +91,7 @@ def test_a_template_that_rewrites_history_cannot_be_extended(save_renderer):
     assert renderer.extend(conversation, sampled, [*QUESTION, reply, *QUESTION]) is None
 
 
-def test_a_template_that_trims_does_not_change_what_was_sampled(save_renderer, wording):
+def test_extend_keeps_sampled_ids_if_the_template_trims(save_renderer, wording):
     renderer = save_renderer(CHAT_TEMPLATE.replace("{{ m['content'] }}", "{{ m['content'] | trim }}"))
     conversation = renderer.render(QUESTION)
     sampled = renderer.encode(" the fox ")
@@ -107,7 +107,7 @@ def _without_prompt(template):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_template_that_ignores_the_generation_prompt_gets_the_header_all_the_same(tmp_path, family):
+def test_header_is_added_if_the_template_ignores_the_generation_prompt(tmp_path, family):
     whole = ChatRenderer(save_family(family, tmp_path / "whole"))
     cut = ChatRenderer(save_family(family, tmp_path / "cut", _without_prompt(template_of(family))))
     assert (whole.template.missing_header, whole.template.header) == ("", cut.template.missing_header)
@@ -134,11 +134,11 @@ def test_a_template_that_ignores_the_generation_prompt_gets_the_header_all_the_s
         ("{{ raise_exception('no') }}", ""),
     ],
 )
-def test_only_a_header_that_replies_have_is_added(save_renderer, template, header):
+def test_header_is_not_added_if_replies_have_none(save_renderer, template, header):
     assert save_renderer(template).template.missing_header == header
 
 
-def test_a_template_that_refuses_is_one_message(save_renderer, refusal):
+def test_refusing_template_is_one_message(save_renderer, refusal):
     renderer = save_renderer("{{ raise_exception('only users may speak') }}")
     with refusal(UsageError):
         renderer.render(QUESTION)
@@ -151,7 +151,7 @@ TEXT, IMAGE = {"type": "text", "text": "the dog?"}, {"type": "image_url", "image
 @pytest.mark.parametrize(
     "content", [[TEXT, IMAGE], [{"type": "input_audio"}], [{"type": "text"}], ["the dog?"], 5, {"text": "a"}]
 )
-def test_content_that_is_no_text_is_one_message(renderer, content, refusal):
+def test_content_other_than_text_is_refused(renderer, content, refusal):
     with refusal(UsageError):
         renderer.render([*QUESTION, {"role": "user", "content": content}])
 
@@ -175,13 +175,13 @@ def test_without_a_template_messages_cannot_be_rendered(tokenizer, tmp_path, ref
         renderer.render(QUESTION)
 
 
-def test_a_directory_without_tokenizer_is_one_message(tmp_path, refusal):
+def test_directory_without_tokenizer_is_refused(tmp_path, refusal):
     with refusal(InferenceError):
         ChatRenderer(tmp_path)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_template_writes_what_transformers_has_it_write(family, tmp_path):
+def test_sandboxed_template_equals_transformers(family, tmp_path):
     renderer = ChatRenderer(save_family(family, tmp_path))
     thought = {"role": "assistant", "content": "It is that.", "reasoning": "Hm."}
     conversations = (
@@ -201,7 +201,7 @@ def test_a_template_writes_what_transformers_has_it_write(family, tmp_path):
             assert renderer.template._render(list(messages), tools, prompt=True) == expected
 
 
-def test_what_a_template_is_given_is_plain(save_renderer):
+def test_template_gets_plain_values(save_renderer):
     class Text(str):
         def secret(self):
             return "told"
@@ -257,13 +257,13 @@ COSTLY = {
 
 
 @pytest.mark.parametrize("template", BROKEN)
-def test_a_broken_template_is_told_with_its_line(save_renderer, template, refusal):
+def test_broken_template_is_reported_with_its_line(save_renderer, template, refusal):
     with refusal(UsageError):
         save_renderer(BROKEN[template]).render(QUESTION)
 
 
 @pytest.mark.parametrize("template", COSTLY)
-def test_a_template_that_would_take_for_ever_is_refused(monkeypatch, save_renderer, template):
+def test_too_costly_template_is_refused(monkeypatch, save_renderer, template):
     monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
     with pytest.raises(UsageError, match="more than"):
         save_renderer(COSTLY[template])

@@ -125,7 +125,7 @@ async def update(client, root, version, sung):
     await client.update_weights(root / name, version, f"sum-of-{name}", canary=sung)
 
 
-async def test_the_turns_of_a_session_go_to_one_server_and_sessions_spread(a, b):
+async def test_session_stays_on_one_server_and_sessions_spread(a, b):
     async with watching([a, b]) as client:
         sessions = [client.session() for _ in range(8)]
         for turn in range(3):
@@ -138,7 +138,7 @@ async def test_the_turns_of_a_session_go_to_one_server_and_sessions_spread(a, b)
 
 
 @pytest.mark.parametrize("owner", ["buckeye", "vllm"])
-async def test_seeds_go_to_vllm_in_waves_only(a, owner):
+async def test_vllm_gets_seeds_in_batches_only(a, owner):
     """With a seed vLLM samples row by row, and results still depend on the other requests in the batch."""
     a.answers["/v1/models"] = (200, {"data": [{"id": "m", "owned_by": owner}]})
     async with watching([a]) as client:
@@ -170,7 +170,7 @@ async def rollouts_at_once(a, number, *, asks=True):
     return in_flight
 
 
-async def test_a_rollout_begins_when_a_server_has_a_place(a):
+async def test_rollout_starts_when_a_server_has_room(a):
     a.max_num_seqs = 4
     in_flight = await rollouts_at_once(a, 60)
     assert len(in_flight) == 60
@@ -178,13 +178,13 @@ async def test_a_rollout_begins_when_a_server_has_a_place(a):
     assert sum(abs(prompt - at) for at, (prompt,) in enumerate(a.prompts)) < 60 * 5  # oldest first
 
 
-async def test_a_rollout_that_asks_nothing_keeps_its_place_for_a_second_only(a, monkeypatch):
-    monkeypatch.setattr(router, "_SECONDS_TO_ASK", 0.05)
+async def test_unused_slot_reservation_expires_after_one_second(a, monkeypatch):
+    monkeypatch.setattr(router, "_RESERVATION_SECONDS", 0.05)
     a.max_num_seqs = 1
     assert len(await rollouts_at_once(a, 9, asks=False)) == 6
 
 
-async def test_servers_that_do_not_tell_queue_for_themselves(a):
+async def test_servers_without_reported_capacity_do_not_limit_rollouts(a):
     together = threading.Barrier(4, timeout=HANG)
     a.on_generate = together.wait
     async with watching([a]) as client:
@@ -196,7 +196,7 @@ async def test_servers_that_do_not_tell_queue_for_themselves(a):
         await asyncio.gather(*(rollout() for _ in range(4)))
 
 
-async def test_a_request_does_not_wait_for_ever_for_a_server(a, refusal):
+async def test_request_fails_if_no_server_is_up_in_time(a, refusal):
     async with watching([a], timeout=0.2) as client:
         (replica,) = client.replicas
         replica.exclude("it is being tested")
@@ -211,7 +211,7 @@ async def test_a_request_does_not_wait_for_ever_for_a_server(a, refusal):
         assert client.metrics()["inference/waiting"] == 0
 
 
-async def test_a_server_started_anew_is_noticed_by_the_age_of_its_tokens(a, tmp_path):
+async def test_restart_is_detected_by_old_weight_versions(a, tmp_path):
     """A request reaches the new process before the next heartbeat; the client discards its answer."""
     (tmp_path / "step_4").mkdir()
     async with watching([a]) as client:
@@ -224,7 +224,7 @@ async def test_a_server_started_anew_is_noticed_by_the_age_of_its_tokens(a, tmp_
     assert metrics["inference/0/weight_version"] == 4
 
 
-async def test_requests_of_a_server_that_is_taken_out_are_asked_of_others(a, b):
+async def test_requests_of_an_excluded_server_are_retried_on_others(a, b):
     over = threading.Event()
     async with watching([a, b]) as client:
         a.on_generate = over.wait
@@ -277,7 +277,7 @@ async def test_a_busy_server_is_not_dead(a):
     assert reported == []
 
 
-async def test_when_all_are_out_requests_wait_and_then_say_for_what(a, refusal):
+async def test_requests_fail_with_the_reasons_if_no_server_recovers(a, refusal):
     async with watching([a], recovery_timeout=0.5) as client:
         a.healthy = False
         await until(lambda: client.metrics()["inference/up"] == 0, "the loss")
@@ -291,7 +291,7 @@ async def test_when_all_are_out_requests_wait_and_then_say_for_what(a, refusal):
         assert (await client.generate(IDS, PARAMS)).token_ids == [1, 2]
 
 
-async def test_a_server_that_sings_another_song_is_taken_out_until_it_is_started_anew(a, b, tmp_path):
+async def test_server_that_fails_its_canary_is_out_until_it_restarts(a, b, tmp_path):
     (tmp_path / "step_7").mkdir()
     reported = []
     async with watching([a, b], on_restart_needed=lambda *report: reported.append(report)) as client:
@@ -312,7 +312,7 @@ async def test_a_server_that_sings_another_song_is_taken_out_until_it_is_started
     assert metrics["canary/max_diff"] < 1e-6
 
 
-async def test_a_song_that_newer_weights_overtook_accuses_nobody(a, tmp_path):
+async def test_canary_reply_with_newer_weights_is_ignored(a, tmp_path):
     async with watching([a]) as client:
         a.sung = [-1.0, -2.5]
         a.on_generate = lambda: setattr(a, "version", "8")  # newer weights arrive during the canary
@@ -323,7 +323,7 @@ async def test_a_song_that_newer_weights_overtook_accuses_nobody(a, tmp_path):
     assert "canary/max_diff" not in metrics
 
 
-async def test_when_all_sing_another_song_the_update_fails(a, b, tmp_path, refusal):
+async def test_update_fails_if_all_servers_fail_the_canary(a, b, tmp_path, refusal):
     async with watching([a, b]) as client:
         with refusal(InferenceError):
             await update(client, tmp_path, 7, canary(-1.0, -2.5))
@@ -331,7 +331,7 @@ async def test_when_all_sing_another_song_the_update_fails(a, b, tmp_path, refus
             client.check()
 
 
-async def test_a_song_that_does_not_change_with_the_weights_is_wrong(a, tmp_path, refusal):
+async def test_canary_fails_if_log_probs_do_not_change_with_the_weights(a, tmp_path, refusal):
     async with watching([a]) as client:
         await update(client, tmp_path, 7, canary(-1.0, -2.0))
         await update(client, tmp_path, 8, canary(-1.0, -2.00005))  # too small a difference to be detected
@@ -382,7 +382,7 @@ def start_anew(server, chat_model):
 
 
 @pytest.mark.slow
-async def test_kill_9_in_the_middle_of_256_rollouts(pair, chat_model, make_model, tmp_path):
+async def test_256_rollouts_survive_a_killed_server(pair, chat_model, make_model, tmp_path):
     models = {1: make_model("qwen3", seed=3), 2: make_model("qwen3", seed=4)}
     one, two = (publish(models[version], tmp_path, version) for version in (1, 2))
     turns = []
@@ -429,7 +429,7 @@ async def test_kill_9_in_the_middle_of_256_rollouts(pair, chat_model, make_model
 
 
 @pytest.mark.slow
-async def test_a_lost_part_of_a_wave_is_sampled_as_it_would_have_been(pair, chat_model):
+async def test_lost_part_of_a_batch_is_sampled_with_equal_results(pair, chat_model):
     prompts = [[*IDS, i] for i in range(64)]
     params = replace(PARAMS, max_tokens=120)
 
@@ -444,7 +444,7 @@ async def test_a_lost_part_of_a_wave_is_sampled_as_it_would_have_been(pair, chat
     assert wave == expected  # bitwise equal
 
 
-async def test_weights_that_are_not_the_trainers_are_refused(make_model, chat_model, tmp_path):
+async def test_weights_that_differ_from_their_canary_are_refused(make_model, chat_model, tmp_path):
     wrong = publish(make_model("qwen3", seed=3), tmp_path, 1, sung=make_model("qwen3", seed=4))
 
     with LocalServer(chat_model.directory, tmp_path / "server") as server:
@@ -455,7 +455,7 @@ async def test_weights_that_are_not_the_trainers_are_refused(make_model, chat_mo
 
 
 @pytest.mark.slow
-def test_vllm_sings_and_requests_outlive_the_death_of_its_engine(vllm_python, make_model, tmp_path):
+def test_vllm_runs_canaries_and_requests_survive_its_engine(vllm_python, make_model, tmp_path):
     model, new = make_model("qwen3-wide", seed=11), make_model("qwen3-wide", seed=12)
     directories = [publish(new, tmp_path, 1), publish(model, tmp_path, 2, sung=new)]
     settings = {"backend": "vllm", "vllm_python": str(vllm_python), "max_num_seqs": 16}

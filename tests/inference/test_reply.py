@@ -36,7 +36,7 @@ def read(renderer, pieces, *, tools=(FIND,), cut=None, first_call_only=False):
 @pytest.mark.parametrize(
     ("name", "said"), [("find", ' {"word": "dog"}}'), (None, 'find", "X": {"word": "dog"}}')]
 )
-def test_a_forced_call_is_read_from_where_the_model_goes_on(renderers, family, name, said):
+def test_forced_call_is_parsed_with_its_start(renderers, family, name, said):
     """The prompt holds the opening of the call; the sampled rest completes it, in every family's format."""
     renderer = renderers[family]
     conversation = renderer.render(ASK_DOG, (FIND,))
@@ -51,13 +51,13 @@ def test_a_forced_call_is_read_from_where_the_model_goes_on(renderers, family, n
     assert call["function"] == {"name": "find", "arguments": '{"word": "dog"}'}
 
 
-def test_content_is_told_as_it_comes(renderers):
+def test_content_is_streamed(renderers):
     parts, whole = read(renderers["qwen3"], ["It ", "is ", "a dog."])
     assert parts == [("", "It"), ("", " is"), ("", " a dog.")]  # a space may end before a call
     assert whole == ("", "It is a dog.", [])
 
 
-def test_reasoning_is_told_as_it_comes_and_markers_are_not(renderers):
+def test_reasoning_is_streamed_without_markers(renderers):
     pieces = ["<thi", "nk>\nTwo", " and two.", "\n</th", "ink>\n", "\nFour", "."]
     parts, whole = read(renderers["qwen3"], pieces)
     assert parts == [
@@ -72,14 +72,14 @@ def test_reasoning_is_told_as_it_comes_and_markers_are_not(renderers):
     assert whole == ("Two and two.", "Four.", [])
 
 
-def test_a_call_is_never_told_as_text(renderers):
+def test_call_is_not_streamed_as_text(renderers):
     pieces = ["I look.", "\n<tool", "_call>\n", *CALL.removeprefix("<tool_call>\n")]
     parts, whole = read(renderers["qwen3"], pieces)
     assert parts[:3] == [("", "I look."), ("", ""), ("", "")]
     assert whole == ("", "I look.", ["find"])
 
 
-def test_what_only_looked_like_a_call_is_content(renderers):
+def test_text_that_only_resembles_a_call_is_content(renderers):
     assert read(renderers["qwen3"], ["a <tool", "box>"])[1] == ("", "a <toolbox>", [])
     assert read(renderers["llama3"], ["{", '"a": 1}'])[1] == ("", '{"a": 1}', [])
     assert read(renderers["qwen3"], ["<tool_call>", "x"], tools=())[1] == ("", "<tool_call>x", [])
@@ -92,12 +92,12 @@ def test_a_bare_json_call(renderers):
     assert read(renderers["llama3"], ["It is ", BARE_CALL])[1] == ("", f"It is {BARE_CALL}", [])
 
 
-def test_only_the_first_call_is_kept_where_one_was_asked_for(renderers):
+def test_only_the_first_call_is_kept_without_parallel_calls(renderers):
     assert read(renderers["qwen3"], [CALL, CALL])[1][2] == ["find", "find"]
     assert read(renderers["qwen3"], [CALL, CALL], first_call_only=True)[1][2] == ["find"]
 
 
-def test_a_call_behind_a_stop_string_was_not_made(renderers):
+def test_call_after_a_stop_string_is_dropped(renderers):
     whole = read(renderers["qwen3"], ["I look. ", ""], cut="I look. ")[1]
     assert whole == ("", "I look. ", [])
 
@@ -107,7 +107,7 @@ PIECES = st.sampled_from([*MARKERS, "\n", " ", "x", "I look.", CALL, BARE_CALL])
 
 
 @given(data=st.data())
-def test_the_parts_do_not_depend_on_how_the_text_comes(renderers, data):
+def test_reply_does_not_depend_on_piece_sizes(renderers, data):
     renderer = renderers[data.draw(st.sampled_from(sorted(FAMILIES)))]
     tools = data.draw(st.sampled_from([(), (FIND,)]))
     text = "".join(data.draw(st.lists(PIECES, max_size=6)))
@@ -122,7 +122,7 @@ WORDS = st.text("ab <>{\n", max_size=12)
 
 
 @given(data=st.data())
-def test_a_reply_is_told_as_the_renderer_reads_it(renderers, data):
+def test_streamed_reply_equals_the_parsed_one(renderers, data):
     family = data.draw(st.sampled_from(sorted(FAMILIES)))
     renderer = renderers[family]
     tools = data.draw(st.sampled_from([(), (FIND,)]))

@@ -78,7 +78,7 @@ def test_rows_of_one_batch_keep_their_own_settings():
     ),
     number=st.sampled_from([0.0, 1 - 2**-53, 0.5, 2**-53]) | st.floats(0, 1, exclude_max=True),
 )
-def test_a_drawn_token_always_has_a_probability(logits, number):
+def test_sampled_token_has_a_positive_probability(logits, number):
     tokens, logprobs = sample(torch.tensor([logits]), PLAIN, torch.tensor([number], dtype=torch.float64))
     assert 0 <= tokens[0] < len(logits)
     assert logits[tokens[0]] > float("-inf")
@@ -87,7 +87,7 @@ def test_a_drawn_token_always_has_a_probability(logits, number):
     assert logprobs[0].item() == pytest.approx(expected.item(), abs=1e-4)
 
 
-def test_a_vocabulary_of_150_thousand_is_drawn_from_to_its_end():
+def test_last_tokens_of_a_large_vocabulary_are_sampled():
     vocab = 151_936
     tokens, _ = draw([1 / vocab] * vocab, count=64)
     assert tokens.float().mean().item() == pytest.approx(vocab / 2, rel=0.2)

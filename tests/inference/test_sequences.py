@@ -92,7 +92,7 @@ Books.TestCase.settings = settings(max_examples=40, stateful_step_count=30)
 TestBooks = Books.TestCase
 
 
-def test_version_spans_leave_out_versions_that_sampled_nothing():
+def test_version_spans_omit_versions_without_tokens():
     sequence = Sequence((1,), SamplingParams(max_tokens=9))
     sequence.version_starts = [(0, 0), (1, 0), (2, 3), (3, 5)]
     sequence.token_ids, sequence.logprobs = [7] * 5, [0.0] * 5

@@ -57,7 +57,7 @@ def test_generate_returns_tokens_logprobs_and_versions(http, chat_model):
     assert again[0]["token_ids"] == choices[1]["token_ids"]
 
 
-def test_a_list_of_prompts_is_one_wave_with_consecutive_seeds(http):
+def test_list_of_prompts_gets_consecutive_seeds(http):
     prompts = [IDS, IDS[:5], IDS]
     answer = post(
         http,
@@ -162,7 +162,7 @@ def test_token_ids_are_streamed(http):
 @pytest.mark.parametrize(
     ("sampling", "scale", "drawable"), [({}, 1.0, VOCAB), ({"temperature": 0.5, "top_k": 2}, 0.5, 2)]
 )
-def test_the_most_likely_tokens_are_told(http, chat_model, sampling, scale, drawable):
+def test_most_likely_tokens_are_returned(http, chat_model, sampling, scale, drawable):
     """Log-probs are those of the distribution sampled from; excluded tokens have OpenAI's -9999."""
     (choice,) = generate(http, logprobs=3, **sampling)
     distributions = chat_model.next_logprobs(IDS, choice["token_ids"]) / scale
@@ -214,9 +214,6 @@ def test_a_stop_token_is_a_token_but_not_text(http, tokenizer):
         ("/v1/completions", {"prompt": [1, "a"]}, 400, "prompt"),
         ("/v1/completions", {"prompt": [[1], []]}, 400, "no tokens"),
         ("/v1/completions", {"prompt": [VOCAB]}, 400, f"vocabulary of {VOCAB}"),
-        ("/v1/completions", {"prompt": [1] * MAX_LEN}, 400, f"context is {MAX_LEN}"),
-        ("/v1/completions", {"prompt": "x" * 2_000_000}, 400, "2000000 characters"),
-        ("/v1/chat/completions", {"messages": [USER | {"content": "x" * 2_000_000}]}, 400, "characters"),
         ("/tokenize", {"prompt": "x", "messages": [USER]}, 400, "either"),
         ("/detokenize", {"tokens": [VOCAB]}, 400, "vocabulary"),
         ("/v1/completions", {"prompt": [1], "temperature": 0.001}, 400, "temperature"),
@@ -244,10 +241,25 @@ def test_impossible_requests_are_refused_with_a_reason(http, route, body, status
     assert response.status_code == status
     error = response.json()["error"]
     assert message in error["message"]
-    assert error["code"] == status
+    assert error["code"] == ("BK-INFERENCE-REQUEST" if status == 400 else status)
 
 
-def test_a_client_that_leaves_frees_its_slot(http, server):
+@pytest.mark.parametrize(
+    ("route", "body", "message"),
+    [
+        ("/v1/completions", {"prompt": [1] * MAX_LEN}, f"context is {MAX_LEN}"),
+        ("/v1/completions", {"prompt": "x" * 2_000_000}, "2000000 characters"),
+        ("/v1/chat/completions", {"messages": [USER | {"content": "x" * 2_000_000}]}, "characters"),
+    ],
+)
+def test_prompt_longer_than_the_context_is_refused(http, route, body, message):
+    response = http.post(route, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (400, "BK-PROMPT-TOO-LONG")
+    assert message in error["message"]
+
+
+def test_disconnected_client_frees_its_slot(http, server):
     before = metric(http, 'vllm:request_success_total{finished_reason="abort"}')
     http.post("/pause?mode=keep")  # so that no request finishes by itself
     with pytest.raises(httpx.ReadTimeout):
@@ -292,7 +304,7 @@ def test_bad_weights_are_refused_and_change_nothing(http, chat_model, make_model
         file.write(b"\x01")
     foreign = publish(make_model("llama"), tmp_path, 2)
     before = http.get("/weight_info").json()
-    for path, message in ((torn, "SHA-256 differs"), (foreign, "another architecture")):
+    for path, message in ((torn, "SHA-256 differs"), (foreign, "architecture differs")):
         post(http, "/start_weight_update")
         response = http.post("/update_weights", json={"update_info": {"path": str(path)}})
         assert response.status_code == 400
@@ -302,7 +314,7 @@ def test_bad_weights_are_refused_and_change_nothing(http, chat_model, make_model
     assert len(generate(http)[0]["token_ids"]) == 12
 
 
-def test_the_weights_can_be_given_another_version(http):
+def test_weight_version_can_be_set(http):
     sampled = generate(http)[0]["token_ids"]
     try:
         assert post(http, "/update_weight_version", new_version="41") == {
@@ -319,7 +331,7 @@ def test_the_weights_can_be_given_another_version(http):
         post(http, "/update_weight_version", new_version=0)
 
 
-def test_tools_are_not_shown_where_none_may_be_called(http):
+def test_tools_are_hidden_with_tool_choice_none(http):
     messages = [{"role": "user", "content": "fox"}]
     bare = post(http, "/tokenize", messages=messages)["tokens"]
     assert len(post(http, "/tokenize", messages=messages, tools=[FIND])["tokens"]) > len(bare)

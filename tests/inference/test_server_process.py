@@ -25,7 +25,7 @@ from .test_server import IDS, generate, metric, post, publish, wait_for
 JSON = {"content-type": "application/json"}
 
 
-def test_the_server_describes_itself(http):
+def test_openapi_document_lists_all_routes(http):
     document = http.get("/openapi.json").json()
     assert document["openapi"].startswith("3.1")
     chat = document["paths"]["/v1/chat/completions"]["post"]
@@ -59,7 +59,7 @@ def test_every_metric_is_prometheus_text(http):
 
 
 @pytest.mark.e2e
-def test_a_server_of_ones_own_that_dies_ends_the_block(chat_model, refusal):
+def test_local_server_that_dies_ends_the_block(chat_model, refusal):
     """The block ends immediately and reports how the server exited; it waits for no request."""
 
     async def use():
@@ -90,7 +90,7 @@ def test_a_body_over_the_limit_is_refused(http, server):
         assert raw.recv(100).startswith(b"HTTP/1.1 413")
 
 
-def test_too_much_at_a_time_is_refused_for_now(http, server):
+def test_too_many_sequences_get_429(http, server):
     with server.http() as other, ThreadPoolExecutor(20) as pool:
         post(http, "/pause?mode=keep")
         body = {"token_ids": IDS, "sampling_params": {"n": 1024, "max_tokens": 1}}
@@ -118,7 +118,7 @@ def test_a_request_id_names_one_request(http, server):
         assert first.result().json()["request_id"] == "mine"
 
 
-def test_a_server_that_is_stopped_finishes_what_it_has_begun(chat_model, tmp_path, monkeypatch):
+def test_stopped_server_finishes_running_requests(chat_model, tmp_path, monkeypatch):
     """No token is sampled before the stop, and no limit ends the request: machine speed does not matter."""
     go, decode = threading.Event(), Decoder.decode
     monkeypatch.setattr(Decoder, "decode", lambda *arguments: go.wait(HANG) and decode(*arguments))
@@ -142,7 +142,7 @@ def test_a_server_that_is_stopped_finishes_what_it_has_begun(chat_model, tmp_pat
         assert {choice["finish_reason"] for choice in whole.result().json()["choices"]} == {"length"}
 
 
-def test_a_second_signal_ends_what_is_not_finished(chat_model, tmp_path):
+def test_second_signal_aborts_running_requests(chat_model, tmp_path):
     body = {"token_ids": IDS, "sampling_params": {"max_tokens": 110, "ignore_eos": True, "n": 1024}}
     with (
         LocalServer(chat_model.directory, tmp_path, max_num_seqs=2) as server,
@@ -163,7 +163,7 @@ def test_a_second_signal_ends_what_is_not_finished(chat_model, tmp_path):
     [({"server": {"host": "0.0.0.0"}}, 2), ({"kv_cache_gb": 1e-6}, 1), ({}, 1)],
     ids=["without a key", "without memory", "without a port"],
 )
-def test_a_server_that_cannot_start_says_why_in_one_line(qwen3, tmp_path, config, code, wording):
+def test_server_that_cannot_start_prints_one_error(qwen3, tmp_path, config, code, wording):
     with socket.socket() as occupant:
         occupant.bind(("127.0.0.1", 0))
         occupant.listen()

@@ -21,7 +21,7 @@ def feed_all(growing, data):
 
 
 @given(st.text(max_size=30), st.lists(st.text("abé ", min_size=1, max_size=4), max_size=3))
-def test_parts_make_the_text_up_to_the_first_stop(text, stops):
+def test_parts_join_to_the_text_before_the_first_stop(text, stops):
     growing = IncrementalDetokenizer(decode_bytes, stops)
     shown = "".join(feed_all(growing, text.encode()))
     places = [text.find(stop) for stop in stops if stop in text]
@@ -52,7 +52,7 @@ def test_a_character_is_shown_when_its_last_byte_is_there():
     assert feed_all(growing, "aŋb".encode()) == ["a", "", "ŋ", "b", ""]
 
 
-def test_what_may_become_a_stop_string_is_held_back():
+def test_possible_stop_string_is_held_back():
     growing = IncrementalDetokenizer(decode_bytes, ["END"])
     assert feed_all(growing, b"xEyEN") == ["x", "", "Ey", "", "", "EN"]
     growing = IncrementalDetokenizer(decode_bytes, ["END"])

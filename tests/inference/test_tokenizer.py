@@ -34,7 +34,7 @@ def save(directory, family, model_type, tokenizer_class):
         ("qwen3", "gemma3", "TokenizersBackend"),  # left to transformers
     ],
 )
-def test_a_tokenizer_is_the_one_of_transformers(tmp_path, family, model_type, tokenizer_class):
+def test_tokenizer_equals_that_of_transformers(tmp_path, family, model_type, tokenizer_class):
     directory = save(tmp_path, family, model_type, tokenizer_class)
     found, expected = ChatRenderer(directory).tokenizer, AutoTokenizer.from_pretrained(directory)
     assert type(found).__name__ == type(expected).__name__

@@ -93,7 +93,7 @@ GPU, LONG, KV = {"cpu": False}, {"model": {"max_model_len": 9000}}, "--kv-cache-
     ],
     ids=range(22),
 )
-def test_flags(fake_vllm, settings, flag, value):
+def test_command_has_the_settings_as_flags(fake_vllm, settings, flag, value):
     words = command(fake_vllm, **settings)
     assert words[0] == "/opt/vllm/bin/python"
     assert (flag in words) is (value is not None)
@@ -101,21 +101,22 @@ def test_flags(fake_vllm, settings, flag, value):
         assert value_of(words, flag) == value
 
 
-def test_on_a_cpu_a_prompt_is_as_long_as_a_model_of_any_kind_says(fake_vllm, tmp_path):
+def test_cpu_command_batches_the_longest_prompt(fake_vllm, tmp_path):
     described = {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 8, "max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(described))
     words = vllm_command(InferenceConfig(), fake_vllm, tmp_path, cpu=True)
     assert value_of(words, "--max-num-batched-tokens") == "8192"
 
 
-def test_there_is_room_for_the_adapters_that_are_trained(fake_vllm):
+def test_command_enables_lora_for_the_adapter_rank(fake_vllm):
     """vLLM supports only some ranks; without adapters its layers stay unchanged."""
     words = command(fake_vllm, max_lora_rank=20)
     assert "--enable-lora" in words
     assert value_of(words, "--max-lora-rank") == "32"
     assert "--enable-lora" not in command(fake_vllm)
-    with pytest.raises(UsageError, match=r"inference\.max_lora_rank = 600.*up to 512"):
+    with pytest.raises(UsageError, match=r"inference\.max_lora_rank is 600.* 512") as caught:
         command(fake_vllm, max_lora_rank=600)
+    assert caught.value.code == "BK-CONFIG-VALUE"
     allowed = "VLLM_ALLOW_RUNTIME_LORA_UPDATING"
     environments = [
         vllm_environment(InferenceConfig(max_lora_rank=rank), RULES, python=PYTHON, cpu=True, threads=1)
@@ -127,7 +128,7 @@ def test_there_is_room_for_the_adapters_that_are_trained(fake_vllm):
 @pytest.mark.parametrize(
     "name", ["logprobs_mode", "port", "max_lora_rank", "hf_token", "uds", "logits_processors"]
 )
-def test_wrong_arguments_are_explained(name, refusal):
+def test_reserved_vllm_keys_are_refused(name, refusal):
     with refusal(UsageError):
         check_extra({name: "x"})
 
@@ -156,11 +157,11 @@ def test_a_model_on_two_nodes_is_started_by_ray_in_the_python_of_vllm(fake_vllm,
         check_extra({"pipeline_parallel_size": 2})
 
 
-def test_without_vllm_the_message_says_how_to_get_it(monkeypatch, tmp_path, refusal):
+def test_missing_vllm_is_refused_with_the_install_command(monkeypatch, tmp_path, refusal):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(PYTHON_VARIABLE, raising=False)
     if find_vllm() is not None:
-        pytest.skip("vLLM is installed beside the tests")
+        pytest.skip("vLLM is installed in the environment of the tests")
     with refusal(UsageError):
         require_vllm()
     with pytest.raises(UsageError, match="has no vLLM"):
@@ -187,7 +188,7 @@ def gate(headers, path):
     return sent[0]["status"]
 
 
-def test_the_gate_asks_every_route_for_the_key(monkeypatch):
+def test_gate_requires_the_key_on_every_route(monkeypatch):
     environment = vllm_environment(InferenceConfig(), RULES, python=PYTHON, cpu=True, threads=1)
     for name in ("VLLM_API_KEY", "BUCKEYE_VLLM_RULES"):
         monkeypatch.setenv(name, environment[name])
@@ -240,7 +241,7 @@ class TestRealVllm:
         expected = scaled.gather(1, torch.tensor(generation.token_ids)[:, None])[:, 0]
         assert torch.tensor(generation.logprobs) == near(expected)
 
-    async def test_a_session_that_is_ended_gives_back_what_was_sampled(self, vllm_server, tied):
+    async def test_aborted_session_returns_partial_results(self, vllm_server, tied):
         async with client_of(vllm_server, tied[0]) as client:
             generation = await cut_short(client, [5, 6, 7], 150)
         expected = tied[0].logprobs([5, 6, 7], generation.token_ids)
@@ -278,9 +279,9 @@ class TestRealVllm:
         ("spoil", "message"),
         [
             (lambda tensors: None, "SHA-256 differs"),
-            (lambda tensors: tensors.pop("model.layers.0.mlp.down_proj.weight"), "none: it is missing"),
-            (lambda tensors: tensors.update(new=torch.zeros(2)), "none: it is unknown"),
-            (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}), "has the shape"),
+            (lambda tensors: tensors.pop("model.layers.0.mlp.down_proj.weight"), "is missing"),
+            (lambda tensors: tensors.update(new=torch.zeros(2)), "but unknown"),
+            (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}), "is \\[3\\]"),
         ],
     )
     async def test_a_damaged_directory_is_refused_and_serving_goes_on(

@@ -89,7 +89,7 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     def __post_init__(self) -> None:
         if not self.function.name:
-            raise ValueError("a tool needs a name")
+            raise ValueError("a tool must have a name")
 
 
 class NamedFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -116,8 +116,8 @@ def tools_problem(tools: Sequence[Mapping[str, Any]]) -> str | None:
     except msgspec.ValidationError as error:
         return str(error)
     names = [tool.function.name for tool in checked.tools]
-    double = next((name for name in names if names.count(name) > 1), None)
-    return f"`tools` has two of the name {double!r}" if double else None
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    return f"`tools` has two tools named {duplicate!r}" if duplicate else None
 
 
 def _plain_call(call: ToolCall) -> dict[str, Any]:

@@ -69,6 +69,15 @@ _IGNORED = frozenset(
 )
 """Fields that never change the result."""
 
+_MIN_LOGPROB = -9999.0
+_ERROR_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    500: "internal_error",
+    503: "service_unavailable_error",
+}
+
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Sampling fields common to all three kinds of token requests."""
@@ -157,11 +166,11 @@ class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
         check_conversation(self.messages, self.tools)
         names = [tool["function"]["name"] for tool in self.tools or ()]
         if self.tool_choice == "required" and not names:
-            raise ValueError("`tool_choice` is required and there are no `tools`")
+            raise ValueError("`tool_choice` is required, but `tools` is empty")
         if isinstance(self.tool_choice, ToolChoice) and self.tool_choice.function.name not in names:
-            raise ValueError(f"`tool_choice` is {self.tool_choice.function.name!r}, which is none of `tools`")
+            raise ValueError(f"`tool_choice` is {self.tool_choice.function.name!r}, which is not in `tools`")
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("`top_logprobs` is for requests with `logprobs`: true")
+            raise ValueError("`top_logprobs` needs `logprobs`: true")
 
     def offered_tools(self) -> list[dict[str, Any]]:
         """Return the tools shown to the model. With `tool_choice` "none" the list is empty, so the model
@@ -185,6 +194,12 @@ class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
 RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
 
+class InvalidRequestError(UsageError):
+    """Request that the server refuses because of its fields."""
+
+    code = "BK-INFERENCE-REQUEST"
+
+
 def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
     """Parse a request from its JSON. Raise `UsageError` with the field and its problem."""
     fields = decode_json(body)
@@ -196,7 +211,7 @@ def decode_json(body: bytes) -> Any:
     try:
         return msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"The body is not valid JSON: {error}") from error
+        raise InvalidRequestError(f"the body is not valid JSON: {error}") from error
 
 
 def convert_request(fields: Any, kind: type[RequestT]) -> RequestT:
@@ -204,12 +219,7 @@ def convert_request(fields: Any, kind: type[RequestT]) -> RequestT:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise UsageError(f"Bad request: {error}") from error
-
-
-def _check_stream_options(request: GenerateRequest | TextRequest) -> None:
-    if request.stream_options is not None and not request.stream:
-        raise ValueError("`stream_options` is for requests with `stream`: true")
+        raise InvalidRequestError(f"Bad request: {error}") from error
 
 
 def check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None) -> None:
@@ -236,31 +246,23 @@ def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[
             )
         elif name in _NEUTRAL:
             if value is not None and value not in _NEUTRAL[name]:
-                raise UsageError(f"`{name}` is not supported by this server; leave it out.")
+                raise InvalidRequestError(f"`{name}` is not supported by this server", hint="leave it out")
         elif name not in _IGNORED:
             kept[name] = value  # unknown: the conversion reports it
     return kept
 
 
-_LEAST_LOGPROB = -9999.0
-_ERROR_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    429: "rate_limit_error",
-    500: "internal_error",
-    503: "service_unavailable_error",
-}
-
-
 def finite_logprob(logprob: float) -> float:
     """Return a log-prob that JSON can represent; OpenAI uses -9999 for minus infinity."""
-    return max(logprob, _LEAST_LOGPROB)
+    return max(logprob, _MIN_LOGPROB)
 
 
-def error_body(message: str, status_code: int) -> dict[str, Any]:
-    """Return an error in OpenAI's format."""
+def error_body(message: str, status_code: int, *, code: str | None = None) -> dict[str, Any]:
+    """Return an error in OpenAI's format. `code` is the stable code of a Buckeye error; the default is the
+    HTTP status, as in vLLM.
+    """
     kind = _ERROR_TYPES.get(status_code, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": status_code}}
+    return {"error": {"message": message, "type": kind, "param": None, "code": code or status_code}}
 
 
 def reasoning_fields(text: str) -> dict[str, str]:
@@ -279,18 +281,18 @@ def chat_delta(
 ) -> dict[str, Any]:
     """Return the part of the message that a stream event adds."""
     numbered = [{"index": index, **call} for index, call in enumerate(calls)]
-    told = {"content": content} if content else {}
-    return told | reasoning_fields(reasoning) | ({"tool_calls": numbered} if calls else {})
+    fields = {"content": content} if content else {}
+    return fields | reasoning_fields(reasoning) | ({"tool_calls": numbered} if calls else {})
 
 
 def chat_logprobs(tokens: Iterable[tuple[str, float, Iterable[tuple[str, float]]]]) -> dict[str, Any]:
     """Return the `logprobs` of a chat: text and log-prob of each token, and those of the most likely ones."""
 
-    def shown(text: str, logprob: float) -> dict[str, Any]:
+    def entry(text: str, logprob: float) -> dict[str, Any]:
         return {"token": text, "logprob": finite_logprob(logprob), "bytes": list(text.encode())}
 
     content = [
-        shown(text, logprob) | {"top_logprobs": [shown(*pair) for pair in best]}
+        entry(text, logprob) | {"top_logprobs": [entry(*pair) for pair in best]}
         for text, logprob, best in tokens
     ]
     return {"content": content}
@@ -319,3 +321,8 @@ def usage_fields(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+
+
+def _check_stream_options(request: GenerateRequest | TextRequest) -> None:
+    if request.stream_options is not None and not request.stream:
+        raise ValueError("`stream_options` needs `stream`: true")

@@ -60,12 +60,15 @@ def access_rules(config: InferenceConfig) -> Iterator[AccessRules]:
     key = os.environ.get(server.api_key_var) or None
     if key is None and not is_loopback(host):
         raise UsageError(
-            f"inference.server.host = {host} is reachable from other machines, so a key is required: set the "
-            f"environment variable {server.api_key_var} (inference.server.api_key_var)."
+            f"inference.server.host = {host} is reachable from other machines, so a key is required",
+            code="BK-KEY-MISSING",
+            hint=f"set the environment variable {server.api_key_var} (inference.server.api_key_var)",
         )
     if key is not None and config.no_key:
         raise UsageError(
-            f"inference.no_key is set, and so is a key, {server.api_key_var}: unset one of them."
+            f"inference.no_key is true, but {server.api_key_var} has a key",
+            code="BK-CONFIG-CONFLICT",
+            hint=f"unset {server.api_key_var}, or remove inference.no_key",
         )
     with contextlib.ExitStack() as stack:
         if key is None and not config.no_key:
@@ -76,5 +79,5 @@ def access_rules(config: InferenceConfig) -> Iterator[AccessRules]:
             hosts=tuple(server.allowed_hosts),
             origins=tuple(server.allowed_origins),
             public=PUBLIC_ROUTES,
-            key_hint=f"send `Authorization: Bearer <key>`, the key that {server.api_key_var} holds there",
+            key_hint=f"send `Authorization: Bearer <key>` with the key in {server.api_key_var} of the server",
         )

@@ -10,6 +10,7 @@ import httpx
 
 FinishReason = Literal["stop", "length", "abort"]
 """Reason for the end of a sequence: a stop token, a limit, or an abort by the server."""
+_MAX_SHOWN_CHARACTERS = 500
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,9 +46,6 @@ class Generation:
     finish_reason: FinishReason
 
 
-_SHOWN_BODY = 500
-
-
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     """Return the sampling fields of a request."""
     return {
@@ -61,9 +59,9 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     }
 
 
-def parse_version(named: str | int) -> int:
+def parse_version(version: str | int) -> int:
     """Return a policy version as a number. vLLM names its initial weights `default`."""
-    return 0 if named == "default" else int(named)
+    return 0 if version == "default" else int(version)
 
 
 def parse_generation(choice: dict[str, Any]) -> Generation:
@@ -82,9 +80,9 @@ def parse_generation(choice: dict[str, Any]) -> Generation:
     if not len(token_ids) == len(values) == len(versions):
         raise ValueError(f"{len(token_ids)} tokens, {len(values)} log-probs, {len(versions)} versions")
     if not all(map(math.isfinite, values)):
-        raise ValueError("a log-prob is no finite number")
+        raise ValueError("a log-prob is not a finite number")
     if choice["finish_reason"] not in ("stop", "length", "abort"):
-        raise ValueError(f"finish reason {choice['finish_reason']!r}")
+        raise ValueError(f"unknown finish reason {choice['finish_reason']!r}")
     return Generation(
         token_ids=token_ids, logprobs=values, versions=versions, finish_reason=choice["finish_reason"]
     )
@@ -95,4 +93,4 @@ def error_message(response: httpx.Response) -> str:
     try:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return response.text[:_SHOWN_BODY] or "no message"
+        return response.text[:_MAX_SHOWN_CHARACTERS] or "no message"

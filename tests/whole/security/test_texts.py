@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.inference.chat_families import FAMILIES, save_family
 
 from buckeye.inference.render import ChatRenderer
-from buckeye.inference.render.control_tokens import ESCAPE_MARK, _controls
+from buckeye.inference.render.control_tokens import ESCAPE_MARK, _is_control_token
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
 
@@ -98,7 +98,7 @@ def test_what_has_no_control_tokens_is_encoded_as_ever(family):
     ],
 )
 def test_a_token_that_is_not_special_is_a_control_token_by_its_bars_or_the_template(token, is_control):
-    assert _controls(token, "{{ '<turn>' + messages[0].content }} fox") == is_control
+    assert _is_control_token(token, "{{ '<turn>' + messages[0].content }} fox") == is_control
 
 
 def test_a_tag_of_a_task_is_the_token_that_its_tokenizer_has(tmp_path):

@@ -20,7 +20,7 @@ TOLERANCE_HALF = 0.2
 """Largest mean difference if one of them uses lower precision: bfloat16 rounds logits to 0.4 percent, which
 moves log-probs of a trained model by 0.05 and more.
 """
-_SAME = 0.1
+_MIN_CHANGE = 0.1
 """A change of the trainer's log-probs beyond this fraction of the tolerance must change the engine's
 log-probs.
 """
@@ -51,14 +51,14 @@ def compare_canary(
     difference = max(differences) if exact else sum(differences) / len(differences)
     problem = None
     if len(generation.token_ids) != len(canary.token_ids):
-        problem = f"{len(generation.token_ids)} tokens came for {len(canary.token_ids)}"
+        problem = f"the reply has {len(generation.token_ids)} tokens instead of {len(canary.token_ids)}"
     elif not difference <= tolerance:  # written so that NaN is a problem too
         problem = (
             f"its log-probs of a fixed prompt differ from the trainer's by {difference:.2g} "
-            f"(at most {tolerance:g} is rounding)"
+            f"(tolerance {tolerance:g})"
         )
-    elif _stuck(canary, checksum, generation, previous, tolerance):
-        problem = "the weights changed and its log-probs did not move at all"
+    elif _did_not_change(canary, checksum, generation, previous, tolerance):
+        problem = "its log-probs of a fixed prompt did not change with the weights"
     return CanaryResult(
         checksum=checksum,
         canary=canary,
@@ -70,19 +70,19 @@ def compare_canary(
 
 def _differences(canary: Canary, generation: Generation) -> list[float]:
     """Return the log-prob differences up to the first differing token, that one included."""
-    found = [float("inf")] if not generation.token_ids else []
+    differences = [float("inf")] if not generation.token_ids else []
     pairs = zip(canary.token_ids, generation.token_ids, canary.logprobs, generation.logprobs, strict=False)
     for expected, token, ours, theirs in pairs:
-        found.append(abs(ours - theirs))
+        differences.append(abs(ours - theirs))
         if expected != token:
             break
-    return found
+    return differences
 
 
-def _stuck(
+def _did_not_change(
     canary: Canary, checksum: str, generation: Generation, previous: CanaryResult | None, tolerance: float
 ) -> bool:
     if previous is None or previous.checksum == checksum or previous.logprobs != generation.logprobs:
         return False
     moved = max(abs(a - b) for a, b in zip(canary.logprobs, previous.canary.logprobs, strict=False))
-    return moved > _SAME * tolerance
+    return moved > _MIN_CHANGE * tolerance

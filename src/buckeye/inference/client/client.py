@@ -25,8 +25,8 @@ from buckeye.transport.weights import Canary
 
 _RECOVERY_SECONDS = 60.0
 _HEARTBEAT_SECONDS = 60.0  # a long prompt on a slow CPU keeps an engine busy for a while
-_MOST_LOSSES = 8
-_ABORT_AGAIN_SECONDS = 0.02
+_MAX_LOSSES = 8
+_ABORT_RETRY_SECONDS = 0.02
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class SamplingSession:
         cannot abort, because a third party started it, finishes them.
         """
         self._aborted = True
-        pause = _ABORT_AGAIN_SECONDS
+        pause = _ABORT_RETRY_SECONDS
         while self._open:
             for request_id, replica in list(self._open.items()):
                 with contextlib.suppress(InferenceError):
@@ -59,7 +59,9 @@ class SamplingSession:
             await asyncio.sleep(pause)  # the abort may have arrived before the latest request
             pause *= 2
 
-    async def _ask(self, replica: Replica, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+    async def _generate_on(
+        self, replica: Replica, prompt_ids: Sequence[int], params: SamplingParams
+    ) -> Generation:
         if self._aborted:
             return Generation(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
         request_id = uuid.uuid4().hex
@@ -80,8 +82,8 @@ class InferenceClient:
 
     From `wait_ready` on the servers are monitored. A server that dies, restarts, or is silent for
     `heartbeat_timeout` seconds is not used until it responds again and has the newest weights; its requests
-    are retried on others. `recovery_timeout` limits how long all servers may be out. `on_restart_needed(url, reason)`
-    is called for a running server that should be restarted.
+    are retried on others. `recovery_timeout` limits how long all servers may be out.
+    `on_restart_needed(url, reason)` is called for a running server that should be restarted.
     """
 
     def __init__(
@@ -96,7 +98,11 @@ class InferenceClient:
         on_restart_needed: Callable[[str, str], None] | None = None,
     ) -> None:
         if not base_urls:
-            raise InferenceError("No inference server is configured: client.base_url is empty.")
+            raise InferenceError(
+                "no inference server is configured",
+                code="BK-CONFIG-MISSING",
+                hint="set orchestrator.client.base_url",
+            )
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         certificates = httpx.create_ssl_context()
 
@@ -167,13 +173,13 @@ class InferenceClient:
         the server is lost, the request is retried on another.
         """
 
-        async def ask(replica: Replica) -> Generation:
+        async def call(replica: Replica) -> Generation:
             if session is None:
                 return await replica.generate(prompt_ids, params)
-            return await session._ask(replica, prompt_ids, params)
+            return await session._generate_on(replica, prompt_ids, params)
 
         cost = len(prompt_ids) + params.max_tokens
-        return await self._placed(ask, cost, prefer=session.replica if session is not None else None)
+        return await self._call_replica(call, cost, prefer=session.replica if session is not None else None)
 
     async def generate_batch(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
@@ -185,12 +191,12 @@ class InferenceClient:
         """
         bounds = [len(prompts) * r // len(self._replicas) for r in range(len(self._replicas) + 1)]
         parts = zip(self._replicas, bounds, bounds[1:], strict=False)
-        asked = [
-            self._generate_part(home, prompts[start:end], params, start)
-            for home, start, end in parts
+        calls = [
+            self._generate_part(replica, prompts[start:end], params, start)
+            for replica, start, end in parts
             if end > start
         ]
-        return [generation for part in await gather_results(asked) for generation in part]
+        return [generation for part in await gather_results(calls) for generation in part]
 
     async def update_weights(
         self,
@@ -229,31 +235,31 @@ class InferenceClient:
         }
 
     async def _generate_part(
-        self, home: Replica, prompts: Sequence[Sequence[int]], params: SamplingParams, start: int
+        self, preferred: Replica, prompts: Sequence[Sequence[int]], params: SamplingParams, start: int
     ) -> list[Generation]:
         seeded = dataclasses.replace(params, seed=params.seed + start)
-        return await self._placed(
+        return await self._call_replica(
             lambda replica: replica.generate_batch(prompts, seeded),
             sum(map(len, prompts)) + len(prompts) * params.max_tokens,
-            prefer=home,
+            prefer=preferred,
             exclusive=True,
         )
 
-    async def _placed(
+    async def _call_replica(
         self,
-        ask: Callable[[Replica], Awaitable[T]],
+        call: Callable[[Replica], Awaitable[T]],
         cost: int,
         *,
         prefer: Replica | None,
         exclusive: bool = False,
     ) -> T:
-        """Return the result of `ask` from one server; retry on another if that one is lost."""
-        for _ in range(_MOST_LOSSES):
+        """Return the result of `call` from one server; retry on another if that one is lost."""
+        for _ in range(_MAX_LOSSES):
             replica = await self._router.acquire(cost, prefer=prefer, exclusive=exclusive)
             epoch = replica.epoch
             try:
                 with replica.busy_clock:
-                    return await ask(replica)
+                    return await call(replica)
             except ReplicaLostError as error:
                 if not replica.is_monitored:
                     raise
@@ -263,5 +269,7 @@ class InferenceClient:
             finally:
                 self._router.release(replica, cost)
         raise InferenceError(
-            f"{_MOST_LOSSES} servers in a row were lost while they had the same request: {last}"
+            f"a request failed because {_MAX_LOSSES} servers in a row were lost; the last error: {last}",
+            code="BK-INFERENCE-UNREACHABLE",
+            hint="see the logs of the inference servers",
         )

@@ -17,8 +17,8 @@ from buckeye.monitor.log import SUCCESS
 log = logging.getLogger(__name__)
 
 _READY_POLL_SECONDS = 0.1
-_TELL_SECONDS = 60.0
-_BEAT_SECONDS = 1.0
+_WARN_AFTER_SECONDS = 60.0
+_HEARTBEAT_SECONDS = 1.0
 _REVIVE_SECONDS = 0.2
 
 
@@ -38,38 +38,38 @@ class Fleet:
         self._router = router
         self._recovery_timeout = recovery_timeout
         self._heartbeat_timeout = heartbeat_timeout
-        self._on_broken = on_restart_needed
+        self._on_restart_needed = on_restart_needed
         self._target: TargetWeights | None = None
-        self._heard: dict[Replica, CanaryResult] = {}
+        self._canaries: dict[Replica, CanaryResult] = {}
         self._refused: dict[Replica, tuple[str | None, TargetWeights | None]] = {}
-        self._disagreement: InferenceError | None = None
-        self._giving_up: asyncio.TimerHandle | None = None
-        self._watching: dict[Replica, asyncio.Task[None]] = {}
-        self._listening: set[asyncio.Task[None]] = set()
+        self._wrong_results_error: InferenceError | None = None
+        self._recovery_timer: asyncio.TimerHandle | None = None
+        self._monitors: dict[Replica, asyncio.Task[None]] = {}
+        self._canary_tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, timeout: float) -> None:
         """Wait up to `timeout` seconds for all servers, then monitor them."""
         await gather_results([self._wait_ready(replica, timeout) for replica in self._replicas])
-        if not self._watching:
-            self._watching = {
-                replica: asyncio.create_task(self._watch(replica)) for replica in self._replicas
+        if not self._monitors:
+            self._monitors = {
+                replica: asyncio.create_task(self._monitor(replica)) for replica in self._replicas
             }
 
     async def close(self) -> None:
         """Stop monitoring."""
-        if self._giving_up is not None:
-            self._giving_up.cancel()
-        tasks = [*self._watching.values(), *self._listening]
+        if self._recovery_timer is not None:
+            self._recovery_timer.cancel()
+        tasks = [*self._monitors.values(), *self._canary_tasks]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def check(self) -> None:
         """Raise an error that cannot be recovered from."""
-        if self._disagreement is not None:
-            raise self._disagreement
+        if self._wrong_results_error is not None:
+            raise self._wrong_results_error
         self._router.check()
-        for task in self._watching.values():
+        for task in self._monitors.values():
             if task.done():
                 task.result()
 
@@ -79,7 +79,7 @@ class Fleet:
         """
         if isinstance(error, ConnectionDroppedError) and await replica.is_alive(self._heartbeat_timeout):
             return
-        self._take_out_once(replica, epoch, str(error))
+        self._take_out_once(replica, epoch, error.message)
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of every server, and of the newest canaries."""
@@ -93,31 +93,31 @@ class Fleet:
             values[f"{key}/restarts"] = replica.restarts
             if replica.version is not None:
                 values[f"{key}/weight_version"] = replica.version
-        if self._heard:
-            values["canary/max_diff"] = max(heard.difference for heard in self._heard.values())
+        if self._canaries:
+            values["canary/max_diff"] = max(result.difference for result in self._canaries.values())
         return values
 
     # --- weights ---
 
     async def update(self, target: TargetWeights) -> None:
         """Update all servers to `target`. Raise `InferenceError` if all fail, or none is up in time."""
-        before, self._target = self._target, target
+        previous, self._target = self._target, target
         replicas = [replica for replica in self._replicas if replica.is_up]
         epochs = [replica.epoch for replica in replicas]
         calls = [self._sync(replica, target) for replica in replicas]
         errors = await asyncio.gather(*calls, return_exceptions=True)
         failed = [e for e in errors if e is not None and not isinstance(e, ReplicaLostError)]
-        unwatched = [e for e in errors if e is not None and not self._watching]
+        unmonitored = [e for e in errors if e is not None and not self._monitors]
         if failed and (len(failed) == len(self._replicas) or not isinstance(failed[0], InferenceError)):
-            self._target = before
+            self._target = previous
             raise failed[0]
-        if unwatched:
-            raise unwatched[0]
+        if unmonitored:
+            raise unmonitored[0]
         for replica, epoch, error in zip(replicas, epochs, errors, strict=True):
             if isinstance(error, ReplicaLostError):
-                self._take_out_once(replica, epoch, str(error))
+                self._take_out_once(replica, epoch, error.message)
             elif error is not None:
-                self._fail(replica, str(error))
+                self._fail(replica, error.message if isinstance(error, InferenceError) else str(error))
         self._router.release(await self._router.acquire(0), 0)  # until one server is up
 
     async def _sync(self, replica: Replica, target: TargetWeights) -> None:
@@ -127,74 +127,77 @@ class Fleet:
         async with replica.update_lock:
             await load_weights(replica, target)
             if replica.tokens_in_flight == 0 or not replica.is_up:
-                await self._hear(replica, target)
+                await self._check_canary(replica, target)
                 return
-        listening = asyncio.create_task(self._hear_later(replica, target, replica.epoch))
-        self._listening.add(listening)
-        listening.add_done_callback(self._listening.discard)
+        task = asyncio.create_task(self._check_canary_later(replica, target, replica.epoch))
+        self._canary_tasks.add(task)
+        task.add_done_callback(self._canary_tasks.discard)
 
-    async def _hear(self, replica: Replica, target: TargetWeights) -> None:
+    async def _check_canary(self, replica: Replica, target: TargetWeights) -> None:
         """Raise `InferenceError` if a server's canary differs from the trainer's."""
         if target.canary is None:
             return
-        heard = await run_canary(replica, target, target.canary, self._heard.get(replica))
-        if heard is None:
+        result = await run_canary(replica, target, target.canary, self._canaries.get(replica))
+        if result is None:
             return
-        self._heard[replica] = heard
-        if heard.problem is not None:
+        self._canaries[replica] = result
+        if result.problem is not None:
             error = InferenceError(
-                f"{replica.url} does not compute with weights version {target.version} what the trainer "
-                f"does: {heard.problem}."
+                f"the server computes incorrectly with weights version {target.version}: {result.problem}",
+                code="BK-WEIGHTS-UPDATE",
+                at=replica.url,
             )
-            if self._all_disagree(target):
-                self._disagreement = error
+            if self._all_are_wrong(target):
+                self._wrong_results_error = error
             raise error
 
-    async def _hear_later(self, replica: Replica, target: TargetWeights, epoch: int) -> None:
+    async def _check_canary_later(self, replica: Replica, target: TargetWeights, epoch: int) -> None:
         try:
-            await self._hear(replica, target)
+            await self._check_canary(replica, target)
         except ReplicaLostError as error:
             await self.handle_lost_call(replica, epoch, error)
         except InferenceError as error:
             if replica.epoch == epoch and replica.is_up:
-                self._fail(replica, str(error))
+                self._fail(replica, error.message)
 
-    def _all_disagree(self, target: TargetWeights) -> bool:
-        heard = [self._heard.get(replica) for replica in self._replicas]
-        return all(h is not None and h.checksum == target.checksum and h.problem for h in heard)
+    def _all_are_wrong(self, target: TargetWeights) -> bool:
+        results = [self._canaries.get(replica) for replica in self._replicas]
+        return all(r is not None and r.checksum == target.checksum and r.problem for r in results)
 
     # --- health ---
 
     async def _wait_ready(self, replica: Replica, timeout: float) -> None:
-        deadline, warn_at = time.monotonic() + timeout, time.monotonic() + _TELL_SECONDS
+        deadline, warn_at = time.monotonic() + timeout, time.monotonic() + _WARN_AFTER_SECONDS
         while not await replica.is_healthy(max(0.1, min(warn_at, deadline) - time.monotonic())):
             if time.monotonic() >= warn_at:
-                log.warning("%s does not answer yet: it is waited for, at most %g s", replica.url, timeout)
+                log.warning("%s does not reply yet; waiting up to %g s", replica.url, timeout)
                 warn_at = deadline
             if time.monotonic() >= deadline:
                 raise InferenceError(
-                    f"{replica.url} did not answer GET /health within {timeout:g} s: "
-                    "is the inference server running?"
+                    f"no reply to GET /health within {timeout:g} s",
+                    code="BK-INFERENCE-UNREACHABLE",
+                    at=replica.url,
+                    hint="start the inference server, or check orchestrator.client.base_url",
                 )
             await asyncio.sleep(_READY_POLL_SECONDS)
         await replica.check_model()
         replica.process_id = await replica.identify(timeout=self._heartbeat_timeout)
         replica.is_monitored = True
 
-    async def _watch(self, replica: Replica) -> None:
+    async def _monitor(self, replica: Replica) -> None:
         while True:
-            await asyncio.sleep(_BEAT_SECONDS if replica.is_up else _REVIVE_SECONDS)
+            await asyncio.sleep(_HEARTBEAT_SECONDS if replica.is_up else _REVIVE_SECONDS)
             if replica.is_up:
-                await self._beat(replica)
+                await self._check_heartbeat(replica)
             else:
                 await self._revive(replica)
 
-    async def _beat(self, replica: Replica) -> None:
+    async def _check_heartbeat(self, replica: Replica) -> None:
         """Check that a server is alive, and which process it is.
 
         A busy server is not dead: any reply counts, and none is expected while weights are loaded.
         """
-        epoch, asked = replica.epoch, time.monotonic()
+        epoch, started = replica.epoch, time.monotonic()
         if replica.update_lock.locked():
             return
         try:
@@ -203,50 +206,56 @@ class Fleet:
             await self.handle_lost_call(replica, epoch, error)
             return
         except InferenceError as error:
-            if replica.last_reply_at < asked and replica.epoch == epoch and not replica.update_lock.locked():
-                self._take_out(replica, str(error))
-                self._report_broken(replica, str(error))
+            if (
+                replica.last_reply_at < started
+                and replica.epoch == epoch
+                and not replica.update_lock.locked()
+            ):
+                self._take_out(replica, error.message)
+                self._request_restart(replica, error.message)
             return
         try:
             process = await replica.identify(timeout=self._heartbeat_timeout)
         except ReplicaLostError as error:
             await self.handle_lost_call(replica, epoch, error)
         except InferenceError:
-            log.debug("%s lives, and its engine has no time to say more", replica.url)
+            log.debug("%s is alive, but its engine is busy", replica.url)
         else:
             if process != replica.process_id and replica.epoch == epoch:
-                self._take_out(replica, "it was started anew")
+                self._take_out(replica, "it was restarted")
 
     def _take_out_once(self, replica: Replica, epoch: int, reason: str) -> None:
         if replica.epoch == epoch and replica.is_up:
             self._take_out(replica, reason)
 
     def _take_out(self, replica: Replica, reason: str) -> None:
-        log.warning("%s is not used until it is back: %s", replica.url, reason)
+        log.warning("%s is not used until it recovers: %s", replica.url, reason)
         replica.exclude(reason)
-        self._expect_one_back()
+        self._start_recovery_timer()
 
-    def _expect_one_back(self) -> None:
+    def _start_recovery_timer(self) -> None:
         """If no server is up, start the recovery timeout."""
-        if self._giving_up is None and not any(other.is_up for other in self._replicas):
+        if self._recovery_timer is None and not any(other.is_up for other in self._replicas):
             loop = asyncio.get_running_loop()
-            self._giving_up = loop.call_later(self._recovery_timeout, self._give_up)
+            self._recovery_timer = loop.call_later(self._recovery_timeout, self._give_up)
 
     def _fail(self, replica: Replica, reason: str) -> None:
         """Take out a running server that failed. This process is not tried again with these weights."""
         self._refused[replica] = (replica.process_id, self._target)
         self._take_out(replica, reason)
-        self._report_broken(replica, reason)
+        self._request_restart(replica, reason)
 
-    def _report_broken(self, replica: Replica, reason: str) -> None:
-        if self._on_broken is not None:
-            self._on_broken(replica.url, reason)
+    def _request_restart(self, replica: Replica, reason: str) -> None:
+        if self._on_restart_needed is not None:
+            self._on_restart_needed(replica.url, reason)
 
     def _give_up(self) -> None:
         self._router.fail_all(
             InferenceError(
-                f"All inference servers are out, and none came back within {self._recovery_timeout:g} s "
-                f"({self._router.describe()})."
+                f"all inference servers are down, and none recovered within {self._recovery_timeout:g} s "
+                f"({self._router.describe()})",
+                code="BK-INFERENCE-UNREACHABLE",
+                hint="see the logs of the inference servers",
             )
         )
 
@@ -260,40 +269,42 @@ class Fleet:
             process = await replica.identify(timeout=self._heartbeat_timeout)
             if self._refused.get(replica) == (process, self._target):
                 return  # nothing has changed since it failed
-            await self._catch_up(replica)
+            await self._sync_newest(replica)
         except ReplicaLostError as error:
-            log.debug("%s is not back yet: %s", replica.url, error)
+            log.debug("%s has not recovered yet: %s", replica.url, error)
         except InferenceError as error:
-            self._still_out(replica, process, str(error))
+            self._keep_out(replica, process, error.message)
         else:
             self._put_back(replica, process)
 
-    async def _catch_up(self, replica: Replica) -> None:
+    async def _sync_newest(self, replica: Replica) -> None:
         target = None
         while self._target is not target:  # it may change meanwhile
             target = self._target
             if target is not None:
                 await self._sync(replica, target)
 
-    def _still_out(self, replica: Replica, process: str | None, reason: str) -> None:
+    def _keep_out(self, replica: Replica, process: str | None, reason: str) -> None:
         if replica.down_reason != reason:
-            log.warning("%s is back and cannot be used: %s", replica.url, reason)
+            log.warning("%s is running again but cannot be used: %s", replica.url, reason)
         replica.down_reason = reason
         self._refused[replica] = (process, self._target)
         if process is not None:
-            self._report_broken(replica, reason)
+            self._request_restart(replica, reason)
 
     def _put_back(self, replica: Replica, process: str | None) -> None:
         replica.restarts += replica.process_id not in (None, process)
         replica.process_id, replica.down_reason = process, None
         if self._target is None:
             replica.version = None
-        if self._giving_up is not None:
-            self._giving_up.cancel()
-            self._giving_up = None
-        log.log(SUCCESS, "%s is back, with weights version %s", replica.url, _named(replica.version))
+        if self._recovery_timer is not None:
+            self._recovery_timer.cancel()
+            self._recovery_timer = None
+        log.log(
+            SUCCESS, "%s is used again, with weights version %s", replica.url, _version_text(replica.version)
+        )
         self._router.resume()
 
 
-def _named(version: int | None) -> str:
+def _version_text(version: int | None) -> str:
     return "of its start" if version is None else str(version)

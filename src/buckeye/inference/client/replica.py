@@ -35,6 +35,8 @@ class ReplicaLostError(InferenceError):
     server.
     """
 
+    code = "BK-INFERENCE-UNREACHABLE"
+
 
 class ConnectionDroppedError(ReplicaLostError):
     """The connection broke before a reply. The server may be healthy: under thousands of simultaneous
@@ -45,9 +47,13 @@ class ConnectionDroppedError(ReplicaLostError):
 class ReplyTimeoutError(InferenceError):
     """No reply arrived within the timeout; a long one may have been in progress."""
 
+    code = "BK-INFERENCE-UNREACHABLE"
+
 
 class RefusedError(InferenceError):
     """The server replied with a refusal."""
+
+    code = "BK-INFERENCE-REQUEST"
 
 
 class Replica:
@@ -61,7 +67,7 @@ class Replica:
         self, index: int, url: str, *, model: str, timeout: float, connect: Callable[[], httpx.AsyncClient]
     ) -> None:
         self.index = index
-        self.url = self.url_of(url)
+        self.url = self.server_url(url)
         self.is_vllm = False
         """Set once the server is ready. vLLM gives all prompts of one request the same seed."""
         self.is_monitored = False
@@ -95,11 +101,11 @@ class Replica:
         self._idle: list[httpx.AsyncClient] = []
         self._in_use: set[httpx.AsyncClient] = set()
         self._health = connect()  # for health checks only: a new connection waits behind thousands of others
-        self._asking = asyncio.Lock()
+        self._health_lock = asyncio.Lock()
         self._calls: set[asyncio.Timeout] = set()
 
     @staticmethod
-    def url_of(base_url: str) -> str:
+    def server_url(base_url: str) -> str:
         """Return the address of a server without `/v1`."""
         return base_url.rstrip("/").removesuffix("/v1")
 
@@ -131,7 +137,7 @@ class Replica:
         for connection in (*self._idle, *self._in_use, self._health):
             await connection.aclose()
 
-    # --- what can be asked ---
+    # --- requests ---
 
     async def is_healthy(self, timeout: float = _HEALTH_SECONDS) -> bool:
         """Return True if the server answers GET /health within `timeout` seconds. This does not involve its
@@ -148,7 +154,7 @@ class Replica:
         /health within `timeout` seconds. Simultaneous calls share one check.
         """
         since = time.monotonic()
-        async with self._asking:
+        async with self._health_lock:
             if self.last_reply_at <= since and self.is_up:
                 await self.is_healthy(timeout)
             return self.last_reply_at > since
@@ -159,8 +165,10 @@ class Replica:
         owners = self.parse_reply("/v1/models", lambda: {m["id"]: m["owned_by"] for m in listed["data"]})
         if self._model not in owners:
             raise InferenceError(
-                f"{self.url} serves {', '.join(owners)}, not {self._model}: "
-                "another run's server on the same port?"
+                f"the server serves {', '.join(owners)}, not {self._model}",
+                code="BK-PORT-TAKEN",
+                at=self.url,
+                hint="check whether the server of another run uses this port",
             )
         self.is_vllm = owners[self._model] == "vllm"
 
@@ -169,8 +177,8 @@ class Replica:
         given. They reply between two steps of the engine, so a reply also proves that the engine is alive.
         """
         body = {"method": "buckeye_weights", "args": args}
-        answer = await self.call("POST", "/collective_rpc", body, timeout=timeout)
-        return self.parse_reply("/collective_rpc", lambda: [dict(worker) for worker in answer["results"]])
+        reply = await self.call("POST", "/collective_rpc", body, timeout=timeout)
+        return self.parse_reply("/collective_rpc", lambda: [dict(worker) for worker in reply["results"]])
 
     async def identify(self, *, timeout: float) -> str | None:
         """Return the id of the server process, within `timeout` seconds, and set `max_num_seqs`. None for a
@@ -180,10 +188,10 @@ class Replica:
             workers = await self.workers(timeout=timeout)
         except RefusedError:
             if not await self.is_healthy(timeout):
-                raise ReplicaLostError(f"{self.url} does not answer GET /health.") from None
+                raise ReplicaLostError("no reply to GET /health", at=self.url) from None
             return None
-        told = {worker.get("max_num_seqs") for worker in workers}
-        self.max_num_seqs = min((n for n in told if isinstance(n, int) and n > 0), default=None)
+        counts = {worker.get("max_num_seqs") for worker in workers}
+        self.max_num_seqs = min((n for n in counts if isinstance(n, int) and n > 0), default=None)
         return ",".join(sorted(str(worker.get("process", worker.get("pid"))) for worker in workers))
 
     async def generate(
@@ -196,7 +204,7 @@ class Replica:
         if self.is_vllm:
             del fields["seed"]
         named = {} if request_id is None else {"request_id": request_id}
-        return self._counted([await self.generate_fields(prompt_ids, fields, **named)])[0]
+        return self._count([await self.generate_fields(prompt_ids, fields, **named)])[0]
 
     async def abort(self, request_id: str) -> None:
         """Abort a request, if the server has it. Its partial result is returned to the caller."""
@@ -211,10 +219,10 @@ class Replica:
         route = "/inference/v1/generate"
         body: dict[str, Any] = {"token_ids": list(prompt_ids), **named}
         body["sampling_params"] = {**sampling, "logprobs": 0}
-        given = self.version
-        answer = await self._call_model(route, body)
-        generation = self.parse_reply(route, lambda: parse_generation(answer["choices"][0]))
-        self._check_age(generation, given)
+        version = self.version
+        reply = await self._call_model(route, body)
+        generation = self.parse_reply(route, lambda: parse_generation(reply["choices"][0]))
+        self._check_versions(generation, version)
         return generation
 
     async def generate_batch(
@@ -224,7 +232,7 @@ class Replica:
         if self.is_vllm:
             seeded = [dataclasses.replace(params, seed=params.seed + i) for i in range(len(prompts))]
             pairs = zip(prompts, map(sampling_fields, seeded), strict=True)
-            return self._counted(await gather_results([self.generate_fields(*pair) for pair in pairs]))
+            return self._count(await gather_results([self.generate_fields(*pair) for pair in pairs]))
         route = "/v1/completions"
         body = {
             "prompt": [list(prompt) for prompt in prompts],
@@ -233,19 +241,19 @@ class Replica:
             "return_token_ids": True,
             "return_weight_versions": True,
         }
-        given = self.version
-        answer = await self._call_model(route, body)
+        version = self.version
+        reply = await self._call_model(route, body)
 
         def parse() -> list[Generation]:
-            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+            choices = sorted(reply["choices"], key=lambda choice: choice["index"])
             if len(choices) != len(prompts):
                 raise ValueError(f"{len(choices)} choices for {len(prompts)} prompts")
             return [parse_generation(choice) for choice in choices]
 
         generations = self.parse_reply(route, parse)
         for generation in generations:
-            self._check_age(generation, given)
-        return self._counted(generations)
+            self._check_versions(generation, version)
+        return self._count(generations)
 
     async def _call_model(self, route: str, body: dict[str, Any]) -> Any:
         """Call the model, with the adapter that the server was given. Repeat the call if the first adapter
@@ -253,21 +261,22 @@ class Replica:
         """
         while True:
             adapter = self.adapter
-            answer = await self.call("POST", route, {"model": adapter or self._model, **body})
+            reply = await self.call("POST", route, {"model": adapter or self._model, **body})
             if self.adapter == adapter:
-                return answer
+                return reply
 
-    def _check_age(self, generation: Generation, given: int | None) -> None:
-        """Raise `ReplicaLostError` if tokens are older than the weights that the server was `given`: it
-        restarted in between and lost them.
+    def _check_versions(self, generation: Generation, version: int | None) -> None:
+        """Raise `ReplicaLostError` if tokens are older than the weights `version` that the server was
+        given: it restarted in between and lost them.
         """
-        if given is not None and min(generation.versions, default=given) < given:
+        if version is not None and min(generation.versions, default=version) < version:
             raise ReplicaLostError(
-                f"{self.url} sampled with weights version {min(generation.versions)} after it was given "
-                f"version {given}: it was started anew."
+                f"tokens have weights version {min(generation.versions)}, but the server was given version "
+                f"{version}: it was restarted",
+                at=self.url,
             )
 
-    def _counted(self, generations: list[Generation]) -> list[Generation]:
+    def _count(self, generations: list[Generation]) -> list[Generation]:
         self.requests += len(generations)
         self.tokens += sum(len(generation.token_ids) for generation in generations)
         return generations
@@ -300,30 +309,28 @@ class Replica:
                     self._calls.discard(deadline)
         except TimeoutError:
             if self.epoch != epoch:
-                raise ReplicaLostError(f"{self.url} was taken out: {self.down_reason}") from None
+                raise ReplicaLostError(f"the server is down: {self.down_reason}", at=self.url) from None
             raise ReplyTimeoutError(
-                f"{self.url} did not answer {method} {path} within {seconds:g} s."
+                f"no reply to {method} {path} within {seconds:g} s", at=self.url
             ) from None
         except httpx.TransportError as error:
             waited = time.monotonic() - started
             reason = str(error) or type(error).__name__
             raise ConnectionDroppedError(
-                f"{self.url} failed in {method} {path} after {waited:.1f} s: {reason}"
+                f"connection lost in {method} {path} after {waited:.1f} s: {reason}", at=self.url
             ) from error
         if response.status_code != 200:
-            await self._refused(method, path, response)
+            await self._raise_refusal(method, path, response)
         return response
 
-    async def _refused(self, method: str, path: str, response: httpx.Response) -> None:
-        message = f"{self.url} refused {method} {path} with {response.status_code}: {error_message(response)}"
-        gone = response.status_code == 404 and self.adapter is not None  # a restarted process has no adapter
-        if (
-            gone
-            or response.status_code == 503
-            or (self.is_monitored and response.status_code >= 500 and not await self.is_healthy())
-        ):
-            raise ReplicaLostError(message)
-        raise RefusedError(message)
+    async def _raise_refusal(self, method: str, path: str, response: httpx.Response) -> None:
+        status = response.status_code
+        message = f"{method} {path} was refused with status {status}: {error_message(response)}"
+        lacks_adapter = status == 404 and self.adapter is not None  # a restarted process has no adapter
+        is_lost = self.is_monitored and status >= 500 and not await self.is_healthy()
+        if lacks_adapter or status == 503 or is_lost:
+            raise ReplicaLostError(message, at=self.url)
+        raise RefusedError(message, code="BK-INFERENCE" if status >= 500 else None, at=self.url)
 
     def parse_reply(self, route: str, parse: Callable[[], T]) -> T:
         """Return the result of `parse` on a reply. Raise `InferenceError` if the reply is malformed."""
@@ -331,7 +338,7 @@ class Replica:
             return parse()
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise InferenceError(
-                f"{self.url} answered {route} with something unexpected: {error!r}"
+                f"invalid reply to {route}: {error!r}", code="BK-INFERENCE-REPLY", at=self.url
             ) from error
 
     async def _connected(self, method: str, route: str, body: Any) -> httpx.Response:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from buckeye.errors import InferenceError
 from buckeye.inference.client.replica import Replica
 
-_SECONDS_TO_ASK = 1.0
+_RESERVATION_SECONDS = 1.0
 
 
 @dataclass(slots=True, eq=False)
-class _Waiting:
+class _WaitingRequest:
     cost: int
     prefer: Replica | None
     exclusive: bool
@@ -36,11 +36,11 @@ class Router:
     def __init__(self, replicas: Sequence[Replica], *, timeout: float) -> None:
         self._replicas = replicas
         self._timeout = timeout
-        self._waiting: deque[_Waiting] = deque()
-        self._hopeless: InferenceError | None = None
-        self._beginning: deque[asyncio.Future[None]] = deque()
-        # deadlines of the reserved slots of begun rollouts without a request yet
-        self._begun: deque[float] = deque()
+        self._waiting: deque[_WaitingRequest] = deque()
+        self._final_error: InferenceError | None = None
+        self._waiting_rollouts: deque[asyncio.Future[None]] = deque()
+        # deadlines of the slots reserved for rollouts without a request yet
+        self._reservations: deque[float] = deque()
 
     async def wait_for_slot(self) -> None:
         """Wait until a server that is up has room for one more rollout, in order of arrival.
@@ -49,30 +49,30 @@ class Router:
         Return at once if servers do not report their capacity, or if no server will come back; `acquire`
         raises that error.
         """
-        begins: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._beginning.append(begins)
-        self._begin()
+        admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting_rollouts.append(admitted)
+        self._start_rollouts()
         try:
-            await begins
+            await admitted
         except asyncio.CancelledError:
-            if begins in self._beginning:
-                self._beginning.remove(begins)
+            if admitted in self._waiting_rollouts:
+                self._waiting_rollouts.remove(admitted)
             raise
 
     @property
     def num_waiting_rollouts(self) -> int:
         """Number of rollouts that wait for room."""
-        return len(self._beginning)
+        return len(self._waiting_rollouts)
 
     async def acquire(self, cost: int, *, prefer: Replica | None = None, exclusive: bool = False) -> Replica:
         """Return a server for a request of `cost` tokens: `prefer` if it is up and has room, else the one
-        with the fewest tokens. With `exclusive`, a server without other requests, and `prefer` while it is up.
-        The caller must release it.
+        with the fewest tokens. With `exclusive`, a server without other requests, and `prefer` while it is
+        up. The caller must release it.
 
         Raise `InferenceError` if none is available in time, or if no server will come back.
         """
         self.check()
-        waiting = _Waiting(cost, prefer, exclusive)
+        waiting = _WaitingRequest(cost, prefer, exclusive)
         self._waiting.append(waiting)
         self.place()
         try:
@@ -85,8 +85,9 @@ class Router:
                 self.release(waiting.placed.result(), cost)  # placed and cancelled at the same time
             if isinstance(error, TimeoutError):
                 raise InferenceError(
-                    f"No inference server could take a request within {self._timeout:g} s "
-                    f"({self.describe()})."
+                    f"no inference server accepted a request within {self._timeout:g} s ({self.describe()})",
+                    code="BK-INFERENCE-UNREACHABLE",
+                    hint="see the logs of the inference servers",
                 ) from None
             raise
 
@@ -95,7 +96,7 @@ class Router:
         replica.tokens_in_flight -= cost
         replica.requests_in_flight -= 1
         self.place()
-        self._begin()
+        self._start_rollouts()
 
     def place(self) -> None:
         """Place waiting requests while servers are available. Call it whenever that may have changed."""
@@ -108,55 +109,57 @@ class Router:
             if not first.placed.done():
                 replica.tokens_in_flight += first.cost
                 replica.requests_in_flight += 1
-                if self._begun:
-                    self._begun.popleft()
+                if self._reservations:
+                    self._reservations.popleft()
                 first.placed.set_result(replica)
 
     def fail_all(self, error: InferenceError) -> None:
         """Fail all waiting and future requests with `error`: no server will come back."""
-        self._hopeless = error
+        self._final_error = error
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.placed.done():
                 waiting.placed.set_exception(error)
-        self._begin()
+        self._start_rollouts()
 
     def check(self) -> None:
         """Raise the error of `fail_all`, if any."""
-        if self._hopeless is not None:
-            raise self._hopeless
+        if self._final_error is not None:
+            raise self._final_error
 
     def resume(self) -> None:
         """Resume placing requests: a server is up again."""
-        self._hopeless = None
+        self._final_error = None
         self.place()
-        self._begin()
+        self._start_rollouts()
 
     def describe(self) -> str:
         """Return the state of all servers as text."""
         return "; ".join(
-            f"{replica.url}: {f'{replica.tokens_in_flight} tokens in flight' if replica.is_up else replica.down_reason}"
+            f"{replica.url}: {replica.down_reason or f'{replica.tokens_in_flight} tokens in flight'}"
             for replica in self._replicas
         )
 
-    def _begin(self) -> None:
+    def _start_rollouts(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._beginning and self._has_place():
-            begins = self._beginning.popleft()
-            if not begins.done():
-                self._begun.append(loop.time() + _SECONDS_TO_ASK)
-                loop.call_later(_SECONDS_TO_ASK, self._begin)
-                begins.set_result(None)
+        while self._waiting_rollouts and self._has_room():
+            admitted = self._waiting_rollouts.popleft()
+            if not admitted.done():
+                self._reservations.append(loop.time() + _RESERVATION_SECONDS)
+                loop.call_later(_RESERVATION_SECONDS, self._start_rollouts)
+                admitted.set_result(None)
 
-    def _has_place(self) -> bool:
+    def _has_room(self) -> bool:
         now = asyncio.get_running_loop().time()
-        while self._begun and self._begun[0] <= now:
-            self._begun.popleft()
-        if self._hopeless is not None:
+        while self._reservations and self._reservations[0] <= now:
+            self._reservations.popleft()
+        if self._final_error is not None:
             return True
-        return sum(replica.free_slots for replica in self._replicas if replica.is_up) > len(self._begun)
+        return sum(replica.free_slots for replica in self._replicas if replica.is_up) > len(
+            self._reservations
+        )
 
-    def _choose(self, waiting: _Waiting) -> Replica | None:
+    def _choose(self, waiting: _WaitingRequest) -> Replica | None:
         prefer, up = waiting.prefer, [replica for replica in self._replicas if replica.is_up]
         if prefer in up and (waiting.exclusive or prefer.free_slots > 0):
             up = [prefer]

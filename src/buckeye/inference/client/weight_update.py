@@ -38,7 +38,7 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
     """Replace the weights of a server; its running requests continue with the new ones. Raise
     `InferenceError` unless all its workers echo version and checksum.
     """
-    await _arrived(replica, target)
+    await _wait_for_arrival(replica, target)
     try:
         # The embedded engine reads new weights first and installs them, with their version, between two
         # steps. An adapter's version is set after the adapter, and vLLM replaces weights while it reads them;
@@ -61,17 +61,19 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
     workers = [info] if "checksum" in info else await replica.workers()
     echoed = {worker.get("checksum") for worker in workers}
     if (str(info.get("weight_version")), echoed) != (str(target.version), {target.checksum}):
-        shown = ", ".join(str(one)[:12] for one in echoed)
+        checksums = ", ".join(str(checksum)[:12] for checksum in echoed)
         raise InferenceError(
-            f"{replica.url} was updated to version {target.version} (checksum {target.checksum[:12]}) and "
-            f"reports version {info.get('weight_version')} (checksum {shown})."
+            f"the server was updated to weights version {target.version} (checksum {target.checksum[:12]}) "
+            f"but reports version {info.get('weight_version')} (checksum {checksums})",
+            code="BK-WEIGHTS-UPDATE",
+            at=replica.url,
         )
     replica.version = target.version
     replica.adapter = ADAPTER if target.adapter else None
-    replica.dtype = _dtype(workers)
+    replica.dtype = _common_dtype(workers)
 
 
-async def _arrived(replica: Replica, target: TargetWeights) -> None:
+async def _wait_for_arrival(replica: Replica, target: TargetWeights) -> None:
     """Wait until the weights have arrived on the disk of a server on another host."""
     if is_loopback(urlsplit(replica.url).hostname or ""):
         return
@@ -80,8 +82,11 @@ async def _arrived(replica: Replica, target: TargetWeights) -> None:
     while any(worker.get("published") != target.checksum for worker in await replica.workers(path)):
         if time.monotonic() > deadline:
             raise InferenceError(
-                f"Weights version {target.version} did not come to the host of {replica.url} within "
-                f"{_ARRIVAL_SECONDS:.0f} s: is there room in {target.path.parent} there?"
+                f"weights version {target.version} did not arrive on the server's host within "
+                f"{_ARRIVAL_SECONDS:.0f} s",
+                code="BK-WEIGHTS-TIMEOUT",
+                at=replica.url,
+                hint=f"check the free space in {target.path.parent} on that host",
             )
         await asyncio.sleep(_ARRIVAL_POLL_SECONDS)
 
@@ -104,7 +109,7 @@ async def _load_weights(replica: Replica, target: TargetWeights) -> None:
         await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
     if replica.is_vllm and any(worker.get("updating") for worker in await replica.workers()):
         # the client of that update is gone; starting another would crash vLLM
-        await _finish_as_it_is(replica)
+        await _finish_unchanged(replica)
     await replica.call("POST", "/start_weight_update")
     await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
     await _check_incoming(replica, target)
@@ -126,19 +131,20 @@ async def _load_adapter_into_vllm(replica: Replica, path: str) -> None:
     there, and with `load_inplace` vLLM would reload it at every step of theirs; the workers replace the
     loaded adapter instead.
     """
-    await _tell_workers(replica, path)  # before the name is registered, workers only check the files
+    await _load_in_workers(replica, path)  # before the name is registered, workers only check the files
     listed = await replica.call("GET", "/v1/models")
     if ADAPTER not in replica.parse_reply("/v1/models", lambda: [model["id"] for model in listed["data"]]):
         await replica.request("POST", "/v1/load_lora_adapter", {"lora_name": ADAPTER, "lora_path": path})
-        await _tell_workers(replica, path)
+        await _load_in_workers(replica, path)
 
 
-async def _tell_workers(replica: Replica, path: str) -> None:
+async def _load_in_workers(replica: Replica, path: str) -> None:
     call = {"method": "buckeye_load_adapter", "args": [path]}
-    answer = await replica.call("POST", "/collective_rpc", call)
-    problems = replica.parse_reply("/collective_rpc", lambda: [p for p in answer["results"] if p is not None])
+    reply = await replica.call("POST", "/collective_rpc", call)
+    problems = replica.parse_reply("/collective_rpc", lambda: [p for p in reply["results"] if p is not None])
     if problems:
-        raise InferenceError(f"{replica.url} did not load the adapter {path}: {problems[0]}.")
+        message = f"the server did not load the adapter {path}: {problems[0]}"
+        raise InferenceError(message, code="BK-WEIGHTS-UPDATE", at=replica.url)
 
 
 async def _check_incoming(replica: Replica, target: TargetWeights) -> None:
@@ -147,19 +153,20 @@ async def _check_incoming(replica: Replica, target: TargetWeights) -> None:
     if replica.is_vllm and not any(worker.get("incoming") for worker in workers):
         # Nothing was replaced. vLLM accepts no other update before this one is finished, so finish it with
         # the old version.
-        await _finish_as_it_is(replica)
+        await _finish_unchanged(replica)
     for worker in workers:
         if worker.get("incoming") != target.checksum:
-            why = worker.get("problem") or f"it has {str(worker.get('incoming'))[:12]}"
-            raise InferenceError(f"{replica.url} did not load the weights {target.checksum[:12]}: {why}.")
+            reason = worker.get("problem") or f"it has {str(worker.get('incoming'))[:12]}"
+            message = f"the server did not load the weights {target.checksum[:12]}: {reason}"
+            raise InferenceError(message, code="BK-WEIGHTS-UPDATE", at=replica.url)
 
 
-async def _finish_as_it_is(replica: Replica) -> None:
+async def _finish_unchanged(replica: Replica) -> None:
     info = await replica.call("GET", "/weight_info")
     await replica.call("POST", "/finish_weight_update", {"weight_version": str(info["weight_version"])})
 
 
-def _dtype(workers: list[dict[str, Any]]) -> str | None:
+def _common_dtype(workers: list[dict[str, Any]]) -> str | None:
     """Return the compute dtype of the workers; None if it is unknown or differs."""
-    named = {str(worker.get("dtype")) for worker in workers}
-    return named.pop() if len(named) == 1 else None
+    dtypes = {str(worker.get("dtype")) for worker in workers}
+    return dtypes.pop() if len(dtypes) == 1 else None

@@ -2,8 +2,7 @@
 
 Float32 weights are merged with the adapter: W + scale * B @ A, at no extra cost per token. 16-bit weights
 would round most of it away, so there the adapter stays separate, in float32. It always applies to the base
-weights on disk, which are mapped and never changed. So replacing an adapter leaves no residue of the previous
-one.
+weights on disk, which are mapped and never changed. So replacing an adapter leaves no residue of the old one.
 """
 
 from __future__ import annotations
@@ -63,10 +62,10 @@ class _Scale:
     patterns: Mapping[re.Pattern[str], float]
     root: bool
 
-    def of(self, module: str, rank: int) -> float:
+    def of_module(self, module: str, rank: int) -> float:
         """Return the scale for a module's matrices of this rank."""
-        found = (alpha for pattern, alpha in self.patterns.items() if pattern.fullmatch(module))
-        alpha = next(found, self.alpha)
+        matching = (alpha for pattern, alpha in self.patterns.items() if pattern.fullmatch(module))
+        alpha = next(matching, self.alpha)
         return float(alpha / (rank**0.5 if self.root else rank))
 
 
@@ -80,10 +79,10 @@ class AdaptedCheckpoint(Checkpoint):
         self._file = adapter / _WEIGHTS
         self._pairs: dict[str, dict[str, torch.Tensor]] = {}
         self._replaced: dict[str, torch.Tensor] = {}
-        for name, tensor in _tensors(self._file).items():
+        for name, tensor in _read_tensors(self._file).items():
             plain = name.removeprefix(_PREFIX)
-            if found := _MATRIX.fullmatch(plain):
-                self._pairs.setdefault(f"{found['module']}.weight", {})[found["side"]] = tensor.float()
+            if match := _MATRIX.fullmatch(plain):
+                self._pairs.setdefault(f"{match['module']}.weight", {})[match["side"]] = tensor.float()
             else:
                 self._replaced[plain] = tensor
         self._check(tied=read_spec(base).tied_head)
@@ -113,7 +112,7 @@ class AdaptedCheckpoint(Checkpoint):
         if name not in self._pairs:
             return None
         a, b = self._pairs[name]["A"], self._pairs[name]["B"]
-        return a, b * self._scale.of(name.removesuffix(".weight"), len(a))
+        return a, b * self._scale.of_module(name.removesuffix(".weight"), len(a))
 
     @property
     def has_low_rank(self) -> bool:
@@ -122,34 +121,37 @@ class AdaptedCheckpoint(Checkpoint):
 
     def _check(self, *, tied: bool) -> None:
         """Raise `InferenceError` unless each tensor of the adapter fits one of the model."""
-        if tied and (named := self.adapted_names.intersection(_TIED)):
-            raise InferenceError(
-                f"{self._file} adapts {', '.join(sorted(named))}, and in {self.directory} head and embedding "
-                "are one: adapt neither."
+        if tied and (adapted := self.adapted_names.intersection(_TIED)):
+            raise self._error(
+                f"the adapter changes {', '.join(sorted(adapted))}, but head and embedding are tied in "
+                f"{self.directory}",
+                hint="use an adapter that changes neither",
             )
         for name, sides in self._pairs.items():
             if sides.keys() != {"A", "B"}:
-                raise InferenceError(f"{self._file} has only one of the two matrices for {name}.")
+                raise self._error(f"one of the two matrices of {name} is missing")
             a, b = sides["A"], sides["B"]
             if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
-                raise InferenceError(
-                    f"{self._file}: the matrices for {name}, {list(a.shape)} and {list(b.shape)}, do not fit."
+                raise self._error(
+                    f"the matrices of {name}, {list(a.shape)} and {list(b.shape)}, do not fit each other"
                 )
-            self._check_place(name, (b.shape[0], a.shape[1]))
+            self._check_target(name, (b.shape[0], a.shape[1]))
         for name, tensor in self._replaced.items():
-            self._check_place(name, tuple(tensor.shape))
+            self._check_target(name, tuple(tensor.shape))
 
-    def _check_place(self, name: str, shape: tuple[int, ...]) -> None:
+    def _check_target(self, name: str, shape: tuple[int, ...]) -> None:
+        hint = "use an adapter of this model"
         if name not in self.names:
-            raise InferenceError(
-                f"{self._file} adapts {name}, which {self.directory} does not have: is it an adapter of "
-                "another model?"
-            )
+            raise self._error(f"the model {self.directory} has no tensor {name}", hint=hint)
         if self.shape(name) != shape:
-            raise InferenceError(
-                f"{self._file} is for {name} of the shape {list(shape)}; in {self.directory} it is "
-                f"{list(self.shape(name))}."
+            raise self._error(
+                f"the adapter is for {name} of shape {list(shape)}; in {self.directory} it has shape "
+                f"{list(self.shape(name))}",
+                hint=hint,
             )
+
+    def _error(self, message: str, hint: str | None = None) -> InferenceError:
+        return InferenceError(message, code="BK-ADAPTER", at=str(self._file), hint=hint)
 
 
 def verified_checksum(adapter: Path) -> str:
@@ -160,21 +162,23 @@ def verified_checksum(adapter: Path) -> str:
         return verify_weights(adapter).checksum
     path = adapter / _WEIGHTS
     if not path.is_file():
-        raise TransportError(f"{adapter} has no {_WEIGHTS}: it is not an adapter in peft's format.")
+        raise TransportError(
+            f"{adapter} is not an adapter in peft's format: no {_WEIGHTS}", code="BK-ADAPTER"
+        )
     return combined_checksum({_WEIGHTS: sha256_file(path)})
 
 
-def _tensors(path: Path) -> dict[str, torch.Tensor]:
+def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InferenceError(f"{path} cannot be read: {error}") from error
+        raise InferenceError(f"cannot read {path}: {error}", code="BK-ADAPTER") from error
 
 
 def _read_scale(path: Path) -> _Scale:
     try:
         config = read_json(path)
-        wrong = [
+        unsupported = [
             f"{key} = {config.get(key)!r}"
             for key, values in _MERGEABLE.items()
             if config.get(key) not in values
@@ -186,9 +190,14 @@ def _read_scale(path: Path) -> _Scale:
             root=bool(config.get("use_rslora")),
         )
     except FileNotFoundError:
-        raise InferenceError(f"{path.parent} has no {path.name}: it is not an adapter of peft.") from None
+        message = f"{path.parent} is not an adapter in peft's format: no {path.name}"
+        raise InferenceError(message, code="BK-ADAPTER") from None
     except (OSError, ValueError, TypeError, AttributeError, KeyError, re.error) as error:
-        raise InferenceError(f"{path} cannot be read: {error!r}") from error
-    if wrong:
-        raise InferenceError(f"{path}: the embedded engine cannot merge an adapter with {', '.join(wrong)}.")
+        raise InferenceError(f"cannot read {path}: {error!r}", code="BK-ADAPTER") from error
+    if unsupported:
+        raise InferenceError(
+            f"the embedded engine cannot merge an adapter with {', '.join(unsupported)}",
+            code="BK-ADAPTER",
+            at=str(path),
+        )
     return scale

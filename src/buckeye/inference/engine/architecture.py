@@ -13,9 +13,9 @@ from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.model_fields import complete_config, format_value, read_rope
 
 _LAYERS = "num_hidden_layers"
-_NEVER_ZERO = (_LAYERS, "hidden_size", "vocab_size", "num_attention_heads")
+_NON_ZERO = (_LAYERS, "hidden_size", "vocab_size", "num_attention_heads")
 _SIZES = (
-    *_NEVER_ZERO,
+    *_NON_ZERO,
     "intermediate_size",
     "moe_intermediate_size",
     "num_key_value_heads",
@@ -25,8 +25,9 @@ _SIZES = (
     "n_routed_experts",
 )
 """Keys of a `config.json` that determine the memory size of a model."""
-_LARGEST = 2**40
-_LARGEST_HEADER = 100_000_000  # bytes; the limit of safetensors itself
+_MAX_SIZE = 2**40
+_FETCH_AGAIN = "fetch or copy the model again"
+_MAX_HEADER_BYTES = 100_000_000  # the limit of safetensors itself
 
 RopeKind = Literal["default", "linear", "llama3"]
 
@@ -77,7 +78,9 @@ def model_directory(name: str) -> Path:
     path = Path(name).expanduser()
     if not path.is_dir():
         raise InferenceError(
-            f"The model {name} is not a directory: fetch it, or give the path of a local model."
+            f"the model {name} is not a directory",
+            code="BK-MODEL-NOT-FOUND",
+            hint="fetch the model, or give the path of a local one",
         )
     return path
 
@@ -92,7 +95,7 @@ def read_spec(directory: Path) -> ModelSpec:
     try:
         return _build_spec(complete_config(config, path), _eos_token_ids(config, directory))
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise InferenceError(f"{path}: a key is missing, or of another kind: {error}.") from error
+        raise _damaged(f"a key is missing or has the wrong type: {error}", at=path) from error
 
 
 def check_sizes(directory: Path) -> None:
@@ -102,24 +105,22 @@ def check_sizes(directory: Path) -> None:
     path = directory / "config.json"
     config = read_model_config(path)
     shapes = tensor_shapes(directory)
-    widest = max((side for shape in shapes.values() for side in shape), default=_LARGEST)
+    widest = max((side for shape in shapes.values() for side in shape), default=_MAX_SIZE)
     text = config.get("text_config")
     for part in (config, text if isinstance(text, dict) else {}):
         for key in _SIZES:
             size = part.get(key)
             if size is None:
                 continue
-            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _LARGEST:
-                raise InferenceError(f"{path}: {key} is {format_value(size)}; expected a whole number.")
-            if size == 0 and key in _NEVER_ZERO:
-                raise InferenceError(f"{path}: {key} is 0.")
+            if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MAX_SIZE:
+                raise _damaged(f"{key} is {format_value(size)}; expected a whole number", at=path)
+            if size == 0 and key in _NON_ZERO:
+                raise _damaged(f"{key} is 0", at=path)
             if key == _LAYERS and shapes and size > len(shapes):
-                raise InferenceError(
-                    f"{path}: {key} is {size}, and the weights have {len(shapes)} tensors in all."
-                )
+                raise _damaged(f"{key} is {size}, but the weights have {len(shapes)} tensors in all", at=path)
             if key != _LAYERS and size > widest:
-                raise InferenceError(
-                    f"{path}: {key} is {size}, and no tensor of the weights is larger than {widest}."
+                raise _damaged(
+                    f"{key} is {size}, but no dimension of the weights is larger than {widest}", at=path
                 )
 
 
@@ -131,21 +132,18 @@ def tensor_shapes(directory: Path) -> dict[str, list[int]]:
     for file in sorted(directory.glob("*.safetensors")):
         try:
             if not file.is_file():  # opening a pipe would block
-                raise ValueError("no file")
+                raise ValueError("not a regular file")
             with file.open("rb") as handle:
                 length = int.from_bytes(handle.read(8), "little")
-                header = json.loads(handle.read(min(length, _LARGEST_HEADER)))
-            found = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-            if not all(_is_shape(shape) for shape in found.values()):
-                raise ValueError("a shape is a list of whole numbers")
+                header = json.loads(handle.read(min(length, _MAX_HEADER_BYTES)))
+            in_file = {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+            if not all(_is_shape(shape) for shape in in_file.values()):
+                raise ValueError("a shape must be a list of whole numbers")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise UsageError(f"{file} is no whole safetensors file: fetch or copy the model again") from None
-        shapes |= found
+            message = f"{file} is not a complete safetensors file"
+            raise UsageError(message, code="BK-MODEL-DAMAGED", hint=_FETCH_AGAIN) from None
+        shapes |= in_file
     return shapes
-
-
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, list) and all(type(side) is int and 0 <= side <= _LARGEST for side in value)
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
@@ -153,12 +151,25 @@ def read_model_config(path: Path) -> dict[str, Any]:
     try:
         config = read_json(path)
     except FileNotFoundError:
-        raise InferenceError(f"{path.parent} has no config.json: it is not a Hugging Face model.") from None
+        raise InferenceError(
+            f"{path.parent} is not a Hugging Face model: no config.json",
+            code="BK-MODEL-NOT-FOUND",
+            hint="check the path of the model",
+        ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise InferenceError(f"{path} cannot be read: {error}") from error
+        raise _damaged(f"cannot read {path}: {error}") from error
     if not isinstance(config, dict):
-        raise InferenceError(f"{path} is not a JSON object.")
+        raise _damaged(f"{path} is not a JSON object")
     return config
+
+
+def _damaged(message: str, *, at: Path | None = None) -> InferenceError:
+    where = None if at is None else str(at)
+    return InferenceError(message, code="BK-MODEL-DAMAGED", at=where, hint=_FETCH_AGAIN)
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(side) is int and 0 <= side <= _MAX_SIZE for side in value)
 
 
 def _build_spec(fields: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> ModelSpec:

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 
 _BLOCK = 64  # maximum positions of keys and values per iteration
-_LEAST_ROWS = 16  # minimum rows of a tensor-core matrix product
-_MOST_SPLITS = 16
+_MIN_ROWS = 16  # minimum rows of a tensor-core matrix product
+_MAX_SPLITS = 16
 _SHARED_MEMORY = 96 * 2**10  # bytes, if no device reports its size
 _PROGRAMS_PER_PROCESSOR = 4
 
@@ -39,7 +39,7 @@ def _rotate_and_store(
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     position = tl.load(positions + row)
-    place = tl.maximum(position, 0)
+    offset = tl.maximum(position, 0)
     d = tl.arange(0, WIDTH)
     inside = d < D
     swapped = (d + D // 2) % D
@@ -51,13 +51,13 @@ def _rotate_and_store(
             scale = 1.0 / tl.sqrt(tl.sum(x * x, 0) / D + epsilon)
             x = x * scale * tl.load(weight + head * D + d, mask=inside, other=0.0).to(tl.float32)
             y = y * scale * tl.load(weight + head * D + swapped, mask=inside, other=0.0).to(tl.float32)
-        c = tl.load(cos + place * D + d, mask=inside, other=0.0).to(tl.float32)
-        s = tl.load(sin + place * D + d, mask=inside, other=0.0).to(tl.float32)
+        c = tl.load(cos + offset * D + d, mask=inside, other=0.0).to(tl.float32)
+        s = tl.load(sin + offset * D + d, mask=inside, other=0.0).to(tl.float32)
         x = x * c + y * s
     if head < H:
         tl.store(queries + (row * H + head) * D + d, x, mask=inside)
     else:
-        target = kv + row * slot_stride + (head - H) * head_stride + place * D + d
+        target = kv + row * slot_stride + (head - H) * head_stride + offset * D + d
         tl.store(target, x, mask=inside & (position >= 0))
 
 
@@ -132,48 +132,48 @@ def _attend(
     values = keys + K * head_stride
     best = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
-    found = tl.zeros([ROWS, WIDTH], tl.float32)
+    weighted = tl.zeros([ROWS, WIDTH], tl.float32)
     for first in range(start, stop, BLOCK):
         t = first + tl.arange(0, BLOCK)
         seen = (t[:, None] < stop) & (d < D)
-        place = t[:, None].to(tl.int64) * D + d
-        key = tl.load(keys + place, mask=seen, other=0.0)
+        offset = t[:, None].to(tl.int64) * D + d
+        key = tl.load(keys + offset, mask=seen, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision=PRECISION) * scale
         scores = tl.where(t[None, :] < stop, scores, float("-inf"))
         higher = tl.maximum(best, tl.max(scores, 1))
         weights = tl.exp(scores - higher[:, None])
         before = tl.exp(best - higher)
         total = total * before + tl.sum(weights, 1)
-        value = tl.load(values + place, mask=seen, other=0.0)
+        value = tl.load(values + offset, mask=seen, other=0.0)
         added = tl.dot(weights.to(value.dtype), value, input_precision=PRECISION)
-        found = found * before[:, None] + added
+        weighted = weighted * before[:, None] + added
         best = higher
     heads = row * K * G + head * G + tl.arange(0, ROWS)
     if SPLIT:
         exists = tl.arange(0, ROWS) < G
         tl.store(highest + heads * parts + part, best, mask=exists)
         tl.store(totals + heads * parts + part, total, mask=exists)
-        tl.store(out + (heads[:, None] * parts + part) * D + d, found, mask=inside)
+        tl.store(out + (heads[:, None] * parts + part) * D + d, weighted, mask=inside)
     else:
-        found = found / tl.maximum(total, 1e-30)[:, None]
-        tl.store(out + heads[:, None] * D + d, found, mask=inside)
+        weighted = weighted / tl.maximum(total, 1e-30)[:, None]
+        tl.store(out + heads[:, None] * D + d, weighted, mask=inside)
 
 
 @triton.jit
 def _combine(
-    parts_found, highest, totals, out, parts, D: tl.constexpr, WIDTH: tl.constexpr, MOST: tl.constexpr
+    part_sums, highest, totals, out, parts, D: tl.constexpr, WIDTH: tl.constexpr, MAX_SPLITS: tl.constexpr
 ):
     head = tl.program_id(0).to(tl.int64)
-    p = tl.arange(0, MOST)
+    p = tl.arange(0, MAX_SPLITS)
     d = tl.arange(0, WIDTH)
     best = tl.load(highest + head * parts + p, mask=p < parts, other=float("-inf"))
     top = tl.maximum(tl.max(best, 0), -1e30)  # in a row without a sequence all are -inf
     weights = tl.exp(best - top)
     total = tl.load(totals + head * parts + p, mask=p < parts, other=0.0)
     present = (p[:, None] < parts) & (d[None, :] < D)
-    found = tl.load(parts_found + (head * parts + p[:, None]) * D + d[None, :], mask=present, other=0.0)
-    found = tl.sum(found * weights[:, None], 0) / tl.maximum(tl.sum(total * weights, 0), 1e-30)
-    tl.store(out + head * D + d, found, mask=d < D)
+    weighted = tl.load(part_sums + (head * parts + p[:, None]) * D + d[None, :], mask=present, other=0.0)
+    weighted = tl.sum(weighted * weights[:, None], 0) / tl.maximum(tl.sum(total * weights, 0), 1e-30)
+    tl.store(out + head * D + d, weighted, mask=d < D)
 
 
 def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -187,9 +187,9 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
     key_values = kv.shape[1] // 2
     parts = _parts(count * key_values, kv.shape[2], queries.device)
     out = torch.empty_like(queries)
-    found, highest, totals = out, out, out
+    weighted, highest, totals = out, out, out
     if parts > 1:
-        found = queries.new_empty(count, heads, parts, head_dim, dtype=torch.float32)
+        weighted = queries.new_empty(count, heads, parts, head_dim, dtype=torch.float32)
         highest, totals = queries.new_empty(2, count, heads, parts, dtype=torch.float32)
     width = triton.next_power_of_2(head_dim)
     group = heads // key_values
@@ -198,7 +198,7 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
         queries,
         kv,
         positions,
-        found,
+        weighted,
         highest,
         totals,
         kv.stride(0),
@@ -207,7 +207,7 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
         K=key_values,
         G=group,
         D=head_dim,
-        ROWS=max(_LEAST_ROWS, triton.next_power_of_2(group)),
+        ROWS=max(_MIN_ROWS, triton.next_power_of_2(group)),
         WIDTH=width,
         BLOCK=block,
         SPLIT=parts > 1,
@@ -217,7 +217,15 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
     )
     if parts > 1:
         _combine[(count * heads,)](
-            found, highest, totals, out, parts, D=head_dim, WIDTH=width, MOST=_MOST_SPLITS, num_warps=2
+            weighted,
+            highest,
+            totals,
+            out,
+            parts,
+            D=head_dim,
+            WIDTH=width,
+            MAX_SPLITS=_MAX_SPLITS,
+            num_warps=2,
         )
     return out.flatten(1)
 
@@ -239,8 +247,8 @@ def _parts(programs: int, positions: int, device: torch.device) -> int:
     processors = (
         torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 4
     )
-    wanted = _PROGRAMS_PER_PROCESSOR * processors // programs
-    return max(1, min(wanted, _MOST_SPLITS, positions // (2 * _BLOCK)))
+    parts = _PROGRAMS_PER_PROCESSOR * processors // programs
+    return max(1, min(parts, _MAX_SPLITS, positions // (2 * _BLOCK)))
 
 
 @triton.jit

@@ -18,8 +18,8 @@ from buckeye.inference.engine.weights import DecoderWeights, LayerWeights
 log = logging.getLogger(__name__)
 
 _LENGTH_BUCKET = 16
-_PROOF_ROWS, _PROOF_POSITIONS = 3, (0, 63, 64, 1000)
-_MOST_DIFFERENCE = 0.05  # of two rounding orders in bfloat16, several times the usual difference
+_CHECK_ROWS, _CHECK_POSITIONS = 3, (0, 63, 64, 1000)
+_MAX_DIFFERENCE = 0.05  # of two rounding orders in bfloat16, several times the usual difference
 
 DecodeStep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function: tokens [B] at positions [B] -> logits."""
@@ -82,7 +82,7 @@ class Decoder:
         self._captured = self._captured_decode() if kv.is_cuda else None
 
     def _captured_decode(self) -> DecodeStep | None:
-        """Return the single-launch decode step, or None if it is unavailable here or differs from the plain
+        """Return the single-launch decode step, or None if it is unavailable or differs from the plain
         computation.
         """
         try:
@@ -91,10 +91,10 @@ class Decoder:
             step = CapturedDecode(self.spec, self.weights, self.cache, (self._cos, self._sin))
             difference = self._difference(step)
         except Exception as error:  # of Triton, its compiler or the driver
-            log.warning("Triton cannot be used here, so that sampling is slower: %s", error)
+            log.warning("Triton is unavailable, so sampling is slower: %s", error)
             return None
-        if not difference < _MOST_DIFFERENCE:
-            log.warning("Captured decoding is off by %.0f%% here: sampling is slower", 100 * difference)
+        if not difference < _MAX_DIFFERENCE:
+            log.warning("The captured decode step is off by %.0f%%: sampling is slower", 100 * difference)
             return None
         return step
 
@@ -104,12 +104,12 @@ class Decoder:
 
         The cache holds random keys and values, so that many blocks of positions count. Afterwards it is zero.
         """
-        count, last = min(self.cache.slots, _PROOF_ROWS), self.cache.max_len - 1
+        count, last = min(self.cache.slots, _CHECK_ROWS), self.cache.max_len - 1
         tokens = torch.arange(count, device=self.device) % self.spec.vocab_size
         cache = self.cache.kv[:, :count]
         cache.normal_()
         differences = []
-        for position in sorted({min(p, last) for p in (*_PROOF_POSITIONS, last)}):
+        for position in sorted({min(p, last) for p in (*_CHECK_POSITIONS, last)}):
             positions = (position - torch.arange(count, device=self.device)).clamp_(min=0)
             logits = step(tokens, positions).clone()
             expected = self._decode(tokens, positions, position + 1)
@@ -129,7 +129,7 @@ class Decoder:
             except torch.AcceleratorError:
                 raise  # the GPU rejects all further work of this process
             except Exception as error:  # capturing a new number of sequences may run out of memory
-                log.warning("A decode step cannot be captured; sampling continues without: %s", error)
+                log.warning("Cannot capture a decode step, so sampling is slower: %s", error)
                 self._captured = None
         return self._decode(tokens, positions, longest)
 
@@ -141,7 +141,9 @@ class Decoder:
         mask = torch.zeros(count, length, dtype=self.cache.kv.dtype, device=self.device)
         mask = mask.masked_fill_(hidden_positions, float("-inf"))[:, None, None]
         x, cos, sin = self._embed(tokens, positions)
-        for layer, (kv, keys, values) in zip(self.weights.layers, self._seen(count, length), strict=True):
+        for layer, (kv, keys, values) in zip(
+            self.weights.layers, self._cache_views(count, length), strict=True
+        ):
             qkv = self._project(x, layer, cos, sin)
             kv[rows, :, positions] = qkv[:, spec.num_heads :]
             # The queries of a group are "positions" of their shared key head: the kernel reads K and V once.
@@ -175,7 +177,7 @@ class Decoder:
         x = F.embedding(tokens, self.weights.embed)
         return x, self._cos[positions][:, None], self._sin[positions][:, None]
 
-    def _seen(self, count: int, length: int) -> list[_LayerCache]:
+    def _cache_views(self, count: int, length: int) -> list[_LayerCache]:
         """Return views of the first `length` positions of slots 0..count-1; mostly unchanged since the last
         step.
         """

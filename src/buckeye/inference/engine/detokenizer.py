@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 _REPLACEMENT = "\ufffd"
 _CONTEXT = 4
-_LONGEST_CHARACTER = 8
-_MOST_BYTES = 4  # of a character in UTF-8
+_MAX_CHARACTER_TOKENS = 8
+_MAX_BYTES = 4  # of a character in UTF-8
 
 
 class IncrementalDetokenizer:
@@ -64,35 +64,35 @@ class IncrementalDetokenizer:
         # Tokenizers may treat the first decoded token differently (a word's leading space), so new tokens are
         # decoded after a few settled ones.
         start = max(0, self._settled - _CONTEXT)
-        known = self._decode(self._ids[start : self._settled])
+        context_text = self._decode(self._ids[start : self._settled])
         text = self._decode(self._ids[start:])
         pending = len(self._ids) - self._settled
         end = len(self._ids)
         if text.endswith(_REPLACEMENT) and not final:
-            if pending < _LONGEST_CHARACTER:
+            if pending < _MAX_CHARACTER_TOKENS:
                 return
-            text, end = self._without_half(start, text)
+            text, end = self._without_incomplete(start, text)
         before = len(self._text)
-        self._text += text[len(known) :]
+        self._text += text[len(context_text) :]
         self._settled = end
         self._find_stop(before)
 
-    def _without_half(self, start: int, text: str) -> tuple[str, int]:
+    def _without_incomplete(self, start: int, text: str) -> tuple[str, int]:
         """Return the text of the tokens from `start` on without an incomplete last character, and the end of
         its tokens.
         """
-        for half in range(1, _MOST_BYTES):
-            whole = self._decode(self._ids[start:-half])
-            if text == whole + _REPLACEMENT and len(self._ids) - half > self._settled:
-                return whole, len(self._ids) - half
+        for cut in range(1, _MAX_BYTES):
+            whole = self._decode(self._ids[start:-cut])
+            if text == whole + _REPLACEMENT and len(self._ids) - cut > self._settled:
+                return whole, len(self._ids) - cut
         return text, len(self._ids)
 
     def _find_stop(self, before: int) -> None:
         longest = max(map(len, self._stops), default=0)
         start = max(0, before - longest + 1)
-        places = [place for stop in self._stops if (place := self._text.find(stop, start)) >= 0]
-        if places:
-            self._text = self._text[: min(places)]
+        positions = [at for stop in self._stops if (at := self._text.find(stop, start)) >= 0]
+        if positions:
+            self._text = self._text[: min(positions)]
             self.stopped = True
 
     def _possible_stop(self) -> int:

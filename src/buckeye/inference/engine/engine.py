@@ -38,7 +38,7 @@ _RATE_WINDOW = 1.0
 
 class Engine:
     """Sampling of sequences with a decoder. The engine's thread calls `deliver` once per step with the
-    sequences that have news. The default calls their `on_update`.
+    updated sequences. The default calls their `on_update`.
     """
 
     def __init__(self, decoder: Decoder, *, deliver: Callable[[list[Sequence]], None] | None = None) -> None:
@@ -52,20 +52,20 @@ class Engine:
         ones included), generation_tokens, and finished_<reason>.
         """
         self.tokens_per_second = 0.0
-        self.deliver = deliver or _call_on_news
+        self.deliver = deliver or _notify
         self._commands = CommandQueue()
         self._state: Literal["running", "draining", "paused"] = "running"
         self._drained: list[Future[None]] = []
         self._clear_cache = True
         self._stale_cache = False
-        self._prefixes = RunningPrompts()
-        self._kept = PrefixCache(range(cache.slots, cache.slots + cache.spare))
-        self._of_mixed_weights: set[Sequence] = set()
-        self._begun: CachedPrefix | None = None
+        self._running_prompts = RunningPrompts()
+        self._prefix_cache = PrefixCache(range(cache.slots, cache.slots + cache.spare))
+        self._mixed_weights: set[Sequence] = set()
+        self._partial_prefill: CachedPrefix | None = None
         self._batch: SamplingBatch | None = None
         self._streams: dict[Sequence, None] = {}
-        self._ranking = TopLogprobRecorder()
-        self._news: list[Sequence] = []
+        self._top_logprobs = TopLogprobRecorder()
+        self._updated: list[Sequence] = []
         self._stopped = False
         self._window_tokens, self._window_seconds = 0, 0.0
 
@@ -105,11 +105,11 @@ class Engine:
 
     def set_version(self, version: int) -> Future[None]:
         """Set the version of the current weights. Tokens sampled afterwards have it."""
-        return self._commands.call(partial(self._name_version, version))
+        return self._commands.call(partial(self._set_version, version))
 
     def reset_prefix_cache(self) -> Future[None]:
         """Clear the prefix cache."""
-        return self._commands.call(self._forget_prefixes)
+        return self._commands.call(self._clear_prefixes)
 
     def ping(self) -> Future[None]:
         """Return a future that completes when the engine's thread handles it: a liveness check."""
@@ -140,7 +140,7 @@ class Engine:
         self._commands.run_pending(block=False)
         self._abort((*self.running.sequences, *self.waiting))
         self._settle_pause()
-        self._flush_news()
+        self._flush_updates()
 
     @torch.inference_mode()
     def step(self, *, block: bool = False) -> bool:
@@ -160,11 +160,11 @@ class Engine:
             except torch.AcceleratorError:
                 raise  # the GPU rejects all further work of this process: only a new process can serve
             except Exception:  # any other error ends only the affected requests
-                log.exception("A decode step failed; %d running sequences are ended", len(self.running))
+                log.exception("A decode step failed; aborting %d running sequences", len(self.running))
                 self._fail_running("the engine failed in a decode step; see its log")
             self._measure(count, time.perf_counter() - started)
         self._settle_pause()
-        self._flush_news()
+        self._flush_updates()
         return self._has_work()
 
     def _has_work(self) -> bool:
@@ -190,42 +190,43 @@ class Engine:
         copies: list[tuple[Sequence, Sequence]] = []
         while self.waiting and self.running.free_slots and budget > 0:
             sequence, slot = self.waiting[0], len(self.running)
-            sibling = self._prefixes.find_same_prompt(sequence.prompt_ids)
+            sibling = self._running_prompts.find_same_prompt(sequence.prompt_ids)
             if sibling is not None:
                 copies.append((sibling, sequence))
             else:
                 end = len(sequence.prompt_ids) - 1
-                start = self._begin(sequence, slot)
+                start = self._reuse_prefix(sequence, slot)
                 stop = min(end, start + budget)
                 if stop > start:
                     chunks.append(Chunk(slot, torch.tensor(sequence.prompt_ids[start:stop]), start))
                     budget -= stop - start
                 if stop < end:
-                    self._begun = CachedPrefix(slot, stop)
+                    self._partial_prefill = CachedPrefix(slot, stop)
                     break
-            self._prefixes.add(sequence)
+            self._running_prompts.add(sequence)
             self._start(self.waiting.popleft())
         self._prefill(chunks)
         for source, sequence in copies:
             self.decoder.cache.copy(source.slot, sequence.slot, len(sequence.prompt_ids) - 1)
 
-    def _begin(self, sequence: Sequence, slot: int) -> int:
+    def _reuse_prefix(self, sequence: Sequence, slot: int) -> int:
         """Move the cached part of the first waiting sequence's prompt into a slot. Return its number of
         positions.
         """
-        found, self._begun = self._begun or self._kept.take(sequence.prompt_ids), None
-        if found is None:
+        prefix = self._partial_prefill or self._prefix_cache.take(sequence.prompt_ids)
+        self._partial_prefill = None
+        if prefix is None:
             return 0
-        if found.slot != slot:
-            self.decoder.cache.copy(found.slot, slot, found.length)
-        return found.length
+        if prefix.slot != slot:
+            self.decoder.cache.copy(prefix.slot, slot, prefix.length)
+        return prefix.length
 
     def _start(self, sequence: Sequence) -> None:
         self.running.add(sequence)
         sequence.version_starts = [(self.version, 0)]
         if sequence.streamed:
             self._streams[sequence] = None
-        self._ranking.add(sequence)
+        self._top_logprobs.add(sequence)
         self.counters["prompt_tokens"] += len(sequence.prompt_ids)
         self._batch = None
 
@@ -241,17 +242,17 @@ class Engine:
         if not self._stale_cache:
             return
         self._stale_cache = False
-        self._of_mixed_weights.clear()
+        self._mixed_weights.clear()
         whole: list[Chunk] = []
         rest: list[Chunk] = []
         copies: list[tuple[int, int, int]] = []
         for slot, sequence in enumerate(self.running.sequences):
-            sibling = self._prefixes.find_same_prompt(sequence.prompt_ids)
+            sibling = self._running_prompts.find_same_prompt(sequence.prompt_ids)
             length, shared = int(self.running.position[slot]), 0
             if sibling is not None:
                 shared = min(len(sequence.prompt_ids), length, int(self.running.position[sibling.slot]))
                 copies.append((sibling.slot, slot, shared))
-            self._prefixes.add(sequence)
+            self._running_prompts.add(sequence)
             if length > shared:
                 tokens = torch.from_numpy(self.running.tokens[slot, shared:length])
                 (rest if shared else whole).append(Chunk(slot, tokens, shared))
@@ -284,21 +285,21 @@ class Engine:
             logits[torch.from_numpy(rows).to(device), torch.from_numpy(forbidden_tokens).to(device)] = float(
                 "-inf"
             )
-        self._ranking.record(logits, self._batch)
+        self._top_logprobs.record(logits, self._batch)
         tokens, logprobs = sample(logits, self._batch, random)
         ended = running.record(tokens.cpu().numpy(), logprobs.cpu().numpy())
         self.counters["generation_tokens"] += count
-        self._tell_streams()
+        self._update_streams()
         for slot in ended:
             self._end(slot)
 
-    def _tell_streams(self) -> None:
+    def _update_streams(self) -> None:
         running = self.running
         for sequence in self._streams:
             position = running.position[sequence.slot]
             sequence.token_ids.append(int(running.tokens[sequence.slot, position]))
             sequence.logprobs.append(float(running.logprobs[sequence.slot, position]))
-            self._news.append(sequence)
+            self._updated.append(sequence)
 
     def _measure(self, tokens: int, seconds: float) -> None:
         self._window_tokens += tokens
@@ -316,7 +317,7 @@ class Engine:
             # a later sequence in the slot would read NaN values even under the attention mask: NaN times 0 is
             # NaN
             self.decoder.cache.clear(slot, int(running.position[slot]) + 1)
-            error = f"the model (weights version {self.version}) gave logits that are not finite numbers"
+            error = f"the model (weights version {self.version}) computed logits that are not finite"
             self._finish(slot, "abort", error)
         else:
             self._finish(slot, running.finish_reason(slot))
@@ -327,11 +328,11 @@ class Engine:
         if not sequence.streamed:
             sequence.token_ids, sequence.logprobs = running.results(slot)
         self._streams.pop(sequence, None)
-        self._ranking.discard(sequence)
-        self._prefixes.remove(sequence)
-        if error is None and not self._stale_cache and sequence not in self._of_mixed_weights:
+        self._top_logprobs.discard(sequence)
+        self._running_prompts.remove(sequence)
+        if error is None and not self._stale_cache and sequence not in self._mixed_weights:
             self._keep(sequence)
-        self._of_mixed_weights.discard(sequence)
+        self._mixed_weights.discard(sequence)
         moved_from = running.remove(slot)
         if moved_from is not None:
             self.decoder.cache.copy(moved_from, slot, int(running.position[slot]))
@@ -342,19 +343,19 @@ class Engine:
         sequence.error = error
         sequence.finish_reason = reason
         self.counters[f"finished_{reason}"] += 1
-        self._news.append(sequence)
+        self._updated.append(sequence)
 
     def _keep(self, sequence: Sequence) -> None:
         """Keep the keys and values of an ending sequence, for prompts that continue it."""
         length = int(self.running.position[sequence.slot])
-        kept = self._kept.keep(tuple(self.running.tokens[sequence.slot, :length].tolist()))
-        if kept is not None:
-            self.decoder.cache.copy(sequence.slot, kept, length)
+        spare = self._prefix_cache.keep(tuple(self.running.tokens[sequence.slot, :length].tolist()))
+        if spare is not None:
+            self.decoder.cache.copy(sequence.slot, spare, length)
 
-    def _forget_prefixes(self) -> None:
-        self._prefixes.clear()
-        self._kept.clear()
-        self._begun = None
+    def _clear_prefixes(self) -> None:
+        self._running_prompts.clear()
+        self._prefix_cache.clear()
+        self._partial_prefill = None
 
     def _abort(self, sequences: tuple[Sequence, ...]) -> None:
         for sequence in sequences:
@@ -364,21 +365,21 @@ class Engine:
                 self._finish(sequence.slot, "abort")
             else:
                 if sequence is self.waiting[0]:
-                    self._begun = None
+                    self._partial_prefill = None
                 self.waiting.remove(sequence)
                 self._close(sequence, "abort")
 
     def _fail_running(self, error: str) -> None:
         for slot in reversed(range(len(self.running))):
             self._finish(slot, "abort", error)
-        if self._begun is not None:
-            self._begun = None
+        if self._partial_prefill is not None:
+            self._partial_prefill = None
             self._close(self.waiting.popleft(), "abort", error)
 
-    def _flush_news(self) -> None:
-        if self._news:
-            news, self._news = list(dict.fromkeys(self._news)), []
-            self.deliver(news)
+    def _flush_updates(self) -> None:
+        if self._updated:
+            updated, self._updated = list(dict.fromkeys(self._updated)), []
+            self.deliver(updated)
 
     # --- pauses and weights ---
 
@@ -403,21 +404,21 @@ class Engine:
         self._clear_cache = True
 
     def _install_weights(self, new: ModelWeights | Checkpoint, version: int) -> None:
-        self._forget_prefixes()
+        self._clear_prefixes()
         if self._clear_cache:
             self._stale_cache = True
         else:
-            self._of_mixed_weights.update(self.running.sequences)
+            self._mixed_weights.update(self.running.sequences)
         self.decoder.weights.load(new)
-        self._name_version(version)
+        self._set_version(version)
 
-    def _name_version(self, version: int) -> None:
+    def _set_version(self, version: int) -> None:
         self.version = version
         for slot, sequence in enumerate(self.running.sequences):
             sampled = int(self.running.position[slot]) + 1 - len(sequence.prompt_ids)
             sequence.version_starts.append((version, sampled))
 
 
-def _call_on_news(sequences: list[Sequence]) -> None:
+def _notify(sequences: list[Sequence]) -> None:
     for sequence in sequences:
         sequence.on_update()

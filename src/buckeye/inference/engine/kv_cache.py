@@ -12,8 +12,8 @@ from buckeye.errors import InferenceError
 from buckeye.inference.engine.architecture import ModelSpec
 
 _SHARE_OF_RAM = 0.25
-_LEAST_OF_FREE = 0.25
-_GPU_WORK = 2 * 2**30  # a prompt's activations, and the libraries' own memory
+_MIN_SHARE_OF_FREE = 0.25
+_GPU_RESERVE_BYTES = 2 * 2**30  # a prompt's activations, and the libraries' own memory
 
 
 class KVCache:
@@ -78,9 +78,11 @@ def count_slots(
     slots = min(max_num_seqs, budget // size)
     if slots < 1:
         raise InferenceError(
-            f"One sequence of {max_len} tokens needs {size / 1e9:.2f} GB of cache and the budget is "
-            f"{budget / 1e9:.2f} GB: lower inference.model.max_model_len or raise inference.kv_cache_gb "
-            "(or inference.gpu_memory_utilization)."
+            f"the cache is too small: one sequence of {max_len} tokens needs {size / 1e9:.2f} GB, and the "
+            f"budget is {budget / 1e9:.2f} GB",
+            code="BK-MEMORY",
+            hint="lower inference.model.max_model_len, or raise inference.kv_cache_gb "
+            "(on a GPU: inference.gpu_memory_utilization)",
         )
     return slots
 
@@ -95,8 +97,8 @@ def cache_budget(device: torch.device, *, gpu_share: float, logits: int) -> int:
         return int(_SHARE_OF_RAM * psutil.virtual_memory().total)
     free, total = torch.cuda.mem_get_info(device)
     weights = torch.cuda.memory_allocated(device)
-    left = min(int(gpu_share * total) - weights, free) - weights - 4 * logits - _GPU_WORK
-    return max(left, int(_LEAST_OF_FREE * (free - weights)), 0)
+    left = min(int(gpu_share * total) - weights, free) - weights - 4 * logits - _GPU_RESERVE_BYTES
+    return max(left, int(_MIN_SHARE_OF_FREE * (free - weights)), 0)
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:

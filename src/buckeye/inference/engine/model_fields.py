@@ -26,7 +26,7 @@ class _Family:
 _SIZES = dict.fromkeys(
     ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 )
-_EVERY: Mapping[str, Any] = {
+_COMMON: Mapping[str, Any] = {
     **_SIZES,
     "head_dim": None,
     "hidden_act": "silu",
@@ -41,7 +41,7 @@ _EVERY: Mapping[str, Any] = {
     "tie_word_embeddings": False,
 }
 _QWEN: Mapping[str, Any] = {
-    **_EVERY,
+    **_COMMON,
     "num_key_value_heads": 32,
     "max_position_embeddings": 32768,
     "use_sliding_window": False,
@@ -54,7 +54,7 @@ _FAMILIES = {
     "LlamaForCausalLM": _Family(
         "llama",
         {
-            **_EVERY,
+            **_COMMON,
             "num_key_value_heads": None,
             "max_position_embeddings": 2048,
             "attention_bias": False,
@@ -66,8 +66,8 @@ SUPPORTED = tuple(_FAMILIES)
 
 _FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
 _SILU = ("silu", "swish")
-_FULL = "full_attention"
-_SHOWN = 60
+_FULL_ATTENTION = "full_attention"
+_MAX_SHOWN_CHARACTERS = 60
 
 _ROPE = frozenset({"rope_type", "type", "rope_theta"})
 _ROPE_KINDS = {
@@ -103,21 +103,26 @@ def complete_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
     Raise `InferenceError`, with every reason, if the engine would compute a different function than the
     model's.
     """
-    named = config.get("architectures") or ["none named"]
-    architecture = named[0] if isinstance(named, list) else named
+    names = config.get("architectures") or ["(none)"]
+    architecture = names[0] if isinstance(names, list) else names
     family = _FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if family is None:
         raise InferenceError(
-            f"{path}: the architecture is {architecture}; the embedded engine supports "
-            f"{', '.join(SUPPORTED)} (Qwen3, Qwen2 and 2.5, Llama, SmolLM2)."
+            f"the embedded engine does not support the architecture {architecture}; it supports "
+            f"{', '.join(SUPPORTED)} (Qwen3, Qwen2 and 2.5, Llama, SmolLM2)",
+            code="BK-MODEL-UNSUPPORTED",
+            at=str(path),
+            hint='use vLLM (inference.backend = "vllm") or another model',
         )
     fields = {**family.fields, **{key: config[key] for key in family.fields if key in config}}
-    problems = [*_unknown(config, family), *_not_computed(fields), *_rope_problems(fields)]
+    problems = [*_unknown_keys(config, family), *_unsupported_values(fields), *_rope_problems(fields)]
     if problems:
         raise InferenceError(
-            f"{path}: the embedded engine cannot run this model: {'; '.join(problems)}. Use vLLM "
-            '(inference.backend = "vllm") or another model; a key that changes nothing can be taken out of '
-            "the file."
+            f"the embedded engine cannot run this model: {'; '.join(problems)}",
+            code="BK-MODEL-UNSUPPORTED",
+            at=str(path),
+            hint='use vLLM (inference.backend = "vllm") or another model, or remove keys without effect from '
+            "the file",
         )
     return {**fields, "model_type": family.model_type}
 
@@ -135,10 +140,10 @@ def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
 def format_value(value: Any) -> str:
     """Return an external value as text of at most one line."""
     text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
 
 
-def _unknown(config: Mapping[str, Any], family: _Family) -> Iterator[str]:
+def _unknown_keys(config: Mapping[str, Any], family: _Family) -> Iterator[str]:
     """Yield unknown keys that are on. An off switch or an empty value adds nothing to the family's
     computation.
     """
@@ -147,38 +152,38 @@ def _unknown(config: Mapping[str, Any], family: _Family) -> Iterator[str]:
     for key, value in config.items():
         known = key in family.fields or key in _NO_EFFECT or key.startswith("_")
         if not known and value:
-            yield f"{key} is {format_value(value)}, which it does not know"
+            yield f"{key} is {format_value(value)}, an unknown key"
 
 
-def _not_computed(fields: Mapping[str, Any]) -> Iterator[str]:
+def _unsupported_values(fields: Mapping[str, Any]) -> Iterator[str]:
     if fields["quantization_config"]:
-        yield "the weights are quantised (quantization_config)"
+        yield "the weights are quantized (quantization_config)"
     if fields["hidden_act"] not in _SILU:
         yield f"hidden_act is {format_value(fields['hidden_act'])}, not 'silu'"
     if fields["is_causal"] is not True:
-        yield f"is_causal is {format_value(fields['is_causal'])}"
+        yield f"is_causal is {format_value(fields['is_causal'])}, not true"
     for key in _FLAGS:
         if key in fields and not isinstance(fields[key], bool):
-            yield f"{key} is {format_value(fields[key])}, neither true nor false"
-    yield from _windows(fields)
+            yield f"{key} is {format_value(fields[key])}; expected true or false"
+    yield from _window_problems(fields)
 
 
-def _windows(fields: Mapping[str, Any]) -> Iterator[str]:
+def _window_problems(fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield a problem for layers without full attention: those in `layer_types`, or without it those from
     `max_window_layers` on if `use_sliding_window` is set.
     """
     kinds = fields["layer_types"]
     if kinds is not None:
-        others = kinds if not isinstance(kinds, list) else [kind for kind in kinds if kind != _FULL]
+        others = kinds if not isinstance(kinds, list) else [kind for kind in kinds if kind != _FULL_ATTENTION]
         if others:
             sliding = " (sliding-window attention)" if "sliding_attention" in str(others) else ""
-            yield f"layer_types has {format_value(others)}{sliding}, not only {_FULL!r}"
+            yield f"layer_types has {format_value(others)}{sliding}, not only {_FULL_ATTENTION!r}"
     elif fields.get("use_sliding_window") and fields["sliding_window"] is not None:
         full, layers = fields["max_window_layers"], fields["num_hidden_layers"]
         if full < layers:
             yield (
                 f"use_sliding_window is true, sliding_window {fields['sliding_window']} and "
-                f"max_window_layers {full}: of its {layers} layers the last {layers - max(full, 0)} have "
+                f"max_window_layers {full}: the last {layers - max(full, 0)} of {layers} layers have "
                 "sliding-window attention"
             )
 
@@ -188,11 +193,11 @@ def _rope_problems(fields: Mapping[str, Any]) -> Iterator[str]:
     kind = rope["rope_type"]
     keys = _ROPE_KINDS.get(kind)
     if keys is None:
-        yield f"rope type {format_value(kind)} is not supported; {', '.join(_ROPE_KINDS)} are"
+        yield f"rope type {format_value(kind)} is not supported (supported: {', '.join(_ROPE_KINDS)})"
         return
     for key, value in rope.items():
         whole = key == "partial_rotary_factor" and value == 1.0
         if key not in keys and value is not None and not whole:
-            yield f"{key} is {format_value(value)}, which it does not compute for rope type {kind!r}"
+            yield f"{key} is {format_value(value)}, which is not supported for rope type {kind!r}"
     if kind == "llama3" and rope["high_freq_factor"] <= rope["low_freq_factor"]:
         yield f"high_freq_factor is {format_value(rope['high_freq_factor'])}, not larger than low_freq_factor"

@@ -13,7 +13,7 @@ _PACKED_FOR_ROWS = 128
 _LARGE = 2**19
 # oneDNN prepares a product for every new row count. This takes as long as the product of a small matrix, and
 # uses half a megabyte or more that it never releases.
-_SIZES_IN_AN_OCTAVE = 8
+_SIZES_PER_OCTAVE = 8
 
 
 class Projection:
@@ -44,8 +44,8 @@ class Projection:
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """All tensors of the computation."""
-        found = (self._plain, self._packed, self._bias, *(self._adapter or ()))
-        return tuple(tensor for tensor in found if tensor is not None)
+        tensors = (self._plain, self._packed, self._bias, *(self._adapter or ()))
+        return tuple(tensor for tensor in tensors if tensor is not None)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Return [N, out] for x [N, in], in the dtype of x."""
@@ -54,29 +54,31 @@ class Projection:
             a, b = self._adapter
             added = F.linear(F.linear(x.float(), a), b).to(x.dtype)
         if self._plain is not None and (self._packed is None or x.shape[0] == 1):
-            return self._plainly(x, self._plain, added)
+            return self._multiply_unpacked(x, self._plain, added)
         rows = x.shape[0]
         padding = (0, 0, 0, padded_rows(rows) - rows)
         if padding[-1]:
             x = F.pad(x, padding)
             added = None if added is None else F.pad(added, padding)
         if added is None:
-            found = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
+            product = torch.ops.mkldnn._linear_pointwise(x, self._packed, self._bias, "none", [], "")
         else:
-            found = torch.ops.mkldnn._linear_pointwise.binary(x, added, self._packed, self._bias, "add")
-        return found[:rows]
+            product = torch.ops.mkldnn._linear_pointwise.binary(x, added, self._packed, self._bias, "add")
+        return product[:rows]
 
-    def _plainly(self, x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor | None) -> torch.Tensor:
+    def _multiply_unpacked(
+        self, x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor | None
+    ) -> torch.Tensor:
         if added is None:
             return F.linear(x, weight, self._bias)
         # Round the sum once: a separately rounded product would lose the small addend.
-        found = torch.addmm(added, x, weight.T)
-        return found if self._bias is None else found + self._bias
+        product = torch.addmm(added, x, weight.T)
+        return product if self._bias is None else product + self._bias
 
 
 def padded_rows(rows: int) -> int:
     """Round a row count up by at most an eighth, so that few sizes occur: eight between powers of two."""
-    step = 2 ** max(0, (rows - 1).bit_length() - 1) // _SIZES_IN_AN_OCTAVE or 1
+    step = 2 ** max(0, (rows - 1).bit_length() - 1) // _SIZES_PER_OCTAVE or 1
     return -(-rows // step) * step
 
 

@@ -25,8 +25,10 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
     smooth = (rope.original_max_positions / wavelengths - rope.low_freq_factor) / (
         rope.high_freq_factor - rope.low_freq_factor
     )
-    kept = smooth.clamp(0.0, 1.0)  # 1: short wavelength, unchanged; 0: long one, divided by the factor
-    return (1 - kept) * frequencies / rope.factor + kept * frequencies
+    weight = smooth.clamp(
+        0.0, 1.0
+    )  # 1: short wavelength, unchanged; 0: long wavelength, divided by the factor
+    return (1 - weight) * frequencies / rope.factor + weight * frequencies
 
 
 def rotation_tables(

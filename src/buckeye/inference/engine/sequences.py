@@ -15,7 +15,7 @@ from buckeye.inference.types import FinishReason, Generation, SamplingParams
 _NO_TOKEN = -1
 
 
-def _ignore_news() -> None:
+def _do_nothing() -> None:
     pass
 
 
@@ -30,7 +30,7 @@ class Sequence:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     streamed: bool = False
-    on_update: Callable[[], None] = _ignore_news
+    on_update: Callable[[], None] = _do_nothing
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -179,9 +179,9 @@ class RunningSequences:
         return rows, self.stop_ids[rows, columns]
 
     def _set_stop_ids(self, slot: int, stop_ids: tuple[int, ...]) -> None:
-        lacking = len(stop_ids) - self.stop_ids.shape[1]
-        if lacking > 0:
-            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, lacking)), constant_values=_NO_TOKEN)
+        missing = len(stop_ids) - self.stop_ids.shape[1]
+        if missing > 0:
+            self.stop_ids = np.pad(self.stop_ids, ((0, 0), (0, missing)), constant_values=_NO_TOKEN)
         self.stop_ids[slot] = _NO_TOKEN
         self.stop_ids[slot, : len(stop_ids)] = stop_ids
 

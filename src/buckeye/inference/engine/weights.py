@@ -28,7 +28,8 @@ _EMBED, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _INPUT_NORM, _MLP_NORM = "input_layernorm.weight", "post_attention_layernorm.weight"
 _QK_NORMS = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
 _FINAL_NORM = "model.norm.weight"
-_BESIDE = 2**26
+_BFLOAT16_PARAMETERS = 5_000_000
+_MAX_SECOND_SET_BYTES = 2**26
 """Largest size, in bytes, of weights that get a second set on a CPU. Preparing it shares cores with
 sampling.
 """
@@ -73,17 +74,19 @@ class ModelWeights:
     @property
     def tensors(self) -> list[torch.Tensor]:
         """All tensors, in an order that depends on the model only; a tied one appears twice."""
-        found = [self.embed, self.final_norm, *self.head.tensors]
+        tensors = [self.embed, self.final_norm, *self.head.tensors]
         for layer in self.layers:
             norms = (layer.input_norm, layer.qk_norm, layer.mlp_norm)
-            found += [norm for norm in norms if norm is not None]
+            tensors += [norm for norm in norms if norm is not None]
             for projection in (layer.qkv, layer.out, layer.gate_up, layer.down):
-                found += projection.tensors
-        return found
+                tensors += projection.tensors
+        return tensors
 
 
 class PartialUpdateError(InferenceError):
     """Weights replaced only in part: nothing can be computed with them."""
+
+    code = "BK-WEIGHTS-UPDATE"
 
 
 class Checkpoint:
@@ -96,7 +99,7 @@ class Checkpoint:
         self._files: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         for path in _safetensors_files(directory):
-            with _opened(path) as file:
+            with _open_safetensors(path) as file:
                 for name in file.keys():  # noqa: SIM118, not a dict
                     self._files[name] = path
                     self._shapes[name] = tuple(file.get_slice(name).get_shape())
@@ -112,7 +115,7 @@ class Checkpoint:
 
     def tensor(self, name: str) -> torch.Tensor:
         """Return a tensor on the CPU, as stored."""
-        with _opened(self._files[name]) as file:
+        with _open_safetensors(self._files[name]) as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
@@ -142,13 +145,13 @@ def auto_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _open_safetensors(path: Path) -> Iterator[Any]:
     try:
         with safe_open(path, framework="pt") as file:
             yield file
     # UnicodeEncodeError: of a file name in an index
     except (OSError, SafetensorError, UnicodeEncodeError) as error:
-        raise InferenceError(f"{path} cannot be read: {error}") from error
+        raise InferenceError(f"cannot read {path}: {error}", code="BK-MODEL-DAMAGED") from error
 
 
 class DecoderWeights:
@@ -189,18 +192,23 @@ class DecoderWeights:
             if name not in missing and checkpoint.shape(name) != shape
         ]
         for kind, names in (
-            ("lacks", missing),
-            ("has unknown tensors", unknown),
-            ("has wrong shapes:", wrong),
+            ("missing tensors", missing),
+            ("unknown tensors", unknown),
+            ("wrong shapes", wrong),
         ):
             if names:
                 shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-                raise InferenceError(f"The checkpoint {checkpoint.directory} {kind} {shown}.")
-        both = self._spec.tied_head and _HEAD in checkpoint.names
-        if both and not torch.equal(checkpoint.tensor(_HEAD), checkpoint.tensor(_EMBED)):
+                raise InferenceError(
+                    f"the weights in {checkpoint.directory} do not fit the model: {kind}: {shown}",
+                    code="BK-MODEL-DAMAGED",
+                )
+        has_two_heads = self._spec.tied_head and _HEAD in checkpoint.names
+        if has_two_heads and not torch.equal(checkpoint.tensor(_HEAD), checkpoint.tensor(_EMBED)):
             raise InferenceError(
-                f"{checkpoint.directory}/config.json: tie_word_embeddings is true, and the checkpoint has "
-                f"a {_HEAD} that is not {_EMBED}. Set it to false if the model has a head of its own."
+                f"tie_word_embeddings is true, but the weights have a {_HEAD} that differs from {_EMBED}",
+                code="BK-MODEL-DAMAGED",
+                at=f"{checkpoint.directory}/config.json",
+                hint="set it to false if the model has a separate head",
             )
 
     def prepare(self, checkpoint: Checkpoint) -> ModelWeights | Checkpoint:
@@ -211,8 +219,8 @@ class DecoderWeights:
         too much on a CPU, the checkpoint is returned unread. With 16-bit weights an adapter stays separate:
         merged, most of it would be rounded away. Then only the adapter is read, and memory holds one model.
         """
-        large = self.num_parameters * self._dtype.itemsize > _BESIDE
-        if large and self._device.type == "cpu" and not self._keeps_apart(checkpoint):
+        large = self.num_parameters * self._dtype.itemsize > _MAX_SECOND_SET_BYTES
+        if large and self._device.type == "cpu" and not self._has_separate_adapter(checkpoint):
             return checkpoint
         # Use a thread that ends. PyTorch keeps a pool of compute threads for every thread that has computed,
         # and next to a second pool the engine's own pool stops busy-waiting for work.
@@ -220,21 +228,21 @@ class DecoderWeights:
             return worker.submit(self._read, checkpoint).result()
 
     def _read(self, checkpoint: Checkpoint) -> ModelWeights:
-        if not self._keeps_apart(checkpoint):
+        if not self._has_separate_adapter(checkpoint):
             return _Reader(self._spec, checkpoint, self._dtype, self._device).model()
         base = self._loaded.base or self._loaded if self._loaded is not None else None
         if base is None or base.directory != checkpoint.directory:
             base = self._read(Checkpoint(checkpoint.directory))
         return _Reader(self._spec, checkpoint, self._dtype, self._device, base).model()
 
-    def _keeps_apart(self, checkpoint: Checkpoint) -> bool:
+    def _has_separate_adapter(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.has_low_rank and self._dtype.itemsize < 4
 
     def load(self, new: ModelWeights | Checkpoint) -> None:
         """Replace the current weights by prepared ones, or by a checkpoint that passed `check`. Raise
         `PartialUpdateError` if reading fails in the middle.
         """
-        if isinstance(new, Checkpoint) and not self._keeps_apart(new):
+        if isinstance(new, Checkpoint) and not self._has_separate_adapter(new):
             self._replace(new)
             return
         model = self._read(new) if isinstance(new, Checkpoint) else new
@@ -250,11 +258,11 @@ class DecoderWeights:
         """Replace one tensor at a time; the old one is released before the next is read."""
         reader = _Reader(self._spec, checkpoint, self._dtype, self._device)
         self.moves += 1
-        before, self._loaded = self._loaded, None
+        old, self._loaded = self._loaded, None
         layers = list(self.layers)
         self.layers = layers
-        if before is not None:
-            del before, self.embed, self.head
+        if old is not None:
+            del old, self.embed, self.head
         try:
             self.embed = reader.embed()
             self.head = reader.head(self.embed)
@@ -263,7 +271,7 @@ class DecoderWeights:
                 layers[index : index + 1] = [reader.layer(index)]
         except Exception as error:
             raise PartialUpdateError(
-                f"{checkpoint.directory} was read in part, and cannot be used: {error}"
+                f"only a part of the weights in {checkpoint.directory} was loaded: {error}"
             ) from error
         self._loaded = ModelWeights(
             directory=checkpoint.directory,
@@ -281,8 +289,8 @@ def copy_over(old: ModelWeights, new: ModelWeights) -> bool:
     copying, if shapes differ or an adapter shares its base's weights.
     """
     pairs = list(zip(old.tensors, new.tensors, strict=False))
-    alike = len(old.tensors) == len(new.tensors) and all(a.shape == b.shape for a, b in pairs)
-    if not alike or old.base is not None or new.base is not None:
+    same_shapes = len(old.tensors) == len(new.tensors) and all(a.shape == b.shape for a, b in pairs)
+    if not same_shapes or old.base is not None or new.base is not None:
         return False
     for target, source in pairs:
         target.copy_(source)
@@ -309,7 +317,6 @@ class _Reader:
         self._base = base
 
     def model(self) -> ModelWeights:
-        """Return all weights."""
         embed = self.embed()
         return ModelWeights(
             directory=self._checkpoint.directory,
@@ -321,12 +328,11 @@ class _Reader:
         )
 
     def embed(self) -> torch.Tensor:
-        """Return the embedding."""
-        return self._known(self._base and self._base.embed, _EMBED)
+        return self._base_or_own(self._base and self._base.embed, _EMBED)
 
     def final_norm(self) -> torch.Tensor:
         """Return the norm before the head."""
-        return self._known(self._base and self._base.final_norm, _FINAL_NORM)
+        return self._base_or_own(self._base and self._base.final_norm, _FINAL_NORM)
 
     def head(self, embed: torch.Tensor) -> Projection:
         """Return the head; a tied one is the embedding in another layout."""
@@ -336,49 +342,50 @@ class _Reader:
         return Projection(embed if self._spec.tied_head else self._tensor(_HEAD))
 
     def layer(self, index: int) -> LayerWeights:
-        """Return the weights of one layer."""
         prefix = f"model.layers.{index}."
-        known = self._base.layers[index] if self._base is not None else None
+        base = self._base.layers[index] if self._base is not None else None
         projections = {
-            name: self._projection(prefix, matrix, getattr(known, name, None))
+            name: self._projection(prefix, matrix, getattr(base, name, None))
             for name, matrix in _matrices(self._spec).items()
         }
         return LayerWeights(
-            input_norm=self._known(known and known.input_norm, f"{prefix}{_INPUT_NORM}"),
+            input_norm=self._base_or_own(base and base.input_norm, f"{prefix}{_INPUT_NORM}"),
             qk_norm=self._qk_norm(prefix) if self._spec.qk_norm else None,
-            mlp_norm=self._known(known and known.mlp_norm, f"{prefix}{_MLP_NORM}"),
+            mlp_norm=self._base_or_own(base and base.mlp_norm, f"{prefix}{_MLP_NORM}"),
             **projections,
         )
 
-    def _projection(self, prefix: str, matrix: _Matrix, known: Projection | None) -> Projection:
+    def _projection(self, prefix: str, matrix: _Matrix, base: Projection | None) -> Projection:
         weights = {f"{prefix}{module}.weight": rows for module, rows in matrix.modules.items()}
         biases = [f"{prefix}{module}.bias" for module in matrix.modules if matrix.bias]
-        if known is None or any(map(self._checkpoint.replaces, (*weights, *biases))):
+        if base is None or any(map(self._checkpoint.replaces, (*weights, *biases))):
             bias = torch.cat(list(map(self._tensor, biases))) if biases else None
-            known = Projection(torch.cat(list(map(self._tensor, weights))), bias)
-        return self._with_adapter(known, weights)
+            base = Projection(torch.cat(list(map(self._tensor, weights))), bias)
+        return self._with_adapter(base, weights)
 
     def _with_adapter(self, projection: Projection, weights: Mapping[str, int]) -> Projection:
         """Add low-rank matrices to a projection with the row blocks `weights`: the A are stacked, and the B
         are on a block diagonal.
         """
         pairs = {name: self._checkpoint.low_rank(name) for name in weights} if self._base is not None else {}
-        found = [pair for pair in pairs.values() if pair is not None]
-        if not found:
+        present = [pair for pair in pairs.values() if pair is not None]
+        if not present:
             return projection
-        b = torch.zeros(sum(weights.values()), sum(len(a) for a, _ in found))
+        b = torch.zeros(sum(weights.values()), sum(len(a) for a, _ in present))
         row = column = 0
         for name, pair in pairs.items():
             if pair is not None:
                 b[row : row + weights[name], column : column + len(pair[0])] = pair[1]
                 column += len(pair[0])
             row += weights[name]
-        return projection.with_adapter(torch.cat([a for a, _ in found]).to(self._device), b.to(self._device))
+        return projection.with_adapter(
+            torch.cat([a for a, _ in present]).to(self._device), b.to(self._device)
+        )
 
-    def _known(self, of_base: torch.Tensor | None, name: str) -> torch.Tensor:
-        if of_base is None or self._checkpoint.replaces(name):
+    def _base_or_own(self, base: torch.Tensor | None, name: str) -> torch.Tensor:
+        if base is None or self._checkpoint.replaces(name):
             return self._tensor(name)
-        return of_base
+        return base
 
     def _qk_norm(self, prefix: str) -> torch.Tensor:
         query, key = (self._tensor(f"{prefix}{name}") for name in _QK_NORMS)
@@ -429,15 +436,13 @@ def _safetensors_files(directory: Path) -> list[Path]:
         try:
             names = sorted(set(map(os.fspath, read_json(index)["weight_map"].values())))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise InferenceError(f"{index} cannot be read: {error!r}") from error
+            raise InferenceError(f"cannot read {index}: {error!r}", code="BK-MODEL-DAMAGED") from error
         return [directory / name for name in names]
     single = directory / "model.safetensors"
     if not single.is_file():
-        raise InferenceError(f"{directory} has no model.safetensors (nor an index of several).")
+        message = f"no model.safetensors in {directory}, and no index of several files"
+        raise InferenceError(message, code="BK-MODEL-DAMAGED")
     return [single]
-
-
-_BFLOAT16_PARAMETERS = 5_000_000
 
 
 def auto_compute_dtype(parameters: int, device: torch.device) -> torch.dtype:

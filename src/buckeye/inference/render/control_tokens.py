@@ -18,10 +18,11 @@ from buckeye.envs.base import Message
 ESCAPE_MARK = "\ufdd0"
 """Unicode noncharacter, never used in text."""
 
-_OF_REPLIES = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+_REPLY_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """Tokens that assistants write in their replies, also in data sets."""
-_WRITTEN_HERE = _OF_REPLIES | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
+_KNOWN_TAGS = _REPLY_TOKENS | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
 """Tokens written around tools and calls for templates without tool support."""
+_ANCHOR = "\n"
 _BARS = re.compile(r"\S*[<\[][|｜].*|.*[|｜][>\]]\S*", re.DOTALL)
 _TAG = re.compile(r"<\S+>|\[\S+\]")
 
@@ -31,21 +32,21 @@ class ControlTokenEscaper:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        known = [token for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
-        written = str(tokenizer.chat_template)
-        names = {one.content for one in known if one.special or _controls(one.content, written)}
-        self._anywhere, self._in_replies = _pattern(names), _pattern(names - _OF_REPLIES)
+        tokens = [token for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
+        template = str(tokenizer.chat_template)
+        names = {t.content for t in tokens if t.special or _is_control_token(t.content, template)}
+        self._anywhere, self._in_replies = _compile_pattern(names), _compile_pattern(names - _REPLY_TOKENS)
 
     def escape_message(self, message: Message) -> dict[str, Any]:
         """Return a message with marked texts, for `encode`. Its role stays unchanged."""
         pattern = self._in_replies if message.get("role") == "assistant" else self._anywhere
         if pattern is None:
             return dict(message)
-        return {key: item if key == "role" else _marked(item, pattern) for key, item in message.items()}
+        return {key: item if key == "role" else _mark(item, pattern) for key, item in message.items()}
 
     def escape_tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
         """Return a tool's description with marked texts: its server wrote it."""
-        return dict(tool) if self._anywhere is None else _marked(dict(tool), self._anywhere)
+        return dict(tool) if self._anywhere is None else _mark(dict(tool), self._anywhere)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a template's text from marked messages, without added special tokens."""
@@ -54,10 +55,14 @@ class ControlTokenEscaper:
             return self._tokenizer.encode(text, add_special_tokens=False)
         ids: list[int] = []
         for piece in filter(None, text.split(ESCAPE_MARK)):
-            ids += self._continued(piece) if ids else self._tokenizer.encode(piece, add_special_tokens=False)
+            ids += (
+                self._encode_continuation(piece)
+                if ids
+                else self._tokenizer.encode(piece, add_special_tokens=False)
+            )
         return ids
 
-    def _continued(self, piece: str) -> list[int]:
+    def _encode_continuation(self, piece: str) -> list[int]:
         """Return the ids of a piece inside a text: some tokenizers add a space at the beginning of a text."""
         before = self._tokenizer.encode(_ANCHOR, add_special_tokens=False)
         after = self._tokenizer.encode(_ANCHOR + piece, add_special_tokens=False)
@@ -66,28 +71,25 @@ class ControlTokenEscaper:
         return self._tokenizer.encode(piece, add_special_tokens=False)
 
 
-def _controls(token: str, template: str) -> bool:
+def _is_control_token(token: str, template: str) -> bool:
     """Return True if a non-special token is a control token: by its bars, or as a tag that the chat template
     writes. Other tags, such as `<answer>`, are text of a task.
     """
     if _BARS.fullmatch(token):
         return True
-    return bool(_TAG.fullmatch(token)) and (token in template or token in _WRITTEN_HERE)
+    return bool(_TAG.fullmatch(token)) and (token in template or token in _KNOWN_TAGS)
 
 
-_ANCHOR = "\n"
-
-
-def _pattern(names: set[str]) -> re.Pattern[str] | None:
+def _compile_pattern(names: set[str]) -> re.Pattern[str] | None:
     longest_first = sorted(names, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first))) if names else None
 
 
-def _marked(value: Any, pattern: re.Pattern[str]) -> Any:
+def _mark(value: Any, pattern: re.Pattern[str]) -> Any:
     if isinstance(value, str):
-        return pattern.sub(lambda found: found[0][0] + ESCAPE_MARK + found[0][1:], value)
+        return pattern.sub(lambda match: match[0][0] + ESCAPE_MARK + match[0][1:], value)
     if isinstance(value, Mapping):
-        return {_marked(key, pattern): _marked(item, pattern) for key, item in value.items()}
+        return {_mark(key, pattern): _mark(item, pattern) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_marked(item, pattern) for item in value]
+        return [_mark(item, pattern) for item in value]
     return value

@@ -71,7 +71,7 @@ class FamilyParser:
             return None
         if response.tool_calls and not tools:
             return None
-        calls = tuple(_call(call) for call in response.tool_calls)
+        calls = tuple(_parsed_call(call) for call in response.tool_calls)
         return ParsedMessage(
             content=response.content or "", reasoning=response.reasoning_content, calls=calls
         )
@@ -105,33 +105,35 @@ def find_family(tokenizer: Any, model_path: str, template: ChatTemplate) -> Fami
     from renderers import config_from_name, create_renderer
     from renderers.base import MODEL_RENDERER_MAP
 
-    known = MODEL_RENDERER_MAP.get(model_path)
+    renderer_name = MODEL_RENDERER_MAP.get(model_path)
     for name in dict.fromkeys(
-        (*([known] if known else []), *_BY_ARCHITECTURE.get(_model_type(model_path), ()))
+        (*([renderer_name] if renderer_name else []), *_BY_ARCHITECTURE.get(_model_type(model_path), ()))
     ):
         try:
             renderer = create_renderer(tokenizer, config_from_name(name))
-            if all(_agree(renderer, tokenizer, template, *probe) for probe in _CONVERSATIONS):
+            if all(_renders_equally(renderer, tokenizer, template, *probe) for probe in _CONVERSATIONS):
                 return FamilyParser(renderer)
         except Exception as error:  # a tokenizer without the family's tokens fails in many ways
-            log.debug("not of the family %s: %r", name, error)
-    if known:
+            log.debug("the renderer %s does not fit: %r", name, error)
+    if renderer_name:
         log.warning(
-            "The chat template of %s is not the one that renderers has for it (%s): tool calls are read as "
-            "<tool_call> JSON.",
+            "The chat template of %s differs from its template in `renderers` (%s): tool calls are parsed as "
+            "<tool_call> JSON",
             model_path,
-            known,
+            renderer_name,
         )
     return None
 
 
-def _agree(renderer: Any, tokenizer: Any, template: ChatTemplate, messages: Any, tools: Any) -> bool:
+def _renders_equally(
+    renderer: Any, tokenizer: Any, template: ChatTemplate, messages: Any, tools: Any
+) -> bool:
     text = template.text(messages, tools, prompt=True)
     rendered = renderer.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True)
     return rendered == tokenizer.encode(text, add_special_tokens=False)
 
 
-def _call(call: Any) -> ParsedCall:
+def _parsed_call(call: Any) -> ParsedCall:
     status = getattr(call.status, "value", call.status)
     if status != "ok" and not call.name:
         return ParsedCall(name="", arguments=call.raw)

@@ -29,6 +29,9 @@ from buckeye.inference.render.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
+TEXT_CALL_FAMILIES = (None, "qwen3", "prime-qwen3", "llama-3")
+"""Families that write reasoning and calls as plain text of a reply."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
@@ -51,8 +54,7 @@ class ChatRenderer:
         self.template = ChatTemplate(self.tokenizer, self.model_path)
         if self.template.missing_header:
             log.warning(
-                "The chat template of %s ignores add_generation_prompt: prompts get the header %r, which it "
-                "writes before replies.",
+                "The chat template of %s ignores add_generation_prompt: prompts get the reply header %r",
                 self.model_path,
                 self.template.missing_header,
             )
@@ -168,11 +170,11 @@ class ChatRenderer:
         if self.template.end_of_turn is None:
             return None
         end, _ = self.template.end_of_turn
-        written, found, rest = text.partition(end)
+        written, separator, rest = text.partition(end)
         content, reasoning = ((reply.get(key) or "").strip() for key in ("content", "reasoning_content"))
         # Reasoning precedes the content, which may contain equal text.
         before = written.rpartition(content)[0] if content else written
-        if not found or content not in written or reasoning not in before:
+        if not separator or content not in written or reasoning not in before:
             return None
         return end, rest
 
@@ -180,17 +182,16 @@ class ChatRenderer:
         return ids[:-1] if ids and ids[-1] in self.stop_token_ids else ids
 
     def _token_text(self, token_id: int) -> str:
-        """Return the text of a single token."""
         return self.decode([token_id])
 
     def _find_stop_token_ids(self) -> tuple[int, ...]:
         end = self.template.end_of_turn
-        found = [
+        tokens = [
             self.tokenizer.eos_token_id,
             *_generation_eos(Path(self.model_path)),
             end[1] if end else None,
         ]
-        return tuple(dict.fromkeys(token for token in found if token is not None))
+        return tuple(dict.fromkeys(token for token in tokens if token is not None))
 
 
 def _generation_eos(directory: Path) -> list[int]:
@@ -201,16 +202,13 @@ def _generation_eos(directory: Path) -> list[int]:
         settings = read_json(path)
         eos = settings.get("eos_token_id") if isinstance(settings, dict) else {}
     except (OSError, ValueError) as error:
-        raise InferenceError(f"{path} cannot be read: {error}") from None
-    named = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    found = [token for token in named if isinstance(token, int)]
-    if len(found) < len(named):
-        raise InferenceError(f"{path}: eos_token_id is a token id, or a list of them.")
-    return found
-
-
-TEXT_CALL_FAMILIES = (None, "qwen3", "prime-qwen3", "llama-3")
-"""Families that write reasoning and calls as plain text of a reply."""
+        raise InferenceError(f"cannot read {path}: {error}", code="BK-MODEL-DAMAGED") from None
+    values = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    tokens = [token for token in values if isinstance(token, int)]
+    if len(tokens) < len(values):
+        message = "eos_token_id must be a token id, or a list of token ids"
+        raise InferenceError(message, code="BK-MODEL-DAMAGED", at=str(path))
+    return tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -222,7 +220,7 @@ class ReplyStart:
 
 
 EMPTY_REPLY_START = ReplyStart()
-"""Opening of a reply that the model starts itself."""
+"""Start of a reply that the model starts itself."""
 
 
 def call_start(renderer: ChatRenderer, conversation: Conversation, name: str | None) -> ReplyStart:
@@ -232,8 +230,9 @@ def call_start(renderer: ChatRenderer, conversation: Conversation, name: str | N
     family, template = renderer.family, renderer.template
     if (family.name if family else None) not in TEXT_CALL_FAMILIES:
         raise UsageError(
-            "`tool_choice` may be auto or none for this model: its family writes calls in a way that this "
-            "server cannot begin for it."
+            "`tool_choice` cannot force a call of this model: its family does not write calls as text",
+            code="BK-INFERENCE-REQUEST",
+            hint="use auto or none",
         )
     thought = ""
     if starts_reasoning(conversation.text):

@@ -42,6 +42,8 @@ PROBE_TOOLS = (_PROBE_TOOL,)
 class TooCostlyTemplateError(UsageError):
     """Chat template that takes too long, or produces too much text."""
 
+    code = "BK-TEMPLATE"
+
 
 class ChatTemplate:
     """Chat template of a tokenizer. If it does not support tools, they are written into plain messages."""
@@ -76,9 +78,9 @@ class ChatTemplate:
         written = self._probe((PROBE_QUESTION, _REPLY), (), prompt=False)
         if not without or without != with_it or not written.startswith(without):
             return ""
-        header, found, _ = written.removeprefix(without).partition(_PROBE)
+        header, probe, _ = written.removeprefix(without).partition(_PROBE)
         header = header.partition("<think>")[0]  # the model writes this part
-        return header if found and header.strip() else ""
+        return header if probe and header.strip() else ""
 
     @cached_property
     def header(self) -> str | None:
@@ -102,7 +104,7 @@ class ChatTemplate:
     def supports_tools(self) -> bool:
         """True if the template renders tools, calls and their results itself."""
         text = self._probe(PROBE_TOOL_TURN, PROBE_TOOLS, prompt=True)
-        return all(word in text for word in ("probe-description", "probe-value", "probe-result"))
+        return all(marker in text for marker in ("probe-description", "probe-value", "probe-result"))
 
     @cached_property
     def supports_reasoning(self) -> bool:
@@ -129,8 +131,8 @@ class ChatTemplate:
         """
         text = self._probe((PROBE_QUESTION, _REPLY), (), prompt=False)
         ids = self._tokenizer.encode(text[text.rfind(_PROBE) + len(_PROBE) :], add_special_tokens=False)
-        known = self._tokenizer.added_tokens_decoder
-        return (known[ids[0]].content, ids[0]) if text and ids and ids[0] in known else None
+        added = self._tokenizer.added_tokens_decoder
+        return (added[ids[0]].content, ids[0]) if text and ids and ids[0] in added else None
 
     def _probe(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> str:
         """Return the text of unmarked messages, or "" if the template rejects them."""
@@ -144,7 +146,9 @@ class ChatTemplate:
     def _render(self, messages: list[dict[str, Any]], tools: Sequence[Tool], *, prompt: bool) -> str:
         if not self._tokenizer.chat_template:
             raise UsageError(
-                f"The tokenizer of {self._model_path} has no chat template, so it cannot render messages."
+                f"cannot render messages: the tokenizer of {self._model_path} has no chat template",
+                code="BK-TEMPLATE",
+                hint="use a chat model, or add a chat_template.jinja to the model's folder",
             )
         from buckeye.inference.render import template_sandbox
 
@@ -164,7 +168,8 @@ class ChatTemplate:
                 TooCostlyTemplateError if isinstance(error, template_sandbox.TooCostlyError) else UsageError
             )
             raise kind(
-                f"The chat template of {self._model_path} cannot render these messages: {_reason(error)}"
+                f"the chat template of {self._model_path} cannot render these messages: {_with_line(error)}",
+                code="BK-TEMPLATE",
             ) from error
 
 
@@ -175,12 +180,12 @@ def _compiled(source: str) -> Any:
     return SandboxedTemplate(source)
 
 
-def _reason(error: Exception) -> str:
+def _with_line(error: Exception) -> str:
     """Return the error's text with the line of the template."""
     lines = [at.lineno for at in traceback.extract_tb(error.__traceback__) if at.filename == "<template>"]
     line = getattr(error, "lineno", None) or (lines[-1] if lines else None)
-    said = str(error) or type(error).__name__
-    return said if line is None else f"line {line}: {said}"
+    message = str(error) or type(error).__name__
+    return message if line is None else f"line {line}: {message}"
 
 
 def starts_reasoning(prompt: str) -> bool:
@@ -194,10 +199,14 @@ def _with_text(message: Message, number: int) -> Message:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return message
-    what = f"it is {type(content).__name__}, not a text"
-    if isinstance(content, list | tuple) and (other := find_non_text_part(content)) is not None:
-        what = f"part {other[0]} is {other[1]}, not text"
-    raise UsageError(f"content of message {number} ({message.get('role')}): {what}")
+    problem = f"it is {type(content).__name__}, not text"
+    if isinstance(content, list | tuple) and (part := find_non_text_part(content)) is not None:
+        problem = f"part {part[0]} is {part[1]}, not text"
+    raise UsageError(
+        f"content of message {number} ({message.get('role')}): {problem}",
+        code="BK-TEMPLATE",
+        hint="use text only: images and audio are not supported",
+    )
 
 
 def readable(message: Message) -> dict[str, Any]:

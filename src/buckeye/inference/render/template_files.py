@@ -19,11 +19,12 @@ class TemplateFiles:
     def __init__(self, folder: Path) -> None:
         """Raise `InferenceError` if a file cannot be read."""
         try:
-            settings = _settings(folder)
-            self._templates = _templates(folder, settings)
+            settings = _read_settings(folder)
+            self._templates = _read_templates(folder, settings)
         except (OSError, ValueError, TypeError, KeyError) as error:
-            raise InferenceError(f"The chat template of {folder} cannot be read: {error!r}.") from None
-        names = {name: _text(value) for name, value in settings.items() if name.endswith("_token")}
+            message = f"cannot read the chat template of {folder}: {error!r}"
+            raise InferenceError(message, code="BK-TEMPLATE") from None
+        names = {name: _token_text(value) for name, value in settings.items() if name.endswith("_token")}
         self.special_tokens_map = {name: text for name, text in names.items() if text is not None}
         self.added_tokens_decoder: dict[int, Any] = {}
         """Empty: names of control tokens in messages do not change the result of a check."""
@@ -35,10 +36,10 @@ class TemplateFiles:
 
     def get_chat_template(self, *, tools: Any = None) -> str:
         """Return the template for a conversation. Raise `ValueError` if the model has none."""
-        found = self._templates.get("tool_use") if tools else None
-        if found is None and self.chat_template is None:
-            raise ValueError("there is no chat template")
-        return found or self.chat_template or ""
+        template = self._templates.get("tool_use") if tools else None
+        if template is None and self.chat_template is None:
+            raise ValueError("the model has no chat template")
+        return template or self.chat_template or ""
 
 
 def read_template(folder: Path) -> ChatTemplate | None:
@@ -49,7 +50,7 @@ def read_template(folder: Path) -> ChatTemplate | None:
     return ChatTemplate(files, str(folder)) if files.chat_template else None
 
 
-def _settings(folder: Path) -> dict[str, Any]:
+def _read_settings(folder: Path) -> dict[str, Any]:
     path = folder / "tokenizer_config.json"
     settings = read_json(path) if path.is_file() else {}
     if not isinstance(settings, dict):
@@ -57,7 +58,7 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
+def _read_templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     """Return the templates by name; files take precedence over the settings."""
     files = {path.stem: path for path in sorted((folder / _FOLDER).glob("*.jinja"))}
     if (folder / TEMPLATE_FILE).is_file():
@@ -67,10 +68,10 @@ def _templates(folder: Path, settings: dict[str, Any]) -> dict[str, str]:
     stored = settings.get("chat_template") or {}
     if isinstance(stored, str):
         return {"default": stored}
-    return stored if isinstance(stored, dict) else {one["name"]: one["template"] for one in stored}
+    return stored if isinstance(stored, dict) else {entry["name"]: entry["template"] for entry in stored}
 
 
-def _text(token: Any) -> str | None:
+def _token_text(token: Any) -> str | None:
     """Return a special token's text, which may be inside an object."""
     text = token.get("content") if isinstance(token, dict) else token
     return text if isinstance(text, str) else None

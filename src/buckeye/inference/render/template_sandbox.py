@@ -40,6 +40,7 @@ _SIZES = frozenset(
 """Methods and filters with an argument that determines the length of their result."""
 _LARGE = _SIZES | {"replace", "join", "format", "format_map"}
 """Methods and filters with results that may be much longer than their input."""
+_LOOP_FILTER = "buckeye-loop"  # not a name that a template can write
 
 
 class TooCostlyError(SecurityError):
@@ -64,8 +65,8 @@ class SandboxedTemplate:
         `TooCostlyError` if it exceeds a limit.
         """
         self._environment.begin()
-        given = {name: _plain(value) for name, value in values.items()}
-        return self._template.render(messages=[_with_reasoning(_plain(m)) for m in messages], **given)
+        given = {name: _to_plain(value) for name, value in values.items()}
+        return self._template.render(messages=[_with_reasoning(_to_plain(m)) for m in messages], **given)
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -77,23 +78,23 @@ class _Environment(ImmutableSandboxedEnvironment):
         )
         self.filters = {name: self._bounded(name, function) for name, function in self.filters.items()}
         self.filters["tojson"] = self._bounded("tojson", _to_json)
-        self.filters[_TURNS] = self._turns
+        self.filters[_LOOP_FILTER] = self._loop_items
         self.globals |= {
-            "raise_exception": _raise,
+            "raise_exception": _raise_exception,
             "strftime_now": TEMPLATE_DATE.strftime,
             "dict": _make_dict,
             "namespace": _Namespace,
         }
         del self.globals["lipsum"]
-        self._now = threading.local()
+        self._current = threading.local()
 
     def begin(self) -> None:
         """Start the budget of a rendering in this thread."""
-        self._now.budget = _Budget()
+        self._current.budget = _Budget()
 
     def spend(self) -> None:
         """Check the budget; called at every step of a template."""
-        budget = getattr(self._now, "budget", None)
+        budget = getattr(self._current, "budget", None)
         if budget is not None:  # unset while the template is compiled
             budget.check()
 
@@ -132,14 +133,14 @@ class _Environment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
         for loop in template.find_all(nodes.For):
-            loop.iter = nodes.Filter(loop.iter, _TURNS, [], [], None, None, lineno=loop.lineno)
+            loop.iter = nodes.Filter(loop.iter, _LOOP_FILTER, [], [], None, None, lineno=loop.lineno)
         return template
 
-    def _turns(self, items: Iterable[Any]) -> Iterable[Any]:
+    def _loop_items(self, items: Iterable[Any]) -> Iterable[Any]:
         """Return the items of a loop; each iteration is checked against the budget."""
         if isinstance(items, jinja2.Undefined):
             return items  # raises an error that names the undefined value
-        return _Turns(items, self.spend)
+        return _LoopItems(items, self.spend)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         large = name in _LARGE
@@ -154,10 +155,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         return bounded
 
 
-_TURNS = "buckeye-turns"  # not a name that a template can write
-
-
-class _Turns:
+class _LoopItems:
     """Items of a loop; `spend` is called for each."""
 
     def __init__(self, items: Iterable[Any], spend: Callable[[], None]) -> None:
@@ -234,7 +232,7 @@ def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
     return dict(*args, **kwargs)
 
 
-def _raise(message: str) -> None:
+def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
@@ -284,9 +282,9 @@ def _check_format(text: str, values: Iterable[Any]) -> None:
     _check_length(max(widths, default=0))
 
 
-def _check_length(length: int, most: int = MAX_CHARACTERS) -> None:
-    if length > most:
-        raise TooCostlyError(f"it makes a text or a list of more than {most} signs")
+def _check_length(length: int, limit: int = MAX_CHARACTERS) -> None:
+    if length > limit:
+        raise TooCostlyError(f"it makes a text or a list of more than {limit} characters or items")
 
 
 def _is_sized(value: Any) -> bool:
@@ -311,14 +309,14 @@ def _with_reasoning(message: Any) -> Any:
     )
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Convert a value to plain JSON types: templates must not reach methods of other objects."""
     if value is None or type(value) in (str, int, float, bool):
         return value
     if isinstance(value, Mapping):
-        return {_plain(key): _plain(item) for key, item in value.items()}
+        return {_to_plain(key): _to_plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     for kind in (str, bool, int, float):
         if isinstance(value, kind):
             return kind(value)

@@ -30,16 +30,20 @@ def load_tokenizer(model_path: str) -> Any:
     that fails.
     """
     try:
-        tokenizer = _class_of(Path(model_path)).from_pretrained(model_path)
+        tokenizer = _tokenizer_class(Path(model_path)).from_pretrained(model_path)
         tokenizer.decode(tokenizer.encode("a b"))  # invalid settings show only in use
         return tokenizer
     # transformers raises many exceptions for a directory without a usable tokenizer
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InferenceError(f"No tokenizer could be loaded from {model_path}: {reason}") from error
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(": ")
+        raise InferenceError(
+            f"cannot load a tokenizer from {model_path}: {reason}",
+            code="BK-TOKENIZER",
+            hint="copy the tokenizer files next to the weights",
+        ) from error
 
 
-def _class_of(directory: Path) -> Any:
+def _tokenizer_class(directory: Path) -> Any:
     name = None if "torch" in sys.modules else _known_class(directory)
     if name == _GENERIC:
         from transformers.tokenization_utils_tokenizers import TokenizersBackend
@@ -56,15 +60,15 @@ def _known_class(directory: Path) -> str | None:
     """
     if not (directory / "tokenizer.json").is_file():
         return None
-    settings, model = (_object(directory / name) for name in ("tokenizer_config.json", "config.json"))
+    settings, model = (_read_object(directory / name) for name in ("tokenizer_config.json", "config.json"))
     if "auto_map" in settings or (directory / "tekken.json").exists():
         return None
-    named = settings.get("tokenizer_class")
-    taken, families = _CLASSES.get(str(named).removesuffix("Fast"), (None, ()))
-    return taken if model.get("model_type") in families else None
+    stored = settings.get("tokenizer_class")
+    class_name, families = _CLASSES.get(str(stored).removesuffix("Fast"), (None, ()))
+    return class_name if model.get("model_type") in families else None
 
 
-def _object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     """Return a JSON object, or an empty one if the file is invalid; transformers reports the error."""
     try:
         value = read_json(path)

@@ -27,9 +27,9 @@ def plain_messages(messages: Sequence[Message], tools: Sequence[Tool]) -> list[d
         if message["role"] != "tool":
             plain.append(fold_calls(message))
         elif in_results:
-            plain[-1]["content"] += "\n" + _result(message)
+            plain[-1]["content"] += "\n" + _result_text(message)
         else:
-            plain.append({"role": "user", "content": _result(message)})
+            plain.append({"role": "user", "content": _result_text(message)})
         in_results = message["role"] == "tool"
     return _with_tools(plain, tools) if tools else plain
 
@@ -38,12 +38,12 @@ def fold_calls(message: Message) -> dict[str, Any]:
     """Return a message with its calls written as text into the content."""
     content = message.get("content")
     folded = {key: value for key, value in message.items() if key != "tool_calls"}
-    calls = [_call(call["function"]) for call in message.get("tool_calls") or ()]
+    calls = [_call_text(call["function"]) for call in message.get("tool_calls") or ()]
     folded["content"] = "\n".join([text for text in (content,) if text] + calls)
     return folded
 
 
-def _call(function: Mapping[str, Any]) -> str:
+def _call_text(function: Mapping[str, Any]) -> str:
     name, arguments = function["name"], function["arguments"]
     if arguments is None or arguments == "":
         arguments = "{}"
@@ -56,7 +56,7 @@ def _call(function: Mapping[str, Any]) -> str:
     return f"<tool_call>\n{body}\n</tool_call>"
 
 
-def _result(message: Message) -> str:
+def _result_text(message: Message) -> str:
     return f"<tool_response>\n{message.get('content') or ''}\n</tool_response>"
 
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
 from buckeye.base.foreign_files import data_folder
-from buckeye.chat.openai_api import parse_request
+from buckeye.chat.openai_api import InvalidRequestError, parse_request
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import read_spec
@@ -96,10 +96,10 @@ async def pause(service: Service, request: Request) -> Response:
     """Stop decoding: ?mode=keep|wait|abort&clear_cache=true|false."""
     mode = request.query_params.get("mode", "abort")
     if mode not in get_args(PauseMode):
-        raise UsageError(f"`mode` must be keep, wait or abort, not {mode!r}.")
+        raise InvalidRequestError(f"`mode` must be keep, wait or abort, not {mode!r}")
     clear = request.query_params.get("clear_cache", "true").lower()
     if clear not in ("true", "1", "false", "0"):
-        raise UsageError(f"`clear_cache` must be true or false, not {clear!r}.")
+        raise InvalidRequestError(f"`clear_cache` must be true or false, not {clear!r}")
     await asyncio.wrap_future(service.engine.pause(mode, clear_cache=clear in ("true", "1")))  # type: ignore[arg-type]
     return json_response({"status": "paused"})
 
@@ -141,11 +141,12 @@ class WeightUpdate:
         """
         body = parse_request(await request.body(), FinishUpdateRequest)
         if self._checked is None:
-            raise UsageError(
-                "No weights have been given since /start_weight_update: POST /update_weights first."
+            raise InvalidRequestError(
+                "cannot finish the weight update: no weights were loaded since /start_weight_update",
+                hint="POST /update_weights first",
             )
         weights, manifest = self._checked
-        version = _version(body.weight_version, manifest.step, "weight_version")
+        version = _parse_version(body.weight_version, manifest.step, "weight_version")
         await asyncio.wrap_future(service.engine.install_weights(weights, version))
         service.checksum, service.adapter = manifest.checksum, None
         self._checked = None
@@ -157,7 +158,7 @@ class WeightUpdate:
         """
         body = parse_request(await request.body(), RpcRequest)
         if body.method != "buckeye_weights":
-            raise UsageError(f"`method` must be buckeye_weights, not {body.method!r}.")
+            raise InvalidRequestError(f"`method` must be buckeye_weights, not {body.method!r}")
         await asyncio.wrap_future(service.engine.ping())
         incoming = self._checked[1].checksum if self._checked is not None else None
         worker = {
@@ -187,8 +188,8 @@ async def weight_info(service: Service, request: Request) -> Response:
 
 async def update_weight_version(service: Service, request: Request) -> Response:
     """Set the version of the current weights."""
-    asked = parse_request(await request.body(), WeightVersionRequest).new_version
-    version = _version(asked, service.engine.version, "new_version")
+    requested = parse_request(await request.body(), WeightVersionRequest).new_version
+    version = _parse_version(requested, service.engine.version, "new_version")
     await asyncio.wrap_future(service.engine.set_version(version))
     return json_response({"success": True, "new_version": str(version)})
 
@@ -218,7 +219,7 @@ class AdapterRoutes:
         name = parse_request(await request.body(), UnloadAdapterRequest).lora_name
         async with self._lock:
             if name != service.adapter:
-                raise HTTPException(404, f"There is no LoRA adapter `{name}` here.")
+                raise HTTPException(404, f"no LoRA adapter named {name!r} is loaded")
             await _install(service, Checkpoint(service.directory))
             service.checksum, service.adapter = None, None
         return json_response({"status": "unloaded"})
@@ -227,21 +228,25 @@ class AdapterRoutes:
 def _check_adapter_name(service: Service, body: LoadAdapterRequest) -> None:
     name, loaded = body.lora_name, service.adapter
     if name == service.model_name:
-        raise UsageError(f"`lora_name` = {name!r} is the name of the model that is served; choose another.")
+        raise InvalidRequestError(
+            f"`lora_name` is {name!r}, the name of the served model", hint="choose another name"
+        )
     if loaded is not None and loaded != name:
-        raise UsageError(
-            f"The adapter {loaded!r} is merged into the weights, and one at a time can be: POST "
-            "/v1/unload_lora_adapter first."
+        raise InvalidRequestError(
+            f"cannot load the adapter {name!r}: {loaded!r} is loaded, and the server applies one at a time",
+            hint="POST /v1/unload_lora_adapter first",
         )
     if loaded is not None and not body.load_inplace:
-        raise UsageError(f"The adapter {loaded!r} is loaded already; `load_inplace`: true replaces it.")
+        raise InvalidRequestError(
+            f"the adapter {loaded!r} is loaded already", hint="send `load_inplace`: true to replace it"
+        )
 
 
 def _open_adapter(service: Service, path: str) -> AdaptedCheckpoint:
     try:
-        return AdaptedCheckpoint(service.directory, _allowed(service, path))
+        return AdaptedCheckpoint(service.directory, _weights_folder(service, path))
     except InferenceError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(error.message, code=error.code, at=error.at, hint=error.hint) from error
 
 
 async def _install(service: Service, checkpoint: Checkpoint) -> None:
@@ -264,9 +269,9 @@ def _open_weights(service: Service, path: str) -> tuple[ModelWeights | Checkpoin
     """Return verified weights that fit the model, with their manifest. They are prepared while checksums are
     computed.
     """
-    directory = _allowed(service, path)
-    with ThreadPoolExecutor(1, "verify") as other:
-        verified = other.submit(verify_weights, directory)
+    directory = _weights_folder(service, path)
+    with ThreadPoolExecutor(1, "verify") as verifier:
+        verified = verifier.submit(verify_weights, directory)
         try:
             prepared = _prepare(service, directory)
         finally:
@@ -274,33 +279,35 @@ def _open_weights(service: Service, path: str) -> tuple[ModelWeights | Checkpoin
     return prepared, manifest
 
 
-def _allowed(service: Service, path: str) -> Path:
+def _weights_folder(service: Service, path: str) -> Path:
     """Return the directory of a request. Raise `UsageError` if the server may not read weights from there."""
     try:
         return data_folder(Path(path), service.weights_dir)
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"{error}. Set inference.weights_dir to the folder of yours that holds weights."
-        ) from None
+        hint = "set inference.weights_dir to the folder with the weights"
+        raise InvalidRequestError(str(error), hint=hint) from None
 
 
 def _prepare(service: Service, directory: Path) -> ModelWeights | Checkpoint:
     spec = replace(read_spec(directory), eos_token_ids=service.spec.eos_token_ids)
     if spec != service.spec:
-        raise UsageError(f"{directory} holds another architecture than the model that is served.")
+        raise UsageError(
+            f"cannot load the weights in {directory}: their architecture differs from the served model's",
+            code="BK-WEIGHTS-UPDATE",
+        )
     checkpoint = Checkpoint(directory)
     weights = service.engine.decoder.weights
     weights.check(checkpoint)
     return weights.prepare(checkpoint)
 
 
-def _version(asked: str | int | None, default: int, field: str) -> int:
+def _parse_version(value: str | int | None, default: int, field: str) -> int:
     try:
-        version = default if asked is None else int(asked)
+        version = default if value is None else int(value)
     except ValueError:
-        raise UsageError(f"`{field}` must be a whole number, not {asked!r}.") from None
+        raise InvalidRequestError(f"`{field}` must be a whole number, not {value!r}") from None
     if not 0 <= version < 2**63:
-        raise UsageError(f"`{field}` must be from 0 to 2**63 - 1, not {version}.")
+        raise InvalidRequestError(f"`{field}` must be from 0 to 2**63 - 1, not {version}")
     return version
 
 

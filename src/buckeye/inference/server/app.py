@@ -35,21 +35,23 @@ from buckeye.inference.server.service import Service
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 2**20
+_TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes"
 
 
 def create_app(service: Service, rules: AccessRules) -> ASGIApp:
     """Return the application that serves `service` to clients that the rules admit."""
     endpoints = _endpoints()
     routes = [
-        # model names may contain slashes
         Route(
-            one.path.replace("{model}", "{model:path}"), partial(one.handler, service), methods=[one.method]
+            endpoint.path.replace("{model}", "{model:path}"),  # model names may contain slashes
+            partial(endpoint.handler, service),
+            methods=[endpoint.method],
         )
-        for one in endpoints
+        for endpoint in endpoints
     ]
-    described = json_response(openapi_document(endpoints))
+    openapi = json_response(openapi_document(endpoints))
     app = Starlette(
-        routes=[*routes, Route("/openapi.json", lambda _: described, methods=["GET"])],
+        routes=[*routes, Route("/openapi.json", lambda _: openapi, methods=["GET"])],
         exception_handlers={
             BuckeyeError: _on_buckeye_error,
             HTTPException: _on_http_exception,
@@ -99,12 +101,9 @@ class _SizeLimit:
             return
         length = dict(scope["headers"]).get(b"content-length", b"0")
         if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-            await _refuse(413, _TOO_LARGE)(scope, receive, send)
+            await _error_response(413, _TOO_LARGE)(scope, receive, send)
             return
         await self._app(scope, _limited(receive), send)
-
-
-_TOO_LARGE = f"The body is larger than {MAX_BODY_BYTES} bytes."
 
 
 def _limited(receive: Receive) -> Receive:
@@ -122,25 +121,27 @@ def _limited(receive: Receive) -> Receive:
     return limited
 
 
-def _refuse(status_code: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    return json_response(error_body(message, status_code), status_code, headers)
+def _error_response(
+    status_code: int, message: str, headers: Mapping[str, str] | None = None, *, code: str | None = None
+) -> Response:
+    return json_response(error_body(message, status_code, code=code), status_code, headers)
 
 
 async def _on_buckeye_error(request: Request, error: Exception) -> Response:
-    if isinstance(error, UsageError | TransportError):
-        return _refuse(400, str(error))
-    return _refuse(500, str(error))
+    assert isinstance(error, BuckeyeError)
+    status_code = 400 if isinstance(error, UsageError | TransportError) else 500
+    return _error_response(status_code, str(error), code=error.code)
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _refuse(error.status_code, error.detail, error.headers)
+    return _error_response(error.status_code, error.detail, error.headers)
 
 
 async def _on_disconnect(request: Request, error: Exception) -> Response:
-    return Response(status_code=499)  # the client is gone; no one reads this
+    return Response(status_code=499)  # the client is gone
 
 
 async def _on_any_error(request: Request, error: Exception) -> Response:
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return _refuse(500, "The server failed; see its log.")
+    return _error_response(500, "internal error: see the log of the server", code="BK-UNEXPECTED")

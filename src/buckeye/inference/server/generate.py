@@ -48,12 +48,12 @@ class Submission:
         self._id = request_id
         self._sequences = sequences
         self._request = request
-        self._news = asyncio.Event()
-        self._gone = False
+        self._updated = asyncio.Event()
+        self._is_disconnected = False
 
     async def __aenter__(self) -> Submission:
         for sequence in self._sequences:
-            sequence.on_update = self._news.set
+            sequence.on_update = self._updated.set
         self._service.requests[self._id] = self._sequences
         self._service.unfinished += len(self._sequences)
         self._service.engine.submit(self._sequences)
@@ -70,23 +70,23 @@ class Submission:
         if unfinished:
             self._service.engine.abort(unfinished)
 
-    async def news(self) -> None:
-        """Wait for news of the engine. Raise `ClientDisconnect` when the client has disconnected."""
-        await self._news.wait()
-        self._news.clear()
-        if self._gone:
+    async def wait_update(self) -> None:
+        """Wait for an update of the engine. Raise `ClientDisconnect` when the client has disconnected."""
+        await self._updated.wait()
+        self._updated.clear()
+        if self._is_disconnected:
             raise ClientDisconnect()
 
-    async def finished(self) -> None:
+    async def wait_finished(self) -> None:
         """Wait for all sequences to end."""
         while any(sequence.finish_reason is None for sequence in self._sequences):
-            await self.news()
+            await self.wait_update()
 
     async def _watch_client(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
-        self._gone = True
-        self._news.set()
+        self._is_disconnected = True
+        self._updated.set()
 
 
 # Routes with text replies: /v1/completions, /v1/chat/completions.
@@ -97,10 +97,10 @@ async def completions(service: Service, request: Request) -> Response:
     raw = await request.body()
     body = parse_request(raw, CompletionRequest)
     service.check_model(body.model)
-    prompts = await _prepared(len(raw), service.prompts, body.prompt)
+    prompts = await _call_in_thread_if_long(len(raw), service.prompts, body.prompt)
     max_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
-    answer = CompletionFormat(service, body, prompts, top_logprobs=body.logprobs)
-    return await _answer(request, service, body, prompts, max_tokens, answer)
+    reply = CompletionFormat(service, body, prompts, top_logprobs=body.logprobs)
+    return await _respond(request, service, body, prompts, max_tokens, reply)
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -108,16 +108,18 @@ async def chat_completions(service: Service, request: Request) -> Response:
     raw = await request.body()
     body = parse_request(raw, ChatRequest)
     service.check_model(body.model)
-    conversation = await _prepared(len(raw), service.conversation, body.messages, body.offered_tools())
+    conversation = await _call_in_thread_if_long(
+        len(raw), service.conversation, body.messages, body.offered_tools()
+    )
     max_tokens = body.max_completion_tokens or body.max_tokens or service.max_len
     reply_start = EMPTY_REPLY_START
     if body.forces_a_call:
         reply_start = call_start(service.renderer, conversation, body.forced_tool())
-    answer = ChatCompletionFormat(service, body, conversation, reply_start)
-    return await _answer(request, service, body, answer.prompts, max_tokens, answer)
+    reply = ChatCompletionFormat(service, body, conversation, reply_start)
+    return await _respond(request, service, body, reply.prompts, max_tokens, reply)
 
 
-async def _prepared(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
+async def _call_in_thread_if_long(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
     """Return `prepare(*arguments)`. For a long body it runs in another thread, so that other streams
     continue.
     """
@@ -126,13 +128,13 @@ async def _prepared(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
     return await asyncio.to_thread(prepare, *arguments)
 
 
-async def _answer(
+async def _respond(
     request: Request,
     service: Service,
     body: TextRequest,
     prompts: list[list[int]],
     max_tokens: int,
-    answer: ReplyFormat,
+    reply: ReplyFormat,
 ) -> Response:
     stops = body.stop_strings()
     if stops:
@@ -142,42 +144,42 @@ async def _answer(
         body,
         max_tokens=max_tokens,
         streamed=body.stream or bool(stops),
-        top_logprobs=answer.top_logprobs,
+        top_logprobs=reply.top_logprobs,
     )
     choices = [Choice(service, index, sequence, stops) for index, sequence in enumerate(sequences)]
-    request_id = body.request_id or f"{answer.id_prefix}-{uuid.uuid4().hex}"
-    answer.begin(request_id, choices)
+    request_id = body.request_id or f"{reply.id_prefix}-{uuid.uuid4().hex}"
+    reply.begin(request_id, choices)
     submission = Submission(service, request_id, sequences, request)
     if body.stream:
-        return EventStream(_stream(submission, choices, answer, body))
+        return EventStream(_stream(submission, choices, reply, body))
     async with submission:
         while any(choice.finish_reason is None for choice in choices):
-            await submission.news()
+            await submission.wait_update()
             for choice in choices:
                 choice.advance()
     for choice in choices:
         choice.raise_error()
-    return json_response(answer.full_reply(choices))
+    return json_response(reply.full_reply(choices))
 
 
 async def _stream(
-    submission: Submission, choices: list[Choice], answer: ReplyFormat, body: TextRequest
+    submission: Submission, choices: list[Choice], reply: ReplyFormat, body: TextRequest
 ) -> AsyncGenerator[Any, None]:
     for choice in choices:
-        if (reply_start := answer.reply_start(choice)) is not None:
-            yield reply_start
-    going_on = choices
+        if (start_event := reply.reply_start(choice)) is not None:
+            yield start_event
+    running = choices
     async with submission:
-        while going_on:
-            await submission.news()
-            for choice in going_on:
+        while running:
+            await submission.wait_update()
+            for choice in running:
                 start, end = choice.advance()
                 choice.raise_error()
-                if (part := answer.token_event(choice, start, end)) is not None:
+                if (part := reply.token_event(choice, start, end)) is not None:
                     yield part
-            going_on = [choice for choice in going_on if choice.finish_reason is None]
+            running = [choice for choice in running if choice.finish_reason is None]
     if body.stream_options is not None and body.stream_options.include_usage:
-        yield answer.usage_event(choices)
+        yield reply.usage_event(choices)
 
 
 # Routes between text and token ids; the names are vLLM's.
@@ -187,7 +189,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     """Return the token ids of a text, or of messages rendered by the chat template."""
     body = parse_request(await request.body(), TokenizeRequest)
     service.check_model(body.model)
-    ids = _ids(service, body)
+    ids = _token_ids(service, body)
     texts = [service.token_text(token) for token in ids] if body.return_token_strs else None
     return json_response(
         {"count": len(ids), "max_model_len": service.max_len, "tokens": ids, "token_strs": texts}
@@ -202,7 +204,7 @@ async def detokenize(service: Service, request: Request) -> Response:
     return json_response({"prompt": service.renderer.decode(body.tokens)})
 
 
-def _ids(service: Service, body: TokenizeRequest) -> list[int]:
+def _token_ids(service: Service, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None:
         return service.encode(body.prompt, special=body.add_special_tokens)
     messages = service.plain_messages(body.messages or [])
@@ -230,43 +232,43 @@ async def generate(service: Service, request: Request) -> Response:
     request_id = body.request_id or f"generate-{uuid.uuid4().hex}"
     submission = Submission(service, request_id, sequences, request)
     if body.stream:
-        return EventStream(_events(submission, body, request_id, sequences))
+        return EventStream(_stream_tokens(submission, body, request_id, sequences))
     async with submission:
-        await submission.finished()
+        await submission.wait_finished()
     choices = []
     for index, sequence in enumerate(sequences):
         _raise_error(sequence)
-        choice = _part(index, sequence, 0, len(sequence.token_ids), sampling.logprobs)
-        choices.append(choice | _ending(sequence))
+        choice = _token_part(index, sequence, 0, len(sequence.token_ids), sampling.logprobs)
+        choices.append(choice | _final_fields(sequence))
     return json_response({"request_id": request_id, "choices": choices})
 
 
-async def _events(
+async def _stream_tokens(
     submission: Submission, body: GenerateRequest, request_id: str, sequences: list[Sequence]
 ) -> AsyncGenerator[Any, None]:
-    """Yield an event for the news of each sequence; the last one has the finish reason."""
-    told = [0] * len(sequences)
-    going_on = dict(enumerate(sequences))
+    """Yield an event for each update of a sequence; the last one has the finish reason."""
+    sent = [0] * len(sequences)
+    running = dict(enumerate(sequences))
     async with submission:
-        while going_on:
-            await submission.news()
-            for index, sequence in tuple(going_on.items()):
+        while running:
+            await submission.wait_update()
+            for index, sequence in tuple(running.items()):
                 # read before the tokens: the engine writes it after them
                 ended = sequence.finish_reason is not None
                 _raise_error(sequence)
-                start, told[index] = told[index], len(sequence.logprobs)
-                if not ended and start == told[index]:
+                start, sent[index] = sent[index], len(sequence.logprobs)
+                if not ended and start == sent[index]:
                     continue
-                choice = _part(index, sequence, start, told[index], body.sampling_params.logprobs)
+                choice = _token_part(index, sequence, start, sent[index], body.sampling_params.logprobs)
                 if ended:
-                    del going_on[index]
-                    choice |= _ending(sequence)
+                    del running[index]
+                    choice |= _final_fields(sequence)
                 yield {"request_id": request_id, "choices": [choice]}
     if body.stream_options is not None and body.stream_options.include_usage:
-        yield {"request_id": request_id, "choices": [], "usage": _usage(body, sum(told))}
+        yield {"request_id": request_id, "choices": [], "usage": _usage(body, sum(sent))}
 
 
-def _part(index: int, sequence: Sequence, start: int, end: int, top: int | None) -> dict[str, Any]:
+def _token_part(index: int, sequence: Sequence, start: int, end: int, top: int | None) -> dict[str, Any]:
     """Return the tokens start..end of a sequence. `top` is the number of log-probs requested in addition to
     each token's own; None returns no log-probs.
     """
@@ -293,7 +295,7 @@ def _logprobs(sequence: Sequence, start: int, end: int) -> list[dict[str, Any]]:
     ]
 
 
-def _ending(sequence: Sequence) -> dict[str, Any]:
+def _final_fields(sequence: Sequence) -> dict[str, Any]:
     spans = sequence.version_spans()
     return {
         "finish_reason": sequence.finish_reason,

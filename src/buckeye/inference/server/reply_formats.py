@@ -113,7 +113,7 @@ class ReplyFormat(ABC):
         return {
             **self._head,
             "object": self.object_name,
-            **self._top(),
+            **self._top_fields(),
             "choices": [self._choice(choice) for choice in choices],
             "usage": self._usage(choices),
         }
@@ -124,9 +124,9 @@ class ReplyFormat(ABC):
 
     def token_event(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
         """Return one event: new text, and the tokens start..end. None if there is nothing to send yet."""
-        content, told = self._part_content(choice)
+        content, has_content = self._part_content(choice)
         with_tokens = end > start and (self.top_logprobs is not None or bool(self._body.return_token_ids))
-        if not (told or with_tokens or choice.finish_reason is not None):
+        if not (has_content or with_tokens or choice.finish_reason is not None):
             return None
         content |= {"index": choice.index, "finish_reason": self._finish_reason(choice)}
         content["logprobs"] = self._logprobs(choice, start, end)
@@ -162,7 +162,7 @@ class ReplyFormat(ABC):
         completion_tokens = sum(len(choice.token_ids) for choice in choices)
         return usage_fields(prompt_tokens, completion_tokens)
 
-    def _top(self) -> dict[str, Any]:
+    def _top_fields(self) -> dict[str, Any]:
         return {}
 
     def _finish_reason(self, choice: Choice) -> str | None:
@@ -200,8 +200,8 @@ class CompletionFormat(ReplyFormat):
         texts = [self._service.token_text(token) for token in choice.token_ids[start:end]]
         logprobs, offset = choice.logprobs[start:end], choice.text_offset
         choice.text_offset += sum(map(len, texts))
-        own = zip(texts, logprobs, choice.top_logprobs(start, end), strict=True)
-        best = [self._most_likely(*one) for one in own] if self.top_logprobs else None
+        entries = zip(texts, logprobs, choice.top_logprobs(start, end), strict=True)
+        best = [self._most_likely(*entry) for entry in entries] if self.top_logprobs else None
         return completion_logprobs(texts, logprobs, best, offset=offset)
 
     def _most_likely(self, text: str, logprob: float, best: Seq[tuple[int, float]]) -> dict[str, float]:
@@ -223,10 +223,10 @@ class ChatCompletionFormat(ReplyFormat):
         prompt = [*conversation.ids, *reply_start.ids]
         super().__init__(service, body, [prompt], top_logprobs=top_logprobs)
         self._conversation = conversation
-        self._opening = reply_start
-        self._named = isinstance(body.tool_choice, ToolChoice)
-        self._first_call_only = body.parallel_tool_calls is False or self._named
-        self._calling: set[int] = set()
+        self._reply_start = reply_start
+        self._tool_is_named = isinstance(body.tool_choice, ToolChoice)
+        self._first_call_only = body.parallel_tool_calls is False or self._tool_is_named
+        self._with_calls: set[int] = set()
         """Indices of choices that end in tool calls."""
 
     def begin(self, request_id: str, choices: list[Choice]) -> None:
@@ -236,7 +236,7 @@ class ChatCompletionFormat(ReplyFormat):
             StreamingReplyParser(
                 self._service.renderer,
                 self._conversation,
-                reply_start=self._opening,
+                reply_start=self._reply_start,
                 first_call_only=self._first_call_only,
             )
             for _ in choices
@@ -247,23 +247,25 @@ class ChatCompletionFormat(ReplyFormat):
         delta = {"role": "assistant", "content": ""}
         return self._event([{"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}])
 
-    def _top(self) -> dict[str, Any]:
+    def _top_fields(self) -> dict[str, Any]:
         return {"prompt_token_ids": self.prompts[0]} if self._body.return_token_ids else {}
 
     def _finish_reason(self, choice: Choice) -> str | None:
         # for a named function the whole reply is a call, and OpenAI's API reports "stop"
-        called = choice.finish_reason == "stop" and choice.index in self._calling and not self._named
+        called = (
+            choice.finish_reason == "stop" and choice.index in self._with_calls and not self._tool_is_named
+        )
         return "tool_calls" if called else choice.finish_reason
 
     def _content(self, choice: Choice) -> dict[str, Any]:
-        reply = self._news(choice)
+        reply = self._new_part(choice)
         return {"message": chat_message(reply.content, reply.reasoning, reply.calls)}
 
     def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
-        part = self._news(choice)
+        part = self._new_part(choice)
         return {"delta": chat_delta(part.content, part.reasoning, part.calls)}, bool(part)
 
-    def _news(self, choice: Choice) -> ReplyPart:
+    def _new_part(self, choice: Choice) -> ReplyPart:
         """Return the part of a reply that became certain since the last call."""
         reply = self._replies[choice.index]
         if choice.finish_reason is None:
@@ -271,7 +273,7 @@ class ChatCompletionFormat(ReplyFormat):
         cut = choice.text.text if choice.text.stopped else None
         part = reply.finish(choice.text.take(final=True), choice.token_ids, cut=cut)
         if part.calls:
-            self._calling.add(choice.index)
+            self._with_calls.add(choice.index)
         return part
 
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:

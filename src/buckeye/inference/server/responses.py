@@ -42,7 +42,7 @@ class EventStream(Response):
         except ClientDisconnect:
             return
         except InferenceError as error:
-            await _send_event(send, msgspec.json.encode(error_body(str(error), 500)))
+            await _send_event(send, msgspec.json.encode(error_body(str(error), 500, code=error.code)))
         await _send_event(send, b"[DONE]")
         await send({"type": "http.response.body", "body": b""})
 

@@ -65,7 +65,7 @@ def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> No
 def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> None:
     listener = listen(rules.host, config.server.port, change="Set inference.server.port to a free port.")
     directory = model_directory(config.model.name)
-    vllm = _vllm(config, adapter)
+    vllm = _select_vllm(config, adapter)
     if vllm is not None:
         listener.close()  # frees the port for vLLM's server
         cpu = _device(config.model.device).type == "cpu"
@@ -101,12 +101,12 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> N
     heartbeat.ready()
     engine.run()
     if http.failed:
-        raise InferenceError("The HTTP server ended by itself; its error is in the lines above.")
+        raise InferenceError("the HTTP server ended unexpectedly", hint="see the log lines above")
     http.stop()
     log.info("Inference server stopped")
 
 
-def _vllm(config: InferenceConfig, adapter: Path | None) -> VllmInstallation | None:
+def _select_vllm(config: InferenceConfig, adapter: Path | None) -> VllmInstallation | None:
     """Return vLLM if it is the engine, else None. With `auto` it is used on a GPU if installed.
 
     vLLM takes adapters only from a run; the embedded engine merges one at its start.
@@ -114,18 +114,19 @@ def _vllm(config: InferenceConfig, adapter: Path | None) -> VllmInstallation | N
     if adapter is not None:
         if config.backend == "vllm":
             raise UsageError(
-                f'inference.backend = "vllm" serves complete models, and {adapter} is an adapter: leave the '
-                "backend out, or export a complete model with --merge-lora."
+                f'inference.backend = "vllm" cannot serve {adapter}: it is an adapter, not a complete model',
+                code="BK-CONFIG-CONFLICT",
+                hint="remove inference.backend, or export a complete model with --merge-lora",
             )
         return None
     if config.backend == "vllm":
         return require_vllm(config.vllm_python)
     if config.backend == "torch" or _device(config.model.device).type == "cpu":
         return None
-    found = find_vllm(config.vllm_python)
-    if found is None:
-        log.warning("vLLM is not installed: the embedded engine serves on the GPU (`buckeye vllm install`)")
-    return found
+    installation = find_vllm(config.vllm_python)
+    if installation is None:
+        log.warning("vLLM is not installed (`buckeye vllm install`): the GPU runs the embedded engine")
+    return installation
 
 
 def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None = None) -> Engine:
@@ -140,10 +141,10 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
     spec = read_spec(directory)
     max_len = min(config.model.max_model_len or spec.max_positions, spec.max_positions)
     if config.model.max_model_len and max_len < config.model.max_model_len:
-        log.warning("The model has %d positions; max_model_len is cut to that", max_len)
+        log.warning("inference.model.max_model_len is reduced to %d, the positions of the model", max_len)
     checkpoint = Checkpoint(directory) if adapter is None else AdaptedCheckpoint(directory, adapter)
-    named = config.model.dtype
-    dtype = auto_dtype(checkpoint, device) if named == "auto" else getattr(torch, named)
+    name = config.model.dtype
+    dtype = auto_dtype(checkpoint, device) if name == "auto" else getattr(torch, name)
     weights = DecoderWeights(spec, dtype=dtype, device=device)
     weights.check(checkpoint)
     weights.load(checkpoint)
@@ -165,8 +166,8 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
 
 
 class HttpThread:
-    """Thread that runs uvicorn, and the path of the engine's news into its event loop. If the thread ends, it
-    stops the engine.
+    """Thread that runs uvicorn and passes the engine's updates to its event loop. If it ends, the engine is
+    stopped.
     """
 
     def __init__(self, service: Service, listener: socket.socket, rules: AccessRules) -> None:
@@ -190,7 +191,11 @@ class HttpThread:
         deadline = time.monotonic() + _HTTP_START_TIMEOUT
         while not self._server.started:
             if time.monotonic() > deadline or not self._thread.is_alive():
-                raise InferenceError(f"The HTTP server did not start within {_HTTP_START_TIMEOUT:g} s.")
+                raise InferenceError(
+                    f"the HTTP server did not start within {_HTTP_START_TIMEOUT:g} s",
+                    code="BK-INFERENCE-START",
+                    hint="see the log lines above",
+                )
             time.sleep(0.005)
 
     def drain(self) -> None:
@@ -211,7 +216,7 @@ class HttpThread:
         while service.requests and not self._engine.is_paused and time.monotonic() < deadline:
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
         if service.requests:
-            log.warning("Stopping: %d unfinished requests are ended", len(service.requests))
+            log.warning("Stopping: aborting %d unfinished requests", len(service.requests))
         self._engine.stop()
 
     def stop(self) -> None:
@@ -222,9 +227,9 @@ class HttpThread:
     def _deliver(self, sequences: list[Sequence]) -> None:
         # runs on the engine's thread
         try:
-            self._loop.call_soon_threadsafe(_call_on_news, sequences)
+            self._loop.call_soon_threadsafe(_notify, sequences)
         except RuntimeError:  # the loop is closed and all clients are gone
-            log.debug("News of %d sequences came after the HTTP server had stopped", len(sequences))
+            log.debug("Updates of %d sequences arrived after the HTTP server stopped", len(sequences))
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
@@ -235,7 +240,7 @@ class HttpThread:
             self._engine.stop()
 
 
-def _call_on_news(sequences: list[Sequence]) -> None:
+def _notify(sequences: list[Sequence]) -> None:
     for sequence in sequences:
         sequence.on_update()
 
@@ -247,7 +252,7 @@ def _on_stop_signal(stop: Callable[[], None]) -> None:
 
 def _load_renderer(directory: Path) -> ChatRenderer | None:
     if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
-        log.warning("%s has no tokenizer: requests and answers are token ids only", directory)
+        log.warning("%s has no tokenizer: requests and replies are token ids only", directory)
         return None
     return ChatRenderer(directory)
 
@@ -257,6 +262,8 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda" and not torch.cuda.is_available():
         raise InferenceError(
-            'inference.model.device is "cuda" and PyTorch finds no GPU; use "cpu" or "auto".'
+            'inference.model.device is "cuda", but PyTorch finds no GPU',
+            code="BK-DEVICE",
+            hint='set it to "cpu" or "auto"',
         )
     return torch.device(name)

@@ -13,9 +13,8 @@ import msgspec
 from starlette.exceptions import HTTPException
 
 from buckeye.chat.messages import ChatMessage
-from buckeye.chat.openai_api import Sampling
+from buckeye.chat.openai_api import InvalidRequestError, Sampling
 from buckeye.envs.base import Tool
-from buckeye.errors import UsageError
 from buckeye.inference.access import short_model_name
 from buckeye.inference.engine.engine import Engine
 from buckeye.inference.engine.sequences import Sequence
@@ -24,12 +23,12 @@ from buckeye.inference.types import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
 """Default of completions and token-id requests, as in OpenAI's API."""
-_COOLEST = 0.01
+_MIN_TEMPERATURE = 0.01
 _MAX_SEQUENCES = 16384
 _MAX_WAITING = 16384
 _RETRY_SECONDS = 1
-# Special tokens in some models; they mark reasoning and calls.
 _SHOWN_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+"""Marks of reasoning and calls: special tokens in some models."""
 
 
 class Service:
@@ -78,7 +77,9 @@ class Service:
     def require_text(self) -> None:
         """Raise `UsageError` if tokens cannot be converted to text."""
         if self._renderer is None:
-            raise UsageError("This model has no tokenizer: send token ids and ask for token ids.")
+            raise InvalidRequestError(
+                "this model has no tokenizer", hint="send token ids, and request token ids"
+            )
 
     def decode(self, ids: Seq[int]) -> str:
         """Return the text of tokens without special ones; empty without a tokenizer."""
@@ -95,13 +96,13 @@ class Service:
         if isinstance(prompt, str):
             return [self.encode(prompt)]
         if not prompt:
-            raise UsageError("Bad request: `prompt` is empty.")
+            raise InvalidRequestError("Bad request: `prompt` is empty")
         kind: Any = {str: list[str], list: list[list[int]], int: list[int]}.get(type(prompt[0]))
         try:
             prompts = msgspec.convert(prompt, kind)
         except (msgspec.ValidationError, TypeError) as error:
-            raise UsageError(
-                "Bad request: `prompt` must be a text, token ids, or a list of texts or of token id lists."
+            raise InvalidRequestError(
+                "Bad request: `prompt` must be a text, token ids, or a list of texts or of token id lists"
             ) from error
         if isinstance(prompt[0], str):
             return [self.encode(text) for text in prompts]
@@ -129,14 +130,15 @@ class Service:
     def check_ids(self, ids: Seq[int]) -> None:
         """Raise `UsageError` for token ids outside the vocabulary."""
         if ids and (min(ids) < 0 or max(ids) >= self.spec.vocab_size):
-            raise UsageError(f"There is a token id outside the vocabulary of {self.spec.vocab_size}.")
+            raise InvalidRequestError(f"a token id is outside the vocabulary of {self.spec.vocab_size}")
 
     def _check_characters(self, count: int) -> None:
         """Reject a text that cannot fit, before tokenizing it takes seconds."""
         if count > self.max_len * self._longest_token:
-            raise UsageError(
-                f"The prompt has {count} characters; the context is {self.max_len} tokens of at most "
-                f"{self._longest_token} characters each."
+            raise InvalidRequestError(
+                f"the prompt has {count} characters; the context is {self.max_len} tokens of at most "
+                f"{self._longest_token} characters each",
+                code="BK-PROMPT-TOO-LONG",
             )
 
     @cached_property
@@ -146,9 +148,11 @@ class Service:
     @cached_property
     def _hidden(self) -> frozenset[int]:
         """Special tokens that are not shown as text."""
-        known = self.renderer.tokenizer.added_tokens_decoder
+        added_tokens = self.renderer.tokenizer.added_tokens_decoder
         return frozenset(
-            token for token, added in known.items() if added.special and added.content not in _SHOWN_TOKENS
+            token
+            for token, added in added_tokens.items()
+            if added.special and added.content not in _SHOWN_TOKENS
         )
 
     def admit(self, request_id: str, sequences: Seq[Sequence]) -> None:
@@ -157,12 +161,12 @@ class Service:
         """
         retry = {"Retry-After": str(_RETRY_SECONDS)}
         if self.draining:
-            raise HTTPException(503, "This server is shutting down.", headers=retry)
+            raise HTTPException(503, "the server is shutting down", headers=retry)
         if self.unfinished and self.unfinished + len(sequences) > self.engine.running.slots + _MAX_WAITING:
-            message = f"{self.unfinished} sequences are waiting or running already; try again later."
+            message = f"{self.unfinished} sequences are waiting or running; retry later"
             raise HTTPException(429, message, headers=retry)
         if request_id in self.requests:
-            raise UsageError(f"A request with `request_id` = {request_id!r} is running already.")
+            raise InvalidRequestError(f"a request with `request_id` = {request_id!r} is already running")
 
     def sequences(
         self,
@@ -178,22 +182,25 @@ class Service:
         """
         count = sampling.n or 1
         if len(prompts) * count > _MAX_SEQUENCES:
-            raise UsageError(f"A request may ask for {_MAX_SEQUENCES} sequences, not {len(prompts) * count}.")
+            raise InvalidRequestError(
+                f"the request is for {len(prompts) * count} sequences; the limit is {_MAX_SEQUENCES}"
+            )
         seed = sampling.seed if sampling.seed is not None else self._seeds.getrandbits(63)
         stop_token_ids = self._stop_token_ids(sampling)
         temperature = 1.0 if sampling.temperature is None else sampling.temperature
-        if 0 < temperature < _COOLEST:
-            raise UsageError(f"`temperature` must be 0 (greedy) or at least {_COOLEST}.")
+        if 0 < temperature < _MIN_TEMPERATURE:
+            raise InvalidRequestError(f"`temperature` must be 0 (greedy) or at least {_MIN_TEMPERATURE}")
         if max_tokens > self.max_len:
-            raise UsageError(
-                f"`max_tokens` is {max_tokens}; the context of this model is {self.max_len} tokens, with the "
-                "prompt."
+            raise InvalidRequestError(
+                f"`max_tokens` is {max_tokens}; the context, prompt included, is {self.max_len} tokens"
             )
         if sampling.min_tokens > max_tokens:
-            raise UsageError(f"`min_tokens` is {sampling.min_tokens}, above `max_tokens` = {max_tokens}.")
-        made = []
+            raise InvalidRequestError(
+                f"`min_tokens` is {sampling.min_tokens}, more than `max_tokens` = {max_tokens}"
+            )
+        sequences = []
         for index, prompt in enumerate(prompts):
-            ids = self._checked(prompt)
+            ids = self._checked_prompt(prompt)
             for member in range(count):
                 params = SamplingParams(
                     max_tokens=max_tokens,
@@ -205,8 +212,8 @@ class Service:
                     stop_token_ids=stop_token_ids,
                     top_logprobs=top_logprobs or 0,
                 )
-                made.append(Sequence(ids, params, streamed=streamed))
-        return made
+                sequences.append(Sequence(ids, params, streamed=streamed))
+        return sequences
 
     @property
     def short_model_name(self) -> str:
@@ -216,23 +223,26 @@ class Service:
     def check_model(self, name: str | None) -> None:
         """Raise 404 if a request names a model other than the served one or its adapter."""
         if name not in (None, self.model_name, self.short_model_name, self.adapter):
-            message = f"The model `{name}` does not exist here; this server serves `{self.short_model_name}`."
+            message = f"no model named {name!r}: this server serves {self.short_model_name!r}"
             raise HTTPException(404, message)
 
     def _stop_token_ids(self, sampling: Sampling) -> tuple[int, ...]:
-        asked = sampling.stop_token_ids or []
-        if any(token >= self.spec.vocab_size for token in asked):
-            raise UsageError(f"`stop_token_ids` has an id outside the vocabulary of {self.spec.vocab_size}.")
+        requested = sampling.stop_token_ids or []
+        if any(token >= self.spec.vocab_size for token in requested):
+            raise InvalidRequestError(
+                f"`stop_token_ids` has an id outside the vocabulary of {self.spec.vocab_size}"
+            )
         eos = () if sampling.ignore_eos else self.spec.eos_token_ids
-        return tuple(dict.fromkeys((*asked, *eos)))
+        return tuple(dict.fromkeys((*requested, *eos)))
 
-    def _checked(self, prompt: Seq[int]) -> tuple[int, ...]:
+    def _checked_prompt(self, prompt: Seq[int]) -> tuple[int, ...]:
         if not prompt:
-            raise UsageError("The prompt has no tokens.")
+            raise InvalidRequestError("the prompt has no tokens")
         if len(prompt) >= self.max_len:
-            raise UsageError(
-                f"The prompt has {len(prompt)} tokens; the context is {self.max_len}, so at most "
-                f"{self.max_len - 1} fit."
+            raise InvalidRequestError(
+                f"the prompt has {len(prompt)} tokens; the context is {self.max_len}, so at most "
+                f"{self.max_len - 1} fit",
+                code="BK-PROMPT-TOO-LONG",
             )
         self.check_ids(prompt)
         return tuple(prompt)

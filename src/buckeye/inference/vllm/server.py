@@ -30,98 +30,12 @@ _START_SECONDS = 1200.0  # a large model may be compiled first
 _STOP_SECONDS = 8.0
 _POLL_SECONDS = 0.2
 _PROGRESS_SECONDS = 30.0
-
-
-def serve_vllm(
-    config: InferenceConfig, vllm: VllmInstallation, directory: Path, *, rules: AccessRules, cpu: bool
-) -> None:
-    """Serve the model in `directory` until SIGTERM or SIGINT.
-
-    Raise `InferenceError` if vLLM does not start or exits by itself. vLLM's output appears on this process's
-    output.
-    """
-    command = vllm_command(config, vllm, directory, cpu=cpu)
-    environment = vllm_environment(config, rules, python=vllm.python, cpu=cpu, threads=cpu_threads())
-    stop = StopFlag().install()
-    log.info("Starting %s %s from %s", vllm.distribution, vllm.version, vllm.python)
-    child = ChildProcess(command, env=environment)
-    try:
-        url = f"http://{_reachable(config.server.host)}:{config.server.port}"
-        started = time.monotonic()
-        if not _until_ready(child, url, stop):
-            return
-        seconds = time.monotonic() - started
-        log.log(
-            SUCCESS,
-            "Inference server ready on %s (model %s, %s %s, after %.0f s)",
-            url,
-            config.model.name,
-            vllm.distribution,
-            vllm.version,
-            seconds,
-        )
-        log.info("Clients: %s  # model %s", client_line(config, rules), short_model_name(config.model.name))
-        heartbeat.report("requests", on="orchestrator")
-        heartbeat.ready()
-        while not stop.requested:
-            _check(child)
-            time.sleep(_POLL_SECONDS)
-    finally:
-        _end(child)
-        log.info("Inference server stopped")
-
-
-def _until_ready(child: ChildProcess, url: str, stop: StopFlag) -> bool:
-    """Wait for /health. Return False if a stop was requested first."""
-    deadline, told = time.monotonic() + _START_SECONDS, time.monotonic()
-    with httpx.Client(timeout=5.0, trust_env=False) as client:
-        while not stop.requested:
-            heartbeat.report("starts vLLM")
-            _check(child)
-            if _healthy(client, url):
-                return True
-            if time.monotonic() > deadline:
-                raise InferenceError(f"vLLM did not answer {url}/health within {_START_SECONDS:g} s.")
-            if time.monotonic() - told > _PROGRESS_SECONDS:
-                told = time.monotonic()
-                log.info("Still waiting for vLLM to load the model")
-            time.sleep(_POLL_SECONDS)
-    return False
-
-
-def _healthy(client: httpx.Client, url: str) -> bool:
-    try:
-        return client.get(f"{url}/health").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def _check(child: ChildProcess) -> None:
-    code = child.returncode
-    if code is not None:
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        raise InferenceError(f"vLLM {how}; its messages are in the lines above.")
-
-
-def _end(child: ChildProcess) -> None:
-    """Send SIGTERM, then SIGKILL to the rest of vLLM's session, which has its engine processes."""
-    if not child.end(_STOP_SECONDS, session=True):
-        log.warning("vLLM did not end within %.0f s of SIGTERM: killed", _STOP_SECONDS)
-
-
-def _reachable(host: str | None) -> str:
-    """Return an address at which this machine reaches a server on `host`."""
-    if host is None or host in ("0.0.0.0", "::", "localhost"):  # noqa: S104, compared only
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
-
-
 PLUGIN = Path(__file__).with_name("plugin")
 _SERVER = "buckeye_vllm_server"
 _CPU_CACHE_GB = 1
 _CPU_BATCHED_TOKENS = 4096
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-_OURS = {
+_BUCKEYE_KEYS = {
     "model": "inference.model.name",
     "served_model_name": "inference.model.name",
     "host": "inference.server.host",
@@ -142,8 +56,6 @@ _OURS = {
     "enable_auto_tool_choice": "inference.model.enable_auto_tool_choice",
     "tool_call_parser": "inference.model.tool_call_parser",
 }
-# Settings that training depends on: log-probs of the sampling distribution, token ids in and out, weight
-# updates in flight.
 _FIXED = {
     "logprobs_mode": "processed_logprobs",
     "generation_config": "vllm",
@@ -153,23 +65,113 @@ _FIXED = {
     "enable_scale_out": True,
     "disable_uvicorn_access_log": True,
 }
-
-
-_OVER_NODES = {"distributed_executor_backend": "ray"}
-
-
-_REFUSED = {
-    "hf_token": "it would be seen in the list of processes: set HF_TOKEN in the environment",
-    "uds": "Buckeye reaches its server by host and port",
-    "headless": "Buckeye talks to the server over HTTP",
-    "logits_processors": "it changes what is sampled from, and the trainer would not know",
-    "root_path": "Buckeye expects vLLM's own paths",
-    "api_server_count": "weights are replaced through one API server; raise inference.parallel.dp",
+"""Settings that training depends on: log-probs of the sampling distribution, token ids in and out, weight
+updates in flight.
+"""
+_MULTI_NODE = {"distributed_executor_backend": "ray"}
+_REMOVE = "remove it"
+_UNSUPPORTED = {
+    "hf_token": ("the list of processes would show it", "set HF_TOKEN in the environment instead"),
+    "uds": ("Buckeye connects to the server by host and port", _REMOVE),
+    "headless": ("Buckeye needs the HTTP server", _REMOVE),
+    "logits_processors": ("it changes the sampling distribution, but not the trainer's", _REMOVE),
+    "root_path": ("Buckeye needs vLLM's default paths", _REMOVE),
+    "api_server_count": ("weights are replaced through one API server", "set inference.parallel.dp instead"),
     **dict.fromkeys(
         ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
-        "Buckeye speaks plain HTTP to its own server: put a proxy before it",
+        ("Buckeye connects by plain HTTP", "put a proxy with TLS in front of the server"),
     ),
 }
+"""Keys that cannot be passed on: the reason, and what to do."""
+
+
+def serve_vllm(
+    config: InferenceConfig, vllm: VllmInstallation, directory: Path, *, rules: AccessRules, cpu: bool
+) -> None:
+    """Serve the model in `directory` until SIGTERM or SIGINT.
+
+    Raise `InferenceError` if vLLM does not start or exits by itself. vLLM's output appears on this process's
+    output.
+    """
+    command = vllm_command(config, vllm, directory, cpu=cpu)
+    environment = vllm_environment(config, rules, python=vllm.python, cpu=cpu, threads=cpu_threads())
+    stop = StopFlag().install()
+    log.info("Starting %s %s from %s", vllm.distribution, vllm.version, vllm.python)
+    child = ChildProcess(command, env=environment)
+    try:
+        url = f"http://{_reachable(config.server.host)}:{config.server.port}"
+        started = time.monotonic()
+        if not _wait_ready(child, url, stop):
+            return
+        seconds = time.monotonic() - started
+        log.log(
+            SUCCESS,
+            "Inference server ready on %s (model %s, %s %s, after %.0f s)",
+            url,
+            config.model.name,
+            vllm.distribution,
+            vllm.version,
+            seconds,
+        )
+        log.info("Clients: %s  # model %s", client_line(config, rules), short_model_name(config.model.name))
+        heartbeat.report("requests", on="orchestrator")
+        heartbeat.ready()
+        while not stop.requested:
+            _check_running(child)
+            time.sleep(_POLL_SECONDS)
+    finally:
+        _end(child)
+        log.info("Inference server stopped")
+
+
+def _wait_ready(child: ChildProcess, url: str, stop: StopFlag) -> bool:
+    """Wait for /health. Return False if a stop was requested first."""
+    deadline, logged_at = time.monotonic() + _START_SECONDS, time.monotonic()
+    with httpx.Client(timeout=5.0, trust_env=False) as client:
+        while not stop.requested:
+            heartbeat.report("starts vLLM")
+            _check_running(child)
+            if _healthy(client, url):
+                return True
+            if time.monotonic() > deadline:
+                raise InferenceError(
+                    f"vLLM was not ready within {_START_SECONDS:g} s",
+                    code="BK-INFERENCE-START",
+                    at=f"{url}/health",
+                    hint="see its messages in the log lines above",
+                )
+            if time.monotonic() - logged_at > _PROGRESS_SECONDS:
+                logged_at = time.monotonic()
+                log.info("Still waiting for vLLM to load the model")
+            time.sleep(_POLL_SECONDS)
+    return False
+
+
+def _healthy(client: httpx.Client, url: str) -> bool:
+    try:
+        return client.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def _check_running(child: ChildProcess) -> None:
+    code = child.returncode
+    if code is not None:
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        raise InferenceError(f"vLLM {how}", code="BK-VLLM", hint="see its messages in the log lines above")
+
+
+def _end(child: ChildProcess) -> None:
+    """Send SIGTERM, then SIGKILL to the rest of vLLM's session, which has its engine processes."""
+    if not child.end(_STOP_SECONDS, session=True):
+        log.warning("vLLM did not end within %.0f s of SIGTERM: killed", _STOP_SECONDS)
+
+
+def _reachable(host: str | None) -> str:
+    """Return an address at which this machine reaches a server on `host`."""
+    if host is None or host in ("0.0.0.0", "::", "localhost"):  # noqa: S104, compared only
+        return "127.0.0.1"
+    return f"[{host}]" if ":" in host else host
 
 
 def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Path, *, cpu: bool) -> list[str]:
@@ -193,36 +195,40 @@ def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Pat
         "enforce_eager": cpu or model.enforce_eager or None,
         "trust_remote_code": model.trust_remote_code or None,
         "tensor_parallel_size": config.parallel.tp,
-        **({"pipeline_parallel_size": config.parallel.pp, **_OVER_NODES} if config.parallel.pp > 1 else {}),
+        **({"pipeline_parallel_size": config.parallel.pp, **_MULTI_NODE} if config.parallel.pp > 1 else {}),
         "gpu_memory_utilization": None if cpu else config.gpu_memory_utilization,
         "kv_cache_memory_bytes": None if cache_gb is None else int(cache_gb * 1e9),
-        **_adapters(config.max_lora_rank),
+        **_adapter_arguments(config.max_lora_rank),
         "enable_auto_tool_choice": model.enable_auto_tool_choice or None,
         "tool_call_parser": model.tool_call_parser if model.enable_auto_tool_choice else None,
-        **(_whole_prompts(config, directory) if cpu else {}),
+        **(_single_pass_arguments(config, directory) if cpu else {}),
         **_FIXED,
         **config.vllm,
     }
-    words = [word for name, value in arguments.items() for word in _words(name, value)]
-    return [str(vllm.python), "-m", _SERVER, *words]
+    flags = [flag for name, value in arguments.items() for flag in _flags(name, value)]
+    return [str(vllm.python), "-m", _SERVER, *flags]
 
 
-def _adapters(rank: int | None) -> dict[str, Any]:
+def _adapter_arguments(rank: int | None) -> dict[str, Any]:
     """Return the settings for LoRA adapters of up to this rank: vLLM supports only some ranks."""
     if rank is None:
         return {}
-    room = next((known for known in _LORA_RANKS if known >= rank), None)
-    if room is None:
-        raise UsageError(f"inference.max_lora_rank = {rank}: vLLM takes adapters up to {_LORA_RANKS[-1]}.")
-    return {"enable_lora": True, "max_lora_rank": room}
+    supported = next((known for known in _LORA_RANKS if known >= rank), None)
+    if supported is None:
+        raise UsageError(
+            f"inference.max_lora_rank is {rank}, but vLLM supports at most {_LORA_RANKS[-1]}",
+            code="BK-CONFIG-VALUE",
+            hint="train an adapter of a lower rank",
+        )
+    return {"enable_lora": True, "max_lora_rank": supported}
 
 
-def _whole_prompts(config: InferenceConfig, directory: Path) -> dict[str, Any]:
+def _single_pass_arguments(config: InferenceConfig, directory: Path) -> dict[str, Any]:
     """Return settings that compute each prompt in a single pass on a CPU. After a partial prompt, vLLM
     rewinds the generator of a seeded request. CPU generators cannot be rewound, and the engine crashes.
     """
-    described = read_model_config(directory / "config.json") if config.model.max_model_len is None else {}
-    longest = config.model.max_model_len or described.get("max_position_embeddings", 0)
+    model_config = read_model_config(directory / "config.json") if config.model.max_model_len is None else {}
+    longest = config.model.max_model_len or model_config.get("max_position_embeddings", 0)
     return {
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(longest, _CPU_BATCHED_TOKENS),
@@ -254,9 +260,9 @@ def vllm_environment(
         environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
     if rules.key is not None:
         environment["VLLM_API_KEY"] = rules.key
-    told = asdict(rules)
-    del told["key"]
-    environment["BUCKEYE_VLLM_RULES"] = json.dumps(told)
+    public_rules = asdict(rules)
+    del public_rules["key"]
+    environment["BUCKEYE_VLLM_RULES"] = json.dumps(public_rules)
     environment["BUCKEYE_VLLM_WEIGHTS_DIR"] = str((config.weights_dir or config.output_dir).absolute())
     if cpu:
         environment |= {
@@ -272,14 +278,18 @@ def check_extra(extra: Mapping[str, Any]) -> None:
     """
     for key in extra:
         if key in _FIXED:
-            raise UsageError(f"inference.vllm.{key} is set by Buckeye: training relies on it. Remove it.")
-        if key in _REFUSED:
-            raise UsageError(f"inference.vllm.{key} cannot be passed on: {_REFUSED[key]}.")
-        if key in _OURS:
-            raise UsageError(f"inference.vllm.{key} is {_OURS[key]} here. Set that instead.")
+            problem, hint = "is set by Buckeye, because training depends on it", _REMOVE
+        elif key in _UNSUPPORTED:
+            reason, hint = _UNSUPPORTED[key]
+            problem = f"is not supported: {reason}"
+        elif key in _BUCKEYE_KEYS:
+            problem, hint = f"is set by {_BUCKEYE_KEYS[key]}", f"set {_BUCKEYE_KEYS[key]} instead"
+        else:
+            continue
+        raise UsageError(f"inference.vllm.{key} {problem}", code="BK-CONFIG-CONFLICT", hint=hint)
 
 
-def _words(name: str, value: object) -> list[str]:
+def _flags(name: str, value: object) -> list[str]:
     """Convert a setting to arguments: `max_num_seqs = 8` -> `--max-num-seqs 8`. False becomes `--no-...`,
     None nothing, a list several values.
     """

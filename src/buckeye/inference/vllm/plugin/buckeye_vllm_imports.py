@@ -12,12 +12,12 @@ _BUCKEYE = Path(__file__).parents[3] / "base"
 
 def load(name: str) -> ModuleType:
     """Load the module `buckeye.base.NAME` by its file, without its package."""
-    known = f"buckeye_vllm_{name}_of_ours"
-    if known not in sys.modules:
-        spec = importlib.util.spec_from_file_location(known, _BUCKEYE / f"{name}.py")
+    module_name = f"buckeye_vllm_{name}_of_ours"
+    if module_name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(module_name, _BUCKEYE / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[known] = module  # before it runs: dataclasses look up their module
+        sys.modules[module_name] = module  # before it runs: dataclasses look up their module
         spec.loader.exec_module(module)
-    return sys.modules[known]
+    return sys.modules[module_name]

@@ -83,26 +83,26 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         """Check the files, then start replacing the weights. A damaged directory changes nothing."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        directory = _allowed(update_info.path)
-        digests = _verified(directory)
-        self._check_tensors(directory)
+        directory = _weights_folder(update_info.path)
+        digests = _verify_files(directory)
+        self._check_iterate_tensors(directory)
         initialize_layerwise_reload(self.model)
-        self.model.load_weights(_tensors(directory, sorted(digests)))
-        type(self).incoming = _combined(digests)
+        self.model.load_weights(_iterate_tensors(directory, sorted(digests)))
+        type(self).incoming = _combine_digests(digests)
 
     def _check_tensors(self, directory: Path) -> None:
         """Raise `ValueError` unless `directory` has exactly the served model's tensors, with their shapes.
         Loading would keep the old value of a missing tensor, and an unknown tensor would end vLLM's engine.
         """
-        expected, given = _shapes(Path(self.model_config.model)), _shapes(directory)
+        expected, new = _read_shapes(Path(self.model_config.model)), _read_shapes(directory)
         if getattr(self.model_config.hf_config, "tie_word_embeddings", False):
             expected.pop(_HEAD, None)
-            given.pop(_HEAD, None)
-        for name in sorted(expected.keys() | given.keys()):
-            if expected.get(name) != given.get(name):
+            new.pop(_HEAD, None)
+        for name in sorted(expected.keys() | new.keys()):
+            if expected.get(name) != new.get(name):
                 raise ValueError(
-                    f"{directory}: the tensor {name} has the shape {given.get(name, 'none: it is missing')}, "
-                    f"in the model that is served {expected.get(name, 'none: it is unknown')}"
+                    f"{directory}: the shape of {name} is {new.get(name, 'missing')}, "
+                    f"but {expected.get(name, 'unknown')} in the served model"
                 )
 
     def finish_weight_update(self) -> None:
@@ -119,13 +119,13 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         """Do nothing: no resource is held open."""
 
 
-def _allowed(path: str) -> Path:
+def _weights_folder(path: str) -> Path:
     """Return a directory that weights may be read from. Raise `ValueError` for another."""
     folder: Path = _foreign_files.data_folder(Path(path), Path(os.environ["BUCKEYE_VLLM_WEIGHTS_DIR"]))
     return folder
 
 
-def _verified(directory: Path) -> dict[str, str]:
+def _verify_files(directory: Path) -> dict[str, str]:
     """Return the SHA-256 of each file in a directory's manifest. Raise `ValueError` if one differs from the
     manifest.
     """
@@ -133,11 +133,11 @@ def _verified(directory: Path) -> dict[str, str]:
     digests = {name: _sha256(directory / _foreign_files.check_file_name(name)) for name in manifest["files"]}
     for name, digest in digests.items():
         if digest != manifest["files"][name]:
-            raise ValueError(f"{directory / name} is not the file that was published (SHA-256 differs)")
+            raise ValueError(f"{directory / name} differs from the published file (SHA-256 differs)")
     return digests
 
 
-def _published(directory: Path) -> str | None:
+def _published_checksum(directory: Path) -> str | None:
     """Return the checksum of the weights published in a directory, or None."""
     try:
         return str(json.loads(_foreign_files.read_regular(directory / _MANIFEST))["checksum"])
@@ -150,13 +150,13 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _combined(digests: dict[str, str]) -> str:
+def _combine_digests(digests: dict[str, str]) -> str:
     """Return one SHA-256 for all files, computed like the publisher's."""
     lines = "".join(f"{name}:{digest}\n" for name, digest in sorted(digests.items()))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
-def _shapes(directory: Path) -> dict[str, list[int]]:
+def _read_shapes(directory: Path) -> dict[str, list[int]]:
     """Return the shape of every tensor in a directory's safetensors files, from their headers."""
     shapes: dict[str, list[int]] = {}
     for path in directory.glob("*.safetensors"):
@@ -165,7 +165,7 @@ def _shapes(directory: Path) -> dict[str, list[int]]:
     return shapes
 
 
-def _tensors(directory: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
+def _iterate_tensors(directory: Path, names: list[str]) -> Iterator[tuple[str, torch.Tensor]]:
     for name in names:
         with safe_open(directory / name, "pt") as file:
             for key in file.keys():  # noqa: SIM118, not a mapping
@@ -199,8 +199,8 @@ class WorkerExtension:
         files. Return the error as text, or None: an exception would end vLLM's engine.
         """
         try:
-            directory = _allowed(path)
-            digests = _verified(directory)
+            directory = _weights_folder(path)
+            digests = _verify_files(directory)
             if self.buckeye_adapter is None:
                 # vLLM's ids increase: the newest is the one registered for this
                 self.buckeye_adapter = max(self.list_loras(), default=None)  # type: ignore[attr-defined]
@@ -211,7 +211,7 @@ class WorkerExtension:
             )
         except Exception as error:
             return f"{type(error).__name__}: {error}"
-        DirectoryTransfer.checksum = _combined(digests)
+        DirectoryTransfer.checksum = _combine_digests(digests)
         return None
 
     def buckeye_weights(self, path: str | None = None) -> dict[str, str | int | bool | None]:
@@ -228,7 +228,7 @@ class WorkerExtension:
             "pid": os.getpid(),
             "process": _PROCESS,
             "dtype": str(self.model_config.dtype).removeprefix("torch."),
-            "published": None if path is None else _published(Path(path)),
+            "published": None if path is None else _published_checksum(Path(path)),
             "max_num_seqs": config.scheduler_config.max_num_seqs * config.parallel_config.data_parallel_size,
         }
 
