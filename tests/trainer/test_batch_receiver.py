@@ -85,7 +85,7 @@ def _put_when_gone(root):
 
 def test_a_damaged_batch_that_does_not_come_again_ends_the_wait(tmp_path, monkeypatch, refusal):
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
-    monkeypatch.setattr(batch_receiver, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(batch_receiver, "_REWRITE_SECONDS", 0.05)
     with refusal(TransportError):
         _receiver(tmp_path, timeout=HANG).next_batch(0)
 

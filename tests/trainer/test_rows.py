@@ -22,7 +22,7 @@ def test_a_shared_prefix_is_there_once():
     # alone, prefix, then the longer suffix first
     assert row.token_ids.tolist() == [9, 8, 1, 2, 3, 4, 6, 7, 5]
     assert row.position_ids.tolist() == [0, 1, 0, 1, 2, 3, 4, 5, 4]
-    assert row.places.tolist() == [2, 3, 4, 5, 8, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert row.row_indices.tolist() == [2, 3, 4, 5, 8, 0, 1, 2, 3, 4, 5, 6, 7]
     assert row.targets.tolist() == [5, 6, 7]
     assert row.sources.tolist() == [5, 5, 6]
     assert row.sequences.tolist() == [0, 2, 2]
@@ -72,7 +72,7 @@ def test_a_token_sees_its_own_sample_up_to_itself(window):
         )
         start = 0
         for ids in samples:
-            places = row.places[start : start + len(ids)]
+            places = row.row_indices[start : start + len(ids)]
             start += len(ids)
             for position, place in enumerate(places):
                 first = 0 if window is None else max(0, position + 1 - window)

@@ -59,7 +59,7 @@ def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> Non
     """
     mesh = ranks.mesh
     if model.fsdp_cpu_offload and not offloads(model, policy.device):
-        logger.warning("fsdp_cpu_offload changes nothing on a CPU: all is in main memory.")
+        logger.warning("fsdp_cpu_offload has no effect on a CPU")
     if mesh is None:
         return
     layers = list(policy.model.base_model.layers)
@@ -76,7 +76,7 @@ def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> Non
     _shard_unit(policy.module, data, policy, model, reshard=None)
     register_fsdp_forward_method(policy.module, "hidden_states")
     logger.info(
-        "Model divided among %d ranks: %d replicas of %d shards, tensor parallel over %d",
+        "Sharded the model among %d ranks: %d replicas of %d shards, tensor parallel over %d",
         ranks.world_size,
         *(mesh[name].size() for name in (REPLICATE, SHARD, TENSOR)),
     )
@@ -90,13 +90,15 @@ def offloads(model: ModelConfig, device: torch.device) -> bool:
 def _shard_unit(
     unit: nn.Module, mesh: DeviceMesh, policy: PolicyNetwork, model: ModelConfig, *, reshard: bool | None
 ) -> None:
-    low = policy.compute_dtype if policy.compute_dtype != torch.float32 else None
+    param_dtype = policy.compute_dtype if policy.compute_dtype != torch.float32 else None
     fully_shard(
         unit,
         mesh=mesh,
         reshard_after_forward=reshard,
         mp_policy=MixedPrecisionPolicy(
-            param_dtype=low, reduce_dtype=getattr(torch, model.reduce_dtype), cast_forward_inputs=False
+            param_dtype=param_dtype,
+            reduce_dtype=getattr(torch, model.reduce_dtype),
+            cast_forward_inputs=False,
         ),
         offload_policy=CPUOffloadPolicy() if offloads(model, policy.device) else OffloadPolicy(),
     )
@@ -114,8 +116,11 @@ def _check_tensor_parallel(policy: PolicyNetwork, ranks: int) -> None:
     ]
     if absent:
         raise UsageError(
-            f"trainer.model.tp = {ranks} needs a dense Qwen or Llama model: the layers of this one "
-            f"({config.model_type}) have no linear {', '.join(absent)}. Set tp = 1."
+            f"tensor parallelism needs a dense Qwen or Llama model: the layers of {config.model_type} "
+            f"have no linear {', '.join(absent)}",
+            code="BK-MODEL-UNSUPPORTED",
+            at=f"trainer.model.tp = {ranks}",
+            hint="set it to 1",
         )
     sizes = {
         "attention heads": config.num_attention_heads,
@@ -125,8 +130,10 @@ def _check_tensor_parallel(policy: PolicyNetwork, ranks: int) -> None:
     uneven = [f"{size} {name}" for name, size in sizes.items() if size % ranks]
     if uneven:
         raise UsageError(
-            f"trainer.model.tp = {ranks} does not divide the model's {' and '.join(uneven)}. "
-            "Set tp to a number that does, or to 1."
+            f"the model has {' and '.join(uneven)}, which cannot be divided by {ranks}",
+            code="BK-CONFIG-VALUE",
+            at=f"trainer.model.tp = {ranks}",
+            hint="set it to a divisor of these numbers, or to 1",
         )
 
 
@@ -159,7 +166,7 @@ def gather_tensors(
     for tensor in tensors.values():
         if id(tensor) not in gathered:
             full = gather_tensor(tensor)
-            gathered[id(tensor)] = _stored(full, dtype, copy=copy) if keep else full.new_empty(0)
+            gathered[id(tensor)] = _to_cpu(full, dtype, copy=copy) if keep else full.new_empty(0)
     return {name: gathered[id(tensor)] for name, tensor in tensors.items()} if keep else {}
 
 
@@ -173,11 +180,12 @@ def gather_tensor(tensor: Tensor) -> Tensor:
     return tensor.to(tensor.device_mesh.device_type).full_tensor()  # a shard in main memory cannot be sent
 
 
-def _stored(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
-    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    if wanted.itemsize < tensor.dtype.itemsize:
-        return tensor.to(wanted).cpu().contiguous()  # this order halves the transfer from a GPU
-    return tensor.to("cpu", wanted, copy=copy).contiguous()
+def _to_cpu(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
+    if dtype is None or not tensor.is_floating_point():
+        dtype = tensor.dtype
+    if dtype.itemsize < tensor.dtype.itemsize:
+        return tensor.to(dtype).cpu().contiguous()  # this order halves the transfer from a GPU
+    return tensor.to("cpu", dtype, copy=copy).contiguous()
 
 
 def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
