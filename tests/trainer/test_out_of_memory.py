@@ -112,7 +112,7 @@ def test_a_later_attempt_begins_with_what_was_possible(
 
 def test_a_sample_that_does_not_fit_alone_ends_the_trainer(tmp_path, tiny_model, batches, fault):
     fault("trainer.oom=oom,trainer.oom=oom@2")
-    message = "with 20 tokens at once, and fewer cannot be: a sample has 20. Set model.ac"
+    message = "with 20 tokens per micro-batch; the longest sample has 20"
     with pytest.raises(RunError, match=message):
         _train(tiny_model, tmp_path, batches)
     assert not _records(tmp_path)

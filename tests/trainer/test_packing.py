@@ -79,7 +79,7 @@ def test_bins_by_hand():
 
 
 def test_a_sample_longer_than_a_bin_is_an_error():
-    with pytest.raises(TransportError, match=r"Sample 1 .* 11 tokens.*seq_len = 10"):
+    with pytest.raises(TransportError, match=r"sample 1 .* 11 tokens.*seq_len = 10"):
         plan_bins(_arrays([[1] * 3, [1] * 11]), 10)
 
 

@@ -49,6 +49,11 @@ logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = "out of memory"  # key in the sums of a step: the number of ranks that ran out of memory
 
+ReferenceLogprobs = Callable[[PackedMicroBatch, Tensor], Tensor]
+"""Function `(row, temperatures [N])` -> log-probs [N] of the row's targets under the reference model,
+detached.
+"""
+
 
 class BatchLoss:
     """Accumulation of the gradient of batches on a learner's policy."""
@@ -158,6 +163,61 @@ def run_micro_batches(
     return sums
 
 
+def samples_to_train(batch: Batch, config: LossConfig) -> list[Sample]:
+    """Return the samples that can move the weights.
+
+    A sample without advantage cannot, unless the loss has another term; skipping it saves its forward pass.
+    The statistics of the step cover only the samples with an advantage in either case.
+    """
+    is_needed = (lambda s: bool(s.loss_mask.any())) if needs_every_sample(config) else has_advantage
+    return [s for s in batch.samples if is_needed(s)]
+
+
+def has_advantage(sample: Sample) -> bool:
+    """Return True if any trained token has a non-zero advantage."""
+    return bool(sample.advantages[sample.loss_mask].any())
+
+
+def staleness(batch: Batch) -> dict[str, float]:
+    """Return the staleness of the batch: how many versions behind this step the sampling policies were.
+
+    Counts the trained tokens of samples with an advantage: mean, maximum, and the share of tokens of each
+    age.
+    """
+    trained = [s.versions[s.loss_mask] for s in batch.samples if has_advantage(s)]
+    versions = np.concatenate(trained or [np.zeros(0, np.int32)])
+    if not len(versions):
+        return {}
+    ages, counts = np.unique(batch.step - versions, return_counts=True)
+    return {
+        "staleness_mean": float(ages @ counts / len(versions)),
+        "staleness_max": int(ages[-1]),
+        **{
+            f"staleness_share_{age}": float(count / len(versions))
+            for age, count in zip(ages, counts, strict=True)
+        },
+    }
+
+
+def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs | None:
+    """Return the reference model that the loss needs, or None without `kl_coef`.
+
+    It is sharded like the policy. A run that trains an adapter on the reference model needs no second copy,
+    unless it started from an adapter, which is part of the reference. Raise `UsageError` if the vocabularies
+    differ.
+    """
+    model, name = config.model, config.loss.reference_model
+    if not config.loss.kl_coef:
+        return None
+    if model.experimental.lora is not None and name is None and model.adapter is None:
+        reference = _reference_without_adapter(learner)
+    else:
+        adapter = model.adapter if name is None else None
+        reference = _load_frozen_reference(name or model.name, adapter, config, learner)
+    learner.reference_forwards.append(reference)
+    return reference
+
+
 def _run_bins(
     learner: Learner,
     bins: Sequence[Bin],
@@ -205,42 +265,6 @@ def _run_empty_pass(learner: Learner) -> None:
         zero.backward()
 
 
-def samples_to_train(batch: Batch, config: LossConfig) -> list[Sample]:
-    """Return the samples that can move the weights.
-
-    A sample without advantage cannot, unless the loss has another term; skipping it saves its forward pass.
-    The statistics of the step cover only the samples with an advantage in either case.
-    """
-    is_needed = (lambda s: bool(s.loss_mask.any())) if needs_every_sample(config) else has_advantage
-    return [s for s in batch.samples if is_needed(s)]
-
-
-def has_advantage(sample: Sample) -> bool:
-    """Return True if any trained token has a non-zero advantage."""
-    return bool(sample.advantages[sample.loss_mask].any())
-
-
-def staleness(batch: Batch) -> dict[str, float]:
-    """Return the staleness of the batch: how many versions behind this step the sampling policies were.
-
-    Counts the trained tokens of samples with an advantage: mean, maximum, and the share of tokens of each
-    age.
-    """
-    trained = [s.versions[s.loss_mask] for s in batch.samples if has_advantage(s)]
-    versions = np.concatenate(trained or [np.zeros(0, np.int32)])
-    if not len(versions):
-        return {}
-    ages, counts = np.unique(batch.step - versions, return_counts=True)
-    return {
-        "staleness_mean": float(ages @ counts / len(versions)),
-        "staleness_max": int(ages[-1]),
-        **{
-            f"staleness_share_{age}": float(count / len(versions))
-            for age, count in zip(ages, counts, strict=True)
-        },
-    }
-
-
 def _loss_inputs(
     row: PackedMicroBatch,
     samples: Sequence[Sample],
@@ -262,31 +286,6 @@ def _loss_inputs(
         sequences=row.sequences,
         staleness=step - column("versions").long(),
     )
-
-
-ReferenceLogprobs = Callable[[PackedMicroBatch, Tensor], Tensor]
-"""Function `(row, temperatures [N])` -> log-probs [N] of the row's targets under the reference model,
-detached.
-"""
-
-
-def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs | None:
-    """Return the reference model that the loss needs, or None without `kl_coef`.
-
-    It is sharded like the policy. A run that trains an adapter on the reference model needs no second copy,
-    unless it started from an adapter, which is part of the reference. Raise `UsageError` if the vocabularies
-    differ.
-    """
-    model, name = config.model, config.loss.reference_model
-    if not config.loss.kl_coef:
-        return None
-    if model.experimental.lora is not None and name is None and model.adapter is None:
-        reference = _reference_without_adapter(learner)
-    else:
-        adapter = model.adapter if name is None else None
-        reference = _load_frozen_reference(name or model.name, adapter, config, learner)
-    learner.reference_forwards.append(reference)
-    return reference
 
 
 def _reference_without_adapter(learner: Learner) -> ReferenceLogprobs:

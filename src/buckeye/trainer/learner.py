@@ -31,6 +31,19 @@ from buckeye.trainer.parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
+# Dense bfloat16 FLOP/s without sparsity, from the vendors' data sheets, by a substring of the device's name.
+_PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX A6000": 155e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningRateSchedule:
@@ -239,20 +252,6 @@ def format_step(step: int, values: Mapping[str, float]) -> str:
     }
     parts = [text.format(values[name]) for name, text in formats.items() if name in values]
     return " | ".join([f"Step {step}", *parts])
-
-
-# Dense bfloat16 FLOP/s without sparsity, from the vendors' data sheets, by a substring of the device's name.
-_PEAK_FLOPS = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX A6000": 155e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,7 +55,8 @@ class MicroBatchSize:
         """
         if computed <= longest:
             raise FinalRunError(
-                f"out of memory on {device} with {computed} tokens per micro-batch; the longest sample has {longest}",
+                f"out of memory on {device} with {computed} tokens per micro-batch; the longest sample has "
+                f"{longest}",
                 code="BK-MEMORY",
                 hint="set model.ac to recompute activations, lower seq_len, or use a device with more "
                 "memory; `buckeye rl doctor` shows the memory use",

@@ -28,6 +28,14 @@ DATA = "batch.safetensors"
 TRAINED = "trained.safetensors"
 RECORD = "record.json"
 
+_DTYPES: dict[str, npt.DTypeLike] = {
+    "token_ids": np.int32,
+    "loss_mask": np.bool_,
+    "logprobs": np.float32,
+    "versions": np.int32,
+    "advantages": np.float32,
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sample:
@@ -55,15 +63,6 @@ class Batch:
     step: int
     samples: tuple[Sample, ...]
     orchestrator_state: Mapping[str, Any]
-
-
-_DTYPES: dict[str, npt.DTypeLike] = {
-    "token_ids": np.int32,
-    "loss_mask": np.bool_,
-    "logprobs": np.float32,
-    "versions": np.int32,
-    "advantages": np.float32,
-}
 
 
 def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
@@ -101,14 +100,6 @@ def batch_directory(root: Path, step: int) -> Path:
 def list_other_runs_batches(root: Path, *, identity: RunIdentity) -> list[int]:
     """Return the steps of batches that another run or attempt wrote; they are never read."""
     return [step for step, path in storage.step_directories(root).items() if _owner(path) != identity]
-
-
-def _owner(directory: Path) -> RunIdentity | None:
-    try:
-        manifest = storage.read_json(directory / MANIFEST)
-        return RunIdentity(run_id=manifest["run_id"], attempt=manifest["attempt"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
@@ -217,6 +208,14 @@ def pack_samples(samples: Sequence[Sample]) -> bytes:
 def unpack_samples(data: bytes) -> tuple[Sample, ...]:
     """Return the samples from the result of `pack_samples`."""
     return _from_arrays(load(data))
+
+
+def _owner(directory: Path) -> RunIdentity | None:
+    try:
+        manifest = storage.read_json(directory / MANIFEST)
+        return RunIdentity(run_id=manifest["run_id"], attempt=manifest["attempt"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def _damage(message: str) -> TransportError:

@@ -49,20 +49,6 @@ _PAUSES = (1.0, 30.0)  # after the first failure, and at most
 _REQUEST_SECONDS = 60
 
 
-class _Attempt(msgspec.Struct, kw_only=True, frozen=True):
-    attempt: int
-    started: float
-    resumed_step: int | None
-
-
-class _Run(msgspec.Struct, kw_only=True, frozen=True):
-    """Content of `run.json`: required to resume a run after its directory is lost."""
-
-    run_id: str
-    attempt: int
-    attempts: list[_Attempt]
-
-
 class StoreManifest(msgspec.Struct, kw_only=True, frozen=True):
     """Content of `COMMITTED` in a store: that of the run's directory, the size of every file, the run, and
     the protected steps (`kept`), such as the best one.
@@ -306,6 +292,20 @@ def name_in_store(info: CheckpointInfo, commit: Mapping[str, Any]) -> str:
 def recency_key(info: CheckpointInfo) -> tuple[int, int]:
     """Return the sort key of a checkpoint: the newest is last."""
     return info.attempt, info.step
+
+
+class _Attempt(msgspec.Struct, kw_only=True, frozen=True):
+    attempt: int
+    started: float
+    resumed_step: int | None
+
+
+class _Run(msgspec.Struct, kw_only=True, frozen=True):
+    """Content of `run.json`: required to resume a run after its directory is lost."""
+
+    run_id: str
+    attempt: int
+    attempts: list[_Attempt]
 
 
 def _damage(message: str) -> CheckpointError:

@@ -38,17 +38,6 @@ class ChatSample:
     loss_mask: npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Turn:
-    """Assistant message. `context` is the text between the previous turn and this one, or everything before
-    it unless it `continues` that turn. `reply` is the text that the policy would sample.
-    """
-
-    context: list[int]
-    reply: list[int]
-    continues: bool
-
-
 class ChatFormat:
     """Chat format of a model: rendered by the `renderers` library for known model families, else by the
     model's chat template. Prompts equal those of reinforcement learning and serving.
@@ -278,6 +267,17 @@ class ChatFile:
         except UsageError as error:
             error.at = f"{self.path}:{number}"
             raise
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Turn:
+    """Assistant message. `context` is the text between the previous turn and this one, or everything before
+    it unless it `continues` that turn. `reply` is the text that the policy would sample.
+    """
+
+    context: list[int]
+    reply: list[int]
+    continues: bool
 
 
 def _join_turns(turns: Sequence[_Turn], trained: Sequence[bool]) -> list[ChatSample]:

@@ -30,8 +30,6 @@ _MIN_LENGTH_SHARE = 0.75  # of the longest in a block: at most 1 / 0.75^2 = 1.8 
 _SLACK = 16  # or at most this many tokens shorter: a kernel call costs more than a little padding
 _MIN_PREFIX = 4  # tokens: sharing fewer costs more (longer keys) than it saves
 
-# Samples into bins, and bins onto ranks.
-
 
 @dataclass(frozen=True, slots=True)
 class PrefixGroup:
@@ -111,30 +109,6 @@ def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
     return shares
 
 
-def _split(group: PrefixGroup, lengths: Sequence[int], capacity: int) -> list[PrefixGroup]:
-    """Split a group into parts that fit, each with the prefix."""
-    suffixes = [lengths[m] - group.prefix for m in group.members]
-    if group.prefix + sum(suffixes) <= capacity:
-        return [group]
-    packed = pack(suffixes, capacity - group.prefix)
-    return [
-        PrefixGroup(tuple(group.members[i] for i in numbers), group.prefix if len(numbers) > 1 else 0)
-        for numbers in packed
-    ]
-
-
-def _tokens(group: PrefixGroup, lengths: Sequence[int]) -> int:
-    return group.prefix + sum(lengths[m] - group.prefix for m in group.members)
-
-
-def _cost(group: PrefixGroup, lengths: Sequence[int], pair_cost: float) -> float:
-    """Return the tokens, and the weighted pairs of tokens that see each other: half a square, and the
-    prefix.
-    """
-    pairs = (group.prefix**2 + sum(lengths[m] ** 2 - group.prefix**2 for m in group.members)) / 2
-    return _tokens(group, lengths) + pair_cost * pairs
-
-
 def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
     """Return groups of samples that share a prefix, such that few tokens remain. Every sample is in exactly
     one group, and has a suffix of at least one token.
@@ -165,23 +139,15 @@ def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
     return groups
 
 
-def _common_prefix(first: Tokens, second: Tokens) -> int:
-    length = min(len(first), len(second)) - 1
-    different = np.flatnonzero(first[:length] != second[:length])
-    return int(different[0]) if len(different) else length
-
-
-# A bin of samples as the tensors for a forward pass and a loss.
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedMicroBatch:
     """Samples laid out for one forward pass, with shared prefixes once.
 
     `token_ids` i64[tokens], `position_ids` i64[tokens], and the attention `layout`, which defines which
     tokens see each other. `row_indices` i64: the row index of each token of each sample, sample after
-    sample. For each of the N trained tokens, sample after sample: `sources` i64[N], the row index of the hidden state
-    that predicts it; `targets` i64[N], its token id; `sequences` i64[N], the index of its sample.
+    sample. For each of the N trained tokens, sample after sample: `sources` i64[N], the row index of the
+    hidden state that predicts it; `targets` i64[N], its token id; `sequences` i64[N], the index of its
+    sample.
     """
 
     token_ids: Tensor
@@ -193,16 +159,6 @@ class PackedMicroBatch:
     sequences: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class _Segment:
-    """Part of a sample: `length` tokens from `begin`. `prefix_group` is the index of its prefix group."""
-
-    sample: int
-    begin: int
-    length: int
-    prefix_group: int | None = None
-
-
 def pack_micro_batch(
     token_ids: Sequence[Tokens],
     loss_masks: Sequence[npt.NDArray[np.bool_]],
@@ -210,8 +166,9 @@ def pack_micro_batch(
     *,
     share_prefixes: bool = True,
 ) -> PackedMicroBatch:
-    """Lay samples out in a row; without `share_prefixes`, each sample whole. Raise `TransportError` if the
-    first token of a sample is trained: no token predicts it.
+    """Lay samples out in a row; without `share_prefixes`, each sample whole.
+
+    Raise `TransportError` if the first token of a sample is trained: no token predicts it.
     """
     if any(mask[0] for mask in loss_masks):
         raise TransportError(
@@ -240,6 +197,46 @@ def pack_micro_batch(
         layout=_layout(groups, blocks, segments, starts, device),
         **{name: torch.from_numpy(t).to(device) for name, t in tensors.items()},
     )
+
+
+def _split(group: PrefixGroup, lengths: Sequence[int], capacity: int) -> list[PrefixGroup]:
+    """Split a group into parts that fit, each with the prefix."""
+    suffixes = [lengths[m] - group.prefix for m in group.members]
+    if group.prefix + sum(suffixes) <= capacity:
+        return [group]
+    packed = pack(suffixes, capacity - group.prefix)
+    return [
+        PrefixGroup(tuple(group.members[i] for i in numbers), group.prefix if len(numbers) > 1 else 0)
+        for numbers in packed
+    ]
+
+
+def _tokens(group: PrefixGroup, lengths: Sequence[int]) -> int:
+    return group.prefix + sum(lengths[m] - group.prefix for m in group.members)
+
+
+def _cost(group: PrefixGroup, lengths: Sequence[int], pair_cost: float) -> float:
+    """Return the tokens, and the weighted pairs of tokens that see each other: half a square, and the
+    prefix.
+    """
+    pairs = (group.prefix**2 + sum(lengths[m] ** 2 - group.prefix**2 for m in group.members)) / 2
+    return _tokens(group, lengths) + pair_cost * pairs
+
+
+def _common_prefix(first: Tokens, second: Tokens) -> int:
+    length = min(len(first), len(second)) - 1
+    different = np.flatnonzero(first[:length] != second[:length])
+    return int(different[0]) if len(different) else length
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Part of a sample: `length` tokens from `begin`. `prefix_group` is the index of its prefix group."""
+
+    sample: int
+    begin: int
+    length: int
+    prefix_group: int | None = None
 
 
 def _segments_in_blocks(groups: Sequence[PrefixGroup], token_ids: Sequence[Tokens]) -> list[list[_Segment]]:

@@ -23,6 +23,20 @@ PACKED_ATTENTION = "buckeye_packed"
 SHORT_KEYS = 256  # up to this many keys, the scores are few and masks are affordable
 
 
+def _varlen_arguments() -> frozenset[str]:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+# Older versions of torch lack this function, or its window argument. Some versions accept groups of query
+# heads without `enable_gqa`.
+_VARLEN_ARGUMENTS = _varlen_arguments()
+_GQA_ARGUMENTS = {"enable_gqa": True} if "enable_gqa" in _VARLEN_ARGUMENTS else {}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
     """Neighboring segments of similar length: tokens `start` to `end` of the row as [segments, length].
@@ -70,42 +84,6 @@ class Layout:
     longest_query: int
     longest_keys: int
     keys: Tensor | None
-
-
-def _make_mask(
-    block: Block, keys: int, window: int | None, dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    offsets = torch.arange(block.length, device=device)
-    prefix_keys = keys - block.length
-    lengths = torch.zeros(1, dtype=torch.int64, device=device)
-    if block.prefix_lengths is not None:
-        lengths = block.prefix_lengths
-        if block.common_prefix is not None:
-            lengths = lengths[:1]
-    positions = torch.arange(prefix_keys, device=device).expand(len(lengths), prefix_keys)
-    is_padding = positions >= lengths[:, None]
-    query_positions = lengths[:, None] + offsets
-    positions = torch.cat([positions, query_positions], dim=1)
-    distance = query_positions[:, :, None] - positions[:, None]
-    hidden = distance < 0
-    hidden[:, :, :prefix_keys] |= is_padding[:, None]
-    if window is not None:
-        hidden |= distance >= window
-    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-
-
-def _varlen_arguments() -> frozenset[str]:
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    return frozenset(inspect.signature(varlen_attn).parameters)
-
-
-# Older versions of torch lack this function, or its window argument. Some versions accept groups of query
-# heads without `enable_gqa`.
-_VARLEN_ARGUMENTS = _varlen_arguments()
-_GQA_ARGUMENTS = {"enable_gqa": True} if "enable_gqa" in _VARLEN_ARGUMENTS else {}
 
 
 def flash_available(device: torch.device) -> bool:
@@ -157,6 +135,28 @@ def packed_attention(
     return _attend_in_blocks(q, k, v, layout, scaling or q.shape[-1] ** -0.5, dropout, sliding_window)[
         None
     ], None
+
+
+def _make_mask(
+    block: Block, keys: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    offsets = torch.arange(block.length, device=device)
+    prefix_keys = keys - block.length
+    lengths = torch.zeros(1, dtype=torch.int64, device=device)
+    if block.prefix_lengths is not None:
+        lengths = block.prefix_lengths
+        if block.common_prefix is not None:
+            lengths = lengths[:1]
+    positions = torch.arange(prefix_keys, device=device).expand(len(lengths), prefix_keys)
+    is_padding = positions >= lengths[:, None]
+    query_positions = lengths[:, None] + offsets
+    positions = torch.cat([positions, query_positions], dim=1)
+    distance = query_positions[:, :, None] - positions[:, None]
+    hidden = distance < 0
+    hidden[:, :, :prefix_keys] |= is_padding[:, None]
+    if window is not None:
+        hidden |= distance >= window
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
 @torch.compiler.disable  # each layout would be compiled separately

@@ -76,8 +76,8 @@ def _check_targets(model: PreTrainedModel, targets: Iterable[str]) -> None:
             else "the list is empty",
             code="BK-CONFIG-VALUE",
             at=f"{_SECTION}.target_modules",
-            hint=f"choose from {', '.join(kinds)}; to train embeddings or the output layer in full, name them "
-            "in modules_to_save",
+            hint=f"choose from {', '.join(kinds)}; to train embeddings or the output layer in full, "
+            "name them in modules_to_save",
         )
 
 

@@ -228,12 +228,6 @@ def load_policy(
     )
 
 
-def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dtype | Literal["auto"]:
-    if compute_dtype == "auto":
-        return "auto" if device.type == "cpu" else torch.bfloat16
-    return torch.float32 if compute_dtype == "float32" else torch.bfloat16
-
-
 def read_trainable_config(name: str) -> PreTrainedConfig:
     """Return the configuration of a model directory or hub name, checked to be trainable. Raise `UsageError`
     if it is not, or if `config.json` does not match the weights next to it.
@@ -280,6 +274,12 @@ def make_policy(
     if flash and device.type == "cuda" and not use_flash:
         logger.info("Using torch's padded attention: no flash attention for this GPU and %s", dtype)
     return PolicyNetwork(PolicyModule(model.train(), compute_dtype=dtype, flash=use_flash), device)
+
+
+def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dtype | Literal["auto"]:
+    if compute_dtype == "auto":
+        return "auto" if device.type == "cpu" else torch.bfloat16
+    return torch.float32 if compute_dtype == "float32" else torch.bfloat16
 
 
 def _enable_padding_gradient(model: PreTrainedModel) -> None:

@@ -209,6 +209,47 @@ def build_optimizer(
     return NamedOptimizer(parameters, parts, kind=kind)
 
 
+def sum_gradients(
+    parameters: Mapping[str, nn.Parameter], ranks: Ranks, *, dtype: torch.dtype = torch.float32
+) -> None:
+    """Sum every gradient over the whole batch; a missing gradient counts as zero. Sums that the backward pass
+    did not reduce are exchanged as `dtype`.
+    """
+    for parameter in parameters.values():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    if ranks.mesh is None:
+        if ranks.world_size > 1:
+            _all_reduce(map(_gradient, parameters.values()), ranks, None, dtype)
+    elif ranks.mesh[TENSOR].size() > 1:
+        _reduce_replicated(parameters, ranks, ranks.mesh[TENSOR])
+
+
+def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
+    """Return the Euclidean norm of the whole gradient, equal on all ranks; not finite if any element is
+    not.
+    """
+    groups: dict[tuple[str, ...], list[Tensor]] = {}
+    for parameter in parameters:
+        groups.setdefault(_sharded_dimensions(parameter), []).append(_gradient(parameter))
+    squares = []
+    for dimensions, gradients in groups.items():
+        square = torch.nn.utils.get_total_norm(gradients).to(ranks.device, torch.float64) ** 2
+        for dimension in dimensions:
+            assert ranks.mesh is not None
+            dist.all_reduce(square, group=ranks.mesh[dimension].get_group())
+        squares.append(float(square))
+    return math.sqrt(sum(squares))
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float | None) -> None:
+    """Scale a gradient of length `norm` down to `limit`. A shorter one, or one without a limit, stays
+    unchanged.
+    """
+    if limit is not None and norm > limit:
+        torch._foreach_mul_([_gradient(p) for p in parameters], limit / norm)
+
+
 def _adamw8bit(
     groups: list[dict[str, object]], parameters: Mapping[str, nn.Parameter], betas: tuple[float, float]
 ) -> torch.optim.Optimizer:
@@ -239,22 +280,6 @@ def _parameter_indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
     return {parameter: index for index, parameter in enumerate(ordered)}
 
 
-def sum_gradients(
-    parameters: Mapping[str, nn.Parameter], ranks: Ranks, *, dtype: torch.dtype = torch.float32
-) -> None:
-    """Sum every gradient over the whole batch; a missing gradient counts as zero. Sums that the backward pass
-    did not reduce are exchanged as `dtype`.
-    """
-    for parameter in parameters.values():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    if ranks.mesh is None:
-        if ranks.world_size > 1:
-            _all_reduce(map(_gradient, parameters.values()), ranks, None, dtype)
-    elif ranks.mesh[TENSOR].size() > 1:
-        _reduce_replicated(parameters, ranks, ranks.mesh[TENSOR])
-
-
 def _reduce_replicated(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMesh) -> None:
     """Complete the gradients of parameters that all tensor-parallel ranks hold. Gradients that all ranks
     computed are averaged: they are equal except for rounding, and must not drift apart.
@@ -264,31 +289,6 @@ def _reduce_replicated(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mes
         if not name.endswith(_PARTIAL_GRADIENTS):
             _gradient(parameter).div_(mesh.size())
     _all_reduce(map(_gradient, replicated.values()), ranks, mesh.get_group(), torch.float32)
-
-
-def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
-    """Return the Euclidean norm of the whole gradient, equal on all ranks; not finite if any element is
-    not.
-    """
-    groups: dict[tuple[str, ...], list[Tensor]] = {}
-    for parameter in parameters:
-        groups.setdefault(_sharded_dimensions(parameter), []).append(_gradient(parameter))
-    squares = []
-    for dimensions, gradients in groups.items():
-        square = torch.nn.utils.get_total_norm(gradients).to(ranks.device, torch.float64) ** 2
-        for dimension in dimensions:
-            assert ranks.mesh is not None
-            dist.all_reduce(square, group=ranks.mesh[dimension].get_group())
-        squares.append(float(square))
-    return math.sqrt(sum(squares))
-
-
-def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float | None) -> None:
-    """Scale a gradient of length `norm` down to `limit`. A shorter one, or one without a limit, stays
-    unchanged.
-    """
-    if limit is not None and norm > limit:
-        torch._foreach_mul_([_gradient(p) for p in parameters], limit / norm)
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -159,8 +159,8 @@ class _Reference:
         limit = _ROUNDING_FLOAT32 if stored == "float32" else _ROUNDING_HALF
         if not divergence <= limit:  # written so that NaN is rejected too
             raise RunError(
-                f"the exported model differs from the checkpoint: KL divergence {divergence:.2g} nats a token "
-                f"on {tokens} tokens of {self._source}; rounding to {stored} explains at most {limit:g}; "
+                f"the exported model differs from the checkpoint: KL divergence {divergence:.2g} nats a "
+                f"token on {tokens} tokens of {self._source}; rounding to {stored} explains at most {limit:g}; "
                 "nothing was kept",
                 code="BK-CHECKPOINT",
             )

@@ -59,11 +59,6 @@ def write_tokenizer_files(directory: Path, contents: Mapping[str, bytes]) -> Non
         (directory / name).write_bytes(content)
 
 
-def _is_tokenizer_file(file: str) -> bool:
-    folder, _, name = file.rpartition("/")
-    return file in _TOKENIZER_FILES or (folder == CHAT_TEMPLATE_DIR and name.endswith(".jinja"))
-
-
 def save_model(
     model: PreTrainedModel,
     tokenizer: Mapping[str, bytes],
@@ -83,6 +78,11 @@ def save_model(
     model.save_pretrained(directory, state_dict=dict(tensors), max_shard_size="256MB")
     _write_dtype(directory / "config.json", dtype)
     write_tokenizer_files(directory, tokenizer)
+
+
+def _is_tokenizer_file(file: str) -> bool:
+    folder, _, name = file.rpartition("/")
+    return file in _TOKENIZER_FILES or (folder == CHAT_TEMPLATE_DIR and name.endswith(".jinja"))
 
 
 def _write_dtype(config: Path, dtype: torch.dtype) -> None:

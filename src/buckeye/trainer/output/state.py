@@ -90,6 +90,21 @@ def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) ->
     learner.progress = replace(progress, data_position=0) if skip_data else progress
 
 
+def get_random_state(device: torch.device) -> dict[str, Tensor]:
+    """Return a copy of the state for `set_random_state`. For CUDA it is the generator of `device`."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Restore the result of `get_random_state`, possibly on another kind of device."""
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
 def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
     """Return this rank's part of the optimizer's state, read one tensor at a time."""
     parameters = learner.policy.trainable
@@ -115,18 +130,3 @@ def _restore_random_states(states: Mapping[str, Tensor], learner: Learner) -> No
     prefix = f"{learner.ranks.rank % stored_ranks}/"
     own = {key.removeprefix(prefix): value for key, value in states.items() if key.startswith(prefix)}
     set_random_state(own, learner.policy.device)
-
-
-def get_random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return a copy of the state for `set_random_state`. For CUDA it is the generator of `device`."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restore the result of `get_random_state`, possibly on another kind of device."""
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

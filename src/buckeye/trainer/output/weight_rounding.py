@@ -118,6 +118,62 @@ class RoundingMonitor:
         return {"weights/served_kl": max(0.0, total / positions)} if positions else {}
 
 
+@torch.no_grad()
+def make_canary(policy: PolicyNetwork, stored: torch.dtype = torch.float32) -> Canary:
+    """Return the four greedy tokens after a prompt of eight tokens spread over the vocabulary. Its dtype is
+    the narrower of the compute dtype and the `stored` one.
+    """
+    was_training = policy.model.training
+    policy.model.eval()  # an adapter may have dropout
+    vocabulary = policy.model.config.vocab_size
+    prompt = [i * vocabulary // _CANARY_PROMPT_TOKENS for i in range(_CANARY_PROMPT_TOKENS)]
+    tokens: list[int] = []
+    logprobs: list[float] = []
+    for _ in range(_CANARY_TOKENS):
+        ids = torch.tensor([*prompt, *tokens], device=policy.device)
+        hidden = policy.hidden_states(ids, [len(ids)])[-1]
+        best = (policy.head_weight.to(hidden.dtype) @ hidden).float().log_softmax(-1).max(-1)
+        tokens.append(int(best.indices))
+        logprobs.append(float(best.values))
+    policy.model.train(was_training)
+    return Canary(
+        dtype=str(min(policy.compute_dtype, stored, key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
+        prompt_ids=prompt,
+        token_ids=tokens,
+        logprobs=logprobs,
+    )
+
+
+def round_tensors(
+    tensors: Mapping[str, Tensor], dtype: torch.dtype, *, stochastic: bool, seed: int
+) -> dict[str, Tensor]:
+    """Return floating-point tensors as `dtype`, rounded to nearest, or for bfloat16 stochastically with
+    `stochastic`. Others stay unchanged. Tensors shared under two names stay shared.
+
+    The random bits depend only on `seed` and the tensor's name. So an unchanged weight is stored with an
+    unchanged value, and differences between versions come from training only. Raise `RunError` for a weight
+    that `dtype` cannot represent.
+    """
+    stored: dict[int, Tensor] = {}
+    for name, tensor in tensors.items():
+        if id(tensor) not in stored:
+            stored[id(tensor)] = _round_tensor(name, tensor, dtype, seed=seed if stochastic else None)
+    return {name: stored[id(tensor)] for name, tensor in tensors.items()}
+
+
+def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
+    """Round float32 to bfloat16: to one of the two neighbors, with a probability by distance, so that the
+    mean is the value itself (Gupta et al. 2015, arXiv:1502.02551, section 3). CPU only.
+
+    A value between the largest finite bfloat16 and infinity becomes the former.
+    """
+    rounded = torch.empty(x.shape, dtype=torch.bfloat16)
+    values = x.contiguous().view(-1).split(_CHUNK_ELEMENTS)
+    for part, target in zip(values, rounded.view(-1).split(_CHUNK_ELEMENTS), strict=True):
+        target.copy_(_round_chunk(part, generator))
+    return rounded
+
+
 def _next_token_logprobs(policy: PolicyNetwork, sample: Sample, head: Tensor) -> Tensor:
     """Return the next-token log-probs, float32 [positions, vocabulary], before the trained tokens of a
     sample.
@@ -162,49 +218,6 @@ def _use_stored_weights(model: nn.Module, names: Mapping[int, str], store: Round
         restore(iter(list(exact)))
 
 
-@torch.no_grad()
-def make_canary(policy: PolicyNetwork, stored: torch.dtype = torch.float32) -> Canary:
-    """Return the four greedy tokens after a prompt of eight tokens spread over the vocabulary. Its dtype is
-    the narrower of the compute dtype and the `stored` one.
-    """
-    was_training = policy.model.training
-    policy.model.eval()  # an adapter may have dropout
-    vocabulary = policy.model.config.vocab_size
-    prompt = [i * vocabulary // _CANARY_PROMPT_TOKENS for i in range(_CANARY_PROMPT_TOKENS)]
-    tokens: list[int] = []
-    logprobs: list[float] = []
-    for _ in range(_CANARY_TOKENS):
-        ids = torch.tensor([*prompt, *tokens], device=policy.device)
-        hidden = policy.hidden_states(ids, [len(ids)])[-1]
-        best = (policy.head_weight.to(hidden.dtype) @ hidden).float().log_softmax(-1).max(-1)
-        tokens.append(int(best.indices))
-        logprobs.append(float(best.values))
-    policy.model.train(was_training)
-    return Canary(
-        dtype=str(min(policy.compute_dtype, stored, key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
-        prompt_ids=prompt,
-        token_ids=tokens,
-        logprobs=logprobs,
-    )
-
-
-def round_tensors(
-    tensors: Mapping[str, Tensor], dtype: torch.dtype, *, stochastic: bool, seed: int
-) -> dict[str, Tensor]:
-    """Return floating-point tensors as `dtype`, rounded to nearest, or for bfloat16 stochastically with
-    `stochastic`. Others stay unchanged. Tensors shared under two names stay shared.
-
-    The random bits depend only on `seed` and the tensor's name. So an unchanged weight is stored with an
-    unchanged value, and differences between versions come from training only. Raise `RunError` for a weight
-    that `dtype` cannot represent.
-    """
-    stored: dict[int, Tensor] = {}
-    for name, tensor in tensors.items():
-        if id(tensor) not in stored:
-            stored[id(tensor)] = _round_tensor(name, tensor, dtype, seed=seed if stochastic else None)
-    return {name: stored[id(tensor)] for name, tensor in tensors.items()}
-
-
 def _round_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *, seed: int | None) -> Tensor:
     if not tensor.is_floating_point():
         return tensor
@@ -218,19 +231,6 @@ def _round_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *, seed: int | 
             code="BK-TRAINING",
             hint='set trainer.weights.dtype = "bfloat16"',
         )
-    return rounded
-
-
-def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Round float32 to bfloat16: to one of the two neighbors, with a probability by distance, so that the
-    mean is the value itself (Gupta et al. 2015, arXiv:1502.02551, section 3). CPU only.
-
-    A value between the largest finite bfloat16 and infinity becomes the former.
-    """
-    rounded = torch.empty(x.shape, dtype=torch.bfloat16)
-    values = x.contiguous().view(-1).split(_CHUNK_ELEMENTS)
-    for part, target in zip(values, rounded.view(-1).split(_CHUNK_ELEMENTS), strict=True):
-        target.copy_(_round_chunk(part, generator))
     return rounded
 
 

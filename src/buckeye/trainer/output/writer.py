@@ -310,28 +310,6 @@ class OutputWriter:
         prune_checkpoints(self._checkpoints, self._policy.keep, protected=protected)
 
 
-def _weight_format(config: TrainerConfig | SFTConfig, learner: Learner) -> WeightFormat:
-    if isinstance(config, SFTConfig):
-        return WeightFormat()
-    weights, policy, is_sharded = config.weights, learner.policy, learner.ranks.mesh is not None
-    dtype = None if weights.dtype == "auto" else getattr(torch, weights.dtype)
-    stochastic = weights.rounding == "stochastic"
-    if weights.rounding == "auto" and not is_sharded and not has_adapter(policy.model):
-        stochastic = policy.device.type == "cpu" and (dtype or policy.compute_dtype) is torch.bfloat16
-    if stochastic and is_sharded:
-        raise UsageError(
-            "stochastic rounding does not support a sharded model",
-            code="BK-CONFIG-CONFLICT",
-            at="trainer.weights.rounding",
-            hint="leave it out",
-        )
-    return WeightFormat(
-        dtype=torch.bfloat16 if stochastic else dtype,
-        stochastic=stochastic,
-        seed=config.seed,
-    )
-
-
 class BackgroundThread:
     """Background thread that runs one piece of work at a time. Its errors are raised later, by `check` and
     `wait`.
@@ -382,3 +360,25 @@ class BackgroundThread:
             work()
         except BaseException as error:
             self._error = error
+
+
+def _weight_format(config: TrainerConfig | SFTConfig, learner: Learner) -> WeightFormat:
+    if isinstance(config, SFTConfig):
+        return WeightFormat()
+    weights, policy, is_sharded = config.weights, learner.policy, learner.ranks.mesh is not None
+    dtype = None if weights.dtype == "auto" else getattr(torch, weights.dtype)
+    stochastic = weights.rounding == "stochastic"
+    if weights.rounding == "auto" and not is_sharded and not has_adapter(policy.model):
+        stochastic = policy.device.type == "cpu" and (dtype or policy.compute_dtype) is torch.bfloat16
+    if stochastic and is_sharded:
+        raise UsageError(
+            "stochastic rounding does not support a sharded model",
+            code="BK-CONFIG-CONFLICT",
+            at="trainer.weights.rounding",
+            hint="leave it out",
+        )
+    return WeightFormat(
+        dtype=torch.bfloat16 if stochastic else dtype,
+        stochastic=stochastic,
+        seed=config.seed,
+    )

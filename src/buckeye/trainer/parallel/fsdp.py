@@ -47,9 +47,6 @@ _TENSOR_PLAN: dict[str, type[ParallelStyle]] = {
     "mlp.down_proj": RowwiseParallel,
 }
 
-# torch warns at the first gathering of every matrix sharded twice that this takes two collectives
-logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-
 
 def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> None:
     """Shard the policy's parameters among the ranks, in place. Call it before creating the optimizer.
@@ -85,6 +82,53 @@ def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> Non
 def offloads(model: ModelConfig, device: torch.device) -> bool:
     """Return True if shards are kept in main memory while the device is a GPU."""
     return model.fsdp_cpu_offload and device.type == "cuda"
+
+
+def reshard_policy(policy: PolicyNetwork) -> None:
+    """Release parameters that a forward pass without a backward pass left gathered. The policy's parameters
+    are this rank's shards again.
+    """
+    for module in policy.module.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+def gather_tensors(
+    tensors: Mapping[str, Tensor], *, keep: bool, dtype: torch.dtype | None = None, copy: bool = False
+) -> dict[str, Tensor]:
+    """Return every tensor unsharded in main memory, floating-point ones as `dtype`.
+
+    Tensors are gathered one at a time, so a rank without `keep` never holds more than one, and returns none.
+    With `copy` the results do not change with the originals. All ranks must call it with equal arguments
+    except `keep`. Tensors shared under two names stay shared.
+    """
+    gathered: dict[int, Tensor] = {}
+    for tensor in tensors.values():
+        if id(tensor) not in gathered:
+            full = gather_tensor(tensor)
+            gathered[id(tensor)] = _to_cpu(full, dtype, copy=copy) if keep else full.new_empty(0)
+    return {name: gathered[id(tensor)] for name, tensor in tensors.items()} if keep else {}
+
+
+def gather_tensor(tensor: Tensor) -> Tensor:
+    """Return a tensor gathered from its ranks, which all must call it. An unsharded tensor is returned
+    unchanged.
+    """
+    tensor = tensor.detach()
+    if not isinstance(tensor, DTensor):
+        return tensor
+    return tensor.to(tensor.device_mesh.device_type).full_tensor()  # a shard in main memory cannot be sent
+
+
+def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
+    """Return this rank's shard of a whole tensor that belongs to `parameter` and has its shape. Other
+    tensors, and those of an unsharded parameter, are returned unchanged.
+    """
+    if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
+        return tensor
+    mesh = parameter.device_mesh
+    shard = distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
+    return shard.to(parameter.device)
 
 
 def _shard_unit(
@@ -144,42 +188,6 @@ def _is_linear(layer: nn.Module, name: str) -> bool:
         return False
 
 
-def reshard_policy(policy: PolicyNetwork) -> None:
-    """Release parameters that a forward pass without a backward pass left gathered. The policy's parameters
-    are this rank's shards again.
-    """
-    for module in policy.module.modules():
-        if isinstance(module, FSDPModule):
-            module.reshard()
-
-
-def gather_tensors(
-    tensors: Mapping[str, Tensor], *, keep: bool, dtype: torch.dtype | None = None, copy: bool = False
-) -> dict[str, Tensor]:
-    """Return every tensor unsharded in main memory, floating-point ones as `dtype`.
-
-    Tensors are gathered one at a time, so a rank without `keep` never holds more than one, and returns none.
-    With `copy` the results do not change with the originals. All ranks must call it with equal arguments
-    except `keep`. Tensors shared under two names stay shared.
-    """
-    gathered: dict[int, Tensor] = {}
-    for tensor in tensors.values():
-        if id(tensor) not in gathered:
-            full = gather_tensor(tensor)
-            gathered[id(tensor)] = _to_cpu(full, dtype, copy=copy) if keep else full.new_empty(0)
-    return {name: gathered[id(tensor)] for name, tensor in tensors.items()} if keep else {}
-
-
-def gather_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor gathered from its ranks, which all must call it. An unsharded tensor is returned
-    unchanged.
-    """
-    tensor = tensor.detach()
-    if not isinstance(tensor, DTensor):
-        return tensor
-    return tensor.to(tensor.device_mesh.device_type).full_tensor()  # a shard in main memory cannot be sent
-
-
 def _to_cpu(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
     if dtype is None or not tensor.is_floating_point():
         dtype = tensor.dtype
@@ -188,12 +196,5 @@ def _to_cpu(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
     return tensor.to("cpu", dtype, copy=copy).contiguous()
 
 
-def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
-    """Return this rank's shard of a whole tensor that belongs to `parameter` and has its shape. Other
-    tensors, and those of an unsharded parameter, are returned unchanged.
-    """
-    if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
-        return tensor
-    mesh = parameter.device_mesh
-    shard = distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
-    return shard.to(parameter.device)
+# torch warns at the first gathering of every matrix sharded twice that this takes two collectives
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)

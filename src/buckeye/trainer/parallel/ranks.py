@@ -169,6 +169,18 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
     return Ranks(rank, world_size, device, _make_mesh(model, world_size, device) if sharded else None)
 
 
+def write_on_rank_zero(ranks: Ranks, write: Callable[[], object]) -> None:
+    """Write on rank 0 alone. A collective: all ranks return together, or raise `DiskFullError` together."""
+    error: DiskFullError | None = None
+    if ranks.is_rank_zero:
+        try:
+            write()
+        except DiskFullError as disk_full:
+            error = disk_full
+    if ranks.max(int(error is not None)):
+        raise error or DiskFullError("the disk of rank 0 is full", hint="see the log of rank 0")
+
+
 def _open_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Return the store in which ranks exchange their addresses.
 
@@ -230,15 +242,3 @@ def _make_mesh(model: ModelConfig, world_size: int, device: torch.device) -> Dev
     replicas = groups if model.sharding == "none" else model.dp_replicate
     shape = (replicas, groups // replicas, model.tp)
     return init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, TENSOR))
-
-
-def write_on_rank_zero(ranks: Ranks, write: Callable[[], object]) -> None:
-    """Write on rank 0 alone. A collective: all ranks return together, or raise `DiskFullError` together."""
-    error: DiskFullError | None = None
-    if ranks.is_rank_zero:
-        try:
-            write()
-        except DiskFullError as disk_full:
-            error = disk_full
-    if ranks.max(int(error is not None)):
-        raise error or DiskFullError("the disk of rank 0 is full", hint="see the log of rank 0")

@@ -84,45 +84,6 @@ def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[s
     return tensors
 
 
-def _complete_tensors(reader: dcp.HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:
-    stored = reader.read_metadata().state_dict_metadata
-    tensors = {name: meta for name, meta in stored.items() if isinstance(meta, TensorStorageMetadata)}
-    for name, meta in tensors.items():
-        stored_elements, elements = sum(chunk.sizes.numel() for chunk in meta.chunks), meta.size.numel()
-        if stored_elements != elements:
-            raise CheckpointError(
-                f"the shards in {reader.path} have {stored_elements} of {elements} elements of {name}: the "
-                "file of a rank is missing",
-                code="BK-CHECKPOINT-DAMAGED",
-                hint="resume from another step",
-            )
-    return tensors
-
-
-def _allocate(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None) -> Tensor:
-    if not isinstance(like, DTensor) or tuple(like.shape) != shape:
-        return torch.empty(shape, dtype=dtype)
-    return torch.empty_like(like, dtype=dtype, requires_grad=False)
-
-
-@contextmanager
-def _open_reader(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
-    try:
-        with warnings.catch_warnings():
-            # each rank reads alone
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield dcp.HuggingFaceStorageReader(str(directory))
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"the shards in {directory} cannot be read: {error!r}", code="BK-CHECKPOINT-DAMAGED"
-        ) from error
-    except dcp.CheckpointException as error:
-        reasons = "; ".join(sorted({repr(failure) for failure, _ in error.failures.values()}))
-        raise CheckpointError(
-            f"the shards in {directory} cannot be read: {reasons}", code="BK-CHECKPOINT-DAMAGED"
-        ) from error
-
-
 def empty_policy(
     name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
 ) -> PolicyNetwork:
@@ -166,6 +127,45 @@ def load_policy_shards(policy: PolicyNetwork, name: str, *, offloaded: bool) -> 
             dcp.load(parameters, storage_reader=reader, no_dist=True)
     except (OSError, RuntimeError, CheckpointError) as error:
         raise UsageError(f"the model {name!r} cannot be loaded: {error}", code="BK-MODEL-DAMAGED") from error
+
+
+def _complete_tensors(reader: dcp.HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = {name: meta for name, meta in stored.items() if isinstance(meta, TensorStorageMetadata)}
+    for name, meta in tensors.items():
+        stored_elements, elements = sum(chunk.sizes.numel() for chunk in meta.chunks), meta.size.numel()
+        if stored_elements != elements:
+            raise CheckpointError(
+                f"the shards in {reader.path} have {stored_elements} of {elements} elements of {name}: the "
+                "file of a rank is missing",
+                code="BK-CHECKPOINT-DAMAGED",
+                hint="resume from another step",
+            )
+    return tensors
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None) -> Tensor:
+    if not isinstance(like, DTensor) or tuple(like.shape) != shape:
+        return torch.empty(shape, dtype=dtype)
+    return torch.empty_like(like, dtype=dtype, requires_grad=False)
+
+
+@contextmanager
+def _open_reader(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
+    try:
+        with warnings.catch_warnings():
+            # each rank reads alone
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield dcp.HuggingFaceStorageReader(str(directory))
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"the shards in {directory} cannot be read: {error!r}", code="BK-CHECKPOINT-DAMAGED"
+        ) from error
+    except dcp.CheckpointException as error:
+        reasons = "; ".join(sorted({repr(failure) for failure, _ in error.failures.values()}))
+        raise CheckpointError(
+            f"the shards in {directory} cannot be read: {reasons}", code="BK-CHECKPOINT-DAMAGED"
+        ) from error
 
 
 def _weights_directory(name: str) -> Path:
