@@ -56,18 +56,18 @@ def _batch(step):
     return Batch(step=step, samples=(sample,), orchestrator_state={})
 
 
-def test_the_deadline_says_what_was_waited_for(tmp_path, refusal):
+def test_receiver_times_out_with_a_message(tmp_path, refusal):
     with refusal(TransportError):
         _receiver(tmp_path).next_batch(7)
 
 
-def test_a_stop_ends_the_wait(tmp_path):
+def test_stop_request_ends_the_wait(tmp_path):
     waiting = _receiver(tmp_path)
     waiting.stop.requested = True
     assert waiting.next_batch(0) is None
 
 
-def test_a_damaged_batch_is_set_aside_and_read_when_it_is_there_again(tmp_path):
+def test_damaged_batch_is_quarantined_and_read_after_a_rewrite(tmp_path):
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
     again = threading.Thread(target=_put_when_gone, args=(tmp_path,))
     again.start()
@@ -83,14 +83,14 @@ def _put_when_gone(root):
     _put(root)
 
 
-def test_a_damaged_batch_that_does_not_come_again_ends_the_wait(tmp_path, monkeypatch, refusal):
+def test_damaged_batch_without_a_rewrite_ends_the_wait(tmp_path, monkeypatch, refusal):
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
     monkeypatch.setattr(batch_receiver, "_REWRITE_SECONDS", 0.05)
     with refusal(TransportError):
         _receiver(tmp_path, timeout=HANG).next_batch(0)
 
 
-def test_a_batch_that_is_always_damaged_ends_the_wait(tmp_path, monkeypatch):
+def test_repeatedly_damaged_batch_ends_the_wait(tmp_path, monkeypatch):
     def damaged(root, step, *, identity):
         raise TransportError("SHA-256 differs")
 
@@ -99,7 +99,7 @@ def test_a_batch_that_is_always_damaged_ends_the_wait(tmp_path, monkeypatch):
         _receiver(tmp_path, timeout=HANG).next_batch(0)
 
 
-def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):
+def test_batches_of_other_runs_are_warned_about_and_not_read(tmp_path, monkeypatch, caplog):
     _put(tmp_path)
     write_batch(tmp_path, _batch(step=3), identity=RunIdentity(run_id="run", attempt=2))
     write_batch(tmp_path, _batch(step=5), identity=RunIdentity(run_id="other", attempt=1))
@@ -113,7 +113,7 @@ def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):
     assert raised.value.code == "BK-RUN-STALLED"
 
 
-def test_other_ranks_follow_the_first_and_need_not_see_its_disk(tmp_path):
+def test_other_ranks_receive_the_batch_from_rank_zero(tmp_path):
     ready, stop, failed = 1, 2, 3
     batch = _receiver(tmp_path, ranks=OtherRanks(ready)).next_batch(0)
     assert batch is not None

@@ -17,7 +17,7 @@ def _row(samples, trained_from, **options):
     return pack_micro_batch(arrays, masks, CPU, **options)
 
 
-def test_a_shared_prefix_is_there_once():
+def test_shared_prefix_is_in_the_row_once():
     row = _row([[1, 2, 3, 4, 5], [9, 8], [1, 2, 3, 4, 6, 7]], 4)
     # alone, prefix, then the longer suffix first
     assert row.token_ids.tolist() == [9, 8, 1, 2, 3, 4, 6, 7, 5]
@@ -34,7 +34,7 @@ def test_without_sharing_every_sample_is_whole():
     assert row.sources.tolist() == [9, 3, 4]
 
 
-def test_the_same_for_kernels_of_any_length():
+def test_varlen_layout():
     layout = _row([[1, 2, 3, 4, 5], [9, 8], [1, 2, 3, 4, 6, 7]], 4).layout
     assert layout.query_ends.tolist() == [0, 2, 6, 8, 9]
     assert layout.key_ends.tolist() == [0, 2, 6, 12, 17]
@@ -47,7 +47,7 @@ def test_one_token():
     assert (row.token_ids.tolist(), len(row.targets)) == ([7], 0)
 
 
-def test_a_first_token_cannot_be_trained():
+def test_trained_first_token_is_refused():
     with pytest.raises(TransportError, match="first token"):
         _row([[1, 2]], 0)
 

@@ -160,8 +160,8 @@ class _Reference:
         if not divergence <= limit:  # written so that NaN is rejected too
             raise RunError(
                 f"the exported model differs from the checkpoint: KL divergence {divergence:.2g} nats a "
-                f"token on {tokens} tokens of {self._source}; rounding to {stored} explains at most {limit:g}; "
-                "nothing was kept",
+                f"token on {tokens} tokens of {self._source}; rounding to {stored} explains at most "
+                f"{limit:g}; nothing was kept",
                 code="BK-CHECKPOINT",
             )
         return Verified(dtype=stored, divergence=divergence, tokens=tokens, source=self._source)
