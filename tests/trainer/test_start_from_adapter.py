@@ -49,7 +49,7 @@ def config_of(folder, tmp_path, **changes):
 @pytest.mark.parametrize("model", [LORA, {}], ids=["further", "merged"])
 def test_learner_and_reference_start_from_the_adapter(adapter, tmp_path, tiny_model, expected, model):
     config = config_of(adapter, tmp_path, model=model, loss={"kl_coef": 0.1})
-    learner = build_learner(config, Ranks(rank=0, count=1, device=CPU), None, max_steps=1)
+    learner = build_learner(config, Ranks(rank=0, world_size=1, device=CPU), None, max_steps=1)
     close = {"rtol": 0, "atol": 2 * logprob_error(layers=2, width=48)}
     torch.testing.assert_close(logprobs(learner.policy), expected, **close)
     whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny_model).parameters())
