@@ -330,7 +330,11 @@ def _run_environment(config: RLConfig) -> dict[str, str]:
     return {
         "BUCKEYE_INFERENCE_KEY": key,
         "TOKENIZERS_PARALLELISM": "false",
-        **(_ray_variables(config) if config.inference is not None and config.inference.parallel.pp > 1 else {}),
+        **(
+            _ray_variables(config)
+            if config.inference is not None and config.inference.parallel.pp > 1
+            else {}
+        ),
     }
 
 

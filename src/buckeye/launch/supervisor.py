@@ -54,7 +54,9 @@ class Supervisor:
             roles = plan.of_kind(kind)
             devices = " ".join(str(device) for role in roles for device in role.devices)
             if roles:
-                log.info("Starting %s process%s", kind, f" on {device_kind} {devices}" if devices.strip() else "")
+                log.info(
+                    "Starting %s process%s", kind, f" on {device_kind} {devices}" if devices.strip() else ""
+                )
             for role in roles:
                 self._processes.start(role)
 

@@ -30,9 +30,7 @@ def waits(record: RunRecord) -> list[Wait]:
     Processes of one kind that all wait for the same thing are merged.
     """
     return _merged(
-        Wait(
-            who=process.title, whom=process.on, what=process.doing, since=process.since or process.started
-        )
+        Wait(who=process.title, whom=process.on, what=process.doing, since=process.since or process.started)
         for process in record.processes
     )
 
