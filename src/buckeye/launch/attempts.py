@@ -36,8 +36,8 @@ log = logging.getLogger(__name__)
 class RunLaunch:
     """One start of a run: the values that do not change while it runs.
 
-    It began at the checkpoint of `step` (None: at the original model), as attempt `first_attempt`. `nodes` are the
-    other hosts.
+    It began at the checkpoint of `step` (None: at the original model), as attempt `first_attempt`. `nodes`
+    are the other hosts.
     """
 
     config: RLConfig

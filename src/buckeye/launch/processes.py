@@ -187,7 +187,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 class AttemptOrigin:
     """The point where an attempt begins: the checkpoint of `step`, or the original model if None.
 
-    `is_own` is True if this start of the run committed that checkpoint itself, so that no part of it is skipped.
+    `is_own` is True if this start of the run committed that checkpoint itself: then no part is skipped.
     """
 
     step: int | None

@@ -51,8 +51,8 @@ class GiveUp:
 class RestartBudget:
     """Restart budget of one process, or of processes that restart together.
 
-    Allows `max_restarts` restarts within `window` seconds. The delay starts at `first_delay` and doubles each time.
-    Progress of the run refills the budget.
+    Allows `max_restarts` restarts within `window` seconds. The delay starts at `first_delay` and doubles each
+    time. Progress of the run refills the budget.
     """
 
     max_restarts: int

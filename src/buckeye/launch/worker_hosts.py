@@ -49,8 +49,8 @@ def plan_environment_processes(
     """Return the processes that a run must start for its environments.
 
     These are gateways for MCP servers, and worker hosts on the other nodes in `plan_nodes`, which reach this
-    one at `address`. The run has `rollouts` concurrent rollouts. Raises UsageError for tasks that cannot be read,
-    and for environments that cannot be placed.
+    one at `address`. The run has `rollouts` concurrent rollouts. Raises UsageError for tasks that cannot be
+    read, and for environments that cannot be placed.
     """
     gateways = plan_gateways(environments, rollouts=rollouts)
     placed = [env for env in environments if isinstance(env, TrainEnvConfig) and any(env.placement or ())]

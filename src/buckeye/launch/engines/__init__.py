@@ -68,8 +68,8 @@ def _engine_nodes(config: RLConfig) -> AbstractContextManager[OtherNodes]:
         return ray_nodes(config)
     if config.inference is not None and config.inference.parallel.pp > 1:
         raise UsageError(
-            f"inference.parallel.pp = {config.inference.parallel.pp} needs a Ray cluster, but srun starts the "
-            "processes of this Slurm job",
+            f"inference.parallel.pp = {config.inference.parallel.pp} needs a Ray cluster, but srun starts "
+            "the processes of this Slurm job",
             code="BK-CLUSTER",
             hint="start a Ray cluster in the job and set `cluster.engine = ray`, or set pp = 1 and a tp that "
             "fits on a node",

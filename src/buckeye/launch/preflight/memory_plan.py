@@ -359,7 +359,7 @@ def _cache(
 ) -> int:
     """Return the bytes of the key-value cache of the embedded engine.
 
-    On a CPU only written memory counts: at most the concurrent rollouts, and the same number for earlier turns.
+    On a CPU only written memory counts: at most the concurrent rollouts, and the same for earlier turns.
     """
     length = min(inference.model.max_model_len or shape.max_positions, shape.max_positions)
     slot = slot_bytes(shape, length, width)

@@ -93,7 +93,7 @@ def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[i
     try:
         matrices, recorded = tensor_shapes(adapter), read_base_digest(file)
     except (UsageError, OSError, ValueError) as error:
-        yield f"{where}: {error}"
+        yield f"{where}: cannot read the adapter: {error}"
         return
     kinds = {_kind(name) for name in shapes}
     for name, shape in matrices.items():
@@ -104,9 +104,7 @@ def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[i
         size = shape[1 if letter.startswith("A") else 0] if len(shape) == 2 else 0
         if size not in shapes.get(weight, ()):
             state = f"has shape {list(shapes[weight])}" if weight in shapes else "does not exist"
-            yield (
-                f"{where} is for another model: {name} has shape {list(shape)}, but {weight} of {model} {state}"
-            )
+            yield f"{where} is for another model: {name} has shape {list(shape)}; {weight} of {model} {state}"
             return
     if None not in (recorded, base_digest(model)) and recorded != base_digest(model):
         yield f"{where} was trained on other weights than {model}: set model.name to its base model"
