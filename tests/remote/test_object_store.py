@@ -350,9 +350,9 @@ def test_what_is_there_is_not_sent_again(tmp_path, url):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(uploads, "_PAUSES", (0.01, 0.02))
-    monkeypatch.setattr(uploads, "_LAST_PAUSE", 0.01)
-    monkeypatch.setattr(uploads, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(uploads, "_RETRY_DELAYS", (0.01, 0.02))
+    monkeypatch.setattr(uploads, "_FINAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr(uploads, "_CHECK_SECONDS", 0.01)
 
 
 def told(run):
@@ -370,7 +370,7 @@ def test_uploads_follow_a_run_and_keep_as_many(tmp_path, url, quick):
                 time.sleep(0.01)
     assert going.pending_steps == []
     assert [info.step for info in CheckpointStore(url).list_checkpoints()] == [4, 6]
-    assert told(run)["text"] == f"{url}: step 6 is there"
+    assert told(run)["text"] == f"{url}: newest checkpoint: step 6"
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [(r["process"], r["step"]) for r in records] == [("upload", 2), ("upload", 4), ("upload", 6)]
     assert all(r["bytes"] > 20_000 and r["failures"] == 0 for r in records)
