@@ -418,7 +418,7 @@ def test_a_store_that_fails_ends_nothing(tmp_path, url, quick, monkeypatch, capl
     assert told(run)["failures"] == 0
 
 
-@pytest.mark.parametrize(("place", "name"), [(CheckpointStore, "checkpoints"), (uploads, "read_commit")])
+@pytest.mark.parametrize(("place", "name"), [(CheckpointStore, "list_checkpoints"), (uploads, "read_commit")])
 def test_a_checkpoint_that_is_deleted_before_it_is_uploaded_is_no_failure(
     tmp_path, url, quick, monkeypatch, caplog, place, name
 ):
@@ -434,7 +434,7 @@ def test_a_checkpoint_that_is_deleted_before_it_is_uploaded_is_no_failure(
     with CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=20) as going:
         pass
     assert going.pending_steps == []
-    assert "has failed" not in caplog.text
+    assert "Upload failed" not in caplog.text
     assert [info.step for info in CheckpointStore(url).list_checkpoints()] == [2]
 
 
@@ -453,7 +453,7 @@ def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypat
     assert going.pending_steps == [2]
     last = caplog.records[-1].getMessage()
     assert str(run / "checkpoints") in last
-    assert "failures in a row" in told(run)["text"]
+    assert "consecutive failures" in told(run)["text"]
     monkeypatch.undo()
     with CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=20) as going:
         pass

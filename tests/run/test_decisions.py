@@ -43,7 +43,7 @@ def test_restart_delay_doubles_until_budget_ends():
     verdicts = [budget.decide(now, cause=None, step=0) for now in (0, 1, 2, 3)]
     assert verdicts[:3] == [Restart(1.0, 1, 3), Restart(2.0, 2, 3), Restart(4.0, 3, 3)]
     assert isinstance(verdicts[3], GiveUp)
-    assert "3 times within" in verdicts[3].why
+    assert "3 restarts within" in verdicts[3].reason
 
 
 def test_restart_budget_refills_after_window_and_on_progress():

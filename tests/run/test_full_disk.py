@@ -88,4 +88,4 @@ def test_run_that_does_not_fit_on_disk_is_refused_before_start(runner, disk):
     shown = runner.here(runner.rl(run, *words, "--dry-run", steps=100))
     assert shown.returncode == 0
     assert "--disk.check false" in shown.stderr
-    assert "less with" in shown.stdout
+    assert "lower with" in shown.stdout

@@ -64,11 +64,19 @@ AS_IT_WAS = [f"{LORA}.rank", 4, f"{LORA}.target-modules", "q_proj,v_proj", f"{LO
     ("checkpoint", "words", "reason"),
     [
         ("model", [], None),
-        ("model", ["--trainer.optim.type", "sgd"], "trainer.optim.type: adamw in the checkpoint, sgd now"),
-        ("model", [LORA], "lora: it holds a complete model and no adapter"),
+        (
+            "model",
+            ["--trainer.optim.type", "sgd"],
+            "trainer.optim.type = sgd: the checkpoint has the state of adamw",
+        ),
+        ("model", [LORA], "lora: the checkpoint has a complete model and no adapter"),
         ("adapter", AS_IT_WAS, None),
-        ("adapter", [], "lora: it holds an adapter and no complete model"),
-        ("adapter", [*AS_IT_WAS, "--trainer.optim.type", "muon"], "adamw in the checkpoint, muon now"),
+        ("adapter", [], "lora: not set, but the checkpoint has an adapter"),
+        (
+            "adapter",
+            [*AS_IT_WAS, "--trainer.optim.type", "muon"],
+            "muon: the checkpoint has the state of adamw",
+        ),
     ],
     ids=range(6),
 )
@@ -109,7 +117,7 @@ def test_sft_resume_refuses_fewer_steps_than_done(runner, tiny_model):
     again = [*words, "--max-steps", "2", "--ckpt.resume-step", "-1", "--optim.type", "sgd"]
     refused = runner.here(again)
     assert refused.returncode == 2
-    assert "optim.type: adamw" in refused.stderr
+    assert "optim.type = sgd: the checkpoint has the state of adamw" in refused.stderr
     assert (runner.root / "tuned" / "configs" / "sft.json").read_bytes() == kept_so
 
 

@@ -82,7 +82,7 @@ def test_damaged_adapter_is_reported(tiny_model, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     (line,) = warned(f"--trainer.model.adapter {tmp_path} --model.name {tiny_model}", tiny_model)
-    assert "cannot be read" in line
+    assert "cannot read the adapter" in line
 
 
 def test_adamw8bit_with_sharded_model_is_refused(refusal, wording):

@@ -98,7 +98,7 @@ def _kill_cause(earlier: OomKills) -> str:
         return "out of memory: the limit of this container or job was exceeded"
     if _has_increased(earlier.on_machine, current.on_machine):
         return "probably out of memory: the kernel has just killed a process for lack of memory"
-    return "killed by a user or, if memory ran out, by the kernel"
+    return "sender unknown: a user, or the kernel if memory ran out"
 
 
 def _has_increased(earlier: int | None, current: int | None) -> bool:

@@ -101,8 +101,8 @@ def worker_hosts(
         }
         for env in environments
     }
-    env = {WORKERS_KEY: key, PLACEMENT_VARIABLE: json.dumps(placement)}
-    return EnvironmentProcesses(roles=tuple(roles.values()), env=env)
+    shared_env = {WORKERS_KEY: key, PLACEMENT_VARIABLE: json.dumps(placement)}
+    return EnvironmentProcesses(roles=tuple(roles.values()), env=shared_env)
 
 
 def serve(host: str, port: int) -> None:

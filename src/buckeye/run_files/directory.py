@@ -185,7 +185,7 @@ def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
         identity, attempts = RunIdentity(run_id=run_id, attempt=1), []
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"cannot read {RUN_FILE}: {error}",
+            f"invalid list of attempts: {error}",
             code="BK-FILE-FORMAT",
             at=str(path),
             hint="restore this file, or start in a new directory",

@@ -79,7 +79,7 @@ def read_remote_run(output_dir: Path) -> RemoteRun | None:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
-            f"cannot read {REMOTE_FILE}: {error}",
+            f"invalid record of a remote run: {error}",
             code="BK-FILE-FORMAT",
             at=str(path),
             hint="delete this file if the run has ended",

@@ -97,12 +97,10 @@ def attempt_starts(output_dir: Path) -> dict[int, float]:
         starts = {int(entry["attempt"]): float(entry["started"]) for entry in attempts}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(
-            f"cannot read {RUN_FILE}: {error}", code="BK-FILE-FORMAT", at=str(path), hint=_RUN_FILE_HINT
+            f"invalid list of attempts: {error}", code="BK-FILE-FORMAT", at=str(path), hint=_RUN_FILE_HINT
         ) from None
     if not starts:
-        raise UsageError(
-            f"{RUN_FILE} has no attempts", code="BK-FILE-FORMAT", at=str(path), hint=_RUN_FILE_HINT
-        )
+        raise UsageError("no attempts found", code="BK-FILE-FORMAT", at=str(path), hint=_RUN_FILE_HINT)
     return starts
 
 

@@ -174,7 +174,7 @@ def read_record(output_dir: Path) -> RunRecord:
         ) from None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
-            f"cannot read {STATUS_FILE}: {error}",
+            f"invalid record of the run: {error}",
             code="BK-FILE-FORMAT",
             at=str(path),
             hint="start or resume the run, which replaces this file",

@@ -46,7 +46,9 @@ def reference_warnings(loss: LossConfig) -> list[str]:
     """Return a line if the trainer must download the reference model of the loss, else nothing."""
     if loss.reference_model is None or find_model(loss.reference_model) is not None:
         return []
-    return [f"trainer.loss.reference_model: {loss.reference_model} must be downloaded first"]
+    return [
+        f"trainer.loss.reference_model: {loss.reference_model} is not on this machine; the trainer downloads it"
+    ]
 
 
 def _function_warnings(config: RLConfig) -> Iterator[str]:
