@@ -47,7 +47,7 @@ def reference_warnings(loss: LossConfig) -> list[str]:
     if loss.reference_model is None or find_model(loss.reference_model) is not None:
         return []
     return [
-        f"trainer.loss.reference_model: {loss.reference_model} is not on this machine; the trainer downloads it"
+        f"trainer.loss.reference_model: {loss.reference_model} is not on this machine: it is downloaded"
     ]
 
 
