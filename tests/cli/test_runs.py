@@ -170,7 +170,7 @@ def test_what_continues_a_run(rl, start, tmp_path, wording):
     config = load_config(RLConfig, as_it_was.split()[1:])
     assert (config.max_steps, config.trainer.ckpt.resume_step, config.clean) == (12, -1, False)
     assert changed_settings(run, config) == [
-        f"{name}max_steps: 9 in the run, 12 now" for name in ("trainer.", "orchestrator.", "")
+        f"{name}max_steps: 9 -> 12" for name in ("trainer.", "orchestrator.", "")
     ]
     (tmp_path / "run.toml").unlink()
     assert as_it_was in rl("resume", run, "--max-steps", 12)[2]

@@ -13,7 +13,7 @@ pytestmark = [needs_hosts, pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeou
 NODES = "[cluster]\nnodes = 3\ninference_nodes = [0]\ntrainer_nodes = [0]\n"
 
 
-def test_workers_on_other_nodes_give_the_result_of_one_host(project, single_host, tmp_path):
+def test_run_with_workers_on_other_nodes_equals_run_on_one_host(project, single_host, tmp_path):
     output = project.write("workers", trainers=[1, 2], cluster=NODES)
     path = project.folder / "workers.toml"
     path.write_text(path.read_text().replace('id = "letters.py"', 'id = "letters.py"\nplacement = [1, 2]'))

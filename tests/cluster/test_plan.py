@@ -46,7 +46,7 @@ def plan(config, *other_nodes, gpus=(0, 1, 2, 3), address="127.0.0.1"):
         )
 
 
-def test_every_node_has_the_devices_of_a_single_host():
+def test_plan_places_processes_on_every_node():
     config = load("--cluster.nodes", "2")
     found = plan(config, site(1))
     assert [(role.title, role.node, role.devices) for role in found.roles] == [
@@ -72,7 +72,7 @@ def test_every_node_has_the_devices_of_a_single_host():
     assert config.trainer_ranks == 4
 
 
-def test_the_nodes_of_trainer_and_inference_can_be_chosen():
+def test_plan_follows_trainer_and_inference_nodes():
     words = ("--cluster.nodes", "3", "--cluster.trainer-nodes", "1,2", "--cluster.inference-nodes", "0")
     found = plan(load(*words), site(1), site(2))
     assert [role.node for role in found.of_kind("inference")] == [0, 0]
@@ -84,7 +84,7 @@ def test_the_nodes_of_trainer_and_inference_can_be_chosen():
     assert table[-1].split()[:3] == ["trainer", "3", "2"]
 
 
-def test_a_model_on_two_nodes_is_served_from_the_first():
+def test_plan_serves_replica_on_two_nodes_from_the_first():
     words = (*OVER_NODES, "--cluster.trainer-nodes", "2", "--cluster.engine", "ray")
     found = plan(load(*words), site(1, gpus=()), site(2))
     (server,) = found.of_kind("inference")
@@ -93,13 +93,17 @@ def test_a_model_on_two_nodes_is_served_from_the_first():
 
 
 @pytest.mark.parametrize(
-    ("gpus", "said"),
-    [((0, 1), "node 1 (h1) has 0,1"), ((), "--inference-gpu-ids asks for GPU 0, and node 1")],
+    ("gpus", "at", "message"),
+    [
+        ((0, 1), "--trainer-gpu-ids", "no GPU 2, 3 on node 1 (h1): its GPUs are 0,1"),
+        ((), "--inference-gpu-ids", "no GPU 0, 1 on node 1 (h1): its GPUs are none"),
+    ],
 )
-def test_a_node_without_the_gpus_is_named(gpus, said):
+def test_plan_refuses_missing_gpus_of_a_node(gpus, at, message):
     with pytest.raises(UsageError) as raised:
         plan(load("--cluster.nodes", "2"), site(1, gpus=gpus))
-    assert said in str(raised.value)
+    error = raised.value
+    assert (error.code, error.at, error.message) == ("BK-DEVICE", at, message)
 
 
 @pytest.mark.parametrize(
@@ -116,6 +120,6 @@ def test_a_node_without_the_gpus_is_named(gpus, said):
     ],
     ids=["beyond", "twice", "idle", "torch", "one node", "srun", "of the trainer", "ranks"],
 )
-def test_what_cannot_be_is_refused(words, refusal):
+def test_cluster_settings_that_exclude_each_other_are_refused(words, refusal):
     with refusal(ConfigError):
         load(*words)

@@ -40,7 +40,7 @@ def start(project, cluster, name, *words):
     return cluster.hosts[0].start(*project.argv(*words), out=out, env=env, cwd=project.folder), out
 
 
-def test_a_node_that_is_switched_off_costs_no_result(project, single_host, cluster):
+def test_run_survives_loss_of_a_node(project, single_host, cluster):
     second = cluster.hosts[1]
     output = project.write("lost", trainers=[1], cluster=CLUSTER.format(inference=[0]))
     running, log = start(project, cluster, "lost")
@@ -54,7 +54,7 @@ def test_a_node_that_is_switched_off_costs_no_result(project, single_host, clust
     assert result(output, STEPS) == single_host
 
 
-def test_inference_of_a_lost_node_comes_back_alone(project, cluster):
+def test_inference_on_lost_node_is_restarted_alone(project, cluster):
     first, second = cluster.hosts
     output = project.write("replica", trainers=[1], cluster=CLUSTER.format(inference=[0, 1]))
     running, log = start(project, cluster, "replica", "--cluster.trainer-nodes", "0", "--max-steps", "1000")
@@ -72,7 +72,7 @@ def test_inference_of_a_lost_node_comes_back_alone(project, cluster):
     assert len(attempts(output)) == 1
 
 
-def test_a_launcher_that_is_killed_leaves_nothing_on_the_nodes(project, cluster):
+def test_killed_launcher_leaves_no_processes_on_nodes(project, cluster):
     output = project.write("killed", trainers=[1], cluster=CLUSTER.format(inference=[0]))
     running, log = start(project, cluster, "killed", "--max-steps", "1000")
     wait_until(lambda: 1 in records(output, "trainer"), SECONDS, "two steps")

@@ -42,7 +42,7 @@ def ended(running, job):
     return running.state(job) in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
-def test_a_node_that_dies_has_the_job_queued_again_and_resumed(project, single_host, cluster):
+def test_slurm_job_is_requeued_after_loss_of_a_node(project, single_host, cluster):
     _, second, running = cluster
     output = project.write("requeued", trainers=[1], cluster="[cluster]\nnodes = 2\ninference_nodes = [0]\n")
     job = submit(project, running, "requeued")
@@ -58,7 +58,7 @@ def test_a_node_that_dies_has_the_job_queued_again_and_resumed(project, single_h
     assert result(output, STEPS) == single_host
 
 
-def test_before_its_time_is_over_a_job_checkpoints_and_is_queued_again(project, cluster):
+def test_slurm_job_checkpoints_before_its_time_limit(project, cluster):
     _, _, running = cluster
     output = project.write("warned", trainers=[1], cluster="[cluster]\nnodes = 2\ninference_nodes = [0]\n")
     job = submit(project, running, "warned", "--max-steps", 200)  # enough steps that it is not done before

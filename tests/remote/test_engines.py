@@ -73,7 +73,7 @@ def start(node, folder, code, **env):
 
 
 @pytest.mark.e2e
-def test_a_node_says_what_it_has(node, job):
+def test_srun_host_returns_facts_and_ports(node, job):
     facts = node.facts()
     assert (facts.version, facts.address) == (__version__, "127.0.0.1")
     assert facts.cores >= 1
@@ -84,7 +84,7 @@ def test_a_node_says_what_it_has(node, job):
 
 
 @pytest.mark.e2e
-def test_a_process_prints_has_heartbeats_and_ends_there(node, job):
+def test_srun_process_reports_output_heartbeats_and_end(node, job):
     code = (
         "import os; os.write(int(os.environ['BUCKEYE_HEARTBEAT_FD']), b'{\"pulse\": 1e9}\\n'); "
         "print(os.environ['WORD']); raise SystemExit(3)"
@@ -109,11 +109,11 @@ def test_a_signal_reaches_the_session(node, job):
 
 
 @pytest.mark.e2e
-def test_a_step_that_is_lost_is_a_lost_process_and_leaves_none(node, job, wording):
+def test_lost_step_is_a_lost_process(node, job, wording):
     process = start(node, job, WAITS)
     wait_for(lambda: "here" in (job / "stdout").read_text(), "it prints")
     step = psutil.Process(process.pid).parent()
-    assert "carry" in step.cmdline()
+    assert step.cmdline()[-1] == "run"
     step.kill()
     assert process.wait() == -signal.SIGKILL
     assert process.lost == wording
@@ -121,8 +121,8 @@ def test_a_step_that_is_lost_is_a_lost_process_and_leaves_none(node, job, wordin
 
 
 @pytest.mark.e2e
-def test_a_node_that_lost_a_step_is_absent_until_it_answers(node, job, monkeypatch):
-    monkeypatch.setattr(srun, "_LOOK_SECONDS", 0.1)
+def test_node_with_lost_step_is_absent_until_it_responds(node, job, monkeypatch):
+    monkeypatch.setattr(srun, "_RETRY_SECONDS", 0.1)
     process = start(node, job, WAITS)
     wait_for(lambda: "here" in (job / "stdout").read_text(), "it prints")
     assert node.absent is None
@@ -167,19 +167,20 @@ def test_a_node_of_another_version_is_refused(job, monkeypatch, version, python)
         name="n2", version=version, python=python, cores=1, gpus=(), address="127.0.0.1", variables={}
     )
     monkeypatch.setattr(srun.SrunHost, "facts", lambda self: told)
-    said = rf"node 1 \(n2\) has version {version} of Buckeye and {python} of Python, and this host"
-    with pytest.raises(UsageError, match=said), other_nodes(config(job)):
+    with pytest.raises(UsageError) as caught, other_nodes(config(job)):
         pass
+    assert caught.value.code == "BK-PACKAGE-VERSION"
+    assert f"node 1 (n2) has Buckeye {version} and Python {python}" in caught.value.message
 
 
-def test_a_node_that_does_not_see_the_output_directory_is_refused(job, monkeypatch, refusal):
+def test_node_that_does_not_see_output_directory_is_refused(job, monkeypatch, refusal):
     monkeypatch.setattr(srun.SrunHost, "sees", lambda self, path, content: False)
     with refusal(UsageError), other_nodes(config(job)):
         pass
     assert list((job / "out").iterdir()) == []
 
 
-def test_srun_that_fails_says_why(job, refusal):
+def test_failed_srun_is_reported_with_its_output(job, refusal):
     (job / "srun").write_text("#!/bin/sh\necho 'srun: error: Node n2 is down' >&2\nexit 1\n")
     with refusal(RunError), other_nodes(config(job)):
         pass
@@ -187,7 +188,7 @@ def test_srun_that_fails_says_why(job, refusal):
 
 def test_too_few_nodes_are_refused(job):
     with (
-        pytest.raises(UsageError, match=r"cluster.nodes = 3, and job 7 has 2: n\[1-2\]"),
+        pytest.raises(UsageError, match=r"cluster.nodes = 3, but Slurm job 7 has 2 nodes: n\[1-2\]"),
         other_nodes(config(job, "--cluster.nodes", "3", "--cluster.inference-nodes", "0,1,2")),
     ):
         pass
@@ -215,7 +216,7 @@ def test_nodes_of_a_heterogeneous_job_are_named_with_their_component(job, monkey
     ("variables", "engine"),
     [({}, "ray"), ({"SLURM_JOB_ID": "7"}, "srun"), ({"SLURM_JOB_ID": "7", "RAY_ADDRESS": "a:1"}, "ray")],
 )
-def test_the_engine_is_the_one_that_is_there(tmp_path, monkeypatch, variables, engine):
+def test_select_engine_detects_slurm_and_ray(tmp_path, monkeypatch, variables, engine):
     for name in ("SLURM_JOB_ID", "RAY_ADDRESS"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -227,13 +228,13 @@ def test_the_engine_is_the_one_that_is_there(tmp_path, monkeypatch, variables, e
     ("own", "asked", "given"),
     [("4,6", "0,1", "4,6"), ("4,6", "1", "6"), (None, "1", "1"), ("", "0", "0"), ("4", "", "")],
 )
-def test_device_ids_count_what_the_engine_has_given(own, asked, given):
+def test_device_ids_index_assigned_devices(own, asked, given):
     environ = {} if own is None else {"CUDA_VISIBLE_DEVICES": own}
     assert process_environment(environ, {"CUDA_VISIBLE_DEVICES": asked})["CUDA_VISIBLE_DEVICES"] == given
 
 
 @given(st.binary(max_size=200))
-def test_what_is_no_message_is_an_error_or_the_end(tmp_path_factory, data):
+def test_frames_reject_invalid_data(tmp_path_factory, data):
     path = tmp_path_factory.mktemp("frames") / "pipe"
     path.write_bytes(data)
     with path.open("rb") as pipe:
@@ -252,7 +253,7 @@ def ray_config(tmp_path, address):
     return config(tmp_path, *words)
 
 
-def test_a_closed_port_is_said(tmp_path, caplog, refusal, wording):
+def test_unreachable_ray_cluster_is_refused(tmp_path, caplog, refusal, wording):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -263,13 +264,14 @@ def test_a_closed_port_is_said(tmp_path, caplog, refusal, wording):
 
 
 @pytest.mark.parametrize("address", ["localhost", "ray://", "10.0.0.1:port"])
-def test_what_is_no_address_is_said(tmp_path, address):
-    with pytest.raises(UsageError, match="expected HOST:PORT"), other_nodes(ray_config(tmp_path, address)):
+def test_invalid_ray_address_is_refused(tmp_path, address):
+    with pytest.raises(UsageError) as caught, other_nodes(ray_config(tmp_path, address)):
         pass
+    assert (caught.value.code, caught.value.at) == ("BK-CONFIG-VALUE", "cluster.ray_address")
 
 
-def test_a_node_that_does_not_say_that_a_process_ended_is_not_waited_for(tmp_path, monkeypatch, wording):
-    monkeypatch.setattr(remote_process, "_SILENT_SECONDS", 0.01)
+def test_killed_process_without_report_is_lost(tmp_path, monkeypatch, wording):
+    monkeypatch.setattr(remote_process, "_REPORT_SECONDS", 0.01)
     sent = []
     process = remote_process.RemoteProcess(tmp_path / "stdout", lambda *words: sent.append(words))
     process.signal(signal.SIGKILL, session=True)

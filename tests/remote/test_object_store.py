@@ -350,9 +350,9 @@ def test_what_is_there_is_not_sent_again(tmp_path, url):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(uploads, "_PAUSES", (0.01, 0.02))
-    monkeypatch.setattr(uploads, "_LAST_PAUSE", 0.01)
-    monkeypatch.setattr(uploads, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(uploads, "_RETRY_DELAYS", (0.01, 0.02))
+    monkeypatch.setattr(uploads, "_FINAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr(uploads, "_CHECK_SECONDS", 0.01)
 
 
 def told(run):
@@ -370,7 +370,7 @@ def test_uploads_follow_a_run_and_keep_as_many(tmp_path, url, quick):
                 time.sleep(0.01)
     assert going.pending_steps == []
     assert [info.step for info in CheckpointStore(url).list_checkpoints()] == [4, 6]
-    assert told(run)["text"] == f"{url}: step 6 is there"
+    assert told(run)["text"] == f"{url}: newest checkpoint: step 6"
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [(r["process"], r["step"]) for r in records] == [("upload", 2), ("upload", 4), ("upload", 6)]
     assert all(r["bytes"] > 20_000 and r["failures"] == 0 for r in records)
@@ -434,7 +434,7 @@ def test_a_checkpoint_that_is_deleted_before_it_is_uploaded_is_no_failure(
     with CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=20) as going:
         pass
     assert going.pending_steps == []
-    assert "has failed" not in caplog.text
+    assert "Upload failed" not in caplog.text
     assert [info.step for info in CheckpointStore(url).list_checkpoints()] == [2]
 
 
@@ -453,7 +453,7 @@ def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypat
     assert going.pending_steps == [2]
     last = caplog.records[-1].getMessage()
     assert str(run / "checkpoints") in last
-    assert "failures in a row" in told(run)["text"]
+    assert "consecutive failures" in told(run)["text"]
     monkeypatch.undo()
     with CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=20) as going:
         pass

@@ -99,7 +99,7 @@ def test_killed_in_an_upload_without_its_directory_it_ends_with_the_same_weights
     shutil.rmtree(runner.root / "out")
     resume = ("--resume",) if committed else ()
     done = runner.ok(runner.rl("out", *words, *resume, steps=6, level=0))
-    assert ("Going on from" in done.stdout) == bool(committed)
+    assert ("Resuming from" in done.stdout) == bool(committed)
     weights = runner.root / "out" / "weights" / "step_6" / "model.safetensors"
     assert weights.read_bytes() == uninterrupted
     (newest,) = CheckpointStore(url).list_checkpoints()

@@ -21,7 +21,7 @@ def record(directory, words):
     (directory / "configs" / "rl.json").write_text(to_json(to_recorded_form(config(words))))
 
 
-def test_a_model_here_is_recorded_by_its_absolute_path_and_one_on_the_hub_by_its_name(tmp_path, monkeypatch):
+def test_recorded_config_has_absolute_paths_of_local_models_only(tmp_path, monkeypatch):
     (tmp_path / "models" / "base").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     kept = to_recorded_form(config("--model.name models/base"))
@@ -30,7 +30,7 @@ def test_a_model_here_is_recorded_by_its_absolute_path_and_one_on_the_hub_by_its
     assert to_recorded_form(config("--model.name models/other")).trainer.model.name == "models/other"
 
 
-def test_changes_are_named_one_by_one(tmp_path, wording):
+def test_changed_settings_lists_each_change_without_secrets(tmp_path, wording):
     env = '--orchestrator.env [{"id":"a","args":{"depth":1,"judge_token":"x"}},{"id":"b"}]'
     record(tmp_path, env)
     assert changed_settings(tmp_path, config(f"{env} --resume --output-dir elsewhere")) == []
@@ -38,7 +38,7 @@ def test_changes_are_named_one_by_one(tmp_path, wording):
     assert changed_settings(tmp_path, config(f"{env} --ckpt.interval 5 --trainer.optim.type sgd")) == wording
 
 
-def test_settings_that_an_earlier_version_did_not_have_are_no_change(tmp_path):
+def test_changed_settings_ignores_settings_missing_in_older_versions(tmp_path):
     record(tmp_path, "")
     path = tmp_path / "configs" / "rl.json"
     recorded = json.loads(path.read_text())
@@ -58,5 +58,5 @@ def test_settings_that_an_earlier_version_did_not_have_are_no_change(tmp_path):
         ("--ckpt.resume-step 5 --clean --no-dry-run", ""),
     ],
 )
-def test_the_words_that_continue_a_run(words, kept):
+def test_make_resume_args_replaces_start_flags(words, kept):
     assert make_resume_args(words.split()) == [*kept.split(), "--resume"]

@@ -7,7 +7,7 @@ def line(process, level, text):
     return f"2026-01-02 03:04:05,678 [{process}] {level:>7} {text}\n"
 
 
-def test_the_first_of_each_kind_is_shown_and_the_others_are_counted(tmp_path, wording):
+def test_first_warning_of_each_kind_is_shown_and_repeats_are_counted(tmp_path, wording):
     log = tmp_path / "run.log"
     log.write_text(line("trainer", "WARNING", "of an attempt before"))
     warnings = ChildWarnings(log, own_process="rl")
@@ -31,7 +31,7 @@ def test_the_first_of_each_kind_is_shown_and_the_others_are_counted(tmp_path, wo
     assert warnings.read_new() == wording
 
 
-def test_a_kind_is_shown_again_after_ten_minutes(tmp_path, monkeypatch):
+def test_repeated_warning_is_shown_again_after_ten_minutes(tmp_path, monkeypatch):
     log, clock = tmp_path / "run.log", [0.0]
     monkeypatch.setattr("buckeye.launch.progress.time.monotonic", lambda: clock[0])
     warnings = ChildWarnings(log, own_process="rl")
@@ -45,7 +45,7 @@ def test_a_kind_is_shown_again_after_ten_minutes(tmp_path, monkeypatch):
     assert warnings.suppressed_count == 22
 
 
-def test_what_no_terminal_should_get_and_a_log_that_was_replaced(tmp_path, wording):
+def test_warnings_escape_control_characters_and_survive_a_replaced_log(tmp_path, wording):
     log = tmp_path / "run.log"
     warnings = ChildWarnings(log, own_process="rl")
     log.write_bytes(line("trainer", "ERROR", "red \x1b[31m" + 900 * "x").encode() + b"\xff\xfe\n")

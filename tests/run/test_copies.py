@@ -54,7 +54,7 @@ def left(directory):
     return {each.process.pid for each in processes_left(read_record(directory))}
 
 
-def test_a_copy_is_stopped_and_resumed_without_the_run(going_on, tmp_path, refusal):
+def test_copied_run_is_stopped_and_resumed_independently(going_on, tmp_path, refusal):
     run, pids = going_on
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
@@ -68,13 +68,13 @@ def test_a_copy_is_stopped_and_resumed_without_the_run(going_on, tmp_path, refus
         continuation(run, [])
 
 
-def test_a_run_that_was_renamed_is_still_the_run(going_on, tmp_path):
+def test_renamed_run_directory_keeps_its_processes(going_on, tmp_path):
     run, pids = going_on
     run.rename(tmp_path / "renamed")
     assert left(tmp_path / "renamed") == pids
 
 
-def test_a_run_whose_directory_was_given_another_number_is_still_the_run(going_on):
+def test_run_directory_with_new_inode_keeps_its_processes(going_on):
     run, _ = going_on
     record = read_record(run)
     other = f"1:2 {run.resolve()}"  # file systems in user space may renumber a directory
@@ -83,7 +83,7 @@ def test_a_run_whose_directory_was_given_another_number_is_still_the_run(going_o
     assert run_status(run).state == "running"
 
 
-def test_a_copy_does_not_take_the_place_of_the_run_in_the_list(tmp_path):
+def test_copied_run_is_listed_next_to_the_original(tmp_path):
     run = made_run(tmp_path / "run", run_id="cafe0001")
     shutil.copytree(run, tmp_path / "copy")
     for _ in range(2):

@@ -34,19 +34,19 @@ def vitals(**changes):
         (vitals(last_heartbeat=1000, waits_on="inference", pulse=1000), 1031, "silent"),
     ],
 )
-def test_who_hangs(known, now, expected):
+def test_find_health_problem_by_age_of_heartbeat(known, now, expected):
     assert find_health_problem(known, LIMITS, now) == expected
 
 
-def test_delays_double_and_the_budget_ends():
+def test_restart_delay_doubles_until_budget_ends():
     budget = RestartBudget(max_restarts=3, window=100.0)
     verdicts = [budget.decide(now, cause=None, step=0) for now in (0, 1, 2, 3)]
     assert verdicts[:3] == [Restart(1.0, 1, 3), Restart(2.0, 2, 3), Restart(4.0, 3, 3)]
     assert isinstance(verdicts[3], GiveUp)
-    assert "3 times within" in verdicts[3].why
+    assert "3 restarts within" in verdicts[3].reason
 
 
-def test_what_was_long_ago_is_forgotten_and_progress_gives_all_back():
+def test_restart_budget_refills_after_window_and_on_progress():
     budget = RestartBudget(max_restarts=1, window=100.0)
     assert isinstance(budget.decide(0, cause=None, step=0), Restart)
     assert isinstance(budget.decide(99, cause=None, step=0), GiveUp)
@@ -65,13 +65,13 @@ def test_what_was_long_ago_is_forgotten_and_progress_gives_all_back():
         ([("network", step) for step in (3, 4, 9, 10, 20)], Restart),
     ],
 )
-def test_the_same_error_at_the_same_step_is_deterministic(errors, last):
+def test_same_error_at_same_step_is_not_retried(errors, last):
     budget = RestartBudget(max_restarts=50, window=100.0)
     found = [type(budget.decide(now, cause=cause, step=step)) for now, (cause, step) in enumerate(errors)]
     assert found == [Restart] * (len(errors) - 1) + [last]
 
 
-def test_the_same_error_at_every_step_is_no_progress():
+def test_same_error_at_consecutive_steps_is_not_retried():
     budget = RestartBudget(max_restarts=50, window=100.0)
     for step in (3, 4):
         assert isinstance(budget.decide(step, cause="shape", step=step), Restart)
@@ -80,7 +80,7 @@ def test_the_same_error_at_every_step_is_no_progress():
 
 
 @given(st.lists(st.floats(0, 50), max_size=40), st.integers(0, 5))
-def test_no_more_than_the_budget_within_any_window(gaps, most):
+def test_restarts_never_exceed_budget_within_any_window(gaps, most):
     budget, now, granted = RestartBudget(max_restarts=most, window=100.0), 0.0, []
     for gap in gaps:
         now += gap

@@ -6,7 +6,13 @@ import time
 import pytest
 
 from buckeye.launch import exit_reason as module
-from buckeye.launch.exit_reason import OomKills, describe_exit, explain_exit, find_reported_error
+from buckeye.launch.exit_reason import (
+    OomKills,
+    describe_exit,
+    exit_error_code,
+    explain_exit,
+    find_reported_error,
+)
 from tests.run.conftest import role
 
 FEW = OomKills(in_cgroup=2, on_machine=5)
@@ -31,7 +37,7 @@ def say(child, tmp_path, memory=FEW):
     return explain_exit(child, child.returncode, memory, tmp_path)
 
 
-def test_the_exit_code_and_the_last_lines(ended, tmp_path, wording):
+def test_explain_exit_shows_exit_code_and_last_lines(ended, tmp_path, wording):
     child = ended("print('Step 3'); print('ValueError: bad'); raise SystemExit(7)")
     text = say(child, tmp_path)
     assert text == wording
@@ -48,26 +54,27 @@ def test_the_exit_code_and_the_last_lines(ended, tmp_path, wording):
     ],
     ids=["of the cgroup", "of the machine", "unknown", "neither"],
 )
-def test_who_killed_it(ended, tmp_path, monkeypatch, counts, wording):
+def test_explain_exit_names_out_of_memory_kills(ended, tmp_path, monkeypatch, counts, wording):
     monkeypatch.setattr(module.OomKills, "read", classmethod(lambda cls: counts))
     child = ended("import os; os.kill(os.getpid(), 9)")
     child.memory = 3_100_000_000
     assert say(child, tmp_path) == wording
 
 
-def test_a_signal_without_a_name_is_told_by_its_number(ended, wording):
+def test_describe_exit_shows_number_of_unnamed_signal(ended, wording):
     child = ended("import os; os.kill(os.getpid(), 40)")
     assert describe_exit(child, child.returncode) == wording
 
 
-def test_what_the_launcher_killed_was_killed_by_nobody_else(ended, tmp_path, wording):
-    child = ended("import time; time.sleep(60)", kill="gave no sign of life for 31 s")
+def test_describe_exit_shows_reason_of_launcher_kill(ended, tmp_path, wording):
+    child = ended("import time; time.sleep(60)", kill="sent no heartbeat for 31 s")
     assert child.returncode == -signal.SIGKILL
     assert describe_exit(child, child.returncode) == wording
-    assert "by someone" not in say(child, tmp_path)
+    assert "by a user" not in say(child, tmp_path)
+    assert exit_error_code(child) == "BK-RUN-STALLED"
 
 
-def test_a_full_disk_is_named(ended, tmp_path, monkeypatch, wording):
+def test_explain_exit_reports_full_disk(ended, tmp_path, monkeypatch, wording):
     monkeypatch.setattr(module, "free_bytes", lambda path: 1000)
     assert say(ended("raise SystemExit(1)"), tmp_path) == wording
 
@@ -82,15 +89,16 @@ def test_a_full_disk_is_named(ended, tmp_path, monkeypatch, wording):
         ("raise SystemExit(130)", None),
     ],
 )
-def test_the_error_that_a_process_names(ended, code, expected):
+def test_find_reported_error_reads_last_line_of_log(ended, code, expected):
     child = ended(code)
     named = find_reported_error(child, child.returncode)
     assert named == (f"trainer: {expected}" if expected else None)
 
 
-def test_the_last_word_counts_more_than_the_log(ended, wording):
-    says = "from buckeye.base import heartbeat; heartbeat.start(); "
-    says += "heartbeat.failed('no batch', error='TransportError', final=False); "
-    says += "raise SystemExit('error: other')"
-    child = ended(says)
+def test_find_reported_error_prefers_heartbeat_to_log(ended, wording):
+    code = "from buckeye.base import heartbeat; heartbeat.start(); "
+    code += "heartbeat.failed('no batch', error='TransportError', final=False, code='BK-BATCH'); "
+    code += "raise SystemExit('error: other')"
+    child = ended(code)
     assert find_reported_error(child, child.returncode) == wording
+    assert exit_error_code(child) == "BK-BATCH"

@@ -35,7 +35,7 @@ def _start(directory, work):
         work()
 
 
-def test_a_start_that_failed_before_the_first_step_is_no_dead_end(tmp_path):
+def test_start_archives_earlier_start_without_finished_step(tmp_path):
     def fail():
         raise UsageError("chats.jsonl: no such file")
 
@@ -45,8 +45,9 @@ def test_a_start_that_failed_before_the_first_step_is_no_dead_end(tmp_path):
     _start(tmp_path, lambda: _record(tmp_path, "sft"))
     assert json.loads((tmp_path / "run.json").read_text())["attempt"] == 1
     assert len(list((tmp_path / "earlier_starts").glob("*/configs/sft.json"))) == 2
-    with pytest.raises(UsageError, match="already holds a run") as refused:
+    with pytest.raises(UsageError) as refused:
         _start(tmp_path, lambda: None)
+    assert refused.value.code == "BK-FILE-EXISTS"
     assert "--clean" not in str(refused.value)  # only rl has this flag
     assert "sft --ckpt.resume-step -1" in str(refused.value)
 
@@ -70,11 +71,11 @@ def _record(directory, process):
         lambda out: (out / "run.json").write_text("damaged"),
     ],
 )
-def test_what_was_trained_or_may_be_is_not_written_over(tmp_path, left):
+def test_start_refuses_directory_with_trained_or_unknown_run(tmp_path, left):
     unstarted(tmp_path)
     left(tmp_path)
     before = tree(tmp_path)
-    with pytest.raises(UsageError, match="already holds a run"):
+    with pytest.raises(UsageError, match="already has a run"):
         check_unused(tmp_path, resume_command="")
     assert (move_unstarted_run(tmp_path), tree(tmp_path)) == (None, before)
 
@@ -113,9 +114,7 @@ def tree(directory):
 
 
 @pytest.mark.parametrize("killed_at", range(8))
-def test_a_start_that_reached_no_step_is_put_aside_also_by_one_that_was_killed_at_that(
-    tmp_path, monkeypatch, killed_at
-):
+def test_archiving_an_unstarted_run_can_be_repeated_after_a_kill(tmp_path, monkeypatch, killed_at):
     unstarted(tmp_path)
     before = tree(tmp_path)
     moves, rename = iter(range(99)), Path.rename
@@ -139,14 +138,14 @@ def test_a_start_that_reached_no_step_is_put_aside_also_by_one_that_was_killed_a
     }
 
 
-def test_files_of_others_beside_the_weights_of_an_unstarted_run_are_kept(tmp_path):
+def test_archive_keeps_third_party_files_in_weights(tmp_path):
     unstarted(tmp_path)
     (tmp_path / "weights" / "mine.txt").write_text("mine")
     aside = move_unstarted_run(tmp_path)
     assert [path.name for path in (aside / "weights").iterdir()] == ["mine.txt"]
 
 
-def test_what_a_start_needs_is_not_put_aside(tmp_path, refusal):
+def test_archiving_refuses_files_that_the_start_needs(tmp_path, refusal):
     unstarted(tmp_path)
     before = tree(tmp_path)
     with refusal(UsageError):
@@ -154,7 +153,7 @@ def test_what_a_start_needs_is_not_put_aside(tmp_path, refusal):
     assert tree(tmp_path) == before
 
 
-def test_clean_leaves_nothing_of_the_run(tmp_path):
+def test_clean_deletes_only_files_of_the_run(tmp_path):
     begin_attempt(tmp_path, resumed_step=None)
     ours = ("exports/step_4/README.md", "skipped/step_2/b", "weights/step_1/m", "evals/step_5/x")
     for name in (*ours, "evals/mine.jsonl", "notes.txt", "mine/x"):
@@ -164,7 +163,7 @@ def test_clean_leaves_nothing_of_the_run(tmp_path):
     assert tree(tmp_path) == ["evals/mine.jsonl", "mine/x", "notes.txt"]
 
 
-def test_clean_that_was_killed_can_be_repeated(tmp_path, monkeypatch):
+def test_clean_can_be_repeated_after_a_kill(tmp_path, monkeypatch):
     begin_attempt(tmp_path, resumed_step=None)
     (tmp_path / "weights" / "step_1").mkdir(parents=True)
 
@@ -180,7 +179,7 @@ def test_clean_that_was_killed_can_be_repeated(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("there", [[], ["run.toml"]])
-def test_a_start_that_is_refused_leaves_nothing_behind(tmp_path, there):
+def test_refused_start_removes_lock_and_created_folders(tmp_path, there):
     output = tmp_path / "outputs" / "run"
     for name in there:
         output.mkdir(parents=True)
@@ -190,7 +189,7 @@ def test_a_start_that_is_refused_leaves_nothing_behind(tmp_path, there):
     assert sorted(path.name for path in tmp_path.rglob("*")) == (["outputs", "run", *there] if there else [])
 
 
-def test_the_lock_of_a_run_that_began_stays(tmp_path):
+def test_lock_file_stays_after_a_start(tmp_path):
     with lock_directory(tmp_path / "run"):
         (tmp_path / "run" / "run.json").touch()
     with lock_directory(tmp_path / "run"):
@@ -198,7 +197,7 @@ def test_the_lock_of_a_run_that_began_stays(tmp_path):
     assert sorted(path.name for path in tmp_path.rglob("*")) == [".lock", "run", "run.json"]
 
 
-def test_a_file_system_without_locks_is_a_warning_and_no_other_run(tmp_path, monkeypatch, caplog, wording):
+def test_lock_on_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, caplog, wording):
     def no_locks(descriptor, operation):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 

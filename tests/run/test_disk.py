@@ -39,7 +39,7 @@ def _small_files(model):
     return sum(path.stat().st_size for path in model.iterdir() if path.suffix != ".safetensors")
 
 
-def test_weights_and_checkpoints_are_as_large_as_the_model(tmp_path, tiny_model):
+def test_disk_estimate_of_weights_and_checkpoints_follows_model_size(tmp_path, tiny_model):
     ckpt = TrainerCheckpointConfig(interval=10, keep=3)
     estimate = estimate_disk(_config(tmp_path, max_steps=100, ckpt=ckpt), tiny_model)
     parameters, files = count_parameters(tiny_model), _small_files(tiny_model)
@@ -59,7 +59,7 @@ def test_weights_and_checkpoints_are_as_large_as_the_model(tmp_path, tiny_model)
         (100, None, 3, False, 1),  # only at the end
     ],
 )
-def test_how_many_checkpoints_there_are_at_worst(
+def test_disk_estimate_counts_checkpoints_at_maximum(
     tmp_path, tiny_model, steps, interval, keep, evaluated, count
 ):
     evaluation = EvalConfig(env=[EvalEnvConfig(id="x")]) if evaluated else None
@@ -69,7 +69,7 @@ def test_how_many_checkpoints_there_are_at_worst(
     assert estimate.need_of("checkpoints").size == count * one
 
 
-def test_an_adapter_takes_what_its_matrices_take(tmp_path, tiny_model):
+def test_disk_estimate_of_adapter_follows_its_matrices(tmp_path, tiny_model):
     lora = LoRAConfig(rank=2, target_modules=["down_proj"], modules_to_save=["model.norm"])
     estimate = estimate_disk(_config(tmp_path, lora=lora), tiny_model)
     hidden, inner, layers = _shape(tiny_model)
@@ -78,7 +78,7 @@ def test_an_adapter_takes_what_its_matrices_take(tmp_path, tiny_model):
     assert estimate.need_of("checkpoints").size == 12 * trained + files
 
 
-def test_an_optimizer_takes_what_it_remembers(tmp_path, tiny_model):
+def test_disk_estimate_includes_optimizer_state(tmp_path, tiny_model):
     parameters, files = count_parameters(tiny_model), _small_files(tiny_model)
 
     def size(optim):
@@ -89,7 +89,7 @@ def test_an_optimizer_takes_what_it_remembers(tmp_path, tiny_model):
     assert 8 * parameters < size(MuonConfig()) < 12 * parameters
 
 
-def test_text_is_bounded_by_tokens_and_by_what_is_kept(tmp_path):
+def test_disk_estimate_of_rollouts_is_bounded_by_seq_len_and_keep(tmp_path):
     settings = {"batch_size": 10, "rollouts_per_example": 5, "seq_len": 100, "max_steps": 50}
     each = 100 * 12 + 400
     assert estimate_disk(_config(tmp_path, **settings), None).need_of("rollouts").size == 50 * 10 * each
@@ -104,7 +104,7 @@ def disk(tmp_path, monkeypatch):
         yield path
 
 
-def test_a_run_that_cannot_fit_is_refused_with_the_arithmetic(tmp_path, tiny_model, disk):
+def test_check_disk_fails_with_sizes_if_run_does_not_fit(tmp_path, tiny_model, disk):
     fill(disk, leave=1_500_000)
     ckpt = TrainerCheckpointConfig(interval=1, keep=2)
     config = _config(tmp_path, ckpt=ckpt, max_steps=20)
@@ -116,14 +116,14 @@ def test_a_run_that_cannot_fit_is_refused_with_the_arithmetic(tmp_path, tiny_mod
     first, *parts = refused.seen.splitlines()
     assert f"{(sure + 1000 - free) / 1e6:.1f} MB" in first
     assert [part.partition(":")[0].strip() for part in parts] == [
-        *("checkpoints", "weights", "in reserve", "free"),
+        *("checkpoints", "weights", "reserve", "free"),
     ]
     assert "ckpt.keep" in parts[0]
     unchecked = config.model_copy(update={"disk": DiskConfig(check=False)})
     assert check_disk(unchecked, estimate).line.startswith("disk: ")
 
 
-def test_what_a_resumed_run_has_already_is_not_needed_again(tmp_path, tiny_model, disk):
+def test_check_disk_subtracts_existing_files(tmp_path, tiny_model, disk):
     ckpt = TrainerCheckpointConfig(interval=1, keep=2)
     quiet = {"batch_size": 1, "rollouts_per_example": 1, "seq_len": 1, "max_steps": 20}
     config = _config(tmp_path, ckpt=ckpt, **quiet)
@@ -146,7 +146,7 @@ def _shape(model):
     return config["hidden_size"], config["intermediate_size"], config["num_hidden_layers"]
 
 
-def test_logs_of_old_attempts_go_but_those_in_use_stay(tmp_path):
+def test_prune_logs_keeps_logs_in_use(tmp_path):
     logs = tmp_path / "logs"
     for attempt in (1, 2, 9, 10, 11):
         (logs / f"attempt_{attempt}").mkdir(parents=True)

@@ -20,7 +20,7 @@ SLOW = """import asyncio
 @pytest.mark.e2e
 @pytest.mark.slow
 @pytest.mark.parametrize("level", [0, 1])
-def test_a_run_that_is_ended_in_an_evaluation_repeats_and_leaves_out_none(runner, level):
+def test_interrupted_evaluation_is_completed_after_resume(runner, level):
     source = (runner.root / "letters.py").read_text()
     (runner.root / "letters.py").write_text(source.replace("reply = await", SLOW))
     running = runner.start(runner.rl("out", *WORDS, steps=8, level=level))
@@ -34,7 +34,7 @@ def test_a_run_that_is_ended_in_an_evaluation_repeats_and_leaves_out_none(runner
     assert [record["step"] for record in records if record["process"] == "eval"] == [0, 3, 6, 8]
 
 
-def test_the_end_of_a_run_shows_each_environment_before_and_after(tmp_path, wording):
+def test_evaluation_lines_show_first_and_last_score(tmp_path, wording):
     def evaluate(step, name, **figures):
         folder = tmp_path / "evals" / f"step_{step}"
         folder.mkdir(parents=True, exist_ok=True)

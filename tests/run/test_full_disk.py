@@ -40,7 +40,7 @@ def _steps(run):
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_a_run_on_a_full_disk_ends_with_an_error_and_resumes(runner, disk):
+def test_run_on_full_disk_fails_and_resumes(runner, disk):
     run = disk / "run"
     words = ("--ckpt.interval", 2, "--ckpt.keep", 2)
     process = runner.start(runner.rl(run, *words, steps=_STEPS))
@@ -76,7 +76,7 @@ def _check_everything(run):
     assert [path for path in run.rglob(".*") if ".tmp-" in path.name] == []
 
 
-def test_a_run_that_cannot_fit_is_refused_before_anything_starts(runner, disk):
+def test_run_that_does_not_fit_on_disk_is_refused_before_start(runner, disk):
     fill(disk, leave=2_000_000)
     run = disk / "run"
     words = ("--ckpt.interval", 1, "--ckpt.keep", 3)
@@ -88,4 +88,4 @@ def test_a_run_that_cannot_fit_is_refused_before_anything_starts(runner, disk):
     shown = runner.here(runner.rl(run, *words, "--dry-run", steps=100))
     assert shown.returncode == 0
     assert "--disk.check false" in shown.stderr
-    assert "less with" in shown.stdout
+    assert "lower with" in shown.stdout

@@ -18,11 +18,11 @@ from buckeye.launch.preflight.devices import GpuSpec, parse_gpu_spec
         ("2", 2, "", 80),
     ],
 )
-def test_gpus_are_written_as_a_number_and_a_type(text, count, kind, memory):
+def test_parse_gpu_spec_reads_count_and_type(text, count, kind, memory):
     assert parse_gpu_spec(text) == GpuSpec(count, kind, memory)
 
 
 @pytest.mark.parametrize("text", ["4xH1000", "0xH100", "4x", "4xQQQ"])
-def test_what_is_no_gpu_is_answered_with_what_is(text, refusal):
+def test_parse_gpu_spec_refuses_invalid_text(text, refusal):
     with refusal(UsageError):
         parse_gpu_spec(text)

@@ -33,7 +33,7 @@ def doing(child):
     return (newest.doing, newest.on) if newest is not None else None
 
 
-def test_work_is_progress_and_waiting_is_not(processes, tmp_path):
+def test_heartbeats_of_work_are_progress_and_of_waits_are_not(processes, tmp_path):
     seen = tmp_path / "seen"
     child = start(
         processes,
@@ -60,7 +60,7 @@ time.sleep(60)
     assert child.heartbeats.newest.since > waited_since
 
 
-def test_a_suspended_process_is_silent_and_one_that_wakes_is_heard(processes):
+def test_suspended_process_is_silent_until_it_continues(processes):
     child = start(processes, "time.sleep(60)")
     listen(child, lambda: child.heartbeats.last_heartbeat is not None)
     child.process.signal(signal.SIGSTOP, session=False)
@@ -74,7 +74,7 @@ def test_a_suspended_process_is_silent_and_one_that_wakes_is_heard(processes):
     listen(child, lambda: child.heartbeats.last_heartbeat > heard)
 
 
-def test_nobody_waits_for_a_launcher_that_does_not_listen(processes):
+def test_heartbeats_do_not_block_if_the_pipe_is_full(processes):
     child = start(
         processes,
         """
@@ -99,7 +99,7 @@ def test_stacks_are_written_on_request(processes):
     assert child.running
 
 
-def test_the_last_word_is_heard_after_the_end(processes):
+def test_failure_is_read_after_the_process_has_ended(processes):
     child = start(
         processes,
         "heartbeat.failed('unknown: ' + 'ä\\n' * 4000, error='FinalRunError', final=True, code='BK-RUN'); "
@@ -112,7 +112,7 @@ def test_the_last_word_is_heard_after_the_end(processes):
     assert (failure.error, failure.final) == ("FinalRunError", True)
 
 
-def test_processes_of_a_process_do_not_beat_for_it(processes):
+def test_child_processes_do_not_inherit_the_heartbeat_pipe(processes):
     child = start(
         processes,
         """
@@ -127,7 +127,7 @@ subprocess.run([sys.executable, "-c", code], close_fds=False)
     assert max(map(int, open_files)) <= 3
 
 
-def test_logs_are_in_the_folder_of_the_attempt_and_at_their_usual_place(processes, tmp_path):
+def test_logs_of_attempt_are_linked_at_stable_path(processes, tmp_path):
     for attempt, code in ((3, "print('first')"), (4, "print('second')")):
         processes.set_attempt(RunIdentity(run_id="a", attempt=attempt))
         processes.start(role(code)).process.wait()

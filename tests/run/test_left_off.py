@@ -29,7 +29,7 @@ def run(tmp_path, monkeypatch):
     return made_run(tmp_path / "run", checkpoints=(4, 6, 8))
 
 
-def test_who_went_back_and_was_killed_before_a_commit_goes_back_again(run):
+def test_resume_repeats_earlier_step_until_a_commit(run):
     assert resumed_at(run, "--resume") == 8
     begin_attempt(run, resumed_step=4)
     assert resumed_at(run, "--resume") == 4
@@ -38,14 +38,14 @@ def test_who_went_back_and_was_killed_before_a_commit_goes_back_again(run):
     assert resumed_at(run, "--resume") == 8
 
 
-def test_a_commit_of_the_newest_attempt_counts(run):
+def test_resume_uses_commit_of_newest_attempt(run):
     begin_attempt(run, resumed_step=4)
     committed = run / "checkpoints" / "step_6" / "COMMITTED"
     committed.write_text(json.dumps({**json.loads(committed.read_text()), "attempt": 2}))
     assert resumed_at(run, "--resume") == 6
 
 
-def test_a_damaged_checkpoint_to_go_back_to_is_passed_over(run):
+def test_resume_skips_damaged_checkpoint(run):
     begin_attempt(run, resumed_step=4)
     (path,) = (info.path for info in list_checkpoints(run / "checkpoints") if info.step == 4)
     (path / "trainer" / "model.safetensors").write_bytes(b"x")

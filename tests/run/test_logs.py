@@ -38,7 +38,7 @@ def texts(lines):
     return [(line.process, line.text) for line in lines]
 
 
-def test_lines_are_in_order_over_midnight(run):
+def test_read_logs_orders_lines_across_midnight(run):
     log(run, "trainer.stdout", "23:59:55    INFO a\nTraceback\n00:00:03   ERROR d\n")
     log(run, "inference.stdout", "loading\n23:59:59    INFO b\n00:00:01    INFO c\nlast words")
     log(
@@ -65,7 +65,7 @@ def test_lines_are_in_order_over_midnight(run):
     assert lines[-3].time == datetime(2024, 3, 2, 0, 0, 3).timestamp()
 
 
-def test_one_process_or_those_of_a_kind(run, refusal):
+def test_read_logs_selects_process_or_kind(run, refusal):
     for name in ("trainer", "trainer_1", "inference"):
         log(run, f"{name}.stdout", f"{name}\n")
     assert texts(read_logs(run, process="trainer_1")) == [("trainer_1", "trainer_1")]
@@ -75,7 +75,7 @@ def test_one_process_or_those_of_a_kind(run, refusal):
         read_logs(run, process="trainee")
 
 
-def test_an_earlier_attempt(run):
+def test_read_logs_of_earlier_attempt(run):
     log(run, "trainer.stdout", "first\n")
     log(run, "inference.stdout", "23:59:58 one\n01:00:03 two\n")  # it outlives the attempt
     log(run, "run.log", "2024-03-01 23:59:51,000 [rl] INFO one\n2024-03-02 01:00:01,000 [rl] INFO two\n")
@@ -84,11 +84,11 @@ def test_an_earlier_attempt(run):
     assert {text for _, text in texts(read_logs(run))} == {"second", "01:00:01 INFO two", "01:00:03 two"}
     first = {"first", "23:59:51 INFO one", "23:59:58 one"}
     assert {text for _, text in texts(read_logs(run, attempt=1))} == first
-    with pytest.raises(UsageError, match="the attempts 1 to 2"):
+    with pytest.raises(UsageError, match="from 1 to 2"):
         read_logs(run, attempt=3)
 
 
-def test_following_goes_on_after_a_resume(run):
+def test_follow_logs_continues_after_resume(run):
     log(run, "trainer.stdout", "23:59:55    INFO a\nhal")
     following = follow_logs(run)
     assert texts(next(following)) == [("trainer", "23:59:55    INFO a")]

@@ -6,7 +6,7 @@ from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import fetch_model
 
 
-def test_an_adapter_is_no_model_and_is_told_apart(tmp_path):
+def test_fetch_model_refuses_adapter_and_other_directories(tmp_path):
     with pytest.raises(UsageError, match=r"no config\.json"):
         fetch_model(str(tmp_path))
     (tmp_path / "adapter_config.json").write_text("{}")

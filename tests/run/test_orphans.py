@@ -20,14 +20,14 @@ die_with_parent()
 
 
 @pytest.mark.parametrize(("launcher", "code"), [("1", 0), (str(os.getpid()), 1)], ids=["it is", "it is not"])
-def test_process_1_is_a_parent_only_if_it_is_the_launcher(launcher, code):
+def test_process_1_counts_as_parent_only_if_it_is_the_launcher(launcher, code):
     """In a container the launcher may be process 1; otherwise process 1 adopts orphans."""
     environment = os.environ | {"BUCKEYE_PARENT_PID": launcher}
     done = subprocess.run([sys.executable, "-c", SEES_PROCESS_1], env=environment, check=False)
     assert done.returncode == code
 
 
-def test_what_is_left_of_a_run_and_suspended_is_killed_when_it_goes_on(tmp_path):
+def test_suspended_leftover_process_is_killed_on_resume(tmp_path):
     """It was suspended before it could register to exit with its launcher, so it would wait forever."""
     words = [sys.executable, "-c", "import time; time.sleep(100)"]
     left = subprocess.Popen(words)

@@ -19,13 +19,13 @@ def environments(*words, gpus=()):
 
 
 @pytest.mark.parametrize(("level", "threads", "spins"), [(0, "8", "5000"), (1, "4", "1000")])
-def test_who_takes_turns_has_all_cores_and_keeps_its_threads_awake(monkeypatch, level, threads, spins):
+def test_synchronous_run_gives_all_cores_to_each_process(monkeypatch, level, threads, spins):
     monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
     told = environments("--max-async-level", str(level))
     assert [(env["OMP_NUM_THREADS"], env["GOMP_SPINCOUNT"]) for env in told] == [(threads, spins)] * 2
 
 
-def test_the_user_s_own_settings_of_threads_and_memory_are_kept(monkeypatch):
+def test_plan_keeps_thread_and_memory_variables_of_the_user(monkeypatch):
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.check=1")
     told = environments("--max-async-level", "0")
@@ -34,7 +34,7 @@ def test_the_user_s_own_settings_of_threads_and_memory_are_kept(monkeypatch):
     ] * 2
 
 
-def test_the_memory_of_a_trainer_on_a_gpu_grows_in_place(monkeypatch):
+def test_gpu_trainer_uses_expandable_segments(monkeypatch):
     for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
         monkeypatch.delenv(name, raising=False)
     inference, trainer = environments(gpus=(0, 1))
@@ -45,7 +45,7 @@ def test_the_memory_of_a_trainer_on_a_gpu_grows_in_place(monkeypatch):
     assert "PYTORCH_ALLOC_CONF" not in environments(gpus=(0, 1))[1]
 
 
-def test_ranks_know_of_each_other_and_one_trainer_of_none():
+def test_rank_variables_are_set_only_for_several_ranks():
     def told(*words):
         named = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
         return [{name: env.get(name) for name in named} for env in environments(*words)[1:]]

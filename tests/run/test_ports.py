@@ -18,40 +18,42 @@ def folder(tmp_path, monkeypatch):
     return tmp_path / "buckeye-ports"
 
 
-def test_no_port_is_given_twice_as_long_as_it_is_held(folder):
+def test_reserved_port_is_not_chosen_again(folder):
     with reserved_ports() as one, reserved_ports() as other:
         ports = one.choose(20) + other.choose(20) + one.choose(5)
         assert len(set(ports)) == 45
         assert all(map(is_free, ports))
-        with pytest.raises(UsageError, match=str(ports[0])):
+        with pytest.raises(UsageError) as caught:
             other.reserve(ports[:1])
+        assert caught.value.code == "BK-PORT-TAKEN"
     assert list(folder.iterdir()) == []
     with reserved_ports() as later:
         later.reserve(ports)
 
 
-def test_one_run_asks_for_ports_again_and_gets_others(monkeypatch):
+def test_second_choice_of_ports_differs(monkeypatch):
     with reserved_ports() as ports:
         some = ports.choose(3)
-        monkeypatch.setattr("buckeye.launch.preflight.ports._CHOICE", range(min(some), min(some) + 40))
+        monkeypatch.setattr("buckeye.launch.preflight.ports._PORT_RANGE", range(min(some), min(some) + 40))
         assert not set(some) & set(ports.choose(20))
 
 
-def test_a_port_that_somebody_listens_on_is_refused():
+def test_reserve_refuses_port_in_use():
     ports = Ports()
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         port = server.getsockname()[1]
         assert not is_free(port)
-        with pytest.raises(UsageError, match=f"Port {port}"):
+        with pytest.raises(UsageError) as caught:
             ports.reserve([port])
+        assert caught.value.code == "BK-PORT-TAKEN"
     ports.close()
     with reserved_ports() as free:
         free.reserve([port])
 
 
-def test_a_port_is_free_again_when_its_holder_is_killed(folder):
+def test_port_is_free_after_its_holder_is_killed(folder):
     code = (
         "from buckeye.launch.preflight.ports import Ports; print(Ports().choose(1)[0], flush=True); input()"
     )
@@ -68,7 +70,7 @@ def test_a_port_is_free_again_when_its_holder_is_killed(folder):
     assert list(folder.iterdir()) == []
 
 
-def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path, monkeypatch, refusal):
+def test_ports_fall_back_if_runtime_directory_is_missing(tmp_path, monkeypatch, refusal):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with reserved_ports() as ports:
@@ -81,7 +83,7 @@ def test_a_runtime_directory_that_is_not_there_is_no_obstacle(tmp_path, monkeypa
 
 
 @pytest.mark.parametrize("what", ["link", "file", "of another user"])
-def test_what_somebody_else_put_in_the_place_of_our_folder_is_not_followed(tmp_path, monkeypatch, what):
+def test_ports_refuse_folder_of_another_user(tmp_path, monkeypatch, what):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     theirs, ours = tmp_path / "theirs", tmp_path / f"buckeye-{os.getuid()}"
@@ -102,7 +104,7 @@ def test_what_somebody_else_put_in_the_place_of_our_folder_is_not_followed(tmp_p
     assert len(list((theirs / "ports").iterdir())) == 100
 
 
-def test_our_folder_is_for_us_alone(tmp_path, monkeypatch):
+def test_private_folder_has_mode_0700(tmp_path, monkeypatch):
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"buckeye-{os.getuid()}").mkdir(mode=0o777)

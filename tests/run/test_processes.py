@@ -28,14 +28,14 @@ print(stop.requested)
 """
 
 
-def test_what_a_process_leaves_behind_ends_with_it(processes):
+def test_grandchildren_end_with_their_process(processes):
     child = processes.start(role(LEAVES_ONE_BEHIND))
     wait_for(lambda: child.returncode is not None)
     left = int(child.stdout.read_text())
     wait_for(lambda: not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE)
 
 
-def test_nobody_is_signalled_under_the_number_of_a_process_that_has_ended(processes, monkeypatch):
+def test_ended_process_gets_no_signal(processes, monkeypatch):
     child = processes.start(role("pass"))
     wait_for(lambda: not child.running)
     signalled = []
@@ -47,7 +47,7 @@ def test_nobody_is_signalled_under_the_number_of_a_process_that_has_ended(proces
     assert signalled == []
 
 
-def test_a_hangup_stops_unless_the_command_was_started_to_survive_it():
+def test_hangup_stops_unless_it_was_ignored_at_start():
     said = {
         disposition: subprocess.run(
             [sys.executable, "-c", UNDER_NOHUP.format(disposition=disposition)],

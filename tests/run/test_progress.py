@@ -36,7 +36,7 @@ def batch(step, reward, attempt=1):
     return record("orchestrator", step, attempt, **{"reward/mean": reward})
 
 
-def test_every_step_is_shown_with_its_own_reward_though_sampling_runs_ahead(shown):
+def test_progress_shows_each_step_with_its_own_reward(shown):
     assert shown(batch(0, 0.1), batch(1, 0.2), batch(2, 0.3)) == ([], 0, 0)
     assert shown(record("trainer", 0)) == (["Step 1/20 | reward 0.1000"], 1, 1)
     assert shown(batch(3, 0.4), record("trainer", 1), record("trainer", 2)) == (
@@ -46,7 +46,7 @@ def test_every_step_is_shown_with_its_own_reward_though_sampling_runs_ahead(show
     )
 
 
-def test_a_step_that_is_trained_before_its_batch_is_recorded_waits_for_that(shown):
+def test_progress_waits_for_the_batch_of_a_trained_step(shown):
     assert shown(batch(0, 0.1), record("trainer", 0), record("trainer", 1)) == (
         ["Step 1/20 | reward 0.1000"],
         2,
@@ -59,7 +59,7 @@ def test_a_step_that_is_trained_before_its_batch_is_recorded_waits_for_that(show
     assert shown(ended=True) == (["Step 5/20"], 5, 5)
 
 
-def test_a_step_that_is_done_again_is_shown_again_and_counts_again(shown):
+def test_progress_shows_repeated_step_again(shown):
     assert shown(batch(0, 0.1), batch(1, 0.2), record("trainer", 0), record("trainer", 1))[1:] == (2, 2)
     assert shown(batch(2, 0.3), batch(1, 0.25, 2)) == ([], 2, 2)
     assert shown(record("trainer", 1, 2)) == (["Step 2/20 | reward 0.2500"], 2, 3)
@@ -67,7 +67,7 @@ def test_a_step_that_is_done_again_is_shown_again_and_counts_again(shown):
 
 
 @given(lines=runs())
-def test_no_step_is_ever_shown_with_the_reward_of_another(tmp_path_factory, lines):
+def test_progress_never_mixes_rewards_of_steps(tmp_path_factory, lines):
     folder, stream = tmp_path_factory.mktemp("run"), io.StringIO()
     progress = Progress(folder / "metrics.jsonl", max_steps=None, stream=stream)
     for line in lines:
@@ -85,7 +85,7 @@ def test_no_step_is_ever_shown_with_the_reward_of_another(tmp_path_factory, line
     assert {step: last[step] for step in trained} == {n: counts.get((n, "orchestrator"), 0) for n in trained}
 
 
-def test_a_terminal_has_the_newest_step_and_no_more_than_its_width(tmp_path, monkeypatch):
+def test_live_line_shows_newest_step_within_terminal_width(tmp_path, monkeypatch):
     monkeypatch.setattr("buckeye.launch.progress._columns", lambda: 40)
     stream = Terminal()
     progress = Progress(tmp_path / "metrics.jsonl", max_steps=9, stream=stream)
@@ -101,7 +101,7 @@ def test_a_terminal_has_the_newest_step_and_no_more_than_its_width(tmp_path, mon
     assert stream.getvalue().endswith(f"\r\x1b[2K{line}")
 
 
-def test_the_time_that_is_left_is_at_the_pace_of_the_steps_so_far(tmp_path, monkeypatch):
+def test_remaining_time_follows_recent_steps(tmp_path, monkeypatch):
     stream, now = io.StringIO(), [0.0]
     monkeypatch.setattr("buckeye.launch.progress.time.monotonic", lambda: now[0])
     progress = Progress(tmp_path / "metrics.jsonl", max_steps=10, stream=stream)

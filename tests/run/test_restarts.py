@@ -25,7 +25,7 @@ def tend_until(restarts, condition):
     wait_for(tended)
 
 
-def test_the_fourth_end_is_the_last(processes, tmp_path, refusal):
+def test_server_is_not_restarted_beyond_max_restarts(processes, tmp_path, refusal):
     processes.start(server("print('unlucky'); raise SystemExit(1)"))
     noted = []
     restarts = Restarts(processes, tmp_path, LIMITS, first_delay=0.02, note=noted.append)
@@ -35,7 +35,7 @@ def test_the_fourth_end_is_the_last(processes, tmp_path, refusal):
     assert (tmp_path / "logs" / "inference_0.stdout").read_text() == "unlucky\n" * 4
 
 
-def test_wrong_settings_are_not_tried_again(processes, tmp_path, refusal):
+def test_usage_error_of_server_is_not_retried(processes, tmp_path, refusal):
     processes.start(server("print('unknown'); raise SystemExit(2)"))
     restarts = Restarts(processes, tmp_path, LIMITS, first_delay=0.02)
     with refusal(RunError):
@@ -43,7 +43,7 @@ def test_wrong_settings_are_not_tried_again(processes, tmp_path, refusal):
     assert (tmp_path / "logs" / "inference_0.stdout").read_text() == "unknown\n"
 
 
-def test_a_server_is_ended_on_request_and_the_others_stay(processes, tmp_path):
+def test_server_is_restarted_on_request(processes, tmp_path):
     request_restart(tmp_path, "http://127.0.0.1:4000", "of an earlier attempt")
     first, second = (processes.start(server(SLEEP, index)) for index in range(2))
     restarts = Restarts(processes, tmp_path, LIMITS, first_delay=0.02)
@@ -57,7 +57,7 @@ def test_a_server_is_ended_on_request_and_the_others_stay(processes, tmp_path):
     assert processes.children[1].running
 
 
-def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(processes, tmp_path, refusal):
+def test_server_is_not_restarted_after_equal_errors(processes, tmp_path, refusal):
     processes.start(server("print('RuntimeError: again'); raise SystemExit(1)"))
     restarts = Restarts(processes, tmp_path, LIMITS, first_delay=0.02)
     with refusal(RunError):
@@ -66,8 +66,9 @@ def test_the_same_error_at_the_same_step_is_not_tried_a_third_time(processes, tm
     assert log == "RuntimeError: again\n" * 2
 
 
-def test_without_restarts_the_first_end_is_the_last(processes, tmp_path):
+def test_server_is_not_restarted_if_restarts_are_off(processes, tmp_path):
     processes.start(server("raise SystemExit(1)"))
     limits = SupervisionConfig(restart=False)
-    with pytest.raises(RunError, match="exit code 1"):
+    with pytest.raises(RunError) as caught:
         tend_until(Restarts(processes, tmp_path, limits, first_delay=0.02), lambda: False)
+    assert caught.value.code == "BK-RUN-PROCESS"

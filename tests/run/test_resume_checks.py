@@ -64,15 +64,23 @@ AS_IT_WAS = [f"{LORA}.rank", 4, f"{LORA}.target-modules", "q_proj,v_proj", f"{LO
     ("checkpoint", "words", "reason"),
     [
         ("model", [], None),
-        ("model", ["--trainer.optim.type", "sgd"], "trainer.optim.type: adamw in the checkpoint, sgd now"),
-        ("model", [LORA], "lora: it holds a complete model and no adapter"),
+        (
+            "model",
+            ["--trainer.optim.type", "sgd"],
+            "trainer.optim.type = sgd: the checkpoint has the state of adamw",
+        ),
+        ("model", [LORA], "lora: the checkpoint has a complete model and no adapter"),
         ("adapter", AS_IT_WAS, None),
-        ("adapter", [], "lora: it holds an adapter and no complete model"),
-        ("adapter", [*AS_IT_WAS, "--trainer.optim.type", "muon"], "adamw in the checkpoint, muon now"),
+        ("adapter", [], "lora: not set, but the checkpoint has an adapter"),
+        (
+            "adapter",
+            [*AS_IT_WAS, "--trainer.optim.type", "muon"],
+            "muon: the checkpoint has the state of adamw",
+        ),
     ],
     ids=range(6),
 )
-def test_what_a_checkpoint_cannot_become(runner, model_run, adapter_run, checkpoint, words, reason):
+def test_resume_refuses_incompatible_settings(runner, model_run, adapter_run, checkpoint, words, reason):
     made = {"model": model_run, "adapter": adapter_run}[checkpoint]
     run = shutil.copytree(made, runner.root / "out")
     before = kept(run)
@@ -89,7 +97,7 @@ def test_what_a_checkpoint_cannot_become(runner, model_run, adapter_run, checkpo
     assert kept(run) == before
 
 
-def test_fewer_steps_than_were_done_are_refused(tmp_path, monkeypatch, refusal):
+def test_resume_refuses_fewer_steps_than_done(tmp_path, monkeypatch, refusal):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     run = made_run(tmp_path / "run", checkpoints=(4, 6))
     words = ["--trainer", "--orchestrator", "--output-dir", str(run), "--max-steps", "5"]
@@ -98,7 +106,7 @@ def test_fewer_steps_than_were_done_are_refused(tmp_path, monkeypatch, refusal):
     assert find_run_origin(load_config(RLConfig, [*words, "--ckpt.resume-step", "4"])).step == 4
 
 
-def test_fine_tuning_refuses_it_too(runner, tiny_model):
+def test_sft_resume_refuses_fewer_steps_than_done(runner, tiny_model):
     """The refusal comes before any write, so the recorded configuration stays unchanged."""
     chat = {"messages": [{"role": "user", "content": "say 1"}, {"role": "assistant", "content": "2"}]}
     (runner.root / "chats.jsonl").write_text("\n".join([json.dumps(chat)] * 4))
@@ -109,13 +117,13 @@ def test_fine_tuning_refuses_it_too(runner, tiny_model):
     again = [*words, "--max-steps", "2", "--ckpt.resume-step", "-1", "--optim.type", "sgd"]
     refused = runner.here(again)
     assert refused.returncode == 2
-    assert "optim.type: adamw" in refused.stderr
+    assert "optim.type = sgd: the checkpoint has the state of adamw" in refused.stderr
     assert (runner.root / "tuned" / "configs" / "sft.json").read_bytes() == kept_so
 
 
 @pytest.mark.e2e
 @pytest.mark.slow
-def test_what_a_process_refuses_does_not_stay_in_the_run(runner):
+def test_settings_that_a_process_refuses_are_not_recorded(runner):
     """The custom loss fails on import, which only the trainer does."""
     assert runner.run(runner.rl("out", steps=2, level=0)).returncode == 0
     run = runner.root / "out"

@@ -18,7 +18,7 @@ from tests.whole.docs.reference_tool import reference
 
 @pytest.mark.e2e
 @pytest.mark.smoke
-def test_a_run_leaves_what_the_guide_says(finished):
+def test_run_writes_documented_files(finished):
     assert "Step 5/5 | reward" in finished.printed
     shown, _, _ = (finished.root / "out" / "logs" / "run.log").read_text().partition("Step 1")
     assert re.search(r"^reward +\d", shown, re.M)
@@ -55,7 +55,7 @@ def assert_on_policy(runner, output, *, staleness):
 
 
 @pytest.mark.e2e
-def test_interrupted_and_resumed_is_the_same_to_the_last_digit(finished, runner):
+def test_resumed_run_equals_uninterrupted_run(finished, runner):
     running = runner.start(runner.rl("broken", steps=5, level=0))
     wait_for(lambda: len(runner.metrics("broken", "trainer")) >= 2, "the second step")
     running.send_signal(signal.SIGINT)
@@ -72,7 +72,7 @@ def test_interrupted_and_resumed_is_the_same_to_the_last_digit(finished, runner)
 
 
 @pytest.mark.e2e
-def test_the_commands_at_the_end_of_a_run_work(finished, runner):
+def test_commands_printed_at_end_of_run_work(finished, runner):
     shutil.copytree(finished.root / "out", runner.root / "out")
     done = follow(runner, f"{finished.printed}\nbuckeye export out\nrl status out\nrl stop out")
     wrong = done.pop("buckeye rl diagnose out")  # its replies are truncated
@@ -83,7 +83,7 @@ def test_the_commands_at_the_end_of_a_run_work(finished, runner):
 
 
 @pytest.mark.e2e
-def test_a_run_has_its_directory_alone_and_its_children_end_with_a_launcher_that_is_killed(runner):
+def test_run_locks_its_directory_and_children_end_with_launcher(runner):
     running = runner.start(runner.rl("out", steps=500))
     wait_for(lambda: len(processes_of(runner.root / "out" / "configs")) == 3, "three children")
     second = runner.here(runner.rl("out", "--clean"))
@@ -98,7 +98,7 @@ def test_a_run_has_its_directory_alone_and_its_children_end_with_a_launcher_that
 
 
 @pytest.mark.e2e
-def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
+def test_run_with_failing_environment_fails(runner):
     source = (runner.root / "letters.py").read_text()
     (runner.root / "letters.py").write_text(
         source.replace("reply = await", "raise OSError('unplugged')\n        reply = await")
@@ -118,7 +118,7 @@ def test_an_environment_that_always_fails_is_not_a_reward_of_zero(runner):
     )  # no step was made, so the directory is free
 
 
-def test_a_run_that_could_not_be_logged_does_not_start(runner):
+def test_run_without_tracker_key_is_refused(runner):
     runner.env |= {"NETRC": "none", "WANDB_API_KEY": ""}
     refused = runner.here(runner.rl("out", "--wandb"))
     assert refused.returncode == 2
@@ -126,7 +126,7 @@ def test_a_run_that_could_not_be_logged_does_not_start(runner):
     assert not (runner.root / "out").exists()
 
 
-def test_clean_does_not_take_folders_that_no_run_made(runner):
+def test_clean_keeps_folders_of_third_parties(runner):
     (runner.root / "mine" / "configs").mkdir(parents=True)
     done = runner.here(runner.rl("mine", "--clean"))
     assert done.returncode == 2
@@ -135,7 +135,7 @@ def test_clean_does_not_take_folders_that_no_run_made(runner):
 
 
 @pytest.mark.e2e
-def test_sft_that_is_stopped_says_how_to_go_on(runner):
+def test_stopped_sft_prints_resume_command(runner):
     (runner.root / "chats.jsonl").write_text(
         '{"messages": [{"role": "user", "content": "say"}, {"role": "assistant", "content": "a"}]}\n'
     )

@@ -119,7 +119,7 @@ def process(title, doing="starts", on=None, since=None):
     return ProcessRecord(title=title, pid=1, started=STARTED, doing=doing, on=on, since=since)
 
 
-def test_who_waits_for_whom(tmp_path, wording):
+def test_waits_merge_processes_of_one_kind(tmp_path, wording):
     processes = (
         process("inference 0", "serves 3 requests", since=STARTED + 4),
         process("inference 1"),

@@ -62,7 +62,7 @@ def ended_well(running):
     return printed
 
 
-def test_a_run_whose_trainer_is_killed_is_the_same_run(finished, runner, start):
+def test_run_with_killed_trainer_equals_undisturbed_run(finished, runner, start):
     running = start(runner.rl("out", "--ckpt.interval", 1, steps=5, level=0))
     wait_for(lambda: of_kind(runner, "checkpoint"), "a checkpoint")
     child(runner, "trainer 0").send_signal(signal.SIGKILL)
@@ -76,7 +76,7 @@ def test_a_run_whose_trainer_is_killed_is_the_same_run(finished, runner, start):
 
 
 @pytest.mark.slow
-def test_a_run_survives_the_end_of_its_trainer_its_orchestrator_and_its_engine(runner, start):
+def test_run_survives_killed_trainer_orchestrator_and_engine(runner, start):
     runner.ok(runner.rl("straight", steps=18, level=0))
     running = start(runner.rl("out", *SOON, steps=18, level=0))
     wait_for(lambda: of_kind(runner, "checkpoint"), "a checkpoint")
@@ -109,7 +109,7 @@ def child_count(runner, kind):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("title", ["inference 0", "orchestrator", "trainer 0"])
-def test_what_is_suspended_is_killed_and_started_again(runner, start, title):
+def test_suspended_process_is_restarted(runner, start, title):
     running = start(runner.rl("out", *QUICK, *SOON, steps=14))
     after(runner, 4)
     suspended = child(runner, title)
@@ -122,7 +122,7 @@ def test_what_is_suspended_is_killed_and_started_again(runner, start, title):
 
 
 @pytest.mark.slow
-def test_who_waits_for_a_failed_rank_is_not_waited_for(runner, start):
+def test_ranks_that_wait_for_a_failed_rank_are_killed(runner, start):
     running = start(runner.rl("out", "--trainer-gpu-ids", "1,2", *PATIENT, steps=9))
     wait_for(lambda: (runner.root / "out" / "status.json").exists() and child(runner, "trainer 1"), "a rank")
     child(runner, "trainer 1").suspend()
@@ -134,7 +134,7 @@ def test_who_waits_for_a_failed_rank_is_not_waited_for(runner, start):
 
 
 @pytest.mark.slow
-def test_a_suspended_launcher_kills_nobody_when_it_wakes(runner, start):
+def test_launcher_restarts_deadlines_after_suspension(runner, start):
     running = start(runner.rl("out", *QUICK, steps=4000))
     after(runner, 1)
     before = {p.pid for p in read_record(runner.root / "out").processes}
@@ -151,7 +151,7 @@ def test_a_suspended_launcher_kills_nobody_when_it_wakes(runner, start):
 
 
 @pytest.mark.slow
-def test_a_killed_launcher_leaves_nothing_and_its_command_goes_on(runner, start):
+def test_run_resumes_after_its_launcher_is_killed(runner, start):
     first = start(runner.rl("out", steps=4000))
     after(runner, 2)
     first.kill()  # before the first checkpoint
@@ -169,7 +169,7 @@ def test_a_killed_launcher_leaves_nothing_and_its_command_goes_on(runner, start)
 
 
 @pytest.mark.slow
-def test_a_stall_is_told_with_who_waits_for_whom_and_where(runner, start):
+def test_stall_is_reported_with_waits_and_stacks(runner, start):
     source = (runner.root / "letters.py").read_text()
     waits = "if task.id == 'train-9':\n            import asyncio\n            await asyncio.sleep(1000)\n"
     (runner.root / "letters.py").write_text(source.replace("reply = await", f"{waits}        reply = await"))
@@ -189,7 +189,7 @@ def told(runner, beginning):
 
 
 @pytest.mark.slow
-def test_the_ranks_of_a_trainer_begin_together_again(runner, start):
+def test_trainer_ranks_restart_together(runner, start):
     words = ("--trainer-gpu-ids", "1,2", *SOON)
     running = start(runner.rl("out", *words, steps=9))
     after(runner, 4)

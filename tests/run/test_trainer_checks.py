@@ -40,11 +40,11 @@ CUSTOM = "--trainer.loss.type custom --trainer.loss.import-path"
     ],
     ids=["no file", "no module", "no function", "advantage", "reference", "unknown layer", "embeddings"],
 )
-def test_what_a_trainer_would_refuse(tiny_model, words, wording):
+def test_trainer_warnings_report_invalid_settings(tiny_model, words, wording):
     assert warned(words, tiny_model) == wording
 
 
-def test_what_it_would_take(tiny_model, tmp_path):
+def test_trainer_warnings_are_empty_for_valid_settings(tiny_model, tmp_path):
     (tmp_path / "loss.py").write_text("from math import sqrt as f\n")
     assert warned(f"{CUSTOM} {tmp_path}/loss.py:f") == []
     assert warned(f"{CUSTOM} json.decoder:scanstring") == []
@@ -67,7 +67,7 @@ ADAPTERS = {
 
 
 @pytest.mark.parametrize(("module", "shape", "base", "said"), ADAPTERS.values(), ids=ADAPTERS)
-def test_an_adapter_to_start_from_belongs_to_the_model(tiny_model, tmp_path, module, shape, base, said):
+def test_initial_adapter_of_another_model_is_reported(tiny_model, tmp_path, module, shape, base, said):
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
     if module is not None:
         digest = base_digest(str(tiny_model)) if base == "here" else base
@@ -78,14 +78,14 @@ def test_an_adapter_to_start_from_belongs_to_the_model(tiny_model, tmp_path, mod
     assert [said in line for line in found] == [True] * (said is not None), found
 
 
-def test_a_damaged_adapter_is_told(tiny_model, tmp_path):
+def test_damaged_adapter_is_reported(tiny_model, tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     (tmp_path / "adapter_model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
     (line,) = warned(f"--trainer.model.adapter {tmp_path} --model.name {tiny_model}", tiny_model)
-    assert "cannot be read" in line
+    assert "cannot read the adapter" in line
 
 
-def test_8_bit_moments_and_shards(refusal, wording):
+def test_adamw8bit_with_sharded_model_is_refused(refusal, wording):
     kind = "--trainer.optim.type adamw8bit"
     several = f"{kind} --trainer-gpu-ids 1,2"
     assert warned(several, on_gpu=True)[0] == wording

@@ -14,7 +14,13 @@ from typing import Literal
 from buckeye.base.process import RunIdentity
 from buckeye.config.rl import RLConfig
 from buckeye.errors import CheckpointError, RunError, UsageError
-from buckeye.launch.exit_reason import OomKills, describe_exit, explain_exit, find_reported_error
+from buckeye.launch.exit_reason import (
+    OomKills,
+    describe_exit,
+    exit_error_code,
+    explain_exit,
+    find_reported_error,
+)
 from buckeye.launch.hosts import OtherNodes
 from buckeye.launch.plan import RolePlan
 from buckeye.launch.processes import AttemptOrigin, Child, Processes, write_role_configs
@@ -30,8 +36,8 @@ log = logging.getLogger(__name__)
 class RunLaunch:
     """One start of a run: the values that do not change while it runs.
 
-    It began at the checkpoint of `step` (None: at the original model), as attempt `first_attempt`. `nodes` are the
-    other hosts.
+    It began at the checkpoint of `step` (None: at the original model), as attempt `first_attempt`. `nodes`
+    are the other hosts.
     """
 
     config: RLConfig
@@ -59,17 +65,17 @@ class Attempts:
         self.plan = plan
         self._launch = launch
         self._processes = processes
-        self._began = record_attempt
+        self._record_attempt = record_attempt
         self._note = note
         self._limits = launch.config.supervision
-        self._patience = float(launch.config.stop_seconds)  # time to write a last checkpoint
+        self._stop_timeout = float(launch.config.stop_seconds)  # time to write a last checkpoint
         self._budget = RestartBudget(self._limits.max_restarts, self._limits.restart_window)
-        self._memory = OomKills.read()
+        self._oom_kills = OomKills.read()
         self._state: Literal["running", "ending", "waiting"] = "running"
-        self._until = 0.0  # when ending processes are killed, or when waiting ones are started
+        self._deadline = 0.0  # when ending processes are killed, or when waiting ones are started
         self._delay = 0.0
         self._absent_since: float | None = None
-        self._distrust = False  # True once a checkpoint was damaged
+        self._verifies_checkpoints = False  # True once a checkpoint was damaged
 
     @property
     def running(self) -> bool:
@@ -91,37 +97,37 @@ class Attempts:
             failed = [child for child in self.members if child.returncode not in (None, 0)]
             if failed:
                 # of ranks that end together, the one killed by a signal (lowest code) is the cause
-                self._failed(min(failed, key=lambda child: child.returncode or 0), now, step)
+                self._handle_failure(min(failed, key=lambda child: child.returncode or 0), now, step)
         elif self._state == "ending":
             self._end(now)
-        elif now >= self._until:
+        elif now >= self._deadline:
             self._begin(now)
 
     def refill(self) -> None:
         """Allow all restarts again, after progress of the run."""
         self._budget.refill()
 
-    def _failed(self, child: Child, now: float, step: int) -> None:
+    def _handle_failure(self, child: Child, now: float, step: int) -> None:
         code = child.returncode
         assert code is not None
         child.heartbeats.read(now)
-        text = explain_exit(child, code, self._memory, self._launch.config.output_dir)
+        text = explain_exit(child, code, self._oom_kills, self._launch.config.output_dir)
         failure = child.heartbeats.failure
         if not self._limits.restart or code == UsageError.exit_code or (failure and failure.final):
-            raise RunError(text, code=failure.code if failure else None)
-        verdict = self._budget.decide(now, cause=find_reported_error(child, code), step=step)
-        if isinstance(verdict, GiveUp):
-            raise RunError(f"{text}\n{verdict.why}", code=failure.code if failure else None)
+            raise RunError(text, code=exit_error_code(child))
+        decision = self._budget.decide(now, cause=find_reported_error(child, code), step=step)
+        if isinstance(decision, GiveUp):
+            raise RunError(
+                f"{text}\nNot restarted: {decision.reason}", code=exit_error_code(child), hint=decision.hint
+            )
         log.warning(
-            "%s\nTrainer and orchestrator are started again in %s",
-            text,
-            describe_restart(verdict, self._limits),
+            "%s\nRestarting trainer and orchestrator in %s", text, describe_restart(decision, self._limits)
         )
-        self._memory = OomKills.read()
-        self._distrust = self._distrust or (failure is not None and failure.error == CheckpointError.__name__)
-        how = describe_exit(child, code)
-        self._note(EndedProcess(title=child.role.title, cause=how))
-        self._end_members([child], now, delay=verdict.delay)
+        self._oom_kills = OomKills.read()
+        if failure is not None and failure.error == CheckpointError.__name__:
+            self._verifies_checkpoints = True
+        self._note(EndedProcess(title=child.role.title, cause=describe_exit(child, code)))
+        self._end_members([child], now, delay=decision.delay)
 
     def _end_members(self, dead: list[Child], now: float, *, delay: float) -> None:
         """End the processes of the attempt that are still running.
@@ -130,24 +136,24 @@ class Attempts:
         orchestrator has no state to save, so these are killed.
         """
         trainers = self._processes.of_kind("trainer")
-        whole = all(child.running and child not in dead for child in trainers)
-        if whole:
+        are_all_alive = all(child.running and child not in dead for child in trainers)
+        if are_all_alive:
             self._processes.request_stop(trainers)
         for child in self.members:
-            if child.running and not (whole and child in trainers):
-                self._processes.kill(child, "belonged to the attempt that has ended")
+            if child.running and not (are_all_alive and child in trainers):
+                self._processes.kill(child, "belonged to an attempt that has ended")
         self._state, self._delay = "ending", delay
-        self._until = now + (self._patience if whole else 0.0)
+        self._deadline = now + (self._stop_timeout if are_all_alive else 0.0)
 
     def _end(self, now: float) -> None:
-        left = [child for child in self.members if child.running]
-        if left:
-            for child in left if now > self._until else ():
-                self._processes.kill(child, f"did not end within {self._patience:.0f} s of SIGTERM")
+        running = [child for child in self.members if child.running]
+        if running:
+            for child in running if now > self._deadline else ():
+                self._processes.kill(child, f"did not end within {self._stop_timeout:.0f} s of SIGTERM")
             return
         for child in self.members:
             self._processes.forget(child)
-        self._state, self._until = "waiting", now + self._delay
+        self._state, self._deadline = "waiting", now + self._delay
 
     def _wait_for_nodes(self, now: float) -> bool:
         """Return True if a node is absent. Raises RunError if it is absent for too long."""
@@ -155,40 +161,44 @@ class Attempts:
         if not absent:
             self._absent_since = None
             return False
-        patience, names = self._launch.config.cluster.join_timeout, ", ".join(absent)
+        timeout, names = self._launch.config.cluster.join_timeout, ", ".join(absent)
         if self._absent_since is None:
             self._absent_since = now
-            log.warning("Waiting at most %.0f s for %s to come back", patience, names)
-        if now - self._absent_since > patience:
-            raise RunError(f"{names} did not come back within {patience:.0f} s (cluster.join_timeout).")
-        self._until = now + NODE_RETRY_SECONDS
+            log.warning("Waiting at most %.0f s for the return of %s", timeout, names)
+        if now - self._absent_since > timeout:
+            raise RunError(
+                f"cannot restart the run: {names} did not return within {timeout:.0f} s",
+                code="BK-CLUSTER",
+                hint="restart the node and resume the run, or raise `cluster.join_timeout`",
+            )
+        self._deadline = now + NODE_RETRY_SECONDS
         return True
 
     def _begin(self, now: float) -> None:
         if self._wait_for_nodes(now):
             return
-        identity, step = self._written()
+        identity, step = self._prepare_attempt()
         self._processes.set_attempt(identity)
-        self._began(identity, step)
+        self._record_attempt(identity, step)
         for kind in ("orchestrator", "trainer"):
             for role in self.plan.of_kind(kind):
                 self._processes.start(role)
         self._state = "running"
 
-    def _written(self) -> tuple[RunIdentity, int | None]:
+    def _prepare_attempt(self) -> tuple[RunIdentity, int | None]:
         """Write the configs of the next attempt; return its identity and the step where it begins."""
         launch, first_attempt = self._launch, self._launch.first_attempt.attempt
         info = find_newest_commit(
-            launch.config.output_dir, first_attempt=first_attempt, verify=self._distrust
+            launch.config.output_dir, first_attempt=first_attempt, verify=self._verifies_checkpoints
         )
         origin = AttemptOrigin(info.step, is_own=True) if info is not None else AttemptOrigin(launch.step)
         write_role_configs(launch.config, self.plan, model_path=launch.model_path, origin=origin)
         identity = begin_attempt(launch.config.output_dir, resumed_step=origin.step)
         prune_logs(launch.config.output_dir, launch.config.disk.keep_logs)
         if origin.step is None:
-            log.warning("There is no checkpoint yet: attempt %d begins at the start", identity.attempt)
+            log.warning("The run has no checkpoint yet: attempt %d starts from step 0", identity.attempt)
         else:
-            log.info("Attempt %d goes on from the checkpoint of step %d", identity.attempt, origin.step)
+            log.info("Attempt %d resumes from the checkpoint of step %d", identity.attempt, origin.step)
         logs = attempt_logs(launch.config.output_dir, identity.attempt)
         logs.mkdir(parents=True, exist_ok=True)
         for role in self.plan.of_kind("orchestrator") + self.plan.of_kind("trainer"):

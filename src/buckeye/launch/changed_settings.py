@@ -23,7 +23,7 @@ RECORDED_CONFIG = Path("configs", "rl.json")
 It is that of the first start, and later that of the newest start whose processes all became ready.
 """
 
-_OF_A_START = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
+_START_SETTINGS = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
 """Settings that affect how or where a run starts, and not its result."""
 
 
@@ -58,7 +58,7 @@ def to_recorded_form(config: RLConfig) -> RLConfig:
 
 
 def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
-    """Return one line per setting of `config` that had another value in the newest attempt in `output_dir`.
+    """Return one line `KEY: OLD -> NEW` per setting that had another value in the newest attempt.
 
     Secrets are not compared. Raises UsageError if the recorded configuration cannot be read.
     """
@@ -66,21 +66,23 @@ def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
     try:
         recorded = read_json(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
-    now = to_recorded_form(config).model_dump(mode="json")
+        raise UsageError(
+            f"cannot read the recorded settings of the run: {error}", code="BK-FILE-UNREADABLE", at=str(path)
+        ) from error
+    current = to_recorded_form(config).model_dump(mode="json")
     return [
-        f"{key}: {json.dumps(old)} in the run, {json.dumps(new)} now"
-        for key, old, new in compare_settings(_completed(recorded), now)
+        f"{key}: {json.dumps(old)} -> {json.dumps(new)}"
+        for key, old, new in compare_settings(_completed(recorded), current)
     ]
 
 
-def compare_settings(these: Any, others: Any) -> list[tuple[str, Any, Any]]:
+def compare_settings(settings: Any, others: Any) -> list[tuple[str, Any, Any]]:
     """Return the settings that differ between two runs, as (key, value, other value).
 
     Secrets are not compared, nor settings that affect only how or where a run starts.
     """
-    found = _differences(redact(these), redact(others), ())
-    return [(".".join(key), this, other) for key, this, other in found]
+    differences = _differences(redact(settings), redact(others), ())
+    return [(".".join(key), value, other) for key, value, other in differences]
 
 
 def _completed(recorded: Any) -> Any:
@@ -93,8 +95,9 @@ def _completed(recorded: Any) -> Any:
 
 
 def _absolute(model: Any) -> Any:
-    here = Path(model.name).exists()  # otherwise it is a name on the hub
-    return model.model_copy(update={"name": str(Path(model.name).resolve())}) if here else model
+    if not Path(model.name).exists():  # a name on the hub
+        return model
+    return model.model_copy(update={"name": str(Path(model.name).resolve())})
 
 
 def _differences(old: Any, new: Any, key: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any, Any]]:
@@ -103,7 +106,7 @@ def _differences(old: Any, new: Any, key: tuple[str, ...]) -> Iterator[tuple[tup
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for inner in dict.fromkeys([*old, *new]):
             yield from _differences(old.get(inner), new.get(inner), (*key, inner))
-    elif name in _OF_A_START or (name == "ckpt" and None in (old, new)):  # resuming enables checkpoints
+    elif name in _START_SETTINGS or (name == "ckpt" and None in (old, new)):  # resuming enables checkpoints
         return
     elif old != new:
         yield key, old, new

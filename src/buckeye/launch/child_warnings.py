@@ -12,24 +12,24 @@ _LINE = re.compile(
     r"\d{4}-\d\d-\d\d (?P<clock>[\d:]+),\d+ \[(?P<process>[^\]]+)\] +(?P<text>(?:WARNING|ERROR) .*)"
 )
 _NUMBER = re.compile(r"\d+")
-_KIND = 40
-"""Characters that identify the kind of a warning, digits left out; the text after them varies."""
-_AGAIN_SECONDS = 600.0
-_LONGEST = 500
+_KIND_CHARACTERS = 40
+"""Length of the prefix that identifies the kind of a warning, without digits; the text after it varies."""
+_REPEAT_SECONDS = 600.0
+_MAX_CHARACTERS = 500
 
 
 class ChildWarnings:
     """Reads the log that all processes of a run share, from its current end on.
 
-    Lines of the process `own_process` are left out. `suppressed_count` counts the warnings that were not returned because one
-    of the same kind was returned within the ten minutes before.
+    Lines of the process `own_process` are left out. `suppressed_count` counts the warnings that were not
+    returned because one of the same kind was returned within the ten minutes before.
     """
 
     def __init__(self, log: Path, *, own_process: str) -> None:
         self._log = log
         self._own = own_process
         self._position = self._size()
-        self._told: dict[tuple[str, str], float] = {}
+        self._shown_at: dict[tuple[str, str], float] = {}
         self.suppressed_count = 0
 
     def read_new(self) -> list[str]:
@@ -38,7 +38,7 @@ class ChildWarnings:
         Returns nothing if the log cannot be read.
         """
         lines = self._read().decode("utf-8", "replace").split("\n")
-        return [shown for line in lines if (shown := self._shown(line)) is not None]
+        return [text for line in lines if (text := self._screen_line(line)) is not None]
 
     def _size(self) -> int:
         try:
@@ -58,15 +58,15 @@ class ChildWarnings:
         self._position += complete
         return data[:complete]
 
-    def _shown(self, line: str) -> str | None:
+    def _screen_line(self, line: str) -> str | None:
         match = _LINE.fullmatch(line)
         if match is None or match["process"] == self._own:
             return None
         level, _, message = match["text"].partition(" ")
         now = time.monotonic()
-        kind = (_NUMBER.sub("", match["process"]), _NUMBER.sub("", match["text"])[:_KIND])
-        if now < self._told.get(kind, -_AGAIN_SECONDS) + _AGAIN_SECONDS:
+        kind = (_NUMBER.sub("", match["process"]), _NUMBER.sub("", match["text"])[:_KIND_CHARACTERS])
+        if now < self._shown_at.get(kind, -_REPEAT_SECONDS) + _REPEAT_SECONDS:
             self.suppressed_count += 1
             return None
-        self._told[kind] = now
-        return f"{match['clock']} {level:>7} {match['process']}: {printable(message[:_LONGEST])}"
+        self._shown_at[kind] = now
+        return f"{match['clock']} {level:>7} {match['process']}: {printable(message[:_MAX_CHARACTERS])}"

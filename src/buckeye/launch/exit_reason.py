@@ -31,18 +31,27 @@ class OomKills:
 
 
 def describe_exit(child: Child, code: int) -> str:
-    """Return one sentence, such as `Inference 0 was ended by SIGKILL`."""
+    """Return one sentence, such as `Inference 0 was killed by SIGKILL`."""
     if child.kill_reason is not None:
-        how = f"{child.kill_reason} and was killed"
+        predicate = f"{child.kill_reason} and was killed"
     elif code < 0:
-        how = f"was ended by {_signal_name(-code)}"
+        predicate = f"was killed by {_signal_name(-code)}"
     elif code == EXIT_INTERRUPTED:
-        how = "was stopped from outside"
+        predicate = "was interrupted"
     elif code == 0:
-        how = "ended although the run had not"
+        predicate = "ended before the run"
     else:
-        how = f"failed with exit code {code}"
-    return f"{child.role.title.capitalize()} {how}"
+        predicate = f"failed with exit code {code}"
+    return f"{child.role.title.capitalize()} {predicate}"
+
+
+def exit_error_code(child: Child) -> str:
+    """Return the error code for the end of a child: the code that it reported, if any."""
+    if child.heartbeats.failure is not None:
+        return child.heartbeats.failure.code
+    if child.process.lost is not None:
+        return "BK-CLUSTER"
+    return "BK-RUN-PROCESS" if child.kill_reason is None else "BK-RUN-STALLED"
 
 
 def _signal_name(number: int) -> str:
@@ -52,19 +61,21 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def explain_exit(child: Child, code: int, memory: OomKills, output_dir: Path) -> str:
+def explain_exit(child: Child, code: int, earlier: OomKills, output_dir: Path) -> str:
     """Return how a child ended, the probable reason, and its last lines of output.
 
-    `memory` holds the kill counts from before: when the child was started, or at the last diagnosis.
+    `earlier` holds the counts of kills from when the child was started, or from the last diagnosis.
     """
-    found = [describe_exit(child, code)]
+    parts = [describe_exit(child, code)]
     if code == -signal.SIGKILL and child.kill_reason is None and child.is_local:
-        found.append(_who_killed(child, memory))
+        parts.append(_kill_cause(earlier))
+        if child.memory:
+            parts.append(f"last known memory use: {human_bytes(child.memory)}")
     if free_bytes(output_dir) < _FULL_DISK_BYTES:
-        found.append(f"the disk of {output_dir} is full")
+        parts.append(f"the disk of {output_dir} is full")
     lines = last_lines(child.stdout, _SHOWN_LINES)
-    shown = "\n".join(f"  | {line}" for line in lines) or "  | (it printed nothing)"
-    return f"{'; '.join(found)}. Its last lines ({child.stdout}):\n{shown}"
+    shown = "\n".join(f"  | {line}" for line in lines) or "  | (no output)"
+    return f"{'; '.join(parts)}. Last lines of {child.stdout}:\n{shown}"
 
 
 def find_reported_error(child: Child, code: int) -> str | None:
@@ -81,26 +92,17 @@ def find_reported_error(child: Child, code: int) -> str | None:
     return f"{child.role.kind}: {last}" if _ERROR_LINE.search(last) else None
 
 
-def _who_killed(child: Child, before: OomKills) -> str:
-    now = OomKills.read()
-    used = f"it last used {human_bytes(child.memory)} of memory" if child.memory else ""
-    if _more(before.in_cgroup, now.in_cgroup):
-        return _joined(
-            "the kernel killed it because memory ran out (the limit of this container or job)", used
-        )
-    if _more(before.on_machine, now.on_machine):
-        return _joined(
-            "probably by the kernel because memory ran out: it has just killed a process for that", used
-        )
-    return _joined("by someone, or by the kernel because memory ran out", used)
+def _kill_cause(earlier: OomKills) -> str:
+    current = OomKills.read()
+    if _has_increased(earlier.in_cgroup, current.in_cgroup):
+        return "out of memory: the limit of this container or job was exceeded"
+    if _has_increased(earlier.on_machine, current.on_machine):
+        return "probably out of memory: the kernel has just killed a process for lack of memory"
+    return "sender unknown: a user, or the kernel if memory ran out"
 
 
-def _joined(*parts: str) -> str:
-    return "; ".join(part for part in parts if part)
-
-
-def _more(before: int | None, now: int | None) -> bool:
-    return before is not None and now is not None and now > before
+def _has_increased(earlier: int | None, current: int | None) -> bool:
+    return earlier is not None and current is not None and current > earlier
 
 
 def _count(path: Path | None, name: str) -> int | None:

@@ -36,8 +36,11 @@ class Failure(msgspec.Struct, kw_only=True, frozen=True):
     code: str
 
 
-class _Last(msgspec.Struct, kw_only=True):
+class _FailureMessage(msgspec.Struct, kw_only=True):
     failed: Failure
+
+
+HealthProblem = Literal["not_started", "silent", "stalled", "blocked"]
 
 
 @dataclass(slots=True)
@@ -90,7 +93,7 @@ class HeartbeatReader:
             data += chunk
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            self._take(line, now)
+            self._process_line(line, now)
 
     def restart_deadlines(self, now: float) -> None:
         """Restart all deadlines at `now`, because no heartbeats were read for a while."""
@@ -105,27 +108,27 @@ class HeartbeatReader:
             os.close(self.pipe)
         self.pipe = -1
 
-    def _take(self, line: bytes, now: float) -> None:
+    def _process_line(self, line: bytes, now: float) -> None:
         try:
-            message: Any = msgspec.json.decode(line, type=_Last if b'"failed"' in line[:12] else Heartbeat)
+            kind = _FailureMessage if b'"failed"' in line[:12] else Heartbeat
+            message: Any = msgspec.json.decode(line, type=kind)
         except msgspec.MsgspecError:  # an incomplete line: the process was killed while it wrote
             return
-        if isinstance(message, _Last):
+        if isinstance(message, _FailureMessage):
             self.failure = message.failed
             return
-        before, self.newest, self.last_heartbeat = self.newest, message, now
-        if message.on is not None or before is None or message.progress != before.progress:
+        previous, self.newest, self.last_heartbeat = self.newest, message, now
+        if message.on is not None or previous is None or message.progress != previous.progress:
             self.progressed = now
 
 
-Illness = Literal["not_started", "silent", "stalled", "blocked"]
-
-
-def find_health_problem(reader: HeartbeatReader, limits: SupervisionConfig, now: float) -> Illness | None:
+def find_health_problem(
+    reader: HeartbeatReader, limits: SupervisionConfig, now: float
+) -> HealthProblem | None:
     """Return the reason why a process is unhealthy, or None if it is healthy.
 
-    "not_started": no first heartbeat within the start timeout. "silent": no heartbeats any more, because it
-    is suspended or hangs. "stalled": it works but makes no progress. "blocked": its event loop does not turn.
+    "not_started": no first heartbeat within the start timeout. "silent": its heartbeats ended, because it is
+    suspended or hangs. "stalled": it works but makes no progress. "blocked": its event loop does not run.
     """
     if reader.last_heartbeat is None:
         return "not_started" if now - reader.started > limits.start_timeout else None
@@ -138,14 +141,14 @@ def find_health_problem(reader: HeartbeatReader, limits: SupervisionConfig, now:
     return None
 
 
-def describe_health_problem(ill: Illness, reader: HeartbeatReader, doing: str, now: float) -> str:
-    """Return a predicate for messages, to follow the title: `gave no sign of life for 31 s`."""
-    if ill == "not_started":
-        return f"gave no first sign of life within {now - reader.started:.0f} s of its start"
-    if ill == "silent":
-        return (
-            f"gave no sign of life for {now - (reader.last_heartbeat or now):.0f} s (it said last: {doing})"
-        )
-    if ill == "stalled":
-        return f"made no progress for {now - reader.progressed:.0f} s (it said last: {doing})"
-    return f"was blocked for {now - (reader.pulse or now):.0f} s by code that does not await (at: {doing})"
+def describe_health_problem(problem: HealthProblem, reader: HeartbeatReader, doing: str, now: float) -> str:
+    """Return a predicate for messages, to follow the title: `sent no heartbeat for 31 s`."""
+    if problem == "not_started":
+        return f"sent no heartbeat within {now - reader.started:.0f} s of its start"
+    if problem == "silent":
+        silence = now - (reader.last_heartbeat or now)
+        return f"sent no heartbeat for {silence:.0f} s (last activity: {doing})"
+    if problem == "stalled":
+        return f"made no progress for {now - reader.progressed:.0f} s (last activity: {doing})"
+    blocked = now - (reader.pulse or now)
+    return f"was blocked for {blocked:.0f} s by code that does not await (last activity: {doing})"

@@ -94,9 +94,9 @@ class Host(Protocol):
         """Return free ports of the host."""
 
     def sees(self, path: Path, content: str) -> bool:
-        """Return True if the host sees a file that was just written here."""
+        """Return True if the host sees a file that was just written on this host."""
 
-    def start(self, start: ProcessSpec) -> ProcessHandle:
+    def start(self, spec: ProcessSpec) -> ProcessHandle:
         """Start a process; it is lost if its host is lost."""
 
 
@@ -128,10 +128,10 @@ def make_plan_node(number: int, host: Host) -> PlanNode:
 class LocalHost:
     """This machine."""
 
-    def start(self, start: ProcessSpec) -> ProcessHandle:
+    def start(self, spec: ProcessSpec) -> ProcessHandle:
         """Start a process. Call this from the main thread only: on Linux the process ends with its thread."""
-        with start.stdout.open("ab") as output:
-            return LocalProcess(start.argv, env=start.env, output=output)
+        with spec.stdout.open("ab") as output:
+            return LocalProcess(spec.argv, env=spec.env, output=output)
 
 
 class LocalProcess(ChildProcess):
@@ -145,13 +145,17 @@ class LocalProcess(ChildProcess):
     def __init__(
         self, argv: Sequence[str], *, env: Mapping[str, str], output: IO[bytes] | int, cwd: Path | None = None
     ) -> None:
-        self.heartbeats, writing = os.pipe()
-        plain, secret = hand_over_secrets(env)
-        passed = (writing,) if secret is None else (writing, secret)
+        self.heartbeats, write_end = os.pipe()
+        plain, secret_pipe = hand_over_secrets(env)
+        passed = (write_end,) if secret_pipe is None else (write_end, secret_pipe)
         try:
-            given = {**plain, HEARTBEAT_VARIABLE: str(writing)}
             super().__init__(
-                argv, env=given, stdout=output, stderr=subprocess.STDOUT, cwd=cwd, pass_fds=passed
+                argv,
+                env={**plain, HEARTBEAT_VARIABLE: str(write_end)},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                pass_fds=passed,
             )
         except BaseException:
             os.close(self.heartbeats)

@@ -24,7 +24,7 @@ LOOPBACK = "127.0.0.1"
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
 # Rows differ in length, so an allocator with blocks of fixed size fragments. The second name is an older one.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
-_GROWING = "expandable_segments:True"
+_EXPANDABLE_SEGMENTS = "expandable_segments:True"
 
 RoleKind = Literal["gateway", "workers", "inference", "orchestrator", "trainer"]
 
@@ -128,11 +128,12 @@ def make_plan(
     directory, if one exists, for the disk estimate. Raises UsageError for GPU ids that do not exist, with a
     hint which ids to use.
     """
-    here = this_site(machine, ports, address)
-    plan_nodes = [here, *([here] * (config.cluster.nodes - 1) if other_nodes is None else other_nodes)]
-    on_gpu = bool(_used(config, plan_nodes)[0].machine.gpus) and config.trainer.model.device != "cpu"
+    local = this_site(machine, ports, address)
+    plan_nodes = [local, *([local] * (config.cluster.nodes - 1) if other_nodes is None else other_nodes)]
+    used_nodes = _nodes_with_devices(config, plan_nodes)
+    on_gpu = bool(used_nodes[0].machine.gpus) and config.trainer.model.device != "cpu"
     if on_gpu:
-        for site in _used(config, plan_nodes):
+        for site in used_nodes:
             _check_gpu_ids(config, site)
     threads = [_threads(config, site.machine, number) for number, site in enumerate(plan_nodes)]
     fixed = _fixed_ports(config)
@@ -157,10 +158,10 @@ def this_site(machine: Machine, ports: Ports | UnassignedPorts, address: str | N
     return replace(site, address=address, variables=socket_variables(address, os.environ))
 
 
-def _used(config: RLConfig, plan_nodes: Sequence[PlanNode]) -> list[PlanNode]:
+def _nodes_with_devices(config: RLConfig, plan_nodes: Sequence[PlanNode]) -> list[PlanNode]:
     """Return the hosts on which the run uses devices."""
     inference = config.cluster.inference_node_numbers if config.inference is not None else []
-    if _nodes_of_copy(config) > 1:
+    if _nodes_per_replica(config) > 1:
         inference = []  # Ray assigns these GPUs to vLLM
     return [plan_nodes[number] for number in sorted({*config.cluster.trainer_node_numbers, *inference})]
 
@@ -173,19 +174,19 @@ def _replica_devices(config: RLConfig) -> list[tuple[int, ...]]:
     return [tuple(ids[i : i + tp]) for i in range(0, len(ids), tp)]
 
 
-def _nodes_of_copy(config: RLConfig) -> int:
+def _nodes_per_replica(config: RLConfig) -> int:
     return config.inference.parallel.pp if config.inference is not None else 1
 
 
 def _threads(config: RLConfig, machine: Machine, node: int) -> int:
-    """Return the compute threads per process of a node; processes that work at once share the cores."""
+    """Return the compute threads per process of a node; concurrent processes share the cores."""
     replicas = len(_replica_devices(config)) if node in config.cluster.inference_node_numbers else 0
     ranks = len(config.trainer_gpu_ids) if node in config.cluster.trainer_node_numbers else 0
-    at_once = max(replicas, ranks) if _takes_turns(config) else replicas + ranks
-    return max(1, machine.cores // max(at_once, 1))
+    concurrent = max(replicas, ranks) if _alternates(config) else replicas + ranks
+    return max(1, machine.cores // max(concurrent, 1))
 
 
-def _takes_turns(config: RLConfig) -> bool:
+def _alternates(config: RLConfig) -> bool:
     """Return True if sampling and training never overlap."""
     return config.orchestrator.max_async_level == 0
 
@@ -212,7 +213,7 @@ def _inference_roles(
     replicas = _replica_devices(config)
     roles: list[Role] = []
     # a replica that spans several nodes is served from its first node
-    for node in config.cluster.inference_node_numbers[:: _nodes_of_copy(config)] if replicas else ():
+    for node in config.cluster.inference_node_numbers[:: _nodes_per_replica(config)] if replicas else ():
         ports = fixed or plan_nodes[node].choose_ports(len(replicas))
         for devices, port in zip(replicas, ports, strict=True):
             role = _role(
@@ -232,26 +233,26 @@ def _trainer_roles(
 ) -> list[Role]:
     """Return one process per rank, with the variables that `torchrun` would set on each node."""
     nodes = config.cluster.trainer_node_numbers
-    gang: dict[str, str] = {}
+    group_env: dict[str, str] = {}
     if config.trainer_ranks > 1:
         first = plan_nodes[nodes[0]]
-        gang = {
+        group_env = {
             "WORLD_SIZE": str(config.trainer_ranks),
             "LOCAL_WORLD_SIZE": str(len(config.trainer_gpu_ids)),
             "MASTER_ADDR": first.address if len(nodes) > 1 else LOOPBACK,
             "MASTER_PORT": str(first.choose_ports(1)[0]),
         }
         if len(nodes) == 1:
-            gang[STORE_VARIABLE] = secrets.token_hex(16)
+            group_env[STORE_VARIABLE] = secrets.token_hex(16)
     roles: list[Role] = []
     for node in nodes:
-        meeting = plan_nodes[node].variables if len(nodes) > 1 else {}
+        network_env = plan_nodes[node].variables if len(nodes) > 1 else {}
         for device in config.trainer_gpu_ids:
-            rank = {"RANK": str(len(roles)), "LOCAL_RANK": "0"} if gang else {}
+            rank_env = {"RANK": str(len(roles)), "LOCAL_RANK": "0"} if group_env else {}
             env = _device_env(config, (device,), on_gpu=on_gpu, threads=threads[node])
             if on_gpu and not any(name in os.environ for name in _ALLOCATOR):
-                env[_ALLOCATOR[0]] = _GROWING
-            env |= {**gang, **rank, **meeting}
+                env[_ALLOCATOR[0]] = _EXPANDABLE_SEGMENTS
+            env |= {**group_env, **rank_env, **network_env}
             role = _role("trainer", len(roles), (device,), output_dir=config.output_dir, env=env)
             roles.append(replace(role, node=node, host=plan_nodes[node].address if node else LOOPBACK))
     return roles
@@ -260,7 +261,7 @@ def _trainer_roles(
 def _device_env(config: RLConfig, devices: Sequence[int], *, on_gpu: bool, threads: int) -> dict[str, str]:
     visible = ",".join(map(str, devices)) if on_gpu else ""
     return {
-        "GOMP_SPINCOUNT": idle_spins(cores_to_itself=_takes_turns(config)),
+        "GOMP_SPINCOUNT": idle_spins(cores_to_itself=_alternates(config)),
         "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", _HUGE_PAGES),
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",  # the order of nvidia-smi, which lists the ids
         "CUDA_VISIBLE_DEVICES": visible,
@@ -310,12 +311,15 @@ def _check_gpu_ids(config: RLConfig, site: PlanNode) -> None:
     machine = site.machine
     inference_ids = config.inference_gpu_ids if config.inference is not None else []
     for flag, ids in (("inference-gpu-ids", inference_ids), ("trainer-gpu-ids", config.trainer_gpu_ids)):
-        absent = [gpu for gpu in ids if gpu not in machine.gpus]
+        absent = ", ".join(str(gpu) for gpu in ids if gpu not in machine.gpus)
         if absent:
-            if not machine.gpus:
-                raise UsageError(f"--{flag} asks for GPU {absent[0]}, and {site.name} has none.")
-            there = ",".join(map(str, machine.gpus))
+            available = ",".join(map(str, machine.gpus)) or "none"
             raise UsageError(
-                f"--{flag} asks for GPU {', '.join(map(str, absent))}, and {site.name} has {there}. "
-                f"Choose among those, e.g. `--{flag} {machine.gpus[-1]}` (one GPU may serve both)."
+                f"no GPU {absent} on {site.name}: its GPUs are {available}",
+                code="BK-DEVICE",
+                at=f"--{flag}",
+                hint=f"choose among its GPUs, such as `--{flag} {machine.gpus[-1]}`; inference and trainer "
+                "may share a GPU"
+                if machine.gpus
+                else "choose another node (`cluster.trainer_nodes`, `cluster.inference_nodes`)",
             )

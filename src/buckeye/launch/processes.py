@@ -83,7 +83,7 @@ class Processes:
         shared_env: Mapping[str, str] | None = None,
     ) -> None:
         self._output_dir = output_dir
-        self._here, self._nodes = LocalHost(), {} if nodes is None else nodes
+        self._local_host, self._nodes = LocalHost(), {} if nodes is None else nodes
         self._shared_env = dict(shared_env or {})
         self._env = {**os.environ, **env, "BUCKEYE_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         self._attempt: int | None = None
@@ -91,13 +91,13 @@ class Processes:
 
     def set_attempt(self, identity: RunIdentity) -> None:
         """Assign all processes started from now on to this attempt of the run."""
-        named = {
+        variables = {
             "BUCKEYE_RUN_ID": identity.run_id,
             "BUCKEYE_ATTEMPT": str(identity.attempt),
             DIRECTORY_ID_VARIABLE: directory_id(self._output_dir),
         }
-        self._env |= named
-        self._shared_env |= named
+        self._env |= variables
+        self._shared_env |= variables
         self._attempt = identity.attempt
 
     def start(self, role: Role) -> Child:
@@ -106,11 +106,12 @@ class Processes:
         Its stdout and stderr are appended to `logs/attempt_N/<log_name>.stdout`, and
         `logs/<log_name>.stdout` links there. Outside an attempt the latter is the file itself.
         """
-        stdout = self._log_of(role)
+        stdout = self._log_path(role)
         stdout.parent.mkdir(parents=True, exist_ok=True)
-        host = self._nodes[role.node] if role.node else self._here
-        start = ProcessSpec(title=role.title, argv=role.argv, env=self._environment(role), stdout=stdout)
-        process = host.start(start)
+        host = self._nodes[role.node] if role.node else self._local_host
+        process = host.start(
+            ProcessSpec(title=role.title, argv=role.argv, env=self._environment(role), stdout=stdout)
+        )
         child = Child(role, process, stdout, HeartbeatReader.of(process.heartbeats))
         self.children.append(child)
         if self._attempt is not None:
@@ -127,7 +128,7 @@ class Processes:
             return {**self._shared_env, **role.env}
         return {**child_environment(self._env, runs_rollouts=role.kind == "orchestrator"), **role.env}
 
-    def _log_of(self, role: Role) -> Path:
+    def _log_path(self, role: Role) -> Path:
         if self._attempt is None:
             return log_path(self._output_dir, role.stdout_name)
         return attempt_logs(self._output_dir, self._attempt) / role.stdout_name
@@ -154,13 +155,13 @@ class Processes:
             time.sleep(_POLL_SECONDS)
         for child in children:
             if child.running:
-                log.warning("%s did not end within %.0f s of SIGTERM: killed", child.role.title, grace)
+                log.warning("Killing %s: it did not end within %.0f s of SIGTERM", child.role.title, grace)
             child.process.signal(signal.SIGKILL, session=True)
             child.process.wait()
 
-    def kill(self, child: Child, why: str) -> None:
-        """Kill a child and its session at once; later messages give `why` as the reason."""
-        child.kill_reason = why
+    def kill(self, child: Child, reason: str) -> None:
+        """Kill a child and its session at once; later messages contain the reason."""
+        child.kill_reason = reason
         child.process.signal(signal.SIGKILL, session=True)
 
     def request_stacks(self, child: Child) -> None:
@@ -186,7 +187,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 class AttemptOrigin:
     """The point where an attempt begins: the checkpoint of `step`, or the original model if None.
 
-    `is_own` is True if this start of the run committed that checkpoint itself, so that no part of it is skipped.
+    `is_own` is True if this start of the run committed that checkpoint itself: then no part is skipped.
     """
 
     step: int | None
@@ -214,7 +215,7 @@ def _role_config(
         host = {"host": role.host} if role.node else {}
         changes["server"] = section.server.model_copy(update={"port": role.port, **host})
     else:  # resolved once, so that both processes begin at the same step
-        changes["ckpt"] = _checkpoints(section.ckpt, role, origin)
+        changes["ckpt"] = _checkpoint_settings(section.ckpt, role, origin)
     if role.kind == "orchestrator" and plan.base_urls:
         changes["client"] = section.client.model_copy(
             update={"base_url": plan.base_urls, "api_key_var": "BUCKEYE_INFERENCE_KEY"}
@@ -222,17 +223,17 @@ def _role_config(
     return to_json(section.model_copy(update=changes))
 
 
-def _checkpoints(
-    given: CheckpointConfig | None, role: Role, origin: AttemptOrigin
+def _checkpoint_settings(
+    ckpt: CheckpointConfig | None, role: Role, origin: AttemptOrigin
 ) -> CheckpointConfig | None:
     """Return the checkpoint settings of a process.
 
     If the user set none, the run still commits a checkpoint when it is stopped, and can resume from that.
     """
-    if given is None:
+    if ckpt is None:
         if origin.step is None:
             return None
         kind = TrainerCheckpointConfig if role.kind == "trainer" else CheckpointConfig
         return kind(interval=None, resume_step=origin.step)
-    skips = [name for name in type(given).model_fields if name.startswith("skip_")] if origin.is_own else []
-    return given.model_copy(update={"resume_step": origin.step, **dict.fromkeys(skips, False)})
+    skips = [name for name in type(ckpt).model_fields if name.startswith("skip_")] if origin.is_own else []
+    return ckpt.model_copy(update={"resume_step": origin.step, **dict.fromkeys(skips, False)})

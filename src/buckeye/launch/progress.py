@@ -12,7 +12,7 @@ from typing import TextIO
 
 from buckeye.monitor.metrics import MetricsTail, RunMetrics, StepMetrics
 
-_SHOWN = {
+_SHOWN_METRICS = {
     "orchestrator/reward/mean": "reward {:.4f}",
     "trainer/loss": "loss {:.4f}",
     "orchestrator/perf/throughput": "{:,.0f} tokens/s",
@@ -81,12 +81,12 @@ class Progress:
 
     def _line(self, step: StepMetrics) -> str:
         """Return `Step 3/100 | reward 0.1160 | ...`, without unknown values."""
-        done = step.number + 1
-        parts = [f"Step {done}/{self._max_steps}" if self._max_steps is not None else f"Step {done}"]
-        for name, form in _SHOWN.items():
+        number = step.number + 1
+        parts = [f"Step {number}/{self._max_steps}" if self._max_steps is not None else f"Step {number}"]
+        for name, template in _SHOWN_METRICS.items():
             value = step.value(name)
             if value is not None:
-                parts.append(form.format(value))
+                parts.append(template.format(value))
         if self._max_steps is not None and len(self._step_times) > 1:
             per_step = (self._step_times[-1] - self._step_times[0]) / (len(self._step_times) - 1)
             parts.append(f"{human_duration(per_step * (self._max_steps - self.step))} left")

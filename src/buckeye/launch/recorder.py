@@ -42,7 +42,7 @@ class Recorder:
 
     It never ends a run: if it cannot write, it warns once. The command and the configuration of a resumed run
     are recorded only when all of its processes are ready, so that settings which a trainer rejects are not
-    used for the next resume. `before` is the record of an earlier start.
+    used for the next resume. `earlier` is the record of an earlier start.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Recorder:
         arguments: Sequence[str],
         resume_step: int | None,
         *,
-        before: RunRecord | None,
+        earlier: RunRecord | None,
     ) -> None:
         self._output_dir = config.output_dir
         self._config: RLConfig | None = config
@@ -63,8 +63,8 @@ class Recorder:
             state="starting",
             host=socket.gethostname(),
             launcher=this_process("rl"),
-            arguments=tuple(arguments) if before is None else before.arguments,
-            working_directory=os.getcwd() if before is None else before.working_directory,
+            arguments=tuple(arguments) if earlier is None else earlier.arguments,
+            working_directory=os.getcwd() if earlier is None else earlier.working_directory,
             max_steps=config.trainer.max_steps,
             max_async_level=config.orchestrator.max_async_level,
             start_step=resume_step or 0,
@@ -76,20 +76,24 @@ class Recorder:
         self._seen = {"weights": self._versions("weights"), "checkpoints": self._versions("checkpoints")}
         self._restarts: Counter[str] = Counter()
         self._next_save = self._alive_until = 0.0
-        self._broken = False
+        self._has_failed = False
         self._save()
-        where, made_by = str(config.output_dir.absolute()), {"code": code_digest(), **versions()}
-        on = {"system": platform.platform(), "cores": usable_cores()}
-        self.note("start", directory=where, resumed_step=resume_step, versions=made_by, machine=on)
+        self.note(
+            "start",
+            directory=str(config.output_dir.absolute()),
+            resumed_step=resume_step,
+            versions={"code": code_digest(), **versions()},
+            machine={"system": platform.platform(), "cores": usable_cores()},
+        )
 
     def observe(self, processes: Processes) -> None:
         """Record the changes since the last call; call it repeatedly."""
         changed = self._observe_children(processes.children)
         self._observe_files()
-        ready = bool(self._processes) and all(known.ready for known in self._processes.values())
+        ready = bool(self._processes) and all(record.ready for record in self._processes.values())
         if ready and self._record.state == "starting":
             self.note("ready", process="all")
-            self._accept()
+            self._record_config()
             self._update(state="running")
         elif changed or time.monotonic() >= self._next_save:
             self._update()
@@ -111,39 +115,39 @@ class Recorder:
         self.note("stopping")
         self._update(state="stopping")
 
-    def ended(self, state: RecordedState, reason: str | None = None) -> None:
+    def record_end(self, state: RecordedState, reason: str | None = None) -> None:
         """Record that the run is over, with its final state and the reason."""
         self._observe_files()
         kinds: dict[RecordedState, EventKind] = {"finished": "finish", "failed": "failure", "stopped": "stop"}
         self.note(kinds[state], **({"cause": reason} if reason else {}))
         self._update(state=state, reason=reason, ended=time.time(), processes=())
 
-    def _accept(self) -> None:
+    def _record_config(self) -> None:
         """Record the command and the configuration with which this start is resumed."""
         if self._config is None:
             return
         try:
             record_config(self._config)
         except OSError as error:
-            self._cannot_write(error)
+            self._warn_once(error)
             return
         self._config = None
         self._update(**self._command)
 
     def _observe_children(self, children: Sequence[Child]) -> bool:
         """Return True if the set of processes has changed, or one of them became ready."""
-        before, self._processes = self._processes, {}
+        previous, self._processes = self._processes, {}
         for child in children:
-            known = before.get(child.key) or self._first_record(child)
-            if known is not None:
-                self._processes[child.key] = self._record_of(child, known)
-        same = {key: known.ready for key, known in before.items()}
-        return same != {key: known.ready for key, known in self._processes.items()}
+            record = previous.get(child.key) or self._first_record(child)
+            if record is not None:
+                self._processes[child.key] = self._updated_record(child, record)
+        was_ready = {key: record.ready for key, record in previous.items()}
+        return was_ready != {key: record.ready for key, record in self._processes.items()}
 
     def _first_record(self, child: Child) -> ProcessRecord | None:
         """Return the first record of a child, or None if it has ended already."""
         try:
-            started, birth = _beginning(child)
+            started, birth = _start_times(child)
         except psutil.NoSuchProcess:
             return None
         role = child.role
@@ -158,42 +162,42 @@ class Recorder:
             log=child.stdout.name,
         )
 
-    def _record_of(self, child: Child, known: ProcessRecord) -> ProcessRecord:
+    def _updated_record(self, child: Child, record: ProcessRecord) -> ProcessRecord:
         newest = child.heartbeats.newest
         if newest is None:
-            return known
-        if newest.ready and not known.ready:
-            self.note("ready", process=known.title)
-        since = known.since
-        if since is None or (newest.doing, newest.on) != (known.doing, known.on):
+            return record
+        if newest.ready and not record.ready:
+            self.note("ready", process=record.title)
+        since = record.since
+        if since is None or (newest.doing, newest.on) != (record.doing, record.on):
             since = round(time.time() - (time.monotonic() - newest.since), 3)
         return msgspec.structs.replace(
-            known,
+            record,
             ready=newest.ready,
             doing=newest.doing,
             on=newest.on,
             since=since,
-            restarts=self._restarts[known.title],
+            restarts=self._restarts[record.title],
         )
 
     def _observe_files(self) -> None:
-        """Record new versions; a directory with a new inode is one, even if its step existed before."""
-        for folder, seen in self._seen.items():
-            now = self._versions(folder)
-            for step, inode in now.items():
-                if seen.get(step) != inode:
+        """Record new versions. A directory with a new inode is a new version, even of an existing step."""
+        for folder, previous in self._seen.items():
+            current = self._versions(folder)
+            for step, inode in current.items():
+                if previous.get(step) != inode:
                     self.note("weights" if folder == "weights" else "checkpoint", step=step)
-            self._seen[folder] = now
+            self._seen[folder] = current
 
     def _versions(self, folder: str) -> dict[int, int]:
         """Return step -> inode of every `step_N` in a folder of the run."""
-        found = {}
+        inodes = {}
         for step, path in step_directories(self._output_dir / folder).items():
             try:
-                found[step] = path.stat().st_ino
+                inodes[step] = path.stat().st_ino
             except FileNotFoundError:  # removed meanwhile
                 continue
-        return found
+        return inodes
 
     def _update(self, **changes: object) -> None:
         changes = {"processes": tuple(self._processes.values()), **changes}
@@ -208,25 +212,23 @@ class Recorder:
         try:
             write_record(self._output_dir, self._record)
         except OSError as error:
-            self._cannot_write(error)
+            self._warn_once(error)
 
     def note(self, event: EventKind, **details: object) -> None:
         """Append one event to `events.jsonl`."""
         try:
             write_event(self._output_dir, event, attempt=self._record.attempt, **details)
         except OSError as error:
-            self._cannot_write(error)
+            self._warn_once(error)
 
-    def _cannot_write(self, error: OSError) -> None:
-        if not self._broken:
-            log.warning(
-                "The state of the run cannot be recorded, so `buckeye rl status` may be wrong: %s", error
-            )
-        self._broken = True
+    def _warn_once(self, error: OSError) -> None:
+        if not self._has_failed:
+            log.warning("Cannot record the state of the run; `buckeye rl status` may be wrong: %s", error)
+        self._has_failed = True
 
 
-def _beginning(child: Child) -> tuple[float, float]:
-    """Return the start time and the birth of a child; for a child of another node, now and 0.
+def _start_times(child: Child) -> tuple[float, float]:
+    """Return the start time and the birth time of a child; for a child of another node, now and 0.
 
     Raises psutil.NoSuchProcess if it has ended already.
     """

@@ -10,7 +10,13 @@ from pathlib import Path
 
 from buckeye.config.supervision import SupervisionConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.exit_reason import OomKills, describe_exit, explain_exit, find_reported_error
+from buckeye.launch.exit_reason import (
+    OomKills,
+    describe_exit,
+    exit_error_code,
+    explain_exit,
+    find_reported_error,
+)
 from buckeye.launch.plan import Role
 from buckeye.launch.processes import Child, Processes
 from buckeye.transport.restart_requests import take_restart_requests
@@ -18,8 +24,10 @@ from buckeye.transport.restart_requests import take_restart_requests
 log = logging.getLogger(__name__)
 
 FIRST_DELAY = 1.0
-_LONGEST_DELAY = 60.0
-_SAME_AT_EVERY_STEP = 3
+NODE_RETRY_SECONDS = 1.0
+"""Delay before the next try if the node of a process was absent."""
+_MAX_DELAY = 60.0
+_MAX_REPEATED_ERRORS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +41,18 @@ class Restart:
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """The decision not to restart, with the reason."""
+    """The decision not to restart, with the reason and the remedy."""
 
-    why: str
+    reason: str
+    hint: str | None = None
 
 
 @dataclass(slots=True)
 class RestartBudget:
     """Restart budget of one process, or of processes that restart together.
 
-    Allows `max_restarts` restarts within `window` seconds. The delay starts at `first_delay` and doubles each time.
-    Progress of the run refills the budget.
+    Allows `max_restarts` restarts within `window` seconds. The delay starts at `first_delay` and doubles each
+    time. Progress of the run refills the budget.
     """
 
     max_restarts: int
@@ -51,47 +60,33 @@ class RestartBudget:
     first_delay: float = FIRST_DELAY
     _ends: list[float] = field(default_factory=list)
     _last: tuple[str, int] | None = None
-    _same: int = 0  # consecutive ends with the same cause, at most one step apart
+    _repeats: int = 0  # consecutive ends with the same cause, at most one step apart
 
     def decide(self, now: float, *, cause: str | None, step: int) -> Restart | GiveUp:
-        """Return the decision after a process ended at the time `read`.
+        """Return the decision after a process ended at the time `now`.
 
         `cause` is the error that the process itself reported, or None if it was killed. `step` is the
         number of steps that the run had finished.
         """
-        before, self._last = self._last, None if cause is None else (cause, step)
-        if cause is not None and before == (cause, step):
-            return GiveUp(
-                f"It failed in the same way before, also at step {step}: starting it again is no use."
-            )
-        self._same = self._same + 1 if before in ((cause, step - 1), (cause, step)) else 1
-        if self._same >= _SAME_AT_EVERY_STEP:
-            return GiveUp(
-                f"It failed in the same way at each of the last {self._same} steps: "
-                "starting it again is no use."
-            )
+        previous, self._last = self._last, None if cause is None else (cause, step)
+        if cause is not None and previous == (cause, step):
+            return GiveUp(f"the same error at step {step} ended it before")
+        self._repeats = self._repeats + 1 if previous in ((cause, step - 1), (cause, step)) else 1
+        if self._repeats >= _MAX_REPEATED_ERRORS:
+            return GiveUp(f"the same error ended it at each of the last {self._repeats} steps")
         self._ends = [end for end in self._ends if now - end < self.window]
         if len(self._ends) >= self.max_restarts:
-            return GiveUp(f"{self._said()}.")
+            return GiveUp(
+                f"{self.max_restarts} restarts within {self.window / 60:g} minutes are the limit",
+                "fix the cause, or raise `supervision.max_restarts`",
+            )
         self._ends.append(now)
         count = len(self._ends)
-        return Restart(min(_LONGEST_DELAY, self.first_delay * 2 ** (count - 1)), count, self.max_restarts)
+        return Restart(min(_MAX_DELAY, self.first_delay * 2 ** (count - 1)), count, self.max_restarts)
 
     def refill(self) -> None:
         """Allow all restarts again, after progress of the run."""
         self._ends.clear()
-
-    def _said(self) -> str:
-        if not self.max_restarts:
-            return "No restart is allowed (supervision.max_restarts = 0)"
-        return (
-            f"It had been started again {self.max_restarts} times within {self.window / 60:.0f} minutes "
-            "(supervision.max_restarts)"
-        )
-
-
-NODE_RETRY_SECONDS = 1.0
-"""Delay before the next try if the node of a process was absent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,7 +118,7 @@ class Restarts:
         self._limits = limits
         self._first_delay = first_delay
         self._note = note
-        self._memory = OomKills.read()
+        self._oom_kills = OomKills.read()
         self._budgets: dict[str, RestartBudget] = {}
         self._due: list[tuple[float, Role]] = []
         take_restart_requests(output_dir)  # discard requests about the servers of an earlier start
@@ -137,16 +132,16 @@ class Restarts:
         for request in take_restart_requests(self._output_dir):
             for child in self._processes.of_kind("inference"):
                 if request.url == child.role.url and child.running:
-                    log.warning("%s is ended to be started anew: %s", child.role.title, request.reason)
-                    self._processes.kill(child, f"was not right ({request.reason})")
+                    log.warning("Restarting %s on request: %s", child.role.title, request.reason)
+                    self._processes.kill(child, f"was reported as faulty ({request.reason})")
         for child in self._processes.of_kind("gateway", "workers", "inference"):
             if (code := child.returncode) is not None:
                 child.heartbeats.read(time.monotonic())
                 self._schedule(child, code, step)
         now = time.monotonic()
-        for due in [due for due in self._due if due[0] <= now]:
-            self._due.remove(due)
-            self._start(due[1], now)
+        for due, role in [entry for entry in self._due if entry[0] <= now]:
+            self._due.remove((due, role))
+            self._start(role, now)
 
     def refill(self) -> None:
         """Refill all budgets, after progress of the run."""
@@ -161,30 +156,28 @@ class Restarts:
 
     def _schedule(self, child: Child, code: int, step: int) -> None:
         now = time.monotonic()
-        how = describe_exit(child, code)
+        text = explain_exit(child, code, self._oom_kills, self._output_dir)
         if not self._limits.restart or code == UsageError.exit_code:
-            raise RunError(explain_exit(child, code, self._memory, self._output_dir))
+            raise RunError(text, code=exit_error_code(child))
         budget = self._budgets.setdefault(
             child.role.title,
             RestartBudget(self._limits.max_restarts, self._limits.restart_window, self._first_delay),
         )
-        verdict = budget.decide(now, cause=find_reported_error(child, code), step=step)
-        if isinstance(verdict, GiveUp):
-            raise RunError(f"{explain_exit(child, code, self._memory, self._output_dir)}\n{verdict.why}")
-        log.warning(
-            "%s\nStarting it again in %s",
-            explain_exit(child, code, self._memory, self._output_dir),
-            describe_restart(verdict, self._limits),
-        )
-        self._memory = OomKills.read()
-        self._note(EndedProcess(title=child.role.title, cause=how))
-        self._due.append((now + verdict.delay, child.role))
+        decision = budget.decide(now, cause=find_reported_error(child, code), step=step)
+        if isinstance(decision, GiveUp):
+            raise RunError(
+                f"{text}\nNot restarted: {decision.reason}", code=exit_error_code(child), hint=decision.hint
+            )
+        log.warning("%s\nRestarting it in %s", text, describe_restart(decision, self._limits))
+        self._oom_kills = OomKills.read()
+        self._note(EndedProcess(title=child.role.title, cause=describe_exit(child, code)))
+        self._due.append((now + decision.delay, child.role))
         self._processes.forget(child)
 
 
-def describe_restart(again: Restart, limits: SupervisionConfig) -> str:
+def describe_restart(restart: Restart, limits: SupervisionConfig) -> str:
     """Return the delay and count as text: `1 s (restart 1 of at most 5 within 10 minutes)`."""
     return (
-        f"{again.delay:g} s (restart {again.count} of at most {again.max_restarts} within "
+        f"{restart.delay:g} s (restart {restart.count} of at most {restart.max_restarts} within "
         f"{limits.restart_window / 60:g} minutes)"
     )

@@ -30,10 +30,10 @@ from buckeye.transport.checkpoint import (
 
 log = logging.getLogger(__name__)
 
-_LEFT_SECONDS = 60.0
+_EXIT_SECONDS = 60.0
 _POLL_SECONDS = 0.2
-_TELL_SECONDS = 10.0
-_OF_A_START = ("--clean", "--resume", "--dry-run", "--no-clean", "--no-resume", "--no-dry-run")
+_LOG_SECONDS = 10.0
+_START_FLAGS = ("--clean", "--resume", "--dry-run", "--no-clean", "--no-resume", "--no-dry-run")
 """Flags that choose how a run starts; they may have a value, as in `--clean true`."""
 
 
@@ -79,8 +79,8 @@ def find_resume_checkpoint(output_dir: Path) -> CheckpointInfo | None:
     newest = by_age[-1]
     try:
         attempt = read_json(output_dir / RUN_FILE)["attempts"][-1]
-        began = [info for info in by_age if info.step == attempt["resumed_step"]]
-        return began[0] if began and attempt["attempt"] > newest.attempt else newest
+        origins = [info for info in by_age if info.step == attempt["resumed_step"]]
+        return origins[0] if origins and attempt["attempt"] > newest.attempt else newest
     except (OSError, ValueError, KeyError, TypeError, IndexError):
         return newest
 
@@ -108,24 +108,30 @@ def wait_for_leftovers(output_dir: Path) -> None:
     try:
         record = read_record(output_dir)
     except UsageError as error:
-        log.warning("Not looking for what is left of the run: %s", error)
+        log.warning("Cannot check for leftover processes of the run: %s", error)
         return
     if record.elsewhere:
         return
-    started = told = time.monotonic()
-    while left := processes_left(record):
-        titles = ", ".join(f"{each.title} ({each.process.pid})" for each in left)
+    started = logged = time.monotonic()
+    while leftovers := processes_left(record):
+        titles = ", ".join(f"{leftover.title} ({leftover.process.pid})" for leftover in leftovers)
         now = time.monotonic()
-        if now - started > 2 * _LEFT_SECONDS:
-            raise RunError(f"Processes of an earlier start of this run cannot be killed: {titles}.")
-        for each in left:
-            if now - started > _LEFT_SECONDS or _is_suspended(each.process):
-                log.warning("Killing %s (%d), which is left of the run", each.title, each.process.pid)
+        if now - started > 2 * _EXIT_SECONDS:
+            raise RunError(
+                f"cannot kill processes of an earlier start of this run: {titles}",
+                code="BK-RUN-ACTIVE",
+                hint="end these processes, or choose another `--output-dir`",
+            )
+        for leftover in leftovers:
+            if now - started > _EXIT_SECONDS or _is_suspended(leftover.process):
+                log.warning(
+                    "Killing %s (%d), a leftover process of the run", leftover.title, leftover.process.pid
+                )
                 with suppress(psutil.NoSuchProcess):
-                    each.process.kill()
-        if told == started or now - told > _TELL_SECONDS:
-            log.info("Waiting at most %.0f s for what is left of the run: %s", _LEFT_SECONDS, titles)
-            told = now
+                    leftover.process.kill()
+        if logged == started or now - logged > _LOG_SECONDS:
+            log.info("Waiting at most %.0f s for leftover processes of the run: %s", _EXIT_SECONDS, titles)
+            logged = now
         time.sleep(_POLL_SECONDS)
 
 
@@ -140,21 +146,21 @@ def resume_command(command: Sequence[str]) -> str:
     return shlex.join(make_resume_args(command))
 
 
-def make_resume_args(words: Sequence[str]) -> list[str]:
+def make_resume_args(args: Sequence[str]) -> list[str]:
     """Return the args of a command, or only its flags, changed so that they resume the run."""
-    return [*without_flags(words, (*_OF_A_START, "ckpt.resume-step")), "--resume"]
+    return [*without_flags(args, (*_START_FLAGS, "ckpt.resume-step")), "--resume"]
 
 
-def without_flags(words: Sequence[str], endings: tuple[str, ...]) -> list[str]:
+def without_flags(args: Sequence[str], endings: tuple[str, ...]) -> list[str]:
     """Return the args without flags that end in one of `endings`, however spelled, and their values."""
     kept: list[str] = []
-    before = False  # True if the previous arg may have this one as its value
-    for word in words:
-        value = before and not word.startswith(("--", "@"))
-        unwanted = word.startswith("--") and word.replace("_", "-").partition("=")[0].endswith(endings)
-        before = unwanted and "=" not in word
-        if not (value or unwanted):
-            kept.append(word)
+    takes_value = False  # True if the previous arg may have this one as its value
+    for arg in args:
+        is_value = takes_value and not arg.startswith(("--", "@"))
+        is_unwanted = arg.startswith("--") and arg.replace("_", "-").partition("=")[0].endswith(endings)
+        takes_value = is_unwanted and "=" not in arg
+        if not (is_value or is_unwanted):
+            kept.append(arg)
     return kept
 
 

@@ -25,37 +25,40 @@ def check_resumable(
     from safetensors import SafetensorError
 
     state = trainer_state_directory(info)
-    misfits: list[str] = []
-    for look in (_step_misfits, _weight_misfits, _optimizer_misfits):
-        with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):  # reported elsewhere
-            misfits += look(trainer, info.step, state)
-    if misfits:
-        listed = "\n".join(f"  {section}{line}" for line in misfits)
+    problems: list[str] = []
+    for check in (_step_problems, _weight_problems, _optimizer_problems):
+        with suppress(OSError, ValueError, KeyError, TypeError, SafetensorError):  # the trainer reports it
+            problems += check(trainer, info.step, state)
+    if problems:
+        listed = "\n".join(f"  {section}{line}" for line in problems)
         raise UsageError(
-            f"The checkpoint of step {info.step} cannot be gone on with under these settings:\n{listed}\n"
-            "Nothing was started or written. Leave out what was changed, or start a new run in another "
-            "--output-dir."
+            f"cannot resume from step {info.step}: incompatible settings\n{listed}",
+            code="BK-CHECKPOINT-MISMATCH",
+            hint="undo these changes, or start a new run in another `--output-dir`; no file was changed",
         )
 
 
-def _step_misfits(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
+def _step_problems(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
     if trainer.max_steps is not None and trainer.max_steps < step:
-        yield f"max_steps = {trainer.max_steps}, and it has done {step}. To go back: --ckpt.resume-step N"
+        yield (
+            f"max_steps = {trainer.max_steps}: the checkpoint has {step} finished steps "
+            "(to resume from an earlier step: `--ckpt.resume-step N`)"
+        )
 
 
-def _weight_misfits(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
+def _weight_problems(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
     has_adapter = (state / "adapter").is_dir()
     if trainer.model.experimental.lora is not None and not has_adapter:
-        yield f"{_LORA}: it holds a complete model and no adapter"
+        yield f"{_LORA}: the checkpoint has a complete model and no adapter"
     elif trainer.model.experimental.lora is None and has_adapter:
-        yield f"{_LORA}: it holds an adapter and no complete model, and none is set now"
+        yield f"{_LORA}: not set, but the checkpoint has an adapter and no complete model"
 
 
-def _optimizer_misfits(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
-    written = {name.rpartition("/")[2].rpartition(".")[0] for name in _optimizer_names(state)} - {""}
-    if written - {trainer.optim.type}:
-        kinds = ", ".join(sorted(written))
-        yield f"optim.type: {kinds} in the checkpoint, {trainer.optim.type} now"
+def _optimizer_problems(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
+    recorded = {name.rpartition("/")[2].rpartition(".")[0] for name in _optimizer_names(state)} - {""}
+    if recorded - {trainer.optim.type}:
+        kinds = ", ".join(sorted(recorded))
+        yield f"optim.type = {trainer.optim.type}: the checkpoint has the state of {kinds}"
 
 
 def _optimizer_names(state: Path) -> list[str]:

@@ -64,8 +64,8 @@ from buckeye.transport.resume_from_store import restore_from_store
 log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
-_AT_ONCE_SECONDS = 1.0
-_LONGEST_SHOWN = 3000  # characters of a rollout's text
+_FORCED_STOP_SECONDS = 1.0
+_MAX_SHOWN_CHARACTERS = 3000  # of a rollout's text
 
 
 def run_rl(config: RLConfig, command: Sequence[str]) -> int:
@@ -81,27 +81,27 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         if ckpt is not None and ckpt.store is not None:
             setup_logging(config.log.level, LAUNCHER, None)  # the download may be slow and logs its progress
             restore_from_store(output_dir, ckpt.store, ckpt.resume_step)
-        begin = find_run_origin(config)
-        afresh = not begin.is_resume and not config.clean
-        if afresh:
+        origin = find_run_origin(config)
+        needs_unused = not origin.is_resume and not config.clean
+        if needs_unused:
             check_unused(output_dir, resume_command=resume_command(command))
         wait_for_leftovers(output_dir)
-        if afresh:  # a leftover process may have finished a step meanwhile
+        if needs_unused:  # a leftover process may have finished a step meanwhile
             check_unused(output_dir, resume_command=resume_command(command))
         model_path = fetch_model(config.trainer.model.name)
         tokenizer = check_tokenizer(config)
         if tokenizer.state == "failed":  # the model was downloaded only now, so no earlier check saw it
-            raise UsageError(tokenizer.line)
+            raise UsageError(tokenizer.seen, code="BK-TOKENIZER", hint=tokenizer.do or None)
         if config.cluster.nodes > 1:  # the wait for nodes is logged before the run has its log file
             setup_logging(config.log.level, LAUNCHER, None)
         with other_nodes(config) as nodes:
-            return _run_planned(config, command, begin, model_path, ports, nodes)
+            return _run_planned(config, command, origin, model_path, ports, nodes)
 
 
 def _run_planned(
     config: RLConfig,
     command: Sequence[str],
-    begin: RunOrigin,
+    origin: RunOrigin,
     model_path: Path,
     ports: Ports,
     nodes: OtherNodes,
@@ -117,56 +117,58 @@ def _run_planned(
     )
     disk = check_disk(config, plan.disk)
     if disk.state == "failed":
-        raise UsageError(f"{disk.seen}\n{disk.do}")
+        raise UsageError(disk.seen, code="BK-DISK-FULL", hint=disk.do)
     ports.reserve(plan.fixed_ports)
-    aside = None
-    if not begin.is_resume and config.clean:
+    archive = None
+    if not origin.is_resume and config.clean:
         clean(output_dir, needed=[model_path])
-    elif not begin.is_resume:
-        aside = move_unstarted_run(output_dir, needed=[model_path])
-    before = read_earlier_start(output_dir) if begin.is_resume else None
-    identity = begin_attempt(output_dir, resumed_step=begin.step)
+    elif not origin.is_resume:
+        archive = move_unstarted_run(output_dir, needed=[model_path])
+    earlier = read_earlier_start(output_dir) if origin.is_resume else None
+    identity = begin_attempt(output_dir, resumed_step=origin.step)
     (output_dir / REMOTE_FILE).unlink(missing_ok=True)  # an earlier attempt may have run on another machine
     prune_logs(output_dir, config.disk.keep_logs)
     setup_logging(config.log.level, LAUNCHER, run_log(output_dir))
     if disk.state == "warning":
         log.warning("%s", disk.seen)
-    if begin.is_resume:
-        _tell_beginning(begin, config, before)
-    if aside is not None:
-        log.info("What a start left here that never reached its first step is kept in %s", aside)
-    if before is None:
+    if origin.is_resume:
+        _log_origin(origin, config, earlier)
+    if archive is not None:
+        log.info("Moved the files of an earlier start without a finished step to %s", archive)
+    if earlier is None:
         record_config(config)
-    write_role_configs(config, plan, model_path=model_path, origin=AttemptOrigin(begin.step))
+    write_role_configs(config, plan, model_path=model_path, origin=AttemptOrigin(origin.step))
     register_run(output_dir, identity.run_id)
     launch = RunLaunch(
-        config=config, model_path=model_path, first_attempt=identity, step=begin.step, nodes=nodes
+        config=config, model_path=model_path, first_attempt=identity, step=origin.step, nodes=nodes
     )
     plan_nodes = {number: make_plan_node(number, host) for number, host in nodes.hosts.items()}
-    played, at_once = rollout_environments(config), config.orchestrator.max_concurrent_rollouts
-    hosts = plan_environment_processes(played, rollouts=at_once, plan_nodes=plan_nodes, address=nodes.address)
-    plan = replace(plan, roles=(*hosts.roles, *plan.roles))
-    uploads = open_uploads(
-        output_dir, config.trainer.ckpt
-    )  # reads the store's keys; child processes get none
+    environment_processes = plan_environment_processes(
+        rollout_environments(config),
+        rollouts=config.orchestrator.max_concurrent_rollouts,
+        plan_nodes=plan_nodes,
+        address=nodes.address,
+    )
+    plan = replace(plan, roles=(*environment_processes.roles, *plan.roles))
+    uploads = open_uploads(output_dir, config.trainer.ckpt)  # before the keys of the store are removed
     forbid_tracing()
     remove_unrelated_keys(config)
     trackers = config.trackers(config.trainer.wandb)
     with log_to_trackers(trackers, output_dir=output_dir, run_id=identity.run_id, config=config):
-        return _run_recorded(launch, plan, command, hosts.env, before, uploads)
+        return _run_recorded(launch, plan, command, environment_processes.env, earlier, uploads)
 
 
-def _tell_beginning(begin: RunOrigin, config: RLConfig, before: RunRecord | None) -> None:
-    if begin.step is None:
-        log.warning("The run has committed no checkpoint yet: it begins at its start again")
+def _log_origin(origin: RunOrigin, config: RLConfig, earlier: RunRecord | None) -> None:
+    if origin.step is None:
+        log.warning("The run has no checkpoint yet: starting from step 0")
     else:
-        log.info("Going on from the checkpoint of step %d", begin.step)
-        there = list_checkpoints(config.output_dir / "checkpoints")
-        later = ", ".join(str(info.step) for info in there if info.step > begin.step)
+        log.info("Resuming from the checkpoint of step %d", origin.step)
+        checkpoints = list_checkpoints(config.output_dir / "checkpoints")
+        later = ", ".join(str(info.step) for info in checkpoints if info.step > origin.step)
         if later:
-            log.warning("There are checkpoints of later steps, too, and this starts before them: %s", later)
-    for line in changed_settings(config.output_dir, config) if before is not None else ():
-        log.warning("Changed since the run was last started: %s", line)
+            log.warning("The run also has checkpoints of later steps: %s", later)
+    for line in changed_settings(config.output_dir, config) if earlier is not None else ():
+        log.warning("Setting changed since the last start: %s", line)
 
 
 def _run_recorded(
@@ -174,41 +176,46 @@ def _run_recorded(
     plan: RolePlan,
     command: Sequence[str],
     env: Mapping[str, str],
-    before: RunRecord | None,
+    earlier: RunRecord | None,
     uploads: AbstractContextManager[Any],
 ) -> int:
     started = time.monotonic()
     recorder = Recorder(
-        launch.config, launch.first_attempt, strip_command(command), launch.step, before=before
+        launch.config, launch.first_attempt, strip_command(command), launch.step, earlier=earlier
     )
     try:
-        with uploads as uploaded:
+        with uploads as uploader:
             code = _run(launch, plan, command, recorder, env)
-        if uploaded is not None and uploaded.pending_steps and code != EXIT_INTERRUPTED:
-            raise RunError("All steps are done, but not all checkpoints are in the store (ckpt.store).")
-        why = None if code == EXIT_INTERRUPTED else _last_words(launch.config, time.monotonic() - started)
+        if uploader is not None and uploader.pending_steps and code != EXIT_INTERRUPTED:
+            raise RunError(
+                "all steps are done, but checkpoints are missing in the store (`ckpt.store`): steps "
+                + ", ".join(map(str, uploader.pending_steps)),
+                code="BK-STORE",
+                hint=f"upload them with: {resume_command(command)}",
+            )
+        problem = None if code == EXIT_INTERRUPTED else _log_result(launch.config, time.monotonic() - started)
     except BaseException as error:
-        recorder.ended("failed", str(error) or type(error).__name__)
+        recorder.record_end("failed", str(error) or type(error).__name__)
         raise
-    recorder.ended("stopped" if code == EXIT_INTERRUPTED else "finished", why)
-    return 1 if why is not None and launch.config.strict else code
+    recorder.record_end("stopped" if code == EXIT_INTERRUPTED else "finished", problem)
+    return 1 if problem is not None and launch.config.strict else code
 
 
-def _last_words(config: RLConfig, seconds: float) -> str | None:
+def _log_result(config: RLConfig, seconds: float) -> str | None:
     """Log the result of a finished run and return the reason if nothing was learned, else None."""
     steps = read_run_metrics(config.output_dir / "metrics.jsonl").steps()
-    why = explain_no_learning(steps, config.output_dir)
-    if why is None:
-        log.log(_success(steps), "RL training finished!")
+    problem = explain_no_learning(steps, config.output_dir)
+    if problem is None:
+        log.log(_result_level(steps), "RL training finished!")
     else:
-        log.warning("RL training finished! But %s", why)
+        log.warning("RL training finished! But %s", problem)
     try:
         for line in evaluation_lines(read_scores(config.output_dir)):
             log.info("%s", line)
     except UsageError as error:  # a damaged score file must not fail a finished run
         log.warning("%s", error)
-    log.info("%s | %s", human_duration(seconds), _what_is_there(config))
-    return why
+    log.info("%s | %s", human_duration(seconds), _describe_weights(config))
+    return problem
 
 
 def evaluation_lines(scores: Sequence[Score]) -> Iterator[str]:
@@ -216,12 +223,12 @@ def evaluation_lines(scores: Sequence[Score]) -> Iterator[str]:
     by_environment: dict[str, list[Score]] = {}
     for score in scores:
         by_environment.setdefault(score.environment, []).append(score)
-    for name, (*before, last) in by_environment.items():
-        shown = [f"{_evaluated(score)} at step {score.step}" for score in (*before[:1], last)]
-        yield f"Evaluation of {name} ({last.rollouts} rollouts): {', '.join(shown)}"
+    for name, (*earlier, last) in by_environment.items():
+        texts = [f"{_describe_score(score)} at step {score.step}" for score in (*earlier[:1], last)]
+        yield f"Evaluation of {name} ({last.rollouts} rollouts): {', '.join(texts)}"
 
 
-def _evaluated(score: Score) -> str:
+def _describe_score(score: Score) -> str:
     text = f"reward {score.mean_reward:.4f}"
     if score.exact is not None:
         exact, low, high = (100 * value for value in score.exact)
@@ -237,7 +244,7 @@ def _run(
     env: Mapping[str, str],
 ) -> int:
     stop = StopFlag().install()
-    stopping = StopRequests(launch.config.output_dir, stop)
+    stop_requests = StopRequests(launch.config.output_dir, stop)
     config, identity = launch.config, launch.first_attempt
     log.info("Starting RL run %s (attempt %d) in %s", identity.run_id, identity.attempt, config.output_dir)
     shared = _run_environment(config)
@@ -246,32 +253,33 @@ def _run(
     progress = Progress(config.output_dir / "metrics.jsonl", max_steps=config.trainer.max_steps)
     warnings = ChildWarnings(run_log(config.output_dir), own_process=LAUNCHER)
     supervisor = Supervisor(launch, plan, processes, recorder)
-    untold = identity.attempt == 1 and config.orchestrator.rollouts.show_first
+    shows_first = identity.attempt == 1 and config.orchestrator.rollouts.show_first
     try:
         supervisor.start()
-        while not stopping.requested():
-            if untold and (first := _first_rollout(config)):
+        while not stop_requests.requested():
+            if shows_first and (first := _first_rollout(config)):
                 progress.clear()
-                log.info("The first rollout that is trained on; see all: buckeye rl rollouts\n%s", first)
-                untold = False
+                log.info("First rollout of the first batch (all: `buckeye rl rollouts`):\n%s", first)
+                shows_first = False
             progress.print_lines(warnings.read_new())
-            progress.update("starting: waiting for the first step (logs/ has the details)")
+            progress.update("starting: waiting for the first step (details in logs/)")
             if supervisor.tick(step=progress.step, trained=progress.trained):
                 progress.update("", ended=True)
                 progress.print_lines(warnings.read_new())
                 break
             time.sleep(_POLL_SECONDS)
         progress.clear()
-        _tell_unshown(warnings, config)
-        if stopping.requested():
+        _log_suppressed(warnings, config)
+        if stop_requests.requested():
             recorder.record_stop_request()
             return _stop_early(config, processes, stop, command)
     except Exception:
         progress.print_lines(warnings.read_new())
         progress.clear()
-        _tell_unshown(warnings, config)
+        _log_suppressed(warnings, config)
         log.warning(
-            "Terminating all processes: the trainer finishes its step and checkpoints (Ctrl-C to end at once)"
+            "Stopping all processes: the trainer finishes its step and writes a checkpoint "
+            "(Ctrl-C: stop immediately)"
         )
         _end_trainers(processes, stop, config.stop_seconds)
         raise
@@ -283,11 +291,11 @@ def _run(
 def _first_rollout(config: RLConfig) -> str:
     """Return the text of the run's first rollout, or "" if no step has rollouts yet."""
     steps = rollout_steps(config.output_dir)
-    played, _ = read_rollouts(config.output_dir, steps[0]) if steps else ([], 0)
-    return "\n".join(rollout_lines(played[0], _LONGEST_SHOWN)) if played else ""
+    rollouts, _ = read_rollouts(config.output_dir, steps[0]) if steps else ([], 0)
+    return "\n".join(rollout_lines(rollouts[0], _MAX_SHOWN_CHARACTERS)) if rollouts else ""
 
 
-def _success(steps: Sequence[StepMetrics]) -> int:
+def _result_level(steps: Sequence[StepMetrics]) -> int:
     """Return the log level of the final message: WARNING if nearly all steps were skipped or empty."""
     trained = [step for step in steps if step.trained is not None]
     skipped = sum(bool(step.value("trainer/skipped")) for step in trained)
@@ -295,17 +303,21 @@ def _success(steps: Sequence[StepMetrics]) -> int:
     return training_log_level(len(trained), left_out=min(len(trained), skipped + empty))
 
 
-def _tell_unshown(warnings: ChildWarnings, config: RLConfig) -> None:
+def _log_suppressed(warnings: ChildWarnings, config: RLConfig) -> None:
     if warnings.suppressed_count:
-        log.info("%d more such warnings: buckeye rl logs %s", warnings.suppressed_count, config.output_dir)
+        log.info(
+            "Repeated warnings that are not shown: %d (all: `buckeye rl logs %s`)",
+            warnings.suppressed_count,
+            config.output_dir,
+        )
 
 
-def _what_is_there(config: RLConfig) -> str:
+def _describe_weights(config: RLConfig) -> str:
     weights = final_weights(config)
     adapter = config.trainer.model.experimental.lora is not None
-    text = f"{'adapter' if adapter else 'model'}: {weights} | talk to it: buckeye chat {weights}"
+    text = f"{'adapter' if adapter else 'model'}: {weights} | chat: buckeye chat {weights}"
     if adapter:
-        text += f" | a model of it: buckeye export {config.output_dir} --step last --merge-lora"
+        text += f" | merge: buckeye export {config.output_dir} --step last --merge-lora"
     return text
 
 
@@ -318,32 +330,38 @@ def _run_environment(config: RLConfig) -> dict[str, str]:
     return {
         "BUCKEYE_INFERENCE_KEY": key,
         "TOKENIZERS_PARALLELISM": "false",
-        **(_way_to_ray(config) if config.inference is not None and config.inference.parallel.pp > 1 else {}),
+        **(
+            _ray_variables(config)
+            if config.inference is not None and config.inference.parallel.pp > 1
+            else {}
+        ),
     }
 
 
-def _way_to_ray(config: RLConfig) -> dict[str, str]:
+def _ray_variables(config: RLConfig) -> dict[str, str]:
     """Return the variables that vLLM needs to find the Ray cluster, where it starts processes itself."""
-    given = config.cluster.ray_address
-    place = {} if given == "auto" else {"RAY_ADDRESS": given}
+    address = config.cluster.ray_address
+    chosen = {} if address == "auto" else {"RAY_ADDRESS": address}
     names = ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN")
-    return {name: os.environ[name] for name in names if name in os.environ} | place
+    return {name: os.environ[name] for name in names if name in os.environ} | chosen
 
 
 def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command: Sequence[str]) -> int:
     """Let the trainer finish its step and write a checkpoint; a second Ctrl-C ends it immediately."""
     grace = config.stop_seconds
-    log.info("Stopping: the trainer finishes its step and checkpoints (Ctrl-C again to end at once)")
+    log.info(
+        "Stopping: the trainer finishes its step and writes a checkpoint (Ctrl-C again: stop immediately)"
+    )
     _end_trainers(processes, stop, grace)
-    processes.stop(processes.children, grace=_AT_ONCE_SECONDS if stop.requested else TERM_GRACE_SECONDS)
+    processes.stop(processes.children, grace=_FORCED_STOP_SECONDS if stop.requested else TERM_GRACE_SECONDS)
     failed = [child for child in processes.of_kind("trainer") if _failed(child)]
     if failed:
-        log.warning("%s did not checkpoint on the way out", failed[0].role.title)
+        log.warning("%s ended without a checkpoint", failed[0].role.title)
     checkpoints = checkpoints_oldest_first(config.output_dir / "checkpoints")
     if checkpoints:
-        log.info("Stopped; the newest checkpoint is of step %d. Continue with:", checkpoints[-1].step)
+        log.info("Stopped; newest checkpoint: step %d. Resume with:", checkpoints[-1].step)
     else:
-        log.info("Stopped before there was a checkpoint. Begin at the start again with:")
+        log.info("Stopped before the first checkpoint. Restart from step 0 with:")
     log.info("  %s", resume_command(command))
     return EXIT_INTERRUPTED
 

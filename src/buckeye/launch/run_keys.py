@@ -12,15 +12,15 @@ from buckeye.config.rl import RLConfig
 from buckeye.launch.mcp_gateways import task_variables
 
 _NOT_KEYS = {"HOME", "HOSTNAME", "LANG", "LOGNAME", "PATH", "PWD", "SHELL", "TERM", "TMPDIR", "USER"}
-_OF_MACHINES = ("PRIME_", "AWS_", "GOOGLE_", "AZURE_")
-_RENTING = "PRIME_API_KEY"  # never leaves: it could rent and end everything
-_OF_STORES = {
+_MACHINE_KEY_PREFIXES = ("PRIME_", "AWS_", "GOOGLE_", "AZURE_")
+_RENTAL_KEY = "PRIME_API_KEY"  # is never passed on: it can rent and end machines
+_STORE_KEYS = {
     "s3": (
         *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"),
         *("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
     )
 }
-"""What opens a store for checkpoints, by its kind. The launcher has it, and nothing that it starts."""
+"""Variables with the credentials of a checkpoint store, by its kind. Only the launcher has them."""
 
 
 def rollout_environments(config: RLConfig) -> list[EnvConfig]:
@@ -34,11 +34,11 @@ def names_of_keys(config: RLConfig) -> list[str]:
 
     A variable that only a prompt mentions is not included.
     """
-    known, played = variables(), rollout_environments(config)
-    names = [*KEYS, *task_variables(played)]
-    names += [name for env in played for name in env.variables]
-    asked = dict.fromkeys(name if name in known else name.upper() for name in names)
-    return [name for name in asked if name not in (*_NOT_KEYS, _RENTING)]
+    known, environments = variables(), rollout_environments(config)
+    names = [*KEYS, *task_variables(environments)]
+    names += [name for env in environments for name in env.variables]
+    requested = dict.fromkeys(name if name in known else name.upper() for name in names)
+    return [name for name in requested if name not in (*_NOT_KEYS, _RENTAL_KEY)]
 
 
 def remove_unrelated_keys(config: RLConfig) -> None:
@@ -47,7 +47,7 @@ def remove_unrelated_keys(config: RLConfig) -> None:
     All child processes, and third-party code in them, would inherit these variables.
     """
     named = {*names_of_keys(config), *_texts(config.model_dump(mode="json"))}
-    for name in [name for name in os.environ if name.startswith(_OF_MACHINES) and name not in named]:
+    for name in [name for name in os.environ if name.startswith(_MACHINE_KEY_PREFIXES) and name not in named]:
         if is_secret(name):
             del os.environ[name]
 
@@ -63,5 +63,5 @@ def keys_of_run(config: RLConfig) -> dict[str, str]:
     """Return the keys of the run that are set, including those of its checkpoint store."""
     known, ckpt = variables(), config.trainer.ckpt
     store = ckpt.store if ckpt is not None and ckpt.store is not None else ""
-    names = [*names_of_keys(config), *_OF_STORES.get(store.partition("://")[0], ())]
+    names = [*names_of_keys(config), *_STORE_KEYS.get(store.partition("://")[0], ())]
     return {name: known[name] for name in names if known.get(name)}

@@ -20,14 +20,14 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import to_json
 from buckeye.errors import InferenceError, RunError
 from buckeye.inference.client import InferenceClient
-from buckeye.launch.exit_reason import OomKills, explain_exit
+from buckeye.launch.exit_reason import OomKills, exit_error_code, explain_exit
 from buckeye.launch.plan import Role
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.ports import reserved_ports
 from buckeye.launch.processes import Processes
 
 _START_SECONDS = 300.0
-_WATCH_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +56,21 @@ class ServedModel:
         headers = {"Authorization": f"Bearer {self.api_key}"}
         try:
             async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
-                answer = await client.post(f"{self.base_url}/chat/completions", json=body, headers=headers)
+                reply = await client.post(f"{self.base_url}/chat/completions", json=body, headers=headers)
         except httpx.TransportError as error:
             reason = str(error) or type(error).__name__
-            raise InferenceError(f"{self.base_url} did not answer: {reason}") from error
-        if answer.status_code != 200:
-            raise InferenceError(f"{self.base_url} answered {answer.status_code}: {answer.text}")
-        content: Any = answer.json()["choices"][0]["message"]["content"]
+            raise InferenceError(
+                f"no reply from the inference server: {reason}",
+                code="BK-INFERENCE-UNREACHABLE",
+                at=self.base_url,
+            ) from error
+        if reply.status_code != 200:
+            raise InferenceError(
+                f"the inference server replied with status {reply.status_code}: {reply.text}",
+                code="BK-INFERENCE-REQUEST" if reply.status_code < 500 else "BK-INFERENCE-REPLY",
+                at=self.base_url,
+            )
+        content: Any = reply.json()["choices"][0]["message"]["content"]
         return str(content)
 
 
@@ -74,13 +82,14 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
     """
     key = secrets.token_urlsafe(24)
     with reserved_ports() as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
-        (port,), directory, memory = ports.choose(1), Path(scratch), OomKills.read()
+        (port,), directory, oom_kills = ports.choose(1), Path(scratch), OomKills.read()
 
         def check() -> None:
             for child in processes.children:
                 child.heartbeats.read(time.monotonic())  # otherwise the pipe fills up
                 if child.returncode is not None:
-                    raise RunError(explain_exit(child, child.returncode, memory, directory))
+                    text = explain_exit(child, child.returncode, oom_kills, directory)
+                    raise RunError(text, code=exit_error_code(child))
 
         base = config or InferenceConfig()
         settings = base.model_copy(
@@ -109,22 +118,22 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
         try:
             processes.start(role)
             base_url = f"http://127.0.0.1:{port}/v1"
-            await _ready(check, base_url, key, str(path))
-            async with _as_long_as_it_runs(check):
+            await _wait_ready(check, base_url, key, str(path))
+            async with _cancelled_at_exit(check):
                 yield ServedModel(base_url=base_url, api_key=key, model=str(path))
         finally:
             processes.stop_all()
 
 
 @asynccontextmanager
-async def _as_long_as_it_runs(check: Callable[[], None]) -> AsyncIterator[None]:
+async def _cancelled_at_exit(check: Callable[[], None]) -> AsyncIterator[None]:
     try:
         async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_watch(check))
+            watch = group.create_task(_watch(check))
             yield
-            watching.cancel()
+            watch.cancel()
     except BaseExceptionGroup as group:
-        await asyncio.sleep(_WATCH_SECONDS)  # a killed process closes its connections before it ends
+        await asyncio.sleep(_POLL_SECONDS)  # a killed process closes its connections before it ends
         check()  # if the server has ended, that explains the error in the block
         raise group.exceptions[0] from None
 
@@ -132,17 +141,17 @@ async def _as_long_as_it_runs(check: Callable[[], None]) -> AsyncIterator[None]:
 async def _watch(check: Callable[[], None]) -> None:
     while True:
         check()
-        await asyncio.sleep(_WATCH_SECONDS)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _ready(check: Callable[[], None], base_url: str, key: str, model: str) -> None:
+async def _wait_ready(check: Callable[[], None], base_url: str, key: str, model: str) -> None:
     """Wait until the server is ready. Raises RunError, with its last lines, as soon as it ends instead."""
     async with InferenceClient([base_url], api_key=key, timeout=_START_SECONDS, model=model) as client:
-        waiting = asyncio.create_task(client.wait_ready(_START_SECONDS))
+        wait = asyncio.create_task(client.wait_ready(_START_SECONDS))
         try:
-            while not waiting.done():
+            while not wait.done():
                 check()
                 await asyncio.sleep(0.05)
-            await waiting
+            await wait
         finally:
-            waiting.cancel()
+            wait.cancel()

@@ -18,7 +18,7 @@ from buckeye.transport.checkpoint import checkpoints_oldest_first
 log = logging.getLogger(__name__)
 
 _GAP_SECONDS = 5.0
-_LOOK_SECONDS = 2.0
+_CHECK_SECONDS = 2.0
 _STACK_SECONDS = 2.0  # between the signal that requests stacks and the kill
 _PROGRESS_STEPS = 3
 
@@ -39,9 +39,9 @@ class Supervisor:
         )
         now = time.monotonic()
         self._ticked = self._stepped = now
-        self._look_at = now
-        self._told = False
-        self._doomed: dict[tuple[int, int], float] = {}
+        self._next_check = now
+        self._is_stall_reported = False
+        self._kill_times: dict[tuple[int, int], float] = {}
         self._trained = 0
         self._furthest = self._committed = launch.step or 0
         self._refilled_at = self._furthest
@@ -49,12 +49,14 @@ class Supervisor:
     def start(self) -> None:
         """Start every process and log each kind with its devices."""
         plan = self._attempts.plan
-        where = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
+        device_kind = "GPU(s)" if plan.on_gpu else "CPU slot(s)"
         for kind in ("gateway", "workers", "inference", "orchestrator", "trainer"):
             roles = plan.of_kind(kind)
             devices = " ".join(str(device) for role in roles for device in role.devices)
             if roles:
-                log.info("Starting %s process%s", kind, f" on {where} {devices}" if devices.strip() else "")
+                log.info(
+                    "Starting %s process%s", kind, f" on {device_kind} {devices}" if devices.strip() else ""
+                )
             for role in roles:
                 self._processes.start(role)
 
@@ -67,30 +69,29 @@ class Supervisor:
         now = time.monotonic()
         for child in self._processes.children:
             child.heartbeats.read(now)
-        self._forgive_a_gap(now)
-        self._notice_progress(now, step, trained)
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_SECONDS
-            self._look(now)
-        self._end_the_ill(now)
+        self._restart_deadlines_after_gap(now)
+        self._observe_progress(now, step, trained)
+        if now >= self._next_check:
+            self._next_check = now + _CHECK_SECONDS
+            self._run_slow_checks(now)
+        self._kill_unhealthy(now)
         self._restarts.tick(step)
         self._attempts.tick(now, step)
         self._recorder.observe(self._processes)
-        working = self._attempts.members
-        return self._attempts.running and all(child.returncode == 0 for child in working)
+        return self._attempts.running and all(child.returncode == 0 for child in self._attempts.members)
 
-    def _forgive_a_gap(self, now: float) -> None:
+    def _restart_deadlines_after_gap(self, now: float) -> None:
         """Restart all deadlines if this process was suspended, because no heartbeats were read meanwhile."""
         gap, self._ticked = now - self._ticked, now
         if gap > _GAP_SECONDS:
-            log.info("The launcher did nothing for %s: all deadlines start again", human_duration(gap))
+            log.info("The launcher was suspended for %s: restarting all deadlines", human_duration(gap))
             for child in self._processes.children:
                 child.heartbeats.restart_deadlines(now)
             self._stepped = now
 
-    def _notice_progress(self, now: float, step: int, trained: int) -> None:
+    def _observe_progress(self, now: float, step: int, trained: int) -> None:
         if trained > self._trained:
-            self._trained, self._stepped, self._told = trained, now, False
+            self._trained, self._stepped, self._is_stall_reported = trained, now, False
         self._furthest = max(self._furthest, step)
         if self._furthest >= self._refilled_at + _PROGRESS_STEPS:
             self._refill()
@@ -100,8 +101,8 @@ class Supervisor:
         self._restarts.refill()
         self._attempts.refill()
 
-    def _look(self, now: float) -> None:
-        """Run the checks that need not run at every tick: memory, new checkpoints, stalls."""
+    def _run_slow_checks(self, now: float) -> None:
+        """Check memory, new checkpoints and stalls, which need not be checked at every tick."""
         for child in self._processes.children:
             child.memory = child.process.memory() or child.memory
         commits = checkpoints_oldest_first(self._launch.config.output_dir / "checkpoints")
@@ -111,36 +112,31 @@ class Supervisor:
         if newest > self._committed:
             self._committed = newest
             self._refill()
-        patience = self._limits.stall_timeout / 2
-        if now - self._stepped > patience and not self._told:
-            self._told = True
-            self._tell_the_stall(now)
+        if now - self._stepped > self._limits.stall_timeout / 2 and not self._is_stall_reported:
+            self._is_stall_reported = True
+            self._report_stall(now)
 
-    def _end_the_ill(self, now: float) -> None:
+    def _kill_unhealthy(self, now: float) -> None:
         """Kill processes that hang; request their Python stacks first."""
-        before, self._doomed = self._doomed, {}
+        previous, self._kill_times = self._kill_times, {}
         for child in self._processes.children:
-            ill = find_health_problem(child.heartbeats, self._limits, now)
-            if ill is None or not child.running or child.kill_reason is not None:
+            problem = find_health_problem(child.heartbeats, self._limits, now)
+            if problem is None or not child.running or child.kill_reason is not None:
                 continue
-            at = self._doomed[child.key] = before.get(child.key, now + _STACK_SECONDS)
-            if child.key not in before:
+            kill_time = self._kill_times[child.key] = previous.get(child.key, now + _STACK_SECONDS)
+            if child.key not in previous:
                 self._processes.request_stacks(child)
-            elif now >= at:
+            elif now >= kill_time:
                 newest = child.heartbeats.newest
-                doing = newest.doing if newest is not None else "nothing"
-                self._processes.kill(child, describe_health_problem(ill, child.heartbeats, doing, now))
+                doing = newest.doing if newest is not None else "unknown"
+                self._processes.kill(child, describe_health_problem(problem, child.heartbeats, doing, now))
 
-    def _tell_the_stall(self, now: float) -> None:
-        waits = current_waits(self._processes.children)
-        lines = [f"  {describe_wait(wait, now)}" for wait in waits]
+    def _report_stall(self, now: float) -> None:
+        waits = [describe_wait(wait, now) for wait in current_waits(self._processes.children)]
+        lines = [f"  {wait}" for wait in waits]
         for child in self._processes.children:
             self._processes.request_stacks(child)
-            lines.append(f"  {child.role.title}: its Python stacks are in {child.stdout}")
-        log.warning(
-            "No step was finished for %s. Who waits for whom:\n%s",
-            human_duration(now - self._stepped),
-            "\n".join(lines),
-        )
-        seconds = round(now - self._stepped, 1)
-        self._recorder.note("stall", seconds=seconds, waits=[describe_wait(wait, now) for wait in waits])
+            lines.append(f"  {child.role.title}: Python stacks in {child.stdout}")
+        seconds = now - self._stepped
+        log.warning("No step finished for %s. Waits:\n%s", human_duration(seconds), "\n".join(lines))
+        self._recorder.note("stall", seconds=round(seconds, 1), waits=waits)

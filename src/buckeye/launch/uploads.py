@@ -36,12 +36,12 @@ from buckeye.transport.object_store import CheckpointStore, name_in_store
 
 log = logging.getLogger(__name__)
 
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 _POLL_SECONDS = 0.1
-_TELL_SECONDS = 10.0
-_PAUSES = (5.0, 300.0)  # after the first failure, and the maximum
-_LAST_PAUSE = 5.0  # once the run has ended
-_LAST_TRIES = 3  # once the run has ended, for uploads that the store denies
+_LOG_SECONDS = 10.0
+_RETRY_DELAYS = (5.0, 300.0)  # after the first failure, and the maximum
+_FINAL_RETRY_DELAY = 5.0  # once the run has ended
+_MAX_FINAL_TRIES = 3  # once the run has ended, for uploads that the store denies
 
 
 class State(msgspec.Struct, kw_only=True, frozen=True):
@@ -71,12 +71,12 @@ class CheckpointUploader:
         self, output_dir: Path, store: CheckpointStore, *, keep: int | None, exit_timeout: float
     ) -> None:
         self._run, self._root = output_dir, output_dir / "checkpoints"
-        self._store, self._keep, self._patience = store, keep, exit_timeout
+        self._store, self._keep, self._exit_timeout = store, keep, exit_timeout
         self._thread = threading.Thread(target=self._work, name="uploads", daemon=True)
-        self._there: set[tuple[int, int]] | None = None
-        self._kept_before: list[int] = []
+        self._stored: set[tuple[int, int]] | None = None
+        self._kept_in_store: list[int] = []
         self._state = State(url=store.url)
-        self._denied = 0
+        self._denials = 0
         self._ending = threading.Event()
 
     def __enter__(self) -> CheckpointUploader:
@@ -87,18 +87,18 @@ class CheckpointUploader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ending.set()
-        asked, told = stop_requests(), time.monotonic()
-        deadline = told + self._patience
-        while self._thread.is_alive() and time.monotonic() < deadline and stop_requests() == asked:
+        earlier_requests, logged = stop_requests(), time.monotonic()
+        deadline = logged + self._exit_timeout
+        while self._thread.is_alive() and time.monotonic() < deadline and stop_requests() == earlier_requests:
             self._thread.join(_POLL_SECONDS)
-            if self._denied >= _LAST_TRIES:
+            if self._denials >= _MAX_FINAL_TRIES:
                 break
-            if time.monotonic() > told + _TELL_SECONDS:
-                told = time.monotonic()
-                log.info("Waiting at most %.0f s for uploads: %s", deadline - told, describe(self._state))
+            if time.monotonic() > logged + _LOG_SECONDS:
+                logged = time.monotonic()
+                log.info("Waiting at most %.0f s for uploads: %s", deadline - logged, describe(self._state))
         if self.pending_steps:
             log.warning(
-                "Not in %s: the checkpoint of step %s. It is in %s; the next start of this run uploads it.",
+                "Checkpoints not uploaded to %s: steps %s. They remain in %s; resume the run to upload them",
                 self._state.url,
                 ", ".join(map(str, self.pending_steps)),
                 self._root,
@@ -113,96 +113,98 @@ class CheckpointUploader:
         while True:
             ending = self._ending.is_set()
             try:
-                waits = self.upload_next()
-                if self._state.failures and not waits:
-                    log.info("%s is reached again", self._state.url)
-                    self._tell(failures=0, error=None)
+                has_more = self.upload_next()
+                if self._state.failures and not has_more:
+                    log.info("Connected to %s again", self._state.url)
+                    self._set_state(failures=0, error=None)
             except Exception as error:  # no error may end the run or the uploads
-                self._failed(error)
+                self._handle_failure(error)
                 continue
-            if not waits:
+            if not has_more:
                 if ending:
                     return
-                self._ending.wait(_LOOK_SECONDS)
+                self._ending.wait(_CHECK_SECONDS)
 
     def upload_next(self) -> bool:
         """Upload the newest missing checkpoint and delete old ones; return True if more work may be left."""
         local = checkpoints_oldest_first(self._root)
-        if self._there is not None and {(i.attempt, i.step) for i in local} <= self._there:
+        if self._stored is not None and {(info.attempt, info.step) for info in local} <= self._stored:
             return False
         stored = self._store.list_checkpoints()
-        if self._there is None and stored:
+        if self._stored is None and stored:
             with suppress(CheckpointError):  # a resume from that checkpoint reports the damage
-                self._kept_before = self._store.manifest(stored[-1]).kept
-        self._there = {(info.attempt, info.step) for info in stored}
-        waiting = self._waiting(local, stored)
-        self._tell(committed=stored[-1].step if stored else None, waiting=[i.step for i in waiting])
-        if not waiting:
-            self._there |= {(info.attempt, info.step) for info in local}  # never uploaded: skip
-            self._tidy(stored)
+                self._kept_in_store = self._store.manifest(stored[-1]).kept
+        self._stored = {(info.attempt, info.step) for info in stored}
+        pending = self._pending(local, stored)
+        self._set_state(
+            committed=stored[-1].step if stored else None, waiting=[info.step for info in pending]
+        )
+        if not pending:
+            self._stored |= {(info.attempt, info.step) for info in local}  # never uploaded: skip
+            self._prune(stored)
             return False
-        if len(waiting) > 1:
+        if len(pending) > 1:
             log.warning(
-                "The uploads are behind: the checkpoints of steps %s are not in %s yet",
-                ", ".join(str(info.step) for info in waiting),
+                "Uploads are behind: steps %s are not in %s yet",
+                ", ".join(str(info.step) for info in pending),
                 self._store.url,
             )
-        self._upload(waiting[-1], local)
-        self._tidy(self._store.list_checkpoints())
+        self._upload(pending[-1], local)
+        self._prune(self._store.list_checkpoints())
         return True
 
-    def _waiting(
+    def _pending(
         self, local: Sequence[CheckpointInfo], stored: Sequence[CheckpointInfo]
     ) -> list[CheckpointInfo]:
         """Return the checkpoints of the directory that are missing in the store, newest last."""
-        there = {(info.attempt, info.step) for info in stored}
-        ages = sorted({*there, *((info.attempt, info.step) for info in local)})
-        newest = set(ages[-self._keep :] if self._keep is not None else ages)
-        kept = self._kept([*stored, *local]) or ()
+        present = {(info.attempt, info.step) for info in stored}
+        by_age = sorted({*present, *((info.attempt, info.step) for info in local)})
+        newest = set(by_age[-self._keep :] if self._keep is not None else by_age)
+        kept = self._protected_steps([*stored, *local]) or ()
         return [
             info
             for info in local
-            if (info.attempt, info.step) not in there
+            if (info.attempt, info.step) not in present
             and ((info.attempt, info.step) in newest or info.step in kept)
             and is_complete(info)
         ]
 
     def _upload(self, info: CheckpointInfo, local: Sequence[CheckpointInfo]) -> None:
-        step, began, size = info.step, time.monotonic(), size_of(info.path)
+        step, started, size = info.step, time.monotonic(), size_of(info.path)
         log.info("Uploading the checkpoint of step %d: %s", step, human_bytes(size))
-        self._tell(uploading=step)
+        self._set_state(uploading=step)
         try:
-            with _held(info.path):
+            with _locked(info.path):
                 commit = read_commit(info.path)
                 sent = self._store.upload(
                     info.path,
                     commit,
                     name_in_store(info, commit),
                     self._run,
-                    kept=self._kept(local) or (),
+                    kept=self._protected_steps(local) or (),
                 )
         except (FileNotFoundError, CheckpointError):
             if info in checkpoints_oldest_first(self._root):
                 raise
-            log.info("The checkpoint of step %d went away before it was uploaded", step)
+            log.info("Checkpoint of step %d was deleted before its upload", step)
             return
         finally:
-            self._tell(uploading=None)
-        seconds, failures = time.monotonic() - began, self._state.failures
+            self._set_state(uploading=None)
+        seconds, failures = time.monotonic() - started, self._state.failures
         log.info("Uploaded the checkpoint of step %d: %s in %.1f s", step, human_bytes(sent), seconds)
         metrics = MetricsLog(self._run / "metrics.jsonl")
         metrics.write("upload", step, {"seconds": seconds, "bytes": sent, "failures": failures})
         metrics.close()
         waiting = [other for other in self._state.waiting if other != step]
-        self._tell(waiting=waiting, failures=0, error=None)
+        self._set_state(waiting=waiting, failures=0, error=None)
 
-    def _tidy(self, stored: Sequence[CheckpointInfo]) -> None:
-        self._there = {*(self._there or ()), *((info.attempt, info.step) for info in stored)}
-        self._tell(committed=stored[-1].step if stored else None)
-        kept = self._kept(stored)
+    def _prune(self, stored: Sequence[CheckpointInfo]) -> None:
+        self._stored = {*(self._stored or ()), *((info.attempt, info.step) for info in stored)}
+        self._set_state(committed=stored[-1].step if stored else None)
+        kept = self._protected_steps(stored)
         self._store.prune(self._keep if kept is not None else None, protected=kept or ())
 
-    def _kept(self, infos: Sequence[CheckpointInfo]) -> Collection[int] | None:
+    def _protected_steps(self, infos: Sequence[CheckpointInfo]) -> Collection[int] | None:
         """Return the steps to keep regardless of their age, or None if unknown."""
         try:
             scores = read_scores(self._run)
@@ -210,55 +212,56 @@ class CheckpointUploader:
             local = checkpoints_oldest_first(self._root)
             by_loss = read_orchestrator_state(local[-1]).get("best") if local else None
         except BuckeyeError as error:
-            log.warning("Nothing is deleted in %s, since the best is not known: %s", self._state.url, error)
+            log.warning("Keeping all checkpoints in %s: the best one is unknown: %s", self._state.url, error)
             return None
         kept = {best.info.step} if best is not None else set()
-        return kept | ({by_loss["step"]} if by_loss else set()) | set(() if scores else self._kept_before)
+        return kept | ({by_loss["step"]} if by_loss else set()) | set(() if scores else self._kept_in_store)
 
-    def _failed(self, error: Exception) -> None:
+    def _handle_failure(self, error: Exception) -> None:
         failures = self._state.failures + 1
-        denied = isinstance(error, StoreError) and error.denied
-        self._denied = self._denied + 1 if denied and self._ending.is_set() else 0
-        first, most = _PAUSES
-        pause = min(most, first * 2 ** (failures - 1))
-        what = str(error) if isinstance(error, BuckeyeError) else f"{type(error).__name__}: {error}"
-        self._tell(failures=failures, error=what)
+        is_denied = isinstance(error, StoreError) and error.denied
+        self._denials = self._denials + 1 if is_denied and self._ending.is_set() else 0
+        first, maximum = _RETRY_DELAYS
+        delay = min(maximum, first * 2 ** (failures - 1))
+        text = str(error) if isinstance(error, BuckeyeError) else f"{type(error).__name__}: {error}"
+        self._set_state(failures=failures, error=text)
         log.warning(
-            "Uploading has failed %d times in a row, and is tried again in %.0f s; the run goes on, and its "
-            "checkpoints are in %s. %s",
+            "Upload failed (consecutive failures: %d, next try in %.0f s); the run continues, and its "
+            "checkpoints remain in %s: %s",
             failures,
-            _LAST_PAUSE if self._ending.is_set() else pause,
+            _FINAL_RETRY_DELAY if self._ending.is_set() else delay,
             self._root,
-            what,
+            text,
         )
-        if not self._ending.wait(pause):
-            return
-        time.sleep(_LAST_PAUSE)
+        if self._ending.wait(delay):
+            time.sleep(_FINAL_RETRY_DELAY)
 
-    def _tell(self, **changes: Any) -> None:
+    def _set_state(self, **changes: Any) -> None:
         """Update the state and write it to the run directory."""
         self._state = msgspec.structs.replace(self._state, **changes)
         if self._root.is_dir():  # without checkpoints there is nothing to report
-            said = {**msgspec.to_builtins(self._state), "text": describe(self._state)}
+            content = {**msgspec.to_builtins(self._state), "text": describe(self._state)}
             with suppress(OSError):  # other parts report a full disk
-                write_file(self._run / UPLOADS_FILE, json.dumps(said))
+                write_file(self._run / UPLOADS_FILE, json.dumps(content))
 
 
 def describe(state: State) -> str:
     """Return the state of the uploads in one line."""
-    parts = [f"step {state.committed} is there" if state.committed is not None else "nothing is there yet"]
+    parts = [
+        f"newest checkpoint: step {state.committed}" if state.committed is not None else "no checkpoint yet"
+    ]
     if state.uploading is not None:
-        parts.append(f"step {state.uploading} is uploaded now")
+        parts.append(f"uploading step {state.uploading}")
     waiting = [str(step) for step in state.waiting if step != state.uploading]
     if waiting:
-        parts.append(f"steps {', '.join(waiting)} wait")
+        parts.append(f"waiting: steps {', '.join(waiting)}")
     if state.failures:
-        parts.append(f"{state.failures} failures in a row: {state.error}")
+        parts.append(f"{state.failures} consecutive failures: {state.error}")
     return f"{state.url}: {'; '.join(parts)}"
 
 
 @contextmanager
-def _held(path: Path) -> Iterator[None]:
+def _locked(path: Path) -> Iterator[None]:
     """Lock a checkpoint, so that it is not deleted during its upload."""
     handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

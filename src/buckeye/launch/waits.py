@@ -30,35 +30,35 @@ def waits(record: RunRecord) -> list[Wait]:
     Processes of one kind that all wait for the same thing are merged.
     """
     return _merged(
-        Wait(who=known.title, whom=known.on, what=known.doing, since=known.since or known.started)
-        for known in record.processes
+        Wait(who=process.title, whom=process.on, what=process.doing, since=process.since or process.started)
+        for process in record.processes
     )
 
 
 def current_waits(children: Sequence[Child]) -> list[Wait]:
     """Return the current waits of processes with heartbeats, merged by kind; times are monotonic."""
-    found = []
+    waits = []
     for child in children:
         newest = child.heartbeats.newest
         if newest is None:
             wait = Wait(who=child.role.title, whom=None, what="starts", since=child.heartbeats.started)
         else:
             wait = Wait(who=child.role.title, whom=newest.on, what=newest.doing, since=newest.since)
-        found.append(wait)
-    return _merged(found)
+        waits.append(wait)
+    return _merged(waits)
 
 
 def describe_wait(wait: Wait, now: float) -> str:
     """Return a wait as text, such as `trainer waits for batch 12 from orchestrator (for 35 s)`."""
-    since = human_duration(max(0.0, now - wait.since))
+    duration = human_duration(max(0.0, now - wait.since))
     if wait.whom is None:
-        return f"{wait.who}: {wait.what} (for {since})"
-    return f"{wait.who} waits for {wait.what} from {wait.whom} (for {since})"
+        return f"{wait.who}: {wait.what} (for {duration})"
+    return f"{wait.who} waits for {wait.what} from {wait.whom} (for {duration})"
 
 
-def _merged(found: Iterable[Wait]) -> list[Wait]:
+def _merged(waits: Iterable[Wait]) -> list[Wait]:
     by_kind: dict[str, list[Wait]] = defaultdict(list)
-    for wait in found:
+    for wait in waits:
         by_kind[_kind(wait.who)].append(wait)
     merged = []
     for kind, members in by_kind.items():

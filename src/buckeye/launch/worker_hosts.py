@@ -33,10 +33,10 @@ from buckeye.workers.worker_side.frames import HEADER, Frame, FrameError, body_l
 log = logging.getLogger(__name__)
 
 _PROGRAM = ("-m", "buckeye.cli.worker_host")
-_CHUNK = 1 << 16
-_MOST_ASKED = 1 << 20  # maximum bytes of a start request
+_CHUNK_BYTES = 1 << 16
+_MAX_REQUEST_BYTES = 1 << 20
 _KEY_SECONDS = 10.0
-_TURN_SECONDS = 2.0
+_POLL_SECONDS = 2.0
 
 
 def plan_environment_processes(
@@ -48,17 +48,17 @@ def plan_environment_processes(
 ) -> EnvironmentProcesses:
     """Return the processes that a run must start for its environments.
 
-    These are gateways for MCP servers, and worker hosts on the other nodes in `plan_nodes`, which reach this one
-    at `address`. The run has `rollouts` concurrent rollouts. Raises UsageError for tasks that cannot be read,
-    and for environments that cannot be placed.
+    These are gateways for MCP servers, and worker hosts on the other nodes in `plan_nodes`, which reach this
+    one at `address`. The run has `rollouts` concurrent rollouts. Raises UsageError for tasks that cannot be
+    read, and for environments that cannot be placed.
     """
-    hosts = plan_gateways(environments, rollouts=rollouts)
+    gateways = plan_gateways(environments, rollouts=rollouts)
     placed = [env for env in environments if isinstance(env, TrainEnvConfig) and any(env.placement or ())]
     if not placed:
-        return hosts
+        return gateways
     assert address is not None, "a placed environment has other nodes, which reach this one"
-    more = worker_hosts(placed, plan_nodes=plan_nodes, address=address)
-    return EnvironmentProcesses(roles=(*hosts.roles, *more.roles), env={**hosts.env, **more.env})
+    hosts = worker_hosts(placed, plan_nodes=plan_nodes, address=address)
+    return EnvironmentProcesses(roles=(*gateways.roles, *hosts.roles), env={**gateways.env, **hosts.env})
 
 
 def worker_hosts(
@@ -72,18 +72,20 @@ def worker_hosts(
     for env in environments:
         if env.isolation == "none":
             raise UsageError(
-                f'{env.id} has placement = {env.placement}, and isolation = "none": leave one out.'
+                f'{env.id}: placement = {env.placement} excludes isolation = "none"',
+                code="BK-CONFIG-CONFLICT",
+                hint="remove one of these settings",
             )
     key = secrets.token_urlsafe(24)
     roles: dict[int, Role] = {}
     for node in sorted({node for env in environments for node in env.placement or () if node != 0}):
         site, number = plan_nodes[node], len(roles)
         (port,) = site.choose_ports(1)
-        words = ("--host", site.address, "--port", str(port))
+        args = ("--host", site.address, "--port", str(port))
         roles[node] = Role(
             kind="workers",
             index=number,
-            argv=(sys.executable, *_PROGRAM, *words),
+            argv=(sys.executable, *_PROGRAM, *args),
             env={WORKERS_KEY: key},
             node=node,
             host=site.address,
@@ -91,16 +93,16 @@ def worker_hosts(
             config_name=None,
             log_name="workers" if number == 0 else f"workers_{number}",
         )
-    places = {node: (role.host, role.port) for node, role in roles.items()}
-    placed = {
+    addresses = {node: (role.host, role.port) for node, role in roles.items()}
+    placement = {
         env.name or default_environment_name(env.id): {
             "address": address,
-            "nodes": list(map(places.get, env.placement or ())),
+            "nodes": list(map(addresses.get, env.placement or ())),
         }
         for env in environments
     }
-    said = json.dumps(placed)
-    return EnvironmentProcesses(roles=tuple(roles.values()), env={WORKERS_KEY: key, PLACEMENT_VARIABLE: said})
+    shared_env = {WORKERS_KEY: key, PLACEMENT_VARIABLE: json.dumps(placement)}
+    return EnvironmentProcesses(roles=tuple(roles.values()), env=shared_env)
 
 
 def serve(host: str, port: int) -> None:
@@ -115,105 +117,114 @@ def serve(host: str, port: int) -> None:
     heartbeat.start()
     key = os.environ.pop(WORKERS_KEY, "")
     if not key:
-        raise UsageError(f"{WORKERS_KEY} is not set: whoever asks for workers must have it, too.")
+        raise UsageError(
+            f"{WORKERS_KEY} is not set",
+            code="BK-KEY-MISSING",
+            hint="set it to a key that the clients of this host also have",
+        )
     setup_logging("info", "workers", None)
     listener = listen(host, port, change="Choose another --port.")
 
-    async def answer() -> None:
-        async def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def accept() -> None:
+        async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError, EOFError, FrameError, TimeoutError):
-                await _Worker(reader, writer).live(key)
+                await _WorkerConnection(reader, writer).run(key)
             writer.close()
 
-        async with await asyncio.start_server(begin, sock=listener):
-            log.info("Starting workers for the run at %s:%d", host, port)
+        async with await asyncio.start_server(handle, sock=listener):
+            log.info("Accepting requests for workers at %s:%d", host, port)
             heartbeat.ready()
             while True:
                 heartbeat.report("requests", on="orchestrator")
                 heartbeat.pulse()
-                await asyncio.sleep(_TURN_SECONDS)
+                await asyncio.sleep(_POLL_SECONDS)
 
-    asyncio.run(answer())
+    asyncio.run(accept())
 
 
-class _Worker:
-    """A worker that is started for a connection, and ends with it."""
+class _WorkerConnection:
+    """A connection, with the worker that is started for it and ends with it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
 
-    async def live(self, key: str) -> None:
+    async def run(self, key: str) -> None:
         """Run the worker to its end; start none if the key is wrong or does not arrive in time."""
         async with asyncio.timeout(_KEY_SECONDS):
-            asked = await self._asked()
-        if not hmac.compare_digest(str(asked.get("key")).encode(), key.encode()):
-            log.warning("A connection from %s had not the run's key", self._writer.get_extra_info("peername"))
+            request = await self._read_request()
+        if not hmac.compare_digest(str(request.get("key")).encode(), key.encode()):
+            peer = self._writer.get_extra_info("peername")
+            log.warning("Rejected a connection from %s: it does not have the key of the run", peer)
             return
-        variables = {str(name): str(value) for name, value in asked["variables"].items()}
+        variables = {str(name): str(value) for name, value in request["variables"].items()}
         try:
             process, connection = await start_process(
-                Path(asked["python"]), {**worker_variables((), str(asked["policy"])), **variables}
+                Path(request["python"]), {**worker_variables((), str(request["policy"])), **variables}
             )
-        except WorkerError as fault:
-            await self._send(_printed(fault.message) + encode({"type": "ended", "code": 1}))
+        except WorkerError as error:
+            await self._send(_output_frame(error.message) + encode({"type": "ended", "code": 1}))
             return
         connection.setblocking(False)
-        near, to_worker = await asyncio.open_connection(sock=connection, limit=1 << 20)
-        passing = [
+        from_worker, to_worker = await asyncio.open_connection(sock=connection, limit=1 << 20)
+        tasks = [
             asyncio.create_task(task)
             for task in (
-                self._pass_on(to_worker),
-                self._until_too_large(process.pid, asked.get("max_memory_bytes")),
+                self._forward_to(to_worker),
+                self._wait_for_memory_limit(process.pid, request.get("max_memory_bytes")),
                 process.wait(),
-                self._bring(near),
-                self._tell(process),
+                self._forward_from(from_worker),
+                self._forward_output(process),
             )
         ]
         try:
-            await asyncio.wait(passing[:3], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks[:3], return_when=asyncio.FIRST_COMPLETED)
             if process.returncode is not None:
-                await asyncio.wait(passing[3:], timeout=1.0)
+                await asyncio.wait(tasks[3:], timeout=1.0)
                 await self._send(encode({"type": "ended", "code": process.returncode}))
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             GUARD.forget(process.pid)
-            for task in passing:
+            for task in tasks:
                 task.cancel()
             to_worker.close()
             process._transport.close()  # type: ignore[attr-defined]  # a stray child may hold the pipe
 
-    async def _asked(self) -> Frame:
+    async def _read_request(self) -> Frame:
         header = await self._reader.readexactly(HEADER.size)
         length = body_length(header)
-        if length > _MOST_ASKED:
-            raise FrameError(f"{length} bytes are too many for a beginning")
+        if length > _MAX_REQUEST_BYTES:
+            raise FrameError(f"the request has {length} bytes; the limit is {_MAX_REQUEST_BYTES}")
         return decode(await self._reader.readexactly(length))
 
     async def _send(self, data: bytes) -> None:
         self._writer.write(data)
         await self._writer.drain()
 
-    async def _pass_on(self, worker: asyncio.StreamWriter) -> None:
-        while data := await self._reader.read(_CHUNK):
+    async def _forward_to(self, worker: asyncio.StreamWriter) -> None:
+        while data := await self._reader.read(_CHUNK_BYTES):
             worker.write(data)
             await worker.drain()
 
-    async def _bring(self, worker: asyncio.StreamReader) -> None:
+    async def _forward_from(self, worker: asyncio.StreamReader) -> None:
         while True:
             header = await worker.readexactly(HEADER.size)
             await self._send(header + await worker.readexactly(body_length(header)))
 
-    async def _tell(self, process: Any) -> None:
-        while chunk := await process.stdout.read(_CHUNK):
-            await self._send(_printed(chunk))
+    async def _forward_output(self, process: Any) -> None:
+        while chunk := await process.stdout.read(_CHUNK_BYTES):
+            await self._send(_output_frame(chunk))
 
-    async def _until_too_large(self, pid: int, most: int | None) -> None:
-        while most is None or (used := memory_of(pid)) <= most:
-            await asyncio.sleep(_TURN_SECONDS)
-        await self._send(_printed(f"it has grown to {used / 2**20:.0f} MiB; max_memory_gb allows less"))
+    async def _wait_for_memory_limit(self, pid: int, limit: int | None) -> None:
+        while limit is None or (used := memory_of(pid)) <= limit:
+            await asyncio.sleep(_POLL_SECONDS)
+        await self._send(
+            _output_frame(
+                f"the worker uses {used / 2**20:.0f} MiB; `max_memory_gb` allows {limit / 2**20:.0f} MiB"
+            )
+        )
 
 
-def _printed(text: str | bytes) -> bytes:
+def _output_frame(text: str | bytes) -> bytes:
     data = text.encode() if isinstance(text, str) else text
     return encode({"type": "printed", "text": data.decode("latin-1")})

@@ -100,7 +100,7 @@ def clean_start_checks(start: StartInputs) -> Iterator[Check]:
     yield from _on_fresh_machine(config, start.only_here) if start.rented else ()
     yield from _variables(config)
     is_known = tokenizer.state == "ok" and importlib.util.find_spec("tokenizers") is not None
-    yield from check_tasks(config, path if is_known else None, open_one=_open)
+    yield from check_tasks(config, path if is_known else None, opener=_open)
 
 
 def _plan(config: RLConfig, gpus: int, path: Path | None) -> Iterator[Check]:

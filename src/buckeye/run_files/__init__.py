@@ -1,1 +1,1 @@
-"""Files of a run directory that the launcher writes and all other rooms read."""
+"""Files of a run directory that the launcher writes and other packages read."""

@@ -31,7 +31,10 @@ EARLIER_FOLDER = "earlier_starts"
 REMOTE_FILE = "remote.json"
 """File in the run directory while the run's last start was on another machine."""
 LOG_FOLDER = "logs"
-_OURS = (
+STOP_FILE = "stop"
+"""File in the run directory that requests the launcher, on any machine, to end its run."""
+_POLL_SECONDS = 2.0
+_RUN_CONTENT = (
     "batches",
     "checkpoints",
     "configs",
@@ -46,7 +49,7 @@ _OURS = (
     RUN_FILE,
     "skipped",
     STATUS_FILE,
-    "stop",
+    STOP_FILE,
     "trained",
     *TRACKER_FOLDERS,
     "weights",
@@ -59,7 +62,7 @@ def files_of_a_run(output_dir: Path) -> list[Path]:
     Third-party files are not listed, nor are the files that `evals` writes next to a run's evaluations.
     """
     evaluations = step_directories(output_dir / "evals").values()
-    return [*(path for name in _OURS if (path := output_dir / name).exists()), *evaluations]
+    return [*(path for name in _RUN_CONTENT if (path := output_dir / name).exists()), *evaluations]
 
 
 def check_unused(output_dir: Path, *, resume_command: str, cleans: bool = True) -> None:
@@ -69,11 +72,12 @@ def check_unused(output_dir: Path, *, resume_command: str, cleans: bool = True) 
     """
     if not files_of_a_run(output_dir) or is_unstarted(output_dir):
         return
-    afresh = "add --clean to delete that run" if cleans else "delete this one"
+    alternative = "add `--clean` to delete that run" if cleans else "delete that run"
     raise UsageError(
-        f"{output_dir} already holds a run. Nothing was touched. Either\n"
-        f"  resume it:        {resume_command}\n"
-        f"  or start afresh:  choose another --output-dir, or {afresh}"
+        f"{output_dir} already has a run",
+        code="BK-FILE-EXISTS",
+        hint=f"resume it: {resume_command}\n"
+        f"  or start a new run: choose another `--output-dir`, or {alternative}",
     )
 
 
@@ -85,18 +89,20 @@ def is_unstarted(output_dir: Path) -> bool:
     try:
         attempts = read_json(output_dir / RUN_FILE)["attempts"]
         resumed = any(attempt["resumed_step"] is not None for attempt in attempts)
-        trained = any(one["process"] in TRAINER_PROCESSES for one in read_metrics(output_dir / METRICS_FILE))
-        kept = list((output_dir / "checkpoints").glob("*"))
-        elsewhere = _goes_on_elsewhere(output_dir)
+        trained = any(
+            record["process"] in TRAINER_PROCESSES for record in read_metrics(output_dir / METRICS_FILE)
+        )
+        checkpoints = list((output_dir / "checkpoints").glob("*"))
+        is_remote = _is_active_elsewhere(output_dir)
     except (OSError, ValueError, KeyError, TypeError):
         return False
     published = set(step_directories(output_dir / "weights")) - {0}
-    return not (resumed or trained or kept or published or elsewhere)
+    return not (resumed or trained or checkpoints or published or is_remote)
 
 
-def _goes_on_elsewhere(output_dir: Path) -> bool:
-    away = output_dir / REMOTE_FILE
-    if away.exists() and read_json(away)["state"] != "over":
+def _is_active_elsewhere(output_dir: Path) -> bool:
+    remote_file = output_dir / REMOTE_FILE
+    if remote_file.exists() and read_json(remote_file)["state"] != "over":
         return True
     try:
         record = read_record(output_dir)
@@ -116,19 +122,19 @@ def move_unstarted_run(
     """
     if not is_unstarted(output_dir):
         return None
-    _refuse_needed(files_of_a_run(output_dir), needed, "This start would put aside")
+    _check_not_needed(files_of_a_run(output_dir), needed, "this start would move")
     run_id = read_json(output_dir / RUN_FILE)["run_id"]
     names = itertools.chain([run_id], (f"{run_id}-{number}" for number in itertools.count(2)))
-    aside = next(folder for name in names if not (folder := output_dir / EARLIER_FOLDER / name).exists())
-    aside.mkdir(parents=True)
+    archive = next(folder for name in names if not (folder := output_dir / EARLIER_FOLDER / name).exists())
+    archive.mkdir(parents=True)
     for copy in step_directories(output_dir / "weights").values():
         remove_directory(copy)
-    left = [path for path in (*also, *files_of_a_run(output_dir)) if path.exists()]
-    for path in sorted(left, key=lambda path: path.name == RUN_FILE):  # last, so a retry is possible
-        kept = aside / path.relative_to(output_dir)
-        kept.parent.mkdir(exist_ok=True)
-        path.rename(kept)
-    return aside
+    remaining = [path for path in (*also, *files_of_a_run(output_dir)) if path.exists()]
+    for path in sorted(remaining, key=lambda path: path.name == RUN_FILE):  # last, so a retry is possible
+        target = archive / path.relative_to(output_dir)
+        target.parent.mkdir(exist_ok=True)
+        path.rename(target)
+    return archive
 
 
 def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
@@ -140,12 +146,14 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
     removed = files_of_a_run(output_dir)
     if removed and not (output_dir / RUN_FILE).exists():
         raise UsageError(
-            f"--clean: {output_dir} has {', '.join(p.name for p in removed)} but no {RUN_FILE}, so it is not "
-            "certain that a run made them. Delete them yourself, or choose another --output-dir."
+            f"--clean: {output_dir} has {', '.join(path.name for path in removed)}, but no {RUN_FILE}: these "
+            "files may not be those of a run",
+            code="BK-RUN-NOT-FOUND",
+            hint="delete them yourself, or choose another `--output-dir`",
         )
-    _refuse_needed(removed, needed, "--clean would delete")
+    _check_not_needed(removed, needed, "--clean would delete")
     removed += [path for path in [output_dir / EARLIER_FOLDER] if path.exists()]
-    removed.sort(key=lambda path: path.name == RUN_FILE)  # last: without it, a retry would refuse to clean
+    removed.sort(key=lambda path: path.name == RUN_FILE)  # last: a retry of --clean needs this file
     for path in removed:
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
@@ -154,10 +162,14 @@ def clean(output_dir: Path, *, needed: Sequence[Path] = ()) -> list[Path]:
     return removed
 
 
-def _refuse_needed(going: Sequence[Path], needed: Sequence[Path], what: str) -> None:
+def _check_not_needed(removed: Sequence[Path], needed: Sequence[Path], action: str) -> None:
     for path in needed:
-        if any(path.resolve().is_relative_to(one.resolve()) for one in going):
-            raise UsageError(f"{what} {path}, which this run starts from. Choose another --output-dir.")
+        if any(path.resolve().is_relative_to(folder.resolve()) for folder in removed):
+            raise UsageError(
+                f"{action} {path}, which this run starts from",
+                code="BK-FILE-EXISTS",
+                hint="choose another `--output-dir`",
+            )
 
 
 def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
@@ -173,7 +185,10 @@ def begin_attempt(output_dir: Path, *, resumed_step: int | None) -> RunIdentity:
         identity, attempts = RunIdentity(run_id=run_id, attempt=1), []
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error}). Restore it, or start in a new directory."
+            f"invalid list of attempts: {error}",
+            code="BK-FILE-FORMAT",
+            at=str(path),
+            hint="restore this file, or start in a new directory",
         ) from None
     attempts.append({"attempt": identity.attempt, "started": time.time(), "resumed_step": resumed_step})
     record = {"run_id": identity.run_id, "attempt": identity.attempt, "attempts": attempts}
@@ -203,7 +218,7 @@ def link_log(output_dir: Path, attempt: int, name: str) -> None:
         temporary.symlink_to(Path(attempt_logs(output_dir, attempt).name, name))
         temporary.replace(link)
     except OSError as error:
-        log.warning("%s does not lead to the newest log: %s", link, error)
+        log.warning("Cannot link %s to the newest log: %s", link, error)
 
 
 def earlier_logs(output_dir: Path) -> list[Path]:
@@ -243,7 +258,7 @@ def lock_directory(output_dir: Path) -> Iterator[None]:
     If nothing else is written in the meantime, as by a refused start, the created folders and files are
     removed again.
     """
-    made = [folder for folder in (output_dir, *output_dir.parents) if not folder.exists()]
+    created = [folder for folder in (output_dir, *output_dir.parents) if not folder.exists()]
     output_dir.mkdir(parents=True, exist_ok=True)
     before = set(os.listdir(output_dir))
     handle = os.open(output_dir / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -253,12 +268,13 @@ def lock_directory(output_dir: Path) -> Iterator[None]:
         except BlockingIOError:
             holder = os.pread(handle, 32, 0).decode(errors="replace").strip()
             raise UsageError(
-                f"{output_dir} is in use by a run that is going on (process {holder or 'unknown'}). "
-                "Stop that one first, or choose another --output-dir."
+                f"{output_dir} is in use by a running process ({holder or 'unknown'})",
+                code="BK-RUN-ACTIVE",
+                hint="stop that run first, or choose another `--output-dir`",
             ) from None
         except OSError as error:
             log.warning(
-                "The file system of %s has no locks (%s): see to it yourself that no other run writes there",
+                "The file system of %s has no locks (%s): make sure that no other run writes there",
                 output_dir,
                 error.strerror,
             )
@@ -270,15 +286,9 @@ def lock_directory(output_dir: Path) -> Iterator[None]:
         with suppress(OSError):
             if set(os.listdir(output_dir)) == before | {".lock"} != before:
                 (output_dir / ".lock").unlink()
-                for folder in made:
+                for folder in created:
                     folder.rmdir()
         os.close(handle)
-
-
-STOP_FILE = "stop"
-"""File in the run directory that requests the launcher, on any machine, to end its run."""
-
-_LOOK_SECONDS = 2.0
 
 
 class StopRequests:
@@ -287,17 +297,17 @@ class StopRequests:
     def __init__(self, output_dir: Path, stop: StopFlag) -> None:
         self._path = output_dir / STOP_FILE
         self._stop = stop
-        self._asked = False
-        self._look_at = 0.0
+        self._is_requested = False
+        self._next_check = 0.0
         self._path.unlink(missing_ok=True)
 
     def requested(self) -> bool:
         """Return True if a stop was requested. Call it repeatedly."""
         now = time.monotonic()
-        if now >= self._look_at and not self._asked:
-            self._look_at = now + _LOOK_SECONDS
-            self._asked = self._path.exists()
-        return self._stop.requested or self._asked
+        if now >= self._next_check and not self._is_requested:
+            self._next_check = now + _POLL_SECONDS
+            self._is_requested = self._path.exists()
+        return self._stop.requested or self._is_requested
 
 
 def request_stop(output_dir: Path) -> None:
@@ -306,5 +316,5 @@ def request_stop(output_dir: Path) -> None:
 
 
 def withdraw_stop(output_dir: Path) -> None:
-    """Withdraw a stop request that no launcher has answered."""
+    """Withdraw a stop request that no launcher has handled."""
     (output_dir / STOP_FILE).unlink(missing_ok=True)

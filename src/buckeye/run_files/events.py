@@ -13,7 +13,7 @@ from buckeye.base.disk import is_disk_full
 from buckeye.base.json_lines import LineFile, read_json_lines
 
 EVENTS_FILE = "events.jsonl"
-_LATEST = 1e11  # seconds since the epoch; later times cannot be formatted as dates
+_MAX_TIME = 1e11  # seconds since the epoch; later times cannot be formatted as dates
 
 EventKind = Literal[
     "start",
@@ -53,11 +53,11 @@ def read_events(output_dir: Path) -> Iterator[dict[str, Any]]:
     return (event for event in read_json_lines(output_dir / EVENTS_FILE) if _is_event(event))
 
 
-def _is_event(found: dict[str, Any]) -> bool:
-    time_of, attempt = found.get("time"), found.get("attempt")
+def _is_event(record: dict[str, Any]) -> bool:
+    seconds, attempt = record.get("time"), record.get("attempt")
     return (
-        isinstance(time_of, int | float)
-        and 0 <= time_of < _LATEST
+        isinstance(seconds, int | float)
+        and 0 <= seconds < _MAX_TIME
         and isinstance(attempt, int)
-        and isinstance(found.get("event"), str)
+        and isinstance(record.get("event"), str)
     )

@@ -1,6 +1,6 @@
 """Runs that this user has started: a small file per run with its directory.
 
-Runs on another machine also have `remote.json`, with the local knowledge of them from their first second on.
+Runs on another machine also have `remote.json`, with their state as reported to this machine.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from buckeye.run_files.directory import REMOTE_FILE, RUN_FILE, is_in_use
 from buckeye.run_files.record import ACTIVE_STATES, RecordedState, RunRecord, read_record
 
 log = logging.getLogger(__name__)
+
+_MIN_ID_LENGTH = 4
 
 
 class RemoteJob(msgspec.Struct, kw_only=True, frozen=True):
@@ -62,9 +64,10 @@ class RemoteRun(msgspec.Struct, kw_only=True, frozen=True):
     working_directory: str = ""
 
 
-def write_remote_run(output_dir: Path, away: RemoteRun) -> None:
+def write_remote_run(output_dir: Path, remote_run: RemoteRun) -> None:
     """Replace `remote.json` atomically."""
-    write_file(output_dir / REMOTE_FILE, msgspec.json.format(msgspec.json.encode(away), indent=1) + b"\n")
+    content = msgspec.json.format(msgspec.json.encode(remote_run), indent=1)
+    write_file(output_dir / REMOTE_FILE, content + b"\n")
 
 
 def read_remote_run(output_dir: Path) -> RemoteRun | None:
@@ -75,7 +78,12 @@ def read_remote_run(output_dir: Path) -> RemoteRun | None:
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read ({error})") from None
+        raise UsageError(
+            f"invalid record of a remote run: {error}",
+            code="BK-FILE-FORMAT",
+            at=str(path),
+            hint="delete this file if the run has ended",
+        ) from None
 
 
 def current_record(output_dir: Path) -> RunRecord:
@@ -83,23 +91,24 @@ def current_record(output_dir: Path) -> RunRecord:
 
     Raise `UsageError` if the directory has no data of a run.
     """
-    away = read_remote_run(output_dir)
-    if away is None:
+    remote_run = read_remote_run(output_dir)
+    if remote_run is None:
         return read_record(output_dir)
     try:
         record = read_record(output_dir)
     except UsageError:
         record = None
-    lost = away.state == "starting" and not is_in_use(output_dir)
-    state: RecordedState = "failed" if lost or away.state == "over" else "starting"
-    untold = record is not None and record.state in ACTIVE_STATES and away.state == "over"
-    told_there = away.job is not None and not untold
-    came_to_nothing = away.job is None and state == "failed"  # the previous record stays valid
-    if record is not None and (told_there or came_to_nothing):
+    is_lost = remote_run.state == "starting" and not is_in_use(output_dir)
+    is_over = remote_run.state == "over"
+    state: RecordedState = "failed" if is_lost or is_over else "starting"
+    is_outdated = record is not None and record.state in ACTIVE_STATES and is_over
+    is_from_job = remote_run.job is not None and not is_outdated
+    has_not_started = remote_run.job is None and state == "failed"  # the previous record stays valid
+    if record is not None and (is_from_job or has_not_started):
         return record
-    reason = f"who started it was killed after: {away.doing}" if lost else away.doing
-    known = record or RunRecord(
-        run_id=away.run_id,
+    reason = f"the starting command was killed after: {remote_run.doing}" if is_lost else remote_run.doing
+    base = record or RunRecord(
+        run_id=remote_run.run_id,
         attempt=0,
         state=state,
         host="",
@@ -110,16 +119,16 @@ def current_record(output_dir: Path) -> RunRecord:
         max_async_level=0,
         start_step=0,
         stop_seconds=0.0,
-        started=away.started,
+        started=remote_run.started,
     )
     return msgspec.structs.replace(
-        known,
+        base,
         state=state,
-        host=away.job.target if away.job is not None else "another machine",
+        host=remote_run.job.target if remote_run.job is not None else "another machine",
         launcher=None,
         processes=(),
-        started=away.started,
-        ended=away.said if state == "failed" else None,
+        started=remote_run.started,
+        ended=remote_run.said if state == "failed" else None,
         reason=reason,
     )
 
@@ -127,9 +136,6 @@ def current_record(output_dir: Path) -> RunRecord:
 def is_remote(output_dir: Path) -> bool:
     """Return True if the run's last start was on another machine."""
     return (output_dir / REMOTE_FILE).exists()
-
-
-_SHORTEST_ID = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,58 +166,62 @@ def register_run(output_dir: Path, run_id: str) -> None:
             return
         write_file(path, json.dumps(entry))
     except (OSError, ValueError, AttributeError) as error:
-        log.warning("`buckeye rl list` will not show this run: %s cannot be written (%s)", path, error)
+        log.warning("`buckeye rl list` will not show this run: cannot write %s: %s", path, error)
 
 
 def known_runs() -> tuple[list[KnownRun], int]:
     """Return the runs with existing directories, newest first, and the number of deleted ones."""
-    found, gone = [], 0
+    runs, deleted = [], 0
     for path in _folder().glob("*.json"):
         try:
-            run = _entry(path)
+            run = _read_entry(path)
         except (OSError, ValueError, KeyError, TypeError) as error:
-            log.warning("%s cannot be read (%s) and is passed over", path, error)
+            log.warning("Skipping an unreadable entry of the run list: %s: %s", path, error)
             continue
         if _run_id(run.directory) == run.run_id:
-            found.append(run)
+            runs.append(run)
         else:
-            gone += 1
-    return sorted(found, key=lambda run: run.registered, reverse=True), gone
+            deleted += 1
+    return sorted(runs, key=lambda run: run.registered, reverse=True), deleted
 
 
-def find_run(word: str | None) -> Path:
-    """Return the directory of the run that `word` names: a directory, a run's name, or a prefix of its id.
+def find_run(name: str | None) -> Path:
+    """Return the directory of a run. `name` is the directory, the name of the run, or a prefix of its id.
 
-    Without a word, it is the run in ./outputs, else the newest known run. Raise `UsageError` if no run, or
+    Without `name`, it is the run in ./outputs, else the newest known run. Raise `UsageError` if no run, or
     more than one, matches.
     """
-    if word is None:
+    if name is None:
         return _default_run()
-    directory = Path(word)
+    directory = Path(name)
     if _run_id(directory) is not None:
         return directory
     runs, _ = known_runs()
-    matches = [r for r in runs if r.name == word or (len(word) >= _SHORTEST_ID and r.run_id.startswith(word))]
+    is_id = len(name) >= _MIN_ID_LENGTH
+    matches = [run for run in runs if run.name == name or (is_id and run.run_id.startswith(name))]
     if len(matches) == 1:
         return matches[0].directory
     if matches:
         choices = "\n".join(f"  {run.run_id}  {run.directory}" for run in matches)
         raise UsageError(
-            f"{word} is the name of {len(matches)} runs. Give the id or the directory:\n{choices}"
+            f"{len(matches)} runs have the name {name!r}:\n{choices}",
+            code="BK-CLI-ARGUMENT",
+            hint="pass the id or the directory",
         )
-    what = (
-        "is a directory without a run" if directory.is_dir() else "is no directory, name or id of a known run"
+    raise UsageError(
+        f"the directory {name!r} has no run" if directory.is_dir() else f"no run {name!r}",
+        code="BK-RUN-NOT-FOUND",
+        hint="pass the directory, the name or the id of a run; `buckeye rl list` lists them",
     )
-    raise UsageError(f"{word} {what}. `buckeye rl list` shows those that are known.")
 
 
 def _default_run() -> Path:
-    here = Path("outputs")
-    if _run_id(here) is not None:
-        return here
+    default = Path("outputs")
+    if _run_id(default) is not None:
+        return default
     runs, _ = known_runs()
     if not runs:
-        raise UsageError("No run is known. Name the output directory of one.")
+        raise UsageError("no runs found", code="BK-RUN-NOT-FOUND", hint="pass the output directory of a run")
     return runs[0].directory
 
 
@@ -220,7 +230,7 @@ def _folder() -> Path:
     return Path(state) / "buckeye" / "runs"
 
 
-def _entry(path: Path) -> KnownRun:
+def _read_entry(path: Path) -> KnownRun:
     entry = read_json(path)
     return KnownRun(
         run_id=str(entry["run_id"]),

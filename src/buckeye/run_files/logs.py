@@ -21,6 +21,7 @@ LAUNCHER = "rl"
 _CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d) ")
 _DATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \[([^\]]+)\] (.*)")
 _HALF_A_DAY = timedelta(hours=12)
+_RUN_FILE_HINT = "pass the directory of a run, or restore this file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,22 @@ def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | No
     newest = max(starts)
     chosen = newest if attempt is None else attempt
     if chosen not in starts:
-        raise UsageError(f"--attempt {chosen}: {output_dir} has the attempts {min(starts)} to {newest}")
+        raise UsageError(
+            f"--attempt {chosen}: no such attempt in {output_dir}",
+            code="BK-CLI-ARGUMENT",
+            hint=f"pass a number from {min(starts)} to {newest}",
+        )
     after = min((start for number, start in starts.items() if number > chosen), default=float("inf"))
-    begun = int(starts[chosen])  # most lines have whole seconds
+    started = int(starts[chosen])  # most lines have whole seconds
     sources = _sources(output_dir, starts, chosen)
-    if process is not None and not any(_is_meant(process, source.process) for source in sources):
-        there = ", ".join(source.process for source in sources) or "none"
-        raise UsageError(f"--process {process}: there is no log of it. There are: {there}")
-    lines = [line for source in sources for line in source.new(whole=False) if begun <= line.time < after]
+    if process is not None and not any(_matches(process, source.process) for source in sources):
+        processes = ", ".join(source.process for source in sources) or "none"
+        raise UsageError(
+            f"--process {process}: no log of this process",
+            code="BK-RUN-NO-DATA",
+            hint=f"processes with logs: {processes}",
+        )
+    lines = [line for source in sources for line in source.new(whole=False) if started <= line.time < after]
     return _in_order(lines, process)
 
 
@@ -62,21 +71,21 @@ def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[lis
     A resumed run writes to new files, which are found automatically.
     """
     starts = attempt_starts(output_dir)
-    begun = int(starts[max(starts)])
+    started = int(starts[max(starts)])
     launcher = _launcher_log(output_dir, starts[max(starts)])
     open_files: dict[Path, _Source] = {}
     while True:
-        here = {path.resolve() for path in sorted((output_dir / LOG_FOLDER).glob("*.stdout"))}
-        new = sorted(here - set(open_files))
+        present = {path.resolve() for path in sorted((output_dir / LOG_FOLDER).glob("*.stdout"))}
+        new = sorted(present - set(open_files))
         if new:
             starts = attempt_starts(output_dir)
         for path in new:
             with suppress(FileNotFoundError):  # not created yet, or deleted
                 open_files[path] = _ProcessLog(path, _start_of(path, starts))
         sources = [launcher, *open_files.values()] if launcher is not None else list(open_files.values())
-        lines = [line for source in sources for line in source.new(whole=True) if line.time >= begun]
+        lines = [line for source in sources for line in source.new(whole=True) if line.time >= started]
         yield _in_order(lines, process)
-        open_files = {path: source for path, source in open_files.items() if path in here}
+        open_files = {path: source for path, source in open_files.items() if path in present}
         launcher = launcher or _launcher_log(output_dir, starts[max(starts)])
 
 
@@ -87,9 +96,11 @@ def attempt_starts(output_dir: Path) -> dict[int, float]:
         attempts: list[dict[str, Any]] = read_json(path)["attempts"]
         starts = {int(entry["attempt"]): float(entry["started"]) for entry in attempts}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path} cannot be read ({error})") from None
+        raise UsageError(
+            f"invalid list of attempts: {error}", code="BK-FILE-FORMAT", at=str(path), hint=_RUN_FILE_HINT
+        ) from None
     if not starts:
-        raise UsageError(f"{path} cannot be read (it has no attempts)")
+        raise UsageError("no attempts found", code="BK-FILE-FORMAT", at=str(path), hint=_RUN_FILE_HINT)
     return starts
 
 
@@ -118,14 +129,14 @@ def _launcher_log(output_dir: Path, started: float) -> _LauncherLog | None:
     return _LauncherLog(path, started) if path.exists() else None
 
 
-def _is_meant(word: str, name: str) -> bool:
-    return word.replace(" ", "_") in (name, name.partition("_")[0], f"{name}_0")
+def _matches(process: str, name: str) -> bool:
+    return process.replace(" ", "_") in (name, name.partition("_")[0], f"{name}_0")
 
 
 def _in_order(lines: list[LogLine], process: str | None) -> list[LogLine]:
     """Return the selected lines sorted by whole seconds; the order within a process is kept."""
-    chosen = [line for line in lines if process is None or _is_meant(process, line.process)]
-    return sorted(chosen, key=lambda line: int(line.time))
+    selected = [line for line in lines if process is None or _matches(process, line.process)]
+    return sorted(selected, key=lambda line: int(line.time))
 
 
 class _Source(ABC):
@@ -156,19 +167,19 @@ class _ProcessLog(_Source):
         super().__init__(path, path.stem, started)
 
     def _lines(self, texts: list[str]) -> list[LogLine]:
-        found = []
+        lines = []
         for text in texts:
             if match := _CLOCK.match(text):
                 hour, minute, second = map(int, match.groups())
                 self._set_clock(hour, minute, second)
-            found.append(LogLine(self.now.timestamp(), self.process, text))
-        return found
+            lines.append(LogLine(self.now.timestamp(), self.process, text))
+        return lines
 
     def _set_clock(self, hour: int, minute: int, second: int) -> None:
         if hour > 23 or minute > 59 or second > 59:
             return
-        at = self.now.replace(hour=hour, minute=minute, second=second, microsecond=0)
-        self.now = max(self.now, at + timedelta(days=1) if self.now - at > _HALF_A_DAY else at)
+        time = self.now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+        self.now = max(self.now, time + timedelta(days=1) if self.now - time > _HALF_A_DAY else time)
 
 
 class _LauncherLog(_Source):
@@ -177,20 +188,20 @@ class _LauncherLog(_Source):
     def __init__(self, path: Path, started: float) -> None:
         super().__init__(path, LAUNCHER, started)
         self._started = datetime.fromtimestamp(started).replace(microsecond=0)
-        self._ours = False
+        self._is_own_line = False
 
     def _lines(self, texts: list[str]) -> list[LogLine]:
-        found = []
+        lines = []
         for text in texts:
             if match := _DATED.match(text):
                 stamp, process, text = match.groups()
-                at = datetime.fromisoformat(stamp)
-                self._ours = process == LAUNCHER and at >= self._started
-                self.now = max(self.now, at)
+                time = datetime.fromisoformat(stamp)
+                self._is_own_line = process == LAUNCHER and time >= self._started
+                self.now = max(self.now, time)
                 text = f"{stamp.partition(' ')[2]} {text}"
-            if self._ours:
-                found.append(LogLine(self.now.timestamp(), self.process, text))
-        return found
+            if self._is_own_line:
+                lines.append(LogLine(self.now.timestamp(), self.process, text))
+        return lines
 
 
 def prune_logs(output_dir: Path, keep: int | None) -> None:

@@ -27,11 +27,13 @@ RunState = Literal["starting", "running", "stopping", "paused", "finished", "fai
 `paused`: the launcher is suspended. `dead`: the launcher ended without recording the end of the run.
 """
 
+_KILLED = "the launcher ended without recording a reason: it was killed, or the machine was shut down"
+
 ACTIVE_STATES: frozenset[RunState] = frozenset({"starting", "running", "stopping", "paused"})
 
 
 def birth_time(pid: int) -> float:
-    """Return the start time of a process, to tell it from later processes with its pid.
+    """Return the start time of a process, which distinguishes it from later processes with its pid.
 
     On Linux it is in clock ticks since boot, which clock changes do not affect; elsewhere it is in seconds
     since the epoch. Raise `psutil.NoSuchProcess` if the process does not exist.
@@ -48,7 +50,7 @@ def birth_time(pid: int) -> float:
 class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
     """Process of a run.
 
-    `started` is in seconds since the epoch. `birth` tells the process from a later one with an equal pid,
+    `started` is in seconds since the epoch. `birth` distinguishes the process from a later one with its pid,
     even after clock changes. `node` is its node in the run; 0 is the launcher's. `log` is its file in
     `logs/`. `doing` is its activity since `since`; `on` is the kind of process that it waits for. It was
     restarted `restarts` times.
@@ -73,13 +75,10 @@ class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
             return None
         try:
             process = psutil.Process(self.pid)
-            same = birth_time(self.pid) == self.birth
-            return process if same and process.status() != psutil.STATUS_ZOMBIE else None
+            is_same = birth_time(self.pid) == self.birth
+            return process if is_same and process.status() != psutil.STATUS_ZOMBIE else None
         except psutil.NoSuchProcess:
             return None
-
-
-_KILLED = "its launcher ended without a word: it was killed, or the machine went down"
 
 
 class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
@@ -146,13 +145,13 @@ def write_record(output_dir: Path, record: RunRecord) -> None:
 
 def directory_id(output_dir: Path) -> str:
     """Return an identifier of a directory that its copies do not share: device, inode and path."""
-    found = output_dir.stat()
-    return f"{found.st_dev}:{found.st_ino} {output_dir.resolve()}"
+    status = output_dir.stat()
+    return f"{status.st_dev}:{status.st_ino} {output_dir.resolve()}"
 
 
-def _is_same_place(one: str, other: str) -> bool:
+def _is_same_directory(first: str, second: str) -> bool:
     """Return True if inode or path are equal. A rename keeps the inode; some file systems change inodes."""
-    return any(a == b for a, b in zip(one.split(" ", 1), other.split(" ", 1), strict=False))
+    return any(a == b for a, b in zip(first.split(" ", 1), second.split(" ", 1), strict=False))
 
 
 def read_record(output_dir: Path) -> RunRecord:
@@ -163,16 +162,23 @@ def read_record(output_dir: Path) -> RunRecord:
     path = output_dir / STATUS_FILE
     try:
         record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
-        here = directory_id(output_dir)
-        if record.place is None or _is_same_place(record.place, here):
+        current_id = directory_id(output_dir)
+        if record.place is None or _is_same_directory(record.place, current_id):
             return record
-        return msgspec.structs.replace(record, place=here, launcher=None, processes=())
+        return msgspec.structs.replace(record, place=current_id, launcher=None, processes=())
     except FileNotFoundError:
         raise UsageError(
-            f"{output_dir} has no {STATUS_FILE}: `rl` has started no run there, or one of an earlier version"
+            f"{output_dir} has no {STATUS_FILE}: no run was started there, or only by an earlier version",
+            code="BK-RUN-NOT-FOUND",
+            hint="pass the directory of a run; `buckeye rl list` lists them",
         ) from None
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"{path} cannot be read ({error}); the next start of the run replaces it") from None
+        raise UsageError(
+            f"invalid record of the run: {error}",
+            code="BK-FILE-FORMAT",
+            at=str(path),
+            hint="start or resume the run, which replaces this file",
+        ) from None
 
 
 def this_process(title: str) -> ProcessRecord:
@@ -186,20 +192,20 @@ def processes_left(record: RunRecord) -> list[LeftProcess]:
 
     These are the recorded ones, and all with the run's id in their environment, such as engine workers.
     """
-    named = [record.launcher, *record.processes] if record.launcher is not None else record.processes
-    found = {
-        process.pid: LeftProcess(process, known.title)
-        for known in named
-        if known is not None and (process := known.process()) is not None
+    launcher = [record.launcher] if record.launcher is not None else []
+    by_pid = {
+        process.pid: LeftProcess(process, recorded.title)
+        for recorded in [*launcher, *record.processes]
+        if (process := recorded.process()) is not None
     }
-    ourselves = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
-    for process in _of_run(record.run_id, record.place):
-        if process.pid not in ourselves:
-            found.setdefault(process.pid, LeftProcess(process, f"process {process.pid} ({process.name()})"))
-    return list(found.values())
+    own_pids = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    for process in _processes_of_run(record.run_id, record.place):
+        if process.pid not in own_pids:
+            by_pid.setdefault(process.pid, LeftProcess(process, f"process {process.pid} ({process.name()})"))
+    return list(by_pid.values())
 
 
-def _of_run(run_id: str, place: str | None) -> Iterable[psutil.Process]:
+def _processes_of_run(run_id: str, place: str | None) -> Iterable[psutil.Process]:
     for process in psutil.process_iter():
         try:
             environment = process.environ()

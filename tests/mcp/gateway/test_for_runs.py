@@ -80,7 +80,7 @@ def test_one_that_cannot_start_is_an_error_with_its_words(tmp_path, monkeypatch)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     url = f"http://127.0.0.1:{free_port()}/mcp"
     words = ["--command", "no-such-program"]
-    needed = ensure_gateway([url], tmp_path / "log", words=words)
+    needed = ensure_gateway([url], tmp_path / "log", args=words)
     with pytest.raises(RunError, match="exit code 2") as failure, needed:
         pass
     assert "'no-such-program'" in str(failure.value)
@@ -92,7 +92,7 @@ def test_it_dies_with_the_run(tmp_path):
     script = (
         "import sys, time\nfrom pathlib import Path\n"
         "from buckeye.launch.mcp_gateways import ensure_gateway\n"
-        f"with ensure_gateway(['http://127.0.0.1:{port}/mcp'], Path('log'), words=['--command', 'cat']):\n"
+        f"with ensure_gateway(['http://127.0.0.1:{port}/mcp'], Path('log'), args=['--command', 'cat']):\n"
         "    print('ready', flush=True)\n    time.sleep(600)\n"
     )
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}

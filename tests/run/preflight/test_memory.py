@@ -64,7 +64,7 @@ def parts(config, shape, hardware, process, location=MAIN_MEMORY) -> dict[str, i
     return {part.what: part.size for part in need.parts}
 
 
-def test_the_sizes_of_a_model(tmp_path):
+def test_read_shape_of_tiny_model(tmp_path):
     shape = parse_shape(TOY)
     assert (shape.parameters, shape.embeddings, shape.layer) == (TOY_PARAMETERS, 64_000, 37_008)
     assert parse_shape({**TOY, "tie_word_embeddings": False}).parameters == TOY_PARAMETERS + 64_000
@@ -75,7 +75,7 @@ def test_the_sizes_of_a_model(tmp_path):
     assert read_shape(tmp_path) is None
 
 
-def test_a_trainer_on_a_cpu():
+def test_plan_memory_of_cpu_trainer():
     given = config("--trainer.seq-len", "256", "--orchestrator.seq-len", "256")
     found = parts(given, parse_shape(TOY), on_cpu(), "trainer 0")
     layer = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128 + 2 * 64 + 2 * 32  # with padded blocks, as on a CPU
@@ -86,8 +86,8 @@ def test_a_trainer_on_a_cpu():
         "optimizer (adamw)": 8 * TOY_PARAMETERS,
         "activations of 256 tokens": 4 * 256 * (4 * layer + passing + outside),
         "logits and their gradients": 16 * 256 * 1000 + 4 * 64_000,
-        "copies for a checkpoint": 8 * TOY_PARAMETERS,  # 8 of 12: they reuse memory of activations
-        "the program": 450_000_000,
+        "checkpoint copies": 8 * TOY_PARAMETERS,  # 8 of 12: they reuse memory of activations
+        "program": 450_000_000,
     }
 
 
@@ -101,11 +101,11 @@ def test_a_trainer_on_a_cpu():
         (["--trainer.model.compute-dtype", "bfloat16"], "weights (bfloat16)", 2 * TOY_PARAMETERS),
     ],
 )
-def test_what_settings_change(words, name, size):
+def test_plan_memory_follows_settings(words, name, size):
     assert parts(config(*words), parse_shape(TOY), on_cpu(), "trainer 0")[name] == size
 
 
-def test_adapters_need_moments_for_themselves_only():
+def test_plan_memory_of_adapter_has_its_own_moments_only():
     words = ["--trainer.model.experimental.lora.rank", "8"]
     words += ["--trainer.model.experimental.lora.target-modules", '["q_proj", "down_proj"]']
     found = parts(config(*words), parse_shape(TOY), on_cpu(), "trainer 0")
@@ -115,7 +115,7 @@ def test_adapters_need_moments_for_themselves_only():
     assert found["frozen weights"] == 4 * TOY_PARAMETERS
 
 
-def test_recomputed_layers_keep_their_input_only():
+def test_plan_memory_of_recomputed_layers_keeps_inputs():
     length = ["--trainer.seq-len", "256", "--orchestrator.seq-len", "256"]
     layer = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128 + 2 * 64 + 2 * 32
     passing, outside = 3 * 128 + 2 * 64 + layer, 3 * 64
@@ -126,7 +126,7 @@ def test_recomputed_layers_keep_their_input_only():
     assert second[name] == 4 * 256 * (2 * layer + 2 * 64 + passing + outside)
 
 
-def test_gpus_divide_what_ranks_divide():
+def test_plan_memory_of_sharded_model_is_divided():
     given = config("--inference-gpu-ids", "0", "--trainer-gpu-ids", "1,2")
     needs = plan_memory(given, parse_shape(SMALL), on_gpus(24 * GB, 24 * GB, 24 * GB))
     assert [(n.process, n.location) for n in needs] == [
@@ -142,10 +142,10 @@ def test_gpus_divide_what_ranks_divide():
     for need in (needs[3], needs[5]):
         sizes = {part.what: part.size for part in need.parts}
         assert sizes["optimizer (adamw)"] == 8 * parameters // 2
-        assert "copies for a checkpoint" not in sizes
+        assert "checkpoint copies" not in sizes
 
 
-def test_the_cache_of_an_engine():
+def test_plan_memory_of_engine_cache_on_cpu():
     shape = parse_shape(TOY)
     slot = 2 * 4 * 32 * 256 * 4  # keys and values, layers, head size, tokens, bytes
     assert slot_bytes(shape, 256, 4) == slot
@@ -159,29 +159,29 @@ def test_the_cache_of_an_engine():
 
 
 @pytest.mark.parametrize(("free", "words"), [(24 * GB, ("0.5",)), (10 * GB, ("0.9",))])
-def test_the_cache_of_an_engine_on_a_gpu(free, words):
+def test_plan_memory_of_engine_cache_on_gpu(free, words):
     """The cache takes the GPU share or the free memory, minus two models, their logits and two gigabytes."""
     shape = parse_shape(SMALL)
     weights = 2 * (shape.parameters + 151_936 * 1024)
     given = config("--seq-len", "8192", "--inference.gpu-memory-utilization", *words)
     found = parts(given, shape, on_gpus(free, 24 * GB), "inference 0", "GPU 0")
-    room = 12 * GB if free == 24 * GB else free - found["the program"]
+    room = 12 * GB if free == 24 * GB else free - found["program"]
     slot = slot_bytes(shape, 8192, 2)
     budget = room - 2 * weights - 4 * 4 * 128 * 151_936 - 2 * 2**30
     assert found["keys and values"] == budget // slot * slot
     assert 3 < budget // slot < 20
 
 
-def test_the_cache_of_an_engine_on_a_gpu_is_a_quarter_of_what_is_free_where_its_share_is_used_up():
+def test_plan_memory_of_engine_cache_is_at_least_a_quarter_of_free_memory():
     shape = parse_shape(SMALL)
     given = config("--seq-len", "8192", "--inference.gpu-memory-utilization", "0.2")
     found = parts(given, shape, on_gpus(24 * GB, 24 * GB), "inference 0", "GPU 0")
     slot = slot_bytes(shape, 8192, 2)
-    free = 24 * GB - found["the program"] - 2 * found["weights"]
+    free = 24 * GB - found["program"] - 2 * found["weights"]
     assert found["keys and values"] == free // 4 // slot * slot
 
 
-def test_too_little_at_the_moment_is_a_warning_and_too_little_at_all_a_failure():
+def test_check_memory_warns_of_little_free_and_fails_on_little_total_memory():
     given, shape = config("--inference.kv-cache-gb", "0.5"), parse_shape(SMALL)
     need = sum_needs(plan_memory(given, shape, on_cpu(total=100 * GB)), MAIN_MEMORY)
     assert check_memory(given, shape, on_cpu(total=100 * GB, free=need - 1)).state == "warning"
@@ -189,14 +189,14 @@ def test_too_little_at_the_moment_is_a_warning_and_too_little_at_all_a_failure()
     assert check_memory(given, shape, on_cpu(total=need, free=need)).state == "ok"
 
 
-def test_too_little_on_a_gpu_names_the_settings_that_need_less():
+def test_check_memory_of_gpu_names_settings_to_lower():
     check = check_memory(config("--seq-len", "8192"), parse_shape(SMALL), on_gpus(24 * GB, 16 * GB))
     assert check.state == "failed"
     assert check.seen.startswith("GPU 1: ")
     assert check.do.startswith("for GPU 1: lower --seq-len")
 
 
-def test_somebody_else_on_the_gpu_is_named():
+def test_check_memory_names_other_processes_on_gpu():
     held = Gpu(index=1, name="A", total=24 * GB, free=1 * GB, users=((4321, "python", 23 * GB),))
     hardware = Hardware(
         memory=MainMemory(total=64 * GB, free=64 * GB),
@@ -204,13 +204,13 @@ def test_somebody_else_on_the_gpu_is_named():
     )
     check = check_memory(config("--seq-len", "256"), parse_shape(SMALL), hardware)
     assert check.state == "warning"
-    assert "python (4321) holds 23.0 GB" in check.do
+    assert "python (4321) uses 23.0 GB" in check.do
 
 
-def test_one_of_several_ranks_with_whole_models_keeps_the_copies_for_a_checkpoint():
+def test_plan_memory_has_checkpoint_copies_on_rank_0_only():
     given = config("--inference-gpu-ids", "0", "--trainer-gpu-ids", "1,2")
     copies = [
-        sum(part.size for part in need.parts if part.what == "copies for a checkpoint")
+        sum(part.size for part in need.parts if part.what == "checkpoint copies")
         for need in plan_memory(given, parse_shape(TOY), on_cpu())
         if need.process.startswith("trainer")
     ]
@@ -218,7 +218,7 @@ def test_one_of_several_ranks_with_whole_models_keeps_the_copies_for_a_checkpoin
 
 
 @pytest.mark.parametrize(("attention", "kept"), [("flash_attention_2", 0), ("sdpa", 2 * 64 + 2 * 32)])
-def test_padded_blocks_are_kept_on_a_gpu_where_flash_attention_is_not_used(attention, kept):
+def test_plan_memory_without_flash_attention_has_padded_blocks(attention, kept):
     words = ["--trainer.seq-len", "256", "--orchestrator.seq-len", "256", "--trainer.model.attn", attention]
     found = parts(config(*words), parse_shape(TOY), on_gpus(24 * GB, 24 * GB), "trainer 0", "GPU 1")
     layer = 4 * 64 + 3 * 64 + 3 * 32 + 4 * 128 + kept
@@ -226,13 +226,13 @@ def test_padded_blocks_are_kept_on_a_gpu_where_flash_attention_is_not_used(atten
 
 
 @pytest.mark.parametrize(("fast", "model", "width"), [(True, TOY, 4), (True, SMALL, 2), (False, SMALL, 4)])
-def test_only_a_large_model_computes_in_bfloat16_on_a_processor_that_is_fast_with_it(fast, model, width):
+def test_plan_memory_uses_bfloat16_on_cpu_for_large_models_only(fast, model, width):
     shape = parse_shape(model)
     found = parts(config(), shape, on_cpu(fast_bfloat16=fast), "inference 0")
     assert found["weights"] == width * (shape.parameters + shape.embeddings)
 
 
 @pytest.mark.parametrize(("words", "size"), [((), GB), (("--inference.kv-cache-gb", "2"), 2 * GB)])
-def test_the_cache_of_vllm_on_a_cpu(words, size):
+def test_plan_memory_of_vllm_cache_on_cpu(words, size):
     found = parts(config(*words), parse_shape(TOY), on_cpu(vllm=True), "inference 0")
     assert found["keys and values"] == size

@@ -18,5 +18,5 @@ MEASURED = [json.loads(line) for line in (Path(__file__).parent / "memory.jsonl"
 
 
 @pytest.mark.parametrize("one", MEASURED, ids=lambda one: f"{one['kind']}-{one['model']}-{one['length']}")
-def test_what_was_measured_is_planned_and_not_much_more(one):
+def test_plan_memory_is_close_to_measured_memory(one):
     assert 1.0 <= memory.planned(one) / one["measured"] <= AT_MOST

@@ -48,7 +48,7 @@ def project(runner):
 
 
 @pytest.mark.parametrize(("words", "said"), KNOWN.values(), ids=KNOWN)
-def test_what_is_known_is_said_before_a_start_and_leaves_no_folder(project, words, said):
+def test_start_with_failed_checks_leaves_no_folder(project, words, said):
     before = sorted(project.root.rglob("*"))
     started = project.here(project.rl("out", *words))
     assert (started.returncode, said in started.stderr) == (2, True), started.stderr
@@ -57,18 +57,18 @@ def test_what_is_known_is_said_before_a_start_and_leaves_no_folder(project, word
     assert [path for path in sorted(project.root.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
-def test_a_server_that_does_not_answer_is_refused_before_a_start(project):
+def test_start_refuses_unreachable_server(project):
     nobody = f"http://127.0.0.1:{free_port()}/v1"
     words = ("--trainer", "--orchestrator.client.base-url", nobody)
     argv = [word for word in project.rl("out", *words) if word not in ("--inference", "{}")]
     started = project.here(argv)
     assert started.returncode == 2
-    assert f"{nobody} " in started.stderr
+    assert f"no response from {nobody}" in started.stderr
     assert "--inference" in started.stderr
     assert not (project.root / "out").exists()
 
 
-def test_one_file_without_sections_for_processes_is_a_run(project):
+def test_dry_run_of_file_without_process_sections(project):
     (project.root / "run.toml").write_text(
         f'''output_dir = "out"\nmax_steps = 2\nmodel = {{ name = "{project.model}" }}\n'''
         """[[orchestrator.env]]\nid = "letters.py"\n"""
@@ -80,9 +80,7 @@ def test_one_file_without_sections_for_processes_is_a_run(project):
     assert "127.0.0.1" not in shown.stderr
 
 
-def test_an_evaluation_takes_the_environments_of_the_run_and_their_train_tasks_if_there_are_no_others(
-    project, monkeypatch
-):
+def test_evaluation_defaults_to_environments_and_train_tasks_of_the_run(project, monkeypatch):
     monkeypatch.chdir(project.root)
     words = ["--trainer", "--orchestrator.env.0.id", "halves.py", "--orchestrator.eval.interval", "2"]
     words += ["--orchestrator.env.1.id", "letters.py"]
@@ -95,13 +93,13 @@ def test_an_evaluation_takes_the_environments_of_the_run_and_their_train_tasks_i
     ]
 
 
-def test_prompts_that_leave_no_room_are_told_by_the_dry_run(project):
+def test_dry_run_reports_prompts_without_room_for_a_reply(project):
     short = ("--orchestrator.seq-len", "8", "--trainer.seq-len", "64")
     shown = project.here(project.rl("out", *short, "--dry-run"))
     assert "32 of 32 prompts" in shown.stderr
 
 
-def test_prompts_some_of_which_are_too_long_are_a_warning(project, monkeypatch):
+def test_check_tasks_warns_if_some_prompts_are_too_long(project, monkeypatch):
     text = ENVIRONMENT.replace('f"say {i}"', 'f"say {i} " + "a" * 40 * (i % 2)')
     (project.root / "mixed.py").write_text(text)
     monkeypatch.chdir(project.root)
@@ -110,7 +108,7 @@ def test_prompts_some_of_which_are_too_long_are_a_warning(project, monkeypatch):
     assert (check.state, check.seen.partition(" prompts")[0]) == ("warning", "16 of 32")
 
 
-def test_prompts_that_the_template_refuses_are_told(project, tmp_path, monkeypatch, wording):
+def test_check_tasks_reports_prompts_that_the_template_rejects(project, tmp_path, monkeypatch, wording):
     shutil.copytree(project.model, tmp_path / "strict")
     (tmp_path / "strict" / "chat_template.jinja").write_text("{{ raise_exception('only images') }}")
     monkeypatch.chdir(project.root)
@@ -131,19 +129,17 @@ TEMPLATES = {
     "fails": ("\n{{ messages[0]['content']['text'] }}{{ 1 / 0 }}", ENVIRONMENT, "line 2: division by zero"),
     "does not compile": ("{% for m in messages %}", ENVIRONMENT, "line 1: Unexpected end of template"),
     "is missing": (None, ENVIRONMENT, "has no chat template"),
-    "drops the user": ("{{ messages | length }}", ENVIRONMENT, "does not write what the user says"),
+    "drops the user": ("{{ messages | length }}", ENVIRONMENT, "omits user messages"),
     "refuses a system message": (
         NO_SYSTEM,
         ENVIRONMENT.replace("messages=(p,)", "messages=({'role': 'system', 'content': 'Be brief.'}, p)"),
-        "32 of 32 first prompts are refused: ",
+        "the chat template rejects 32 of 32 first prompts: ",
     ),
 }
 
 
 @pytest.mark.parametrize(("template", "environment", "said"), TEMPLATES.values(), ids=TEMPLATES)
-def test_a_template_that_cannot_be_used_is_refused_before_a_start(
-    project, tmp_path, template, environment, said
-):
+def test_start_refuses_unusable_template(project, tmp_path, template, environment, said):
     model = tmp_path / "model"
     shutil.copytree(project.model, model)
     (model / "chat_template.jinja").unlink()
@@ -156,7 +152,7 @@ def test_a_template_that_cannot_be_used_is_refused_before_a_start(
 
 
 @pytest.mark.parametrize(("offers_tools", "states"), [(False, ["ok"]), (True, ["failed"])])
-def test_a_template_without_system_messages_and_tools_cannot_offer_tools(
+def test_template_without_system_messages_and_tools_cannot_offer_tools(
     project, tmp_path, monkeypatch, offers_tools, states
 ):
     (tmp_path / "chat_template.jinja").write_text(NO_SYSTEM)
@@ -168,7 +164,9 @@ def test_a_template_without_system_messages_and_tools_cannot_offer_tools(
     assert [check.state for check in check_tasks_quickly(load_config(RLConfig, words), tmp_path)] == states
 
 
-def test_a_template_without_system_messages_may_be_used_without_any(project, tmp_path, monkeypatch):
+def test_template_without_system_messages_is_accepted_for_prompts_without_them(
+    project, tmp_path, monkeypatch
+):
     (tmp_path / "chat_template.jinja").write_text(NO_SYSTEM)
     check = check_template(tmp_path)
     assert (check.state, "line 2: System role not supported" in check.seen) == ("ok", True)
@@ -178,7 +176,7 @@ def test_a_template_without_system_messages_may_be_used_without_any(project, tmp
     assert [check.state for check in check_tasks_quickly(load_config(RLConfig, words), tmp_path)] == ["ok"]
 
 
-def test_a_template_that_ignores_the_generation_prompt_is_a_warning(tmp_path, wording):
+def test_check_template_warns_if_generation_prompt_is_ignored(tmp_path, wording):
     (tmp_path / "chat_template.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     )
@@ -187,7 +185,7 @@ def test_a_template_that_ignores_the_generation_prompt_is_a_warning(tmp_path, wo
     assert check.line == wording
 
 
-def test_a_tokenizer_that_cannot_be_read_is_told(project, tmp_path):
+def test_dry_run_reports_unreadable_tokenizer(project, tmp_path):
     shutil.copytree(project.model, tmp_path / "bad")
     (tmp_path / "bad" / "tokenizer.json").write_text("{")
     shown = project.here(project.rl("out", "--model.name", tmp_path / "bad", "--dry-run"))
@@ -197,7 +195,7 @@ def test_a_tokenizer_that_cannot_be_read_is_told(project, tmp_path):
 @pytest.mark.parametrize(
     "code", ["while True: pass", "import os; os._exit(1)", "import os; os.kill(os.getpid(), 9)"]
 )
-def test_an_environment_that_takes_long_or_dies_is_not_waited_for_at_a_start(tmp_path, monkeypatch, code):
+def test_check_tasks_quickly_ends_slow_and_crashing_environments(tmp_path, monkeypatch, code):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hard.py").write_text(f"{code}\n{ENVIRONMENT}")
     words = ["--trainer", "--orchestrator.env.0.id", "gone.py", "--orchestrator.eval.env.0.id", "hard.py"]

@@ -39,19 +39,21 @@ def other_nodes(config: RLConfig) -> Iterator[OtherNodes]:
     if config.cluster.nodes == 1:
         yield OtherNodes()
         return
-    with _started(config) as found:
-        for number, host in found.hosts.items():
-            _check(number, host)
-        _refuse_own_disks(found, config.output_dir.absolute())
-        yield found
+    with _engine_nodes(config) as nodes:
+        for number, host in nodes.hosts.items():
+            _check_versions(number, host)
+        _check_shared_directory(nodes, config.output_dir.absolute())
+        yield nodes
 
 
-def _check(number: int, host: Host) -> None:
+def _check_versions(number: int, host: Host) -> None:
     facts, python = host.facts(), sys.version.split()[0]
     if facts.version != __version__ or _minor(facts.python) != _minor(python):
         raise UsageError(
-            f"node {number} ({facts.name}) has version {facts.version} of Buckeye and {facts.python} of "
-            f"Python, and this host {__version__} and {python}: install the same on all nodes."
+            f"node {number} ({facts.name}) has Buckeye {facts.version} and Python {facts.python}; this host "
+            f"has Buckeye {__version__} and Python {python}",
+            code="BK-PACKAGE-VERSION",
+            hint="install the same versions on all nodes",
         )
 
 
@@ -59,33 +61,36 @@ def _minor(python: str) -> list[str]:
     return python.split(".")[:2]
 
 
-def _started(config: RLConfig) -> AbstractContextManager[OtherNodes]:
+def _engine_nodes(config: RLConfig) -> AbstractContextManager[OtherNodes]:
     if select_engine(config) == "ray":
         from buckeye.launch.engines.ray_cluster import ray_nodes  # importing Ray takes a second
 
         return ray_nodes(config)
     if config.inference is not None and config.inference.parallel.pp > 1:
         raise UsageError(
-            f"a model on inference.parallel.pp = {config.inference.parallel.pp} nodes needs a Ray "
-            "cluster, and within a job of Slurm srun starts the processes: start a Ray cluster in the job "
-            "and set cluster.engine = ray, or choose a tp that fits a node"
+            f"inference.parallel.pp = {config.inference.parallel.pp} needs a Ray cluster, but srun starts "
+            "the processes of this Slurm job",
+            code="BK-CLUSTER",
+            hint="start a Ray cluster in the job and set `cluster.engine = ray`, or set pp = 1 and a tp that "
+            "fits on a node",
         )
     from buckeye.launch.engines.srun import srun_nodes
 
     return nullcontext(srun_nodes(config))
 
 
-def _refuse_own_disks(found: OtherNodes, folder: Path) -> None:
+def _check_shared_directory(nodes: OtherNodes, folder: Path) -> None:
     """Raise UsageError if a node does not see a file that was just written to `folder`."""
     content, probe = secrets.token_hex(16), folder / _PROBE
     folder.mkdir(parents=True, exist_ok=True)
     storage.write_file(probe, content)
     try:
-        for number, host in sorted(found.hosts.items()):
+        for number, host in sorted(nodes.hosts.items()):
             if not host.sees(probe, content):
                 raise UsageError(
-                    f"node {number} ({host.facts().name}) does not see {folder} of this host: put output_dir "
-                    "on a file system that all nodes share, under the same path"
+                    f"node {number} ({host.facts().name}) cannot read {folder} of this host",
+                    code="BK-CLUSTER",
+                    hint="set `output_dir` to a path on a file system that all nodes share",
                 )
     finally:
         probe.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """The part of an engine that runs on another node: it starts processes there and reports on them.
 
 It reports their output, heartbeats and ends. The processes end with this one. Slurm's srun runs this file as
-a program: `python -m buckeye.launch.engines.node` with `ask QUESTION` for one answer, or `carry` for one
+a program: `python -m buckeye.launch.engines.node` with `query REQUEST` for one reply, or `run` for one
 process. Ray runs `Children` in an actor.
 """
 
@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,19 +32,19 @@ from buckeye.launch.preflight.ports import Ports, address_towards, socket_variab
 from buckeye.version import __version__
 
 Event = tuple[Any, ...]
-"""The number of a process, then its event: ("started", pid), ("printed", bytes), ("heard", bytes, time) or
-("ended", code, problem)."""
+"""The number of a process, then its event: ("started", pid), ("output", bytes), ("heartbeats", bytes, time)
+or ("ended", code, problem)."""
 
-_CHUNK = 65536
+_CHUNK_BYTES = 65536
 _CANNOT_START = 126
 _END_SECONDS = 10.0
-_LOOK_SECONDS = 10.0
-_TURN_SECONDS = 0.1
-_LENGTH = 4
-_LONGEST = 2**24
+_VISIBILITY_SECONDS = 10.0
+_POLL_SECONDS = 0.1
+_LENGTH_BYTES = 4
+_MAX_FRAME_BYTES = 2**24
 
 
-# Requests that are answered at once.
+# Requests with an immediate reply.
 
 
 def facts(towards: str) -> HostFacts:
@@ -64,29 +65,29 @@ def facts(towards: str) -> HostFacts:
 
 def own_devices(environ: Mapping[str, str]) -> list[str] | None:
     """Return the GPUs that the engine assigned, in CUDA's notation, or None if it assigned none."""
-    given = environ.get("CUDA_VISIBLE_DEVICES")
-    return None if given is None else [word for word in given.split(",") if word]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return None if visible is None else [device for device in visible.split(",") if device]
 
 
 def sees(path: Path, content: str) -> bool:
-    """Return True if a file that was just written is visible here; network file systems may need a while."""
-    deadline = time.monotonic() + _LOOK_SECONDS
+    """Return True if a new file is visible on this node; network file systems may need a while."""
+    deadline = time.monotonic() + _VISIBILITY_SECONDS
     while True:
         try:
             return path.read_text(encoding="utf-8") == content
         except OSError:
             if time.monotonic() > deadline or not path.parent.is_dir():
                 return False
-        time.sleep(_TURN_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
-def answer(question: Mapping[str, Any], ports: Ports) -> Any:
-    """Answer `{"facts": HOST}`, `{"ports": COUNT}` or `{"sees": PATH, "content": TEXT}`, as JSON values."""
-    if "facts" in question:
-        return msgspec.to_builtins(facts(question["facts"]))
-    if "ports" in question:
-        return ports.choose(question["ports"])
-    return sees(Path(question["sees"]), question["content"])
+def reply_to(request: Mapping[str, Any], ports: Ports) -> Any:
+    """Return the reply to `{"facts": HOST}`, `{"ports": COUNT}` or `{"sees": PATH, "content": TEXT}`."""
+    if "facts" in request:
+        return msgspec.to_builtins(facts(request["facts"]))
+    if "ports" in request:
+        return ports.choose(request["ports"])
+    return sees(Path(request["sees"]), request["content"])
 
 
 # Processes.
@@ -96,7 +97,7 @@ def answer(question: Mapping[str, Any], ports: Ports) -> Any:
 class _Child:
     process: LocalProcess
     output: int
-    rest: bytes = b""
+    rest: bytes = b""  # an incomplete line of heartbeats
 
 
 class Children:
@@ -107,14 +108,14 @@ class Children:
         self._children: dict[int, _Child] = {}
         self._events: list[Event] = []
 
-    def start(self, number: int, words: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-        """Start Buckeye with the args `words` as process `number`."""
-        output, writing = os.pipe()
+    def start(self, number: int, args: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+        """Start Python with `args` as process `number`."""
+        output, write_end = os.pipe()
         try:
             process = LocalProcess(
-                [sys.executable, *words],
+                [sys.executable, *args],
                 env=process_environment(os.environ, env),
-                output=writing,
+                output=write_end,
                 cwd=Path(cwd) if Path(cwd).is_dir() else None,
             )
         except OSError as error:
@@ -122,16 +123,16 @@ class Children:
             self._events.append((number, "ended", _CANNOT_START, str(error)))
             return
         finally:
-            os.close(writing)
+            os.close(write_end)
         child = self._children[number] = _Child(process, output)
-        for pipe, take in ((output, self._printed), (process.heartbeats, self._heard)):
+        for pipe, receive in ((output, self._receive_output), (process.heartbeats, self._receive_heartbeats)):
             os.set_blocking(pipe, False)
-            self.watch(pipe, _call(take, number, child))
+            self.watch(pipe, partial(receive, number, child))
         self._events.append((number, "started", process.pid))
 
-    def watch(self, pipe: int | IO[bytes], call: Callable[[], object]) -> None:
-        """Call `call` whenever data arrives on `pipe`."""
-        self._selector.register(pipe, selectors.EVENT_READ, call)
+    def watch(self, pipe: int | IO[bytes], callback: Callable[[], object]) -> None:
+        """Call `callback` whenever data arrives on `pipe`."""
+        self._selector.register(pipe, selectors.EVENT_READ, callback)
 
     def signal(self, number: int, which: int, session: bool) -> None:
         """Send a signal to a process or to its session, unless it has ended."""
@@ -143,11 +144,11 @@ class Children:
         """Return the events so far, as soon as there is one, at the latest after `seconds`."""
         deadline = time.monotonic() + seconds
         while not self._events and time.monotonic() < deadline:
-            for key, _ in self._selector.select(min(seconds, _TURN_SECONDS)):
+            for key, _ in self._selector.select(min(seconds, _POLL_SECONDS)):
                 key.data()
-            self._look()
-        happened, self._events = self._events, []
-        return happened
+            self._collect_ended()
+        events, self._events = self._events, []
+        return events
 
     @property
     def count(self) -> int:
@@ -164,48 +165,47 @@ class Children:
                 child.process.wait(max(0.1, deadline - time.monotonic()))
         self._children.clear()
 
-    def _look(self) -> None:
+    def _collect_ended(self) -> None:
         for number, child in list(self._children.items()):
             if child.process.returncode is None:
                 continue
-            for take, pipe in ((self._printed, child.output), (self._heard, child.process.heartbeats)):
-                while pipe in self._selector.get_map() and take(number, child):
+            for receive, pipe in (
+                (self._receive_output, child.output),
+                (self._receive_heartbeats, child.process.heartbeats),
+            ):
+                while pipe in self._selector.get_map() and receive(number, child):
                     pass
-                self._forget(pipe)
+                self._unwatch(pipe)
                 os.close(pipe)
             del self._children[number]
             self._events.append((number, "ended", child.process.returncode, None))
 
-    def _printed(self, number: int, child: _Child) -> bool:
+    def _receive_output(self, number: int, child: _Child) -> bool:
         data = self._read(child.output)
         if data:
-            self._events.append((number, "printed", data))
+            self._events.append((number, "output", data))
         return bool(data)
 
-    def _heard(self, number: int, child: _Child) -> bool:
+    def _receive_heartbeats(self, number: int, child: _Child) -> bool:
         data = self._read(child.process.heartbeats)
         lines, end, child.rest = (child.rest + data).rpartition(b"\n")
         if end:
-            self._events.append((number, "heard", lines + end, time.monotonic()))
+            self._events.append((number, "heartbeats", lines + end, time.monotonic()))
         return bool(data)
 
     def _read(self, pipe: int) -> bytes:
         """Return the data that has arrived; stop watching a pipe at its end."""
         try:
-            data = os.read(pipe, _CHUNK)
+            data = os.read(pipe, _CHUNK_BYTES)
         except BlockingIOError:
             return b""
         if not data:
-            self._forget(pipe)
+            self._unwatch(pipe)
         return data
 
-    def _forget(self, pipe: int) -> None:
+    def _unwatch(self, pipe: int) -> None:
         with suppress(KeyError):
             self._selector.unregister(pipe)
-
-
-def _call(take: Callable[[int, _Child], bool], number: int, child: _Child) -> Callable[[], bool]:
-    return lambda: take(number, child)
 
 
 def process_environment(environ: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
@@ -213,27 +213,27 @@ def process_environment(environ: Mapping[str, str], env: Mapping[str, str]) -> d
 
     The run numbers its devices from 0; they are replaced by the devices that the engine assigned.
     """
-    given = {
+    variables = {
         **child_environment(environ, runs_rollouts=False),
         "BUCKEYE_PARENT_PID": str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
         **env,
     }
-    own, asked = own_devices(environ), own_devices(env)
-    if own and asked:
-        given["CUDA_VISIBLE_DEVICES"] = ",".join(own[int(device)] for device in asked)
-    return given
+    assigned, requested = own_devices(environ), own_devices(env)
+    if assigned and requested:
+        variables["CUDA_VISIBLE_DEVICES"] = ",".join(assigned[int(device)] for device in requested)
+    return variables
 
 
 def apply_event(process: RemoteProcess, event: Event) -> None:
     """Pass an event of a node on to its process."""
-    known: dict[str, Callable[..., None]] = {
+    handlers: dict[str, Callable[..., None]] = {
         "started": process.record_start,
-        "printed": process.record_output,
-        "heard": process.record_heartbeats,
+        "output": process.record_output,
+        "heartbeats": process.record_heartbeats,
         "ended": process.record_end,
     }
-    known[event[1]](*event[2:])
+    handlers[event[1]](*event[2:])
 
 
 class NodeActor:
@@ -251,12 +251,12 @@ class NodeActor:
         return self._ports.choose(count)
 
     def sees(self, path: str, content: str) -> bool:
-        """Return True if a file that was just written is visible on the node."""
+        """Return True if a new file is visible on the node."""
         return sees(Path(path), content)
 
-    def start(self, number: int, words: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
+    def start(self, number: int, args: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
         """Start a process with the given number."""
-        self._children.start(number, words, env, cwd)
+        self._children.start(number, args, env, cwd)
 
     def signal(self, number: int, which: int, session: bool) -> None:
         """Send a signal to a process or to its session."""
@@ -271,11 +271,11 @@ class NodeActor:
 
 
 def frames(pipe: IO[bytes]) -> Iterator[Event]:
-    """Yield the events that `carry` writes, until the pipe ends. Raises ValueError for other data."""
-    while len(head := pipe.read(_LENGTH)) == _LENGTH:
+    """Yield the events that `run` writes, until the pipe ends. Raises ValueError for other data."""
+    while len(head := pipe.read(_LENGTH_BYTES)) == _LENGTH_BYTES:
         length = int.from_bytes(head, "big")
-        if length > _LONGEST:
-            raise ValueError(f"a message of {length} bytes")
+        if length > _MAX_FRAME_BYTES:
+            raise ValueError(f"invalid output: a frame of {length} bytes")
         data = pipe.read(length)
         if len(data) < length:
             return
@@ -285,7 +285,7 @@ def frames(pipe: IO[bytes]) -> Iterator[Event]:
             raise ValueError(str(error)) from None
 
 
-def carry() -> int:
+def run() -> int:
     """Start the process that the first line of stdin describes, and write its events to stdout.
 
     Each further line is a signal to send. The process is killed when stdin ends. Returns srun's exit code.
@@ -297,26 +297,26 @@ def carry() -> int:
         signal.signal(number, lambda *_: None)
     children = Children()
     rest = b""
-    lost = False
+    is_lost = False
 
-    def obey() -> None:
-        nonlocal rest, lost
-        data = os.read(commands.fileno(), _CHUNK)
-        lost = not data
+    def execute_commands() -> None:
+        nonlocal rest, is_lost
+        data = os.read(commands.fileno(), _CHUNK_BYTES)
+        is_lost = not data
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            said = json.loads(line)
-            if "start" in said:
-                children.start(0, said["start"], said["env"], said["cwd"])
+            command = json.loads(line)
+            if "start" in command:
+                children.start(0, command["start"], command["env"], command["cwd"])
             else:
-                children.signal(0, said["signal"], said["session"])
+                children.signal(0, command["signal"], command["session"])
 
-    children.watch(commands, obey)
+    children.watch(commands, execute_commands)
     try:
-        while not lost:
-            for event in children.events(_TURN_SECONDS):
+        while not is_lost:
+            for event in children.events(_POLL_SECONDS):
                 data = msgspec.msgpack.encode(event)
-                out.write(len(data).to_bytes(_LENGTH, "big") + data)
+                out.write(len(data).to_bytes(_LENGTH_BYTES, "big") + data)
                 out.flush()
                 if event[1] == "ended":
                     return 0
@@ -327,13 +327,13 @@ def carry() -> int:
     return 1
 
 
-def main(words: Sequence[str]) -> int:
-    """Run `ask QUESTION`, with the question as JSON, or `carry`; return the exit code."""
-    if words[0] == "carry":
-        return carry()
+def main(args: Sequence[str]) -> int:
+    """Run `query REQUEST`, with the request as JSON, or `run`; return the exit code."""
+    if args[0] == "run":
+        return run()
     ports = Ports()
     try:
-        sys.stdout.write(json.dumps(answer(json.loads(words[1]), ports)) + "\n")
+        sys.stdout.write(json.dumps(reply_to(json.loads(args[1]), ports)) + "\n")
     finally:
         ports.close()
     return 0

@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 
 _CONNECT_SECONDS = 5.0
 _POLL_SECONDS = 0.5
-_ANSWER_SECONDS = 60.0
-_TELL_SECONDS = 30.0
-_RETURN_SECONDS = 20.0
+_REPLY_SECONDS = 60.0
+_LOG_SECONDS = 30.0
+_RECONNECT_SECONDS = 20.0
 
 
 @contextmanager
@@ -43,15 +43,15 @@ def ray_nodes(config: RLConfig) -> Iterator[OtherNodes]:
     have enough nodes within `cluster.join_timeout`.
     """
     need("ray", "cluster.engine = ray")
-    ray = _connected(config.cluster.ray_address, config.cluster.join_timeout)
+    ray = _connect(config.cluster.ray_address, config.cluster.join_timeout)
     try:
         address = config.cluster.address or _own_address(ray, config.cluster.ray_address)
         bundles = _bundles(config, ray)
         hosts: dict[int, RayHost] = {}
         try:
-            found = _wait_for(config, ray, address, bundles)
-            for number, (ray_node, bundle) in enumerate(zip(found, bundles, strict=True), 1):
-                hosts[number] = RayHost(ray, number, ray_node, bundle, address)
+            addresses = _wait_for_nodes(config, ray, address, bundles)
+            for number, (node_address, bundle) in enumerate(zip(addresses, bundles, strict=True), 1):
+                hosts[number] = RayHost(ray, number, node_address, bundle, address)
             yield OtherNodes(address=address, hosts=dict(hosts))
         finally:
             for host in hosts.values():
@@ -60,44 +60,49 @@ def ray_nodes(config: RLConfig) -> Iterator[OtherNodes]:
         ray.shutdown()
 
 
-def _connected(address: str, patience: float) -> Any:
-    place = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
-    if place not in ("auto", "local"):
-        _wait_until_reachable(place, patience)
+def _connect(setting: str, timeout: float) -> Any:
+    address = os.environ.get("RAY_ADDRESS", setting) if setting == "auto" else setting
+    if address not in ("auto", "local"):
+        _wait_until_reachable(address, timeout)
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # for Ray's messages about its nodes
     try:
-        ray.init(place, log_to_driver=False, configure_logging=False, namespace="buckeye")
+        ray.init(address, log_to_driver=False, configure_logging=False, namespace="buckeye")
     except ConnectionError as error:
         raise UsageError(
-            f"No Ray cluster was found (cluster.ray_address = {address}): {_told(error)}. Make this host "
-            "part of one (`ray start --head`, `ray start --address HOST:PORT`), or name one: "
-            "--cluster.ray-address HOST:PORT. One that asks for a token is told it by RAY_AUTH_MODE=token "
-            "and RAY_AUTH_TOKEN."
+            f"no Ray cluster found: {_error_line(error)}",
+            code="BK-CLUSTER",
+            at=f"cluster.ray_address = {setting}",
+            hint="start a cluster on this host (`ray start --head`), join one (`ray start --address "
+            "HOST:PORT`), or pass its address: `--cluster.ray-address HOST:PORT`. A cluster with a token "
+            "needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN",
         ) from None
     except ValueError as error:
         if "ray[client]" not in str(error):
             raise
         raise UsageError(
-            f"{place} is the address of a Ray client, which is not installed: pip install 'ray[client]', or "
-            "name the cluster by HOST:PORT on a host that is part of it."
+            f"{address} needs the Ray client, which is not installed",
+            code="BK-PACKAGE-MISSING",
+            hint="install it (`pip install 'ray[client]'`), or pass HOST:PORT on a host of the cluster",
         ) from None
     except RuntimeError as error:
         if "ersion mismatch" not in str(error):
             raise
         raise UsageError(
-            f"This host and the Ray cluster at {place} differ: {' '.join(str(error).split())} Install the "
-            "same Python, Ray and Buckeye on all nodes."
+            f"versions of this host and of the Ray cluster at {address} differ: "
+            + " ".join(str(error).split()),
+            code="BK-PACKAGE-VERSION",
+            hint="install the same Python, Ray and Buckeye on all nodes",
         ) from None
     return ray
 
 
-def _wait_until_reachable(place: str, patience: float) -> None:
+def _wait_until_reachable(address: str, timeout: float) -> None:
     """Wait until the cluster accepts connections: Ray itself would retry for minutes without a message."""
-    parts = urlsplit(place if "://" in place else f"ray://{place}")
-    deadline, told = time.monotonic() + patience, False
+    parts = urlsplit(address if "://" in address else f"ray://{address}")
+    deadline, is_logged = time.monotonic() + timeout, False
     while True:
         try:
             if parts.hostname is None or parts.port is None:
@@ -106,24 +111,29 @@ def _wait_until_reachable(place: str, patience: float) -> None:
             return
         except ValueError:
             raise UsageError(
-                f"cluster.ray_address = {place}: expected HOST:PORT or ray://HOST:PORT"
+                f"invalid address of a Ray cluster: {address!r}",
+                code="BK-CONFIG-VALUE",
+                at="cluster.ray_address",
+                hint="write HOST:PORT or ray://HOST:PORT",
             ) from None
         except OSError as error:
-            why = error.strerror or str(error)
+            reason = error.strerror or str(error)
         if time.monotonic() > deadline:
             raise RunError(
-                f"No Ray cluster has answered at {place} within {patience:.0f} s (cluster.join_timeout): "
-                f"{why}. Is it running, and is the port open?"
+                f"no connection to the Ray cluster at {address} within {timeout:.0f} s: {reason}",
+                code="BK-CLUSTER",
+                hint="check that the cluster is running and the port is open, or raise "
+                "`cluster.join_timeout`",
             )
-        if not told:
-            log.info("Waiting at most %.0f s for the Ray cluster at %s: %s", patience, place, why)
-            told = True
+        if not is_logged:
+            log.info("Waiting at most %.0f s for the Ray cluster at %s: %s", timeout, address, reason)
+            is_logged = True
         time.sleep(_POLL_SECONDS)
 
 
-def _own_address(ray: Any, place: str) -> str:
-    if place.startswith("ray://"):
-        return address_towards(urlsplit(place).hostname or "")
+def _own_address(ray: Any, cluster_address: str) -> str:
+    if cluster_address.startswith("ray://"):
+        return address_towards(urlsplit(cluster_address).hostname or "")
     return str(ray.util.get_node_ip_address())
 
 
@@ -137,65 +147,66 @@ def _bundles(config: RLConfig, ray: Any) -> list[dict[str, float]]:
     on_gpu = config.trainer.model.device != "cpu" and any(
         node["Resources"].get("GPU") for node in ray.nodes() if node["Alive"]
     )
-    of_vllm: list[int] = []
+    vllm_nodes: list[int] = []
     if config.inference is not None and config.inference.parallel.pp > 1:
-        of_vllm = config.cluster.inference_node_numbers
+        vllm_nodes = config.cluster.inference_node_numbers
     return [
-        {"CPU": 1, "GPU": max(ids) + 1} if on_gpu and number not in of_vllm else {"CPU": 1}
+        {"CPU": 1, "GPU": max(ids) + 1} if on_gpu and number not in vllm_nodes else {"CPU": 1}
         for number in range(1, config.cluster.nodes)
     ]
 
 
 def _candidates(ray: Any, own: str, bundle: Mapping[str, float]) -> tuple[list[str], list[str]]:
-    """Return the addresses of other nodes with enough free resources, and one line about every other node."""
-    client = ray.util.client.ray.is_connected()  # a client gets the free resources only from a node
-    free = ray.get(ray.remote(num_cpus=0)(_free).remote()) if client else _free()
-    fit, lines = [], []
+    """Return the addresses of other nodes with enough free resources, and one line per other node."""
+    is_client = ray.util.client.ray.is_connected()  # a client gets the free resources only from a node
+    resources = ray.get(ray.remote(num_cpus=0)(_free_resources).remote()) if is_client else _free_resources()
+    suitable, lines = [], []
     for node in ray.nodes():
-        address, has = node["NodeManagerAddress"], free.get(node["NodeID"], {})
+        address, free = node["NodeManagerAddress"], resources.get(node["NodeID"], {})
         if not node["Alive"] or address == own:
             continue
         missing = [
-            f"{name} {has.get(name, 0):g} of {least:g}"
-            for name, least in bundle.items()
-            if has.get(name, 0) < least
+            f"{free.get(name, 0):g} {name} free, {count:g} needed"
+            for name, count in bundle.items()
+            if free.get(name, 0) < count
         ]
-        lines.append(
-            f"  {address}: " + (f"free are {', '.join(missing)} needed" if missing else "has enough")
-        )
+        lines.append(f"  {address}: {'; '.join(missing) or 'enough free'}")
         if not missing:
-            fit.append(address)
-    return sorted(fit), lines
+            suitable.append(address)
+    return sorted(suitable), lines
 
 
-def _free() -> dict[str, dict[str, float]]:
+def _free_resources() -> dict[str, dict[str, float]]:
     from ray._private.state import available_resources_per_node
 
     return dict(available_resources_per_node())
 
 
-def _wait_for(config: RLConfig, ray: Any, own: str, bundles: Sequence[Mapping[str, float]]) -> list[str]:
-    """Return the addresses of as many other nodes as the run needs; each fits the largest share of it."""
+def _wait_for_nodes(
+    config: RLConfig, ray: Any, own: str, bundles: Sequence[Mapping[str, float]]
+) -> list[str]:
+    """Return the addresses of the other nodes of the run; each has room for the largest bundle."""
     bundle = max(bundles, key=len)
-    wanted, patience = config.cluster.nodes - 1, config.cluster.join_timeout
+    count, timeout = config.cluster.nodes - 1, config.cluster.join_timeout
     started = time.monotonic()
-    told = None
+    logged = None
     while True:
-        fit, lines = _candidates(ray, own, bundle)
-        if len(fit) >= wanted:
-            return fit[:wanted]
+        suitable, lines = _candidates(ray, own, bundle)
+        if len(suitable) >= count:
+            return suitable[:count]
         now = time.monotonic()
-        needs = " and ".join(f"{count:g} {name}" for name, count in bundle.items())
-        there = "\n".join(lines) or "  none"
-        if now - started > patience:
+        needs = " and ".join(f"{amount:g} {name}" for name, amount in bundle.items())
+        others = "\n".join(lines) or "  none"
+        if now - started > timeout:
             raise RunError(
-                f"cluster.nodes = {config.cluster.nodes} needs {wanted} Ray nodes beside this one ({own}), "
-                f"with {needs} each; there were {len(fit)} within {patience:.0f} s (cluster.join_timeout). "
-                f"Others:\n{there}"
+                f"cluster.nodes = {config.cluster.nodes} needs {count} more Ray nodes with {needs} each; "
+                f"found {len(suitable)} within {timeout:.0f} s. Nodes other than this one ({own}):\n{others}",
+                code="BK-CLUSTER",
+                hint="add nodes to the cluster, lower `cluster.nodes`, or raise `cluster.join_timeout`",
             )
-        if told is None or now - told > _TELL_SECONDS:
-            log.info("Waiting for %d Ray nodes with %s each. There are:\n%s", wanted, needs, there)
-            told = now
+        if logged is None or now - logged > _LOG_SECONDS:
+            log.info("Waiting for %d Ray nodes with %s each. Other nodes:\n%s", count, needs, others)
+            logged = now
         time.sleep(_POLL_SECONDS)
 
 
@@ -208,20 +219,20 @@ class RayHost:
         self._numbers = itertools.count(1)
         self._processes: dict[int, RemoteProcess] = {}
         self._lock = threading.Lock()
-        self._closing = False
+        self._is_closing = False
         self._group: Any = None
         self._actor: Any = None
-        self._placing: threading.Thread | None = None
-        self._place(_ANSWER_SECONDS)
+        self._reconnecting: threading.Thread | None = None
+        self._start_actor(_REPLY_SECONDS)
 
     @property
     def absent(self) -> str | None:
         """Name of the node for messages if it is absent; another thread checks if a lost node is back."""
         if self._actor is not None:
             return None
-        if self._placing is None or not self._placing.is_alive():
-            self._placing = threading.Thread(target=self._return, daemon=True)
-            self._placing.start()
+        if self._reconnecting is None or not self._reconnecting.is_alive():
+            self._reconnecting = threading.Thread(target=self._reconnect, daemon=True)
+            self._reconnecting.start()
         return f"node {self._number} ({self._address})"
 
     def facts(self) -> HostFacts:
@@ -233,32 +244,32 @@ class RayHost:
         return list(self._request("choose_ports", count))
 
     def sees(self, path: Path, content: str) -> bool:
-        """Return True if the node sees a file that was just written here."""
+        """Return True if the node sees a file that was just written on this host."""
         return bool(self._request("sees", str(path), content))
 
-    def start(self, start: ProcessSpec) -> RemoteProcess:
+    def start(self, spec: ProcessSpec) -> RemoteProcess:
         """Start a process on the node; it is lost if the node is."""
         number = next(self._numbers)
-        process = RemoteProcess(start.stdout, lambda which, session: self._signal(number, which, session))
+        process = RemoteProcess(spec.stdout, lambda which, session: self._signal(number, which, session))
         if self.absent is not None:
-            process.record_loss(f"lost its node: {self.absent} is not there")
+            process.record_loss(f"lost its node: {self.absent} is absent")
             return process
         with self._lock:
             self._processes[number] = process
         try:
-            self._request("start", number, list(start.argv[1:]), dict(start.env), os.getcwd())
+            self._request("start", number, list(spec.argv[1:]), dict(spec.env), os.getcwd())
         except RunError as error:
-            self._signal(number, signal.SIGKILL, True)  # it may have started even so
-            process.record_loss(f"lost its node: {error}")
+            self._signal(number, signal.SIGKILL, True)  # it may have started nevertheless
+            process.record_loss(f"lost its node: {error.message}")
         return process
 
     def close(self) -> None:
         """Remove the actor and its resources from the node."""
-        self._closing = True
-        self._leave()
+        self._is_closing = True
+        self._release()
 
-    def _place(self, seconds: float) -> None:
-        """Start the actor on the node. Raises RunError if it is not ready within `seconds`."""
+    def _start_actor(self, timeout: float) -> None:
+        """Start the actor on the node. Raises RunError if it is not ready within `timeout` seconds."""
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -273,30 +284,32 @@ class RayHost:
         }
         actor = self._ray.remote(NodeActor).options(**options).remote()
         try:
-            self._facts: HostFacts = self._ray.get(actor.facts.remote(self._head), timeout=seconds)
+            self._facts: HostFacts = self._ray.get(actor.facts.remote(self._head), timeout=timeout)
         except Exception as error:
             self._ray.kill(actor)
-            self._leave()
+            self._release()
             raise RunError(
-                f"Node {self._address} of the Ray cluster cannot be used: {_told(error)}"
+                f"cannot start an actor on Ray node {self._address}: {_error_line(error)}", code="BK-CLUSTER"
             ) from None
         self._actor = actor
-        threading.Thread(target=self._listen, args=(actor,), name=f"node {self._number}", daemon=True).start()
+        threading.Thread(
+            target=self._read_events, args=(actor,), name=f"node {self._number}", daemon=True
+        ).start()
 
-    def _return(self) -> None:
+    def _reconnect(self) -> None:
         """Use a lost node again if it is back and has enough free resources."""
         try:
             if self._address in _candidates(self._ray, self._head, self._bundle)[0]:
-                self._place(_RETURN_SECONDS)
+                self._start_actor(_RECONNECT_SECONDS)
                 log.info("Node %d (%s) is back", self._number, self._address)
         except RunError as error:
             log.debug("%s", error)
 
-    def _listen(self, actor: Any) -> None:
+    def _read_events(self, actor: Any) -> None:
         """Pass on the events of the actor until it is lost, with all its processes."""
         try:
             while True:
-                for event in self._ray.get(actor.events.remote(_POLL_SECONDS), timeout=_ANSWER_SECONDS):
+                for event in self._ray.get(actor.events.remote(_POLL_SECONDS), timeout=_REPLY_SECONDS):
                     with self._lock:
                         process = self._processes.get(event[0])
                         if event[1] == "ended":
@@ -304,16 +317,16 @@ class RayHost:
                     if process is not None:
                         apply_event(process, event)
         except Exception as error:  # any error of Ray means that the actor is lost
-            if self._closing:
+            if self._is_closing:
                 return
-            log.warning("Node %d (%s) is lost: %s", self._number, self._address, _told(error))
+            log.warning("Node %d (%s) is lost: %s", self._number, self._address, _error_line(error))
             with self._lock:
                 lost, self._processes = list(self._processes.values()), {}
-            self._leave()
+            self._release()
             for process in lost:
-                process.record_loss(f"lost its node {self._address} ({_told(error)})")
+                process.record_loss(f"lost its node {self._address} ({_error_line(error)})")
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         from ray.util.placement_group import remove_placement_group
 
         actor, self._actor = self._actor, None
@@ -329,22 +342,24 @@ class RayHost:
         if actor is not None:
             actor.signal.remote(number, which, session)
 
-    def _request(self, method: str, *words: Any) -> Any:
+    def _request(self, method: str, *args: Any) -> Any:
         actor = self._actor
         if actor is None:
-            raise RunError(f"node {self._number} ({self._address}) is not there")
+            raise RunError(f"node {self._number} ({self._address}) is absent", code="BK-CLUSTER")
         try:
-            return self._ray.get(getattr(actor, method).remote(*words), timeout=_ANSWER_SECONDS)
+            return self._ray.get(getattr(actor, method).remote(*args), timeout=_REPLY_SECONDS)
         except Exception as error:
-            raise RunError(f"Node {self._address} does not answer: {_told(error)}") from None
+            raise RunError(
+                f"no reply from Ray node {self._address}: {_error_line(error)}", code="BK-CLUSTER"
+            ) from None
 
 
-def _told(error: BaseException) -> str:
+def _error_line(error: BaseException) -> str:
     """Return the essential line of a Ray error, whose texts can be very long."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__
     missing = next((line for line in lines if line.startswith("ModuleNotFoundError")), None)
     if missing is not None:
-        return f"{missing.partition(': ')[2]}: install buckeye-rl[train,ray] where `ray start` was typed"
+        return f"{missing.partition(': ')[2]}: install buckeye-rl[train,ray] where `ray start` runs"
     return lines[0]

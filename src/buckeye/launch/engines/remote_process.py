@@ -11,14 +11,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-_SILENT_SECONDS = 120.0  # after this time without a report, a killed process counts as ended
+_REPORT_SECONDS = 120.0  # after this time without a report, a killed process counts as ended
 
 
 class RemoteProcess:
     """A process on another node.
 
-    An engine reports on it with `record_start`, `record_output`, `record_heartbeats`, `record_end` or `record_loss`, from any thread. `send`
-    transmits a signal to it.
+    An engine reports on it with `record_start`, `record_output`, `record_heartbeats`, `record_end` or
+    `record_loss`, from any thread. `send` transmits a signal to it.
     """
 
     def __init__(self, stdout: Path, send: Callable[[int, bool], None]) -> None:
@@ -44,8 +44,8 @@ class RemoteProcess:
     def wait(self) -> int:
         """Wait for the end and return the exit code; without a report in time the process counts as lost."""
         with self._changed:
-            self._changed.wait_for(lambda: self._returncode is not None, _SILENT_SECONDS)
-        self.record_loss(f"its node has not said within {_SILENT_SECONDS:.0f} s that it ended")
+            self._changed.wait_for(lambda: self._returncode is not None, _REPORT_SECONDS)
+        self.record_loss(f"was killed {_REPORT_SECONDS:.0f} s ago, but its node did not report its end")
         assert self._returncode is not None
         return self._returncode
 
@@ -67,12 +67,12 @@ class RemoteProcess:
         """Pass on heartbeats that were sent at `now` on the monotonic clock of the node."""
         with self._changed, suppress(OSError):  # the pipe is full or closed
             if self._returncode is None:
-                os.write(self._pipe, on_this_clock(lines, time.monotonic() - now))
+                os.write(self._pipe, shift_clock(lines, time.monotonic() - now))
 
     def record_end(self, code: int, problem: str | None = None) -> None:
         """Record that the process has ended with `code`, or could not be started because of `problem`."""
         if problem is not None:
-            self.record_output(f"error: it could not be started: {problem}\n".encode())
+            self.record_output(f"error: cannot start the process: {problem}\n".encode())
         with self._changed:
             if self._returncode is not None:
                 return
@@ -81,16 +81,16 @@ class RemoteProcess:
             self._returncode = code
             self._changed.notify_all()
 
-    def record_loss(self, why: str) -> None:
+    def record_loss(self, reason: str) -> None:
         """Record that the node, and with it the process, is lost."""
         if self._returncode is None:
-            self.lost = why
+            self.lost = reason
             self.record_end(-signal.SIGKILL)
 
 
-def on_this_clock(lines: bytes, shift: float) -> bytes:
+def shift_clock(lines: bytes, shift: float) -> bytes:
     """Return heartbeats with their times shifted by `shift` seconds."""
-    moved = []
+    shifted = []
     for line in lines.splitlines():
         try:
             heartbeat = json.loads(line)
@@ -99,5 +99,5 @@ def on_this_clock(lines: bytes, shift: float) -> bytes:
         for name in ("since", "pulse"):
             if isinstance(heartbeat, dict) and isinstance(heartbeat.get(name), float):
                 heartbeat[name] += shift
-        moved.append(json.dumps(heartbeat).encode() + b"\n")
-    return b"".join(moved)
+        shifted.append(json.dumps(heartbeat).encode() + b"\n")
+    return b"".join(shifted)

@@ -31,99 +31,105 @@ from buckeye.launch.preflight.ports import address_towards
 _PROGRAM = ("-m", "buckeye.launch.engines.node")
 _SCONTROL_SECONDS = 60.0
 _END_SECONDS = 20.0
-_LOOK_SECONDS = 5.0
-_SHOWN = 2000
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_RETRY_SECONDS = 5.0
+_MAX_SHOWN_CHARACTERS = 2000
+_CPU_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def srun_nodes(config: RLConfig) -> OtherNodes:
     """Return the other nodes of this Slurm job. Raises UsageError outside a job or if it has too few."""
-    listed = os.environ.get("SLURM_JOB_NODELIST")
-    if listed is None or shutil.which("srun") is None:
+    node_list = os.environ.get("SLURM_JOB_NODELIST")
+    if node_list is None or shutil.which("srun") is None:
         raise UsageError(
-            "cluster.engine = srun works within a job of Slurm (sbatch, salloc). From a login node type "
-            f"sbatch --nodes {config.cluster.nodes} examples/slurm/job.sh @ run.toml"
+            "cluster.engine = srun needs a Slurm job",
+            code="BK-CLUSTER",
+            hint=f"on a login node, type: sbatch --nodes {config.cluster.nodes} examples/slurm/job.sh "
+            "@ run.toml",
         )
-    places = _places(listed)
-    names = list(places)
-    here = os.environ.get("SLURMD_NODENAME", names[0])
-    if len(names) < config.cluster.nodes or here not in names:
+    srun_flags = _srun_flags(node_list)
+    names = list(srun_flags)
+    own_name = os.environ.get("SLURMD_NODENAME", names[0])
+    if len(names) < config.cluster.nodes or own_name not in names:
         raise UsageError(
-            f"cluster.nodes = {config.cluster.nodes}, and job {os.environ['SLURM_JOB_ID']} has "
-            f"{len(names)}: {listed}. Ask for more (--nodes), or lower cluster.nodes."
+            f"cluster.nodes = {config.cluster.nodes}, but Slurm job {os.environ['SLURM_JOB_ID']} has "
+            f"{len(names)} nodes: {node_list}",
+            code="BK-CLUSTER",
+            hint="request more nodes (`sbatch --nodes`), or lower `cluster.nodes`",
         )
-    others = [name for name in names if name != here][: config.cluster.nodes - 1]
+    others = [name for name in names if name != own_name][: config.cluster.nodes - 1]
     address = config.cluster.address or address_towards(_address_of(others[0]))
     hosts: dict[int, Host] = {
-        number: SrunHost(name, address, places[name], config.cluster.join_timeout)
+        number: SrunHost(name, address, srun_flags[name], config.cluster.join_timeout)
         for number, name in enumerate(others, 1)
     }
     return OtherNodes(address=address, hosts=hosts)
 
 
-def _places(listed: str) -> dict[str, list[str]]:
-    """Return the nodes of the job, with the srun flags that place a step on each.
+def _srun_flags(node_list: str) -> dict[str, list[str]]:
+    """Return the nodes of the job, each with the srun flags for a step on it.
 
     In a heterogeneous job the flags also name the component.
     """
     count = int(os.environ.get("SLURM_HET_SIZE", "0"))
     groups = [(f"_HET_GROUP_{number}", [f"--het-group={number}"]) for number in range(count)] or [("", [])]
-    places: dict[str, list[str]] = {}
-    for suffix, words in groups:
-        nodes = _scontrol("show", "hostnames", os.environ.get(f"SLURM_JOB_NODELIST{suffix}", listed)).split()
+    flags: dict[str, list[str]] = {}
+    for suffix, group_flags in groups:
+        group_list = os.environ.get(f"SLURM_JOB_NODELIST{suffix}", node_list)
+        nodes = _scontrol("show", "hostnames", group_list).split()
         cpus = cpus_per_node(os.environ.get(f"SLURM_JOB_CPUS_PER_NODE{suffix}", ""))
-        for name, have in zip_longest(nodes, cpus[: len(nodes)]):
-            places[name] = [*words, *([f"--cpus-per-task={have}"] if have is not None else [])]
-    return places
+        for name, count in zip_longest(nodes, cpus[: len(nodes)]):
+            flags[name] = [*group_flags, *([f"--cpus-per-task={count}"] if count is not None else [])]
+    return flags
 
 
 def cpus_per_node(text: str) -> list[int]:
     """Return the processors per node from SLURM_JOB_CPUS_PER_NODE, such as `72(x2),36`."""
-    return [int(count) for count, times in _COUNT.findall(text) for _ in range(int(times or 1))]
+    return [int(count) for count, times in _CPU_COUNT.findall(text) for _ in range(int(times or 1))]
 
 
-def _scontrol(*words: str) -> str:
+def _scontrol(*args: str) -> str:
     try:
-        done = subprocess.run(  # noqa: S603  a list of args, without a shell
-            ["scontrol", *words],  # noqa: S607  each cluster installs Slurm in another folder
+        result = subprocess.run(  # noqa: S603  a list of args, without a shell
+            ["scontrol", *args],  # noqa: S607  each cluster installs Slurm in another folder
             capture_output=True,
             text=True,
             timeout=_SCONTROL_SECONDS,
             check=True,
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise RunError(f"scontrol {' '.join(words)} does not answer: {error}") from None
-    return done.stdout
+        raise RunError(f"`scontrol {' '.join(args)}` failed: {error}", code="BK-CLUSTER") from None
+    return result.stdout
 
 
 def _address_of(name: str) -> str:
     """Return the address of a node; its name may resolve to the loopback, or not at all."""
-    found = re.search(r"NodeAddr=(\S+)", _scontrol("show", "node", name))
-    return found[1] if found else name
+    match = re.search(r"NodeAddr=(\S+)", _scontrol("show", "node", name))
+    return match[1] if match else name
 
 
 class SrunHost:
     """A node of the job.
 
-    After a step on it was lost, it counts as absent until it answers again. Unless the job was started with
+    After a step on it was lost, it counts as absent until it responds again. Unless the job was started with
     `--no-kill`, Slurm ends it when a node fails.
     """
 
-    def __init__(self, name: str, head: str, place: Sequence[str], timeout: float) -> None:
+    def __init__(self, name: str, head: str, flags: Sequence[str], timeout: float) -> None:
         self._name, self._head, self._timeout = name, head, timeout
         self._srun = [
             *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--mem=0"),
             *("--gpu-bind=none", "--unbuffered", "--quiet"),  # each process gets its own list of GPUs
-            *place,
+            *flags,
             sys.executable,
             *_PROGRAM,
         ]
-        self._looking: threading.Thread | None = None
+        self._reconnecting: threading.Thread | None = None
 
     @property
     def absent(self) -> str | None:
         """Name of the node for messages if it is absent, else None."""
-        return f"node {self._name}" if self._looking is not None and self._looking.is_alive() else None
+        is_absent = self._reconnecting is not None and self._reconnecting.is_alive()
+        return f"node {self._name}" if is_absent else None
 
     def facts(self) -> HostFacts:
         """Return the version, devices and addresses of the node."""
@@ -131,53 +137,59 @@ class SrunHost:
 
     @cached_property
     def _facts(self) -> HostFacts:
-        said = self._ask({"facts": self._head})
-        return HostFacts(**{**said, "gpus": tuple(said["gpus"])})
+        reply = self._request({"facts": self._head})
+        return HostFacts(**{**reply, "gpus": tuple(reply["gpus"])})
 
     def choose_ports(self, count: int) -> list[int]:
         """Return free ports of the node."""
-        return [int(port) for port in self._ask({"ports": count})]
+        return [int(port) for port in self._request({"ports": count})]
 
     def sees(self, path: Path, content: str) -> bool:
-        """Return True if the node sees a file that was just written here."""
-        return bool(self._ask({"sees": str(path), "content": content}))
+        """Return True if the node sees a file that was just written on this host."""
+        return bool(self._request({"sees": str(path), "content": content}))
 
-    def start(self, start: ProcessSpec) -> RemoteProcess:
+    def start(self, spec: ProcessSpec) -> RemoteProcess:
         """Start a process on the node; it is lost if the node is."""
-        return _Step(self._name, self._srun, start, self._miss).process
+        return _Step(self._name, self._srun, spec, self._mark_absent).process
 
-    def _miss(self) -> None:
+    def _mark_absent(self) -> None:
         """Mark the node as absent after a lost step, and check in a thread when it is back."""
         if self.absent is None:
-            self._looking = threading.Thread(target=self._look, name=self._name, daemon=True)
-            self._looking.start()
+            self._reconnecting = threading.Thread(target=self._reconnect, name=self._name, daemon=True)
+            self._reconnecting.start()
 
-    def _look(self) -> None:
+    def _reconnect(self) -> None:
         while True:
             with suppress(RunError):
-                self._ask({"ports": 0})
+                self._request({"ports": 0})
                 return
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_RETRY_SECONDS)
 
-    def _ask(self, question: Mapping[str, Any]) -> Any:
+    def _request(self, request: Mapping[str, Any]) -> Any:
         try:
-            done = subprocess.run(  # noqa: S603  a list of args, without a shell
-                [*self._srun, "ask", json.dumps(question)],
+            result = subprocess.run(  # noqa: S603  a list of args, without a shell
+                [*self._srun, "query", json.dumps(request)],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
                 timeout=self._timeout,
                 check=False,
             )
-            if done.returncode == 0:
-                return json.loads(done.stdout.splitlines()[-1])
+            if result.returncode == 0:
+                return json.loads(result.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired:
             raise RunError(
-                f"Node {self._name} did not answer within {self._timeout:.0f} s (cluster.join_timeout)."
+                f"no reply from node {self._name} within {self._timeout:.0f} s",
+                code="BK-CLUSTER",
+                hint="check the node, or raise `cluster.join_timeout`",
             ) from None
         except (OSError, ValueError, IndexError) as error:
-            raise RunError(f"Node {self._name} could not be asked: {error}") from None
-        raise RunError(f"Node {self._name} could not be asked:\n{done.stderr.strip()[-_SHOWN:]}")
+            raise RunError(f"no valid reply from node {self._name}: {error}", code="BK-CLUSTER") from None
+        stderr = result.stderr.strip()[-_MAX_SHOWN_CHARACTERS:]
+        raise RunError(
+            f"srun failed on node {self._name} with exit code {result.returncode}:\n{stderr}",
+            code="BK-CLUSTER",
+        )
 
 
 class _Step:
@@ -187,36 +199,36 @@ class _Step:
     ends when its stdin closes, so it never outlives the launcher.
     """
 
-    def __init__(self, name: str, srun: list[str], start: ProcessSpec, lost: Callable[[], None]) -> None:
-        self._name, self._lost = name, lost
-        self._last = b""
-        self.process = RemoteProcess(start.stdout, self._send)
+    def __init__(self, name: str, srun: list[str], spec: ProcessSpec, on_loss: Callable[[], None]) -> None:
+        self._name, self._on_loss = name, on_loss
+        self._last_error = b""
+        self.process = RemoteProcess(spec.stdout, self._send_signal)
         self._step = subprocess.Popen(  # noqa: S603  a list of args, without a shell
-            [*srun, "carry"],
+            [*srun, "run"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._say({"start": list(start.argv[1:]), "env": dict(start.env), "cwd": os.getcwd()})
-        self._complaints = threading.Thread(target=self._hear_complaints, daemon=True)
-        self._complaints.start()
-        threading.Thread(target=self._listen, name=start.title, daemon=True).start()
+        self._send({"start": list(spec.argv[1:]), "env": dict(spec.env), "cwd": os.getcwd()})
+        self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
+        self._stderr_reader.start()
+        threading.Thread(target=self._read_events, name=spec.title, daemon=True).start()
 
-    def _send(self, number: int, session: bool) -> None:
-        self._say({"signal": number, "session": session})
+    def _send_signal(self, number: int, session: bool) -> None:
+        self._send({"signal": number, "session": session})
         if number == signal.SIGKILL:
             timer = threading.Timer(_END_SECONDS, self._step.kill)
             timer.daemon = True
             timer.start()
 
-    def _say(self, words: Mapping[str, Any]) -> None:
+    def _send(self, command: Mapping[str, Any]) -> None:
         assert self._step.stdin is not None
-        with suppress(OSError, ValueError):  # srun has ended, which the listening thread reports
-            self._step.stdin.write(json.dumps(words).encode() + b"\n")
+        with suppress(OSError, ValueError):  # srun has ended, which `_read_events` reports
+            self._step.stdin.write(json.dumps(command).encode() + b"\n")
             self._step.stdin.flush()
 
-    def _listen(self) -> None:
+    def _read_events(self) -> None:
         assert self._step.stdout is not None
         problem = ""
         try:
@@ -226,14 +238,14 @@ class _Step:
             problem = f" ({error})"
             self._step.kill()
         code = self._step.wait()
-        self._complaints.join(_END_SECONDS)
-        words = self._last.decode(errors="replace").strip() or f"srun ended with code {code}"
+        self._stderr_reader.join(_END_SECONDS)
+        reason = self._last_error.decode(errors="replace").strip() or f"srun ended with exit code {code}"
         if self.process.returncode is None:
-            self._lost()
-        self.process.record_loss(f"lost its node {self._name}: {words}{problem}")
+            self._on_loss()
+        self.process.record_loss(f"lost its node {self._name}: {reason}{problem}")
 
-    def _hear_complaints(self) -> None:
+    def _read_stderr(self) -> None:
         assert self._step.stderr is not None
         for line in self._step.stderr:
-            self._last = line
+            self._last_error = line
             self.process.record_output(line)

@@ -40,6 +40,6 @@ def failed(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
     return Check(name=name, state="failed", seen=seen, do=do, lines=tuple(lines))
 
 
-def skipped(name: str, why: str, do: str = "") -> Check:
-    """Return a result for a check that was not possible, or does not matter here."""
-    return Check(name=name, state="skipped", seen=why, do=do)
+def skipped(name: str, reason: str, do: str = "") -> Check:
+    """Return a result for a check that was not possible, or not necessary."""
+    return Check(name=name, state="skipped", seen=reason, do=do)

@@ -24,24 +24,29 @@ def check_gpus(config: RLConfig | None, present: Sequence[Gpu]) -> Check:
     """List the GPUs, and warn if other processes use those of the run."""
     lines = [
         f"GPU {gpu.index}: {gpu.name}, {human_bytes(gpu.free)} of {human_bytes(gpu.total)} free"
-        + "".join(f"; {who} ({pid}) holds {human_bytes(size)}" for pid, who, size in gpu.users)
+        + "".join(f"; {name} ({pid}) uses {human_bytes(size)}" for pid, name, size in gpu.users)
         for gpu in present
     ]
     slots = cpu_slots_warning(config, present) if config is not None else None
     if slots is not None:
         return warning(_GPUS, slots, "")
     if not present:
-        return ok(_GPUS, "none: everything is computed on the CPU")
+        return ok(_GPUS, "none: all processes run on the CPU")
     if config is None:
         return ok(_GPUS, f"{len(present)}: {present[0].name}", lines)
-    wanted = {*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])}
-    busy = [gpu.index for gpu in present if gpu.index in wanted and gpu.users]
+    used = {*config.trainer_gpu_ids, *(config.inference_gpu_ids if config.inference is not None else [])}
+    busy = [gpu.index for gpu in present if gpu.index in used and gpu.users]
     if busy:
-        return warning(_GPUS, f"other processes are on {_listed(busy)}", "end them, or choose others", lines)
-    return ok(_GPUS, f"{_listed(sorted(wanted))} of {len(present)}: {present[0].name}", lines)
+        return warning(
+            _GPUS,
+            f"other processes use GPU {_join(busy)}",
+            "end these processes, or choose other GPUs",
+            lines,
+        )
+    return ok(_GPUS, f"{_join(sorted(used))} of {len(present)}: {present[0].name}", lines)
 
 
-def _listed(ids: Sequence[int]) -> str:
+def _join(ids: Sequence[int]) -> str:
     return ", ".join(map(str, ids))
 
 
@@ -61,12 +66,13 @@ def check_processes(config: RLConfig, model_path: Path | None) -> Check:
     try:
         plan = make_plan(config, this_machine(), model_path=model_path, ports=UnassignedPorts())
     except BuckeyeError as error:
-        return failed(_PROCESSES, str(error), "")
+        return failed(_PROCESSES, error.message, error.hint or "")
     threads = max(int(role.env.get("BUCKEYE_THREADS", "1")) for role in plan.roles)
     counts = f"{len(plan.of_kind('inference'))} inference, {len(plan.of_kind('trainer'))} trainer"
     seen = f"{counts}, {threads} compute threads each, on {usable_cores()} cores"
     if not plan.on_gpu and len(plan.roles) - 1 > usable_cores():
-        return warning(_PROCESSES, seen, "they share cores: fewer --inference-gpu-ids or --trainer-gpu-ids")
+        do = "processes share cores: pass fewer `--inference-gpu-ids` or `--trainer-gpu-ids`"
+        return warning(_PROCESSES, seen, do)
     return ok(_PROCESSES, seen)
 
 
@@ -75,5 +81,5 @@ def check_memory_plan(config: RLConfig, present: Sequence[Gpu]) -> Check:
     path = find_model(config.trainer.model.name)
     shape = read_shape(path) if path is not None else None
     if shape is None:
-        return skipped(MEMORY, "the sizes of the model are not known before it is here")
+        return skipped(MEMORY, "the sizes of the model are unknown until it is downloaded")
     return check_memory(config, shape, find_hardware(config, present))

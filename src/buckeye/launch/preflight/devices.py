@@ -21,6 +21,31 @@ from buckeye.errors import UsageError
 
 log = logging.getLogger(__name__)
 
+_QUERY_SECONDS = 20.0
+_MIB = 2**20
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_FILES = (  # (limit, used): version 2, then version 1
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+_GPU_TYPES = """
+    H100_80GB H200_141GB H200_96GB GH200_96GB GH200_480GB GH200_624GB B200_180GB B300_262GB
+    A100_80GB A100_40GB L40S_48GB L40_48GB A40_48GB A30_24GB A10_24GB L4_24GB T4_16GB P100_16GB
+    P40_24GB V100_32GB V100_16GB A6000_48GB A5000_24GB A4500_20GB A4000_16GB RTX6000Ada_48GB
+    RTX5000Ada_32GB RTX4000Ada_20GB RTX2000Ada_16GB RTX5090_32GB RTX4090_24GB RTX4080_16GB
+    RTX3090_24GB RTX3080_10GB RTX6000_24GB RTX8000_48GB RTX_PRO_6000B_96GB
+"""
+GPU_MEMORY_GB = {name: int(name.rpartition("_")[2].removesuffix("GB")) for name in _GPU_TYPES.split()}
+GPU_MEMORY_GB |= {"GH200_480GB": 96, "GH200_624GB": 141}
+"""Memory of one GPU in GB (10^9 bytes), by the full type name that providers use.
+
+The name of a Grace Hopper also counts the memory of its processor.
+"""
+
+_DEFAULT_SIZES = {"H200": "H200_141GB", "GH200": "GH200_96GB", "A100": "A100_80GB", "V100": "V100_32GB"}
+_GPU_SPEC = re.compile(r"(?:(?P<count>\d+)\s*[xX*]\s*)?(?P<type>[A-Za-z][\w ]*)|(?P<alone>\d+)", re.ASCII)
+_MAX_GPUS = 1024
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
@@ -38,33 +63,26 @@ def this_machine() -> Machine:
 def _visible_gpus() -> tuple[int, ...]:
     if shutil.which("nvidia-smi") is None:
         if list(Path("/dev").glob("nvidia[0-9]*")):
-            log.warning("There is a GPU, but no nvidia-smi in PATH to ask about it: going on without a GPU")
+            log.warning("Found a GPU, but no `nvidia-smi` in PATH: continuing without a GPU")
         return ()
     try:
         listing = _query("--query-gpu=index")
     except (OSError, subprocess.SubprocessError) as error:
-        log.warning("nvidia-smi is installed but failed (%s): going on without a GPU", error)
+        log.warning("`nvidia-smi` failed: continuing without a GPU: %s", error)
         return ()
-    found = tuple(int(line) for line in listing.split() if line.isdigit())
+    installed = tuple(int(line) for line in listing.split() if line.isdigit())
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None:
-        return found
+        return installed
     parts = [part.strip() for part in visible.split(",") if part.strip()]
     if not all(part.lstrip("-").isdigit() for part in parts):
         raise UsageError(
-            f"CUDA_VISIBLE_DEVICES={visible} names GPUs by their UUIDs; name them by number, as in 0,1"
+            f"CUDA_VISIBLE_DEVICES={visible} has entries that are not numbers",
+            code="BK-DEVICE",
+            hint="list GPUs by their numbers, as in CUDA_VISIBLE_DEVICES=0,1",
         )
     allowed = {int(part) for part in parts}
-    return tuple(gpu for gpu in found if gpu in allowed)
-
-
-_QUERY_SECONDS = 20.0
-_MIB = 2**20
-_CGROUP = Path("/sys/fs/cgroup")
-_CGROUP_FILES = (  # (limit, used): version 2, then version 1
-    ("memory.max", "memory.current"),
-    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
-)
+    return tuple(gpu for gpu in installed if gpu in allowed)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,12 +127,14 @@ def cpu_slots_warning(config: RLConfig, present: Collection[object]) -> str | No
     """Return a warning if GPU ids were set on a machine without GPUs, where they mean CPU slots."""
     names = ("inference_gpu_ids", "trainer_gpu_ids")
     # inference ids may follow from the number of replicas, so they count only if they are not the default
-    usual = getattr(config, names[0]) == RLConfig.model_fields[names[0]].default
-    chosen = [name for name in names if name in config.model_fields_set and (name == names[1] or not usual)]
+    is_default = getattr(config, names[0]) == RLConfig.model_fields[names[0]].default
+    chosen = [
+        name for name in names if name in config.model_fields_set and (name == names[1] or not is_default)
+    ]
     if present or not chosen or config.trainer.model.device == "cpu":
         return None
     ids = "; ".join(f"{name} = {getattr(config, name)}" for name in chosen)
-    return f"there is no GPU here, so that the ids mean CPU slots, which share its cores ({ids})"
+    return f"no GPU found: the ids are CPU slots, which share the cores of this machine ({ids})"
 
 
 def gpus() -> list[Gpu]:
@@ -154,28 +174,9 @@ def _rows(table: str, columns: int) -> list[Sequence[str]]:
 
 def _query(query: str) -> str:
     """Return a table of nvidia-smi. Raises OSError and `subprocess.SubprocessError`."""
-    done = run_program(["nvidia-smi", query, "--format=csv,noheader,nounits"], seconds=_QUERY_SECONDS)
-    done.check_returncode()
-    return done.stdout
-
-
-_TYPES = """
-    H100_80GB H200_141GB H200_96GB GH200_96GB GH200_480GB GH200_624GB B200_180GB B300_262GB
-    A100_80GB A100_40GB L40S_48GB L40_48GB A40_48GB A30_24GB A10_24GB L4_24GB T4_16GB P100_16GB
-    P40_24GB V100_32GB V100_16GB A6000_48GB A5000_24GB A4500_20GB A4000_16GB RTX6000Ada_48GB
-    RTX5000Ada_32GB RTX4000Ada_20GB RTX2000Ada_16GB RTX5090_32GB RTX4090_24GB RTX4080_16GB
-    RTX3090_24GB RTX3080_10GB RTX6000_24GB RTX8000_48GB RTX_PRO_6000B_96GB
-"""
-GPU_MEMORY_GB = {name: int(name.rpartition("_")[2].removesuffix("GB")) for name in _TYPES.split()}
-GPU_MEMORY_GB |= {"GH200_480GB": 96, "GH200_624GB": 141}
-"""Memory of one GPU in GB (10^9 bytes), by the full type name that providers use.
-
-The name of a Grace Hopper also counts the memory of its processor.
-"""
-
-_SHORT = {"H200": "H200_141GB", "GH200": "GH200_96GB", "A100": "A100_80GB", "V100": "V100_32GB"}
-_GPUS = re.compile(r"(?:(?P<count>\d+)\s*[xX*]\s*)?(?P<type>[A-Za-z][\w ]*)|(?P<alone>\d+)", re.ASCII)
-_MOST_GPUS = 1024
+    result = run_program(["nvidia-smi", query, "--format=csv,noheader,nounits"], seconds=_QUERY_SECONDS)
+    result.check_returncode()
+    return result.stdout
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,12 +201,20 @@ def parse_gpu_spec(text: str) -> GpuSpec:
 
     Raises UsageError for other texts, and suggests similar types.
     """
-    match = _GPUS.fullmatch(text.strip())
+    match = _GPU_SPEC.fullmatch(text.strip())
     if match is None:
-        raise UsageError(f"--gpus {text}: write a number and a type, as 4xH100")
+        raise UsageError(
+            f"--gpus {text}: not a number and a type of GPUs",
+            code="BK-CLI-ARGUMENT",
+            hint="write, for example, --gpus 4xH100",
+        )
     count = int(match["alone"] or match["count"] or 1)
-    if not 1 <= count <= _MOST_GPUS:
-        raise UsageError(f"--gpus {text}: write a number from 1 to {_MOST_GPUS}")
+    if not 1 <= count <= _MAX_GPUS:
+        raise UsageError(
+            f"--gpus {text}: {count} is outside of 1 to {_MAX_GPUS}",
+            code="BK-CLI-ARGUMENT",
+            hint="choose another number of GPUs",
+        )
     if match["alone"]:
         return GpuSpec(count)
     name = _full_name(match["type"], text)
@@ -217,16 +226,17 @@ def short_name(gpu_type: str) -> str:
     return gpu_type.rpartition("_")[0]
 
 
-def _full_name(word: str, text: str) -> str:
-    name = word.strip().replace(" ", "_")
+def _full_name(gpu_type: str, text: str) -> str:
+    name = gpu_type.strip().replace(" ", "_")
     by_name = {known.lower(): known for known in GPU_MEMORY_GB}
     by_name |= {short_name(known).lower(): known for known in reversed(GPU_MEMORY_GB)}
-    by_name |= {short.lower(): full for short, full in _SHORT.items()}
-    found = by_name.get(name.lower())
-    if found is not None:
-        return found
-    hint = did_you_mean(list(dict.fromkeys(by_name[one] for one in closest(name, by_name))))
+    by_name |= {short.lower(): full for short, full in _DEFAULT_SIZES.items()}
+    full_name = by_name.get(name.lower())
+    if full_name is not None:
+        return full_name
+    suggestion = did_you_mean(list(dict.fromkeys(by_name[close] for close in closest(name, by_name)))).strip()
     raise UsageError(
-        f"--gpus {text}: no GPU type {word.strip()} is known."
-        f"{hint or ' For example: 4xH100, 2xA100_80GB, 1xRTX4090.'}"
+        f"--gpus {text}: unknown GPU type {gpu_type.strip()!r}",
+        code="BK-CLI-ARGUMENT",
+        hint=suggestion or "write, for example, 4xH100, 2xA100_80GB or 1xRTX4090",
     )

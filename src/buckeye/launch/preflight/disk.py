@@ -16,7 +16,7 @@ from buckeye.inference.engine.architecture import tensor_shapes
 from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
 
 DISK = "disk"
-_STEPS_WITHOUT_END = 1000  # assumed for a run without max_steps
+_DEFAULT_STEPS = 1000  # assumed for a run without max_steps
 _BYTES_PER_ROLLOUT = 400  # JSON around the text, measured on rollouts/*.jsonl
 _BYTES_PER_ROLLOUT_TOKEN = 12  # text as JSON: once in samples, once in messages
 _BYTES_PER_TRAINED_TOKEN = 21  # the arrays of a batch, and the trainer's log-probs
@@ -65,7 +65,7 @@ def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
     counted.
     """
     orchestrator = config.orchestrator
-    steps = orchestrator.max_steps or _STEPS_WITHOUT_END
+    steps = orchestrator.max_steps or _DEFAULT_STEPS
     return DiskEstimate(
         needs=(
             _checkpoints(config, model_path, steps),
@@ -78,18 +78,18 @@ def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
 
 def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
     """Return the estimate as aligned text: needs with their reasons, existing files, and free space."""
-    rows = [("disk", "size", "for", "less with")]
+    rows = [("disk", "size", "for", "lower with")]
     for need in estimate.needs:
         if need.size == 0:
             continue
         size = f"{'up to ' if need.at_most else ''}{human_bytes(need.size)}"
         rows.append((f"  {need.kind}", size, need.why, need.setting))
-    free, kept = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
-    there = sum(_there(config, need) for need in estimate.needs)
-    note = f"free: {human_bytes(free)}, of which {human_bytes(kept)} are kept in reserve"
-    if there:
-        note += f"; this run has {human_bytes(there)} already"
-    return f"{align_columns(rows)}\n  in all {human_bytes(estimate.total)}; {note}"
+    free, reserve = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
+    existing = sum(_existing_bytes(config, need) for need in estimate.needs)
+    note = f"free: {human_bytes(free)}, including a reserve of {human_bytes(reserve)}"
+    if existing:
+        note += f"; existing files of this run: {human_bytes(existing)}"
+    return f"{align_columns(rows)}\n  total: {human_bytes(estimate.total)}; {note}"
 
 
 def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
@@ -99,40 +99,42 @@ def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
     """
     lines = disk_table(config, estimate).splitlines()
     if estimate.total is None:
-        return skipped(DISK, "how much the run needs is not known before the model is here")
-    sure = [need for need in estimate.needs if not need.at_most]
-    shortage = _shortage(config, estimate, sure, "needs")
+        return skipped(DISK, "the size of the model is unknown until it is downloaded")
+    certain = [need for need in estimate.needs if not need.at_most]
+    shortage = _shortage(config, estimate, certain, "needs")
+    do = "lower the settings in the list, or choose another `--output-dir`"
     if shortage is not None and config.disk.check:
-        return failed(DISK, shortage, "To start all the same: --disk.check false", lines)
-    short = shortage or _shortage(config, estimate, estimate.needs, "may need")
-    if short is not None:
-        return warning(DISK, short, "lower what the table names, or choose another --output-dir", lines)
+        return failed(DISK, shortage, f"{do}; to start anyway: `--disk.check false`", lines)
+    possible_shortage = shortage or _shortage(config, estimate, estimate.needs, "may need")
+    if possible_shortage is not None:
+        return warning(DISK, possible_shortage, do, lines)
     needed, free = human_bytes(estimate.total), human_bytes(free_bytes(config.output_dir))
     return ok(DISK, f"needs up to {needed}, {free} free", lines)
 
 
-def _shortage(config: RLConfig, estimate: DiskEstimate, counted: Sequence[DiskNeed], verb: str) -> str | None:
-    free, kept = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
-    sizes = {need: need.size for need in counted if need.size}
+def _shortage(config: RLConfig, estimate: DiskEstimate, needs: Sequence[DiskNeed], verb: str) -> str | None:
+    free, reserve = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
+    sizes = {need: need.size for need in needs if need.size}
     if config.clean:  # existing files will be deleted
-        freed = sum(_there(config, need) for need in estimate.needs)
-        missing = sum(sizes.values()) + kept - free - freed
+        freed = sum(_existing_bytes(config, need) for need in estimate.needs)
+        missing = sum(sizes.values()) + reserve - free - freed
     else:
-        missing = sum(max(0, size - _there(config, need)) for need, size in sizes.items()) + kept - free
+        added = sum(max(0, size - _existing_bytes(config, need)) for need, size in sizes.items())
+        missing = added + reserve - free
     if missing <= 0:
         return None
-    lines = [f"The run {verb} {human_bytes(missing)} more disk than there is on the file system of "]
-    lines[0] += f"{config.output_dir}:"
+    lines = [f"the run {verb} {human_bytes(missing)} more than the free space of {config.output_dir}:"]
     for need, size in sizes.items():
-        there = _there(config, need)
-        already = f", of which {human_bytes(there)} {'go' if config.clean else 'are there'}" if there else ""
-        lines.append(f"  {need.kind}: {human_bytes(size)} ({need.why}){already}; less with {need.setting}")
-    lines.append(f"  in reserve: {human_bytes(kept)}")
+        existing = _existing_bytes(config, need)
+        state = "to be deleted" if config.clean else "existing"
+        note = f", {human_bytes(existing)} {state}" if existing else ""
+        lines.append(f"  {need.kind}: {human_bytes(size)} ({need.why}){note}; lower with `{need.setting}`")
+    lines.append(f"  reserve: {human_bytes(reserve)}")
     lines.append(f"  free: {human_bytes(free)}")
     return "\n".join(lines)
 
 
-def _there(config: RLConfig, need: DiskNeed) -> int:
+def _existing_bytes(config: RLConfig, need: DiskNeed) -> int:
     return sum(size_of(config.output_dir / name) for name in need.paths)
 
 
@@ -145,11 +147,11 @@ def _checkpoints(config: RLConfig, model_path: Path | None, steps: int) -> DiskN
         best = int(config.orchestrator.eval is not None)
         count = min(written, keep + best + 1)
         why = f"{keep} kept{' and the best' if best else ''}, and one being written:"
-    one = _checkpoint_bytes(config, model_path)
+    size = _checkpoint_bytes(config, model_path)
     return DiskNeed(
         kind="checkpoints",
-        size=None if one is None else count * one,
-        why=f"{why} {human_bytes(one)}",
+        size=None if size is None else count * size,
+        why=f"{why} {human_bytes(size)}",
         setting="ckpt.keep" if keep is None or keep > 1 else "ckpt.interval",
         at_most=False,
         paths=("checkpoints",),
@@ -158,11 +160,11 @@ def _checkpoints(config: RLConfig, model_path: Path | None, steps: int) -> DiskN
 
 def _checkpoint_bytes(config: RLConfig, model_path: Path | None) -> int | None:
     """Return the bytes of a checkpoint: float32 weights and the state of the optimizer."""
-    shapes = _trained(model_path, config.trainer.model.experimental.lora)
+    shapes = _trained_shapes(model_path, config.trainer.model.experimental.lora)
     if model_path is None or not shapes:
         return None
     optimizer = config.trainer.optim
-    return _small_files(model_path) + sum(
+    return _small_file_bytes(model_path) + sum(
         math.prod(shape) * (4 + _moment_bytes(name, shape, optimizer)) for name, shape in shapes.items()
     )
 
@@ -183,15 +185,15 @@ def _weights(config: RLConfig, model_path: Path | None) -> DiskNeed:
     trainer = config.trainer
     lora = trainer.model.experimental.lora
     versions = trainer.max_async_level + 3
-    one = None
+    size = None
     if model_path is not None:
-        elements = sum(map(math.prod, _trained(model_path, lora).values()))
-        bytes_each = 2 if trainer.model.device == "cuda" and lora is None else 4
-        one = bytes_each * elements + _small_files(model_path) if elements else None
+        elements = sum(map(math.prod, _trained_shapes(model_path, lora).values()))
+        element_bytes = 2 if trainer.model.device == "cuda" and lora is None else 4
+        size = element_bytes * elements + _small_file_bytes(model_path) if elements else None
     return DiskNeed(
         kind="weights",
-        size=None if one is None else versions * one,
-        why=f"{versions - 1} versions in use, and one being written: {human_bytes(one)}",
+        size=None if size is None else versions * size,
+        why=f"{versions - 1} versions in use, and one being written: {human_bytes(size)}",
         setting="max_async_level",
         at_most=False,
         paths=("weights",),
@@ -199,14 +201,14 @@ def _weights(config: RLConfig, model_path: Path | None) -> DiskNeed:
 
 
 def _trained_batches(config: RLConfig, steps: int) -> DiskNeed:
-    orchestrator, kept = config.orchestrator, config.trainer.trained
-    count = steps if kept.keep is None else min(steps, kept.keep)
-    one = orchestrator.batch_size * orchestrator.seq_len * _BYTES_PER_TRAINED_TOKEN
+    orchestrator, trained = config.orchestrator, config.trainer.trained
+    count = steps if trained.keep is None else min(steps, trained.keep)
+    size = orchestrator.batch_size * orchestrator.seq_len * _BYTES_PER_TRAINED_TOKEN
     return DiskNeed(
         kind="trained",
-        size=count * one if kept.record_order else min(count * one, kept.max_bytes),
-        why=f"{count} batches of {human_bytes(one)}, for `rl replay`",
-        setting=f"trainer.trained.{'record_order' if kept.record_order else 'max_bytes'}",
+        size=count * size if trained.record_order else min(count * size, trained.max_bytes),
+        why=f"{count} batches of {human_bytes(size)}, for `rl replay`",
+        setting=f"trainer.trained.{'record_order' if trained.record_order else 'max_bytes'}",
         at_most=True,
         paths=("trained",),
     )
@@ -214,12 +216,12 @@ def _trained_batches(config: RLConfig, steps: int) -> DiskNeed:
 
 def _rollouts(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
     keep = orchestrator.rollouts.keep
-    kept = steps if keep is None else min(steps, keep + 1)
-    each = orchestrator.seq_len * _BYTES_PER_ROLLOUT_TOKEN + _BYTES_PER_ROLLOUT
+    count = steps if keep is None else min(steps, keep + 1)
+    size = orchestrator.seq_len * _BYTES_PER_ROLLOUT_TOKEN + _BYTES_PER_ROLLOUT
     return DiskNeed(
         kind="rollouts",
-        size=kept * orchestrator.batch_size * each,
-        why=f"{kept} steps x {orchestrator.batch_size} rollouts x {human_bytes(each)}",
+        size=count * orchestrator.batch_size * size,
+        why=f"{count} steps x {orchestrator.batch_size} rollouts x {human_bytes(size)}",
         setting="orchestrator.rollouts.keep",
         at_most=True,
         paths=("rollouts",),
@@ -231,7 +233,7 @@ def count_parameters(model_path: Path) -> int | None:
     return sum(map(math.prod, tensor_shapes(model_path).values())) or None
 
 
-def _trained(model_path: Path | None, lora: LoRAConfig | None) -> dict[str, list[int]]:
+def _trained_shapes(model_path: Path | None, lora: LoRAConfig | None) -> dict[str, list[int]]:
     """Return the shapes of the trained tensors: all parameters, or those of an adapter."""
     shapes = tensor_shapes(model_path) if model_path is not None else {}
     if lora is None:
@@ -252,5 +254,5 @@ def matches_module_name(module: str, names: Sequence[str]) -> bool:
     return any(module == name or module.endswith("." + name) for name in names)
 
 
-def _small_files(model_path: Path) -> int:
+def _small_file_bytes(model_path: Path) -> int:
     return sum(path.stat().st_size for path in model_path.iterdir() if path.suffix in _SMALL_FILES)

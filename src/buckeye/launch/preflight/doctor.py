@@ -1,4 +1,4 @@
-"""The list of checks before a run; `rl`, `rl --dry-run` and `rl doctor` each make a part of it."""
+"""The list of checks before a run; `rl`, `rl --dry-run` and `rl doctor` each run a part of it."""
 
 from __future__ import annotations
 
@@ -86,87 +86,94 @@ class PreflightContext:
 class PreflightCheck:
     """A check, and the occasions for it.
 
-    `start` makes the fast checks, `dry run` those that need no network. `needs_config` is False for a check
+    `start` runs the fast checks, `dry run` those that need no network. `needs_config` is False for a check
     of the machine alone.
     """
 
-    look: Callable[[PreflightContext], Check | Iterable[Check]]
+    run: Callable[[PreflightContext], Check | Iterable[Check]]
     occasions: Sequence[Occasion] = ("doctor",)
     needs_config: bool = True
 
 
 def run_preflight_checks(
-    examination: PreflightContext, occasion: Occasion, checks: Sequence[PreflightCheck] | None = None
+    context: PreflightContext, occasion: Occasion, checks: Sequence[PreflightCheck] | None = None
 ) -> list[Check]:
     """Run the checks of an occasion in order, and return all results so far."""
     for check in CHECKS if checks is None else checks:
-        if occasion in check.occasions and (examination.config is not None or not check.needs_config):
-            result = check.look(examination)
-            examination.results.extend([result] if isinstance(result, Check) else result)
-    return examination.results
+        if occasion in check.occasions and (context.config is not None or not check.needs_config):
+            result = check.run(context)
+            context.results.extend([result] if isinstance(result, Check) else result)
+    return context.results
 
 
-def _model(this: PreflightContext) -> Check:
-    return check_model(this.run, vllm=uses_vllm(this.run, on_gpu=bool(this.gpus)))
+def _model(context: PreflightContext) -> Check:
+    return check_model(context.run, vllm=uses_vllm(context.run, on_gpu=bool(context.gpus)))
 
 
-def _model_on_hub(this: PreflightContext) -> Iterable[Check]:
-    name = this.run.trainer.model.name
-    if this.model_path is None and not this.has_failed("model"):
-        this.progress(f"asking the Hugging Face hub for {name}")
+def _model_on_hub(context: PreflightContext) -> Iterable[Check]:
+    name = context.run.trainer.model.name
+    if context.model_path is None and not context.has_failed("model"):
+        context.progress(f"looking up {name} on the Hugging Face hub")
         yield fetch_small_files(name)
 
 
-def _settings(this: PreflightContext) -> Iterable[Check]:
+def _settings(context: PreflightContext) -> Iterable[Check]:
     """Yield failures for settings that the trainer rejects, and warnings for models that it must download."""
-    refused = trainer_warnings(this.run, this.model_path, on_gpu=bool(this.gpus))
-    yield from (failed("settings", line, "") for line in refused)
-    yield from (warning("settings", line, "") for line in reference_warnings(this.run.trainer.loss))
+    problems = trainer_warnings(context.run, context.model_path, on_gpu=bool(context.gpus))
+    yield from (failed("settings", line, "") for line in problems)
+    yield from (warning("settings", line, "") for line in reference_warnings(context.run.trainer.loss))
 
 
-def _tasks(this: PreflightContext) -> Iterable[Check]:
-    this.progress("loading the environments")
-    has_tokenizer = this.model_path is not None and not this.has_failed(TOKENIZER)
-    return check_tasks(this.run, this.model_path if has_tokenizer else None)
+def _tasks(context: PreflightContext) -> Iterable[Check]:
+    context.progress("loading the environments")
+    has_tokenizer = context.model_path is not None and not context.has_failed(TOKENIZER)
+    return check_tasks(context.run, context.model_path if has_tokenizer else None)
 
 
-def _tasks_at_once(this: PreflightContext) -> list[Check]:
-    return check_tasks_quickly(this.run, None if this.has_failed(TOKENIZER) else this.model_path)
+def _tasks_quickly(context: PreflightContext) -> list[Check]:
+    return check_tasks_quickly(context.run, None if context.has_failed(TOKENIZER) else context.model_path)
 
 
 CHECKS: Sequence[PreflightCheck] = (
-    PreflightCheck(lambda this: check_python(), needs_config=False),
+    PreflightCheck(lambda context: check_python(), needs_config=False),
     PreflightCheck(
-        lambda this: check_libraries(extras_of(this.config)), ("start", "doctor"), needs_config=False
-    ),
-    PreflightCheck(lambda this: check_torch_build(len(this.gpus)), ("start", "doctor"), needs_config=False),
-    PreflightCheck(lambda this: check_vllm(this.config, gpus=len(this.gpus)), needs_config=False),
-    PreflightCheck(
-        lambda this: check_gpus(this.config, this.gpus), ("start", "dry run", "doctor"), needs_config=False
-    ),
-    PreflightCheck(lambda this: check_cores(), needs_config=False),
-    PreflightCheck(
-        lambda this: check_shared_memory(needed=this.shares_memory), ("start", "doctor"), needs_config=False
+        lambda context: check_libraries(extras_of(context.config)), ("start", "doctor"), needs_config=False
     ),
     PreflightCheck(
-        lambda this: check_directory(this.config.output_dir if this.config else Path.cwd()),
+        lambda context: check_torch_build(len(context.gpus)), ("start", "doctor"), needs_config=False
+    ),
+    PreflightCheck(lambda context: check_vllm(context.config, gpus=len(context.gpus)), needs_config=False),
+    PreflightCheck(
+        lambda context: check_gpus(context.config, context.gpus),
+        ("start", "dry run", "doctor"),
+        needs_config=False,
+    ),
+    PreflightCheck(lambda context: check_cores(), needs_config=False),
+    PreflightCheck(
+        lambda context: check_shared_memory(needed=context.shares_memory),
+        ("start", "doctor"),
+        needs_config=False,
+    ),
+    PreflightCheck(
+        lambda context: check_directory(context.config.output_dir if context.config else Path.cwd()),
         ("start", "doctor"),
         needs_config=False,
     ),
     PreflightCheck(_model, ("start", "dry run", "doctor")),
     PreflightCheck(_model_on_hub),
-    PreflightCheck(lambda this: check_tokenizer(this.run), ("start", "dry run", "doctor")),
+    PreflightCheck(lambda context: check_tokenizer(context.run), ("start", "dry run", "doctor")),
     PreflightCheck(_settings, ("start", "dry run", "doctor")),
-    PreflightCheck(lambda this: check_processes(this.run, this.model_path), ("dry run", "doctor")),
-    PreflightCheck(lambda this: check_memory_plan(this.run, this.gpus), ("start", "doctor")),
+    PreflightCheck(lambda context: check_processes(context.run, context.model_path), ("dry run", "doctor")),
+    PreflightCheck(lambda context: check_memory_plan(context.run, context.gpus), ("start", "doctor")),
     PreflightCheck(
-        lambda this: check_disk(this.run, estimate_disk(this.run, this.model_path)), ("dry run", "doctor")
+        lambda context: check_disk(context.run, estimate_disk(context.run, context.model_path)),
+        ("dry run", "doctor"),
     ),
-    PreflightCheck(lambda this: check_ports(this.run)),
-    PreflightCheck(lambda this: check_servers(this.run), ("start", "doctor")),
-    PreflightCheck(lambda this: check_store(this.run), ("start", "doctor")),
-    PreflightCheck(lambda this: check_keys(this.run), ("dry run", "doctor")),
-    PreflightCheck(_tasks_at_once, ("start",)),
+    PreflightCheck(lambda context: check_ports(context.run)),
+    PreflightCheck(lambda context: check_servers(context.run), ("start", "doctor")),
+    PreflightCheck(lambda context: check_store(context.run), ("start", "doctor")),
+    PreflightCheck(lambda context: check_keys(context.run), ("dry run", "doctor")),
+    PreflightCheck(_tasks_quickly, ("start",)),
     PreflightCheck(_tasks, ("dry run", "doctor")),
 )
 """All checks before a run, except those that run rollouts, which `rl doctor` adds."""

@@ -21,7 +21,7 @@ from buckeye.launch.preflight.software_checks import uses_vllm
 MEMORY = "memory"
 _REMEDIES = (
     "lower --seq-len, --trainer.seq-len, --inference.kv-cache-gb or --inference.gpu-memory-utilization, add "
-    "--trainer.model.ac or --trainer.model.experimental.lora, or take a smaller model or more devices"
+    "--trainer.model.ac or --trainer.model.experimental.lora, or use a smaller model or more devices"
 )
 
 
@@ -43,23 +43,26 @@ def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Che
     """
     needs = plan_memory(config, shape, hardware)
     lines = plan_lines(needs)
-    states = {
-        location: _room(location, hardware) for location in dict.fromkeys(need.location for need in needs)
+    capacities = {
+        location: _capacity(location, hardware) for location in dict.fromkeys(need.location for need in needs)
     }
-    short = []
-    for location, (total, free) in states.items():
+    shortages = []
+    for location, (total, free) in capacities.items():
         need = sum_needs(needs, location)
         if need > free:
-            short.append((location, need, total, free))
-    if not short:
-        rooms = (
-            f"{location}: {_summary(sum_needs(needs, location), *room)}" for location, room in states.items()
+            shortages.append((location, need, total, free))
+    if not shortages:
+        texts = (
+            f"{location}: {_summary(sum_needs(needs, location), *capacity)}"
+            for location, capacity in capacities.items()
         )
-        return ok(MEMORY, "; ".join(rooms), lines)
-    seen = "; ".join(f"{location}: {_summary(need, total, free)}" for location, need, total, free in short)
-    do = "; ".join(_advice(location, hardware.gpus) for location, *_ in short)
-    never = any(need > total for _, need, total, _ in short)
-    return (failed if never else warning)(MEMORY, seen, do, lines)
+        return ok(MEMORY, "; ".join(texts), lines)
+    seen = "; ".join(
+        f"{location}: {_summary(need, total, free)}" for location, need, total, free in shortages
+    )
+    do = "; ".join(_advice(location, hardware.gpus) for location, *_ in shortages)
+    exceeds_total = any(need > total for _, need, total, _ in shortages)
+    return (failed if exceeds_total else warning)(MEMORY, seen, do, lines)
 
 
 def sum_needs(needs: Sequence[ProcessMemory], location: str) -> int:
@@ -77,10 +80,10 @@ def plan_lines(needs: Sequence[ProcessMemory]) -> list[str]:
 
 
 def _summary(need: int, total: int, free: int) -> str:
-    return f"{human_bytes(need)} needed, {human_bytes(total)} there, {human_bytes(free)} of it free"
+    return f"{human_bytes(need)} needed, {human_bytes(free)} of {human_bytes(total)} free"
 
 
-def _room(location: str, hardware: Hardware) -> tuple[int, int]:
+def _capacity(location: str, hardware: Hardware) -> tuple[int, int]:
     """Return the (total, free) bytes of a device or of main memory; (0, 0) for a missing GPU."""
     if location == MAIN_MEMORY:
         return hardware.memory.total, hardware.memory.free
@@ -89,12 +92,12 @@ def _room(location: str, hardware: Hardware) -> tuple[int, int]:
 
 
 def _advice(location: str, gpus: Sequence[Gpu]) -> str:
-    return f"for {location}: {_REMEDIES}{_users(location, gpus)}"
+    return f"for {location}: {_REMEDIES}{_describe_users(location, gpus)}"
 
 
-def _users(location: str, gpus: Sequence[Gpu]) -> str:
+def _describe_users(location: str, gpus: Sequence[Gpu]) -> str:
     for gpu in gpus:
         if location == f"GPU {gpu.index}" and gpu.users:
-            held = ", ".join(f"{name} ({pid}) holds {human_bytes(size)}" for pid, name, size in gpu.users)
-            return f"; {held}"
+            users = ", ".join(f"{name} ({pid}) uses {human_bytes(size)}" for pid, name, size in gpu.users)
+            return f"; {users}"
     return ""

@@ -24,18 +24,18 @@ _HEAD_TOKENS = 1024
 _PREFILL_TOKENS = 8192  # as inference/engine/engine.py
 _REPLACED_AT_ONCE = 2**26  # bytes of weights, as inference/engine/weights.py
 _BFLOAT16_PARAMETERS = 5_000_000  # as inference/engine/dtype.py
-_SHARE_OF_RAM = 0.25  # for keys and values, as inference/engine/decoder.py
-_GPU_WORK = 2 * 2**30  # left free on a GPU by the engine, as inference/engine/decoder.py
-_LEAST_OF_FREE = 0.25  # minimum for keys and values, as a share of the free memory
+_MAIN_MEMORY_SHARE = 0.25  # for keys and values, as inference/engine/decoder.py
+_GPU_RESERVE = 2 * 2**30  # left free on a GPU by the engine, as inference/engine/decoder.py
+_MIN_FREE_SHARE = 0.25  # minimum for keys and values, as a share of the free memory
 _VLLM_CPU_CACHE = 1_000_000_000
 _PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
-_ENGINE_GAPS = 0.1  # fragmentation, as a share of weights and prompts, measured
+_ENGINE_FRAGMENTATION = 0.1  # fragmentation, as a share of weights and prompts, measured
 _ENGINE = 575_000_000  # as _PROCESS, with what libraries cache for matrix products of each size, measured
-_NEVER_TOGETHER = 0.25  # of activations and logits, not in use together with checkpoint copies, measured
-_GAPS = 0.65  # fragmentation, as a share of activations and logits, measured
+_REUSED_SHARE = 0.25  # of activations and logits, whose memory checkpoint copies can use, measured
+_FRAGMENTATION = 0.65  # fragmentation, as a share of activations and logits, measured
 _ORCHESTRATOR = 110_000_000  # measured with an environment that needs no extra libraries
 _TOKENIZER = 800  # bytes per token of the vocabulary, measured
-_PLAYED = 100  # bytes per token of a rollout: id, log-prob, version and mask, as Python objects
+_ROLLOUT_TOKEN = 100  # bytes per token of a rollout: id, log-prob, version and mask, as Python objects
 _GPU_PROCESS = 700_000_000  # a CUDA context, its kernels and libraries' workspaces
 _GPU_PROCESS_MAIN = 2_500_000_000  # main memory of a process that uses a GPU
 
@@ -93,11 +93,11 @@ def plan_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> list
         for number, first in enumerate(range(0, len(ids), tp)):
             devices = ids[first : first + tp]
             needs += _inference(config, config.inference, shape, hardware, number, devices)
-    played = config.orchestrator.max_concurrent_rollouts * config.orchestrator.seq_len
+    tokens = config.orchestrator.max_concurrent_rollouts * config.orchestrator.seq_len
     orchestrator = [
-        Part("the tokenizer", _TOKENIZER * shape.vocabulary),
-        Part("rollouts", _PLAYED * played),
-        Part("the program", _ORCHESTRATOR),
+        Part("tokenizer", _TOKENIZER * shape.vocabulary),
+        Part("rollouts", _ROLLOUT_TOKEN * tokens),
+        Part("program", _ORCHESTRATOR),
     ]
     needs.append(_process("orchestrator", MAIN_MEMORY, orchestrator))
     ranks = config.trainer_gpu_ids if 0 in config.cluster.trainer_node_numbers else []
@@ -129,28 +129,28 @@ def _trainer(
     title = f"trainer {rank}"
     saved = _saved(config, shape, shards, rank)
     if not on_gpu:
-        beside = [
-            _gaps(config, work),
+        other = [
+            _fragmentation(config, work),
             _rounded(config, shape, shards, width),
-            Part("copies for a checkpoint", _copies(config, work, saved)),
-            Part("the program", _PROCESS),
+            Part("checkpoint copies", _copies(config, work, saved)),
+            Part("program", _PROCESS),
         ]
-        return [_process(title, MAIN_MEMORY, [*state, *work, *beside])]
+        return [_process(title, MAIN_MEMORY, [*state, *work, *other])]
     offloaded = config.model.fsdp_cpu_offload
-    on_device = [*([] if offloaded else state), *work, Part("the program", _GPU_PROCESS)]
-    beside = [
+    on_device = [*([] if offloaded else state), *work, Part("program", _GPU_PROCESS)]
+    in_main_memory = [
         *(state if offloaded else []),
-        Part("copies for a checkpoint", saved),
-        Part("the program", _GPU_PROCESS_MAIN),
+        Part("checkpoint copies", saved),
+        Part("program", _GPU_PROCESS_MAIN),
     ]
-    return [_process(title, location, on_device), _process(title, MAIN_MEMORY, beside)]
+    return [_process(title, location, on_device), _process(title, MAIN_MEMORY, in_main_memory)]
 
 
 def _shards(config: TrainerConfig, ranks: int, *, on_gpu: bool) -> int:
     """Return the number of shards into which the ranks divide the model."""
     model = config.model
-    asked = model.sharding == "full" or model.tp > 1 or model.dp_replicate > 1
-    if asked or (model.sharding == "auto" and on_gpu and ranks > 1):
+    is_forced = model.sharding == "full" or model.tp > 1 or model.dp_replicate > 1
+    if is_forced or (model.sharding == "auto" and on_gpu and ranks > 1):
         return model.tp if model.sharding == "none" else max(1, ranks // model.dp_replicate)
     return 1
 
@@ -158,8 +158,8 @@ def _shards(config: TrainerConfig, ranks: int, *, on_gpu: bool) -> int:
 def _width(dtype: str, shape: ModelShape, hardware: Hardware, *, on_gpu: bool) -> int:
     """Return the bytes per number of the compute dtype."""
     if dtype == "auto":
-        fast = on_gpu or (hardware.fast_bfloat16 and shape.parameters >= _BFLOAT16_PARAMETERS)
-        return 2 if fast else 4
+        is_fast = on_gpu or (hardware.fast_bfloat16 and shape.parameters >= _BFLOAT16_PARAMETERS)
+        return 2 if is_fast else 4
     return 4 if dtype == "float32" else 2
 
 
@@ -179,8 +179,8 @@ def _state(config: TrainerConfig, shape: ModelShape, shards: int, width: int) ->
     if adapter:
         parts.append(Part("frozen weights", width * shape.parameters // shards))
     loss = config.loss
-    switched_off = adapter and config.model.adapter is None and loss.reference_model is None
-    if loss.kl_coef and not switched_off:
+    uses_own_base = adapter and config.model.adapter is None and loss.reference_model is None
+    if loss.kl_coef and not uses_own_base:
         parts.append(Part("reference model (float32)", 4 * shape.parameters // shards))
     return parts
 
@@ -210,13 +210,13 @@ def _casts(config: TrainerConfig, shape: ModelShape, shards: int, width: int) ->
     return [Part("weights (bfloat16)", 2 * shape.parameters)]
 
 
-def _gaps(config: TrainerConfig, work: Sequence[Part]) -> Part:
-    """Return the memory that fragments between blocks of many sizes.
+def _fragmentation(config: TrainerConfig, work: Sequence[Part]) -> Part:
+    """Return the memory lost to fragmentation between blocks of many sizes.
 
-    If all weights are trained, moments and checkpoint copies fill these gaps.
+    If all weights are trained, moments and checkpoint copies fill it.
     """
     adapter = config.model.experimental.lora is not None
-    return Part("gaps between them", int(_GAPS * sum(part.size for part in work)) if adapter else 0)
+    return Part("fragmentation", int(_FRAGMENTATION * sum(part.size for part in work)) if adapter else 0)
 
 
 def _copies(config: TrainerConfig, work: Sequence[Part], saved: int) -> int:
@@ -227,7 +227,7 @@ def _copies(config: TrainerConfig, work: Sequence[Part], saved: int) -> int:
     """
     if config.model.experimental.lora is not None:
         return saved
-    return saved - min(saved // 3, int(_NEVER_TOGETHER * sum(part.size for part in work)))
+    return saved - min(saved // 3, int(_REUSED_SHARE * sum(part.size for part in work)))
 
 
 def _rounded(config: TrainerConfig, shape: ModelShape, shards: int, width: int) -> Part:
@@ -235,8 +235,8 @@ def _rounded(config: TrainerConfig, shape: ModelShape, shards: int, width: int) 
     weights, adapter = config.weights, config.model.experimental.lora is not None
     stored = weights.dtype == "bfloat16" or (weights.dtype == "auto" and width == 2)
     rounded = weights.rounding == "stochastic" or (weights.rounding == "auto" and stored)
-    held = rounded and shards == 1 and not adapter
-    return Part("rounded weights (float32)", 4 * shape.parameters if held else 0)
+    is_kept = rounded and shards == 1 and not adapter
+    return Part("rounded weights (float32)", 4 * shape.parameters if is_kept else 0)
 
 
 def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu: bool) -> Part:
@@ -252,13 +252,13 @@ def _activations(config: TrainerConfig, shape: ModelShape, width: int, *, on_gpu
     layer = 4 * shape.hidden + 3 * queries + 3 * keys + 4 * shape.mlp
     if not on_gpu or width == 4 or model.attn == "sdpa":
         layer += 2 * queries + 2 * keys
-    passing = 3 * shape.mlp + 2 * shape.hidden
+    temporary = 3 * shape.mlp + 2 * shape.hidden
     recomputed = 0
     if model.ac is not None or model.ac_offloading is not None:
         recomputed = shape.layers // (model.ac.freq if model.ac is not None else 1)
-        passing += layer
+        temporary += layer
     inputs = 0 if model.ac_offloading is not None else recomputed * shape.hidden
-    per_token = (shape.layers - recomputed) * layer + inputs + passing + 3 * shape.hidden
+    per_token = (shape.layers - recomputed) * layer + inputs + temporary + 3 * shape.hidden
     return Part(f"activations of {config.seq_len} tokens", width * per_token * config.seq_len)
 
 
@@ -303,27 +303,30 @@ def _inference(
     if hardware.vllm:
         cache = int(inference.kv_cache_gb * 1e9) if inference.kv_cache_gb else _VLLM_CPU_CACHE
         parts = [Part("weights", width * shape.parameters), Part("keys and values", cache)]
-        return [_process(title, MAIN_MEMORY, [*parts, Part("the program", 2 * _PROCESS)])]
+        return [_process(title, MAIN_MEMORY, [*parts, Part("program", 2 * _PROCESS)])]
     # a tied output projection is a second copy of the embedding, in a layout that multiplies fast
     weights = width * (shape.parameters + (shape.embeddings if shape.tied else 0))
     gpu = next((g for g in hardware.gpus if on_gpu and g.index == devices[0]), None)
-    beside = on_gpu or width * shape.parameters <= _REPLACED_AT_ONCE
+    keeps_both = on_gpu or width * shape.parameters <= _REPLACED_AT_ONCE
     parts = [
         Part("weights", weights),
-        Part("new weights, beside the old", weights if beside else 0),
+        Part("new weights during an update", weights if keeps_both else 0),
         Part("keys and values", _cache(config, inference, shape, hardware, width, weights, gpu)),
-        Part("prompts, attention and logits", _passing(inference, shape, width, _at_a_time(config))),
+        Part(
+            "prompts, attention and logits",
+            _engine_temporary(inference, shape, width, _rollouts_per_replica(config)),
+        ),
     ]
     if not on_gpu:
-        gaps = int(_ENGINE_GAPS * (weights + parts[-1].size))
+        fragmentation = int(_ENGINE_FRAGMENTATION * (weights + parts[-1].size))
         return [
             _process(
-                title, MAIN_MEMORY, [*parts, Part("gaps between them", gaps), Part("the program", _ENGINE)]
+                title, MAIN_MEMORY, [*parts, Part("fragmentation", fragmentation), Part("program", _ENGINE)]
             )
         ]
     return [
-        _process(title, f"GPU {devices[0]}", [*parts, Part("the program", _GPU_PROCESS)]),
-        _process(title, MAIN_MEMORY, [Part("the program", _GPU_PROCESS_MAIN)]),
+        _process(title, f"GPU {devices[0]}", [*parts, Part("program", _GPU_PROCESS)]),
+        _process(title, MAIN_MEMORY, [Part("program", _GPU_PROCESS_MAIN)]),
     ]
 
 
@@ -333,10 +336,10 @@ def _vllm_on_gpus(
     """Return the memory of vLLM, which takes a fixed share of a GPU."""
     share = inference.gpu_memory_utilization
     totals = {gpu.index: gpu.total for gpu in hardware.gpus}
-    taken = f"vLLM: weights, keys and values (gpu_memory_utilization {share:g})"
+    use = f"vLLM: weights, keys and values (gpu_memory_utilization {share:g})"
     return [
-        *(_process(title, f"GPU {d}", [Part(taken, int(share * totals.get(d, 0)))]) for d in devices),
-        _process(title, MAIN_MEMORY, [Part("the program", _GPU_PROCESS_MAIN)]),
+        *(_process(title, f"GPU {d}", [Part(use, int(share * totals.get(d, 0)))]) for d in devices),
+        _process(title, MAIN_MEMORY, [Part("program", _GPU_PROCESS_MAIN)]),
     ]
 
 
@@ -356,7 +359,7 @@ def _cache(
 ) -> int:
     """Return the bytes of the key-value cache of the embedded engine.
 
-    On a CPU only written memory counts: at most the concurrent rollouts, and as many again for earlier turns.
+    On a CPU only written memory counts: at most the concurrent rollouts, and the same for earlier turns.
     """
     length = min(inference.model.max_model_len or shape.max_positions, shape.max_positions)
     slot = slot_bytes(shape, length, width)
@@ -366,18 +369,18 @@ def _cache(
         share = int(inference.gpu_memory_utilization * gpu.total) - weights
         logits = 4 * inference.max_num_seqs * shape.vocabulary
         free = gpu.free - _GPU_PROCESS - weights
-        budget = min(share, free) - weights - 4 * logits - _GPU_WORK
-        budget = max(budget, int(_LEAST_OF_FREE * (free - weights)))
+        budget = min(share, free) - weights - 4 * logits - _GPU_RESERVE
+        budget = max(budget, int(_MIN_FREE_SHARE * (free - weights)))
     else:
-        budget = int(_SHARE_OF_RAM * hardware.memory.total)
+        budget = int(_MAIN_MEMORY_SHARE * hardware.memory.total)
     slots = min(2 * inference.max_num_seqs, max(1, budget // slot))
     if gpu is None:
-        running, at_a_time = min(slots, inference.max_num_seqs), _at_a_time(config)
-        slots = min(running, at_a_time) + min(slots - running, at_a_time)
+        running, rollouts = min(slots, inference.max_num_seqs), _rollouts_per_replica(config)
+        slots = min(running, rollouts) + min(slots - running, rollouts)
     return slots * slot
 
 
-def _at_a_time(config: RLConfig) -> int:
+def _rollouts_per_replica(config: RLConfig) -> int:
     """Return the number of concurrent rollouts per replica."""
     assert config.inference is not None
     nodes = len(config.cluster.inference_node_numbers)
@@ -385,7 +388,7 @@ def _at_a_time(config: RLConfig) -> int:
     return math.ceil(config.orchestrator.max_concurrent_rollouts / replicas)
 
 
-def _passing(inference: InferenceConfig, shape: ModelShape, width: int, at_a_time: int) -> int:
+def _engine_temporary(inference: InferenceConfig, shape: ModelShape, width: int, rollouts: int) -> int:
     """Return the temporary memory of the engine.
 
     It consists of prompts in one layer, a copy of what a decode step attends to in one layer, and its logits
@@ -396,7 +399,7 @@ def _passing(inference: InferenceConfig, shape: ModelShape, width: int, at_a_tim
     queries, keys = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layer = 3 * shape.hidden + 2 * queries + 2 * keys + 4 * shape.mlp
     length = inference.model.max_model_len or shape.max_positions
-    running = min(inference.max_num_seqs, at_a_time)
+    running = min(inference.max_num_seqs, rollouts)
     prompts = width * layer * min(_PREFILL_TOKENS, running * length)
     attended = running * slot_bytes(shape, length, width) // shape.layers
     return prompts + attended + 4 * 4 * running * shape.vocabulary

@@ -1,4 +1,4 @@
-"""A model's files: where they are, its sizes, and if Buckeye can train it and sample from it."""
+"""Files of a model: their location, the sizes in them, and checks that Buckeye can use the model."""
 
 from __future__ import annotations
 
@@ -21,6 +21,13 @@ from buckeye.inference.render.template_files import TEMPLATE_FILE, read_template
 from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
 from buckeye.launch.preflight.disk import count_parameters
 from buckeye.transport.checkpoint import check_shard_format
+
+MODEL, TOKENIZER = "model", "tokenizer"
+_SMALL_FILES = ("config.json", "tokenizer_config.json", "generation_config.json")
+_INDEX = "model.safetensors.index.json"
+_NO_MODEL = "not a model directory: it has no config.json"
+_DOWNLOAD_HINT = "check `model.name` and the network; a gated model needs HF_TOKEN"
+
 
 # The sizes of a model, from its `config.json` and the headers of its files. The memory plan uses them.
 
@@ -53,7 +60,7 @@ class ModelShape:
     def adapter(self, lora: LoRAConfig) -> int:
         """Return the number of parameters of an adapter."""
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        sides = {
+        dimensions = {
             "q_proj": self.hidden + queries,
             "k_proj": self.hidden + keys,
             "v_proj": self.hidden + keys,
@@ -62,9 +69,9 @@ class ModelShape:
             "up_proj": self.hidden + self.mlp,
             "down_proj": self.mlp + self.hidden,
         }
-        chosen = sum(sides.get(name.rpartition(".")[2], 0) for name in lora.target_modules)
+        adapted = sum(dimensions.get(name.rpartition(".")[2], 0) for name in lora.target_modules)
         whole = [name for name in lora.modules_to_save if name in ("embed_tokens", "lm_head")]
-        return self.layers * lora.rank * chosen + len(whole) * self.vocabulary * self.hidden
+        return self.layers * lora.rank * adapted + len(whole) * self.vocabulary * self.hidden
 
 
 def read_shape(model_path: Path) -> ModelShape | None:
@@ -90,7 +97,7 @@ def parse_shape(config: Mapping[str, Any], *, parameters: int | None = None) -> 
     mlp, vocabulary = int(config["intermediate_size"]), int(config["vocab_size"])
     tied = bool(config.get("tie_word_embeddings", False))
     layer = hidden * head_dim * (2 * heads + 2 * kv_heads) + 3 * hidden * mlp + 2 * hidden
-    counted = layers * layer + vocabulary * hidden * (1 if tied else 2) + hidden
+    computed = layers * layer + vocabulary * hidden * (1 if tied else 2) + hidden
     return ModelShape(
         vocabulary=vocabulary,
         hidden=hidden,
@@ -101,15 +108,11 @@ def parse_shape(config: Mapping[str, Any], *, parameters: int | None = None) -> 
         head_dim=head_dim,
         tied=tied,
         max_positions=int(config.get("max_position_embeddings", 2048)),
-        parameters=parameters or counted,
+        parameters=parameters or computed,
     )
 
 
 # Checks of the model, from its small files alone.
-
-MODEL, TOKENIZER = "model", "tokenizer"
-_SMALL_FILES = ("config.json", "tokenizer_config.json", "generation_config.json")
-_INDEX = "model.safetensors.index.json"
 
 
 def check_model(config: RLConfig, *, vllm: bool) -> Check:
@@ -117,14 +120,12 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
     name, path = config.trainer.model.name, find_model(config.trainer.model.name)
     if path is None:
         if Path(name).exists() or name.startswith((".", "/", "~")):
-            return failed(
-                MODEL, f"{name} is not a model directory (it has no config.json)", "check model.name"
-            )
-        return skipped(MODEL, f"{name} is not on this machine; a start fetches it from the Hugging Face hub")
+            return failed(MODEL, f"{name} is {_NO_MODEL}", "correct `model.name`")
+        return skipped(MODEL, f"{name} is downloaded from the Hugging Face hub when the run starts")
     missing = missing_files(path)
     if missing:
-        return failed(MODEL, f"{path} lacks {', '.join(missing)}", "fetch or copy the model again")
-    return _known(config, path, vllm=vllm)
+        return failed(MODEL, f"{path} lacks {', '.join(missing)}", "download or copy the model again")
+    return _check_architecture(config, path, vllm=vllm)
 
 
 def missing_files(path: Path) -> list[str]:
@@ -138,28 +139,29 @@ def missing_files(path: Path) -> list[str]:
     return [] if (path / "model.safetensors").is_file() else ["model.safetensors"]
 
 
-def _known(config: RLConfig, path: Path, *, vllm: bool) -> Check:
+def _check_architecture(config: RLConfig, path: Path, *, vllm: bool) -> Check:
     try:
-        described: dict[str, Any] = read_json(path / "config.json")
-        architecture = (described.get("architectures") or ["no architecture named"])[0]
+        model_config: dict[str, Any] = read_json(path / "config.json")
+        architecture = (model_config.get("architectures") or ["unknown architecture"])[0]
         check_sizes(path)
     except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
-        return failed(MODEL, f"{path / 'config.json'} cannot be read: {error}", "fetch the model again")
+        return failed(MODEL, f"cannot read {path / 'config.json'}: {error}", "download the model again")
     except (InferenceError, UsageError) as error:
-        return failed(MODEL, str(error), "fetch the model again")
+        return failed(MODEL, error.message, error.hint or "download the model again")
     seen = f"{architecture}, {path}"
     if config.inference is None or vllm:
         return ok(MODEL, seen)
     try:
         spec = read_spec(path)
     except InferenceError as error:
-        return failed(MODEL, str(error), "use vLLM on a GPU (`buckeye vllm install`), or another model")
-    longest = config.orchestrator.seq_len
-    if longest > spec.max_positions:
+        do = "use vLLM on a GPU (`buckeye vllm install`), or another model"
+        return failed(MODEL, error.message, error.hint or do)
+    seq_len = config.orchestrator.seq_len
+    if seq_len > spec.max_positions:
         return warning(
             MODEL,
-            f"{seen}: it has {spec.max_positions} positions, and rollouts may have {longest} tokens",
-            f"--seq-len {spec.max_positions}",
+            f"{seen}: the model has {spec.max_positions} positions, but seq_len is {seq_len}",
+            f"add `--seq-len {spec.max_positions}`",
         )
     return ok(MODEL, seen)
 
@@ -171,13 +173,12 @@ def fetch_small_files(name: str) -> Check:
     try:
         hf_hub_download(name, _SMALL_FILES[0], token=key("HF_TOKEN") or None)
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
-        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        return failed(
-            MODEL,
-            f"{name} is not on this machine, and the Hugging Face hub does not give it: {reason}",
-            "check model.name and the network; a model behind a licence needs HF_TOKEN",
-        )
-    return ok(MODEL, f"{name} is on the Hugging Face hub; a start fetches it")
+        return failed(MODEL, f"cannot download {name}: {_first_line(error)}", _DOWNLOAD_HINT)
+    return ok(MODEL, f"{name} is on the Hugging Face hub; it is downloaded when the run starts")
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def check_tokenizer(config: RLConfig) -> Check:
@@ -186,7 +187,7 @@ def check_tokenizer(config: RLConfig) -> Check:
     if path is None:
         return skipped(TOKENIZER, "the model is not on this machine")
     if not any((path / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        return failed(TOKENIZER, f"{path} has no tokenizer", "copy the tokenizer's files beside the weights")
+        return failed(TOKENIZER, f"{path} has no tokenizer", "copy the files of the tokenizer there")
     return check_template(path)
 
 
@@ -195,34 +196,30 @@ def check_template(path: Path) -> Check:
     try:
         template = read_template(path)
     except InferenceError as error:
-        return failed(TOKENIZER, str(error), "fetch or copy the model again")
+        return failed(TOKENIZER, error.message, error.hint or "download or copy the model again")
     if template is None:
         return failed(
             TOKENIZER,
-            f"{path} has no chat template, and environments speak in messages",
-            f"use the instruction-tuned model of the family, or put a {TEMPLATE_FILE} beside its files",
+            f"{path} has no chat template, which the prompts of environments need",
+            f"use an instruction-tuned model, or add a {TEMPLATE_FILE} to its directory",
         )
-    refused, with_system = (
-        template.find_problem([PROBE_QUESTION]),
-        template.find_problem([PROBE_SYSTEM, PROBE_QUESTION]),
-    )
-    if refused is not None and with_system is not None:
-        return failed(TOKENIZER, refused, f"correct {TEMPLATE_FILE}, or use another model of the family")
-    messages = [PROBE_QUESTION] if refused is None else [PROBE_SYSTEM, PROBE_QUESTION]
+    problem = template.find_problem([PROBE_QUESTION])
+    system_problem = template.find_problem([PROBE_SYSTEM, PROBE_QUESTION])
+    if problem is not None and system_problem is not None:
+        return failed(TOKENIZER, problem, f"correct {TEMPLATE_FILE}, or use another model")
+    messages = [PROBE_QUESTION] if problem is None else [PROBE_SYSTEM, PROBE_QUESTION]
     if PROBE_QUESTION["content"] not in template.text(messages, (), prompt=True):
-        return failed(
-            TOKENIZER, "the chat template does not write what the user says", f"correct {TEMPLATE_FILE}"
-        )
+        return failed(TOKENIZER, "the chat template omits user messages", f"correct {TEMPLATE_FILE}")
     if template.missing_header:
         return warning(
             TOKENIZER,
-            f"the chat template ignores add_generation_prompt; prompts get the header "
-            f"{template.missing_header!r}, which it writes before replies",
-            f"write it under `if add_generation_prompt` in {TEMPLATE_FILE}: other servers do not add it",
+            f"the chat template ignores add_generation_prompt; Buckeye adds the header "
+            f"{template.missing_header!r} to prompts",
+            f"add it under `if add_generation_prompt` in {TEMPLATE_FILE}, for other servers",
         )
-    if with_system is not None:
-        return ok(TOKENIZER, f"has a chat template that takes no system message: {with_system}")
-    return ok(TOKENIZER, "has a chat template")
+    if system_problem is not None:
+        return ok(TOKENIZER, f"found a chat template without system messages: {system_problem}")
+    return ok(TOKENIZER, "found a chat template")
 
 
 def find_model(name: str, revision: str | None = None) -> Path | None:
@@ -266,17 +263,24 @@ def fetch_model(name: str, revision: str | None = None) -> Path:
     Raises UsageError if it is neither local nor on the hub, or if torch is not installed.
     """
     need("torch", f"A model ({name})")
-    found = find_model(name, revision)
-    if found is not None:
-        check_shard_format(found.parent)
-        return found
+    path = find_model(name, revision)
+    if path is not None:
+        check_shard_format(path.parent)
+        return path
     if is_adapter(name):
         raise UsageError(
-            f"model.name: {name} is an adapter and no complete model; `buckeye export RUN --merge-lora` "
-            "writes the model of a run that trained one."
+            f"{name} is an adapter, not a complete model",
+            code="BK-MODEL-NOT-FOUND",
+            at="model.name",
+            hint="merge the adapter of a run into its model: buckeye export RUN --merge-lora",
         )
     if Path(name).exists() or name.startswith((".", "/", "~")):
-        raise UsageError(f"model.name: {name} is not a model directory (it has no config.json).")
+        raise UsageError(
+            f"{name} is {_NO_MODEL}",
+            code="BK-MODEL-NOT-FOUND",
+            at="model.name",
+            hint="pass the directory of a model, or its name on the Hugging Face hub",
+        )
     from huggingface_hub import snapshot_download
 
     try:
@@ -289,8 +293,9 @@ def fetch_model(name: str, revision: str | None = None) -> Path:
             )
         ).resolve()
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(
-            f"model.name: {name} is not a directory here, and fetching it from the Hugging Face hub "
-            f"failed: {reason}"
+            f"cannot download {name} from the Hugging Face hub: {_first_line(error)}",
+            code="BK-MODEL-NOT-FOUND",
+            at="model.name",
+            hint=_DOWNLOAD_HINT,
         ) from None

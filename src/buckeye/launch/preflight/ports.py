@@ -20,7 +20,8 @@ from buckeye.base.storage import private_folder
 from buckeye.errors import RunError, UsageError
 
 # Below the range for outgoing connections, which could take the port of a server that is down.
-_CHOICE = range(20000, 32000)
+_PORT_RANGE = range(20000, 32000)
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 
 
 class Ports:
@@ -32,23 +33,29 @@ class Ports:
     def choose(self, count: int) -> list[int]:
         """Reserve `count` more ports on which no server listens. Raises RunError if there are too few."""
         chosen: list[int] = []
-        for port in random.sample(_CHOICE, len(_CHOICE)):
+        for port in random.sample(_PORT_RANGE, len(_PORT_RANGE)):
             if len(chosen) == count:
                 return chosen
-            if port not in self._held and self._hold(port):
+            if port not in self._held and self._lock(port):
                 if is_free(port):
                     chosen.append(port)
                 else:
                     self._release(port)
-        raise RunError(f"No {count} free ports were found from {_CHOICE.start} to {_CHOICE.stop - 1}.")
+        raise RunError(
+            f"fewer than {count} free ports from {_PORT_RANGE.start} to {_PORT_RANGE.stop - 1}",
+            code="BK-PORT-TAKEN",
+            hint="end runs or other servers on this machine",
+        )
 
     def reserve(self, ports: Sequence[int]) -> None:
         """Reserve the ports that the user chose. Raises UsageError for a port that is in use."""
         for port in ports:
-            if not self._hold(port) or not is_free(port):
+            if not self._lock(port) or not is_free(port):
                 raise UsageError(
-                    f"Port {port} (inference.server.port) is in use by another process. Stop that one, "
-                    "choose another port, or leave it out: then a free one is taken."
+                    f"port {port} is in use by another process",
+                    code="BK-PORT-TAKEN",
+                    at="inference.server.port",
+                    hint="stop that process, choose another port, or remove the setting to use a free port",
                 )
 
     def close(self) -> None:
@@ -56,26 +63,25 @@ class Ports:
         for port in list(self._held):
             self._release(port)
 
-    def _hold(self, port: int) -> bool:
+    def _lock(self, port: int) -> bool:
         if port in self._held:
             return True
         path = private_folder("ports") / str(port)
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            there = os.stat(path).st_ino == os.fstat(handle).st_ino  # otherwise it was released and deleted
+            is_held = os.stat(path).st_ino == os.fstat(handle).st_ino  # False if another process deleted it
         except OSError:
-            there = False
-        if not there:
+            is_held = False
+        if not is_held:
             os.close(handle)
             return False
         self._held[port] = handle
         return True
 
     def _release(self, port: int) -> None:
-        (private_folder("ports") / str(port)).unlink(
-            missing_ok=True
-        )  # still locked, so no other process holds this file
+        # the file is still locked, so no other process uses it
+        (private_folder("ports") / str(port)).unlink(missing_ok=True)
         os.close(self._held.pop(port))
 
 
@@ -108,24 +114,21 @@ def is_free(port: int) -> bool:
     return True
 
 
-_CHOSEN_BY = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
-
-
 def interface_of(address: str) -> str | None:
     """Return the name of the network interface with this address, or None."""
-    wanted = ipaddress.ip_address(address)
+    target = ipaddress.ip_address(address)
     loopback = None
-    for name, addresses in psutil.net_if_addrs().items():
-        for one in addresses:
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
             try:
-                found = ipaddress.ip_address(one.address.partition("%")[0])
+                candidate = ipaddress.ip_address(entry.address.partition("%")[0])
             except ValueError:  # a hardware address
                 continue
-            if found == wanted:
+            if candidate == target:
                 return name
-            if found.is_loopback:
+            if candidate.is_loopback:
                 loopback = name
-    return loopback if wanted.is_loopback else None  # the loopback interface has all of 127.0.0.0/8
+    return loopback if target.is_loopback else None  # the loopback interface has all of 127.0.0.0/8
 
 
 def socket_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]:
@@ -136,7 +139,7 @@ def socket_variables(address: str, environ: Mapping[str, str]) -> dict[str, str]
     interface = interface_of(address)
     if interface is None:
         return {}
-    return {name: interface for name in _CHOSEN_BY if name not in environ}
+    return {name: interface for name in _INTERFACE_VARIABLES if name not in environ}
 
 
 def address_towards(host: str) -> str:
@@ -144,7 +147,7 @@ def address_towards(host: str) -> str:
 
     Raises OSError if the name cannot be resolved.
     """
-    family, kind, _, _, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(place)  # sends nothing
+        probe.connect(address)  # sends nothing
         return str(probe.getsockname()[0])

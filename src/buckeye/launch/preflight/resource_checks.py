@@ -27,34 +27,33 @@ def check_store(config: RLConfig) -> Check:
     """Check that the object store for checkpoints is writable: create and delete a test object."""
     ckpt = config.trainer.ckpt
     if ckpt is None or ckpt.store is None:
-        return skipped(STORE, "checkpoints are in the output directory alone")
+        return skipped(STORE, "not configured: checkpoints stay in the output directory")
     try:
         store = CheckpointStore(ckpt.store)
         store.probe()
-        there = store.list_checkpoints()
+        stored = store.list_checkpoints()
     except BuckeyeError as error:
-        return failed(STORE, str(error), "")
-    newest = f"its newest checkpoint is of step {there[-1].step}" if there else "it has no checkpoint yet"
-    return ok(STORE, f"{store.url} can be written to; {newest}")
+        return failed(STORE, error.message, error.hint or "")
+    newest = f"newest checkpoint: step {stored[-1].step}" if stored else "no checkpoint yet"
+    return ok(STORE, f"{store.url} is writable; {newest}")
 
 
 def check_servers(config: RLConfig) -> Check:
-    """Check that external servers answer; any answer counts."""
+    """Check that external servers respond, with any status."""
     if config.inference is not None:
-        return skipped(SERVERS, "the run starts its own")
+        return skipped(SERVERS, "the run starts its own servers")
     urls = config.orchestrator.client.base_url
-    silent = [url for url in urls if not _answers(url)]
-    if not silent:
+    unreachable = [url for url in urls if not _responds(url)]
+    if not unreachable:
         return ok(SERVERS, ", ".join(urls))
     return failed(
         SERVERS,
-        f"{', '.join(silent)} does not answer, and the run starts no server",
-        "add --inference ([inference] in a file) to start one, or start that one first "
-        "(orchestrator.client.base_url is where it is)",
+        f"no response from {', '.join(unreachable)} (`orchestrator.client.base_url`)",
+        "start this server first, or add `--inference` (`[inference]` in a file) so that the run starts one",
     )
 
 
-def _answers(url: str) -> bool:
+def _responds(url: str) -> bool:
     try:
         httpx.get(f"{url.rstrip('/')}/models", timeout=_SERVER_SECONDS, trust_env=False)
     except (httpx.HTTPError, httpx.InvalidURL):
@@ -64,17 +63,17 @@ def _answers(url: str) -> bool:
 
 def check_directory(output_dir: Path) -> Check:
     """Check that the run can write its directory."""
-    there = output_dir
-    while not there.exists():
-        there = there.parent
+    existing = output_dir
+    while not existing.exists():
+        existing = existing.parent
     try:
-        with tempfile.NamedTemporaryFile(dir=there, prefix=".buckeye-doctor-"):
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".buckeye-doctor-"):
             return ok(DIRECTORY, str(output_dir))
     except OSError as error:
         return failed(
             DIRECTORY,
-            f"{there} cannot be written: {error.strerror}",
-            "choose another --output-dir, or its owner",
+            f"cannot write to {existing}: {error.strerror}",
+            "choose another `--output-dir`, or change the permissions",
         )
 
 
@@ -82,7 +81,7 @@ def check_ports(config: RLConfig) -> Check:
     """Check that the configured ports are free; other ports are chosen when the run starts."""
     inference = config.inference
     if inference is None or "port" not in inference.server.model_fields_set:
-        return ok(PORTS, "free ones are picked when the run starts")
+        return ok(PORTS, "chosen when the run starts")
     replicas = len(config.inference_gpu_ids) // inference.parallel.tp
     ports = [inference.server.port + i for i in range(replicas)]
     taken = [port for port in ports if not is_free(port)]
@@ -90,7 +89,7 @@ def check_ports(config: RLConfig) -> Check:
         return failed(
             PORTS,
             f"in use by another process: {', '.join(map(str, taken))}",
-            "choose another --inference.server.port, or leave it out: free ones are found",
+            "choose another `--inference.server.port`, or remove it to use free ports",
         )
     return ok(PORTS, f"{', '.join(map(str, ports))} free")
 
@@ -101,21 +100,18 @@ def check_keys(config: RLConfig, *, is_local_run: bool = True) -> Check:
     try:
         check_trackers(config.trackers(settings), is_local_run=is_local_run)
     except UsageError as error:
-        return failed("keys", str(error), "")
-    there = ["HF_TOKEN"] if key("HF_TOKEN") else []
-    used = (
-        "Weights & Biases can be reached with a key or offline" if settings is not None else "none is needed"
-    )
-    return ok("keys", f"{used}{'; HF_TOKEN is set' if there else ''}")
+        return failed("keys", error.message, error.hint or "")
+    text = "Weights & Biases has a key, or is offline" if settings is not None else "no key needed"
+    return ok("keys", f"{text}{'; HF_TOKEN is set' if key('HF_TOKEN') else ''}")
 
 
 def check_shared_memory(*, needed: bool, path: Path = _SHM) -> Check:
     """Check the size of shared memory, which ranks on GPUs and vLLM use; containers often have only 64 MB."""
     name = "shared memory"
     if not path.is_dir():
-        return skipped(name, f"there is no {path}")
+        return skipped(name, f"{path} does not exist")
     free = free_bytes(path)
     seen = f"{human_bytes(free)} of {human_bytes(total_bytes(path))} free in {path}"
     if needed and free < _SMALL_SHM:
-        return warning(name, seen, "start the container with more, e.g. --shm-size 8g")
+        return warning(name, seen, "start the container with more, such as `--shm-size 8g`")
     return ok(name, seen)

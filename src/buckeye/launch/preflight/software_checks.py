@@ -37,7 +37,7 @@ def extras_of(config: RLConfig | None) -> list[str]:
     """Return the extras whose libraries a run with this configuration imports."""
     if config is None:
         return ["model"]
-    extras = {"model", *(tracker_class(one).folder for one in config.trackers(config.trainer.wandb))}
+    extras = {"model", *(tracker_class(tracker).folder for tracker in config.trackers(config.trainer.wandb))}
     if config.trainer.optim.type == "adamw8bit":
         extras.add("optim8bit")
     if config.cluster.nodes > 1 and config.cluster.engine == "ray":
@@ -56,22 +56,22 @@ def check_libraries(
     version_of: Callable[[str], str] = metadata.version,
 ) -> Check:
     """Compare the installed libraries with the requirements of these extras."""
-    wrong, found = [], []
+    problems, installed = [], []
     for requirement in map(Requirement, requirements(extras)):
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
         try:
             version = version_of(requirement.name)
         except metadata.PackageNotFoundError:
-            wrong.append(f"{requirement.name} is not installed")
+            problems.append(f"{requirement.name} is not installed")
             continue
-        found.append(f"{requirement.name} {version}")
+        installed.append(f"{requirement.name} {version}")
         if not requirement.specifier.contains(Version(version), prereleases=True):
-            wrong.append(f"{requirement.name} {version} is not {requirement.specifier}")
-    if wrong:
-        return failed(LIBRARIES, "; ".join(wrong), install_command(*extras), sorted(found))
-    main = [entry for entry in found if entry.split()[0] in ("torch", "transformers", "peft")]
-    return ok(LIBRARIES, f"{', '.join(main)} and {len(found) - len(main)} more", sorted(found))
+            problems.append(f"{requirement.name} {version} does not satisfy {requirement.specifier}")
+    if problems:
+        return failed(LIBRARIES, "; ".join(problems), install_command(*extras), sorted(installed))
+    main = [entry for entry in installed if entry.split()[0] in ("torch", "transformers", "peft")]
+    return ok(LIBRARIES, f"{', '.join(main)} and {len(installed) - len(main)} more", sorted(installed))
 
 
 def check_torch_build(
@@ -85,16 +85,20 @@ def check_torch_build(
     try:
         version = version_of("torch")
     except metadata.PackageNotFoundError:
-        first = "" if gpus else f"without the gigabytes that a GPU needs: first {cpu_torch_command()}"
-        return skipped(name, "torch is not installed", first)
+        do = "" if gpus else f"for the smaller build without CUDA, first run: {cpu_torch_command()}"
+        return skipped(name, "torch is not installed", do)
     if not gpus and any(line.startswith("nvidia-") for line in requirements_of("torch") or ()):
         smaller = cpu_torch_command("--force-reinstall", "--no-deps")
-        return ok(name, f"{version} for CUDA, no GPU; gigabytes less in a new environment, or: {smaller}")
+        return ok(
+            name,
+            f"{version} for CUDA, no GPU; the build without CUDA is smaller: use a new environment, or run: "
+            f"{smaller}",
+        )
     if gpus and version.endswith("+cpu"):
         return failed(
             name,
             f"torch {version} cannot use the {counted(gpus, 'GPU')} of this machine",
-            "install torch built for CUDA (pytorch.org has the command), or set the devices to cpu",
+            "install torch for CUDA (command: pytorch.org), or set the devices to cpu",
         )
     return ok(name, f"{version}, {counted(gpus, 'GPU')}" if gpus else f"{version}, no GPU")
 
@@ -108,18 +112,22 @@ def check_vllm(config: RLConfig | None, *, gpus: int) -> Check:
     """Check that the engine of the configuration is installed. May start one or two interpreters."""
     try:
         if config is not None and config.inference is not None and config.inference.backend == "vllm":
-            found = require_vllm(config.inference.vllm_python)
+            vllm = require_vllm(config.inference.vllm_python)
         elif gpus or config is None:
             inference = config.inference if config is not None else None
-            present = find_vllm(inference.vllm_python if inference is not None else None)
-            if present is None:
-                return skipped(VLLM, "not installed; the embedded engine serves (`buckeye vllm install`)")
-            found = present
+            found = find_vllm(inference.vllm_python if inference is not None else None)
+            if found is None:
+                return skipped(
+                    VLLM,
+                    "not installed: the run uses the embedded engine",
+                    "to use vLLM: `buckeye vllm install`",
+                )
+            vllm = found
         else:
-            return skipped(VLLM, "not asked for: the embedded engine serves on a CPU")
+            return skipped(VLLM, "not used: the embedded engine runs on the CPU")
     except UsageError as error:
-        return failed(VLLM, str(error), "")
-    return ok(VLLM, f"{found.distribution} {found.version}, {found.python}")
+        return failed(VLLM, error.message, error.hint or "")
+    return ok(VLLM, f"{vllm.distribution} {vllm.version}, {vllm.python}")
 
 
 def uses_vllm(config: RLConfig, *, on_gpu: bool) -> bool:

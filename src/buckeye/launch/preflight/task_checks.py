@@ -35,55 +35,55 @@ from buckeye.orchestrator.environments import (
 )
 from buckeye.workers.loading import open_environment, open_in_process
 
-Open = Callable[[str, Mapping[str, Any], WorkerSettings], Environment | None]
+Opener = Callable[[str, Mapping[str, Any], WorkerSettings], Environment | None]
 
 _CPU_SECONDS = 1  # processor time for these checks at a start
-_SECONDS = 10.0
+_TIMEOUT_SECONDS = 10.0
 
 
 def check_tasks(
-    config: RLConfig, model_path: Path | None, *, open_one: Open = open_environment
+    config: RLConfig, model_path: Path | None, *, opener: Opener = open_environment
 ) -> Iterator[Check]:
     """Yield one check per environment of training and of evaluation.
 
     Prompts are counted with the tokenizer of the model, if it is on this machine. Environments that
-    `open_one` does not open are skipped.
+    `opener` does not open are skipped.
     """
     try:
         renderer = ChatRenderer(model_path) if model_path is not None else None
     except BuckeyeError as error:
-        yield failed("tokenizer", str(error), "")
+        yield failed("tokenizer", error.message, error.hint or "")
         renderer = None
     template = renderer.template if renderer is not None else None
-    yield from _check_named(config, open_one, template, renderer)
+    yield from _check_environments(config, opener, template, renderer)
 
 
-def _check_named(
-    config: RLConfig, open_one: Open, template: ChatTemplate | None, renderer: ChatRenderer | None
+def _check_environments(
+    config: RLConfig, opener: Opener, template: ChatTemplate | None, renderer: ChatRenderer | None
 ) -> Iterator[Check]:
     try:
-        named = list(_named(config))
+        entries = list(_checked_environments(config))
     except BuckeyeError as error:
-        yield failed("environments", str(error), "")
+        yield failed("environments", error.message, error.hint or "")
         return
-    for title, one, name, split in named:
+    for title, settings, name, split in entries:
         try:
-            found = _find(one, name, split, open_one)
+            loaded = _load_tasks(settings, name, split, opener)
         except BuckeyeError as error:
-            yield failed(title, str(error), "")
+            yield failed(title, error.message, error.hint or "")
         except Exception as error:  # an error in the environment's own code
-            yield failed(title, f"{type(error).__name__}: {error}", f"buckeye env check {one.id}")
+            yield failed(title, f"{type(error).__name__}: {error}", f"buckeye env check {settings.id}")
         else:
-            if found is not None:
-                environment, split, tasks = found
+            if loaded is not None:
+                environment, split, tasks = loaded
                 tools = PROBE_TOOLS if getattr(environment, "offers_tools", False) else ()
-                refused = _refused_prompts(title, tasks, template, tools) if template is not None else None
-                yield refused or _count_prompts(title, split, tasks, renderer, config.orchestrator.seq_len)
+                rejected = _rejected_prompts(title, tasks, template, tools) if template is not None else None
+                yield rejected or _count_prompts(title, split, tasks, renderer, config.orchestrator.seq_len)
 
 
-def task_check_name(one: EnvConfig) -> str:
+def task_check_name(settings: EnvConfig) -> str:
     """Return the name of the check of an environment's training tasks."""
-    return f"tasks of {one.name or default_environment_name(one.id)}"
+    return f"tasks of {settings.name or default_environment_name(settings.id)}"
 
 
 def check_tasks_quickly(config: RLConfig, model_path: Path | None = None) -> list[Check]:
@@ -92,83 +92,85 @@ def check_tasks_quickly(config: RLConfig, model_path: Path | None = None) -> lis
     They use no workers and no tokenizer. The other checks are left out. They run in a child process, so that
     no environment stays loaded in this one.
     """
-    reading, writing = os.pipe()
+    read_end, write_end = os.pipe()
     child = os.fork()
     if not child:
         try:
-            os.close(reading)
-            _look(config, model_path, writing)
+            os.close(read_end)
+            _run_checks(config, model_path, write_end)
         finally:
             os._exit(0)
-    os.close(writing)
+    os.close(write_end)
     try:
-        lines = _read(reading, time.monotonic() + _SECONDS).splitlines(keepends=True)
+        lines = _read_until(read_end, time.monotonic() + _TIMEOUT_SECONDS).splitlines(keepends=True)
     finally:
-        os.close(reading)
+        os.close(read_end)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
     return [Check(**json.loads(line)) for line in lines if line.endswith(b"\n")]
 
 
-def _look(config: RLConfig, model_path: Path | None, writing: int) -> None:
+def _run_checks(config: RLConfig, model_path: Path | None, write_end: int) -> None:
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
-    nowhere = os.open(os.devnull, os.O_RDWR)
+    devnull = os.open(os.devnull, os.O_RDWR)
     for stream in (0, 1, 2):
-        os.dup2(nowhere, stream)
+        os.dup2(devnull, stream)
     template = read_template(model_path) if model_path is not None else None
-    for check in _check_named(config, open_in_process, template, None):
-        os.write(writing, json.dumps(asdict(check)).encode() + b"\n")
+    for check in _check_environments(config, open_in_process, template, None):
+        os.write(write_end, json.dumps(asdict(check)).encode() + b"\n")
 
 
-def _read(reading: int, deadline: float) -> bytes:
+def _read_until(pipe: int, deadline: float) -> bytes:
     data = b""
-    while select.select([reading], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        piece = os.read(reading, 1 << 16)
-        if not piece:
+    while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
+        chunk = os.read(pipe, 1 << 16)
+        if not chunk:
             break
-        data += piece
+        data += chunk
     return data
 
 
-def _named(config: RLConfig) -> Iterator[tuple[str, EnvConfig, str, str | None]]:
+def _checked_environments(config: RLConfig) -> Iterator[tuple[str, EnvConfig, str, str | None]]:
     """Yield the title of the check, the settings, the name, and the split to use.
 
     A split of None means the default of `choose_evaluation_split`. Raises the errors of `environment_names`.
     """
-    evaluated = config.orchestrator.evaluation_environments
-    for name, one in zip(environment_names(config.orchestrator.env), config.orchestrator.env, strict=True):
-        yield task_check_name(one), one, name, TRAIN
-    for name, measured in zip(environment_names(evaluated), evaluated, strict=True):
-        yield f"{task_check_name(measured)} to evaluate", measured, name, measured.split
+    trained, evaluated = config.orchestrator.env, config.orchestrator.evaluation_environments
+    for name, settings in zip(environment_names(trained), trained, strict=True):
+        yield task_check_name(settings), settings, name, TRAIN
+    for name, evaluation in zip(environment_names(evaluated), evaluated, strict=True):
+        yield f"{task_check_name(evaluation)} to evaluate", evaluation, name, evaluation.split
 
 
-def _find(
-    one: EnvConfig, name: str, split: str | None, open_one: Open
+def _load_tasks(
+    settings: EnvConfig, name: str, split: str | None, opener: Opener
 ) -> tuple[Environment, str, Sequence[Task]] | None:
-    opened = open_one(one.id, one.args, worker_settings(one, name, one.rollout_timeout or 600.0, None))
-    if opened is None:
+    environment = opener(
+        settings.id, settings.args, worker_settings(settings, name, settings.rollout_timeout or 600.0, None)
+    )
+    if environment is None:
         return None
-    environment = NamedEnvironment(name=name, environment=opened)
-    played = choose_evaluation_split(environment, split)
-    return opened, played, load_split(environment, played)
+    named = NamedEnvironment(name=name, environment=environment)
+    used_split = choose_evaluation_split(named, split)
+    return environment, used_split, load_split(named, used_split)
 
 
-def _refused_prompts(
+def _rejected_prompts(
     title: str, tasks: Sequence[Task], template: ChatTemplate, tools: Sequence[Tool]
 ) -> Check | None:
     """Return a check that reports first prompts which the chat template rejects, or None."""
-    refusals = [template.find_problem(messages, tools) for messages in get_first_prompts(tasks)]
-    refused = [refusal for refusal in refusals if refusal is not None]
-    if not refused:
+    results = [template.find_problem(messages, tools) for messages in get_first_prompts(tasks)]
+    problems = [problem for problem in results if problem is not None]
+    if not problems:
         return None
-    seen = f"{len(refused)} of {len(refusals)} first prompts are refused: {refused[0]}"
-    do = "change these prompts (a system message?), or chat_template.jinja of the model, or the model"
+    seen = f"the chat template rejects {len(problems)} of {len(results)} first prompts: {problems[0]}"
+    do = "change these prompts (often: remove the system message), the model, or its chat_template.jinja"
     if tools and not template.supports_tools:
-        seen += "; the template knows no tools, so a system message describes them"
-        do = 'set parser.format to "xml" in the configuration, or use a model whose chat template knows tools'
-    return (failed if len(refused) == len(refusals) else warning)(title, seen, do)
+        seen += "; the template does not support tools, so a system message describes them"
+        do = 'set parser.format to "xml", or use a model whose chat template supports tools'
+    return (failed if len(problems) == len(results) else warning)(title, seen, do)
 
 
 def _count_prompts(
@@ -180,10 +182,10 @@ def _count_prompts(
     lengths = prompt_lengths(tasks, renderer)
     too_long = [length for length in lengths if length >= seq_len]
     if not too_long:
-        return ok(title, f"{counts}; prompts of up to {max(lengths)} tokens" if lengths else counts)
-    found = (
+        return ok(title, f"{counts}; longest prompt: {max(lengths)} tokens" if lengths else counts)
+    seen = (
         f"{len(too_long)} of {len(lengths)} prompts leave no room for a reply: they have up to "
         f"{max(too_long)} tokens, and seq_len is {seq_len}"
     )
-    all_are = len(too_long) == len(lengths)
-    return (failed if all_are else warning)(title, found, "raise --seq-len, or take shorter tasks")
+    result = failed if len(too_long) == len(lengths) else warning
+    return result(title, seen, "raise `--seq-len`, or use shorter tasks")

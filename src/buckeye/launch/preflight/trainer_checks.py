@@ -18,7 +18,7 @@ from buckeye.launch.preflight.model import find_model
 from buckeye.trainer.model.trainable import untrainable_reasons
 from buckeye.transport.checkpoint.base_digest import base_digest, read_base_digest
 
-_OUTER = ("embed_tokens", "lm_head")  # not hidden layers
+_OUTER_MODULES = ("embed_tokens", "lm_head")  # not hidden layers
 
 
 def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool) -> list[str]:
@@ -27,29 +27,31 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
     Also reports a model that it cannot train, and functions of the user that do not exist. Parameter names
     are those in the model's files, so a model that is not on this machine is not checked.
     """
-    found = [*_own_functions(config), *_sharding_warnings(config, on_gpu=on_gpu)]
+    warnings = [*_function_warnings(config), *_sharding_warnings(config, on_gpu=on_gpu)]
     if model_path is not None:
         with suppress(InferenceError):  # the check of the model reports a missing configuration
-            refused = untrainable_reasons(read_model_config(model_path / "config.json"))
-            found += [f"model.name: {model_path}/config.json: {reason}" for reason in refused]
+            reasons = untrainable_reasons(read_model_config(model_path / "config.json"))
+            warnings += [f"model.name: {model_path}/config.json: {reason}" for reason in reasons]
     shapes = tensor_shapes(model_path) if model_path is not None else {}
     lora = config.trainer.model.experimental.lora
     if shapes and lora is not None:
         matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
-        found += _target_warnings(lora.target_modules, matrices)
+        warnings += _target_warnings(lora.target_modules, matrices)
     if config.trainer.model.adapter is not None and model_path is not None:
-        found += _adapter_warnings(config.trainer.model.adapter, config.trainer.model.name, shapes)
-    return found
+        warnings += _adapter_warnings(config.trainer.model.adapter, config.trainer.model.name, shapes)
+    return warnings
 
 
 def reference_warnings(loss: LossConfig) -> list[str]:
     """Return a line if the trainer must download the reference model of the loss, else nothing."""
     if loss.reference_model is None or find_model(loss.reference_model) is not None:
         return []
-    return [f"trainer.loss.reference_model: the weights of {loss.reference_model} are not on this machine"]
+    return [
+        f"trainer.loss.reference_model: {loss.reference_model} is not on this machine: it is downloaded"
+    ]
 
 
-def _own_functions(config: RLConfig) -> Iterator[str]:
+def _function_warnings(config: RLConfig) -> Iterator[str]:
     shaping = config.orchestrator.reward_shaping
     sections = {
         "trainer.loss": config.trainer.loss,
@@ -75,7 +77,7 @@ def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
     )
     if config.trainer.optim.type == "adamw8bit" and model.sharding == "auto" and is_model_sharded:
         yield (
-            "trainer.optim.type: adamw8bit cannot update a model that is divided among GPUs; set "
+            "trainer.optim.type: adamw8bit does not support a model that is sharded over GPUs; set "
             'trainer.model.sharding = "none", or use adamw'
         )
 
@@ -93,21 +95,21 @@ def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[i
     try:
         matrices, recorded = tensor_shapes(adapter), read_base_digest(file)
     except (UsageError, OSError, ValueError) as error:
-        yield f"{where} cannot be read: {error}"
+        yield f"{where}: cannot read the adapter: {error}"
         return
     kinds = {_kind(name) for name in shapes}
     for name, shape in matrices.items():
-        module, found, letter = name.removeprefix("base_model.model.").partition(".lora_")
+        module, marker, letter = name.removeprefix("base_model.model.").partition(".lora_")
         weight = f"{module}.weight"
-        if not found or _kind(weight) not in kinds:  # parameter names in files may differ from module names
+        if not marker or _kind(weight) not in kinds:  # parameter names in files may differ from module names
             continue
-        side = shape[1 if letter.startswith("A") else 0] if len(shape) == 2 else 0
-        if side not in shapes.get(weight, ()):
-            has = f"has {list(shapes[weight])}" if weight in shapes else "does not exist"
-            yield f"{where} is of another model: {name} has {list(shape)}, and {weight} of {model} {has}"
+        size = shape[1 if letter.startswith("A") else 0] if len(shape) == 2 else 0
+        if size not in shapes.get(weight, ()):
+            state = f"has shape {list(shapes[weight])}" if weight in shapes else "does not exist"
+            yield f"{where} is for another model: {name} has shape {list(shape)}; {weight} of {model} {state}"
             return
     if None not in (recorded, base_digest(model)) and recorded != base_digest(model):
-        yield f"{where} was trained on other weights than those of {model}: set model.name to the model of it"
+        yield f"{where} was trained on other weights than {model}: set model.name to its base model"
 
 
 def _kind(name: str) -> str:
@@ -116,13 +118,13 @@ def _kind(name: str) -> str:
 
 
 def _target_warnings(targets: Collection[str], matrices: Collection[str]) -> Iterator[str]:
-    hidden = [name for name in matrices if name.rpartition(".")[2] not in _OUTER]
+    hidden = [name for name in matrices if name.rpartition(".")[2] not in _OUTER_MODULES]
     missing = [
         target for target in targets if not any(matches_module_name(name, [target]) for name in hidden)
     ]
     if missing or not targets:
         kinds = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in hidden))
         yield (
-            f"trainer.model.experimental.lora.target_modules: {', '.join(missing) or 'an empty list'} is no "
-            f"hidden linear layer of the model; it has {kinds}"
+            f"trainer.model.experimental.lora.target_modules: {', '.join(missing) or 'an empty list'} "
+            f"does not match a hidden linear layer of the model (it has {kinds})"
         )
