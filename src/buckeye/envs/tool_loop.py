@@ -38,7 +38,7 @@ class ToolError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToolPlay:
+class ToolLoopResult:
     """Result of a conversation. `tool_calls` counts all calls, `tool_errors` those that returned an error."""
 
     reply: Reply
@@ -55,7 +55,7 @@ class ToolPlay:
         return {name: float(count) for name, count in counts.items()}
 
 
-async def play_with_tools(
+async def run_tool_loop(
     policy: Policy,
     messages: Sequence[Message],
     tools: Sequence[Tool],
@@ -63,7 +63,7 @@ async def play_with_tools(
     *,
     max_calls: int,
     timeout: float = 60.0,
-) -> ToolPlay:
+) -> ToolLoopResult:
     """Call the policy until it answers without a tool call.
 
     The first `max_calls` calls are run, each for at most `timeout` seconds; then the policy is informed that
@@ -80,7 +80,7 @@ async def play_with_tools(
         requests = reply.message.get("tool_calls") or ()
         stop = _stop_reason(reply, bool(requests), turns_left=max_calls + 2 - turns)
         if stop is not None:
-            return ToolPlay(
+            return ToolLoopResult(
                 reply=reply,
                 messages=tuple(conversation),
                 stop_reason=stop,
