@@ -30,7 +30,13 @@ from packaging.version import InvalidVersion, Version
 from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
 from buckeye.envs.outcome_validation import missing_variable_hint
-from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, EnvironmentNotFoundError, UsageError
+from buckeye.errors import (
+    DEBUG_VARIABLE,
+    THIRD_PARTY_ERRORS,
+    BuckeyeError,
+    EnvironmentNotFoundError,
+    UsageError,
+)
 
 ENTRY_POINT_GROUP = "buckeye.environments"
 _HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
@@ -49,6 +55,7 @@ _BUNDLE_FOLDERS = (Path(__file__).with_name("bundled"), Path(__file__).parents[3
 
 _Loader = TypeVar("_Loader", bound=Callable[..., Any])
 _FORMER_ARGUMENTS = "former_arguments"
+_TRACEBACK_HINT = f"set {DEBUG_VARIABLE}=1 to see the traceback"
 
 log = logging.getLogger(__name__)
 
@@ -135,7 +142,7 @@ def build_environment(env_id: str, loader: Callable[..., Any], args: Mapping[str
         raise UsageError(
             f"cannot build environment {env_id!r} with {args or 'no arguments'}: {reason}",
             code="BK-ENV-LOAD",
-            hint=missing_variable_hint(reason, ()) or None,
+            hint=missing_variable_hint(reason, ()) or _TRACEBACK_HINT,
         ) from error
 
 
@@ -329,7 +336,9 @@ def _project_entry_point(folder: Path) -> tuple[str, str]:
     try:
         project = tomllib.loads(project_file.read_text("utf-8")).get("project", {})
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{project_file} is not valid TOML: {error}", code="BK-CONFIG-SYNTAX") from None
+        raise UsageError(
+            f"{project_file} is not valid TOML: {error}", code="BK-CONFIG-SYNTAX", hint="fix its syntax"
+        ) from None
     entry_points = project.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
     if entry_points:
         module, _, attribute = next(iter(entry_points.values())).partition(":")
@@ -374,5 +383,7 @@ def _report_import_errors(subject: str) -> Iterator[None]:
         ) from error
     except THIRD_PARTY_ERRORS as error:
         raise UsageError(
-            f"cannot import {subject}: {type(error).__name__}: {error}", code="BK-ENV-LOAD"
+            f"cannot import {subject}: {type(error).__name__}: {error}",
+            code="BK-ENV-LOAD",
+            hint=_TRACEBACK_HINT,
         ) from error

@@ -103,7 +103,7 @@ def test_remote_worker_behaves_like_a_local_one(host, opened, tmp_path):
     (raised,) = play(environment, "raises")
     assert (raised.boundary, raised.reward) == ("step", None)
     log = tmp_path / "logs" / "environment.stdout"
-    wait_for(lambda: log.exists() and "Traceback" in log.read_text(), "what it prints comes here")
+    wait_for(lambda: log.exists() and "Traceback" in log.read_text(), "its output in the local log")
     with pytest.raises(UsageError, match="I was going to load"):
         opened(there, args={"load": "raises"})
     worker.kill()
@@ -134,7 +134,7 @@ def test_workers_of_a_lost_node_start_on_another(host, opened):
     assert outcome.boundary == "worker"
     assert environment.count_ended_workers() == {"killed": 1}
     assert [outcome.error for outcome in play(environment, *["good"] * 8)] == [None] * 8
-    wait_for(lambda: len(second.workers()) == 2, "another stands in")
+    wait_for(lambda: len(second.workers()) == 2, "a worker on the other node")
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ print("workers", *environment.workers(), flush=True)
 """
 
 DROPPED = """
-del environment  # who loaded it has raised, and nobody holds it any more
+del environment  # as after an exception in the caller
 raise SystemExit(3)
 """
 ENDS = {

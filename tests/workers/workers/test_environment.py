@@ -56,7 +56,7 @@ ERRORS = {
     "agent": ("agent", "Exit: it ended with 3"),
     "both": ("score", "E: not graded"),
     "object": ("score", "component 'x' is <object"),
-    "wrong turns": ("score", r"turn_rewards add up to 0\.5 and reward is 1"),
+    "wrong turns": ("score", r"turn_rewards add up to 0\.5, but the reward is 1"),
     "late": ("score", "the outcome has neither a reward nor an error"),
 }
 

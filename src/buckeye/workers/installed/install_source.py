@@ -150,7 +150,11 @@ def _is_path(what: str, path: Path) -> bool:
 def _name_of(path: Path) -> str:
     """Return the name of the distribution at a path. Raises UsageError."""
     if not path.exists():
-        raise UsageError(f"no environment at {path}: the path does not exist", code="BK-FILE-NOT-FOUND")
+        raise UsageError(
+            f"no environment at {path}: the path does not exist",
+            code="BK-FILE-NOT-FOUND",
+            hint="check the path and the current folder",
+        )
     if path.is_file():
         return _name_of_archive(path)
     project = path / "pyproject.toml"

@@ -218,7 +218,7 @@ def _read_result(path: Path, program: ProgramResult, has_reward_function: bool) 
     """Return the program's result: the object in its result file, or in its last line.
 
     With a reward function, the result also has the output, and may be empty. Without one, raises ValueError
-    if there is no reward.
+    if the reward is missing.
     """
     lines = program.stdout.strip().splitlines()
     text = path.read_text("utf-8") if path.exists() else (lines[-1] if lines else "")

@@ -126,7 +126,7 @@ def trained_seat(env_id: str, seats: Sequence[str], args: Mapping[str, Any], opp
         missing = "" if is_seat or seat is None else f" It has no seat {seat!r}."
         known = ", ".join(f"{number} ({name})" for name, number in numbers.items())
         raise AdapterError(
-            f"{env_id} has {len(seats)} players, of which one is trained.{missing} Set `seat` to one of "
+            f"{env_id} has {len(seats)} players, and one is trained.{missing} Set `seat` to one of "
             f"{known}, and `opponent` to {choices} for the others"
         )
     if opponent not in opponents:
