@@ -88,7 +88,7 @@ DEFECTS = [
     ("pays nothing", ERROR, "accepted answers are paid", "30 of 30 earn less than 0.5"),
     ("raises", ERROR, "every reply is graded", "LookupError: no tag in the reply"),
     ("swallows", ERROR, "errors are not scored", "a failing engine gets reward 0 on train-"),
-    ("endless", ERROR, "every reply is graded", "the rollout asked for more than 1000 replies"),
+    ("endless", ERROR, "every reply is graded", "the rollout requested more than 1000 replies"),
 ]
 
 

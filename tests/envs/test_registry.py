@@ -73,7 +73,7 @@ def test_an_installed_environment_is_found_by_any_form_of_its_id(site, env_id, a
     assert environment.size == 7
 
 
-def test_a_newer_release_of_the_series_serves_and_says_so(site, caplog, wording):
+def test_newer_patch_release_is_accepted_and_logged(site, caplog, wording):
     site("toy-env", version="1.2.9")
     with caplog.at_level(logging.INFO):
         load_environment("owner/toy-env@1.2.3")
@@ -81,7 +81,7 @@ def test_a_newer_release_of_the_series_serves_and_says_so(site, caplog, wording)
 
 
 @pytest.mark.parametrize("asked", ["1.2.4", "1.1.9", "1.3", "2.0.0", "1.2.3.post1", "one", "1.2.x"])
-def test_another_version_and_none_are_refused(site, asked, refusal):
+def test_incompatible_or_unknown_version_is_refused(site, asked, refusal):
     site("toy-env", version="1.2.3")
     with refusal(UsageError):
         load_environment(f"owner/toy-env@{asked}")
@@ -90,7 +90,7 @@ def test_another_version_and_none_are_refused(site, asked, refusal):
 @pytest.mark.parametrize(
     "env_id", ["", "a/b/c", "owner/", "@1.0", "na me", "toy@", "own er/toy", "toy@1@2", "-x"]
 )
-def test_what_is_no_id_is_refused(env_id, refusal):
+def test_malformed_id_is_refused(env_id, refusal):
     with refusal(UsageError):
         load_environment(env_id)
 
@@ -101,7 +101,7 @@ def test_ids_are_parsed():
 
 
 @pytest.mark.parametrize("env_id", ["owner/toi-env@1.0.1", "zzzzzz", "json", "./nowhere.py"])
-def test_a_missing_one_names_what_there_is_and_the_install_commands(env_id, monkeypatch, refusal):
+def test_missing_environment_error_lists_installed_ones_and_commands(env_id, monkeypatch, refusal):
     monkeypatch.setattr(loading, "installed_environments", lambda: ["toy-env", "beta"])
     with refusal(EnvironmentNotFoundError):
         load_environment(env_id)
@@ -121,7 +121,7 @@ def test_a_missing_one_names_what_there_is_and_the_install_commands(env_id, monk
         (OWN_ERROR, {}),
     ],
 )
-def test_wrong_arguments_and_foreign_failures_become_one_message(site, code, arguments, refusal):
+def test_wrong_arguments_and_loader_errors_become_usage_errors(site, code, arguments, refusal):
     site("toy", code)
     with refusal(UsageError):
         load_environment("toy", **arguments)
@@ -164,7 +164,7 @@ def test_a_project_folder(tmp_path, monkeypatch, layout, announced):
         ("empty_project_of_nobody.py", "x = 1"),
     ],
 )
-def test_a_project_folder_that_is_none(tmp_path, monkeypatch, name, text, refusal):
+def test_invalid_project_folder_is_refused(tmp_path, monkeypatch, name, text, refusal):
     monkeypatch.setattr(sys, "path", list(sys.path))
     folder = tmp_path / "empty_project_of_nobody"
     folder.mkdir()
@@ -204,13 +204,13 @@ def test_former_names_of_arguments_are_accepted(name):
         load_environment("mcp", **{name: "no-such-file.json", "config_path": str(GYM)})
 
 
-def test_an_argument_is_given_under_one_name():
+def test_argument_given_under_both_names_is_refused():
     with pytest.raises(UsageError, match="taskset"):
         load_environment("mcp", taskset="a.json", dataset="a.json", config_path="c.yaml")
 
 
 @pytest.mark.parametrize("wrong", ["tasks", "task_file", "Tasks", "data_set"])
-def test_other_words_for_the_file_of_tasks_suggest_dataset(wrong):
+def test_synonyms_of_dataset_suggest_dataset(wrong):
     with pytest.raises(UsageError, match="Did you mean 'dataset'"):
         load_environment("mcp", **{wrong: "tasks.json", "config_path": "c.yaml"})
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.envs.base import Reply
-from buckeye.envs.tool_loop import ToolError, play_with_tools
+from buckeye.envs.tool_loop import ToolError, run_tool_loop
 from buckeye.errors import InferenceError
 
 TOOLS = [
@@ -53,7 +53,7 @@ class Scripted:
 
 
 def play(policy, call=lambda name, arguments: f"{name} of {dict(arguments)}", **settings):
-    return asyncio.run(play_with_tools(policy, ASK, TOOLS, call, **{"max_calls": 4, **settings}))
+    return asyncio.run(run_tool_loop(policy, ASK, TOOLS, call, **{"max_calls": 4, **settings}))
 
 
 def result_of(name, arguments, call=lambda name, arguments: "found"):
@@ -63,7 +63,7 @@ def result_of(name, arguments, call=lambda name, arguments: "found"):
     return result["content"], played.tool_errors
 
 
-def test_an_answer_without_calls():
+def test_reply_without_calls_ends_the_loop():
     played = play(Scripted("An animal."))
     assert (played.stop_reason, played.reply.text) == ("answered", "An animal.")
     assert played.components == {"n_turns": 1.0, "tool_calls": 0.0, "tool_errors": 0.0}
@@ -104,7 +104,7 @@ def test_tools_may_be_async_and_arguments_may_be_parsed_already():
         ("now", '{"x": 1}'),
     ],
 )
-def test_what_is_wrong_with_a_call_is_told_to_the_model(name, arguments, wording):
+def test_invalid_call_returns_an_error_to_the_model(name, arguments, wording):
     content, errors = result_of(name, arguments)
     assert content == wording
     assert errors == 1
@@ -115,7 +115,7 @@ def test_a_call_may_have_no_arguments(arguments):
     assert result_of("now", arguments)[1] == 0
 
 
-def test_what_a_tool_says_is_wrong_is_told_to_the_model():
+def test_tool_error_is_returned_to_the_model():
     def call(name, arguments):
         raise ToolError("no such page")
 
@@ -134,12 +134,12 @@ def test_a_tool_that_fails_fails_the_rollout(error):
 
 
 @pytest.mark.parametrize("result", [7, None, {"a": 1}])
-def test_a_result_that_is_no_text_is_named(result):
+def test_result_that_is_not_text_raises_type_error(result):
     with pytest.raises(TypeError, match="'now' returned"):
         result_of("now", "{}", lambda name, arguments: result)
 
 
-def test_a_tool_that_hangs_is_an_error_after_its_deadline(wording):
+def test_tool_timeout_returns_an_error_to_the_model(wording):
     async def call(name, arguments):
         await asyncio.sleep(60)
         return "late"
@@ -149,13 +149,13 @@ def test_a_tool_that_hangs_is_an_error_after_its_deadline(wording):
     assert played.stop_reason == "answered"
 
 
-def test_a_long_result_is_cut_and_says_so():
+def test_long_result_is_truncated_with_a_note():
     content, errors = result_of("now", "{}", lambda name, arguments: "x" * 8_010)
     assert content == "x" * 8_000 + "\n(cut: 10 more characters)"
     assert errors == 0
 
 
-def test_the_model_is_told_when_no_calls_are_left():
+def test_last_result_has_a_note_that_no_calls_are_left():
     ran = []
     policy = Scripted([("now", "{}")] * 3, [("now", "{}")], "done")
     played = play(policy, lambda name, arguments: ran.append(name) or "noon", max_calls=2)
@@ -166,12 +166,12 @@ def test_the_model_is_told_when_no_calls_are_left():
     assert (played.stop_reason, played.tool_calls, played.tool_errors) == ("answered", 4, 2)
 
 
-def test_one_that_never_answers_is_stopped():
+def test_policy_that_always_calls_tools_is_stopped():
     played = play(Scripted([("now", "{}")]), max_calls=3)
     assert (played.stop_reason, played.n_turns, played.tool_calls) == ("turn_limit", 5, 5)
 
 
-def test_a_reply_that_was_cut_off_ends_it_and_its_calls_are_not_run():
+def test_truncated_reply_ends_the_loop_without_running_its_calls():
     ran = []
     played = play(Scripted([("now", "{}")], finish="length"), lambda name, arguments: ran.append(name))
     assert (played.stop_reason, ran) == ("truncated", [])
@@ -200,7 +200,7 @@ def test_a_reply_that_was_cut_off_ends_it_and_its_calls_are_not_run():
     ),
     max_calls=st.integers(0, 4),
 )
-def test_it_always_ends_and_every_call_has_a_result(lines, max_calls):
+def test_loop_always_ends_and_every_call_has_a_result(lines, max_calls):
     ran = []
     played = play(Scripted(*lines), lambda name, arguments: ran.append(name) or "found", max_calls=max_calls)
     asked = [c for m in played.messages[:-1] for c in m.get("tool_calls", ())]

@@ -96,7 +96,7 @@ WRONG = {
     "component 'style' is None, not a number": Outcome(reward=1.0, components={"style": None}),
     "a component's name is 5": Outcome(reward=1.0, components={5: 1.0}),
     "components is 'style', not a dictionary": Outcome(reward=1.0, components="style"),
-    "stop_reason is 3, not a text": Outcome(reward=1.0, stop_reason=3),
+    "stop_reason is 3, not text": Outcome(reward=1.0, stop_reason=3),
     "returned a float, not an Outcome": 0.5,
     "returned a NoneType, not an Outcome": None,
 }

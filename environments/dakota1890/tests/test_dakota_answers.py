@@ -71,7 +71,7 @@ def test_names_of_owners_are_only_evaluated():
     assert {side_of(question) for question in owned} == {"rule"}
 
 
-def test_the_axe_is_an_exception_and_kin_is_a_family_of_its_own():
+def test_axe_is_an_exception_and_kin_a_separate_family():
     lemmas = {lemma for question in OWNED.values() for lemma in question.lemma_ids}
     assert not {"oŋšpe", "suŋka", "dekši", "ate"} & lemmas
 

@@ -13,7 +13,7 @@ from dakota1890.orthography import canonical
 CORPUS = load_corpus()
 
 
-def test_everything_is_there_with_its_source():
+def test_every_entry_has_a_source():
     assert len(CORPUS.entries) == 751
     assert len(CORPUS.rules) == 119
     assert all(entry.source for entry in CORPUS.entries)

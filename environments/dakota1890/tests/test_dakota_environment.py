@@ -24,7 +24,7 @@ def environment():
     return load_environment(num_train=200)
 
 
-def test_it_is_an_environment(environment, refusal):
+def test_environment_implements_the_protocol(environment, refusal):
     assert isinstance(environment, Environment)
     assert environment.name == "dakota1890"
     assert len(environment.tasks("train")) == 200
@@ -33,7 +33,7 @@ def test_it_is_an_environment(environment, refusal):
 
 
 @pytest.mark.parametrize("split", ["train", "eval"])
-def test_the_accepted_answer_is_paid(environment, split):
+def test_accepted_answer_has_full_reward(environment, split):
     for task in environment.tasks(split)[:100]:
         outcome = play(environment, task, f"<answer>{task.data['accept'][0]}</answer>")
         assert (outcome.reward, outcome.error, outcome.stop_reason) == (1.0, None, "answered")
@@ -52,7 +52,7 @@ def test_shaping_is_for_training_only_and_can_be_turned_off(environment):
     assert near(load_environment(num_train=200, shaping=False), "train") == 0.0
 
 
-def test_a_cut_reply_earns_nothing_and_says_so(environment):
+def test_truncated_reply_scores_zero_with_stop_reason(environment):
     outcome = play(environment, environment.tasks("train")[0], "Well, the", "length")
     assert (outcome.reward, outcome.stop_reason, outcome.components["truncated"]) == (0.0, "truncated", 1.0)
 
@@ -89,7 +89,7 @@ def test_wrong_arguments_are_explained(arguments, refusal):
 
 
 @pytest.mark.parametrize("chosen", [{"families": ["exceptions"]}, {"families": ["numerals"], "depths": [4]}])
-def test_what_is_only_evaluated_loads_without_a_train_split(chosen, refusal):
+def test_eval_only_families_have_no_train_split(chosen, refusal):
     environment = load_environment(**chosen)
     assert environment.splits[0] == "eval"
     assert "train" not in environment.splits
@@ -100,7 +100,7 @@ def test_what_is_only_evaluated_loads_without_a_train_split(chosen, refusal):
         environment.demonstrations()
 
 
-def test_families_that_are_only_evaluated_stand_beside_trained_ones():
+def test_eval_only_families_combine_with_trained_ones():
     environment = load_environment(families=["exceptions", "conjugate"], num_train=30)
     assert {task.data["family"] for task in environment.tasks("train")} == {"conjugate"}
     assert {task.data["family"] for task in environment.tasks("eval")} == {"exceptions", "conjugate"}
@@ -110,7 +110,7 @@ def test_families_that_are_only_evaluated_stand_beside_trained_ones():
 @pytest.mark.parametrize(
     "families", [["exceptions"], ["exceptions", "conjugate"]], ids=["nothing trained", "one family trained"]
 )
-def test_the_honesty_check_takes_what_is_only_evaluated(families):
+def test_env_check_accepts_eval_only_families(families):
     arguments = {"families": families, "num_train": 300}
     report = asyncio.run(check_environment("dakota1890", arguments, CheckOptions(sample=34, limit=0.1)))
     assert {c.name: c.detail for c in report.checks if c.status in ("error", "warning")} == {}
@@ -150,13 +150,13 @@ def test_the_command_writes_chats(tmp_path, capsys):
         ["--invented-fraction", "2"],
     ],
 )
-def test_the_command_explains_what_is_wrong(tmp_path, capsys, extra):
+def test_command_refuses_wrong_arguments(tmp_path, capsys, extra):
     assert main(["demonstrations", str(tmp_path / "x.jsonl"), "--count", "5", *extra]) == 2
     assert capsys.readouterr().err.startswith("error: ")
     assert not (tmp_path / "x.jsonl").exists()
 
 
-def test_depths_that_are_no_numbers_are_refused(tmp_path, capsys):
+def test_non_numeric_depths_are_refused(tmp_path, capsys):
     with pytest.raises(SystemExit) as ended:
         main(["demonstrations", str(tmp_path / "x.jsonl"), "--count", "5", "--depths", "1,x"])
     assert ended.value.code == 2

@@ -16,14 +16,14 @@ RECORDED = {question.ask: question for question in EXCEPTIONS.recorded()}
 EVIDENCE = re.compile(r"attested|[A-Z]+-\d\d: ")
 
 
-def test_there_are_many_and_they_are_only_evaluated():
+def test_exceptions_are_only_in_the_evaluation():
     assert 100 <= len(RECORDED) <= EVAL_PER_SIDE
     assert len({q.accept for q in RECORDED.values()}) >= 100
     assert {side_of(q, exception=EXCEPTIONS.exceptions) for q in RECORDED.values()} == {"exception"}
     assert EXCEPTIONS.invent is None
 
 
-def test_every_form_is_recorded_or_says_what_licenses_it():
+def test_every_exception_is_recorded_or_licensed():
     recorded = {strip_diacritics(canonical(entry.form)) for entry in load_corpus().entries}
     recorded |= {strip_diacritics(word) for form in recorded for word in form.split()}
     for irregular in load_corpus().irregulars:
@@ -33,7 +33,7 @@ def test_every_form_is_recorded_or_says_what_licenses_it():
             assert all(strip_diacritics(form) in recorded for form in irregular.forms), irregular
 
 
-def test_the_regular_form_earns_nothing():
+def test_regular_form_of_an_exception_scores_zero():
     wrong = 0
     for irregular in load_corpus().irregulars:
         (question,) = (

@@ -52,21 +52,21 @@ RIGHT, WRONG = REPLIES["right"], REPLIES["wrong"]
 
 @pytest.mark.parametrize("answer", RIGHT.values(), ids=RIGHT)
 @pytest.mark.parametrize("shaping", [True, False])
-def test_right_answers_are_paid_in_full_in_any_spelling(answer, shaping):
+def test_right_answer_has_full_reward_in_any_spelling(answer, shaping):
     result = graded(tagged(answer), shaping=shaping)
     assert (result.reward, result.tier) == (1.0, "exact")
 
 
 @pytest.mark.parametrize("reply", WRONG.values(), ids=WRONG)
 @pytest.mark.parametrize("shaping", [True, False])
-def test_hacks_earn_nothing(reply, shaping):
+def test_hacks_score_zero(reply, shaping):
     result = graded(reply, shaping=shaping)
     assert result.reward == 0.0
     assert result.components["exact"] == 0.0
 
 
 @pytest.mark.parametrize("answer", ["wakaska", "WAKASKA", "wakas\u0323ka", "wakaš\u030cka"])
-def test_lost_or_wrong_marks_are_paid_a_part(answer):
+def test_lost_or_wrong_marks_have_partial_reward(answer):
     result = graded(tagged(answer), shaping=False)
     assert (result.reward, result.tier, result.components["ortho_miss"]) == (0.3, "diacritics", 1.0)
 
@@ -84,7 +84,7 @@ def test_reasoning_is_free_and_may_mention_the_tags_inside_think():
     )
 
 
-def test_a_near_miss_is_worth_a_little_in_training_and_nothing_in_evaluation():
+def test_near_miss_is_rewarded_only_in_training():
     # sim(wakašku, wakaška) = 6/7, the stem alone reaches sim(kaška, wakaška) = 5/7: 0.2 * (1/7) / (2/7) = 0.1
     assert graded(tagged("wakašku")).reward == pytest.approx(0.1)
     assert graded(tagged("wakašku"), shaping=False).reward == 0.0
@@ -115,13 +115,13 @@ def test_another_number_is_wrong(answer):
     assert graded(tagged(answer), READ).reward == 0.0
 
 
-def test_a_near_miss_of_a_held_out_task_earns_nothing():
+def test_near_miss_of_a_held_out_task_scores_zero():
     data = KASKA | {"split": "lemma"}
     assert graded(tagged("wakašku"), data).reward == 0.0
     assert graded(tagged("wakaška"), data).reward == 1.0
 
 
-def test_components_never_pay():
+def test_components_do_not_change_the_reward():
     result = graded(tagged("kaška"))
     assert result.components["sim"] > 0.7
     assert result.components["format_ok"] == 1.0
@@ -153,7 +153,7 @@ def test_both_graders_agree_on_anything(task, reply, shaping):
 
 
 @given(TASKS, st.integers(0, 2**32), st.integers(1, 3), st.booleans())
-def test_both_graders_agree_on_spoilt_answers(task, seed, edits, shaping):
+def test_both_graders_agree_on_mutated_answers(task, seed, edits, shaping):
     rng = random.Random(seed)
     letters = list(rng.choice(task.data["accept"]))
     for _ in range(edits):
@@ -222,7 +222,7 @@ SPLITS = ("random", "lemma", "cell", "rule", "range", "exception")
 
 
 @pytest.mark.parametrize("split", [pytest.param("train", marks=pytest.mark.e2e), *SPLITS])
-def test_policies_without_content_earn_next_to_nothing(split):
+def test_policies_without_content_score_near_zero(split):
     """Checked per family and split; policies that answer at random are checked over the whole split."""
     rng = random.Random(0)
     tasks = train_tasks()[:2_000] if split == "train" else environment().tasks(split)
@@ -256,7 +256,7 @@ def test_policies_without_content_earn_next_to_nothing(split):
         for name in sorted(FAMILIES)
     ],
 )
-def test_the_best_constant_answer_earns_next_to_nothing(family):
+def test_best_constant_answer_scores_near_zero(family):
     """The constants are the most frequent answers in training, checked on all held-out tasks."""
     held_out = [task for task in environment().tasks("eval") if task.data["family"] == family]
     train = [task for task in train_tasks() if task.data["family"] == family]

@@ -106,7 +106,7 @@ def test_the_table_lists_every_attested_form_once():
     assert len(listed) == len(set(listed)) > 390
 
 
-def test_every_attested_form_is_made_as_listed_or_made_by_nothing(makers):
+def test_attested_form_is_generated_as_listed_or_not_at_all(makers):
     all_made = set().union(*makers.values())
     for row in ATTESTED:
         assert bool(row["made by"]) != bool(row["reason"]), row
@@ -152,7 +152,7 @@ def test_every_attested_cardinal_is_accepted(of, form):
     assert form in numeral(int(*of))
 
 
-def test_no_form_stands_for_two_numbers():
+def test_numeral_form_means_one_number():
     seen = {}
     for number in range(1, 10_000):
         for form in numeral(number):
@@ -180,7 +180,7 @@ def test_plural_stands_once_and_them_is_not_marked_by_it():
     assert with_object(verb, "1sg", "2pl") == "ćićaškapi"
 
 
-def test_what_the_record_does_not_say_about_objects_is_not_licensed():
+def test_unrecorded_object_forms_are_not_licensed():
     between_us = {("1pl", "2sg"), ("2sg", "1pl"), ("12", "2sg")}
     assert not between_us & set(object_pairs(VERBS["kaška", "I"]))
     assert {subject for subject, _ in object_pairs(VERBS["yuza", "II"])} == {"3sg", "3pl"}

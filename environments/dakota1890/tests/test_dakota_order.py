@@ -80,7 +80,7 @@ def test_predicates_are_those_of_the_record(lemma, person, mode, expected):
     assert words_of(lemma, person=person, mode=mode) == expected
 
 
-def test_what_the_record_does_not_settle_is_not_said():
+def test_unrecorded_sentence_forms_are_not_generated():
     modes = {(p.person, p.mode) for p in predicates(WORDS["waŋyaka"])}
     assert {("3pl", "future"), ("3pl", "question")} <= modes
     assert not {("3sg", "future"), ("3sg", "question")} & modes  # the next word may change a final a
@@ -146,7 +146,7 @@ def test_kići_is_with_one_and_om_with_several():
         assert after == {"de": "kići", "he": "kići", "dena": "om", "hena": "om"}[pointing]
 
 
-def test_what_is_said_of_several_animate_ones_has_pi():
+def test_predicate_of_several_animate_nouns_has_pi():
     endings = Counter()
     for question in of_frame("quality"):
         words = question.accept[0].split()
@@ -161,7 +161,7 @@ def test_what_is_said_of_several_animate_ones_has_pi():
     assert len(endings) == 4
 
 
-def test_bags_have_many_orders_and_do_not_show_the_right_one():
+def test_word_bags_do_not_show_the_right_order():
     for question in drawn():
         words = question.accept[0].split()
         count = factorial(len(words))
@@ -174,7 +174,7 @@ def test_bags_have_many_orders_and_do_not_show_the_right_one():
             assert all(sorted(shown.split()) == sorted(words) for shown in question.prompt_forms)
 
 
-def test_facts_cells_and_rules_are_those_of_the_other_families():
+def test_order_questions_share_facts_cells_and_rules():
     rules = load_corpus().rules
     asked = {fact: q.cells for q in PARTICLES.recorded() for fact in q.facts[-1:]}
     shared = 0
@@ -189,7 +189,7 @@ def test_facts_cells_and_rules_are_those_of_the_other_families():
     assert shared > 5_000
 
 
-def test_sides_are_all_there_and_few_draws_are_rejected():
+def test_every_side_is_drawn_and_few_draws_are_rejected():
     sides = Counter(map(side_of, drawn()))
     assert set(sides) == {"train", "random", "lemma", "cell", "rule"}
     assert sides["train"] > 0.4 * len(drawn())

@@ -94,7 +94,7 @@ def test_train_items_depend_on_options_and_index_alone():
 
 
 @pytest.mark.e2e
-def test_the_draws_that_are_evaluated_are_those_that_were_found():
+def test_recorded_eval_draws_match_a_new_search():
     folder = resources.files("dakota1890") / "data"
     assert json.loads((folder / "held_out_draws.json").read_text("utf-8")) == found_held_out_draws()
 
@@ -139,7 +139,7 @@ def test_nothing_held_out_occurs_in_a_train_question(train_questions):
     assert not {q.family for q in train_questions} & {f.name for f in FAMILIES.values() if f.exceptions}
 
 
-def test_all_ways_of_asking_a_fact_stand_on_one_side(train_questions, held_questions):
+def test_all_questions_about_a_fact_are_on_one_side(train_questions, held_questions):
     """Reading, repairing or using a form in a sentence asks about facts on the same side."""
     held_for_themselves = {
         fact for q in held_questions for fact in q.facts if len(q.facts) == 1 and not q.invented
@@ -147,7 +147,7 @@ def test_all_ways_of_asking_a_fact_stand_on_one_side(train_questions, held_quest
     assert not values(train_questions, "facts") & held_for_themselves
 
 
-def test_no_prompt_or_task_crosses():
+def test_no_prompt_or_task_is_on_two_sides():
     assert not {t.prompt for t in in_training()} & {t.prompt for t in held_out()}
     assert not {t.id for t in in_training()} & {t.id for t in held_out()}
 
@@ -211,7 +211,7 @@ def test_the_evaluation_is_fixed_and_capped():
 
 
 @pytest.mark.parametrize("hint", [True, False])
-def test_no_prompt_holds_its_answer(hint):
+def test_no_prompt_contains_its_answer(hint):
     tasks = [
         *TrainTasks(TaskOptions(hint=hint, invented_fraction=0.5), 4_000),
         *eval_tasks(NAMES, DEPTHS, hint),

@@ -72,7 +72,7 @@ def test_invented_verbs_take_every_kind_that_is_trained():
     assert sum(side_of(question) == "train" for question in made) > 400
 
 
-def test_what_the_record_does_not_say_is_not_asked():
+def test_unrecorded_verb_forms_are_not_asked():
     asks = [question.ask for question in PARTICLES.recorded()]
     # The effect of nuŋ and s'a on a final a, kiŋ after a final e, commands to be in a state.
     for lemma, form in (
@@ -99,7 +99,7 @@ def test_prohibition_and_habit_are_held_out_as_rules():
     assert side_of(particle_question("wamanoŋ", "he, habitual")) == "rule"
 
 
-def test_invented_particles_stand_only_beside_trained_facts():
+def test_invented_particles_combine_only_with_trained_facts():
     made = [PARTICLES.invent(Draws(0, index)) for index in range(600)]
     purposes = [question for question in made if "in order to" in question.ask]
     assert purposes

@@ -49,7 +49,7 @@ def test_the_tasks_and_the_grading_need_neither_buckeye_nor_verifiers():
     assert (done.returncode, done.stdout.strip()) == (0, "1.0"), done.stderr
 
 
-def test_it_brings_a_verifiers_that_leaves_buckeyes_mcp_in_place():
+def test_required_verifiers_does_not_replace_mcp():
     project = tomllib.loads((ROOT / "environments/dakota1890/pyproject.toml").read_text())["project"]
     (needed,) = map(Requirement, project["dependencies"])
     assert needed.name == "verifiers"
@@ -75,7 +75,7 @@ def test_an_error_inside_verifiers_is_not_taken_for_a_missing_one(tmp_path, monk
         dakota1890.load_environment()
 
 
-def test_buckeye_gets_its_own_environment():
+def test_buckeye_loads_its_own_environment():
     assert isinstance(load_environment("harleycooper/dakota1890"), DakotaEnvironment)
 
 
@@ -88,12 +88,12 @@ def test_the_items_of_a_split_are_the_tasks_of_buckeyes_environment(split):
     assert [item.id for item in items] == [task.id for task in tasks]
 
 
-def test_an_unknown_split_is_answered_with_those_there_are(refusal):
+def test_unknown_split_error_lists_the_splits(refusal):
     with refusal(ArgumentError):
         split_items(arguments(), "lema")
 
 
-def test_the_train_split_of_what_is_only_evaluated_is_refused(refusal):
+def test_train_split_of_eval_only_families_is_refused(refusal):
     chosen = arguments(families=["exceptions"])
     assert len(split_items(chosen, "eval")) > 20
     with refusal(ArgumentError):

@@ -51,7 +51,7 @@ START = "start"
 values are different, even with equal prompts.
 """
 
-ROLLOUT_DEADLINE: ContextVar[float] = ContextVar("ROLLOUT_ENDS", default=math.inf)
+ROLLOUT_DEADLINE: ContextVar[float] = ContextVar("ROLLOUT_DEADLINE", default=math.inf)
 """Deadline of the current rollout on the monotonic clock; exceeding it is an error. An environment that stops
 earlier can still score the progress.
 """
@@ -176,9 +176,9 @@ class Outcome:
             raise ValueError("an Outcome has either a reward or an error")
         if self.reward is None or self.turn_rewards is None:
             return
-        paid = math.fsum(self.turn_rewards)
-        if not math.isclose(paid, self.reward, rel_tol=1e-6, abs_tol=1e-6):
-            raise ValueError(f"turn_rewards add up to {paid:g} and reward is {self.reward:g}")
+        total = math.fsum(self.turn_rewards)
+        if not math.isclose(total, self.reward, rel_tol=1e-6, abs_tol=1e-6):
+            raise ValueError(f"turn_rewards add up to {total:g}, but the reward is {self.reward:g}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -197,7 +197,7 @@ class Probe:
 
     def __post_init__(self) -> None:
         if not self.low <= self.high:
-            raise ValueError(f"probe {self.name!r}: low is {self.low:g} and high is {self.high:g}")
+            raise ValueError(f"probe {self.name!r}: low ({self.low:g}) must not exceed high ({self.high:g})")
 
 
 class Policy(Protocol):
@@ -312,16 +312,17 @@ def split_names(environment: Environment) -> tuple[str, ...]:
     listed: Sequence[str] | None = getattr(environment, "splits", None)
     if listed is not None:
         return tuple(listed)
-    found = tuple(name for name in (TRAIN, "eval") if _has(environment, name))
+    found = tuple(name for name in (TRAIN, "eval") if _has_tasks(environment, name))
     if not found:
         raise UsageError(
-            f"environment {environment.name} has neither a split 'train' nor 'eval'. Give it one, or list "
-            "the names in a member `splits`."
+            f"environment {environment.name} has neither a `train` nor an `eval` split",
+            code="BK-ENV-TASKS",
+            hint="add one of them, or list the names of its splits in a member `splits`",
         )
     return found
 
 
-def _has(environment: Environment, name: str) -> bool:
+def _has_tasks(environment: Environment, name: str) -> bool:
     try:
         return len(environment.tasks(name)) > 0
     except KeyError:

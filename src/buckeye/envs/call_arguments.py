@@ -9,29 +9,28 @@ from typing import Any
 from buckeye.config.config_files import load_json
 
 
-def read_arguments(written: Any) -> dict[str, Any]:
+def read_arguments(value: Any) -> dict[str, Any]:
     """Return the arguments of a call as an object. "" and null mean no arguments. JSON text inside JSON text
     is decoded.
 
     Raise `ValueError` with a text that completes "the arguments of NAME".
     """
-    found = _json_of(written)
-    if isinstance(found, str):
+    arguments = _parse_json(value)
+    if isinstance(arguments, str):
         with suppress(ValueError):
-            found = _json_of(found)
-    if found is None:
+            arguments = _parse_json(arguments)
+    if arguments is None:
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(arguments, dict):
         raise ValueError("must be an object")
-    return found
+    return arguments
 
 
-def _json_of(written: Any) -> Any:
-    """Return the value of JSON text, or of a JSON-compatible value; None for an empty text."""
+def _parse_json(value: Any) -> Any:
+    """Return the value of JSON text, or a JSON-compatible value unchanged; None for an empty text."""
     try:
-        value = written
-        if isinstance(written, str):
-            value = load_json(written) if written.strip() else None
+        if isinstance(value, str):
+            value = load_json(value) if value.strip() else None
         json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # half a surrogate pair raises
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error

@@ -19,8 +19,8 @@ from buckeye.envs.stdlib_only.outcomes import (
     strip_addresses,
 )
 
-_KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)S?\b")
-_ABSENT = re.compile(r"missing|must be set|not set|credential|KeyError|not found|required", re.I)
+_KEY_NAME = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)S?\b")
+_MISSING = re.compile(r"missing|must be set|not set|credential|KeyError|not found|required", re.I)
 
 
 def validate_outcome(outcome: object, environment: object = None) -> Outcome:
@@ -30,16 +30,16 @@ def validate_outcome(outcome: object, environment: object = None) -> Outcome:
     if not isinstance(outcome, Outcome):
         return error_outcome("score", outcome_error_text(outcome, environment))
     try:
-        return _scored(outcome) if outcome.error is None else _failed(outcome)
+        return _validate_scored(outcome) if outcome.error is None else _validate_failed(outcome)
     except (OutcomeError, ValueError) as error:
         return error_outcome("score", str(error))
 
 
-def _scored(outcome: Outcome) -> Outcome:
+def _validate_scored(outcome: Outcome) -> Outcome:
     """Return a validated outcome with a reward. Raise `OutcomeError`, or `ValueError` for turn_rewards that
     do not add up.
     """
-    found = checked_outcome(
+    fields = checked_outcome(
         {
             "reward": outcome.reward,
             "components": outcome.components,
@@ -50,21 +50,21 @@ def _scored(outcome: Outcome) -> Outcome:
         }
     )
     return Outcome(
-        reward=found["reward"],
-        components=found["components"],
-        stop_reason=found["stop_reason"],
-        turn_rewards=found["turn_rewards"],
-        pending=found["handle"],
-        explanations=found["explanations"],
+        reward=fields["reward"],
+        components=fields["components"],
+        stop_reason=fields["stop_reason"],
+        turn_rewards=fields["turn_rewards"],
+        pending=fields["handle"],
+        explanations=fields["explanations"],
     )
 
 
-def _failed(outcome: Outcome) -> Outcome:
+def _validate_failed(outcome: Outcome) -> Outcome:
     stop_reason = checked_outcome({"reward": 0.0, "stop_reason": outcome.stop_reason})["stop_reason"]
     return Outcome(
         reward=None,
         stop_reason=stop_reason,
-        error=shorten(strip_addresses(_said(outcome.error))),
+        error=shorten(strip_addresses(_message_of(outcome.error))),
         boundary=None if outcome.boundary is None else parse_boundary(outcome.boundary),
         trace=checked_frames(outcome.trace),
     )
@@ -75,9 +75,11 @@ def outcome_of_exception(boundary: Boundary, error: BaseException) -> Outcome:
     environment's code.
     """
     trace = [] if boundary == "model" else frames_of(error, CODE_FOLDER)
-    is_ours = isinstance(error, OutcomeError)
-    message = strip_addresses(_said(error) if is_ours else f"{type(error).__name__}: {_said(error)}")
-    boundary, message = "score" if is_ours else boundary, shorten(message)
+    is_invalid = isinstance(error, OutcomeError)
+    message = strip_addresses(
+        _message_of(error) if is_invalid else f"{type(error).__name__}: {_message_of(error)}"
+    )
+    boundary, message = "score" if is_invalid else boundary, shorten(message)
     hint = "Await it" if "'coroutine' object" in message else missing_variable_hint(message, ())
     return error_outcome(boundary, f"{message}{location_of(trace)}{f'. {hint}' if hint else ''}", trace)
 
@@ -88,24 +90,22 @@ def error_outcome(boundary: Boundary, error: str, trace: Sequence[str] = ()) -> 
     return Outcome(reward=None, stop_reason=stop_reason, error=error, boundary=boundary, trace=trace)
 
 
-def _said(error: object) -> str:
+def _message_of(error: object) -> str:
     """Return the message of an error, even if its class fails to produce one."""
     try:
         return str(error)
     except Exception:
-        return "its message cannot be read"
+        return "(its message cannot be read)"
 
 
-def missing_variable_hint(what: str, given: Collection[str]) -> str:
-    """Return advice if a failure text `what` reports a missing key that the environment was not `given`; else
-    "".
-    """
-    names = [name for name in dict.fromkeys(_KEY.findall(what)) if name not in given]
-    if not names or not _ABSENT.search(what):
+def missing_variable_hint(text: str, variables: Collection[str]) -> str:
+    """Return a hint if the `text` of a failure reports a missing key that is not in `variables`; else ""."""
+    names = [name for name in dict.fromkeys(_KEY_NAME.findall(text)) if name not in variables]
+    if not names or not _MISSING.search(text):
         return ""
     return (
-        f"An environment sees the variables that it is given by name: --variables {names[0]}, or "
-        f'variables = ["{names[0]}"] below its [[env]]'
+        f"Pass the variable to the environment: --variables {names[0]}, or "
+        f'variables = ["{names[0]}"] in its [[env]] table'
     )
 
 

@@ -11,9 +11,9 @@ from buckeye.errors import UsageError
 
 KINDS = ("mcp", "python")
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:-[a-z0-9]+)*", re.ASCII)
-_HERE = Path(__file__).parent
-_PLACES = (_HERE / "templates", _HERE.parents[2] / "environments" / "template")
-_NOT_COPIED = shutil.ignore_patterns("__pycache__", ".*")
+_FOLDER = Path(__file__).parent
+_TEMPLATE_FOLDERS = (_FOLDER / "templates", _FOLDER.parents[2] / "environments" / "template")
+_IGNORED = shutil.ignore_patterns("__pycache__", ".*")
 
 
 def create_project(name: str, kind: str, folder: Path) -> list[Path]:
@@ -23,16 +23,24 @@ def create_project(name: str, kind: str, folder: Path) -> list[Path]:
     """
     if not _NAME.fullmatch(name) or keyword.iskeyword(name):
         raise UsageError(
-            f"{name!r} is not the name of a project: use small letters, digits and hyphens, as my-game."
+            f"invalid project name {name!r}",
+            code="BK-CLI-ARGUMENT",
+            hint="use lowercase letters, digits and hyphens, such as `my-game`, and no Python keyword",
         )
     if kind not in KINDS:
-        raise UsageError(f"--kind {kind}: choose {' or '.join(KINDS)}.")
+        raise UsageError(
+            f"--kind: unknown kind {kind!r}", code="BK-CLI-ARGUMENT", hint=f"choose {' or '.join(KINDS)}"
+        )
     if folder.exists():
-        raise UsageError(f"{folder} exists already; choose another name, or another place with --dir.")
-    template = next(place for place in _PLACES if place.is_dir()) / kind
+        raise UsageError(
+            f"{folder} exists already",
+            code="BK-FILE-EXISTS",
+            hint="choose another name, or another folder with --dir",
+        )
+    template = next(path for path in _TEMPLATE_FOLDERS if path.is_dir()) / kind
     module = name.replace("-", "_")
     class_name = "".join(word.capitalize() for word in name.split("-"))
-    shutil.copytree(template, folder, ignore=_NOT_COPIED)
+    shutil.copytree(template, folder, ignore=_IGNORED)
     for path in sorted(folder.rglob("*my_env*"), key=lambda path: -len(path.parts)):
         path.rename(path.with_name(path.name.replace("my_env", module)))
     files = sorted(path for path in folder.rglob("*") if path.is_file())

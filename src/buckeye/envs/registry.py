@@ -30,7 +30,13 @@ from packaging.version import InvalidVersion, Version
 from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
 from buckeye.envs.outcome_validation import missing_variable_hint
-from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, EnvironmentNotFoundError, UsageError
+from buckeye.errors import (
+    DEBUG_VARIABLE,
+    THIRD_PARTY_ERRORS,
+    BuckeyeError,
+    EnvironmentNotFoundError,
+    UsageError,
+)
 
 ENTRY_POINT_GROUP = "buckeye.environments"
 _HUB_INDEX = "https://hub.primeintellect.ai/{owner}/simple/"
@@ -44,11 +50,12 @@ AGENT = "agent"
 """Id of the environment for any program that calls a model; its tasks and its command are arguments."""
 
 _BUNDLED = "dakota1890"
-_BUNDLES = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")
+_BUNDLE_FOLDERS = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")
 """Folders of bundled environments: in the package, or in the checkout."""
 
 _Loader = TypeVar("_Loader", bound=Callable[..., Any])
 _FORMER_ARGUMENTS = "former_arguments"
+_TRACEBACK_HINT = f"set {DEBUG_VARIABLE}=1 to see the traceback"
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +74,9 @@ class EnvironmentId:
         match = _ID.fullmatch(text)
         if match is None:
             raise UsageError(
-                f"{text!r} is not an environment id. Write NAME, OWNER/NAME, OWNER/NAME@VERSION, "
-                f"or the path of a project folder or a .py file."
+                f"{text!r} is not an environment id",
+                code="BK-ENV-UNKNOWN",
+                hint="write NAME, OWNER/NAME, OWNER/NAME@VERSION, or the path of a project or .py file",
             )
         return cls(match["owner"], match["name"], match["version"])
 
@@ -83,7 +91,7 @@ class EnvironmentId:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _LoaderEntry:
     """Loader, and the version of its distribution if known."""
 
     loader: Callable[..., Any]
@@ -97,7 +105,7 @@ def renamed_arguments(names: Mapping[str, str]) -> Callable[[_Loader], _Loader]:
     The loader raises `UsageError` for an argument given under both names.
     """
 
-    def decorated(loader: _Loader) -> _Loader:
+    def decorate(loader: _Loader) -> _Loader:
         @functools.wraps(loader)
         def load(*args: Any, **named: Any) -> Any:
             return loader(*args, **current_arguments(load, named))
@@ -105,7 +113,7 @@ def renamed_arguments(names: Mapping[str, str]) -> Callable[[_Loader], _Loader]:
         setattr(load, _FORMER_ARGUMENTS, names)
         return load  # type: ignore[return-value]
 
-    return decorated
+    return decorate
 
 
 def current_arguments(loader: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, Any]:
@@ -114,12 +122,15 @@ def current_arguments(loader: Callable[..., Any], args: Mapping[str, Any]) -> di
     for former, current in names.items():
         if former in args and current in args:
             raise UsageError(
-                f"{former} is the former name of {current}, and both are given: leave {former} out"
+                f"`{current}` is given twice: `{former}` is its former name",
+                code="BK-ENV-ARGUMENT",
+                hint=f"leave `{former}` out",
             )
     return {names.get(name, name): value for name, value in args.items()}
 
 
 def build_environment(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> Any:
+    """Return the result of `loader(**args)`. Raise `UsageError` if it fails or does not take an argument."""
     args = current_arguments(loader, args)
     _check_arguments(env_id, loader, args)
     try:
@@ -127,23 +138,27 @@ def build_environment(env_id: str, loader: Callable[..., Any], args: Mapping[str
     except BuckeyeError:
         raise
     except THIRD_PARTY_ERRORS as error:
-        what = f"{type(error).__name__}: {error}."
-        hint = missing_variable_hint(what, ())
+        reason = f"{type(error).__name__}: {error}"
         raise UsageError(
-            f"environment {env_id!r} could not be built with {args or 'no arguments'}: {what}"
-            + (f"\n{hint}" if hint else "")
+            f"cannot build environment {env_id!r} with {args or 'no arguments'}: {reason}",
+            code="BK-ENV-LOAD",
+            hint=missing_variable_hint(reason, ()) or _TRACEBACK_HINT,
         ) from error
 
 
 def missing_members(environment: Any) -> list[str]:
+    """Return the members of the environment protocol that an object lacks."""
     return [member for member in _PROTOCOL if not hasattr(environment, member)]
 
 
 def check_environment(env_id: str, environment: Any) -> Environment:
+    """Return the environment. Raise `UsageError` if it lacks a member of the protocol."""
     if missing := missing_members(environment):
         raise UsageError(
-            f"load_environment of {env_id!r} returned a {type(environment).__name__}, which is no Buckeye "
-            f"environment: it has no {', '.join(missing)}. See buckeye.envs.base.Environment."
+            f"`load_environment` of {env_id!r} returned an object of type {type(environment).__name__}, not "
+            f"a Buckeye environment: it lacks {', '.join(f'`{name}`' for name in missing)}",
+            code="BK-ENV-LOAD",
+            hint="return an object with all members of `buckeye.envs.base.Environment`",
         )
     return environment  # type: ignore[no-any-return]
 
@@ -168,10 +183,10 @@ def find_local_loader(env_id: str) -> Callable[..., Any] | None:
     if is_file_id(env_id):
         return _from_path(path)
     wanted, bundle = EnvironmentId.parse(env_id), find_bundled_project(env_id)
-    found: _Found | None
+    found: _LoaderEntry | None
     if bundle is not None and not path.is_dir():
         project = tomllib.loads((bundle / "pyproject.toml").read_text("utf-8"))["project"]
-        found = _Found(_from_path(bundle), str(project["version"]))
+        found = _LoaderEntry(_from_path(bundle), str(project["version"]))
     else:
         found = _from_entry_point(wanted) or _from_module(wanted)
     if found is not None:
@@ -189,30 +204,30 @@ def find_bundled_project(env_id: str) -> Path | None:
     try:
         metadata.distribution(_BUNDLED)
     except metadata.PackageNotFoundError:
-        return next((place / _BUNDLED for place in _BUNDLES if (place / _BUNDLED).is_dir()), None)
+        return next((place / _BUNDLED for place in _BUNDLE_FOLDERS if (place / _BUNDLED).is_dir()), None)
     return None
 
 
-def _from_entry_point(wanted: EnvironmentId) -> _Found | None:
+def _from_entry_point(wanted: EnvironmentId) -> _LoaderEntry | None:
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if canonicalize_name(entry.name) == canonicalize_name(wanted.name):
-            with _import_problems(f"the installed environment {entry.name!r}"):
-                return _Found(entry.load(), entry.dist.version if entry.dist else None)
+            with _report_import_errors(f"the installed environment {entry.name!r}"):
+                return _LoaderEntry(entry.load(), entry.dist.version if entry.dist else None)
     return None
 
 
-def _from_module(wanted: EnvironmentId) -> _Found | None:
+def _from_module(wanted: EnvironmentId) -> _LoaderEntry | None:
     if importlib.util.find_spec(wanted.module) is None:
         return None
-    with _import_problems(f"the module {wanted.module!r}"):
+    with _report_import_errors(f"the module {wanted.module!r}"):
         module = importlib.import_module(wanted.module)
     loader = getattr(module, "load_environment", None)
     if loader is None:
         return None
     try:
-        return _Found(loader, metadata.version(wanted.name))
+        return _LoaderEntry(loader, metadata.version(wanted.name))
     except metadata.PackageNotFoundError:
-        return _Found(loader, getattr(module, "__version__", None))
+        return _LoaderEntry(loader, getattr(module, "__version__", None))
 
 
 def _check_version(wanted: EnvironmentId, installed: str | None) -> None:
@@ -222,27 +237,33 @@ def _check_version(wanted: EnvironmentId, installed: str | None) -> None:
     if wanted.version in (None, "latest"):
         return
     try:
-        asked = Version(str(wanted.version))
+        requested = Version(str(wanted.version))
     except InvalidVersion:
         raise UsageError(
-            f"{wanted.version!r} in {wanted.name}@{wanted.version} is not a version. "
-            f"Write {wanted.name}@1.2.3 or {wanted.name}@latest."
+            f"{wanted.name}@{wanted.version}: {wanted.version!r} is not a version",
+            code="BK-ENV-UNKNOWN",
+            hint=f"write {wanted.name}@1.2.3 or {wanted.name}@latest",
         ) from None
-    here = Version(installed) if installed else None
-    if here == asked:
+    current = Version(installed) if installed else None
+    if current == requested:
         return
-    if here and here > asked and here.release[:2] == asked.release[:2]:
-        log.info("%s %s is installed and serves for %s", wanted.name, here, asked)
+    if current and current > requested and current.release[:2] == requested.release[:2]:
+        log.info("using %s %s, which is compatible with the requested %s", wanted.name, current, requested)
         return
-    have = f"{wanted.name} {here} is installed" if here else f"the version of {wanted.name} is not known"
-    raise UsageError(f"{wanted.name}@{asked} is asked for, but {have}.\n{install_commands(wanted)}")
+    reason = f"version {current} is installed" if current else "the installed version is unknown"
+    raise UsageError(
+        f"{wanted.name}@{requested} is not available: {reason}",
+        code="BK-PACKAGE-VERSION",
+        hint=install_commands(wanted),
+    )
 
 
 def install_commands(wanted: EnvironmentId) -> str:
+    """Return a hint with the commands that install an environment."""
     pinned = wanted.name if wanted.version in (None, "latest") else f"{wanted.name}=={wanted.version}"
     index = f" --extra-index-url {_HUB_INDEX.format(owner=wanted.owner)}" if wanted.owner else ""
     return (
-        f"Install it with:\n"
+        f"install it with:\n"
         f"  buckeye env install {wanted}\n"
         f"or, into this interpreter:\n"
         f"  uv pip install {pinned}{index}"
@@ -258,27 +279,39 @@ def _check_arguments(env_id: str, loader: Callable[..., Any], args: Mapping[str,
         for name in args:
             if name not in named:
                 close = closest(name, named, count=1)
-                meant = f" Did you mean {close[0]!r}?" if close else ""
+                suggestion = f"did you mean {close[0]!r}? " if close else ""
                 raise UsageError(
-                    f"environment {env_id!r} takes no argument {name!r}.{meant} It takes: {accepted}."
+                    f"environment {env_id!r} has no argument {name!r}",
+                    code="BK-ENV-ARGUMENT",
+                    hint=f"{suggestion}Arguments: {accepted}",
                 )
-    needed = [name for name, p in named.items() if p.default is p.empty and name not in args]
-    if needed:
-        raise UsageError(f"environment {env_id!r} needs the argument {needed[0]!r}. It takes: {accepted}.")
+    missing = [name for name, p in named.items() if p.default is p.empty and name not in args]
+    if missing:
+        raise UsageError(
+            f"environment {env_id!r} needs the argument {missing[0]!r}",
+            code="BK-ENV-ARGUMENT",
+            hint=f"set it. Arguments: {accepted}",
+        )
 
 
 def _from_path(path: Path) -> Callable[..., Any]:
     if not path.exists():
-        raise EnvironmentNotFoundError(f"there is no environment at {path}: the path does not exist.")
-    with _import_problems(f"the environment at {path}"):
+        raise EnvironmentNotFoundError(
+            f"no environment at {path}: the path does not exist", hint="check the path and the current folder"
+        )
+    with _report_import_errors(f"the environment at {path}"):
         if path.is_file():
             module, attribute = _import_file(path), "load_environment"
         else:
-            name, attribute = _entry_of_project(path)
+            name, attribute = _project_entry_point(path)
             module = _import_from_project(path, name)
     loader = getattr(module, attribute, None)
     if not callable(loader):
-        raise UsageError(f"{path} defines no function {attribute}(**args) that returns an environment.")
+        raise UsageError(
+            f"{path} has no function `{attribute}`",
+            code="BK-ENV-LOAD",
+            hint=f"define `{attribute}(**args)` there, and return an environment",
+        )
     return loader  # type: ignore[no-any-return]
 
 
@@ -286,14 +319,16 @@ def _import_file(path: Path) -> ModuleType:
     name = f"buckeye_local_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
-        raise UsageError(f"{path} is not a Python file. Give a .py file or a project folder.")
+        raise UsageError(
+            f"{path} is not a Python file", code="BK-ENV-LOAD", hint="give a .py file or a project folder"
+        )
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
 
 
-def _entry_of_project(folder: Path) -> tuple[str, str]:
+def _project_entry_point(folder: Path) -> tuple[str, str]:
     """Return the module and attribute that a project registers, or its name and `load_environment`."""
     project_file = folder / "pyproject.toml"
     if not project_file.is_file():
@@ -301,10 +336,12 @@ def _entry_of_project(folder: Path) -> tuple[str, str]:
     try:
         project = tomllib.loads(project_file.read_text("utf-8")).get("project", {})
     except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{project_file} is not valid TOML: {error}.") from None
-    announced = project.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
-    if announced:
-        module, _, attribute = next(iter(announced.values())).partition(":")
+        raise UsageError(
+            f"{project_file} is not valid TOML: {error}", code="BK-CONFIG-SYNTAX", hint="fix its syntax"
+        ) from None
+    entry_points = project.get("entry-points", {}).get(ENTRY_POINT_GROUP, {})
+    if entry_points:
+        module, _, attribute = next(iter(entry_points.values())).partition(":")
         return module, attribute or "load_environment"
     return str(project.get("name", folder.resolve().name)).replace("-", "_"), "load_environment"
 
@@ -318,14 +355,21 @@ def _import_from_project(folder: Path, module: str) -> ModuleType:
             imported = importlib.import_module(module)
             if root.resolve() not in Path(str(imported.__file__)).resolve().parents:
                 raise UsageError(
-                    f"{module} at {folder} is hidden by the one already imported from {imported.__file__}."
+                    f"cannot import `{module}` from {folder}: a module of that name is imported already, "
+                    f"from {imported.__file__}",
+                    code="BK-ENV-LOAD",
+                    hint="rename one of the two modules",
                 )
             return imported
-    raise UsageError(f"{folder} has no module {top!r}: looked for {top}/ and {top}.py there and in src/.")
+    raise UsageError(
+        f"{folder} has no module {top!r}",
+        code="BK-ENV-LOAD",
+        hint=f"add {top}/ or {top}.py to the folder or to its src/",
+    )
 
 
 @contextmanager
-def _import_problems(what: str) -> Iterator[None]:
+def _report_import_errors(subject: str) -> Iterator[None]:
     """Convert any error of importing third-party code to a `UsageError`."""
     try:
         yield
@@ -333,7 +377,13 @@ def _import_problems(what: str) -> Iterator[None]:
         raise
     except ModuleNotFoundError as error:
         raise UsageError(
-            f"{what} needs the module {error.name!r}, which is not installed. Install it first."
+            f"{subject} needs the module {error.name!r}, which is not installed",
+            code="BK-PACKAGE-MISSING",
+            hint="install it into this interpreter",
         ) from error
     except THIRD_PARTY_ERRORS as error:
-        raise UsageError(f"{what} could not be imported: {type(error).__name__}: {error}.") from error
+        raise UsageError(
+            f"cannot import {subject}: {type(error).__name__}: {error}",
+            code="BK-ENV-LOAD",
+            hint=_TRACEBACK_HINT,
+        ) from error

@@ -27,7 +27,9 @@ class ScriptedPolicy:
             await asyncio.sleep(0)  # lets the deadline end a rollout that never stops calling
         self.turns += 1
         if self.turns > TURN_LIMIT:
-            raise InferenceError(f"the rollout asked for more than {TURN_LIMIT} replies")
+            raise InferenceError(
+                f"the rollout requested more than {TURN_LIMIT} replies", code="BK-ENV-FAILED"
+            )
         message = {"role": "assistant", "content": self.text}
         return Reply(text=self.text, finish_reason=self.finish_reason, message=message)
 
@@ -39,4 +41,6 @@ class FailingPolicy:
         """Raise `InferenceError`, always."""
         del messages, tools
         await asyncio.sleep(0)
-        raise InferenceError("no engine answers (a test of how the environment takes it)")
+        raise InferenceError(
+            "no engine replies (simulated, to test the environment)", code="BK-INFERENCE-UNREACHABLE"
+        )

@@ -72,11 +72,9 @@ class WorkerSettings:
 
 
 def read_placement(name: str) -> dict[str, Any]:
-    """Return the settings `nodes` and `address` of an environment with workers that a run placed on its
-    nodes.
-    """
-    found: dict[str, Any] = json.loads(os.environ.get(PLACEMENT_VARIABLE, "{}")).get(name, {})
-    return found
+    """Return the settings `nodes` and `address` of an environment that a run placed on its nodes."""
+    settings: dict[str, Any] = json.loads(os.environ.get(PLACEMENT_VARIABLE, "{}")).get(name, {})
+    return settings
 
 
 def with_variables(names: Sequence[str]) -> WorkerSettings:

@@ -38,7 +38,7 @@ class ToolError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToolPlay:
+class ToolLoopResult:
     """Result of a conversation. `tool_calls` counts all calls, `tool_errors` those that returned an error."""
 
     reply: Reply
@@ -55,7 +55,7 @@ class ToolPlay:
         return {name: float(count) for name, count in counts.items()}
 
 
-async def play_with_tools(
+async def run_tool_loop(
     policy: Policy,
     messages: Sequence[Message],
     tools: Sequence[Tool],
@@ -63,7 +63,7 @@ async def play_with_tools(
     *,
     max_calls: int,
     timeout: float = 60.0,
-) -> ToolPlay:
+) -> ToolLoopResult:
     """Call the policy until it answers without a tool call.
 
     The first `max_calls` calls are run, each for at most `timeout` seconds; then the policy is informed that
@@ -77,45 +77,47 @@ async def play_with_tools(
         reply = await policy.chat(conversation, tools=tools)
         turns += 1
         conversation.append(reply.message)
-        asked = reply.message.get("tool_calls") or ()
-        stop = _stop_reason(reply, bool(asked), turns_left=max_calls + 2 - turns)
+        requests = reply.message.get("tool_calls") or ()
+        stop = _stop_reason(reply, bool(requests), turns_left=max_calls + 2 - turns)
         if stop is not None:
-            return ToolPlay(
+            return ToolLoopResult(
                 reply=reply,
                 messages=tuple(conversation),
                 stop_reason=stop,
                 n_turns=turns,
-                tool_calls=calls + len(asked),
+                tool_calls=calls + len(requests),
                 tool_errors=errors,
             )
-        for one in asked:
+        for request in requests:
             calls += 1
             if calls > max_calls:
                 result, failed = "Error: no calls are left. Answer now.", True
             else:
-                result, failed = await _result(one["function"], tools, call, timeout)
+                result, failed = await _run_call(request["function"], tools, call, timeout)
             if calls == max_calls:
                 result += "\n(No calls are left. Answer now.)"
             errors += failed
-            name = one["function"]["name"] or "unknown"
-            conversation.append({"role": "tool", "tool_call_id": one["id"], "name": name, "content": result})
+            name = request["function"]["name"] or "unknown"
+            conversation.append(
+                {"role": "tool", "tool_call_id": request["id"], "name": name, "content": result}
+            )
 
 
-def _stop_reason(reply: Reply, asked: bool, *, turns_left: int) -> StopReason | None:
+def _stop_reason(reply: Reply, has_calls: bool, *, turns_left: int) -> StopReason | None:
     if reply.finish_reason == "length":
         return "truncated"
-    if not asked:
+    if not has_calls:
         return "answered"
     return "turn_limit" if turns_left <= 0 else None
 
 
-async def _result(
+async def _run_call(
     function: Mapping[str, Any], tools: Sequence[Tool], call: CallTool, timeout: float
 ) -> tuple[str, bool]:
     """Return the text of a call's result, and True if it is an error."""
     deadline = asyncio.timeout(timeout)
     try:
-        name, arguments = _checked(function, tools)
+        name, arguments = _check_call(function, tools)
         result = call(name, arguments)
         if inspect.isawaitable(result):
             async with deadline:
@@ -127,20 +129,20 @@ async def _result(
     except ToolError as error:
         return f"Error: {error}", True
     if not isinstance(result, str):
-        raise TypeError(f"the tool {name!r} returned {type(result).__name__}; a result is text")
+        raise TypeError(f"the tool {name!r} returned {type(result).__name__}, not text")
     if len(result) > _MAX_RESULT:
         result = f"{result[:_MAX_RESULT]}\n(cut: {len(result) - _MAX_RESULT} more characters)"
     return result, False
 
 
-def _checked(function: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, Mapping[str, Any]]:
+def _check_call(function: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, Mapping[str, Any]]:
     """Return the tool's name and arguments that fit its schema. Raise `ToolError` if they do not."""
     name, arguments = function["name"], function["arguments"]
     if not name:
         raise ToolError('the call could not be read. Write JSON: {"name": "...", "arguments": {...}}.')
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     if name not in schemas:
-        raise ToolError(f"there is no tool {name!r}. {_choices(name, schemas)}")
+        raise ToolError(f"there is no tool {name!r}. {_list_choices(name, schemas)}")
     try:
         arguments = read_arguments(arguments)
     except ValueError as error:
@@ -161,28 +163,28 @@ def _check_arguments(tool: str, arguments: Mapping[str, Any], schema: Mapping[st
         if name not in properties:
             if schema.get("additionalProperties", False) is not False:
                 continue
-            raise ToolError(f"{tool} has no argument {name!r}. {_choices(name, properties)}")
+            raise ToolError(f"{tool} has no argument {name!r}. {_list_choices(name, properties)}")
         _check_value(f"the argument {name!r} of {tool}", value, properties[name])
 
 
 def _check_value(what: str, value: Any, schema: Mapping[str, Any]) -> None:
-    kinds = schema.get("type", ())
-    kinds = (kinds,) if isinstance(kinds, str) else tuple(kinds)
-    if kinds and not any(_is(value, kind) for kind in kinds):
-        raise ToolError(f"{what} must be of type {' or '.join(kinds)}.")
+    types = schema.get("type", ())
+    types = (types,) if isinstance(types, str) else tuple(types)
+    if types and not any(_has_type(value, json_type) for json_type in types):
+        raise ToolError(f"{what} must be of type {' or '.join(types)}.")
     if "enum" in schema and value not in schema["enum"]:
         raise ToolError(f"{what} must be one of {json.dumps(schema['enum'], ensure_ascii=False)}.")
 
 
-def _is(value: Any, kind: str) -> bool:
+def _has_type(value: Any, json_type: str) -> bool:
     if isinstance(value, bool):
-        return kind == "boolean"
-    if kind == "integer" and isinstance(value, float):
+        return json_type == "boolean"
+    if json_type == "integer" and isinstance(value, float):
         return value.is_integer()
-    return isinstance(value, _TYPES.get(kind, (object,)))
+    return isinstance(value, _TYPES.get(json_type, (object,)))
 
 
-def _choices(name: str, known: Mapping[str, Any]) -> str:
+def _list_choices(name: str, known: Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(name, known, 1)
-    meant = f" Did you mean {close[0]}?" if close else ""
-    return f"There are: {', '.join(known) or 'none'}.{meant}"
+    suggestion = f" Did you mean {close[0]}?" if close else ""
+    return f"There are: {', '.join(known) or 'none'}.{suggestion}"

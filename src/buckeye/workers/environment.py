@@ -24,7 +24,7 @@ from buckeye.workers.proxy import Endpoint, Limits, Usage, serve
 from buckeye.workers.worker_loop import worker_loop
 
 _ISOLATION_SECONDS = 90.0  # for a check that takes 20 s, plus the start of its servers
-_ABANDONED = 4  # times the longest rollout, to allow for retries
+_ABANDONED_AFTER = 4  # times the longest rollout, to allow for retries
 
 
 def open_worker_environment(
@@ -40,10 +40,11 @@ def open_worker_environment(
         info = _checked_info(worker_loop().wait(pool.info()))
     except BoundaryError as fault:
         worker_loop().wait(pool.close())
-        given = dict(args) or "no arguments"
-        what = f"environment {env_id!r} could not be loaded in {python} with {given}: {fault}"
-        hint = missing_variable_hint(str(fault), settings.variables)
-        raise _error_of(fault, f"{what}\n{hint}" if hint else what) from None
+        message = (
+            f"cannot load environment {env_id!r} in {python} with {dict(args) or 'no arguments'}: {fault}"
+        )
+        hint = missing_variable_hint(str(fault), settings.variables) or None
+        raise _to_error(fault, message, code="BK-ENV-LOAD", hint=hint) from None
     except BaseException:
         worker_loop().wait(pool.close())
         raise
@@ -63,7 +64,7 @@ class WorkerEnvironment:
         self._pool = pool
         self._tasks: dict[str, tuple[Task, ...]] = {}
         self._finalizer = weakref.finalize(self, worker_loop().register(pool))
-        self._finalizer.atexit = False  # at exit, the hub closes all pools and waits for them
+        self._finalizer.atexit = False  # at exit, the worker loop closes all pools and waits for them
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of a split, which are fetched once.
@@ -73,36 +74,36 @@ class WorkerEnvironment:
         """
         if split not in self._tasks:
             try:
-                found = worker_loop().wait(self._pool.tasks(split))
+                rows = worker_loop().wait(self._pool.tasks(split))
             except BoundaryError as fault:
-                what = f"environment {self.name} cannot give its tasks of {split!r}: {fault}"
-                raise _error_of(fault, what) from None
-            if isinstance(found, str):
-                raise KeyError(f"{self.name} has no split {split!r}: {found}")
+                message = f"cannot get the {split!r} tasks of environment {self.name}: {fault}"
+                raise _to_error(fault, message, code="BK-ENV-TASKS") from None
+            if isinstance(rows, str):
+                raise KeyError(f"{self.name} has no split {split!r}: {rows}")
             self._tasks[split] = tuple(
                 Task(id=task["id"], messages=tuple(task["messages"]), data=task.get("data", {}))
-                for task in found
+                for task in rows
             )
         return self._tasks[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
         """Run one rollout. If rewards depend on the group, it is a group of one."""
-        return await self._play(task, policy, in_group=False)
+        return await self._run_rollout(task, policy, in_group=False)
 
     async def check_isolation(self) -> str:
-        """Check in a worker if rollouts share state, and return the result as one line.
+        """Check in a worker if rollouts share state, and return a one-line report.
 
         Raises UsageError if they do and the environment does not allow it.
         """
         try:
-            found = await worker_loop().run(self._pool.check_isolation(_ISOLATION_SECONDS))
+            report = await worker_loop().run(self._pool.check_isolation(_ISOLATION_SECONDS))
         except BoundaryError as fault:
-            return f"whether rollouts see each other is not known: {fault}"
-        if found is None:
-            return "whether rollouts see each other is not looked at, as it has no servers of MCP"
-        if "refused" in found:
-            raise UsageError(found["refused"])
-        return found.get("said", "")
+            return f"isolation of rollouts unknown: {fault}"
+        if report is None:
+            return "isolation of rollouts not checked: the environment has no MCP servers"
+        if "refused" in report:
+            raise UsageError(report["refused"], code=report.get("code", "BK-ENV-UNSUPPORTED"))
+        return report.get("result", "")
 
     def workers(self) -> list[int]:
         """Return the process ids of its workers."""
@@ -121,13 +122,13 @@ class WorkerEnvironment:
         worker_loop().unregister(self._pool)
         await worker_loop().run(self._pool.close())
 
-    async def _play(self, task: Task, policy: Policy, *, in_group: bool) -> Outcome:
+    async def _run_rollout(self, task: Task, policy: Policy, *, in_group: bool) -> Outcome:
         settings = self._pool.settings
         limits = Limits(
             max_turns=settings.max_turns, max_tokens=settings.max_tokens, seconds=settings.rollout_timeout
         )
         async with serve(policy, limits=limits, environment=self.name, host=settings.address) as endpoint:
-            question = {
+            request = {
                 "task": _task_values(task),
                 "endpoint": _endpoint_values(endpoint, settings),
                 "context": {
@@ -140,12 +141,14 @@ class WorkerEnvironment:
             }
             slot = self._pool.slot_of(task.id) if in_group else None
             try:
-                answer, serial = await worker_loop().run(self._pool.rollout(question, slot=slot))
-                outcome = _outcome(answer, serial)
+                response, serial = await worker_loop().run(self._pool.rollout(request, slot=slot))
+                outcome = _to_outcome(response, serial)
                 if outcome.pending is not None and not in_group:
-                    raise BoundaryError("score", "OutcomeError", "there is no reward, and no error")
+                    raise BoundaryError(
+                        "score", "OutcomeError", "the outcome has neither a reward nor an error"
+                    )
             except BoundaryError as fault:
-                outcome = _failed(fault, settings.variables, endpoint.api_key)
+                outcome = _failed_outcome(fault, settings.variables, endpoint.api_key)
         return _with_usage(outcome, endpoint.usage)
 
 
@@ -158,7 +161,7 @@ class GroupWorkerEnvironment(WorkerEnvironment):
 
     async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
         """Run one rollout, and leave its reward `pending` unless it failed."""
-        outcome = await self._play(task, policy, in_group=True)
+        outcome = await self._run_rollout(task, policy, in_group=True)
         if outcome.pending is not None:
             self._pending[outcome.pending] = time.monotonic()
         self._forget_abandoned()
@@ -169,10 +172,10 @@ class GroupWorkerEnvironment(WorkerEnvironment):
 
         A group counts as cancelled when it has waited longer than any member may take.
         """
-        oldest = time.monotonic() - _ABANDONED * self._pool.settings.rollout_timeout
+        oldest = time.monotonic() - _ABANDONED_AFTER * self._pool.settings.rollout_timeout
         for pending in [name for name, since in self._pending.items() if since < oldest]:
             del self._pending[pending]
-            worker_loop().submit(self._pool.release(_serial(pending), pending.partition("/")[2]))
+            worker_loop().submit(self._pool.release(_worker_serial(pending), pending.partition("/")[2]))
 
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Return the outcomes with their rewards, in the given order.
@@ -180,12 +183,12 @@ class GroupWorkerEnvironment(WorkerEnvironment):
         Outcomes of a worker that has ended become errors; the others are scored among themselves.
         """
         finished = list(outcomes)
-        played: dict[int, list[int]] = defaultdict(list)
+        indices_by_worker: dict[int, list[int]] = defaultdict(list)
         for index, outcome in enumerate(outcomes):
             if outcome.pending is not None:
                 self._pending.pop(outcome.pending, None)
-                played[_serial(outcome.pending)].append(index)
-        for serial, indices in played.items():
+                indices_by_worker[_worker_serial(outcome.pending)].append(index)
+        for serial, indices in indices_by_worker.items():
             scored = await self._score(task, serial, [outcomes[index] for index in indices])
             for index, outcome in zip(indices, scored, strict=True):
                 finished[index] = outcome
@@ -194,12 +197,14 @@ class GroupWorkerEnvironment(WorkerEnvironment):
     async def _score(self, task: Task, serial: int, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         handles = [str(outcome.pending).partition("/")[2] for outcome in outcomes]
         try:
-            answers = await worker_loop().run(self._pool.score_group(serial, _task_values(task), handles))
-            scored = [_outcome(answer, serial) for answer in answers]
+            responses = await worker_loop().run(self._pool.score_group(serial, _task_values(task), handles))
+            scored = [_to_outcome(response, serial) for response in responses]
             if any(outcome.pending is not None for outcome in scored):
-                raise BoundaryError("score", "OutcomeError", "the scored group is still without rewards")
+                raise BoundaryError(
+                    "score", "OutcomeError", "`score_group` returned outcomes without rewards"
+                )
         except BoundaryError as fault:
-            return [_failed(fault, self._pool.settings.variables)] * len(outcomes)
+            return [_failed_outcome(fault, self._pool.settings.variables)] * len(outcomes)
         return [
             outcome if before.stop_reason == "done" else replace(outcome, stop_reason=before.stop_reason)
             for before, outcome in zip(outcomes, scored, strict=True)
@@ -207,14 +212,12 @@ class GroupWorkerEnvironment(WorkerEnvironment):
 
 
 def _checked_info(info: Any) -> dict[str, Any]:
-    """Return an adapter's description of its environment, with defaults. Raises Fault if it is invalid."""
+    """Return an adapter's description of its environment, with defaults. Raises BoundaryError."""
     if not isinstance(info, dict) or not isinstance(info.get("name"), str):
-        raise BoundaryError(
-            "load", "InfoError", f"its adapter says {info!r:.200} about it, which has no name"
-        )
+        raise BoundaryError("load", "InfoError", f"the adapter's description has no name: {info!r:.200}")
     splits = info.get("splits") or []
     if not isinstance(splits, list) or not all(isinstance(split, str) for split in splits):
-        raise BoundaryError("load", "InfoError", f"its splits are {splits!r:.200}, not a list of names")
+        raise BoundaryError("load", "InfoError", f"`splits` is {splits!r:.200}, not a list of names")
     return {**info, "splits": splits, "group_rewards": bool(info.get("group_rewards", False))}
 
 
@@ -232,10 +235,10 @@ def _endpoint_values(endpoint: Endpoint, settings: WorkerSettings) -> dict[str, 
     }
 
 
-def _outcome(answer: Any, serial: int) -> Outcome:
-    """Return a worker's answer as an outcome, after validation. Raises Fault if it is invalid."""
+def _to_outcome(response: Any, serial: int) -> Outcome:
+    """Return a worker's response as an outcome. Raises BoundaryError if it is invalid."""
     try:
-        values = checked_outcome(answer)
+        values = checked_outcome(response)
         if error := values["error"]:
             raise parse_boundary_error(error)
         pending = None if values["handle"] is None else f"{serial}/{values['handle']}"
@@ -251,17 +254,19 @@ def _outcome(answer: Any, serial: int) -> Outcome:
         raise BoundaryError("score", type(error).__name__, str(error)) from None
 
 
-def _error_of(fault: BoundaryError, message: str) -> BuckeyeError:
+def _to_error(fault: BoundaryError, message: str, *, code: str, hint: str | None = None) -> BuckeyeError:
     """Return the exception to raise for a fault: BuckeyeError if a retry may help, else UsageError."""
-    is_transient = isinstance(fault, WorkerError) and fault.is_transient
-    return BuckeyeError(message) if is_transient else UsageError(message)
+    if not isinstance(fault, WorkerError):
+        return UsageError(message, code=code, hint=hint)
+    kind = BuckeyeError if fault.is_transient else UsageError
+    return kind(message, code="BK-ENV-WORKER", hint=hint)
 
 
-def _serial(pending: str) -> int:
+def _worker_serial(pending: str) -> int:
     return int(pending.partition("/")[0])
 
 
-def _failed(fault: BoundaryError, variables: Sequence[str], *secrets: str) -> Outcome:
+def _failed_outcome(fault: BoundaryError, variables: Sequence[str], *secrets: str) -> Outcome:
     hint = missing_variable_hint(str(fault), variables)
     return Outcome(
         reward=None,
@@ -273,7 +278,7 @@ def _failed(fault: BoundaryError, variables: Sequence[str], *secrets: str) -> Ou
 
 
 def _with_usage(outcome: Outcome, usage: Usage) -> Outcome:
-    """Return the outcome, corrected by what the proxy observed.
+    """Return the outcome, corrected by the usage that the proxy recorded.
 
     A model failure makes it an error, and a limit becomes its stop reason.
     """

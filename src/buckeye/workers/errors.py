@@ -14,7 +14,7 @@ from buckeye.envs.stdlib_only.outcomes import checked_frames, location_of
 
 
 class BoundaryError(Exception):
-    """A failure at `boundary`. `kind` is the class of the error there, or the fate of the worker.
+    """A failure at `boundary`. `kind` is the class of the error, or how the worker ended.
 
     `trace` has the frames of the environment that the error passed through.
     """
@@ -43,6 +43,6 @@ class WorkerError(BoundaryError):
 
 
 def parse_boundary_error(error: Mapping[str, Any]) -> BoundaryError:
-    """Return the fault in a worker's `error` message, in the format of `worker_side.outcomes.failure`."""
+    """Return the error in a worker's `error` message, which has the format of `outcomes.failure`."""
     trace = checked_frames(error.get("trace"))
     return BoundaryError(parse_boundary(error["boundary"]), str(error["type"]), str(error["message"]), trace)

@@ -33,7 +33,7 @@ from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import EnvironmentNotFoundError
 from buckeye.workers.environment import open_worker_environment
 from buckeye.workers.installed import all_installed, find_installed
-from buckeye.workers.installed.install_source import unsupported_library_hint
+from buckeye.workers.installed.install_source import unsupported_library_error
 
 
 def load_environment(env_id: str, **args: Any) -> Environment:
@@ -51,8 +51,8 @@ def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSetti
     UsageError for a different installed version, wrong arguments, a result that does not implement an
     environment, and an environment that its worker cannot load.
     """
-    here = open_in_process(env_id, args, settings)
-    return here if here is not None else _open_worker(env_id, args, settings)
+    environment = open_in_process(env_id, args, settings)
+    return environment if environment is not None else _open_worker(env_id, args, settings)
 
 
 def open_in_process(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
@@ -64,61 +64,65 @@ def open_in_process(env_id: str, args: Mapping[str, Any], settings: WorkerSettin
     if settings.isolation == "none":
         loader = find_local_loader(env_id)
         if loader is None:
-            raise EnvironmentNotFoundError(_not_found(env_id))
+            raise _not_found(env_id)
         return check_environment(env_id, build_environment(env_id, loader, args))
     if settings.isolation == "auto" and settings.python is None:
-        built = _built_here(env_id, args)
-        if built is not None:
-            return built
-    _interpreter_of(env_id, settings)
+        environment = _build_in_process(env_id, args)
+        if environment is not None:
+            return environment
+    _find_interpreter(env_id, settings)
     return None
 
 
-def _built_here(env_id: str, args: Mapping[str, Any]) -> Environment | None:
+def _build_in_process(env_id: str, args: Mapping[str, Any]) -> Environment | None:
     """Return the environment if it was written for Buckeye and can be imported here, else None.
 
     A module without an entry point is not imported if the environment is installed in a separate interpreter.
     """
     name = canonicalize_name(env_id.partition("@")[0].rpartition("/")[2])
-    announced = name in map(canonicalize_name, installed_environments())
-    if not announced and find_installed(_package_of(env_id)) is not None:
+    is_registered = name in map(canonicalize_name, installed_environments())
+    if not is_registered and find_installed(_package_name(env_id)) is not None:
         return None
     loader = find_local_loader(env_id)
     if loader is None:
         return None
-    built = build_environment(env_id, loader, args)
-    return None if missing_members(built) and "verifiers" in sys.modules else check_environment(env_id, built)
+    environment = build_environment(env_id, loader, args)
+    return (
+        None
+        if missing_members(environment) and "verifiers" in sys.modules
+        else check_environment(env_id, environment)
+    )
 
 
 def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
     """Load the environment in a worker: with the configured interpreter, the installed one, or this one."""
-    package = _package_of(env_id)
+    package = _package_name(env_id)
     installed = find_installed(package)
     if installed is not None and package == env_id:
         settings = replace(settings, module=installed.module)
     elif find_bundled_project(env_id) is not None:
         settings = replace(settings, module=__name__)
-    return open_worker_environment(env_id, args, _interpreter_of(env_id, settings), settings)
+    return open_worker_environment(env_id, args, _find_interpreter(env_id, settings), settings)
 
 
-def _interpreter_of(env_id: str, settings: WorkerSettings) -> Path:
+def _find_interpreter(env_id: str, settings: WorkerSettings) -> Path:
     if settings.python is not None:
         return settings.python
-    installed = find_installed(_package_of(env_id))
+    installed = find_installed(_package_name(env_id))
     if installed is not None:
         return installed.python
-    if _runs_here(env_id):
+    if _can_run_in_this_interpreter(env_id):
         return Path(sys.executable)
-    raise EnvironmentNotFoundError(_not_found(env_id))
+    raise _not_found(env_id)
 
 
-def _package_of(env_id: str) -> str:
+def _package_name(env_id: str) -> str:
     """Return the installed package for an id: `reasoning-gym` for `reasoning-gym/chain_sum`."""
     library = env_id.partition("/")[0]
     return library if library in LIBRARIES else env_id
 
 
-def _runs_here(env_id: str) -> bool:
+def _can_run_in_this_interpreter(env_id: str) -> bool:
     """Return True if this interpreter can run the worker."""
     if env_id == AGENT:
         return True
@@ -127,22 +131,29 @@ def _runs_here(env_id: str) -> bool:
     return find_local_loader(env_id) is not None
 
 
-def _not_found(env_id: str) -> str:
+def _not_found(env_id: str) -> EnvironmentNotFoundError:
     library = env_id.partition("/")[0]
     if library in LIBRARIES:
-        return (
-            f"environment {env_id!r} needs {library}, which is not installed. Install it with:\n"
-            f"  buckeye env install {library}"
+        return EnvironmentNotFoundError(
+            f"environment {env_id!r} needs {library}, which is not installed",
+            code="BK-PACKAGE-MISSING",
+            hint=f"install it with:\n  buckeye env install {library}",
         )
-    if instead := unsupported_library_hint(library.partition("@")[0]):
-        return f"environment {env_id!r}: {instead}"
-    others, _ = all_installed()
+    if unsupported := unsupported_library_error(library.partition("@")[0]):
+        return EnvironmentNotFoundError(
+            f"environment {env_id!r}: {unsupported.message}", code=unsupported.code, hint=unsupported.hint
+        )
+    installed_by_command, _ = all_installed()
     wanted = EnvironmentId.parse(env_id)
-    known = {name: name for name in installed_environments()} | {other.name: other.id for other in others}
+    known = {name: name for name in installed_environments()} | {
+        env.name: env.id for env in installed_by_command
+    }
     installed = sorted(known.values())
-    near = difflib.get_close_matches(canonicalize_name(wanted.name), known, 3, cutoff=0.5)
-    close = [known[name] for name in near]
-    hint = (
-        f" Did you mean {' or '.join(close)}?" if close else f" Installed: {', '.join(installed) or 'none'}."
+    close_names = difflib.get_close_matches(canonicalize_name(wanted.name), known, 3, cutoff=0.5)
+    close = [known[name] for name in close_names]
+    suggestion = (
+        f"did you mean {' or '.join(close)}?" if close else f"installed: {', '.join(installed) or 'none'}"
     )
-    return f"environment {env_id!r} is not installed.{hint}\n{install_commands(wanted)}"
+    return EnvironmentNotFoundError(
+        f"environment {env_id!r} is not installed ({suggestion})", hint=install_commands(wanted)
+    )

@@ -6,31 +6,31 @@ import time
 from pathlib import Path
 from typing import BinaryIO
 
-_TAIL = 1_500
-_WINDOW = 60.0
-_MAX_LOG = 32 * 1024 * 1024
+_TAIL_BYTES = 1_500
+_WINDOW_SECONDS = 60.0
+_MAX_LOG_BYTES = 32 * 1024 * 1024
 
 
 class WorkerOutput:
-    """Output of one worker. At `_MAX_LOG` bytes the log is renamed to end in `.old`, and a new one begins."""
+    """Output of one worker. At `_MAX_LOG_BYTES` the log is renamed to end in `.old`, and a new one begins."""
 
     def __init__(self, log: Path | None, *, max_bytes: int) -> None:
-        self._log, self._most = log, max_bytes
+        self._log, self._max_bytes = log, max_bytes
         self._file: BinaryIO | None = None
         self._tail = b""
-        self._window, self._in_window = time.monotonic(), 0
+        self._window_start, self._window_bytes = time.monotonic(), 0
         self.total = 0
 
     def add(self, chunk: bytes) -> bool:
         """Add printed bytes. Return False if the output of the last minute exceeds the limit."""
-        self._tail = (self._tail + chunk)[-_TAIL:]
+        self._tail = (self._tail + chunk)[-_TAIL_BYTES:]
         self.total += len(chunk)
         now = time.monotonic()
-        if now - self._window > _WINDOW:
-            self._window, self._in_window = now, 0
-        self._in_window += len(chunk)
+        if now - self._window_start > _WINDOW_SECONDS:
+            self._window_start, self._window_bytes = now, 0
+        self._window_bytes += len(chunk)
         self._write(chunk)
-        return self._in_window <= self._most
+        return self._window_bytes <= self._max_bytes
 
     def tail(self) -> str:
         """Return the last lines, or "" if nothing was printed."""
@@ -49,7 +49,7 @@ class WorkerOutput:
                 self._log.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._log.open("ab", buffering=0)
             self._file.write(chunk)
-            if self._file.tell() > _MAX_LOG:
+            if self._file.tell() > _MAX_LOG_BYTES:
                 self.close()
                 self._log.replace(self._log.with_name(f"{self._log.name}.old"))
         except OSError:  # a full disk must not stop the environment; the tail is still available

@@ -1,4 +1,4 @@
-"""One worker process, as the hub sees it: requests, answers, heartbeats and its end."""
+"""One worker process, as the worker loop sees it: requests, responses, heartbeats and its end."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from buckeye.workers.worker_side.frames import (
 
 _CHUNK = 64 * 1024
 _MAX_TASKS_BYTES = 2 * 1024**3
-_SERIALS = itertools.count(1)
+_SERIAL_NUMBERS = itertools.count(1)
 
 
 @dataclass(slots=True)
-class _Question:
-    """A request that waits for its answer. `pages` are the parts received up to now."""
+class _PendingRequest:
+    """A request that waits for its response. `pages` are the parts received up to now."""
 
-    answer: asyncio.Future[Any]
+    response: asyncio.Future[Any]
     pages: list[Any] = field(default_factory=list)
     page_bytes: int = 0
 
@@ -62,17 +62,17 @@ class WorkerProcess:
         mark: str,
     ) -> None:
         """Wrap a started process. `mark` identifies its children: it is in their environment."""
-        self._mark, self._cleared = mark, asyncio.Future[None]()
+        self._mark, self._children_killed = mark, asyncio.Future[None]()
         self._process, self._settings, self._output = process, settings, output
         self._reader, self._writer = streams
-        self._questions: dict[int, _Question] = {}
-        self._numbers = itertools.count(1)
+        self._pending: dict[int, _PendingRequest] = {}
+        self._request_ids = itertools.count(1)
         self._hello: asyncio.Future[Frame] = asyncio.get_running_loop().create_future()
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         self._closing = False
-        self.serial = next(_SERIALS)
+        self.serial = next(_SERIAL_NUMBERS)
         """Serial number among all workers of this process."""
-        self.still = 0.0
+        self.blocked_seconds = 0.0
         """Seconds that the worker's event loop was blocked, at the last heartbeat."""
         self.cancelling_count = 0
         """Number of cancelled rollouts that have not ended yet."""
@@ -84,7 +84,7 @@ class WorkerProcess:
         """Description of its environment."""
         self.fault: WorkerError | None = None
         self.on_end: Callable[[], None] = lambda: None
-        tasks = (self._read(), self._keep_output(), self._watch())
+        tasks = (self._read(), self._read_output(), self._watch())
         self._tasks = [asyncio.create_task(task) for task in tasks]
 
     @classmethod
@@ -95,9 +95,9 @@ class WorkerProcess:
         log: Path | None,
         host_address: tuple[str, int] | None = None,
     ) -> WorkerProcess:
-        """Start a worker on this machine or at a worker host, and shake hands with it.
+        """Start a worker on this machine or at a worker host, and exchange protocol versions with it.
 
-        Raises WorkerFault if it does not answer in time.
+        Raises WorkerError if it does not respond in time.
         """
         mark = GUARD.new_mark()
         if host_address is not None:
@@ -122,10 +122,12 @@ class WorkerProcess:
             async with asyncio.timeout(self._settings.start_timeout):
                 hello = await asyncio.shield(self._hello)
         except TimeoutError:
-            what = f"{python} did not answer within {self._settings.start_timeout:g} s of its start"
-            raise WorkerError("start", self._with_last_words(what)) from None
+            message = f"{python} did not respond within {self._settings.start_timeout:g} s of its start"
+            raise WorkerError("start", self._with_last_output(message)) from None
         if hello.get("protocol") != PROTOCOL:
-            raise WorkerError("start", f"it speaks protocol {hello.get('protocol')}, not {PROTOCOL}")
+            raise WorkerError(
+                "start", f"the worker has protocol version {hello.get('protocol')}, expected {PROTOCOL}"
+            )
 
     @property
     def pid(self) -> int:
@@ -136,39 +138,43 @@ class WorkerProcess:
         """Return its last output."""
         return self._output.tail()
 
-    async def ask(self, question: Frame, *, seconds: float, what: str) -> tuple[Any, list[Any]]:
-        """Send a request, and return its answer and the pages before it.
+    async def request(self, frame: Frame, *, seconds: float, operation: str) -> tuple[Any, list[Any]]:
+        """Send a request, and return its response and the pages before it.
 
-        Raises Fault: an error of the environment or the worker, or a timeout after `seconds`; `what` names
-        the expected answer. A timeout or a cancellation also cancels the request in the worker.
+        Raises BoundaryError: an error of the environment or the worker, or a timeout after `seconds`.
+        `operation` names the request in messages. A timeout or a cancellation also cancels the request in the
+        worker.
         """
         if self.fault is not None:
             raise self.fault
-        number = next(self._numbers)
-        waiting = _Question(asyncio.get_running_loop().create_future())
+        number = next(self._request_ids)
+        pending = _PendingRequest(asyncio.get_running_loop().create_future())
         try:
-            frame = encode({**question, "id": number})
+            encoded = encode({**frame, "id": number})
         except FrameError as error:
-            boundary: Boundary = "reset" if question["type"] == "rollout" else "load"
-            raise BoundaryError(boundary, "FrameError", f"{what} cannot be asked for: {error}") from None
-        self._questions[number] = waiting
+            boundary: Boundary = "reset" if frame["type"] == "rollout" else "load"
+            raise BoundaryError(
+                boundary, "FrameError", f"cannot send the request for {operation}: {error}"
+            ) from None
+        self._pending[number] = pending
         try:
             async with asyncio.timeout(seconds):
-                self._writer.write(frame)
+                self._writer.write(encoded)
                 await self._drain()
-                return await asyncio.shield(waiting.answer), waiting.pages
+                return await asyncio.shield(pending.response), pending.pages
         except TimeoutError:
-            self._take_back(number)
-            stood = f"; its event loop has stood still for {self.still:.0f} s" if self.still > 1 else ""
+            self._cancel_request(number)
+            blocked = self.blocked_seconds
+            note = f"; the event loop has been blocked for {blocked:.0f} s" if blocked > 1 else ""
             raise BoundaryError(
-                "timeout", "TimeoutError", f"{what} has not come within {seconds:g} s{stood}"
+                "timeout", "TimeoutError", f"{operation} did not end within {seconds:g} s{note}"
             ) from None
         except asyncio.CancelledError:
-            self._take_back(number)
+            self._cancel_request(number)
             raise
         finally:
-            if waiting.answer.done():
-                self._questions.pop(number, None)
+            if pending.response.done():
+                self._pending.pop(number, None)
 
     def post_release(self, handles: list[str]) -> None:
         """Tell the worker that these rollouts will not be scored as a group."""
@@ -182,11 +188,11 @@ class WorkerProcess:
                 self._post({"type": "close"})
                 await ends_within(self._process, self._settings.close_timeout if grace is None else grace)
         finally:
-            self._break(WorkerError("closed", "the worker was closed"))
+            self._end_with(WorkerError("closed", "the worker was closed"))
             for task in self._tasks:
                 task.cancel()
             await ends_within(self._process, 5.0)
-            await asyncio.wait({self._cleared}, timeout=5.0)
+            await asyncio.wait({self._children_killed}, timeout=5.0)
             await asyncio.wait(self._tasks, timeout=1.0)
             self._output.close()
             self._writer.close()
@@ -204,44 +210,44 @@ class WorkerProcess:
         except (asyncio.IncompleteReadError, ConnectionError):
             await ends_within(self._process, 1.0)
             await asyncio.wait({self._tasks[1]}, timeout=0.5)
-            self._break(self._its_end())
+            self._end_with(self._end_error())
         except (FrameError, KeyError, TypeError, ValueError) as error:
-            what = f"the worker sent something that is no message ({error})"
-            self._break(WorkerError("protocol", self._with_last_words(what)))
+            message = f"the worker sent an invalid message: {error}"
+            self._end_with(WorkerError("protocol", self._with_last_output(message)))
 
     def _receive(self, frame: Frame, size: int) -> None:
-        self._heard = time.monotonic()
+        self._last_message_at = time.monotonic()
         kind = frame["type"]
         if kind == "pong":
-            self.still = float(frame["still"])
+            self.blocked_seconds = float(frame["still"])
             return
         if kind == "hello":
             if not self._hello.done():
                 self._hello.set_result(frame)
             return
-        question = self._questions.get(frame["id"])
+        pending_request = self._pending.get(frame["id"])
         if kind not in ("page", "result", "error"):
-            raise FrameError(f"of the type {kind!r}")
-        if question is None or question.answer.done():
+            raise FrameError(f"unknown type {kind!r}")
+        if pending_request is None or pending_request.response.done():
             return
         if kind == "page":
-            question.page_bytes += size
-            if question.page_bytes > _MAX_TASKS_BYTES:
-                raise FrameError(f"tasks of more than {_MAX_TASKS_BYTES >> 30} GiB")
-            question.pages.append(frame["tasks"])
+            pending_request.page_bytes += size
+            if pending_request.page_bytes > _MAX_TASKS_BYTES:
+                raise FrameError(f"the tasks exceed {_MAX_TASKS_BYTES >> 30} GiB")
+            pending_request.pages.append(frame["tasks"])
         elif kind == "result":
-            question.answer.set_result(frame["value"])
+            pending_request.response.set_result(frame["value"])
         else:
-            _fail(question.answer, parse_boundary_error(frame["error"]))
+            _fail(pending_request.response, parse_boundary_error(frame["error"]))
 
-    async def _keep_output(self) -> None:
+    async def _read_output(self) -> None:
         stream = self._process.stdout
         assert stream is not None
         while chunk := await stream.read(_CHUNK):
             if not self._output.add(chunk):
                 max_bytes = self._settings.max_output_bytes
-                self._break(
-                    WorkerError("flooded", f"the worker printed more than {max_bytes} bytes in a minute")
+                self._end_with(
+                    WorkerError("flooded", f"the worker printed more than {max_bytes:,} bytes in one minute")
                 )
                 return
 
@@ -250,50 +256,53 @@ class WorkerProcess:
     async def _watch(self) -> None:
         interval = min(2.0, self._settings.heartbeat_timeout / 4)
         while self.fault is None:
-            slept = time.monotonic()
+            before = time.monotonic()
             await asyncio.sleep(interval)
             now = time.monotonic()
-            self._heard += max(0.0, now - slept - interval)  # this process may have been paused meanwhile
-            silent = now - self._heard if self.info else 0.0  # loading has its own timeout
+            # this process may have been paused meanwhile
+            self._last_message_at += max(0.0, now - before - interval)
+            silent_seconds = now - self._last_message_at if self.info else 0.0  # loading has its own timeout
             if self._process.returncode is not None:
-                self._break(self._its_end())
-            elif silent > self._settings.heartbeat_timeout:
-                self._break(WorkerError("silent", f"the worker has given no sign of life for {silent:.0f} s"))
-            elif over := self._over_memory():
-                self._break(WorkerError("memory", over))
+                self._end_with(self._end_error())
+            elif silent_seconds > self._settings.heartbeat_timeout:
+                self._end_with(
+                    WorkerError("silent", f"no heartbeat from the worker for {silent_seconds:.0f} s")
+                )
+            elif problem := self._memory_problem():
+                self._end_with(WorkerError("memory", problem))
             else:
                 self._post({"type": "ping"})
 
-    def _over_memory(self) -> str | None:
+    def _memory_problem(self) -> str | None:
         max_bytes = self._settings.max_memory_bytes
         if max_bytes is None:
             return None
         used = memory_of(self.pid)
         if used <= max_bytes:
             return None
-        return f"the worker has grown to {used / 2**20:.0f} MiB; max_memory_gb allows {max_bytes / 2**20:.0f} MiB"
+        return f"the worker uses {used / 2**20:.0f} MiB; max_memory_gb allows {max_bytes / 2**20:.0f} MiB"
 
-    def _take_back(self, number: int) -> None:
+    def _cancel_request(self, number: int) -> None:
         """Cancel a request in the worker. If it does not end in time, the worker is replaced."""
-        answer = self._questions[number].answer
-        if self.fault is None and not answer.done():
+        response = self._pending[number].response
+        if self.fault is None and not response.done():
             self.cancelling_count += 1
             self._post({"type": "cancel", "id": number})
-            self._tasks.append(asyncio.create_task(self._wait_for_end(number, answer)))
+            self._tasks.append(asyncio.create_task(self._wait_for_end(number, response)))
 
-    async def _wait_for_end(self, number: int, answer: asyncio.Future[Any]) -> None:
+    async def _wait_for_end(self, number: int, response: asyncio.Future[Any]) -> None:
         seconds = self._settings.cancel_timeout
-        done, _ = await asyncio.wait({answer}, timeout=seconds)
-        self._questions.pop(number, None)
+        done, _ = await asyncio.wait({response}, timeout=seconds)
+        self._pending.pop(number, None)
         self.cancelling_count -= 1
         if done:
             self.finished_count += 1
         else:
-            what = f"the worker did not end a cancelled rollout within {seconds:g} s"
-            self._break(WorkerError("stuck", self._with_last_words(what)))
+            message = f"the worker did not end a cancelled rollout within {seconds:g} s"
+            self._end_with(WorkerError("stuck", self._with_last_output(message)))
         self._tasks = [task for task in self._tasks if not task.done()]
 
-    def _break(self, fault: WorkerError) -> None:
+    def _end_with(self, fault: WorkerError) -> None:
         """Set the fault, kill the process group, and fail all open requests."""
         if self.fault is not None:
             return
@@ -302,24 +311,24 @@ class WorkerProcess:
             os.killpg(self.pid, signal.SIGKILL)
         GUARD.forget(self.pid)
         # children may have left the process group
-        self._cleared = asyncio.get_running_loop().run_in_executor(None, kill_marked, self._mark)
-        for answer in (self._hello, *(question.answer for question in self._questions.values())):
-            if not answer.done():
-                _fail(answer, fault)
+        self._children_killed = asyncio.get_running_loop().run_in_executor(None, kill_marked, self._mark)
+        for response in (self._hello, *(pending.response for pending in self._pending.values())):
+            if not response.done():
+                _fail(response, fault)
         if not self._closing:
             self.on_end()
 
-    def _its_end(self) -> WorkerError:
+    def _end_error(self) -> WorkerError:
         code = self._process.returncode
         if code is None:
-            return WorkerError("died", self._with_last_words("the worker closed its connection"))
+            return WorkerError("died", self._with_last_output("the worker closed its connection"))
         if code < 0:
-            return WorkerError("killed", self._with_last_words(f"the worker was ended by signal {-code}"))
-        return WorkerError("died", self._with_last_words(f"the worker ended with exit code {code}"))
+            return WorkerError("killed", self._with_last_output(f"the worker was killed by signal {-code}"))
+        return WorkerError("died", self._with_last_output(f"the worker exited with code {code}"))
 
-    def _with_last_words(self, what: str) -> str:
+    def _with_last_output(self, message: str) -> str:
         last = self._output.tail()
-        return f"{what}; its last lines:\n{last}" if last else what
+        return f"{message}; last output:\n{last}" if last else message
 
     def _post(self, frame: Frame) -> None:
         if self.fault is None and not self._writer.is_closing():
@@ -330,20 +339,20 @@ class WorkerProcess:
             await self._writer.drain()
 
 
-def _fail(answer: asyncio.Future[Any], fault: BoundaryError) -> None:
-    answer.set_exception(fault)
-    answer.exception()  # marks the exception as retrieved; the caller may have gone
+def _fail(response: asyncio.Future[Any], fault: BoundaryError) -> None:
+    response.set_exception(fault)
+    response.exception()  # marks the exception as retrieved; the caller may have gone
 
 
 def memory_of(pid: int) -> int:
     """Return the resident memory (RSS) of a process and its descendants in bytes; 0 if it has ended."""
     try:
         leader = psutil.Process(pid)
-        family = [leader, *leader.children(recursive=True)]
+        processes = [leader, *leader.children(recursive=True)]
     except psutil.Error:
         return 0
     used = 0
-    for process in family:
+    for process in processes:
         with contextlib.suppress(psutil.Error):
             used += process.memory_info().rss
     return used

@@ -16,13 +16,11 @@ from buckeye.envs import stdlib_only
 from buckeye.envs.settings import WorkerSettings
 from buckeye.workers import worker_side
 from buckeye.workers.errors import WorkerError
-from buckeye.workers.worker_side.frames import (
-    encode,
-)
+from buckeye.workers.worker_side.frames import encode
 
 WORKER_MAIN = Path(worker_side.__file__).with_name("main.py")
 _SHARED = Path(stdlib_only.__file__).parent
-_SEEN = (
+_PASSED_VARIABLES = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
     *PROGRESS_BAR_SWITCHES,
     *("XDG_CACHE_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE"),
@@ -42,10 +40,10 @@ def worker_variables(named: Iterable[str], policy: str = LOOPBACK) -> dict[str, 
     They are the `named` variables that are set here or in the key files, and those for its files and the
     network. Connections to this machine and to the host `policy` bypass proxies.
     """
-    found = {name: os.environ[name] for name in _SEEN if name in os.environ}
-    found |= {name: value for name in named if (value := key(name))}
-    direct = ",".join(filter(None, ("127.0.0.1,localhost", policy, os.environ.get("NO_PROXY"))))
-    return clean_environment(found | {"NO_PROXY": direct, "no_proxy": direct})
+    variables = {name: os.environ[name] for name in _PASSED_VARIABLES if name in os.environ}
+    variables |= {name: value for name in named if (value := key(name))}
+    no_proxy = ",".join(filter(None, ("127.0.0.1,localhost", policy, os.environ.get("NO_PROXY"))))
+    return clean_environment(variables | {"NO_PROXY": no_proxy, "no_proxy": no_proxy})
 
 
 async def start_remote_worker(
@@ -55,9 +53,9 @@ async def start_remote_worker(
 
     The returned process is the relay on this machine.
     """
-    process, ours = await start_process(Path(sys.executable), clean_environment({}), _RELAY)
+    process, connection = await start_process(Path(sys.executable), clean_environment({}), _RELAY)
     variables = {name: value for name in settings.variables if (value := key(name))}
-    begin = {
+    request = {
         "type": "start",
         "host": host_address[0],
         "port": host_address[1],
@@ -68,34 +66,34 @@ async def start_remote_worker(
         "policy": settings.address,
         "max_memory_bytes": settings.max_memory_bytes,
     }
-    ours.sendall(encode(begin))
-    return process, ours
+    connection.sendall(encode(request))
+    return process, connection
 
 
 async def start_process(
-    python: Path, variables: dict[str, str], words: Sequence[str] = _WORKER
+    python: Path, variables: dict[str, str], args: Sequence[str] = _WORKER
 ) -> tuple[asyncio.subprocess.Process, socket.socket]:
     """Start a worker process, and return it with this side of its connection.
 
-    Raises WorkerFault if it cannot be started.
+    Raises WorkerError if it cannot be started.
     """
-    ours, theirs = socket.socketpair()
-    number = theirs.fileno()
+    connection, worker_end = socket.socketpair()
+    fd = worker_end.fileno()
     try:
         process = await asyncio.create_subprocess_exec(
-            *(str(python), "-I", "-u", *words, "--fd", str(number), "--parent", str(os.getpid())),
+            *(str(python), "-I", "-u", *args, "--fd", str(fd), "--parent", str(os.getpid())),
             *("--shared", str(_SHARED)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
             env=variables,
-            pass_fds=[number],
+            pass_fds=[fd],
             start_new_session=True,
         )
     except OSError as error:
-        ours.close()
-        raise WorkerError("start", f"{python} cannot be run: {error.strerror}") from None
+        connection.close()
+        raise WorkerError("start", f"cannot start {python}: {error.strerror}") from None
     finally:
-        theirs.close()
+        worker_end.close()
     GUARD.watch(process.pid)
-    return process, ours
+    return process, connection

@@ -20,7 +20,7 @@ _RETRY_SECONDS = 0.5
 _LOST_MILLISECONDS = 15_000  # until a node that does not acknowledge counts as lost; heartbeats are every 2 s
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
+def _read_exactly(connection: socket.socket, count: int) -> bytes:
     """Read `count` bytes. Raises ConnectionError if the connection ends before."""
     data = bytearray()
     while len(data) < count:
@@ -31,57 +31,57 @@ def _exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(data)
 
 
-def _frame(connection: socket.socket) -> bytes:
-    header = _exactly(connection, HEADER.size)
-    return header + _exactly(connection, body_length(header))
+def _read_frame(connection: socket.socket) -> bytes:
+    header = _read_exactly(connection, HEADER.size)
+    return header + _read_exactly(connection, body_length(header))
 
 
-def _connected(host: str, port: int, seconds: float) -> socket.socket:
+def _connect(host: str, port: int, seconds: float) -> socket.socket:
     """Connect to the node, and retry while its worker host may be starting."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            far = socket.create_connection((host, port), timeout=seconds)
+            node = socket.create_connection((host, port), timeout=seconds)
             break
         except OSError as error:
             if time.monotonic() > deadline:
-                raise ConnectionError(f"{host}:{port} does not answer: {error}") from None
+                raise ConnectionError(f"cannot connect to {host}:{port}: {error}") from None
         time.sleep(_RETRY_SECONDS)
-    far.settimeout(None)
-    far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    node.settimeout(None)
+    node.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):
-        far.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MILLISECONDS)
-    return far
+        node.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _LOST_MILLISECONDS)
+    return node
 
 
-def _send(near: socket.socket, far: socket.socket) -> None:
+def _send(buckeye: socket.socket, node: socket.socket) -> None:
     """Forward data until the connection ends, which means that the worker is no longer needed."""
-    while data := near.recv(_CHUNK):
-        far.sendall(data)
+    while data := buckeye.recv(_CHUNK):
+        node.sendall(data)
     os._exit(1)
 
 
 def main() -> None:
     """Read the first message, which names the node and the worker to start, then forward both ways."""
-    near = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
+    buckeye = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
     try:
-        first = _frame(near)
-        place = decode(first[HEADER.size :])
-        far = _connected(place["host"], place["port"], place["seconds"])
-        far.sendall(first)
-        threading.Thread(target=_send, args=(near, far), daemon=True).start()
+        first = _read_frame(buckeye)
+        address = decode(first[HEADER.size :])
+        node = _connect(address["host"], address["port"], address["seconds"])
+        node.sendall(first)
+        threading.Thread(target=_send, args=(buckeye, node), daemon=True).start()
         while True:
-            data = _frame(far)
-            said = decode(data[HEADER.size :])
-            if said["type"] == "printed":
-                os.write(1, said["text"].encode("latin-1"))
-            elif said["type"] == "ended":
-                os._exit(said["code"] if said["code"] >= 0 else 128 - said["code"])
+            data = _read_frame(node)
+            frame = decode(data[HEADER.size :])
+            if frame["type"] == "printed":
+                os.write(1, frame["text"].encode("latin-1"))
+            elif frame["type"] == "ended":
+                os._exit(frame["code"] if frame["code"] >= 0 else 128 - frame["code"])
             else:
-                near.sendall(data)
+                buckeye.sendall(data)
     except OSError as error:
-        print(f"the node of the worker is lost: {error}", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)  # report the loss as chance, like a kill by a signal
+        print(f"lost the connection to the worker's node: {error}", flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)  # a kill by a signal is retried
 
 
 if __name__ == "__main__":

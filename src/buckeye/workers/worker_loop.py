@@ -16,10 +16,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
-_LONGEST_END = 15.0
+_CLOSE_TIMEOUT = 15.0
 
 
-class Closing(Protocol):
+class Closable(Protocol):
     """Object with processes that must be closed before this process ends."""
 
     async def close(self) -> None: ...
@@ -34,11 +34,11 @@ class WorkerLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._open: set[Closing] = set()
+        self._open: set[Closable] = set()
         self._closings: set[concurrent.futures.Future[None]] = set()
         self._thread = threading.Thread(target=self._run, name="environment-workers", daemon=True)
         self._thread.start()
-        atexit.register(self._end)
+        atexit.register(self._close_all)
         self.pid = os.getpid()
 
     def _run(self) -> None:
@@ -46,15 +46,15 @@ class WorkerLoop:
         self._loop.run_forever()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine in the hub's loop. Cancelling the future cancels the coroutine."""
+        """Run a coroutine in this loop. Cancelling the future cancels the coroutine."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the hub's loop, awaited from any event loop."""
+        """Run a coroutine in this loop, awaited from any event loop."""
         return await asyncio.wrap_future(self.submit(work))
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the hub's loop and block until it ends. The coroutine needs its own timeout."""
+        """Run a coroutine in this loop and block until it ends. The coroutine needs its own timeout."""
         future = self.submit(work)
         try:
             return future.result()
@@ -62,7 +62,7 @@ class WorkerLoop:
             future.cancel()
             raise
 
-    def register(self, closing: Closing) -> Callable[[], None]:
+    def register(self, closing: Closable) -> Callable[[], None]:
         """Close an object when this process ends.
 
         The returned function closes it earlier, without waiting. It may be called at any time from any
@@ -73,43 +73,43 @@ class WorkerLoop:
         def close() -> None:
             if closing in self._open and os.getpid() == self.pid and not self._loop.is_closed():
                 self._open.discard(closing)
-                ending = self.submit(closing.close())
-                self._closings.add(ending)
-                ending.add_done_callback(self._closings.discard)
+                future = self.submit(closing.close())
+                self._closings.add(future)
+                future.add_done_callback(self._closings.discard)
 
         return close
 
-    def unregister(self, closing: Closing) -> None:
+    def unregister(self, closing: Closable) -> None:
         """Remove an object that has been closed."""
         self._open.discard(closing)
 
-    def _end(self) -> None:
+    def _close_all(self) -> None:
         if os.getpid() != self.pid:
             return
         closings = [*self._closings.copy(), *(self.submit(closing.close()) for closing in list(self._open))]
-        concurrent.futures.wait(closings, timeout=_LONGEST_END)
-        concurrent.futures.wait([self.submit(_cancel_the_rest())], timeout=1.0)
+        concurrent.futures.wait(closings, timeout=_CLOSE_TIMEOUT)
+        concurrent.futures.wait([self.submit(_cancel_remaining_tasks())], timeout=1.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=1.0)
         with contextlib.suppress(RuntimeError):
             self._loop.close()
 
 
-async def _cancel_the_rest() -> None:
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
+async def _cancel_remaining_tasks() -> None:
+    remaining = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in remaining:
         task.cancel()
-    await asyncio.gather(*rest, return_exceptions=True)
+    await asyncio.gather(*remaining, return_exceptions=True)
 
 
-_hub: WorkerLoop | None = None
+_worker_loop: WorkerLoop | None = None
 _lock = threading.Lock()
 
 
 def worker_loop() -> WorkerLoop:
-    """Return the hub of this process, started if necessary."""
-    global _hub
+    """Return the worker loop of this process, started if necessary."""
+    global _worker_loop
     with _lock:
-        if _hub is None or _hub.pid != os.getpid():
-            _hub = WorkerLoop()
-        return _hub
+        if _worker_loop is None or _worker_loop.pid != os.getpid():
+            _worker_loop = WorkerLoop()
+        return _worker_loop

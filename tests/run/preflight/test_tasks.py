@@ -24,9 +24,9 @@ KNOWN = {
         "'no-such-env' is not installed",
     ),
     "an environment to evaluate": (("--orchestrator.eval.env.0.id", "gone.py"), "does not exist"),
-    "a file without environment": (("--orchestrator.env.0.id", "notes.py"), "no function load_environment"),
-    "a result that is none": (("--orchestrator.env.0.id", "number.py"), "is no Buckeye environment"),
-    "an argument": (("--orchestrator.env.0.args.levle", 3), "takes no argument 'levle'"),
+    "a file without environment": (("--orchestrator.env.0.id", "notes.py"), "no function `load_environment`"),
+    "a result that is none": (("--orchestrator.env.0.id", "number.py"), "not a Buckeye environment"),
+    "an argument": (("--orchestrator.env.0.args.levle", 3), "has no argument 'levle'"),
     "an evaluation without tasks": (EVAL, "no tasks in its split 'eval'"),
     "an entry without environment": (("--orchestrator.env.1.ratio", "2"), "no environment is named"),
     "a split that is not there": (

@@ -40,7 +40,7 @@ FLAGS_OF_OTHERS = {"--gpu-bind", "--rm", "--memory-path", "--compute-dtype"}
 
 ENDPOINT = {"base_url": "http://h/v1", "root_url": "http://h", "api_key": "k", "model": "m"}
 NAMES = {
-    "how-to/agents": [*agent.ARGUMENTS, *agent.addresses(ENDPOINT)],
+    "how-to/agents": [*agent.ARGUMENTS, *agent.endpoint_variables(ENDPOINT)],
     "how-to/third-party": [
         *verifiers_v1.OWN_ARGUMENTS,
         *reasoning_gym.OWN_ARGUMENTS,

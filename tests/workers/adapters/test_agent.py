@@ -108,14 +108,14 @@ def program(**env):
 
 
 @pytest.mark.parametrize("mode", ["", "file"])
-def test_a_program_says_what_it_was_worth(folder, mode):
+def test_program_reports_its_reward(folder, mode):
     outcomes, speaker = rollouts(program(MODE=mode))
     assert [outcome["reward"] for outcome in outcomes] == [1.0, 0.0]
     assert [outcome["components"] for outcome in outcomes] == [{"letters": 1}, {"letters": 1}]
     assert [heard[0]["content"] for heard in speaker.heard] == ["say 2", "say 3"]
 
 
-def test_a_function_judges_a_program(folder):
+def test_reward_function_scores_a_program(folder):
     outcomes, _ = rollouts({**program(), "reward": "functions:judge"})
     printed = 'said 2\n{"reward": 1.0, "components": {"letters": 1}}\n'
     assert outcomes[0]["components"] == {"length": len(printed)}
@@ -125,8 +125,8 @@ def test_a_function_judges_a_program(folder):
 @pytest.mark.parametrize(
     ("mode", "kind", "said"),
     [
-        ("status", "ExitStatus", "ended with status 1:\ngoing down"),
-        ("nothing", "NoReward", "(it said nothing)"),
+        ("status", "ExitStatus", "exited with status 1; last output:\ngoing down"),
+        ("nothing", "NoReward", "(no output)"),
     ],
 )
 def test_a_program_that_fails_is_an_error_with_its_last_lines(folder, mode, kind, said):
@@ -140,10 +140,10 @@ def test_a_program_that_fails_is_an_error_with_its_last_lines(folder, mode, kind
     ("args", "limits"),
     [(program(MODE="children"), {"deadline": 0.5}), ({"callable": "functions:slow", "timeout": 0.1}, {})],
 )
-def test_time_runs_out(folder, args, limits):
+def test_agent_timeout_is_an_error(folder, args, limits):
     (outcome, *_), _ = rollouts(args, **limits)
     assert (outcome["error"]["boundary"], outcome["error"]["type"]) == ("agent", "Timeout")
-    assert "ended after 0.5 s" in outcome["error"]["message"] or not limits
+    assert "did not end within 0.5 s" in outcome["error"]["message"] or not limits
 
 
 def test_all_its_processes_end_with_a_cancelled_rollout(folder):
@@ -244,7 +244,7 @@ def test_the_example_plays_its_own_tasks(monkeypatch):
     assert [len(heard) for heard in speaker.heard] == [1, 3, 1, 1, 3]
 
 
-def test_what_a_program_leaves_behind_does_not_keep_its_rollout(folder):
+def test_leaked_child_of_a_program_does_not_delay_its_rollout(folder):
     (folder / "leaves.py").write_text(
         "import subprocess\n"
         "child = subprocess.Popen(['sleep', '100'], start_new_session=True)\n"

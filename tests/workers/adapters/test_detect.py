@@ -36,7 +36,7 @@ TASKSET = "__all__ = ['TheirTaskset']"
         (None, "", "textarena/GuessTheNumber-v0", {}),
     ],
 )
-def test_what_cannot_be_loaded(tmp_path, monkeypatch, refusal, path, source, env_id, context):
+def test_unloadable_environment_is_refused(tmp_path, monkeypatch, refusal, path, source, env_id, context):
     monkeypatch.syspath_prepend(str(tmp_path))
     if path is not None:
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
@@ -67,11 +67,11 @@ def test_a_misspelt_dataset_gets_the_likely_one(monkeypatch, refusal):
         (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n" + b'{"a": "b"}', {"a": "b"}),
         (b"HTTP/1.1 400 Bad\r\nContent-Length: 3\r\n\r\nwhy", "HTTP 400: why"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nwhy", "is not JSON"),
-        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]", "no answer from"),
-        (b"nonsense\r\n\r\n", "no answer from"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n[]", "no response from"),
+        (b"nonsense\r\n\r\n", "no response from"),
     ],
 )
-def test_asking_by_http(answer, expected):
+def test_post_parses_http_responses(answer, expected):
     heard = []
 
     async def talk():

@@ -101,7 +101,7 @@ def test_verifiers_v0_scores_groups(venv):
         ("guess_v0", {"setup_fails": True}, "1", "reset", "no place to play"),
     ],
 )
-def test_what_fails_in_verifiers_v0_is_never_scored(venv, module, args, said, boundary, message):
+def test_failed_rollout_of_verifiers_v0_has_no_reward(venv, module, args, said, boundary, message):
     environment = opened(PACKAGES / f"{module}.py", python_of(venv), args)
     ((_, _, outcome),) = play(environment, lambda *_: said, tasks=1)
     assert outcome.reward is None
@@ -137,7 +137,7 @@ def test_verifiers_v1(module, args, say, rewards):
         assert heard == ["7", "14", "21"]
 
 
-def test_verifiers_v1_with_a_harness_of_its_own_that_uv_runs(monkeypatch):
+def test_verifiers_v1_runs_its_own_harness_with_uv(monkeypatch):
     """Verifiers' own harnesses are scripts whose dependencies `uv` installs, here only once."""
     monkeypatch.setenv("UV_CACHE_DIR", str(CACHE.parent / "uv"))
     python, args = python_of("verifiers-040"), {"harness": "null"}
@@ -161,10 +161,10 @@ def test_verifiers_v1_splits_and_failures():
 @pytest.mark.parametrize(
     ("args", "told"),
     [
-        ({}, ["2 players", "0 (black), 1 (white)", 'opponent = "self"']),
+        ({}, ["2 players", "0 (black), 1 (white)", '`opponent` to "self"']),
         ({"seat": 0, "opponent": "random"}, ["no opponent 'random'", '"self"']),
         ({"seat": "blak", "opponent": "self"}, ["no seat 'blak'", "0 (black), 1 (white)"]),
-        ({"white_is_the_world": True, "opponent": "self"}, ["is played by one"]),
+        ({"white_is_the_world": True, "opponent": "self"}, ["has one player"]),
     ],
 )
 def test_a_game_of_verifiers_v1_is_refused_before_it_is_played(args, told):
@@ -223,7 +223,7 @@ def test_reasoning_gym():
     asyncio.run(apart.close())
 
 
-def test_no_eval_task_of_reasoning_gym_asks_what_is_trained():
+def test_reasoning_gym_eval_questions_are_not_in_train_tasks():
     """Unfiltered, 13 of the first 100 repeat one of 2,000 train tasks; no question has a single answer."""
     python = python_of("reasoning-gym")
     environment = opened("reasoning-gym/propositional_logic", python, {})
@@ -275,7 +275,7 @@ def test_textarena(game):
         assert all(outcome.reward == 1.0 for _, _, outcome in played)
 
 
-def test_the_openai_agents_sdk_knows_nothing_of_it(tmp_path):
+def test_openai_agents_sdk_runs_unchanged(tmp_path):
     (tmp_path / "tasks.jsonl").write_text(
         "\n".join(json.dumps({"id": str(n), "prompt": f"{n} times 7?", "answer": n * 7}) for n in (2, 3))
     )

@@ -58,7 +58,7 @@ def told(conversation):
 
 
 @pytest.mark.parametrize("recorded", [RECORDED[::5], pytest.param(RECORDED, marks=pytest.mark.slow)])
-async def test_an_agent_gets_every_reply_as_from_the_server_that_it_was_recorded_at(recorded):
+async def test_agent_receives_the_recorded_replies_unchanged(recorded):
 
     async def choice(client):
         answer = await client.chat.completions.create(model="m", messages=ASK)

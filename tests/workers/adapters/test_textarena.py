@@ -93,14 +93,14 @@ def test_against_itself_only_the_seat_is_trained_and_counted(renderer):
     assert second.index("[2]") < second.index("[Black] [1]"), "White hears Black in its own conversation"
 
 
-def test_the_other_seat_of_the_same_game_has_won(renderer):
+def test_reward_depends_on_the_trained_seat(renderer):
     policy, engine = scripted(renderer, ["[2]", "[1]", "[2]"])
     outcome, _ = play(policy, seat=1, opponent="self")
     assert (outcome["reward"], outcome["components"]["turns"]) == (1.0, 2)
     assert sampled(policy, renderer) == [renderer.decode(engine.answers[0] + engine.answers[2])]
 
 
-def test_a_win_by_the_opponents_illegal_moves_is_told(renderer):
+def test_win_by_illegal_move_of_the_opponent_is_a_component(renderer):
     policy, _ = scripted(renderer, ["[2]", "[1]", "[7]", "[8]"])
     outcome, _ = play(policy, seat=0, opponent="self")
     assert (outcome["reward"], outcome["stop_reason"]) == (1.0, "game_over")
@@ -114,7 +114,7 @@ def test_a_game_that_is_over_before_the_seat_has_a_turn_is_no_reward(renderer):
     assert policy.segments == []
 
 
-def test_an_opponent_at_random_makes_moves_that_the_game_allows(renderer):
+def test_random_opponent_makes_legal_moves(renderer):
     """It moves by the task's seed: the same in every rollout of a task, but not in every task."""
     games = set()
     for seed in range(6):
@@ -131,7 +131,7 @@ def test_an_opponent_at_random_makes_moves_that_the_game_allows(renderer):
     assert len(games) > 1
 
 
-def test_random_numbers_of_the_caller_are_left_alone():
+def test_shared_random_state_is_unchanged():
     random.seed(3)
     wanted = random.Random(3).random()
     TextArena("textarena/Race-v0", {"seat": 0, "opponent": "random"})

@@ -67,12 +67,12 @@ EXTRAS = {
         (("buckeye",), "buckeye", ()),
     ],
 )
-def test_a_package_for_several_frameworks_is_taken_as_asked(tmp_path, chosen, generation, own):
+def test_extras_select_the_interface_of_a_package(tmp_path, chosen, generation, own):
     interface = found(tmp_path, chosen=chosen, **EXTRAS)
     assert (interface.generation, interface.extras) == (generation, own)
 
 
-def test_an_environment_of_buckeye(tmp_path):
+def test_buckeye_entry_point_is_detected(tmp_path):
     interface = found(tmp_path, entry_points=OURS)
     assert (interface.generation, interface.module) == ("buckeye", "sums.place")
     assert interface.constraints == interface.requirements == ()
@@ -83,7 +83,7 @@ def test_libraries_are_known_by_name(tmp_path, name):
     assert found(tmp_path, name=name).generation == name
 
 
-def test_what_a_package_bounds_itself_is_left_to_it(tmp_path):
+def test_bounds_of_the_package_replace_default_bounds(tmp_path):
     interface = found(tmp_path, requires=["verifiers", "openai>=3", "mcp"])
     names = [c.rstrip("0123456789.<>=,") for c in interface.constraints]
     assert names == ["verifiers", "renderers", "mcp", "transformers"]

@@ -84,7 +84,7 @@ def test_an_installed_environment_is_listed_and_described(installed):
     assert described["bytes"] > 0
 
 
-def test_its_folder_has_an_interpreter_without_ours_and_a_lock(installed):
+def test_environment_folder_has_its_own_interpreter_and_a_lock(installed):
     person, _ = installed
     folder = person.home / "environments" / "sums"
     python = folder / "venv" / "bin" / "python"
@@ -101,7 +101,7 @@ def test_its_folder_has_an_interpreter_without_ours_and_a_lock(installed):
 
 
 @pytest.mark.parametrize(("extra", "version"), [([], "0.3.1"), (["--with", "verifiers==0.1.14"], "0.1.14")])
-def test_a_version_that_is_asked_for_is_not_bounded_by_us(index, tmp_path, extra, version):
+def test_requested_version_replaces_the_default_bound(index, tmp_path, extra, version):
     person = Person(tmp_path)
     done = person.env("install", "maker/loader", "--index", index[0], "--no-smoke", *extra)
     assert done.returncode == 0, done.stderr
@@ -111,7 +111,7 @@ def test_a_version_that_is_asked_for_is_not_bounded_by_us(index, tmp_path, extra
     assert "renderers<0.1.11" in row["constraints"]
 
 
-def test_another_python_that_is_needed_is_named_with_the_command(tmp_path):
+def test_required_python_is_named_with_the_command(tmp_path):
     made = wheel(tmp_path, "future", "1.0", files={"future.py": LOADER}, entry_points=FUTURE, python=">=3.14")
     done = Person(tmp_path).env("install", made, "--no-smoke")
     assert done.returncode == 1
@@ -151,7 +151,7 @@ def test_a_lock_brings_the_same_versions_back(index, installed, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_cannot_be_installed_leaves_nothing(index, tmp_path):
+def test_failed_install_leaves_no_files(index, tmp_path):
     url, asked, _ = index
     person = Person(tmp_path, PRIME_API_KEY="secret-key", PRIME_API_BASE_URL=url.removesuffix("/simple/"))
     no_environment = person.env("install", "nothing", "--index", url, "--no-smoke")
@@ -166,7 +166,7 @@ def test_what_cannot_be_installed_leaves_nothing(index, tmp_path):
 
 
 @pytest.mark.slow
-def test_remove_takes_the_folder_and_spares_what_is_in_use(index, tmp_path):
+def test_remove_deletes_the_folder_unless_it_is_in_use(index, tmp_path):
     person = Person(tmp_path)
     assert person.env("install", "maker/sums", "--index", index[0], "--no-smoke").returncode == 0
     python = person.home / "environments" / "sums" / "venv" / "bin" / "python"

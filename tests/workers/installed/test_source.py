@@ -51,26 +51,28 @@ def test_a_project_is_a_path_even_where_it_could_be_an_id(tmp_path, monkeypatch)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "code"),
     [
-        ("./nowhere", "does not exist"),
-        ("a/b/c", "names no environment"),
-        ("two words", "names no environment"),
-        ("--flag", "names no environment"),
-        ("", "names no environment"),
-        ("~nobody-of-this-name/env", "does not exist"),
+        ("./nowhere", "BK-FILE-NOT-FOUND"),
+        ("a/b/c", "BK-CLI-ARGUMENT"),
+        ("two words", "BK-CLI-ARGUMENT"),
+        ("--flag", "BK-CLI-ARGUMENT"),
+        ("", "BK-CLI-ARGUMENT"),
+        ("~nobody-of-this-name/env", "BK-FILE-NOT-FOUND"),
     ],
 )
-def test_what_is_refused(text, said):
-    with pytest.raises(UsageError, match=said):
+def test_malformed_source_is_refused(text, code):
+    with pytest.raises(UsageError) as caught:
         parse_source(text)
+    assert caught.value.code == code
 
 
 @pytest.mark.parametrize("library", WITHOUT_ADAPTER)
 def test_an_environment_of_a_library_without_adapter_is_refused_as_env_check_does(library):
     for text in (library, f"{library}/Name-v1", f"{library.replace('-', '_')}/Name-v1@2"):
-        with pytest.raises(UsageError, match='id = "agent"'):
+        with pytest.raises(UsageError) as caught:
             parse_source(text)
+        assert caught.value.code == "BK-ENV-UNSUPPORTED"
     assert parse_source(f"{library}/name", "https://packages.example/simple/").owner == library
 
 
@@ -82,8 +84,9 @@ def test_a_folder_without_a_name_is_refused(tmp_path, refusal):
 
 @pytest.mark.parametrize("who", ["me:hunter2", "hunter2", ":hunter2"])
 def test_a_password_in_an_index_is_refused(who):
-    with pytest.raises(UsageError, match=r"~/\.netrc") as refused:
+    with pytest.raises(UsageError) as refused:
         parse_source("a/b", f"https://{who}@packages.example/simple/")
+    assert refused.value.code == "BK-CLI-ARGUMENT"
     assert "hunter2" not in str(refused.value)
 
 
@@ -115,12 +118,12 @@ def test_any_text_is_a_source_or_a_usage_error(text):
         ("does not satisfy Python>=3.12.4,<3.13 and", ">=3.12.4,<3.13", "3.12"),
     ],
 )
-def test_what_installers_say_about_the_python_is_understood(said, specifier, version):
+def test_required_python_is_parsed_from_installer_output(said, specifier, version):
     assert find_needed_python(said) == NeededPython(specifier, version)
 
 
 @pytest.mark.parametrize("said", ["no such package", "does not satisfy Python>=4", "Requires-Python >=x"])
-def test_what_they_say_about_something_else_is_not(said):
+def test_other_installer_output_has_no_required_python(said):
     assert find_needed_python(said) is None
 
 
@@ -143,7 +146,7 @@ def test_the_key_of_the_hub_is_found_where_other_keys_are(nowhere):
     assert hub_key() == "of-the-project"
 
 
-def test_what_the_hub_does_not_give_is_not_said_to_be_missing_there(nowhere, refusal):
+def test_failed_hub_download_error_does_not_claim_a_missing_environment(nowhere, refusal):
     class Offline:
         def install(self, *_, **__):
             raise BuckeyeError("`uv` failed: no address for hub.primeintellect.ai")

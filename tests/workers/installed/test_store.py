@@ -56,6 +56,6 @@ def test_a_damaged_record_does_not_hide_the_others(home, wording):
     assert done.stderr == wording
 
 
-def test_a_name_that_is_not_installed_is_answered_with_what_is_there(home, refusal):
+def test_unknown_name_error_lists_installed_environments(home, refusal):
     with refusal(EnvironmentNotFoundError):
         get_installed("other")

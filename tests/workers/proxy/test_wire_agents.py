@@ -65,7 +65,7 @@ def test_a_conversation_with_tools_is_one_sample(renderer_of, family, agent, opt
     assert "dog was found" in renderer.decode(engine.prompts[1])
 
 
-async def test_what_cannot_be_read_as_a_call_is_text_and_the_conversation_goes_on(renderer_of):
+async def test_unreadable_call_becomes_text_and_the_conversation_continues(renderer_of):
     renderer = renderer_of("qwen2.5")
     written = "<tool_call>\n{'name': find}\n</tool_call>"
     policy, _ = scripted(renderer, [f"I look.\n{written}", "The dog."])

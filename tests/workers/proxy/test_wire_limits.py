@@ -23,7 +23,7 @@ async def ask(client, messages=ASK, **more):
     return (await client.chat.completions.create(model="policy", messages=messages, **more)).choices[0]
 
 
-async def test_after_the_last_turn_comes_an_empty_answer_and_then_a_refusal():
+async def test_call_beyond_max_turns_is_empty_and_the_next_is_refused():
     async with openai(letters(), limits=Limits(max_turns=2)) as (client, endpoint):
         finish = [(await ask(client)).finish_reason for _ in range(2)]
         assert endpoint.usage.stop_reason is None  # an agent that ends by itself now has not hit a limit
@@ -60,7 +60,7 @@ async def test_the_time_of_a_rollout_ends_the_call_that_is_open():
     assert (policy.turns, policy.segments) == (0, [])
 
 
-async def test_a_full_context_is_told_once_and_something_shorter_may_follow(refusal):
+async def test_full_context_ends_one_call_and_a_shorter_one_may_follow(refusal):
     long = [{"role": "user", "content": "a" * 50}]
     async with openai(letters(seq_len=30)) as (client, endpoint):
         await ask(client)
@@ -104,7 +104,7 @@ def test_a_policy_that_fails_is_a_failure_and_no_answer(error):
         assert str(error) in failure
 
 
-async def test_clients_that_ask_again_by_themselves_do_not():
+async def test_clients_do_not_retry_refused_calls():
     saying = Saying({"role": "assistant", "content": "x"})
     async with serve(saying, limits=Limits(max_turns=1)) as endpoint:
         client = openai_of(endpoint).with_options(max_retries=5)
@@ -135,7 +135,7 @@ async def test_when_the_block_ends_open_calls_end_and_nothing_more_is_recorded()
     assert (policy.turns, policy.segments) == (0, [])
 
 
-async def test_a_client_that_leaves_takes_its_call_with_it():
+async def test_disconnect_cancels_the_call():
     engine = FakeEngine(delay=0.3)
     policy = letters(engine)
     async with openai(policy) as (client, endpoint):
@@ -152,7 +152,7 @@ async def test_a_client_that_leaves_takes_its_call_with_it():
     assert (policy.turns, len(policy.segments)) == (1, 1)
 
 
-async def test_a_stream_that_is_cut_was_recorded_and_the_conversation_goes_on():
+async def test_interrupted_stream_is_recorded_and_the_conversation_continues():
     policy = letters()
     async with openai(policy) as (client, endpoint):
         stream = await client.chat.completions.create(model="policy", messages=ASK, stream=True)
@@ -166,7 +166,7 @@ async def test_a_stream_that_is_cut_was_recorded_and_the_conversation_goes_on():
     assert (policy.turns_extended, policy.turns_branched) == (1, 0)
 
 
-async def test_every_rollout_has_its_own_key_and_nobody_elses_opens_it():
+async def test_endpoint_accepts_only_the_key_of_its_rollout():
     async with serve(letters()) as one, serve(letters()) as other:
         urls = [
             (f"{one.base_url}/models", {"authorization": f"Bearer {other.api_key}"}),
@@ -181,7 +181,7 @@ async def test_every_rollout_has_its_own_key_and_nobody_elses_opens_it():
     assert found == [401, 401, 200, 404, 404, 405]
 
 
-async def test_a_request_that_is_still_being_read_when_the_rollout_ends_is_not_answered():
+async def test_request_that_is_read_when_the_rollout_ends_is_refused():
     policy = letters()
     async with serve(policy) as endpoint:
         address = endpoint.base_url.removeprefix("http://").partition("/")

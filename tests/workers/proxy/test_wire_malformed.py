@@ -163,5 +163,5 @@ def test_anything_is_answered_or_refused(route, body):
 @pytest.mark.parametrize("route", [CHAT, TEXT, RESPONSES, MESSAGES, GENERATE])
 @settings(max_examples=4_000, suppress_health_check=list(HealthCheck))
 @given(body=BODIES)
-def test_anything_at_all_is_answered_or_refused(route, body):
+def test_any_bytes_are_answered_or_refused(route, body):
     check(route, body)

@@ -91,7 +91,7 @@ def opened(tmp_path):
         asyncio.run(environment.close())
 
 
-def test_a_worker_elsewhere_plays_prints_and_ends_as_one_here(host, opened, tmp_path):
+def test_remote_worker_behaves_like_a_local_one(host, opened, tmp_path):
     there = host()
     environment = opened(there)
     policy = Says("7")
@@ -103,7 +103,7 @@ def test_a_worker_elsewhere_plays_prints_and_ends_as_one_here(host, opened, tmp_
     (raised,) = play(environment, "raises")
     assert (raised.boundary, raised.reward) == ("step", None)
     log = tmp_path / "logs" / "environment.stdout"
-    wait_for(lambda: log.exists() and "Traceback" in log.read_text(), "what it prints comes here")
+    wait_for(lambda: log.exists() and "Traceback" in log.read_text(), "its output in the local log")
     with pytest.raises(UsageError, match="I was going to load"):
         opened(there, args={"load": "raises"})
     worker.kill()
@@ -115,7 +115,7 @@ def test_a_worker_elsewhere_plays_prints_and_ends_as_one_here(host, opened, tmp_
 
 
 @pytest.mark.slow
-def test_what_a_lost_node_played_is_played_by_another(host, opened):
+def test_workers_of_a_lost_node_start_on_another(host, opened):
     first, second = host(), host()
     environment = opened(first, second)
     assert [outcome.error for outcome in play(environment, *["good"] * 8)] == [None] * 8
@@ -134,11 +134,11 @@ def test_what_a_lost_node_played_is_played_by_another(host, opened):
     assert outcome.boundary == "worker"
     assert environment.count_ended_workers() == {"killed": 1}
     assert [outcome.error for outcome in play(environment, *["good"] * 8)] == [None] * 8
-    wait_for(lambda: len(second.workers()) == 2, "another stands in")
+    wait_for(lambda: len(second.workers()) == 2, "a worker on the other node")
 
 
 @pytest.mark.slow
-def test_nothing_is_started_for_who_has_not_the_key(host, opened):
+def test_worker_host_refuses_clients_without_the_key(host, opened):
     there = host(key="another")
     with pytest.raises(Exception, match="node"):
         opened(there, max_failures=1)
@@ -159,7 +159,7 @@ def test_nothing_is_started_for_who_has_not_the_key(host, opened):
 
 
 @pytest.mark.slow
-def test_one_that_grows_too_large_is_ended_there(host, opened):
+def test_remote_worker_beyond_its_memory_limit_is_killed(host, opened):
     environment = opened(host(), max_memory_bytes=200 << 20)
     (outcome,) = play(environment, "hoards")
     assert outcome.boundary == "worker"

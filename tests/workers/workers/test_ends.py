@@ -31,7 +31,7 @@ print("workers", *environment.workers(), flush=True)
 """
 
 DROPPED = """
-del environment  # who loaded it has raised, and nobody holds it any more
+del environment  # as after an exception in the caller
 raise SystemExit(3)
 """
 ENDS = {
@@ -64,7 +64,7 @@ def test_workers_and_their_children_end_with_the_process(tmp_path, how):
     wait_for(lambda: all(is_gone(pid) for pid in pids))
 
 
-def test_workers_that_nobody_needs_any_more_have_their_time_to_close_before_the_end(tmp_path):
+def test_abandoned_workers_are_closed_before_exit(tmp_path):
     loading, _, _ = PROGRAM.partition("async def play")
     farewell = str(tmp_path / "farewell")
     program = loading.replace('"rogue", {}', f'"rogue", {{"farewell": {farewell!r}}}') + DROPPED

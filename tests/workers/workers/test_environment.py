@@ -25,13 +25,13 @@ def test_tasks_are_those_of_the_environment_also_if_they_are_many(environment):
     assert environment.tasks("train") is tasks
 
 
-def test_splits_that_are_missing_or_broken_are_told_apart(environment):
+def test_missing_split_and_broken_split_raise_different_errors(environment):
     with pytest.raises(KeyError, match="'test'"):
         environment.tasks("test")
-    with pytest.raises(UsageError, match="no tasks today"):
-        environment.tasks("raises")
-    with pytest.raises(UsageError, match="an id that"):
-        environment.tasks("wrong")
+    for split, reason in (("raises", "no tasks today"), ("wrong", "a string `id`")):
+        with pytest.raises(UsageError, match=reason) as caught:
+            environment.tasks(split)
+        assert caught.value.code == "BK-ENV-TASKS"
 
 
 ERRORS = {
@@ -45,23 +45,23 @@ ERRORS = {
     "infinite": ("score", "which is not finite"),
     "text reward": ("score", "the reward is '1', not a number"),
     "huge reward": ("score", r"the reward is '1+\.\.\. \(str\), not a number"),
-    "no reward": ("score", "there is no reward, and no error"),
+    "no reward": ("score", "the outcome has neither a reward nor an error"),
     "nan component": ("score", "component 'length' is nan"),
     "text component": ("score", "component 'length' is 'long', not a number"),
     "huge component": ("score", "a component's name is 'x+"),
     "huge stop reason": ("score", "stop_reason is 'x+"),
     "unknown key": ("score", "unknown key 'rewards'"),
     "number": ("score", "the outcome is 5, not a dictionary"),
-    "nowhere": ("score", "names no boundary"),
+    "nowhere": ("score", "without a boundary"),
     "agent": ("agent", "Exit: it ended with 3"),
     "both": ("score", "E: not graded"),
     "object": ("score", "component 'x' is <object"),
-    "wrong turns": ("score", r"turn_rewards add up to 0\.5 and reward is 1"),
-    "late": ("score", "there is no reward, and no error"),
+    "wrong turns": ("score", r"turn_rewards add up to 0\.5, but the reward is 1"),
+    "late": ("score", "the outcome has neither a reward nor an error"),
 }
 
 
-def test_what_goes_wrong_in_a_rollout_is_an_error_with_its_boundary_and_never_a_reward(environment):
+def test_failed_rollout_has_a_boundary_and_no_reward(environment):
     before = environment.workers()
     for name, outcome in zip(ERRORS, play(environment, *ERRORS), strict=True):
         boundary, message = ERRORS[name]
@@ -72,13 +72,13 @@ def test_what_goes_wrong_in_a_rollout_is_an_error_with_its_boundary_and_never_a_
     assert environment.workers() == before
 
 
-def test_an_error_says_where_it_was_raised(environment):
+def test_error_has_the_location_where_it_was_raised(environment):
     [outcome] = play(environment, "raises")
     assert outcome.error.endswith(" in _raises)")
     assert "/rogue.py:" in outcome.trace[-1]
 
 
-def test_what_an_environment_does_to_its_process_stays_there(environment):
+def test_process_state_of_an_environment_is_isolated(environment):
     before = environment.workers()
     harmless = ["exits_elsewhere", "forks", "ignores_signals", "leaves_thread", "good"]
     for name in harmless:
@@ -90,7 +90,7 @@ def test_what_an_environment_does_to_its_process_stays_there(environment):
     assert environment.count_ended_workers() == {}
 
 
-def test_a_worker_sees_nothing_of_our_variables_but_those_named(opened, monkeypatch, tmp_path):
+def test_worker_sees_only_the_named_variables(opened, monkeypatch, tmp_path):
     monkeypatch.setenv("WANDB_API_KEY", "sesame-sesame")
     monkeypatch.setenv("JUDGE_KEY", "open")
     monkeypatch.setenv("PYTHONPATH", "/nowhere")
@@ -105,7 +105,7 @@ def test_a_worker_sees_nothing_of_our_variables_but_those_named(opened, monkeypa
     assert "127.0.0.1" in seen["NO_PROXY"]
 
 
-def test_a_cancelled_rollout_ends_over_there_and_its_worker_stays(environment):
+def test_cancelled_rollout_ends_in_the_worker_which_survives(environment):
     async def cancel_one():
         playing = asyncio.create_task(environment.rollout(rogue("waits"), None))
         await asyncio.sleep(0.2)
@@ -120,18 +120,18 @@ def test_a_cancelled_rollout_ends_over_there_and_its_worker_stays(environment):
 
 
 LOADING = {
-    "raises": r"RuntimeError: there is no data\nIts last lines:\nI was going to load",
+    "raises": r"RuntimeError: there is no data\nlast output:\nI was going to load",
     "exits": "SystemExit: 3",
-    "dies": "died: the worker ended with exit code 7; its last lines:\na last word",
-    "garbage": "protocol: the worker sent something that is no message",
-    "nameless": "which has no name",
-    "hangs": "the loaded environment has not come within 0.5 s",
+    "dies": "died: the worker exited with code 7; last output:\na last word",
+    "garbage": "protocol: the worker sent an invalid message",
+    "nameless": "the adapter's description has no name",
+    "hangs": "loading the environment did not end within 0.5 s",
 }
 SLOW = {"exits", "garbage", "nameless"}
 
 
 @pytest.mark.parametrize("how", [pytest.param(h, marks=[pytest.mark.slow] * (h in SLOW)) for h in LOADING])
-def test_an_environment_that_cannot_be_loaded_says_why(opened, how):
+def test_load_failure_is_a_usage_error_with_the_reason(opened, how):
     with pytest.raises(UsageError, match=LOADING[how]) as caught:
         opened({"load": how}, load_timeout=0.5 if how == "hangs" else 60.0)
     assert "worker_side/main.py" not in str(caught.value)
@@ -155,7 +155,7 @@ def test_only_frames_of_the_environment_are_printed(args, traceback, tmp_path, c
     assert "buckeye/" not in printed
 
 
-def test_a_worker_that_is_killed_while_it_loads_or_gives_its_tasks_is_replaced(opened, tmp_path):
+def test_worker_killed_during_load_or_tasks_is_replaced(opened, tmp_path):
     environment = opened({"load": "killed", "marker": str(tmp_path / "marker")})
     assert environment.count_ended_workers() == {"killed": 1}
     assert len(environment.tasks("killed")) == 1
@@ -171,14 +171,14 @@ def test_an_interpreter_that_cannot_be_run_is_named(tmp_path, refusal):
         open_worker_environment("rogue", {}, missing, WorkerSettings())
 
 
-def test_the_model_is_asked_over_the_wire_and_its_answer_counts(environment):
+def test_reply_of_the_model_reaches_the_environment_over_http(environment):
     policy = Says("0.75")
     [outcome] = play(environment, "asks", policy=policy)
     assert outcome.reward == 0.75
     assert policy.asked == [[{"role": "user", "content": "do asks"}]]
 
 
-def test_a_model_that_cannot_answer_is_an_error_of_the_model_whatever_the_environment_makes_of_it(
+def test_model_failure_is_a_model_error_even_if_the_environment_handles_it(
     environment,
     wording,
 ):
@@ -187,7 +187,7 @@ def test_a_model_that_cannot_answer_is_an_error_of_the_model_whatever_the_enviro
     assert outcome.error == wording
 
 
-def test_a_rollout_that_comes_to_its_limit_says_which(opened):
+def test_rollout_beyond_a_limit_has_the_limit_as_stop_reason(opened):
     environment = opened(max_turns=3)
     policy = Says()
     [outcome] = play(environment, "asks_always", policy=policy)

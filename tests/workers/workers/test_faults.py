@@ -19,12 +19,12 @@ def short_lived(opened):
 
 
 DEATHS = {
-    "dies": ("worker", "died", "ended with exit code 7; its last lines:\na last word"),
-    "crashes": ("worker", "killed", "was ended by signal 11"),
+    "dies": ("worker", "died", "exited with code 7; last output:\na last word"),
+    "crashes": ("worker", "killed", "was killed by signal 11"),
     "closes_connection": ("worker", "killed", "the worker"),
-    "writes_garbage": ("worker", "protocol", "sent something that is no message"),
-    "blocks": ("timeout", "stuck", "the outcome has not come within 1.5 s"),
-    "ignores_cancel": ("timeout", "stuck", "the outcome has not come within 1.5 s"),
+    "writes_garbage": ("worker", "protocol", "sent an invalid message"),
+    "blocks": ("timeout", "stuck", "the rollout did not end within 1.5 s"),
+    "ignores_cancel": ("timeout", "stuck", "the rollout did not end within 1.5 s"),
 }
 
 
@@ -32,7 +32,7 @@ SLOW = {"crashes", "closes_connection", "blocks", "ignores_cancel"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in DEATHS])
-def test_a_worker_that_cannot_go_on_is_replaced(short_lived, name):
+def test_failed_worker_is_replaced(short_lived, name):
     assert play(short_lived, "good")[0].reward == 1.0
     counted = short_lived.count_ended_workers()
     [before] = short_lived.workers()
@@ -48,7 +48,7 @@ def test_a_worker_that_cannot_go_on_is_replaced(short_lived, name):
     assert short_lived.count_ended_workers() == {**counted, kind: counted.get(kind, 0) + 1}
 
 
-def test_rollouts_beside_one_that_kills_the_worker_are_errors_too_and_can_be_played_again(short_lived):
+def test_concurrent_rollouts_of_a_dead_worker_are_errors(short_lived):
     outcomes = play(short_lived, "waits", "dies", "waits")
     assert [outcome.boundary for outcome in outcomes] == ["worker"] * 3
     assert all(outcome.reward is None for outcome in outcomes)
@@ -64,7 +64,7 @@ def test_rollouts_beside_one_that_kills_the_worker_are_errors_too_and_can_be_pla
             "hoards",
             "memory",
             {"max_memory_bytes": 200 << 20, "heartbeat_timeout": 4.0},
-            "memory: the worker has grown to [2-9]\\d\\d MiB; .* 200 MiB",
+            "memory: the worker uses [2-9]\\d\\d MiB; .* 200 MiB",
         ),
         ("holds_interpreter", "silent", {"heartbeat_timeout": 2.0}, "silent:"),
     ],
@@ -79,7 +79,7 @@ def test_a_worker_beyond_its_limits_is_stopped(opened, tmp_path, name, kind, set
         assert 20_000_000 <= (tmp_path / "rogue.stdout").stat().st_size < 40_000_000
 
 
-def test_what_a_worker_started_ends_with_it(opened, tmp_path):
+def test_children_of_a_worker_end_with_it(opened, tmp_path):
     environment = opened(log_dir=tmp_path, log_name="rogue")
     assert play(environment, "spawns")[0].reward == 1.0
     [child] = re.findall(r"child (\d+)", (tmp_path / "rogue.stdout").read_text())
@@ -89,12 +89,12 @@ def test_what_a_worker_started_ends_with_it(opened, tmp_path):
 
 
 @pytest.mark.slow
-def test_workers_that_never_finish_a_rollout_are_not_started_again_and_again(opened, tmp_path):
+def test_restart_is_delayed_after_consecutive_failures(opened, tmp_path):
     environment = opened({"load": "once", "marker": str(tmp_path / "marker")}, max_failures=2)
     assert play(environment, "dies")[0].boundary == "worker"
     outcomes = [play(environment, "good")[0] for _ in range(2)]
     assert [outcome.boundary for outcome in outcomes] == ["worker", "worker"]
-    assert "2 workers in a row" in outcomes[1].error
+    assert "2 consecutive workers" in outcomes[1].error
 
 
 @pytest.mark.slow
@@ -120,17 +120,18 @@ async def test_an_environment_that_is_closed_while_a_worker_starts_leaves_none(o
 
 
 @pytest.mark.slow
-def test_a_closed_environment_plays_nothing_and_has_no_processes(opened):
+def test_closed_environment_refuses_rollouts_and_has_no_processes(opened):
     environment = opened()
     [pid] = environment.workers()
     asyncio.run(environment.close())
     wait_for(lambda: is_gone(pid))
     assert play(environment, "good")[0].boundary == "worker"
-    with pytest.raises(UsageError, match="closed"):
+    with pytest.raises(UsageError, match="closed") as caught:
         environment.tasks("eval")
+    assert caught.value.code == "BK-ENV-WORKER"
 
 
-def test_a_rollout_that_is_cancelled_before_it_began_costs_no_worker(opened):
+def test_rollout_cancelled_before_its_start_does_not_replace_the_worker(opened):
     environment = opened(cancel_timeout=1.0)
     assert play(environment, "good")[0].reward == 1.0
 

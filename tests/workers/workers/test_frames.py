@@ -16,7 +16,7 @@ JSON = st.recursive(
 
 
 @given(st.dictionaries(TEXT, JSON), TEXT)
-def test_a_message_comes_back_as_it_was(values, kind):
+def test_encoded_message_decodes_unchanged(values, kind):
     frame = {**values, "type": kind}
     data = encode(frame)
     body = data[HEADER.size :]
@@ -25,7 +25,7 @@ def test_a_message_comes_back_as_it_was(values, kind):
 
 
 @given(st.binary())
-def test_other_bytes_are_no_message(body):
+def test_random_bytes_are_refused(body):
     try:
         frame = decode(body)
     except FrameError:
@@ -40,7 +40,7 @@ def test_half_a_surrogate_pair_is_replaced():
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), b"bytes"])
-def test_what_json_does_not_know_is_refused(value):
+def test_values_without_json_form_are_refused(value):
     with pytest.raises(FrameError):
         encode({"type": "result", "value": value})
 
@@ -48,16 +48,16 @@ def test_what_json_does_not_know_is_refused(value):
 @pytest.mark.parametrize(
     "body", [b"", b"{", b"[]", b"{}", b'{"type": 1}', b'{"type": "x", "y": NaN}', b"[" * 9999]
 )
-def test_a_body_that_is_no_message_is_refused(body):
+def test_invalid_body_is_refused(body):
     with pytest.raises(FrameError):
         decode(body)
 
 
-def test_a_message_of_the_longest_length_passes_and_one_byte_more_does_not(refusal):
+def test_message_one_byte_over_the_limit_is_refused(refusal):
     frame = {"type": "x", "y": "123"}  # 22 characters
     assert len(encode(frame, max_bytes=22)) == 26
     with refusal(FrameError):
         encode(frame, max_bytes=21)
     assert body_length(HEADER.pack(frames.MAX_FRAME)) == frames.MAX_FRAME
-    with pytest.raises(FrameError, match="is announced"):
+    with pytest.raises(FrameError, match="the limit is"):
         body_length(HEADER.pack(frames.MAX_FRAME + 1))

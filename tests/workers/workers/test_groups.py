@@ -68,7 +68,7 @@ def test_a_group_whose_worker_has_ended_is_an_error(grouped):
 
 
 @pytest.mark.slow
-def test_what_is_kept_for_a_group_that_was_given_up_is_forgotten(opened):
+def test_rollouts_of_an_abandoned_group_are_released(opened):
     environment = opened({"group": True}, rollout_timeout=0.1)
     play_in_group(environment, rogue("good"), 3)
     assert play(environment, "kept_now")[0].error.count("3 are kept") == 1
@@ -119,7 +119,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("message", WRONG)
-def test_a_wrong_scoring_is_an_error_and_never_a_reward(message):
+def test_invalid_group_scoring_is_an_error(message):
     assert sorted(group_of(Ranked(), 3).rewards) == [1.0, 2.0, 3.0]
     group = group_of(Ranked(WRONG[message]), 2)
     assert group.rewards == []
@@ -127,7 +127,7 @@ def test_a_wrong_scoring_is_an_error_and_never_a_reward(message):
     assert len(group.errors) == 2
 
 
-def test_what_has_failed_is_never_scored_and_a_scoring_that_cancels_itself_is_an_error():
+def test_failed_rollouts_are_not_scored_and_cancelled_scoring_is_an_error():
     task = rogue("good")
     failed = Outcome(reward=None, error="step: E: no", boundary="step")
     waiting = Outcome(reward=None, pending="1/a")

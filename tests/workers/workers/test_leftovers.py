@@ -66,7 +66,7 @@ def marker():
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show the variables of a process")
 @pytest.mark.parametrize("ends", ["ends", "is killed"])
 @pytest.mark.parametrize("isolation", ["none", "process"])
-def test_what_grade_starts_ends_with_the_command(tmp_path, marker, isolation, ends):
+def test_children_of_grade_end_with_the_command(tmp_path, marker, isolation, ends):
     path = tmp_path / "leaving.py"
     path.write_text(ENVIRONMENT.format(marker=marker))
     argv = [sys.executable, "-c", COMMAND, str(path), isolation, ends]
@@ -76,7 +76,7 @@ def test_what_grade_starts_ends_with_the_command(tmp_path, marker, isolation, en
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not show the variables of a process")
-def test_what_grade_starts_in_a_worker_ends_with_the_worker(tmp_path, marker):
+def test_children_of_grade_in_a_worker_end_with_the_worker(tmp_path, marker):
     path = tmp_path / "leaving.py"
     path.write_text(ENVIRONMENT.format(marker=marker))
     argv = [sys.executable, "-c", COMMAND, str(path), "process", "stays"]

@@ -61,9 +61,7 @@ def isolated(echo):
     asyncio.run(environment.close())
 
 
-def test_an_environment_written_for_buckeye_is_played_here_unless_it_shall_be_isolated(
-    echo, isolated, wording
-):
+def test_buckeye_environment_runs_in_process_unless_isolated(echo, isolated, wording):
     here = load_environment(echo, times=3)
     assert isinstance(isolated, WorkerEnvironment)
     assert isolated.info["generation"] == "buckeye"
@@ -84,7 +82,7 @@ def test_an_environment_written_for_buckeye_is_played_here_unless_it_shall_be_is
     assert failed.error == wording
 
 
-def test_what_a_call_beyond_the_limit_was_paid_belongs_to_the_last_turn(echo):
+def test_turn_rewards_beyond_the_limit_are_added_to_the_last_turn(echo):
     environment = open_environment(echo, {"times": 4}, WorkerSettings(isolation="process", max_turns=3))
     outcome = asyncio.run(environment.rollout(environment.tasks("train")[0], Says("0.5")))
     asyncio.run(environment.close())
@@ -92,7 +90,7 @@ def test_what_a_call_beyond_the_limit_was_paid_belongs_to_the_last_turn(echo):
     assert outcome.stop_reason == "max_turns"
 
 
-def test_an_interpreter_that_is_named_or_installed_is_taken(echo, monkeypatch):
+def test_configured_or_installed_interpreter_is_used(echo, monkeypatch):
     with pytest.raises(UsageError, match="/bin/false"):
         open_environment(echo, {}, WorkerSettings(python=Path("/bin/false")))
     installed = SimpleNamespace(python=Path("/bin/false"), module="their_module")
@@ -102,9 +100,7 @@ def test_an_interpreter_that_is_named_or_installed_is_taken(echo, monkeypatch):
 
 
 @pytest.mark.parametrize("isolation", ["auto", "process"])
-def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(
-    monkeypatch, isolation, refusal
-):
+def test_missing_library_error_has_the_install_command(monkeypatch, isolation, refusal):
     monkeypatch.setattr(loading, "find_installed", lambda env_id: None)
     monkeypatch.setitem(loading.LIBRARIES, "textarena", "no_such_module")
     with refusal(EnvironmentNotFoundError):
@@ -112,12 +108,12 @@ def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(
 
 
 @pytest.mark.parametrize("isolation", ["auto", "none", "process"])
-def test_what_is_nowhere_is_not_found_however_it_shall_be_played(isolation):
+def test_unknown_environment_is_not_found_under_any_isolation(isolation):
     with pytest.raises(EnvironmentNotFoundError, match="no-such-env"):
         open_environment("no-such-env", {}, WorkerSettings(isolation=isolation))
 
 
-def test_a_wrong_argument_is_an_error_at_once_also_in_a_worker(echo):
+def test_wrong_argument_is_refused_at_load_in_a_worker(echo):
     with pytest.raises(UsageError, match="'times'"):
         open_environment(echo, {"time": 3}, WorkerSettings(isolation="process"))
 
@@ -131,7 +127,7 @@ LOOKS = """
 """
 
 
-def test_a_look_at_whether_rollouts_see_each_other_is_had_in_the_worker(isolated, tmp_path, refusal, wording):
+def test_isolation_check_runs_in_the_worker(isolated, tmp_path, refusal, wording):
     assert asyncio.run(isolated.check_isolation()) == wording
     path = tmp_path / "looks.py"
     path.write_text(ECHO.replace("    def tasks(", f"{LOOKS}\n    def tasks("))

@@ -21,7 +21,7 @@ KEYS = ["reward", "components", "explanations", "stop_reason", "error", "turn_re
 
 
 @given(ANYTHING | st.fixed_dictionaries({}, optional=dict.fromkeys(KEYS, ANYTHING)))
-def test_whatever_comes_it_is_an_outcome_or_it_is_refused(value):
+def test_any_value_is_an_outcome_or_refused(value):
     try:
         outcome = checked_outcome(value)
     except OutcomeError:
@@ -40,12 +40,12 @@ def test_every_kind_of_finite_number_is_a_reward(given, reward):
     assert checked_outcome({"reward": given})["reward"] == reward
 
 
-def test_an_error_outweighs_a_reward():
+def test_outcome_with_error_and_reward_has_no_reward():
     error = {"boundary": "score", "type": "E", "message": "not graded"}
     assert checked_outcome({"reward": 1.0, "error": error})["reward"] is None
 
 
-def test_a_long_message_says_how_long_it_was():
+def test_shortened_message_has_the_original_length():
     assert shorten("x" * 4000) == "x" * 4000
     assert shorten("x" * 4001) == "x" * 4000 + "... (4001 characters in all)"
     assert shorten(shorten("x" * 4001)) == shorten("x" * 4001)
@@ -56,7 +56,7 @@ def test_a_frame_between_two_lines_has_none():
     assert describe_frame("made.py", None, "rollout") == "made.py:? in rollout: "
 
 
-def test_what_runs_in_the_environment_is_python_3_10_and_imports_nothing_of_buckeye():
+def test_worker_side_is_python_3_10_without_buckeye_imports():
     for path in Path(worker_side.__file__).parent.rglob("*.py"):
         tree = ast.parse(path.read_text(), str(path), feature_version=(3, 10))
         imported = [

@@ -43,19 +43,19 @@ def check_arguments(
     Raises ArgumentError for a value that `load_environment` does not document, or of another type.
     """
     if hints not in ("rule", "none"):
-        raise ArgumentError(f'dakota1890: `hints` is "rule" or "none", not {hints!r}.')
+        raise ArgumentError(f'dakota1890: `hints` must be "rule" or "none", not {hints!r}')
     fraction = invented_fraction
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0.0 <= fraction <= 1.0:
         raise ArgumentError(
-            f"dakota1890: `invented_fraction` is a number between 0 and 1, not {invented_fraction!r}."
+            f"dakota1890: `invented_fraction` must be a number from 0 to 1, not {invented_fraction!r}"
         )
     for name, switch in (("invented", invented), ("shaping", shaping)):
         if not isinstance(switch, bool):
-            raise ArgumentError(f"dakota1890: `{name}` is true or false, without quotes, not {switch!r}.")
-    _check_whole("seed", seed)
-    _check_whole("num_train", num_train, least=1)
+            raise ArgumentError(f"dakota1890: `{name}` must be true or false, without quotes, not {switch!r}")
+    _check_integer("seed", seed)
+    _check_integer("num_train", num_train, minimum=1)
     if num_eval is not None:
-        _check_whole("num_eval", num_eval, least=1)
+        _check_integer("num_eval", num_eval, minimum=1)
     options = TaskOptions(
         families=_checked_families(families),
         depths=_checked_depths(depths),
@@ -66,13 +66,13 @@ def check_arguments(
     return Arguments(options=options, num_train=num_train, num_eval=num_eval, shaping=shaping)
 
 
-def _check_whole(name: str, value: object, *, least: int | None = None) -> None:
-    if not _is_whole(value) or (least is not None and value < least):
-        bound = "" if least is None else f" of at least {least}"
-        raise ArgumentError(f"dakota1890: `{name}` is a whole number{bound}, without quotes, not {value!r}.")
+def _check_integer(name: str, value: object, *, minimum: int | None = None) -> None:
+    if not _is_integer(value) or (minimum is not None and value < minimum):
+        bound = "" if minimum is None else f" of at least {minimum}"
+        raise ArgumentError(f"dakota1890: `{name}` must be an integer{bound}, without quotes, not {value!r}")
 
 
-def _is_whole(value: object) -> TypeGuard[int]:
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -81,24 +81,25 @@ def _checked_families(families: Sequence[str] | None) -> tuple[str, ...]:
         return tuple(FAMILIES)
     if not isinstance(families, Sequence) or isinstance(families, str) or not families:
         raise ArgumentError(
-            f"dakota1890: `families` is a list with at least one of {_NAMES}, not {families!r}. "
-            "Write families=[\"numerals\"], or on a command line --arg 'families=numerals,'."
+            f"dakota1890: `families` must be a list with at least one of {_NAMES}, not {families!r}",
+            "write families=[\"numerals\"], or on a command line --arg 'families=numerals,'",
         )
     for family in families:
         if not isinstance(family, str) or family not in FAMILIES:
             close = difflib.get_close_matches(str(family), FAMILIES, 1)
-            meant = f" Did you mean {close[0]!r}?" if close else ""
-            raise ArgumentError(f"dakota1890: unknown family {family!r}; there are {_NAMES}.{meant}")
+            suggestion = f"did you mean {close[0]!r}? " if close else ""
+            raise ArgumentError(f"dakota1890: unknown family {family!r}", f"{suggestion}Families: {_NAMES}")
     return tuple(dict.fromkeys(families))
 
 
 def _checked_depths(depths: Sequence[int] | None) -> tuple[int, ...]:
     if depths is None:
         return DEPTHS
-    listed = isinstance(depths, Sequence) and not isinstance(depths, str) and len(depths) > 0
-    if not listed or not all(_is_whole(depth) and depth in DEPTHS for depth in depths):
+    is_list = isinstance(depths, Sequence) and not isinstance(depths, str) and len(depths) > 0
+    if not is_list or not all(_is_integer(depth) and depth in DEPTHS for depth in depths):
         raise ArgumentError(
-            f"dakota1890: `depths` is a list of whole numbers from {DEPTHS[0]} to {DEPTHS[-1]}, not "
-            f"{depths!r}. Write depths=[1, 2], or on a command line --arg 'depths=[1, 2]'."
+            f"dakota1890: `depths` must be a list of integers from {DEPTHS[0]} to {DEPTHS[-1]}, not "
+            f"{depths!r}",
+            "write depths=[1, 2], or on a command line --arg 'depths=[1, 2]'",
         )
     return tuple(sorted(set(depths)))

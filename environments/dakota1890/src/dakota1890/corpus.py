@@ -278,8 +278,8 @@ def _read_checked() -> tuple[dict[str, str], str]:
         content = (folder / name).read_bytes()
         if hashlib.sha256(content).hexdigest() != digest:
             raise CorpusError(
-                f"dakota1890: the packaged file data/{name} differs from the released one "
-                f"(SHA-256 in data/manifest.json). Reinstall dakota1890."
+                f"dakota1890: the packaged file data/{name} differs from the released file (SHA-256 in "
+                "data/manifest.json). Reinstall dakota1890"
             )
         texts[name] = content.decode("utf-8")
     lines = "".join(f"{name}:{digest}\n" for name, digest in sorted(recorded.items()))

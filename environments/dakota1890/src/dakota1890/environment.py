@@ -33,7 +33,7 @@ class DakotaEnvironment(SingleTurnEnvironment):
         names = ["eval", *AXES]
         if trained_families(options) or not self._held_out:
             names.insert(0, "train")
-        splits = {name: _mapped(split_items(arguments, name), as_task) for name in names}
+        splits = {name: _map_lazily(split_items(arguments, name), as_task) for name in names}
         super().__init__("dakota1890", {name: s for name, s in splits.items() if len(s) or name == "eval"})
 
     @property
@@ -71,14 +71,20 @@ class DakotaEnvironment(SingleTurnEnvironment):
         Raises UsageError for another split, and without train tasks.
         """
         if split != "train":
-            raise UsageError(f"demonstrations come from the train split only; {split!r} must stay unseen")
+            raise UsageError(
+                f"dakota1890: no demonstrations of split {split!r}: held-out tasks must stay unseen",
+                code="BK-ENV-ARGUMENT",
+                hint="use the split `train`",
+            )
         if split not in self.splits:
             options = self._arguments.options
             raise UsageError(
-                f"dakota1890: there is nothing to imitate: {', '.join(options.families)} at depth "
-                f"{', '.join(map(str, options.depths))} is only evaluated. Choose other families or depths."
+                f"dakota1890: no demonstrations: {', '.join(options.families)} at depth "
+                f"{', '.join(map(str, options.depths))} has no train questions",
+                code="BK-ENV-TASKS",
+                hint="choose other families or depths",
             )
-        return _mapped(super().tasks(split), _demonstration)
+        return _map_lazily(super().tasks(split), _demonstration)
 
 
 def as_task(item: Item) -> Task:
@@ -86,7 +92,7 @@ def as_task(item: Item) -> Task:
     return Task(id=item.id, messages=({"role": "user", "content": item.prompt},), data=item.data)
 
 
-def _mapped(items: Sequence[Any], function: Callable[[Any], T]) -> Sequence[T]:
+def _map_lazily(items: Sequence[Any], function: Callable[[Any], T]) -> Sequence[T]:
     return LazySequence(len(items), lambda index: function(items[index]))
 
 
@@ -135,4 +141,4 @@ def load_environment(
         )
         return DakotaEnvironment(arguments)
     except ArgumentError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(error.message, code="BK-ENV-ARGUMENT", hint=error.hint or None) from None

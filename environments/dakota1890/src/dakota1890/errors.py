@@ -8,4 +8,8 @@ class DakotaError(Exception):
 
 
 class ArgumentError(DakotaError):
-    """Invalid argument of `load_environment`; the message names it and the valid values."""
+    """Invalid argument of `load_environment`. `message` names it, and `hint` is what to do, or ""."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(f"{message}. {hint[:1].upper()}{hint[1:]}" if hint else message)
+        self.message, self.hint = message, hint

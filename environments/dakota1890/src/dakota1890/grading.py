@@ -47,7 +47,7 @@ def grade(text: str, data: Mapping[str, Any], *, shaping: bool, truncated: bool 
     """
     answer = extract_answer(text)
     if answer is None:
-        return _graded("truncated" if truncated else "format", 0.0, 0.0, truncated)
+        return _make_grade("truncated" if truncated else "format", 0.0, 0.0, truncated)
     accept: Sequence[str] = data["accept"]
     tier, folded = _classify(answer, data)
     similarity = 0.0 if folded is None else max(_similarity(folded, form) for form in accept)
@@ -55,16 +55,16 @@ def grade(text: str, data: Mapping[str, Any], *, shaping: bool, truncated: bool 
     if tier == "wrong" and shaping and data["split"] == "train" and data["answer"] != NUMBER:
         reward = near_reward(similarity, accept, data["floor_forms"])
         tier = "near" if reward > 0 else tier
-    return _graded(tier, reward, similarity, truncated)
+    return _make_grade(tier, reward, similarity, truncated)
 
 
 def extract_answer(text: str) -> str | None:
     """Return the content of the one answer tag after the reasoning; None if there is not exactly one."""
-    said = text.rpartition(_END_OF_REASONING)[2]
-    if said.count(_OPEN) != 1 or said.count(_CLOSE) != 1:
+    after_reasoning = text.rpartition(_END_OF_REASONING)[2]
+    if after_reasoning.count(_OPEN) != 1 or after_reasoning.count(_CLOSE) != 1:
         return None
-    start, end = said.index(_OPEN) + len(_OPEN), said.index(_CLOSE)
-    return said[start:end].strip() if start <= end else None
+    start, end = after_reasoning.index(_OPEN) + len(_OPEN), after_reasoning.index(_CLOSE)
+    return after_reasoning[start:end].strip() if start <= end else None
 
 
 def near_reward(similarity: float, accept: Sequence[str], floor_forms: Sequence[str]) -> float:
@@ -99,7 +99,7 @@ def _classify(answer: str, data: Mapping[str, Any]) -> tuple[str, str | None]:
     return "wrong", folded
 
 
-def _graded(tier: str, reward: float, similarity: float, truncated: bool) -> Grade:
+def _make_grade(tier: str, reward: float, similarity: float, truncated: bool) -> Grade:
     components = {
         "exact": float(tier == "exact"),
         "ortho_miss": float(tier == "diacritics"),
@@ -110,28 +110,28 @@ def _graded(tier: str, reward: float, similarity: float, truncated: bool) -> Gra
     return Grade(reward=reward, tier=tier, components=components)
 
 
-def _similarity(one: str, other: str) -> float:
+def _similarity(first: str, second: str) -> float:
     """Return 1 - Levenshtein distance / length of the longer text."""
-    if one == other:
+    if first == second:
         return 1.0
-    return 1.0 - levenshtein(one, other) / max(len(one), len(other))
+    return 1.0 - levenshtein(first, second) / max(len(first), len(second))
 
 
-def levenshtein(one: str, other: str) -> int:
+def levenshtein(first: str, second: str) -> int:
     """Return the edit distance, one column of the matrix at a time as bits of an integer (Myers 1999)."""
-    if not one:
-        return len(other)
-    places: dict[str, int] = {}
-    for i, char in enumerate(one):
-        places[char] = places.get(char, 0) | 1 << i
-    every, bottom = (1 << len(one)) - 1, 1 << (len(one) - 1)
-    rises, falls, distance = every, 0, len(one)
-    for char in other:
-        equal = places.get(char, 0)
+    if not first:
+        return len(second)
+    positions: dict[str, int] = {}
+    for i, char in enumerate(first):
+        positions[char] = positions.get(char, 0) | 1 << i
+    all_bits, bottom = (1 << len(first)) - 1, 1 << (len(first) - 1)
+    rises, falls, distance = all_bits, 0, len(first)
+    for char in second:
+        equal = positions.get(char, 0)
         across = equal | falls
         along = (((equal & rises) + rises) ^ rises) | equal
-        up, down = falls | (every & ~(along | rises)), rises & along
+        up, down = falls | (all_bits & ~(along | rises)), rises & along
         distance += bool(up & bottom) - bool(down & bottom)
         up, down = (up << 1) | 1, down << 1
-        rises, falls = (down | ~(across | up)) & every, up & across & every
+        rises, falls = (down | ~(across | up)) & all_bits, up & across & all_bits
     return distance

@@ -3,7 +3,8 @@
 The canonical alphabet is `a b ć d e ġ g h ḣ i k ḳ m n ŋ o p ṗ s š t ṭ u w y z ž '`, composed (NFC), lower
 case, without stress accents. Stress accents, the historical variants of a letter (ś ṡ for š, ǧ ğ for ġ, ṅ n̄
 for ŋ ...), decomposed or invisible characters and syllable hyphens do not change the word and are folded. A
-plain letter in place of a marked one (n for ŋ, s for š) is a different letter: it is folded only in `strip_diacritics`.
+plain letter in place of a marked one (n for ŋ, s for š) is a different letter: it is folded only in
+`strip_diacritics`.
 """
 
 from __future__ import annotations

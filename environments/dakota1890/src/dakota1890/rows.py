@@ -12,7 +12,7 @@ from dakota1890.errors import ArgumentError, DakotaError
 from dakota1890.splits import AXES
 from dakota1890.tasks import Item, TrainTasks, eval_tasks
 
-_NEEDS = {
+_REQUIREMENTS = {
     "v0": ("verifiers", "SingleTurnEnv", "verifiers>=0.1.14,<0.2"),
     "v1": ("verifiers.v1", "TaskData", "verifiers>=0.4,<0.5"),
 }
@@ -36,7 +36,7 @@ def split_items(arguments: Arguments, split: str) -> Sequence[Item]:
         return held_out[: arguments.num_eval]
     if split in AXES:
         return tuple(item for item in held_out if item.data["split"] == split)
-    raise ArgumentError(f"dakota1890: there is no split {split!r}; there are train, eval, {', '.join(AXES)}.")
+    raise ArgumentError(f"dakota1890: no split {split!r}", f"choose train, eval, {', '.join(AXES)}")
 
 
 def to_info(item: Item) -> dict[str, Any]:
@@ -54,23 +54,23 @@ def from_info(info: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def require_verifiers(api: str) -> None:
     """Raise VerifiersError unless a `verifiers` with this API (v0 or v1) can be imported."""
-    module, name, requirement = _NEEDS[api]
+    module, name, requirement = _REQUIREMENTS[api]
     try:
-        found = hasattr(importlib.import_module(module), name)
+        has_api = hasattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name not in ("verifiers", "verifiers.v1"):
             raise
-        found = False
-    if not found:
+        has_api = False
+    if not has_api:
         raise VerifiersError(
-            f"dakota1890: this needs the {api} API of `verifiers`, and {_installed()}. "
+            f"dakota1890 requires the {api} API of `verifiers`, but {_installed()}. "
             f"Install it: pip install '{requirement}'. "
-            'With Buckeye no verifiers is needed: buckeye.load_environment("harleycooper/dakota1890").'
+            'Buckeye needs no verifiers: buckeye.load_environment("harleycooper/dakota1890")'
         )
 
 
 def _installed() -> str:
     try:
-        return f"verifiers {metadata.version('verifiers')}, which has none, is installed"
+        return f"verifiers {metadata.version('verifiers')} does not have it"
     except metadata.PackageNotFoundError:
         return "verifiers is not installed"

@@ -28,7 +28,7 @@ EVAL_PER_SIDE = 120
 
 _EVAL_SEED = 1890
 _DRAWS_FOR_DEPTHS = 2_000
-_MOST_REJECTED = 20_000
+_MAX_REJECTED = 20_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,9 +70,9 @@ class TrainTasks(LazySequence[Item]):
         self._families = trained_families(options)
         if not self._families:
             raise ArgumentError(
-                f"dakota1890: there are no train questions of depth {_listed(options.depths)} in "
-                f"{_listed(options.families)}. The depths that can be trained are: "
-                f"{_depths_of_families(options.families)}."
+                f"dakota1890: no train questions of depth {_join(options.depths)} in "
+                f"{_join(options.families)}",
+                f"depths with train questions: {_depths_of_families(options.families)}",
             )
 
     def _draw(self, index: int) -> Item:
@@ -141,11 +141,11 @@ def render(question: Question, side: str, hint: bool) -> Item:
 
 
 def _first_of_train(make: Callable[[Draws], Question], draws: Draws, options: TaskOptions) -> Item:
-    for _ in range(_MOST_REJECTED):
+    for _ in range(_MAX_REJECTED):
         question = make(draws)
         if question.depth in options.depths and side_of(question) == "train":
             return render(question, "train", options.hint)
-    raise AssertionError(f"no train question of {make.__module__} in {_MOST_REJECTED} draws")
+    raise AssertionError(f"no train question of {make.__module__} in {_MAX_REJECTED} draws")
 
 
 @lru_cache(maxsize=256)
@@ -176,8 +176,8 @@ def _held_out_draws() -> Mapping[str, Sequence[int]]:
     Finding them takes seconds.
     """
     text = (resources.files("dakota1890") / "data" / "held_out_draws.json").read_text("utf-8")
-    found: dict[str, list[int]] = json.loads(text)
-    return found
+    indices: dict[str, list[int]] = json.loads(text)
+    return indices
 
 
 def held_out_sample(family: Family, questions: Iterable[Question]) -> dict[str, list[Question]]:
@@ -188,10 +188,10 @@ def held_out_sample(family: Family, questions: Iterable[Question]) -> dict[str, 
         if side != "train":
             by_side[side].setdefault(question.ask, question)
     return {
-        side: sorted(asked.values(), key=lambda question: hash_fraction(f"eval:{question.ask}"))[
+        side: sorted(questions_by_text.values(), key=lambda question: hash_fraction(f"eval:{question.ask}"))[
             :EVAL_PER_SIDE
         ]
-        for side, asked in by_side.items()
+        for side, questions_by_text in by_side.items()
     }
 
 
@@ -202,8 +202,8 @@ def draw_question(family: Family, index: int) -> Question:
 
 
 def _depths_of_families(families: Sequence[str]) -> str:
-    return "; ".join(f"{name}: {_listed(sorted(train_depths(name))) or 'none'}" for name in families)
+    return "; ".join(f"{name}: {_join(sorted(train_depths(name))) or 'none'}" for name in families)
 
 
-def _listed(items: Iterable[object]) -> str:
+def _join(items: Iterable[object]) -> str:
     return ", ".join(map(str, items))

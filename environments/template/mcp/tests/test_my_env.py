@@ -3,7 +3,7 @@
 from my_env.server import HIGHEST, Game, setup
 
 
-def test_a_game_is_won_by_halving():
+def test_halving_wins_the_game():
     game = Game(number=700)
     assert game.guess(500) == "higher"
     assert game.guess(750) == "lower"
@@ -18,10 +18,10 @@ def test_every_number_can_be_found_in_ten_guesses():
         game, low, high = Game(number), 1, HIGHEST
         while not game.found:
             middle = (low + high) // 2
-            said = game.guess(middle)
-            low, high = (middle + 1, high) if said == "higher" else (low, middle - 1)
+            answer = game.guess(middle)
+            low, high = (middle + 1, high) if answer == "higher" else (low, middle - 1)
         assert game.reward(within=10) == 1.0
 
 
-def test_setup_says_what_is_asked():
+def test_setup_states_the_range():
     assert setup(seed=1) == f"I have a number from 1 to {HIGHEST} in mind."

@@ -21,12 +21,18 @@ model, scoring it, the agent program; also its worker, and its deadline.
 """
 
 MAX_MESSAGE = 4_000
-_CUT = re.compile(r"\.\.\. \(\d{1,20} characters in all\)")
+_SHORTENED = re.compile(r"\.\.\. \(\d{1,20} characters in all\)")
 _MAX_NUMBER = 1e30
 """Sums and differences of many such values are still finite, also as float32."""
 _MAX_NAME = 200
 _MAX_COMPONENTS = 1_000
 _MAX_TURNS = 100_000
+MAX_FRAMES = 20
+_MAX_FRAME_LENGTH = 400
+_INTERNAL_FOLDERS = (*sys.modules[__package__ or ""].__path__, str(Path(asyncio.__file__).parent))
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=[>,)\s]|$)")
+_BUCKEYE_FILE = re.compile(r"/buckeye/envs/\w+\.py$")
+_LIBRARY_PATH = re.compile(r"/(site-packages|lib/python3[.]\d+)/")
 _KEYS = {"reward", "components", "explanations", "stop_reason", "error", "turn_rewards", "handle"}
 
 
@@ -41,21 +47,21 @@ def checked_outcome(value: Any) -> dict[str, Any]:
     `OutcomeError` if the outcome is invalid.
     """
     if not isinstance(value, dict):
-        raise OutcomeError(f"the outcome is {_shown(value)}, not a dictionary")
+        raise OutcomeError(f"the outcome is {_describe(value)}, not a dictionary")
     if unknown := sorted(str(key) for key in set(value) - _KEYS):
-        raise OutcomeError(f"the outcome has an unknown key {_shown(unknown[0])}")
-    error, handle = _error(value.get("error")), value.get("handle")
+        raise OutcomeError(f"the outcome has an unknown key {_describe(unknown[0])}")
+    error, handle = _parse_error(value.get("error")), value.get("handle")
     if handle is not None and not isinstance(handle, str):
-        raise OutcomeError(f"the outcome's handle is {_shown(handle)}, not a text")
+        raise OutcomeError(f"the outcome's handle is {_describe(handle)}, not text")
     return {
-        "reward": None if error else _reward(value.get("reward"), later=handle is not None),
-        "components": _components({} if value.get("components") is None else value["components"]),
-        "explanations": _explanations(value.get("explanations") or {}),
-        "stop_reason": _name(
+        "reward": None if error else _parse_reward(value.get("reward"), later=handle is not None),
+        "components": _parse_components({} if value.get("components") is None else value["components"]),
+        "explanations": _parse_explanations(value.get("explanations") or {}),
+        "stop_reason": _parse_name(
             "done" if value.get("stop_reason") is None else value["stop_reason"], "stop_reason"
         ),
         "error": error,
-        "turn_rewards": _turn_rewards(value.get("turn_rewards")),
+        "turn_rewards": _parse_turn_rewards(value.get("turn_rewards")),
         "handle": None if error else handle,
     }
 
@@ -73,22 +79,22 @@ def shorten(message: str) -> str:
     """Return the beginning of a long message with its length. A message that is already shortened stays
     unchanged.
     """
-    if len(message) <= MAX_MESSAGE or _CUT.fullmatch(message, MAX_MESSAGE):
+    if len(message) <= MAX_MESSAGE or _SHORTENED.fullmatch(message, MAX_MESSAGE):
         return message
     return f"{message[:MAX_MESSAGE]}... ({len(message)} characters in all)"
 
 
-def _reward(value: Any, *, later: bool) -> float | None:
+def _parse_reward(value: Any, *, later: bool) -> float | None:
     if value is None and later:
         return None
     if value is None:
-        raise OutcomeError("there is no reward, and no error")
+        raise OutcomeError("the outcome has neither a reward nor an error")
     return to_finite_float(value, "the reward")
 
 
 def check_reward(value: Any) -> None:
     """Raise `OutcomeError` for a reward that is not a number, at the line that creates the outcome."""
-    if not isinstance(_plain(value), Real):
+    if not isinstance(_unwrap_scalar(value), Real):
         to_finite_float(value, "the reward")
 
 
@@ -96,21 +102,21 @@ def to_finite_float(value: Any, what: str) -> float:
     """Return a finite number of at most 1e30 as a float, also for a scalar of numpy or torch. Raise
     `OutcomeError` for anything else; `what` names the value.
     """
-    plain = _plain(value)
+    plain = _unwrap_scalar(value)
     if not isinstance(plain, Real):
         raise OutcomeError(number_error_text(value, what))
     try:
-        found = float(plain)
+        number = float(plain)
     except Exception:  # too large, or a third-party number type
-        found = math.inf
-    if not math.isfinite(found):
-        raise OutcomeError(f"{what} is {_shown(value)}, which is not finite")
-    if abs(found) > _MAX_NUMBER:
-        raise OutcomeError(f"{what} is {_shown(value)}, which is beyond {_MAX_NUMBER:g}")
-    return found
+        number = math.inf
+    if not math.isfinite(number):
+        raise OutcomeError(f"{what} is {_describe(value)}, which is not finite")
+    if abs(number) > _MAX_NUMBER:
+        raise OutcomeError(f"{what} is {_describe(value)}, which exceeds the limit of {_MAX_NUMBER:g}")
+    return number
 
 
-def _plain(value: Any) -> Any:
+def _unwrap_scalar(value: Any) -> Any:
     """Return the number in a scalar of numpy or torch; anything else unchanged."""
     try:
         return value.item() if value.shape == () else value
@@ -118,50 +124,50 @@ def _plain(value: Any) -> Any:
         return value
 
 
-def _components(value: Any) -> dict[str, float]:
+def _parse_components(value: Any) -> dict[str, float]:
     if not isinstance(value, Mapping):
-        raise OutcomeError(f"components is {_shown(value)}, not a dictionary")
+        raise OutcomeError(f"components is {_describe(value)}, not a dictionary")
     if len(value) > _MAX_COMPONENTS:
-        raise OutcomeError(f"there are {len(value)} components; {_MAX_COMPONENTS} is the most")
-    found = {}
-    for key, given in value.items():
-        name = _name(key, "a component's name")
-        found[name] = to_finite_float(given, f"component {name!r}")
-    return found
+        raise OutcomeError(f"the outcome has {len(value)} components; the limit is {_MAX_COMPONENTS}")
+    components = {}
+    for key, number in value.items():
+        name = _parse_name(key, "a component's name")
+        components[name] = to_finite_float(number, f"component {name!r}")
+    return components
 
 
-def _explanations(value: Any) -> dict[str, str]:
+def _parse_explanations(value: Any) -> dict[str, str]:
     """Return texts for people, cut where they are too long or too many."""
     if not isinstance(value, Mapping):
-        raise OutcomeError(f"explanations is {_shown(value)}, not a dictionary")
+        raise OutcomeError(f"explanations is {_describe(value)}, not a dictionary")
     kept = list(value.items())[:_MAX_COMPONENTS]
     return {str(name)[:_MAX_NAME]: shorten(str(text)) for name, text in kept}
 
 
-def _turn_rewards(value: Any) -> list[float] | None:
+def _parse_turn_rewards(value: Any) -> list[float] | None:
     if value is None:
         return None
     if not isinstance(value, list | tuple) or len(value) > _MAX_TURNS:
-        raise OutcomeError(f"turn_rewards is {_shown(value)}, not a list of at most {_MAX_TURNS} numbers")
-    return [to_finite_float(given, f"the reward of turn {turn}") for turn, given in enumerate(value)]
+        raise OutcomeError(f"turn_rewards is {_describe(value)}, not a list of at most {_MAX_TURNS} numbers")
+    return [to_finite_float(reward, f"the reward of turn {turn}") for turn, reward in enumerate(value)]
 
 
-def _error(value: Any) -> dict[str, Any] | None:
+def _parse_error(value: Any) -> dict[str, Any] | None:
     if value is None:
         return None
     if not isinstance(value, dict) or value.get("boundary") not in BOUNDARIES:
-        raise OutcomeError(f"the error is {_shown(value)}; it names no boundary ({', '.join(BOUNDARIES)})")
+        raise OutcomeError(f"the error is {_describe(value)}, without a boundary ({', '.join(BOUNDARIES)})")
     kind, message = str(value.get("type", "Error")), str(value.get("message", ""))
     return failure(value["boundary"], kind, message, value.get("trace"))
 
 
-def _name(value: Any, what: str) -> str:
+def _parse_name(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value or len(value) > _MAX_NAME:
-        raise OutcomeError(f"{what} is {_shown(value)}, not a text of at most {_MAX_NAME} characters")
+        raise OutcomeError(f"{what} is {_describe(value)}, not text of at most {_MAX_NAME} characters")
     return value
 
 
-def _shown(value: Any) -> str:
+def _describe(value: Any) -> str:
     if inspect.iscoroutine(value):
         value.close()  # otherwise Python warns about it at a later place
         return f"a coroutine{location_of_code(value.cr_code)}"
@@ -174,8 +180,7 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:80]}... ({type(value).__name__})"
 
 
-def _advice(value: Any) -> str:
-    """Return advice on obtaining the required value from this one; "" if unknown."""
+def _await_hint(value: Any) -> str:
     return ": await it" if inspect.isawaitable(value) else ""
 
 
@@ -186,7 +191,7 @@ def strip_addresses(text: str) -> str:
 
 def number_error_text(value: Any, what: str) -> str:
     """Return the error for a value that is not a number; `what` names it."""
-    return f"{what} is {_shown(value)}, not a number{_advice(value)}"
+    return f"{what} is {_describe(value)}, not a number{_await_hint(value)}"
 
 
 def outcome_error_text(value: Any, environment: Any) -> str:
@@ -195,8 +200,8 @@ def outcome_error_text(value: Any, environment: Any) -> str:
     """
     name, function = author_function(environment)
     place = "" if inspect.iscoroutine(value) else location_of_code(getattr(function, "__code__", None))
-    what = _shown(value) if inspect.iscoroutine(value) else f"a {type(value).__name__}"
-    return f"{name} returned {what}, not an Outcome{_advice(value)}{place}"
+    what = _describe(value) if inspect.iscoroutine(value) else f"a {type(value).__name__}"
+    return f"{name} returned {what}, not an Outcome{_await_hint(value)}{place}"
 
 
 def author_function(environment: Any) -> tuple[str, Any]:
@@ -206,7 +211,7 @@ def author_function(environment: Any) -> tuple[str, Any]:
     for name in ("rollout", "grade"):
         function = getattr(environment, name, None)
         code = getattr(function, "__code__", None)
-        if code is not None and not _BUCKEYE.search(code.co_filename):
+        if code is not None and not _BUCKEYE_FILE.search(code.co_filename):
             return name, function
     return "the environment", None
 
@@ -218,34 +223,30 @@ def location_of_code(code: Any) -> str:
     return f" ({Path(code.co_filename).name}:{code.co_firstlineno} in {code.co_name})"
 
 
-MAX_FRAMES = 20
-_MAX_FRAME = 400
-_OURS = (*sys.modules[__package__ or ""].__path__, str(Path(asyncio.__file__).parent))
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=[>,)\s]|$)")
-_BUCKEYE = re.compile(r"/buckeye/envs/\w+\.py$")
-_LIBRARY = re.compile(r"/(site-packages|lib/python3[.]\d+)/")
-
-
-def frames_of(error: BaseException, *ours: str) -> list[str]:
+def frames_of(error: BaseException, *internal_folders: str) -> list[str]:
     """Return the newest frames of an error, outermost first, as `FILE:LINE in FUNCTION: CODE`.
 
-    Frames in the folders `ours`, in this package and in asyncio, and code without a file (generated by
+    Frames in `internal_folders`, in this package and in asyncio, and code without a file (generated by
     `dataclass`), are left out, unless no others remain.
     """
-    places = []
+    locations = []
     frame = error.__traceback__
     while frame is not None:
-        places.append((frame.tb_frame.f_code.co_filename, frame.tb_lineno, frame.tb_frame.f_code.co_name))
+        locations.append((frame.tb_frame.f_code.co_filename, frame.tb_lineno, frame.tb_frame.f_code.co_name))
         frame = frame.tb_next
-    in_files = [place for place in places if not place[0].startswith("<") and not _BUCKEYE.search(place[0])]
-    theirs = [place for place in in_files if not place[0].startswith((*_OURS, *ours))]
-    return [describe_frame(*place) for place in (theirs or places)[-MAX_FRAMES:]]
+    in_files = [
+        place for place in locations if not place[0].startswith("<") and not _BUCKEYE_FILE.search(place[0])
+    ]
+    external = [
+        place for place in in_files if not place[0].startswith((*_INTERNAL_FOLDERS, *internal_folders))
+    ]
+    return [describe_frame(*place) for place in (external or locations)[-MAX_FRAMES:]]
 
 
 def describe_frame(file: str, line: int | None, function: str) -> str:
     """Return one frame as text, shortened if very long. A frame between two lines has no line number."""
     code = linecache.getline(file, line or 0).strip()
-    return f"{file}:{line or '?'} in {function}: {code}"[:_MAX_FRAME]
+    return f"{file}:{line or '?'} in {function}: {code}"[:_MAX_FRAME_LENGTH]
 
 
 def location_of(frames: Sequence[str]) -> str:
@@ -260,11 +261,11 @@ def location_of(frames: Sequence[str]) -> str:
 
 def author_frames(frames: Sequence[str]) -> list[str]:
     """Return the frames outside of libraries."""
-    return [frame for frame in frames if not _LIBRARY.search(frame)]
+    return [frame for frame in frames if not _LIBRARY_PATH.search(frame)]
 
 
 def checked_frames(value: Any) -> list[str]:
     """Return another process's frames as a list of texts; invalid data becomes an empty list."""
     if not isinstance(value, list):
         return []
-    return [str(frame)[:_MAX_FRAME] for frame in value[-MAX_FRAMES:]]
+    return [str(frame)[:_MAX_FRAME_LENGTH] for frame in value[-MAX_FRAMES:]]

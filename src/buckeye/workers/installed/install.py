@@ -57,7 +57,7 @@ def install_environment(request: InstallRequest, report: Report) -> InstalledEnv
     folder = environments_home() / source.name
     _check_free(folder, request)
     write_directory(
-        folder, lambda half: _fill(half, folder, source, request, lock, report), replace=request.force
+        folder, lambda staging: _build(staging, folder, source, request, lock, report), replace=request.force
     )
     installed = read_record(folder)
     assert installed is not None
@@ -67,16 +67,17 @@ def install_environment(request: InstallRequest, report: Report) -> InstalledEnv
 def _check_free(folder: Path, request: InstallRequest) -> None:
     if not folder.exists():
         return
-    installed = _replaced(folder, request)
+    installed = _find_replaced(folder, request)
     if installed is not None and not request.force:
         raise UsageError(
-            f"{installed.name} {installed.version} is installed already, from {installed.source}. "
-            f"Replace it: buckeye env install {request.what} --force"
+            f"{installed.name} {installed.version} is installed already, from {installed.source}",
+            code="BK-FILE-EXISTS",
+            hint=f"replace it: buckeye env install {request.what} --force",
         )
     refuse_if_used(folder)
 
 
-def _replaced(folder: Path, request: InstallRequest) -> InstalledEnvironment | None:
+def _find_replaced(folder: Path, request: InstallRequest) -> InstalledEnvironment | None:
     """Return the installed environment that would be replaced; None if it is damaged and `force` is set."""
     try:
         installed = read_record(folder)
@@ -85,33 +86,38 @@ def _replaced(folder: Path, request: InstallRequest) -> InstalledEnvironment | N
             return None
         raise
     if installed is None:
-        raise UsageError(f"{folder} exists and is no installed environment: move it away first.")
+        raise UsageError(
+            f"{folder} exists, but is not an installed environment",
+            code="BK-FILE-EXISTS",
+            hint="move or delete the folder",
+        )
     return installed
 
 
-def _fill(
-    half: Path,
+def _build(
+    staging: Path,
     folder: Path,
     source: InstallSource,
     request: InstallRequest,
     lock: LockFile | None,
     report: Report,
 ) -> None:
-    """Build the environment in `half`, which is renamed to `folder` later."""
-    installer = Installer(half / VENV, find_uv())
-    report(f"Making an environment for {source.env_id} in {folder} with {installer.name}")
+    """Build the environment in `staging`, which is renamed to `folder` later."""
+    installer = Installer(staging / VENV, find_uv())
+    report(f"Creating a virtual environment for {source.env_id} in {folder} with {installer.name}")
     installer.create(request.python)
-    with TemporaryDirectory(dir=half) as scratch:
+    with TemporaryDirectory(dir=staging) as scratch:
         try:
             interface = _install(installer, Path(scratch), source, request, lock, report)
         except BuckeyeError as error:
             if (needed := find_needed_python(str(error))) is None:
                 raise
-            version, where = installer.python_version(), f"buckeye env install {request.what}"
+            version, command = installer.python_version(), f"buckeye env install {request.what}"
             raise BuckeyeError(
-                f"{source.env_id}, or something that it needs, is not for Python {version} but for "
-                f"Python {needed.specifier}. Another one can be made: {where} --python {needed.version}"
-                f"\n{error}"
+                f"{source.env_id}, or one of its dependencies, requires Python {needed.specifier}, not "
+                f"{version}: {error.message}",
+                code="BK-ENV-INSTALL",
+                hint=f"use another interpreter: {command} --python {needed.version}",
             ) from None
     distributions = installer.distributions()
     pins = pins_of(distributions)
@@ -132,9 +138,9 @@ def _fill(
     )
     local = source.name if source.name not in installer.hashes or source.path is not None else None
     head = f"{environment.id} {environment.version}, Python {environment.python_version}: exact versions"
-    (half / LOCK).write_text(lock_text(pins, installer.hashes, local=local, head=head), encoding="utf-8")
-    (half / RECORD).write_bytes(to_json(environment))
-    _call_by_final_name(half, folder)
+    (staging / LOCK).write_text(lock_text(pins, installer.hashes, local=local, head=head), encoding="utf-8")
+    (staging / RECORD).write_bytes(to_json(environment))
+    _replace_staging_path(staging, folder)
     _check_free(folder, request)  # another process may have installed or used it meanwhile
 
 
@@ -149,19 +155,19 @@ def _install(
     """Install the package alone to detect its interface, then its dependencies within the tested bounds."""
     report(f"Fetching {source.requirement}")
     _install_alone(installer, scratch, _pinned(source, lock))
-    found = detect_interface(installer.distribution(source.name), source.extras)
-    interface = without_bounds_on(found, request.extra)
-    everywhere = Index(url=source.index)
+    detected = detect_interface(installer.distribution(source.name), source.extras)
+    interface = without_bounds_on(detected, request.extra)
+    index = Index(url=source.index)
     if lock is not None:
         report(f"Installing the {len(lock.pins)} locked versions")
-        _install_locked(installer, scratch, source.name, lock, everywhere)
+        _install_locked(installer, scratch, source.name, lock, index)
     else:
-        _install_needs(installer, scratch, source, request, interface, report)
-    installer.find_hashes(pins_of(installer.distributions()), index=everywhere, folder=scratch)
+        _install_dependencies(installer, scratch, source, request, interface, report)
+    installer.find_hashes(pins_of(installer.distributions()), index=index, folder=scratch)
     return interface
 
 
-def _install_needs(
+def _install_dependencies(
     installer: Installer,
     scratch: Path,
     source: InstallSource,
@@ -172,11 +178,11 @@ def _install_needs(
     """Install the dependencies of the package and of its interface, and the requested extra requirements."""
     version = installer.distribution(source.name).version
     extras = ",".join(sorted({*source.extras, *interface.extras}))
-    itself = f"{source.name}[{extras}]" if extras else source.name
+    package = f"{source.name}[{extras}]" if extras else source.name
     bounds = f" ({', '.join(interface.constraints)})" if interface.constraints else ""
-    report(f"{source.name} {version} is of kind {interface.generation}. Installing what it needs{bounds}")
+    report(f"{source.name} {version} is of kind {interface.generation}; installing its dependencies{bounds}")
     installer.install(
-        f"{itself}=={version}",
+        f"{package}=={version}",
         *interface.requirements,
         *request.extra,
         index=Index(url=source.index),
@@ -190,7 +196,11 @@ def _pinned(source: InstallSource, lock: LockFile | None) -> InstallSource:
     if lock is None or source.path is not None:
         return source
     if source.name not in lock.pins:
-        raise UsageError(f"--locked: the file has no version of {source.name}; is it another environment's?")
+        raise UsageError(
+            f"--locked: the file has no version of {source.name}",
+            code="BK-ENV-INSTALL",
+            hint="pass the lock file of this environment",
+        )
     return replace(source, specifier=f"=={lock.pins[source.name]}")
 
 
@@ -209,8 +219,10 @@ def _install_alone(installer: Installer, scratch: Path, source: InstallSource) -
         key = hub_key()
         if key is None:
             raise BuckeyeError(
-                f"{error}\nThe hub's public index, {source.index}, did not give "
-                f"{source.env_id}{source.specifier}. If it is private, set {KEY_VARIABLE} and try again."
+                f"cannot get {source.env_id}{source.specifier} from the hub's public index {source.index}: "
+                f"{error.message}",
+                code=error.code,
+                hint=f"if it is private, set {KEY_VARIABLE} and retry",
             ) from None
     fetched = fetch_private(source, key, scratch)
     installer.install(str(fetched), dependencies=False, folder=scratch)
@@ -223,16 +235,23 @@ def _install_locked(installer: Installer, scratch: Path, name: str, lock: LockFi
         pins = scratch / "locked.txt"
         pins.write_text(lock.without(name), encoding="utf-8")
         installer.install("--requirement", str(pins), index=index, dependencies=False, folder=scratch)
-    here: dict[str, str] = {canonicalize_name(d.name): d.version for d in installer.distributions()}
-    wrong = [f"{n} {here.get(n, 'missing')} instead of {v}" for n, v in lock.pins.items() if here.get(n) != v]
-    if wrong:
-        raise BuckeyeError(f"what was installed is not what is locked: {', '.join(wrong)}.")
+    installed: dict[str, str] = {canonicalize_name(d.name): d.version for d in installer.distributions()}
+    differences = [
+        f"{n} {installed.get(n, 'missing')} instead of {v}"
+        for n, v in lock.pins.items()
+        if installed.get(n) != v
+    ]
+    if differences:
+        raise BuckeyeError(
+            f"the installed versions differ from the lock file: {', '.join(differences)}",
+            code="BK-ENV-INSTALL",
+        )
 
 
-def _call_by_final_name(half: Path, folder: Path) -> None:
+def _replace_staging_path(staging: Path, folder: Path) -> None:
     """Replace the temporary path by the final one in the scripts and settings of the virtual environment."""
-    old, new = os.fsencode(half), os.fsencode(folder)
-    venv = half / VENV
+    old, new = os.fsencode(staging), os.fsencode(folder)
+    venv = staging / VENV
     for path in [venv / "pyvenv.cfg", *(venv / "bin").iterdir()]:
         if path.is_symlink() or not path.is_file():
             continue

@@ -71,20 +71,20 @@ def parse_source(text: str, index: str | None = None) -> InstallSource:
     """
     _check_index(index)
     if "\0" in text:  # no path may contain it
-        raise _names_none(text)
+        raise _format_error(text)
     match = _EXTRAS.fullmatch(text)
     what = f"{match['what']}{match['rest']}" if match else text
     extras = tuple(e.strip() for e in match["extras"].split(",") if e.strip()) if match else ()
     path = Path(os.path.expanduser(what))  # `~user` stays unchanged for an unknown user
-    if _is_meant_as_path(what, path):
+    if _is_path(what, path):
         return InstallSource(
             kind="path", text=text, name=_name_of(path), extras=extras, path=path.absolute(), index=index
         )
     hub = _HUB_ID.fullmatch(what)
     if hub is not None and canonicalize_name(hub["owner"]) in LIBRARIES:
         return InstallSource(kind="package", text=text, name=canonicalize_name(hub["owner"]), index=index)
-    if hub is not None and index is None and (instead := unsupported_library_hint(hub["owner"])):
-        raise UsageError(instead)
+    if hub is not None and index is None and (error := unsupported_library_error(hub["owner"])):
+        raise error
     if hub is not None:
         version = hub["version"]
         return InstallSource(
@@ -96,30 +96,31 @@ def parse_source(text: str, index: str | None = None) -> InstallSource:
             extras=extras,
             index=index or HUB_INDEX.format(owner=hub["owner"]),
         )
-    return _package(what, text, extras, index)
+    return _parse_package(what, text, extras, index)
 
 
-def unsupported_library_hint(name: str) -> str | None:
-    """Return advice for a library whose environments cannot be loaded by name, else None."""
+def unsupported_library_error(name: str) -> UsageError | None:
+    """Return the error for a library whose environments cannot be loaded by name, else None."""
     library = canonicalize_name(name)
     if library not in WITHOUT_ADAPTER:
         return None
-    return (
-        f"{library} is a library whose environments Buckeye cannot load by their names. A program can play "
-        'them: id = "agent", with a command that plays one task with the model at OPENAI_BASE_URL and prints '
-        "its reward, run by a `python` that has the library (docs/how-to/agents.md, Any agent). Or "
-        "write an environment around it: buckeye env new NAME --kind python"
+    return UsageError(
+        f"Buckeye cannot load environments of {library} by name",
+        code="BK-ENV-UNSUPPORTED",
+        hint='run them with a program: set id = "agent", a `python` that has the library, and a `command` '
+        "that runs one task with the model at OPENAI_BASE_URL and prints its reward (docs/how-to/agents.md). "
+        "Or write an environment that wraps the library: buckeye env new NAME --kind python",
     )
 
 
-def _package(what: str, text: str, extras: tuple[str, ...], index: str | None) -> InstallSource:
+def _parse_package(what: str, text: str, extras: tuple[str, ...], index: str | None) -> InstallSource:
     name, at, version = what.partition("@")
     try:
         requirement = Requirement(f"{name}=={version}" if at and version != "latest" else name)
     except InvalidRequirement:
-        raise _names_none(text) from None
-    if instead := unsupported_library_hint(requirement.name):
-        raise UsageError(instead)
+        raise _format_error(text) from None
+    if error := unsupported_library_error(requirement.name):
+        raise error
     return InstallSource(
         kind="package",
         text=text,
@@ -130,14 +131,15 @@ def _package(what: str, text: str, extras: tuple[str, ...], index: str | None) -
     )
 
 
-def _names_none(text: str) -> UsageError:
+def _format_error(text: str) -> UsageError:
     return UsageError(
-        f"{text!r} names no environment. Write OWNER/NAME[@VERSION], PACKAGE[==VERSION], or the path "
-        "of a project folder or a wheel."
+        f"{text!r} is not an environment id, a package or a path",
+        code="BK-CLI-ARGUMENT",
+        hint="write OWNER/NAME[@VERSION], PACKAGE[==VERSION], or the path of a project folder or a wheel",
     )
 
 
-def _is_meant_as_path(what: str, path: Path) -> bool:
+def _is_path(what: str, path: Path) -> bool:
     if not what:
         return False
     if what.startswith((".", "/", "~")) or what.endswith(_ARCHIVES):
@@ -148,7 +150,11 @@ def _is_meant_as_path(what: str, path: Path) -> bool:
 def _name_of(path: Path) -> str:
     """Return the name of the distribution at a path. Raises UsageError."""
     if not path.exists():
-        raise UsageError(f"there is no environment at {path}: the path does not exist.")
+        raise UsageError(
+            f"no environment at {path}: the path does not exist",
+            code="BK-FILE-NOT-FOUND",
+            hint="check the path and the current folder",
+        )
     if path.is_file():
         return _name_of_archive(path)
     project = path / "pyproject.toml"
@@ -157,9 +163,13 @@ def _name_of(path: Path) -> str:
     except FileNotFoundError:
         name = None
     except (OSError, ValueError) as error:
-        raise UsageError(f"{project} cannot be read: {error}") from None
+        raise UsageError(f"cannot read {project}: {error}", code="BK-FILE-FORMAT") from None
     if not isinstance(name, str):
-        raise UsageError(f"{path} is no project that can be installed: it has no pyproject.toml with a name.")
+        raise UsageError(
+            f"cannot install {path}: it has no pyproject.toml with a project name",
+            code="BK-ENV-INSTALL",
+            hint="set `name` in the `[project]` table of its pyproject.toml",
+        )
     return canonicalize_name(name)
 
 
@@ -170,8 +180,9 @@ def _name_of_archive(path: Path) -> str:
         return parse_sdist_filename(path.name)[0]
     except (InvalidWheelFilename, InvalidSdistFilename):
         raise UsageError(
-            f"{path} cannot be installed: give a project folder, a wheel (.whl) or a source archive "
-            "(.tar.gz)."
+            f"cannot install {path}: unknown kind of file",
+            code="BK-ENV-INSTALL",
+            hint="pass a project folder, a wheel (.whl) or a source archive (.tar.gz)",
         ) from None
 
 
@@ -180,9 +191,14 @@ def _check_index(index: str | None) -> None:
         return
     parts = urlsplit(index)
     if parts.scheme not in ("http", "https", "file"):
-        raise UsageError(f"--index {index}: write the URL of a package index, as https://host/simple/")
+        raise UsageError(
+            f"--index: {index!r} is not the URL of a package index",
+            code="BK-CLI-ARGUMENT",
+            hint="write a URL such as https://host/simple/",
+        )
     if "@" in parts.netloc:
         raise UsageError(
-            "--index: a password or a token on a command line is seen by everybody on this machine. Put it "
-            "into ~/.netrc and leave it out of the URL."
+            "--index: the URL has a password or token, which all users of this machine can read",
+            code="BK-CLI-ARGUMENT",
+            hint="move it from the URL to ~/.netrc",
         )

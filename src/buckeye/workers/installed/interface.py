@@ -51,72 +51,78 @@ def detect_interface(distribution: metadata.Distribution, extras: Sequence[str] 
     Raises BuckeyeError if it has no environment.
     """
     name = canonicalize_name(distribution.name)
-    needed = _requirements(distribution)
+    requirements = _requirements(distribution)
     if name in LIBRARIES:
         generation: Generation = "reasoning-gym" if name == LIBRARIES[0] else "textarena"
-        return Interface(generation=generation, module=_module(distribution))
-    interface = _of_verifiers(distribution, needed, tuple(extras)) or _of_buckeye(distribution)
+        return Interface(generation=generation, module=_module_name(distribution))
+    interface = _verifiers_interface(distribution, requirements, tuple(extras))
+    interface = interface or _buckeye_interface(distribution)
     if interface is None:
         raise BuckeyeError(
-            f"{distribution.name} {distribution.version} holds no environment: it requires no `verifiers`, "
-            f"announces none to {ENTRY_POINT_GROUP}, and its module has no load_environment."
+            f"{distribution.name} {distribution.version} has no environment: it does not require "
+            f"`verifiers`, has no `{ENTRY_POINT_GROUP}` entry point, and its module has no "
+            "`load_environment`",
+            code="BK-ENV-LOAD",
+            hint="check the name of the package",
         )
-    named: set[str] = {canonicalize_name(r.name) for r in needed if r.specifier and not _extras_of(r)}
-    kept = [c for c in interface.constraints if _keeps(c, named)]
-    return replace(interface, constraints=tuple(kept))
+    bounded: set[str] = {canonicalize_name(r.name) for r in requirements if r.specifier and not _extras_of(r)}
+    constraints = [c for c in interface.constraints if _applies(c, bounded)]
+    return replace(interface, constraints=tuple(constraints))
 
 
 def without_bounds_on(interface: Interface, requirements: Sequence[str]) -> Interface:
     """Return the interface without bounds on packages that the user has given versions for."""
-    own = set[str]()
+    pinned = set[str]()
     for text in requirements:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue  # a path, which the installer handles
-        own |= {canonicalize_name(requirement.name)} if requirement.specifier or requirement.url else set()
-    kept = [c for c in interface.constraints if canonicalize_name(Requirement(c).name) not in own]
-    return replace(interface, constraints=tuple(kept))
+        pinned |= {canonicalize_name(requirement.name)} if requirement.specifier or requirement.url else set()
+    constraints = [c for c in interface.constraints if canonicalize_name(Requirement(c).name) not in pinned]
+    return replace(interface, constraints=tuple(constraints))
 
 
-def _keeps(constraint: str, named: set[str]) -> bool:
+def _applies(constraint: str, bounded: set[str]) -> bool:
     """Return True if a bound applies: for `verifiers`, or if the package sets no bound itself."""
     name = canonicalize_name(Requirement(constraint).name)
-    return name == "verifiers" or name not in named
+    return name == "verifiers" or name not in bounded
 
 
-def _of_verifiers(
-    distribution: metadata.Distribution, needed: Sequence[Requirement], extras: tuple[str, ...]
+def _verifiers_interface(
+    distribution: metadata.Distribution, requirements: Sequence[Requirement], extras: tuple[str, ...]
 ) -> Interface | None:
     """Return the interface to `verifiers`, or None if the distribution has none."""
-    module, sources = _module(distribution), _sources(distribution)
-    always = [r for r in needed if r.name == "verifiers" and not _extras_of(r)]
-    if always:
-        return _v0_or_v1(module, always[0].specifier, any(map(_USES_V1.search, sources)), ())
-    offered = {e: r for r in needed if r.name == "verifiers" for e in _extras_of(r)}
+    module, sources = _module_name(distribution), _source_texts(distribution)
+    required = [r for r in requirements if r.name == "verifiers" and not _extras_of(r)]
+    if required:
+        return _verifiers_interface_of(module, required[0].specifier, any(map(_USES_V1.search, sources)), ())
+    offered = {e: r for r in requirements if r.name == "verifiers" for e in _extras_of(r)}
     chosen = [e for e in extras if e in offered]
     if offered:
         if extras and not chosen:
             return None
         by_age = sorted(offered, key=lambda e: not offered[e].specifier.contains(_V0_RELEASE))
         extra = chosen[0] if chosen else by_age[0]
-        return _v0_or_v1(module, offered[extra].specifier, False, (extra,))
+        return _verifiers_interface_of(module, offered[extra].specifier, False, (extra,))
     if any(map(_USES_V1.search, sources)):
-        return _v1(module, ())
-    if _announced(distribution) is None and any(map(_HAS_LOADER.search, sources)):
-        return _v0(module, SpecifierSet(), ())
+        return _v1_interface(module, ())
+    if _entry_point(distribution) is None and any(map(_HAS_LOADER.search, sources)):
+        return _v0_interface(module, SpecifierSet(), ())
     return None
 
 
-def _v0_or_v1(module: str, specifier: SpecifierSet, uses_v1: bool, extras: tuple[str, ...]) -> Interface:
+def _verifiers_interface_of(
+    module: str, specifier: SpecifierSet, uses_v1: bool, extras: tuple[str, ...]
+) -> Interface:
     if not specifier.contains(_V1_RELEASE, prereleases=True):
-        return _v0(module, specifier, extras)
+        return _v0_interface(module, specifier, extras)
     if uses_v1 or not specifier.contains(_V0_RELEASE):
-        return _v1(module, extras)
-    return _v0(module, specifier, extras)
+        return _v1_interface(module, extras)
+    return _v0_interface(module, specifier, extras)
 
 
-def _v0(module: str, specifier: SpecifierSet, extras: tuple[str, ...]) -> Interface:
+def _v0_interface(module: str, specifier: SpecifierSet, extras: tuple[str, ...]) -> Interface:
     release = f"verifiers=={_V0_RELEASE}" if specifier.contains(_V0_RELEASE) else "verifiers<0.4"
     return Interface(
         generation="verifiers-v0",
@@ -127,7 +133,7 @@ def _v0(module: str, specifier: SpecifierSet, extras: tuple[str, ...]) -> Interf
     )
 
 
-def _v1(module: str, extras: tuple[str, ...]) -> Interface:
+def _v1_interface(module: str, extras: tuple[str, ...]) -> Interface:
     return Interface(
         generation="verifiers-v1",
         module=module,
@@ -137,27 +143,27 @@ def _v1(module: str, extras: tuple[str, ...]) -> Interface:
     )
 
 
-def _of_buckeye(distribution: metadata.Distribution) -> Interface | None:
-    announced = _announced(distribution)
-    if announced is None:
+def _buckeye_interface(distribution: metadata.Distribution) -> Interface | None:
+    entry_point = _entry_point(distribution)
+    if entry_point is None:
         return None
-    return Interface(generation="buckeye", module=announced.partition(":")[0])
+    return Interface(generation="buckeye", module=entry_point.partition(":")[0])
 
 
-def _announced(distribution: metadata.Distribution) -> str | None:
+def _entry_point(distribution: metadata.Distribution) -> str | None:
     """Return the loader that a distribution registers as an entry point."""
     entries = [entry for entry in distribution.entry_points if entry.group == ENTRY_POINT_GROUP]
     return entries[0].value if entries else None
 
 
 def _requirements(distribution: metadata.Distribution) -> list[Requirement]:
-    needed = []
+    requirements = []
     for text in distribution.requires or []:
         try:
-            needed.append(Requirement(text))
+            requirements.append(Requirement(text))
         except InvalidRequirement:
             continue  # the installer reports it
-    return needed
+    return requirements
 
 
 def _extras_of(requirement: Requirement) -> list[str]:
@@ -165,16 +171,18 @@ def _extras_of(requirement: Requirement) -> list[str]:
     return re.findall(r"extra\s*==\s*['\"]([^'\"]+)['\"]", str(requirement.marker or ""))
 
 
-def _module(distribution: metadata.Distribution) -> str:
+def _module_name(distribution: metadata.Distribution) -> str:
     """Return the module of a distribution: the one with its name, else the first one."""
     wanted = canonicalize_name(distribution.name).replace("-", "_")
-    modules = sorted({_top(path) for path in _python_files(distribution)} - {""})
+    modules = sorted({_top_level_module(path) for path in _python_files(distribution)} - {""})
     if not modules:
-        raise BuckeyeError(f"{distribution.name} {distribution.version} holds no Python module.")
+        raise BuckeyeError(
+            f"{distribution.name} {distribution.version} has no Python module", code="BK-ENV-LOAD"
+        )
     return wanted if wanted in modules else modules[0]
 
 
-def _top(path: metadata.PackagePath) -> str:
+def _top_level_module(path: metadata.PackagePath) -> str:
     """Return the top-level module of a path: `package` for `package/part.py` and `package.py`."""
     return path.parts[0].removesuffix(".py") if path.parts[0] != ".." else ""
 
@@ -183,6 +191,6 @@ def _python_files(distribution: metadata.Distribution) -> list[metadata.PackageP
     return [path for path in distribution.files or [] if path.suffix == ".py"]
 
 
-def _sources(distribution: metadata.Distribution) -> list[str]:
+def _source_texts(distribution: metadata.Distribution) -> list[str]:
     files = [Path(str(path.locate())) for path in _python_files(distribution)]
     return [path.read_text("utf-8", errors="replace") for path in files if path.is_file()]

@@ -15,6 +15,9 @@ from buckeye.errors import UsageError
 _PIN = re.compile(r"([A-Za-z0-9][\w.-]*)==([^\s;\\]+)")
 _UNMANAGED = ("pip", "setuptools", "wheel")
 
+Report = Callable[[str], None]
+"""Function that shows one line of progress."""
+
 
 @dataclass(frozen=True, slots=True)
 class LockFile:
@@ -43,13 +46,13 @@ def lock_text(
     Hashes are written for all packages or none, because an installer that checks one hash checks all.
     """
     locked = [pin for pin in pins if _name_of(pin) != local]
-    whole = all(hashes.get(str(_name_of(pin))) for pin in locked)
+    are_all_hashed = all(hashes.get(str(_name_of(pin))) for pin in locked)
     lines = [f"# {head}"]
     if local is not None:
         lines.append(f"# {next(pin for pin in pins if _name_of(pin) == local)} is installed from its source")
     for pin in locked:
-        known = hashes[str(_name_of(pin))] if whole else ()
-        lines.append(" \\\n    ".join([pin, *(f"--hash={value}" for value in known)]))
+        pin_hashes = hashes[str(_name_of(pin))] if are_all_hashed else ()
+        lines.append(" \\\n    ".join([pin, *(f"--hash={value}" for value in pin_hashes)]))
     return "\n".join(lines) + "\n"
 
 
@@ -58,14 +61,15 @@ def read_lock(path: Path) -> LockFile:
     try:
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"--locked {path}: it cannot be read: {error}") from None
+        raise UsageError(f"--locked: cannot read {path}: {error}", code="BK-FILE-UNREADABLE") from None
     pins: dict[str, str] = {}
     for number, entry in enumerate(_entries(text), start=1):
         match = _PIN.match(entry)
         if match is None:
             raise UsageError(
-                f"--locked {path}: entry {number} is {entry[:60]!r}; expected NAME==VERSION, as in the "
-                "requirements.lock of an installed environment."
+                f"--locked: entry {number} of {path} is {entry[:60]!r}, expected NAME==VERSION",
+                code="BK-FILE-FORMAT",
+                hint="pass the requirements.lock of an installed environment",
             )
         pins[canonicalize_name(match[1])] = match[2]
     return LockFile(pins, text)
@@ -80,6 +84,3 @@ def _entries(text: str) -> list[str]:
 def _name_of(entry: str) -> str | None:
     match = _PIN.match(entry)
     return canonicalize_name(match[1]) if match else None
-
-
-Report = Callable[[str], None]

@@ -28,65 +28,76 @@ def hub_key() -> str | None:
     """Return PRIME_API_KEY from the environment, `.env` or `buckeye auth set`, else the key that
     `prime login` has stored, else None.
     """
-    if known := key(KEY_VARIABLE):
-        return known
+    if configured := key(KEY_VARIABLE):
+        return configured
     try:
         stored = json.loads((Path.home() / ".prime" / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    found = stored.get("api_key") if isinstance(stored, dict) else None
-    return found if isinstance(found, str) and found else None
+    api_key = stored.get("api_key") if isinstance(stored, dict) else None
+    return api_key if isinstance(api_key, str) and api_key else None
 
 
 def fetch_private(source: InstallSource, key: str, folder: Path) -> Path:
     """Download a wheel or source archive of the environment into `folder`.
 
-    Raises BuckeyeError if the hub refuses, has no such environment, or sends an invalid answer.
+    Raises BuckeyeError if the hub refuses, has no such environment, or sends an invalid response.
     """
     base = os.environ.get(_BASE_VARIABLE, _BASE).rstrip("/").removesuffix("/api/v1")
     version = source.specifier.removeprefix("==") or "latest"
     address = f"{base}/api/v1/environmentshub/{source.owner}/{source.name}/@{version}"
     with httpx.Client(timeout=_SECONDS, follow_redirects=False) as client:
-        details = _details(_get(client, address, key, source), source)
+        details = _parse_details(_get(client, address, key, source), source)
         url = next(
             (details[k] for k in ("wheel_url", "package_url", "tracked_package_url") if details.get(k)), None
         )
         if not isinstance(url, str):
-            raise BuckeyeError(f"the hub knows {source.env_id} and offers no package of it to download.")
+            raise BuckeyeError(
+                f"the hub has no package of {source.env_id} to download", code="BK-ENV-INSTALL"
+            )
         url = urljoin(address, url)
-        own = urlsplit(url)[:2] == urlsplit(address)[:2]  # scheme and host
-        answer = _get(client, url, key if own else None, source)
+        is_same_host = urlsplit(url)[:2] == urlsplit(address)[:2]  # scheme and host
+        response = _get(client, url, key if is_same_host else None, source)
     target = folder / (Path(urlsplit(url).path).name or "package.tar.gz")
-    target.write_bytes(answer.content)
+    target.write_bytes(response.content)
     return target
 
 
 def _get(client: httpx.Client, url: str, key: str | None, source: InstallSource) -> httpx.Response:
-    where = urlsplit(url).netloc
+    host = urlsplit(url).netloc
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        answer = client.get(url, headers=headers)
-        if answer.has_redirect_location:  # signed URLs on other hosts; they need no key
-            answer = client.get(urljoin(url, answer.headers["location"]))
+        response = client.get(url, headers=headers)
+        if response.has_redirect_location:  # signed URLs on other hosts; they need no key
+            response = client.get(urljoin(url, response.headers["location"]))
     except httpx.HTTPError as error:
-        raise BuckeyeError(f"{where} does not answer: {error or type(error).__name__}") from None
-    if answer.status_code in (401, 403):
         raise BuckeyeError(
-            f"{where} refuses {source.env_id} ({answer.status_code}): the key in {KEY_VARIABLE} (or that of "
-            "`prime login`) is wrong, or may not read it."
+            f"cannot reach {host}: {error or type(error).__name__}", code="BK-NETWORK"
+        ) from None
+    if response.status_code in (401, 403):
+        raise BuckeyeError(
+            f"{host} refused to send {source.env_id}: HTTP {response.status_code}",
+            code="BK-KEY-INVALID",
+            hint=f"check the key in {KEY_VARIABLE} (or that of `prime login`) and its rights",
         )
-    if answer.status_code == 404:
-        raise BuckeyeError(f"{where} has no environment {source.env_id}{source.specifier}.")
-    if answer.is_error:
-        raise BuckeyeError(f"{where} answers {answer.status_code} for {source.env_id}; try again later.")
-    return answer
+    if response.status_code == 404:
+        raise BuckeyeError(
+            f"{host} has no environment {source.env_id}{source.specifier}", code="BK-ENV-UNKNOWN"
+        )
+    if response.is_error:
+        raise BuckeyeError(
+            f"{host} failed to send {source.env_id}: HTTP {response.status_code}",
+            code="BK-NETWORK",
+            hint="retry later",
+        )
+    return response
 
 
-def _details(answer: httpx.Response, source: InstallSource) -> Mapping[str, Any]:
+def _parse_details(response: httpx.Response, source: InstallSource) -> Mapping[str, Any]:
     try:
-        details = answer.json()["data"]
+        details = response.json()["data"]
     except (ValueError, KeyError, TypeError):
         details = None
     if not isinstance(details, dict):
-        raise BuckeyeError(f"the hub's answer about {source.env_id} is not understood.")
+        raise BuckeyeError(f"the hub replied with invalid data about {source.env_id}", code="BK-ENV-INSTALL")
     return details

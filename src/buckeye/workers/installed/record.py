@@ -84,11 +84,14 @@ def read_record(folder: Path) -> InstalledEnvironment | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise BuckeyeError(f"{path} cannot be read: {error.strerror or error}") from None
+        raise BuckeyeError(
+            f"cannot read {path}: {error.strerror or error}", code="BK-FILE-UNREADABLE"
+        ) from None
     try:
         return msgspec.json.decode(data, type=InstalledEnvironment, dec_hook=lambda kind, value: kind(value))
     except (msgspec.DecodeError, UnicodeDecodeError, TypeError, ValueError, RecursionError) as error:
         raise BuckeyeError(
-            f"{path} does not describe an environment: {error}. "
-            f"Install it again: buckeye env install {folder.name} --force"
+            f"{path} is not a valid record of an environment: {error}",
+            code="BK-FILE-FORMAT",
+            hint=f"reinstall the environment: buckeye env install {folder.name} --force",
         ) from None

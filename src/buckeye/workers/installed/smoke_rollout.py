@@ -14,14 +14,14 @@ from buckeye.workers.installed.record import InstalledEnvironment
 
 REPLY = "I do not know."
 _ROLLOUT_SECONDS = 300.0
-_LONGEST = 200
-_ONE_OF = {"reasoning-gym": "reasoning-gym/chain_sum", "textarena": "textarena/GuessTheNumber-v0"}
+_MAX_CHARACTERS = 200
+_EXAMPLES = {"reasoning-gym": "reasoning-gym/chain_sum", "textarena": "textarena/GuessTheNumber-v0"}
 """Example environments of libraries that have many. They need no arguments and no downloads."""
 
 
 def example_id(installed: InstalledEnvironment) -> str:
     """Return the id of the environment, or of an example environment of a library."""
-    return _ONE_OF.get(installed.generation, installed.id)
+    return _EXAMPLES.get(installed.generation, installed.id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class Smoke:
         return "\n".join(
             [
                 f"tasks       {self.tasks} in split {self.split!r}",
-                f"task        {self.task.id}: {json.dumps(_short(question), ensure_ascii=False)}",
+                f"task        {self.task.id}: {json.dumps(_shorten(question), ensure_ascii=False)}",
                 f"reply       {json.dumps(REPLY)}",
                 f"reward      {outcome.reward} ({outcome.stop_reason})",
                 *(f"            {name} = {value:g}" for name, value in outcome.components.items()),
@@ -61,16 +61,16 @@ async def smoke_rollout(installed: InstalledEnvironment, variables: Sequence[str
     try:
         environment = open_environment(example_id(installed), {}, settings)
     except BuckeyeError as error:
-        raise _failed(installed, str(error)) from None
+        raise _failed(installed, str(error), error.code) from None
     try:
-        return await _play_first(environment, installed)
+        return await _run_first_task(environment, installed)
     finally:
         close = getattr(environment, "close", None)
         if close is not None:
             await close()
 
 
-async def _play_first(environment: Environment, installed: InstalledEnvironment) -> Smoke:
+async def _run_first_task(environment: Environment, installed: InstalledEnvironment) -> Smoke:
     split, count, task = await asyncio.to_thread(_first_task, environment)
     policy = ScriptedPolicy(REPLY)
     try:
@@ -78,11 +78,11 @@ async def _play_first(environment: Environment, installed: InstalledEnvironment)
             outcome = await environment.rollout(task, policy)
     except TimeoutError:
         raise _failed(
-            installed, f"the rollout of {task.id} had no outcome after {_ROLLOUT_SECONDS:g} s"
+            installed, f"the rollout of task {task.id} did not end within {_ROLLOUT_SECONDS:g} s"
         ) from None
     if outcome.reward is None:
         where = f" ({outcome.boundary})" if outcome.boundary else ""
-        raise _failed(installed, f"the rollout of {task.id} failed{where}: {outcome.error}")
+        raise _failed(installed, f"the rollout of task {task.id} failed{where}: {outcome.error}")
     return Smoke(tasks=count, split=split, task=task, outcome=outcome)
 
 
@@ -94,16 +94,16 @@ def _first_task(environment: Environment) -> tuple[str, int, Task]:
             continue
         if len(tasks):
             return split, len(tasks), tasks[0]
-    raise BuckeyeError(f"{environment.name} has no tasks, neither to train nor to evaluate on.")
+    raise BuckeyeError(f"{environment.name} has no `train` and no `eval` tasks", code="BK-ENV-TASKS")
 
 
-def _failed(installed: InstalledEnvironment, what: str) -> BuckeyeError:
+def _failed(installed: InstalledEnvironment, problem: str, code: str = "BK-ENV-FAILED") -> BuckeyeError:
     return BuckeyeError(
-        f"{installed.id} is installed, but {what}\n"
-        f"Its interpreter is {installed.python}. "
-        f"Remove it: buckeye env remove {installed.id}"
+        f"{installed.id} is installed, but {problem}",
+        code=code,
+        hint=f"check its interpreter {installed.python}, or remove it: buckeye env remove {installed.id}",
     )
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+def _shorten(text: str) -> str:
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"

@@ -43,12 +43,13 @@ def find_installed(env_id: str) -> InstalledEnvironment | None:
     environment = read_record(environments_home() / canonicalize_name(wanted.name))
     if environment is None:
         return None
-    if not _same_owner(wanted.owner, EnvironmentId.parse(environment.id).owner):
+    if not _is_same_owner(wanted.owner, EnvironmentId.parse(environment.id).owner):
         return None
-    if not _serves(environment.version, wanted.version):
+    if not _is_compatible(environment.version, wanted.version):
         raise UsageError(
-            f"{env_id} is asked for, but {environment.name} {environment.version} is installed. "
-            f"Replace it: buckeye env install {env_id} --force"
+            f"{env_id} is not available: {environment.name} {environment.version} is installed",
+            code="BK-PACKAGE-VERSION",
+            hint=f"replace it: buckeye env install {env_id} --force",
         )
     return environment
 
@@ -57,11 +58,11 @@ def get_installed(env_id: str) -> InstalledEnvironment:
     """Return the installed environment. Raises EnvironmentNotFoundError with the installed names."""
     environment = find_installed(env_id)
     if environment is None:
-        whole, damaged = all_installed()
-        names = ", ".join([*(e.name for e in whole), *(f"{name} (damaged)" for name in damaged)]) or "none"
+        valid, damaged = all_installed()
+        names = ", ".join([*(e.name for e in valid), *(f"{name} (damaged)" for name in damaged)]) or "none"
         raise EnvironmentNotFoundError(
-            f"environment {env_id!r} is not installed in {environments_home()} (there: {names}). "
-            f"Install it: buckeye env install {env_id}"
+            f"environment {env_id!r} is not installed in {environments_home()} (installed: {names})",
+            hint=f"install it: buckeye env install {env_id}",
         )
     return environment
 
@@ -77,8 +78,9 @@ def refuse_if_used(folder: Path) -> None:
     users = [process.pid for process in psutil.process_iter(["cmdline"]) if _runs_in(process, folder)]
     if users:
         raise BuckeyeError(
-            f"{folder.name} is in use by process {', '.join(map(str, users))}. "
-            "Wait for its end, or stop its run (`rl list` names it), and try again."
+            f"{folder.name} is in use by process {', '.join(map(str, users))}",
+            code="BK-ENV-INSTALL",
+            hint="wait until it ends, or stop its run (`rl list` shows it), and retry",
         )
 
 
@@ -88,21 +90,21 @@ def disk_bytes(folder: Path) -> int:
 
 
 def _runs_in(process: psutil.Process, folder: Path) -> bool:
-    words = process.info["cmdline"] or [""]
-    return words[0].startswith(f"{folder}/")
+    command = process.info["cmdline"] or [""]
+    return command[0].startswith(f"{folder}/")
 
 
-def _same_owner(wanted: str | None, installed: str | None) -> bool:
+def _is_same_owner(wanted: str | None, installed: str | None) -> bool:
     """Return True if the owners are compatible. An id without owner matches any owner."""
     return wanted is None or installed is None or wanted.lower() == installed.lower()
 
 
-def _serves(installed: str, wanted: str | None) -> bool:
+def _is_compatible(installed: str, wanted: str | None) -> bool:
     """Return True if the installed version is the wanted one, or a newer release of its x.y series."""
     if wanted in (None, "latest"):
         return True
     try:
-        here, asked = Version(installed), Version(str(wanted))
+        current, requested = Version(installed), Version(str(wanted))
     except InvalidVersion:
         return installed == wanted
-    return here == asked or (here > asked and here.release[:2] == asked.release[:2])
+    return current == requested or (current > requested and current.release[:2] == requested.release[:2])

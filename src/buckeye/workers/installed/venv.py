@@ -29,7 +29,7 @@ from buckeye.errors import BuckeyeError, UsageError
 INSTALL_SECONDS = 3600.0
 _VENV_SECONDS = 300.0
 _LAST_LINES = 12
-_OTHER_PYTHON = re.compile(
+_PYTHON_MISMATCH = re.compile(
     r"does not satisfy Python\s*([<>=!~][^\s,]*(?:,\s?[<>=!~][^\s,]*)*)"  # uv
     r"|requires a different Python: \S+ not in '([^']+)'"  # pip
     r"|Requires-Python ([<>=!~][^;]+?)(?:;|\s[A-Za-z]|$)"
@@ -40,7 +40,7 @@ _LATEST_PATCH = 99
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Index:
-    """Package index. `url` is used in addition to the default index, or `is_exclusive`; None means the default."""
+    """Package index. None means the default; `url` is used in addition to it, or alone if `is_exclusive`."""
 
     url: str | None = None
     is_exclusive: bool = False
@@ -72,15 +72,15 @@ class Installer:
         Raises UsageError if the interpreter does not exist.
         """
         if self.uv:
-            command = [self.uv, "venv", "--quiet", "--no-project", "--python", python or _our_python()]
+            command = [self.uv, "venv", "--quiet", "--no-project", "--python", python or _base_python()]
             _run([*command, str(self.venv)], _VENV_SECONDS)
             return
-        without_pip = ["--without-pip"] if _have_pip() else []
+        without_pip = ["--without-pip"] if _has_pip() else []
         _run([_interpreter(python), "-m", "venv", *without_pip, str(self.venv)], _VENV_SECONDS)
 
     def install(
         self,
-        *words: str,
+        *requirements: str,
         index: Index = Index(),
         constraints: Sequence[str] = (),
         dependencies: bool = True,
@@ -92,33 +92,35 @@ class Installer:
         """
         options = [] if dependencies else ["--no-deps"]
         if constraints:
-            bounds = folder / "constraints.txt"
-            bounds.write_text("\n".join(constraints) + "\n", encoding="utf-8")
-            options += ["--constraint", str(bounds)]
+            constraints_file = folder / "constraints.txt"
+            constraints_file.write_text("\n".join(constraints) + "\n", encoding="utf-8")
+            options += ["--constraint", str(constraints_file)]
         if self.uv:
-            where = _uv_index(index)
-            _run(
-                [self.uv, "pip", "install", "--quiet", "--python", str(self.python), *options, *where, *words]
-            )
+            index_options = _uv_index(index)
+            command = [self.uv, "pip", "install", "--quiet", "--python", str(self.python)]
+            _run([*command, *options, *index_options, *requirements])
             return
         report = folder / "report.json"
-        where = ["--index-url" if index.is_exclusive else "--extra-index-url", index.url] if index.url else []
-        quiet = ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
-        _run([*self._pip(), "install", *quiet, "--report", str(report), *options, *where, *words])
+        index_options = (
+            ["--index-url" if index.is_exclusive else "--extra-index-url", index.url] if index.url else []
+        )
+        options += ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
+        _run([*self._pip(), "install", "--report", str(report), *options, *index_options, *requirements])
         self.hashes |= _hashes_of_report(json.loads(report.read_text("utf-8")))
 
     def find_hashes(self, pins: Sequence[str], *, index: Index, folder: Path) -> None:
         """Get the hashes of NAME==VERSION from `uv`; `pip` has reported them. A failure leaves them unset."""
         if not self.uv:
             return
-        wanted = folder / "pins.txt"
-        wanted.write_text("\n".join(pins) + "\n", encoding="utf-8")
+        pins_file = folder / "pins.txt"
+        pins_file.write_text("\n".join(pins) + "\n", encoding="utf-8")
         command = [self.uv, "pip", "compile", "--quiet", "--no-deps", "--generate-hashes", "--no-header"]
-        ran = _run_guarded(
-            [*command, "--python", str(self.python), *_uv_index(index), str(wanted)], seconds=INSTALL_SECONDS
+        completed = _run_guarded(
+            [*command, "--python", str(self.python), *_uv_index(index), str(pins_file)],
+            seconds=INSTALL_SECONDS,
         )
-        if ran.returncode == 0:
-            self.hashes |= _hashes_of_lock(ran.stdout)
+        if completed.returncode == 0:
+            self.hashes |= _hashes_of_lock(completed.stdout)
 
     def distributions(self) -> list[metadata.Distribution]:
         """Return the installed distributions, sorted by name."""
@@ -130,7 +132,7 @@ class Installer:
         for found in self.distributions():
             if canonicalize_name(found.name) == name:
                 return found
-        raise BuckeyeError(f"{self.name} installed no distribution {name}.")
+        raise BuckeyeError(f"{self.name} did not install a distribution {name}", code="BK-ENV-INSTALL")
 
     def python_version(self) -> str:
         """Return the version of the interpreter, such as 3.11.7."""
@@ -139,7 +141,7 @@ class Installer:
         return match[1] if match else "unknown"
 
     def _pip(self) -> list[str]:
-        if _have_pip():
+        if _has_pip():
             return [sys.executable, "-m", "pip", "--python", str(self.python)]
         return [str(self.python), "-m", "pip"]
 
@@ -152,9 +154,9 @@ class NeededPython:
     version: str
 
 
-def find_needed_python(said: str) -> NeededPython | None:
+def find_needed_python(output: str) -> NeededPython | None:
     """Return the required Python if an installer failed because of the interpreter's version, else None."""
-    found = _OTHER_PYTHON.search(re.sub(r"\s*\n[\s|]*", " ", said))
+    found = _PYTHON_MISMATCH.search(re.sub(r"\s*\n[\s|]*", " ", output))
     if found is None:
         return None
     text = next(filter(None, found.groups())).rstrip(" ,")
@@ -162,8 +164,8 @@ def find_needed_python(said: str) -> NeededPython | None:
         specifier = SpecifierSet(text)
     except InvalidSpecifier:
         return None
-    ours = sys.version_info.minor
-    for minor in sorted(_PYTHONS, key=lambda minor: abs(minor - ours)):
+    current_minor = sys.version_info.minor
+    for minor in sorted(_PYTHONS, key=lambda minor: abs(minor - current_minor)):
         if any(specifier.contains(f"3.{minor}.{patch}") for patch in (0, _LATEST_PATCH)):
             return NeededPython(text, f"3.{minor}")
     return None
@@ -174,25 +176,26 @@ def find_uv() -> str | None:
     return shutil.which("uv") or shutil.which("uv", path=str(Path(sys.executable).parent))
 
 
-def _have_pip() -> bool:
+def _has_pip() -> bool:
     return importlib.util.find_spec("pip") is not None
 
 
-def _our_python() -> str:
+def _base_python() -> str:
     """Return the base interpreter of this virtual environment; a new one must not depend on this one."""
     return str(getattr(sys, "_base_executable", sys.executable))
 
 
 def _interpreter(python: str | None) -> str:
     if python is None:
-        return _our_python()
+        return _base_python()
     for candidate in (python, f"python{python}"):
         found = shutil.which(os.path.expanduser(candidate))
         if found is not None and run_program([found, "-c", ""], seconds=60).returncode == 0:
             return found
     raise UsageError(
-        f"--python {python}: there is no such interpreter on this machine. Name one by its path, or install "
-        "`uv` (https://docs.astral.sh/uv), which fetches any version."
+        f"--python: no interpreter {python!r} on this machine",
+        code="BK-CLI-ARGUMENT",
+        hint="pass the path of one, or install `uv` (https://docs.astral.sh/uv), which downloads any version",
     )
 
 
@@ -205,15 +208,17 @@ def _uv_index(index: Index) -> list[str]:
 def _run(command: Sequence[str], seconds: float = INSTALL_SECONDS) -> None:
     name = "uv" if Path(command[0]).name == "uv" else "pip" if "pip" in command else "venv"
     try:
-        ran = _run_guarded(command, seconds)
+        completed = _run_guarded(command, seconds)
     except subprocess.TimeoutExpired:
-        raise BuckeyeError(f"`{name}` did not end within {seconds:g} s.") from None
+        raise BuckeyeError(f"`{name}` did not end within {seconds:g} s", code="BK-ENV-INSTALL") from None
     except OSError as error:
-        raise BuckeyeError(f"`{name}` cannot be started: {error.strerror or error}") from None
-    if ran.returncode:
-        lines = [line for line in (ran.stderr or ran.stdout).splitlines() if line.strip()]
+        raise BuckeyeError(
+            f"cannot start `{name}`: {error.strerror or error}", code="BK-ENV-INSTALL"
+        ) from None
+    if completed.returncode:
+        lines = [line for line in (completed.stderr or completed.stdout).splitlines() if line.strip()]
         last = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
-        raise BuckeyeError(f"`{name}` failed:\n{last}")
+        raise BuckeyeError(f"`{name}` failed:\n{last}", code="BK-ENV-INSTALL")
 
 
 def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
@@ -230,8 +235,8 @@ def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.Completed
             child.wait()
         for output in (stdout, stderr):
             output.seek(0)
-        said = [output.read().decode(errors="replace") for output in (stdout, stderr)]
-    return subprocess.CompletedProcess(command, code, *said)
+        texts = [output.read().decode(errors="replace") for output in (stdout, stderr)]
+    return subprocess.CompletedProcess(command, code, *texts)
 
 
 def _hashes_of_report(report: Mapping[str, Any]) -> dict[str, list[str]]:

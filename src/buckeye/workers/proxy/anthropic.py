@@ -38,15 +38,15 @@ def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     choice = body.tool_choice
     first_call_only = choice is not None and (choice.disable_parallel_tool_use or choice.type == "tool")
 
-    def whole(replies: Sequence[Reply]) -> dict[str, Any]:
+    def to_json(replies: Sequence[Reply]) -> dict[str, Any]:
         (reply,) = replies
         parts = split_reply(reply, first_call_only=first_call_only, objects_only=True)
         return _message(rollout.model, reply, parts)
 
-    def stream(replies: Sequence[Reply]) -> list[bytes]:
-        return encode_events(_told(whole(replies)))
+    def to_events(replies: Sequence[Reply]) -> list[bytes]:
+        return encode_events(_stream_events(to_json(replies)))
 
-    return Exchange(call=call, is_streaming=body.stream, whole=whole, stream=stream)
+    return Exchange(call=call, is_streaming=body.stream, to_json=to_json, to_events=to_events)
 
 
 def _message(model: str, reply: Reply, parts: ReplyParts) -> dict[str, Any]:
@@ -73,12 +73,12 @@ def _message(model: str, reply: Reply, parts: ReplyParts) -> dict[str, Any]:
     }
 
 
-def _told(final: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _stream_events(final: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     usage = {**final["usage"], "output_tokens": 0}
-    begun = {**final, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
-    yield "message_start", {"message": begun}
+    initial = {**final, "content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
+    yield "message_start", {"message": initial}
     for index, block in enumerate(final["content"]):
-        empty, deltas = _grown(block)
+        empty, deltas = _initial_and_deltas(block)
         yield "content_block_start", {"index": index, "content_block": empty}
         for delta in deltas:
             yield "content_block_delta", {"index": index, "delta": delta}
@@ -88,7 +88,7 @@ def _told(final: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "message_stop", {}
 
 
-def _grown(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _initial_and_deltas(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Return a content block in its initial state, and the deltas that complete it."""
     if block["type"] == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
@@ -98,5 +98,5 @@ def _grown(block: dict[str, Any]) -> tuple[dict[str, Any], list[dict[str, Any]]]
             {"type": "signature_delta", "signature": block["signature"]},
         ]
         return {**block, "thinking": ""}, deltas
-    written = msgspec.json.encode(block["input"]).decode()
-    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": written}]
+    arguments_json = msgspec.json.encode(block["input"]).decode()
+    return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments_json}]

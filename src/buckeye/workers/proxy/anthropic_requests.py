@@ -85,9 +85,9 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     def __post_init__(self) -> None:
         choice, names = self.tool_choice, [tool.name for tool in self.tools or ()]
         if choice is not None and choice.type == "any" and not names:
-            raise ValueError("`tool_choice` is any and there are no `tools`")
+            raise ValueError("`tool_choice` is `any`, but `tools` is empty")
         if choice is not None and choice.type == "tool" and choice.name not in names:
-            raise ValueError(f"`tool_choice` is {choice.name!r}, which is none of `tools`")
+            raise ValueError(f"`tool_choice` is {choice.name!r}, which is not in `tools`")
 
     def offered_tools(self) -> list[dict[str, Any]]:
         """Return the tools for the model, in the format of chats. Raises `WireError`."""
@@ -113,54 +113,54 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
 def chat_messages(body: MessagesRequest) -> list[dict[str, Any]]:
     """Return a request's conversation as chat messages."""
     messages: list[dict[str, Any]] = []
-    if system := _text(body.system):
+    if system := _join_text(body.system):
         messages.append({"role": "system", "content": system})
     for message in body.messages:
         if isinstance(message.content, str):
             messages.append({"role": message.role, "content": message.content})
         elif message.role == "assistant":
-            messages.append(_said(message.content))
+            messages.append(_assistant_message(message.content))
         else:
-            messages += _asked(message.content)
+            messages += _user_messages(message.content)
     return messages
 
 
-def _said(blocks: Sequence[Block]) -> dict[str, Any]:
+def _assistant_message(blocks: Sequence[Block]) -> dict[str, Any]:
     """Return an assistant's blocks as one message."""
-    message: dict[str, Any] = {"role": "assistant", "content": _text(_texts(blocks))}
+    message: dict[str, Any] = {"role": "assistant", "content": _join_text(_text_blocks(blocks))}
     thinking = [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]
     if thinking:
         message["reasoning_content"] = "\n".join(thinking)
-    calls = [_call(block) for block in blocks if isinstance(block, UseBlock)]
+    calls = [_tool_call(block) for block in blocks if isinstance(block, UseBlock)]
     if calls:
         message["tool_calls"] = calls
     return message
 
 
-def _asked(blocks: Sequence[Block]) -> list[dict[str, Any]]:
+def _user_messages(blocks: Sequence[Block]) -> list[dict[str, Any]]:
     """Return a user's blocks as messages: tool results first, then the user's text."""
     messages: list[dict[str, Any]] = [
-        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
+        {"role": "tool", "tool_call_id": block.tool_use_id, "content": _join_text(block.content)}
         for block in blocks
         if isinstance(block, ResultBlock)
     ]
-    texts = _texts(blocks)
+    texts = _text_blocks(blocks)
     if texts or not messages:
-        messages.append({"role": "user", "content": _text(texts)})
+        messages.append({"role": "user", "content": _join_text(texts)})
     return messages
 
 
-def _texts(blocks: Sequence[Block]) -> list[TextBlock]:
+def _text_blocks(blocks: Sequence[Block]) -> list[TextBlock]:
     return [block for block in blocks if isinstance(block, TextBlock)]
 
 
-def _text(content: str | Sequence[TextBlock] | None) -> str:
+def _join_text(content: str | Sequence[TextBlock] | None) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(block.text for block in content)
 
 
-def _call(block: UseBlock) -> dict[str, Any]:
+def _tool_call(block: UseBlock) -> dict[str, Any]:
     # spacing of the chat renderer, because a template without tools repeats the call as text
     arguments = json.dumps(block.input, ensure_ascii=False)
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}

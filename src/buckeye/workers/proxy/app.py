@@ -22,8 +22,8 @@ from buckeye.workers.proxy.rollout import ROLLOUT_ENDED, ProxyRollout
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 32 * 2**20
-_REMEMBERED = 100_000  # ids of closed rollouts; late calls get status 410
-_GONE = 499
+_MAX_CLOSED = 100_000  # ids of closed rollouts; late calls get status 410
+_CLIENT_CLOSED = 499
 
 Receive = Callable[[], Any]
 Send = Callable[[Mapping[str, Any]], Any]
@@ -54,7 +54,7 @@ class WireApp:
         """Stop serving a rollout, and end its open calls."""
         del self._open[rollout.id]
         self._closed[rollout.id] = None
-        if len(self._closed) > _REMEMBERED:
+        if len(self._closed) > _MAX_CLOSED:
             self._closed.popitem(last=False)
         await rollout.close()
 
@@ -73,22 +73,22 @@ class WireApp:
         except Exception as error:
             log.error("%s %s failed", scope["method"], scope["path"], exc_info=error)
             status, kind = 500, b"application/json"
-            defect = WireError(500, f"The wire failed: {type(error).__name__}. See the log.")
+            defect = WireError(500, f"The proxy failed: {type(error).__name__}. See the log.")
             content = msgspec.json.encode(defect.content(dialect))
         await _send(send, status, content, kind)
 
     def _find(self, scope: Mapping[str, Any], rollout_id: str) -> ProxyRollout:
         if not scope["path"].startswith("/rollouts/"):
-            raise WireError(404, "Every address here begins with /rollouts/ID/.")
+            raise WireError(404, "Unknown path: every path begins with /rollouts/ID/.")
         if rollout_id in self._closed:
             raise WireError(410, ROLLOUT_ENDED)
         rollout = self._open.get(rollout_id)
         if rollout is None:
-            raise WireError(404, f"There is no rollout {rollout_id!r}.")
+            raise WireError(404, f"No open rollout has the id {rollout_id!r}.")
         headers = dict(scope["headers"])
         given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
         if not rollout.accepts_key(given):
-            raise WireError(401, "The key is not that of this rollout.")
+            raise WireError(401, "Wrong key for this rollout.")
         return rollout
 
     async def _answer(
@@ -97,37 +97,37 @@ class WireApp:
         method = "GET" if route == _MODELS else "POST"
         if route != _MODELS and route not in _ROUTES:
             routes = ", ".join((_MODELS, *_ROUTES))
-            raise WireError(404, f"There is no {route!r} below {_root(scope)}; there are {routes}.")
+            raise WireError(404, f"Unknown route {route!r} below {_root(scope)}. The routes are {routes}.")
         if scope["method"] != method:
-            raise WireError(405, f"{route} takes {method}.")
+            raise WireError(405, f"{route} accepts only {method}.")
         if route == _MODELS:
-            return 200, msgspec.json.encode(_models(rollout)), b"application/json"
-        body = await _body(scope, receive)
+            return 200, msgspec.json.encode(_model_list(rollout)), b"application/json"
+        body = await _read_body(scope, receive)
         try:
-            fields, trained = _trained(decode_json(body))
+            fields, trained = _pop_trained(decode_json(body))
             exchange = _ROUTES[route][1](rollout, fields)
         except UsageError as error:
             raise WireError(400, str(error)) from error
         call = exchange.call
-        asking = rollout.start(replace(call, options=replace(call.options, trained=trained)))
-        leaving = asyncio.create_task(_left(receive))
+        policy_call = rollout.start(replace(call, options=replace(call.options, trained=trained)))
+        disconnect = asyncio.create_task(_wait_for_disconnect(receive))
         try:
-            await asyncio.wait({asking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({policy_call, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
-            if not asking.done():  # the client has disconnected
-                asking.cancel()
-                await asyncio.wait({asking})
+            disconnect.cancel()
+            if not policy_call.done():  # the client has disconnected
+                policy_call.cancel()
+                await asyncio.wait({policy_call})
         try:
-            replies = asking.result()
+            replies = policy_call.result()
         except asyncio.CancelledError:
-            raise WireError(410, "This rollout has ended, or its client has left.") from None
+            raise WireError(410, "This rollout has ended, or its client has disconnected.") from None
         if exchange.is_streaming:
-            return 200, b"".join(exchange.stream(replies)), b"text/event-stream; charset=utf-8"
-        return 200, msgspec.json.encode(exchange.whole(replies)), b"application/json"
+            return 200, b"".join(exchange.to_events(replies)), b"text/event-stream; charset=utf-8"
+        return 200, msgspec.json.encode(exchange.to_json(replies)), b"application/json"
 
 
-def _trained(fields: Any) -> tuple[Any, bool]:
+def _pop_trained(fields: Any) -> tuple[Any, bool]:
     """Return a request without the field `trained`, and its value. Raises `WireError`.
 
     All routes accept this field.
@@ -140,7 +140,7 @@ def _trained(fields: Any) -> tuple[Any, bool]:
     return fields, trained
 
 
-def _models(rollout: ProxyRollout) -> dict[str, Any]:
+def _model_list(rollout: ProxyRollout) -> dict[str, Any]:
     model = {"id": rollout.model, "object": "model", "created": 0, "owned_by": "buckeye"}
     if rollout.seq_len is not None:
         model["max_model_len"] = rollout.seq_len
@@ -151,7 +151,7 @@ def _root(scope: Mapping[str, Any]) -> str:
     return "/".join(scope["path"].split("/")[:3])
 
 
-async def _body(scope: Mapping[str, Any], receive: Receive) -> bytes:
+async def _read_body(scope: Mapping[str, Any], receive: Receive) -> bytes:
     length = dict(scope["headers"]).get(b"content-length", b"0")
     if not length.isdigit() or int(length) > MAX_BODY_BYTES:
         raise WireError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
@@ -159,7 +159,7 @@ async def _body(scope: Mapping[str, Any], receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise WireError(_GONE, "The client has left.")
+            raise WireError(_CLIENT_CLOSED, "The client has disconnected.")
         body += message.get("body", b"")
         if len(body) > MAX_BODY_BYTES:
             raise WireError(413, f"The body is larger than {MAX_BODY_BYTES} bytes.")
@@ -167,7 +167,7 @@ async def _body(scope: Mapping[str, Any], receive: Receive) -> bytes:
             return bytes(body)
 
 
-async def _left(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -53,8 +53,13 @@ def read(rollout: ProxyRollout, fields: Any) -> Exchange:
         n=body.n or 1,
         dropped=dropped,
     )
-    answer = _Answer(rollout, body)
-    return Exchange(call=call, is_streaming=body.stream, whole=answer.whole, stream=answer.stream)
+    response_format = _ResponseFormat(rollout, body)
+    return Exchange(
+        call=call,
+        is_streaming=body.stream,
+        to_json=response_format.to_json,
+        to_events=response_format.to_events,
+    )
 
 
 def openai_usage(replies: Sequence[Reply]) -> dict[str, int]:
@@ -68,15 +73,15 @@ def openai_events(parts: Sequence[dict[str, Any]]) -> list[bytes]:
     return [*(b"data: " + msgspec.json.encode(part) + b"\n\n" for part in parts), b"data: [DONE]\n\n"]
 
 
-class _Answer:
+class _ResponseFormat:
     def __init__(self, rollout: ProxyRollout, body: ChatRequest) -> None:
         self._rollout = rollout
         self._body = body
-        self._named = isinstance(body.tool_choice, ToolChoice)
+        self._is_tool_forced = isinstance(body.tool_choice, ToolChoice)
         self._head = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": rollout.model}
 
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return the complete answer."""
+    def to_json(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return the complete response."""
         return {
             **self._head,
             "object": "chat.completion",
@@ -85,26 +90,28 @@ class _Answer:
             "usage": openai_usage(replies),
         }
 
-    def stream(self, replies: Sequence[Reply]) -> list[bytes]:
-        """Return the answer as server-sent events."""
+    def to_events(self, replies: Sequence[Reply]) -> list[bytes]:
+        """Return the response as server-sent events."""
         parts = []
         for index, reply in enumerate(replies):
-            parts += self._parts(index, reply)
+            parts += self._chunks(index, reply)
         parts[0] |= self._prompt_ids(replies)
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
             for part in parts:
                 part["usage"] = None
-            parts.append(self._part([]) | {"usage": openai_usage(replies)})
+            parts.append(self._chunk([]) | {"usage": openai_usage(replies)})
         return openai_events(parts)
 
-    def _said(self, reply: Reply) -> ReplyParts:
-        return split_reply(reply, first_call_only=self._named or self._body.parallel_tool_calls is False)
+    def _split(self, reply: Reply) -> ReplyParts:
+        return split_reply(
+            reply, first_call_only=self._is_tool_forced or self._body.parallel_tool_calls is False
+        )
 
     def _choice(self, index: int, reply: Reply) -> dict[str, Any]:
-        parts = self._said(reply)
+        parts = self._split(reply)
         choice = {
             "index": index,
-            "message": chat_message(parts.content, parts.reasoning, _calls(parts)),
+            "message": chat_message(parts.content, parts.reasoning, _tool_calls(parts)),
             "finish_reason": self._finish_reason(parts),
             "logprobs": self._logprobs(reply),
         }
@@ -112,14 +119,14 @@ class _Answer:
             choice["token_ids"] = reply.tokens.token_ids
         return choice
 
-    def _parts(self, index: int, reply: Reply) -> list[dict[str, Any]]:
-        parts = self._said(reply)
-        said_by_part = (
+    def _chunks(self, index: int, reply: Reply) -> list[dict[str, Any]]:
+        parts = self._split(reply)
+        deltas_by_part = (
             chat_delta("", parts.reasoning),
             chat_delta(parts.content),
-            chat_delta("", "", _calls(parts)),
+            chat_delta("", "", _tool_calls(parts)),
         )
-        deltas = [{"role": "assistant", "content": ""}, *filter(None, said_by_part)]
+        deltas = [{"role": "assistant", "content": ""}, *filter(None, deltas_by_part)]
         choices: list[dict[str, Any]] = [
             {"index": index, "delta": delta, "finish_reason": None} for delta in deltas
         ]
@@ -127,29 +134,29 @@ class _Answer:
         last["logprobs"] = self._logprobs(reply)
         if self._body.return_token_ids and reply.tokens is not None:
             last["token_ids"] = reply.tokens.token_ids
-        return [self._part([choice]) for choice in (*choices, last)]
+        return [self._chunk([choice]) for choice in (*choices, last)]
 
-    def _part(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {**self._head, "object": "chat.completion.chunk", "choices": choices}
 
     def _finish_reason(self, parts: ReplyParts) -> str:
         # as in OpenAI's API: with a named function every reply is a call, and the reason stays "stop"
         if parts.ending == "calls":
-            return "stop" if self._named else "tool_calls"
+            return "stop" if self._is_tool_forced else "tool_calls"
         return parts.ending
 
     def _prompt_ids(self, replies: Sequence[Reply]) -> dict[str, Any]:
         tokens = replies[0].tokens
-        shown = self._body.return_token_ids and tokens is not None
-        return {"prompt_token_ids": tokens.prompt_ids} if shown and tokens is not None else {}
+        is_requested = self._body.return_token_ids and tokens is not None
+        return {"prompt_token_ids": tokens.prompt_ids} if is_requested and tokens is not None else {}
 
     def _logprobs(self, reply: Reply) -> dict[str, Any] | None:
-        told = self._told(reply) if self._body.logprobs else None
-        if told is None:
+        logprobs = self._token_logprobs(reply) if self._body.logprobs else None
+        if logprobs is None:
             return None
-        return chat_logprobs((text, value, ()) for text, value in told)
+        return chat_logprobs((text, value, ()) for text, value in logprobs)
 
-    def _told(self, reply: Reply) -> Iterable[tuple[str, float]] | None:
+    def _token_logprobs(self, reply: Reply) -> Iterable[tuple[str, float]] | None:
         """Return text and log-prob of each token, if the policy reports them."""
         if reply.tokens is None:
             return reply.text_logprobs
@@ -157,7 +164,7 @@ class _Answer:
         return zip(texts, reply.tokens.logprobs, strict=True)
 
 
-def _calls(parts: ReplyParts) -> list[dict[str, Any]]:
+def _tool_calls(parts: ReplyParts) -> list[dict[str, Any]]:
     return [
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in parts.calls

@@ -34,7 +34,7 @@ def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     kept, dropped = split_fields(fields, _COMPLETION_FIELDS, model=rollout.model)
     body = convert_request(kept, CompletionRequest)
     call = PolicyCall(
-        prompt=_one_prompt(body.prompt),
+        prompt=_single_prompt(body.prompt),
         options=CallOptions(
             max_tokens=body.max_tokens or 16,  # OpenAI's default for this route
             stop=body.stop_strings(),
@@ -46,19 +46,19 @@ def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     head = {"id": new_id("cmpl-"), "object": "text_completion", "created": int(time.time())}
     head["model"] = rollout.model
 
-    def whole(replies: Sequence[Reply]) -> dict[str, Any]:
-        choices = [_completion(rollout, body, index, reply) for index, reply in enumerate(replies)]
+    def to_json(replies: Sequence[Reply]) -> dict[str, Any]:
+        choices = [_completion_choice(rollout, body, index, reply) for index, reply in enumerate(replies)]
         return {**head, "choices": choices, "usage": openai_usage(replies)}
 
-    def stream(replies: Sequence[Reply]) -> list[bytes]:
-        answer = whole(replies)
-        usage = answer.pop("usage")
-        parts = [{**answer, "choices": [choice]} for choice in answer["choices"]]
+    def to_events(replies: Sequence[Reply]) -> list[bytes]:
+        response = to_json(replies)
+        usage = response.pop("usage")
+        parts = [{**response, "choices": [choice]} for choice in response["choices"]]
         if body.stream_options is not None and body.stream_options.include_usage:
             parts.append({**head, "choices": [], "usage": usage})
         return openai_events(parts)
 
-    return Exchange(call=call, is_streaming=body.stream, whole=whole, stream=stream)
+    return Exchange(call=call, is_streaming=body.stream, to_json=to_json, to_events=to_events)
 
 
 def read_generate(rollout: ProxyRollout, fields: Any) -> Exchange:
@@ -66,8 +66,8 @@ def read_generate(rollout: ProxyRollout, fields: Any) -> Exchange:
     kept, dropped = split_fields(fields, _GENERATE_FIELDS | {"return_token_ids"}, model=rollout.model)
     shows_prompt = bool(kept.pop("return_token_ids", False))
     if isinstance(kept.get("sampling_params"), dict):
-        kept["sampling_params"], not_followed = split_fields(kept["sampling_params"], _SAMPLING_FIELDS)
-        dropped += not_followed
+        kept["sampling_params"], ignored = split_fields(kept["sampling_params"], _SAMPLING_FIELDS)
+        dropped += ignored
     body = convert_request(kept, GenerateRequest)
     sampling = body.sampling_params
     stop_ids = tuple(sampling.stop_token_ids or ())
@@ -79,28 +79,30 @@ def read_generate(rollout: ProxyRollout, fields: Any) -> Exchange:
     )
     request_id = new_id("generate-")
 
-    def whole(replies: Sequence[Reply]) -> dict[str, Any]:
-        choices = [_generated(sampling, index, reply) for index, reply in enumerate(replies)]
-        answer = {"request_id": request_id, "choices": choices}
-        return answer | {"prompt_token_ids": body.token_ids} if shows_prompt else answer
+    def to_json(replies: Sequence[Reply]) -> dict[str, Any]:
+        choices = [_generate_choice(sampling, index, reply) for index, reply in enumerate(replies)]
+        response = {"request_id": request_id, "choices": choices}
+        return response | {"prompt_token_ids": body.token_ids} if shows_prompt else response
 
-    def stream(replies: Sequence[Reply]) -> list[bytes]:
-        return openai_events([whole(replies)])
+    def to_events(replies: Sequence[Reply]) -> list[bytes]:
+        return openai_events([to_json(replies)])
 
-    return Exchange(call=call, is_streaming=body.stream, whole=whole, stream=stream)
+    return Exchange(call=call, is_streaming=body.stream, to_json=to_json, to_events=to_events)
 
 
-def _one_prompt(prompt: str | list[Any]) -> str | list[int]:
+def _single_prompt(prompt: str | list[Any]) -> str | list[int]:
     if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str | list):
         prompt = prompt[0]  # a list of one
     if isinstance(prompt, str):
         return prompt
     if not prompt or not all(isinstance(token, int) and token >= 0 for token in prompt):
-        raise WireError(400, "`prompt` must be one text, or the token ids of one.")
+        raise WireError(400, "`prompt` must be one text or one list of token ids.")
     return prompt
 
 
-def _completion(rollout: ProxyRollout, body: CompletionRequest, index: int, reply: Reply) -> dict[str, Any]:
+def _completion_choice(
+    rollout: ProxyRollout, body: CompletionRequest, index: int, reply: Reply
+) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": index,
         "text": reply.text,
@@ -118,7 +120,7 @@ def _completion(rollout: ProxyRollout, body: CompletionRequest, index: int, repl
     return choice
 
 
-def _generated(sampling: GenerateSampling, index: int, reply: Reply) -> dict[str, Any]:
+def _generate_choice(sampling: GenerateSampling, index: int, reply: Reply) -> dict[str, Any]:
     tokens = reply.tokens
     ids, values = ([], []) if tokens is None else (tokens.token_ids, tokens.logprobs)
     content = [

@@ -18,7 +18,7 @@ _ANTHROPIC_TYPES = {
 
 
 class WireError(Exception):
-    """A request that gets no reply: its status, message, and OpenAI's error code if there is one."""
+    """A request without a reply: its HTTP status, its message, and OpenAI's error code, if any."""
 
     def __init__(self, status: int, message: str, *, code: str | None = None) -> None:
         super().__init__(message)

@@ -15,16 +15,16 @@ from buckeye.workers.proxy.rollout import PolicyCall
 class Exchange:
     """One request.
 
-    `whole` makes a complete answer from the replies, `stream` makes server-sent events. `is_streaming` is True if
-    the client requested a stream.
+    `to_json` formats the replies as a complete response, `to_events` as server-sent events. `is_streaming` is
+    True if the client requested a stream.
     """
 
     call: PolicyCall
     is_streaming: bool
-    whole: Callable[[Sequence[Reply]], dict[str, Any]]
-    stream: Callable[[Sequence[Reply]], list[bytes]]
+    to_json: Callable[[Sequence[Reply]], dict[str, Any]]
+    to_events: Callable[[Sequence[Reply]], list[bytes]]
 
 
 def new_id(prefix: str) -> str:
-    """Return a new id for an answer."""
+    """Return a new id for a response."""
     return f"{prefix}{uuid.uuid4().hex}"

@@ -14,7 +14,7 @@ import msgspec
 from buckeye.chat.messages import ChatMessage
 from buckeye.workers.proxy.errors import WireError
 
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+_ACCEPTED_VALUES: Mapping[str, tuple[Any, ...]] = {
     "background": (False,),
     "best_of": (1,),
     "echo": (False,),
@@ -30,7 +30,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 }
 """Fields that a policy cannot support; accepted only with these values or null."""
 
-_MEANINGLESS = frozenset(
+_INERT_FIELDS = frozenset(
     {
         "betas",
         "cache_salt",
@@ -70,10 +70,10 @@ def split_fields(fields: Any, known: frozenset[str], *, model: str = "") -> tupl
     for name, value in fields.items():
         if name in known:
             kept[name] = value
-        elif value is None or name in _MEANINGLESS or (name == "model" and value == model):
+        elif value is None or name in _INERT_FIELDS or (name == "model" and value == model):
             continue
-        elif name in _NEUTRAL:
-            if value not in _NEUTRAL[name]:
+        elif name in _ACCEPTED_VALUES:
+            if value not in _ACCEPTED_VALUES[name]:
                 raise WireError(400, f"`{name}` is not supported for a policy; leave it out.", code=name)
         else:
             dropped.append(name)

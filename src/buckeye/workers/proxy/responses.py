@@ -23,7 +23,7 @@ def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     kept, dropped = split_fields(fields, _FIELDS, model=rollout.model)
     kept["input"] = with_types(kept.get("input"))
     body = convert_request(kept, ResponsesRequest)
-    messages = [*_before(rollout, body.previous_response_id), *conversation(body.input)]
+    messages = [*_stored_messages(rollout, body.previous_response_id), *conversation(body.input)]
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
     call = PolicyCall(
         messages=[*system, *messages],
@@ -35,21 +35,28 @@ def read(rollout: ProxyRollout, fields: Any) -> Exchange:
         ),
         dropped=dropped,
     )
-    answer = _Answer(rollout, body, messages)
-    return Exchange(call=call, is_streaming=body.stream, whole=answer.whole, stream=answer.stream)
+    response_format = _ResponseFormat(rollout, body, messages)
+    return Exchange(
+        call=call,
+        is_streaming=body.stream,
+        to_json=response_format.to_json,
+        to_events=response_format.to_events,
+    )
 
 
-def _before(rollout: ProxyRollout, response_id: str | None) -> Sequence[Message]:
+def _stored_messages(rollout: ProxyRollout, response_id: str | None) -> Sequence[Message]:
     if response_id is None:
         return ()
     if response_id not in rollout.responses:
         raise WireError(
-            404, f"`previous_response_id` {response_id!r} is no response of this rollout.", code="not_found"
+            404,
+            f"`previous_response_id` {response_id!r} is not a response of this rollout.",
+            code="not_found",
         )
     return rollout.responses[response_id]
 
 
-class _Answer:
+class _ResponseFormat:
     def __init__(self, rollout: ProxyRollout, body: ResponsesRequest, messages: list[Message]) -> None:
         self._rollout = rollout
         self._body = body
@@ -57,19 +64,19 @@ class _Answer:
         self._first_call_only = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
         self._id = new_id("resp_")
 
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Return the complete answer, and store its conversation."""
+    def to_json(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Return the complete response, and store its conversation."""
         (reply,) = replies
         parts = split_reply(reply, first_call_only=self._first_call_only)
-        self._rollout.responses[self._id] = [*self._messages, _kept(reply.message, parts)]
+        self._rollout.responses[self._id] = [*self._messages, _stored_reply(reply.message, parts)]
         return self._response(reply, parts, _items(parts))
 
-    def stream(self, replies: Sequence[Reply]) -> list[bytes]:
-        """Return the answer as server-sent events."""
-        final = self.whole(replies)
-        told = self._told(final)
+    def to_events(self, replies: Sequence[Reply]) -> list[bytes]:
+        """Return the response as server-sent events."""
+        final = self.to_json(replies)
+        events = self._stream_events(final)
         return encode_events(
-            (name, {"sequence_number": number, **data}) for number, (name, data) in enumerate(told)
+            (name, {"sequence_number": number, **data}) for number, (name, data) in enumerate(events)
         )
 
     def _response(self, reply: Reply, parts: ReplyParts, items: list[dict[str, Any]]) -> dict[str, Any]:
@@ -112,16 +119,16 @@ class _Answer:
             },
         }
 
-    def _told(self, final: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-        begun = {**final, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
-        yield "response.created", {"response": begun}
-        yield "response.in_progress", {"response": begun}
+    def _stream_events(self, final: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+        initial = {**final, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+        yield "response.created", {"response": initial}
+        yield "response.in_progress", {"response": initial}
         for index, item in enumerate(final["output"]):
             yield from _item_events(index, item)
         yield f"response.{final['status']}", {"response": final}
 
 
-def _kept(message: Message, parts: ReplyParts) -> Message:
+def _stored_reply(message: Message, parts: ReplyParts) -> Message:
     """Return the reply for the stored conversation, without calls that the client did not receive."""
     calls = message.get("tool_calls") or ()
     return message if len(parts.calls) in (0, len(calls)) else {**message, "tool_calls": calls[:1]}
@@ -161,7 +168,7 @@ def _items(parts: ReplyParts) -> list[dict[str, Any]]:
 def _item_events(index: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     at = {"output_index": index, "item_id": item["id"]}
     if item["type"] == "function_call":
-        yield _added(index, {**item, "arguments": "", "status": "in_progress"})
+        yield _item_added(index, {**item, "arguments": "", "status": "in_progress"})
         kind = "response.function_call_arguments"
         yield f"{kind}.delta", {**at, "delta": item["arguments"]}
         yield f"{kind}.done", {**at, "name": item["name"], "arguments": item["arguments"]}
@@ -170,7 +177,7 @@ def _item_events(index: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[s
         part = item["content"][0]
         inside = {**at, "content_index": 0}
         more: dict[str, Any] = {"logprobs": []} if kind == "output_text" else {}
-        yield _added(index, {**item, "content": []} | ({"status": "in_progress"} if more else {}))
+        yield _item_added(index, {**item, "content": []} | ({"status": "in_progress"} if more else {}))
         yield "response.content_part.added", {**inside, "part": {**part, "text": ""}}
         if part["text"]:
             yield f"response.{kind}.delta", {**inside, "delta": part["text"], **more}
@@ -179,5 +186,5 @@ def _item_events(index: int, item: dict[str, Any]) -> Iterator[tuple[str, dict[s
     yield "response.output_item.done", {"output_index": index, "item": item}
 
 
-def _added(index: int, item: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def _item_added(index: int, item: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     return "response.output_item.added", {"output_index": index, "item": item}

@@ -88,9 +88,9 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     def __post_init__(self) -> None:
         names = [tool.name for tool in self.tools or ()]
         if self.tool_choice == "required" and not names:
-            raise ValueError("`tool_choice` is required and there are no `tools`")
+            raise ValueError("`tool_choice` is `required`, but `tools` is empty")
         if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
-            raise ValueError(f"`tool_choice` is {self.tool_choice.name!r}, which is none of `tools`")
+            raise ValueError(f"`tool_choice` is {self.tool_choice.name!r}, which is not in `tools`")
         if not self.input and self.previous_response_id is None:
             raise ValueError("`input` is empty")
 
@@ -131,25 +131,27 @@ def conversation(items: str | Iterable[Item]) -> list[dict[str, Any]]:
     messages: list[dict[str, Any]] = []
     for item in items:
         if isinstance(item, OutputItem):
-            messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
+            messages.append(
+                {"role": "tool", "tool_call_id": item.call_id, "content": _join_text(item.output)}
+            )
         elif isinstance(item, MessageItem) and item.role != "assistant":
             role = "system" if item.role == "developer" else item.role
-            messages.append({"role": role, "content": _text(item.content)})
+            messages.append({"role": role, "content": _join_text(item.content)})
         else:
-            _add_said(messages, item)
+            _add_to_assistant(messages, item)
     return messages
 
 
-def _add_said(messages: list[dict[str, Any]], item: MessageItem | CallItem | ReasoningItem) -> None:
+def _add_to_assistant(messages: list[dict[str, Any]], item: MessageItem | CallItem | ReasoningItem) -> None:
     last = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
-    begun: Mapping[str, Any] = last or {}
+    previous: Mapping[str, Any] = last or {}
     if isinstance(item, CallItem):
-        fits = last is not None
+        continues = last is not None
     elif isinstance(item, MessageItem):
-        fits = last is not None and not begun.get("content") and "tool_calls" not in begun
+        continues = last is not None and not previous.get("content") and "tool_calls" not in previous
     else:
-        fits = False  # reasoning comes first
-    if last is None or not fits:
+        continues = False  # reasoning comes first
+    if last is None or not continues:
         last = {"role": "assistant", "content": ""}
         messages.append(last)
     if isinstance(item, CallItem):
@@ -157,12 +159,12 @@ def _add_said(messages: list[dict[str, Any]], item: MessageItem | CallItem | Rea
         call = {"id": item.call_id, "type": "function", "function": function}
         last.setdefault("tool_calls", []).append(call)
     elif isinstance(item, MessageItem):
-        last["content"] = _text(item.content)
+        last["content"] = _join_text(item.content)
     else:
-        last["reasoning_content"] = _text(item.content or item.summary)
+        last["reasoning_content"] = _join_text(item.content or item.summary)
 
 
-def _text(content: Content) -> str:
+def _join_text(content: Content) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text or part.refusal for part in content)

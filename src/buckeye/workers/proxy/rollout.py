@@ -18,7 +18,7 @@ from buckeye.workers.proxy.errors import WireError
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 10.0
-ROLLOUT_ENDED = "This rollout has ended; nothing is answered in it any more."
+ROLLOUT_ENDED = "This rollout has ended; its endpoint is closed."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +57,7 @@ class ProxyRollout:
         self._policy = policy
         self._limits = limits
         self._deadline = None if limits.seconds is None else time.monotonic() + limits.seconds
-        self._tell = on_ignored_setting
+        self._on_ignored_setting = on_ignored_setting
         self._open: set[asyncio.Task[list[Reply]]] = set()
         self._open_turns = 0
         self._ended = False
@@ -87,7 +87,7 @@ class ProxyRollout:
         if self._closed:
             raise WireError(410, ROLLOUT_ENDED)
         self.usage.calls += 1
-        task = asyncio.create_task(self._answer(call))
+        task = asyncio.create_task(self._run_call(call))
         self._open.add(task)
         task.add_done_callback(self._open.discard)
         return task
@@ -99,17 +99,21 @@ class ProxyRollout:
         for task in open_calls:
             task.cancel()
         if open_calls:
-            _, left = await asyncio.wait(open_calls, timeout=_CLOSE_SECONDS)
-            if left:
-                log.warning("%d calls of a policy did not end within %g s", len(left), _CLOSE_SECONDS)
+            _, remaining = await asyncio.wait(open_calls, timeout=_CLOSE_SECONDS)
+            if remaining:
+                log.warning(
+                    "%d policy calls still open %g s after their rollout",
+                    len(remaining),
+                    _CLOSE_SECONDS,
+                )
 
-    async def _answer(self, call: PolicyCall) -> list[Reply]:
+    async def _run_call(self, call: PolicyCall) -> list[Reply]:
         self._check_open()
-        self._drop(call.dropped)
-        stop = self._limit_reached(call)
+        self._record_ignored(call.dropped)
+        stop = self._reached_limit(call)
         if stop is not None:
-            return self._ended_by(stop, call)
-        options = self._within_limits(call)
+            return self._end_with(stop, call)
+        options = self._limit_options(call)
         turns = call.n if call.options.trained else 0
         self._open_turns += turns
         deadline = asyncio.timeout_at(self._loop_deadline())
@@ -123,24 +127,24 @@ class ProxyRollout:
             raise WireError(400, str(error), code=code) from error
         except Exception as error:
             if deadline.expired():
-                return self._ended_by("timeout", call)
-            known = isinstance(error, InferenceError)
-            self.usage.failure = str(error) if known else f"{type(error).__name__}: {error}"
-            if not known:
-                log.error("A policy failed", exc_info=error)
+                return self._end_with("timeout", call)
+            is_inference_error = isinstance(error, InferenceError)
+            self.usage.failure = str(error) if is_inference_error else f"{type(error).__name__}: {error}"
+            if not is_inference_error:
+                log.error("policy failed", exc_info=error)
             raise WireError(503, self.usage.failure) from error
         finally:
             self._open_turns -= turns
-        return self._counted(replies) if turns else replies
+        return self._count(replies) if turns else replies
 
     def _check_open(self) -> None:
         if self.usage.failure is not None:
-            raise WireError(503, f"The policy cannot answer: {self.usage.failure}")
+            raise WireError(503, f"The policy cannot reply: {self.usage.failure}")
         if self._ended:
             reason = self.usage.stop_reason
-            raise WireError(400, f"The rollout has come to its limit: {reason}.", code="rollout_limit")
+            raise WireError(400, f"The rollout has reached its limit: {reason}.", code="rollout_limit")
 
-    def _limit_reached(self, call: PolicyCall) -> StopReason | None:
+    def _reached_limit(self, call: PolicyCall) -> StopReason | None:
         usage, limits = self.usage, self._limits if call.options.trained else Limits()
         if limits.max_turns is not None and usage.turns + self._open_turns + call.n > limits.max_turns:
             return "max_turns"
@@ -150,17 +154,17 @@ class ProxyRollout:
             return "timeout"
         return None
 
-    def _ended_by(self, stop: StopReason, call: PolicyCall) -> list[Reply]:
+    def _end_with(self, stop: StopReason, call: PolicyCall) -> list[Reply]:
         self._ended = True
         self.usage.stop_reason = stop
         message = {"role": "assistant", "content": ""}
         return [Reply(text="", finish_reason="length", message=message)] * call.n
 
-    def _within_limits(self, call: PolicyCall) -> CallOptions:
+    def _limit_options(self, call: PolicyCall) -> CallOptions:
         if self._limits.max_tokens is None or not call.options.trained:
             return call.options
-        left = max(1, (self._limits.max_tokens - self.usage.completion_tokens) // call.n)
-        return replace(call.options, max_tokens=min(left, call.options.max_tokens or left))
+        remaining = max(1, (self._limits.max_tokens - self.usage.completion_tokens) // call.n)
+        return replace(call.options, max_tokens=min(remaining, call.options.max_tokens or remaining))
 
     def _loop_deadline(self) -> float | None:
         if self._deadline is None:
@@ -181,18 +185,20 @@ class ProxyRollout:
         policy = self._policy
         if call.prompt is not None:
             if not isinstance(policy, TokenPolicy):
-                raise UsageError("This policy answers chats only: use the routes of chats.")
+                raise UsageError(
+                    "this policy supports only chats", code="BK-INFERENCE-REQUEST", hint="use a chat route"
+                )
             return await policy.complete(call.prompt, options=options)
         if isinstance(policy, OptionsPolicy):
             reply = await policy.ask(call.messages, tools=call.tools, options=options)
         else:
-            self._drop(name for name in ("max_tokens", "must_call") if getattr(call.options, name))
-            reply = _cut(await policy.chat(call.messages, tools=call.tools), options.stop)
+            self._record_ignored(name for name in ("max_tokens", "must_call") if getattr(call.options, name))
+            reply = _cut_at_stop(await policy.chat(call.messages, tools=call.tools), options.stop)
         if options.logprobs and reply.tokens is None and reply.text_logprobs is None and not reply.no_room:
-            self._drop(["logprobs"])
+            self._record_ignored(["logprobs"])
         return reply
 
-    def _counted(self, replies: list[Reply]) -> list[Reply]:
+    def _count(self, replies: list[Reply]) -> list[Reply]:
         usage = self.usage
         sampled = [reply for reply in replies if not reply.no_room]
         if not sampled:
@@ -207,25 +213,25 @@ class ProxyRollout:
         usage.turns += len(sampled)
         usage.prompt_tokens += sum(reply.prompt_tokens for reply in sampled)
         usage.completion_tokens += sum(reply.completion_tokens for reply in sampled)
-        most = self._limits.max_tokens
+        max_tokens = self._limits.max_tokens
         cut = any(reply.finish_reason == "length" for reply in sampled)
-        if most is not None and cut and usage.completion_tokens >= most:
+        if max_tokens is not None and cut and usage.completion_tokens >= max_tokens:
             self._ended = True
             usage.stop_reason = "max_tokens"
         return replies
 
-    def _drop(self, settings: Iterable[str]) -> None:
+    def _record_ignored(self, settings: Iterable[str]) -> None:
         for setting in settings:
             self.usage.dropped[setting] += 1
-            self._tell(setting)
+            self._on_ignored_setting(setting)
 
 
-def _cut(reply: Reply, stops: tuple[str, ...]) -> Reply:
+def _cut_at_stop(reply: Reply, stops: tuple[str, ...]) -> Reply:
     """Return the reply up to the first stop text, for a policy without stop support."""
-    places = [(place, stop) for stop in stops if (place := reply.text.find(stop)) >= 0]
-    if not places or reply.message.get("tool_calls"):
+    matches = [(position, stop) for stop in stops if (position := reply.text.find(stop)) >= 0]
+    if not matches or reply.message.get("tool_calls"):
         return reply
-    place, stop = min(places)
-    text = reply.text[:place]
+    position, stop = min(matches)
+    text = reply.text[:position]
     message = {"role": "assistant", "content": text}
     return replace(reply, text=text, finish_reason="stop", message=message, stopped_by=stop)

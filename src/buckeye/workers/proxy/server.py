@@ -42,7 +42,7 @@ async def serve(
         model=model,
         limits=limits,
         usage=usage,
-        on_ignored_setting=lambda setting: server.tell_once(environment, setting),
+        on_ignored_setting=lambda setting: server.log_once(environment, setting),
     )
     server.app.open(rollout)
     try:
@@ -59,7 +59,7 @@ class _Server:
     def __init__(self, host: str) -> None:
         self.app, self._host = WireApp(), host
         self._server = _http_server(self.app, host)
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
         self._serving = asyncio.create_task(self._serve())
         self._started = asyncio.Event()
         self.url = ""
@@ -72,14 +72,14 @@ class _Server:
             waiting.cancel()
             self._serving.result()
 
-    def tell_once(self, environment: str, setting: str) -> None:
+    def log_once(self, environment: str, setting: str) -> None:
         """Log that a setting is ignored, once per environment and setting."""
-        if (environment, setting) in self._told:
+        if (environment, setting) in self._logged:
             return
-        self._told.add((environment, setting))
+        self._logged.add((environment, setting))
         log.warning(
-            "%s sets %s in its requests: the run decides that, so it is not followed (said once)",
-            f"The environment {environment}" if environment else "An environment",
+            "%s: ignoring `%s` of its requests, because the run's settings apply (logged once)",
+            f"environment {environment}" if environment else "an environment",
             setting,
         )
 
@@ -87,7 +87,7 @@ class _Server:
         server = self._server
         from buckeye.base.http_server import listen
 
-        listener = listen(self._host, 0, change="Close some programs.")
+        listener = listen(self._host, 0, change="Close other programs.")
         try:
             # This is uvicorn's `serve` without its signal handlers, because Buckeye has its own, and without
             # its ten timer ticks per second for an unused header.
@@ -99,8 +99,8 @@ class _Server:
             await asyncio.Event().wait()
         finally:
             _SERVERS.pop((asyncio.get_running_loop(), self._host), None)
-            for one in getattr(server, "servers", ()):
-                one.close()
+            for asyncio_server in getattr(server, "servers", ()):
+                asyncio_server.close()
             listener.close()
             for connection in list(server.server_state.connections):
                 connection.shutdown()
@@ -112,16 +112,16 @@ _SERVERS: dict[tuple[asyncio.AbstractEventLoop, str], _Server] = {}
 
 
 async def _server(host: str) -> _Server:
-    place = asyncio.get_running_loop(), host
-    if place not in _SERVERS:
-        _SERVERS[place] = _Server(host)
-    server = _SERVERS[place]
+    key = asyncio.get_running_loop(), host
+    if key not in _SERVERS:
+        _SERVERS[key] = _Server(host)
+    server = _SERVERS[key]
     await server.started()
     return server
 
 
 def _http_server(app: WireApp, host: str) -> Any:
-    need("uvicorn", "An environment in a process of its own")
+    need("uvicorn", "An environment in a worker process")
     from buckeye.base.http_server import http_server
 
     gate = RequestGate(app, AccessRules(host=host, key=None))  # type: ignore[arg-type]  # every rollout has its own key

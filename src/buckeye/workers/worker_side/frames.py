@@ -1,9 +1,9 @@
 """Messages between Buckeye and a worker: JSON objects, each after its length as four bytes, big-endian.
 
 Buckeye sends `hello`, `load`, `tasks`, `rollout`, `score_group`, `isolation`, `release`, `cancel`, `ping` and
-`close`. A worker answers `hello` with `hello` and `ping` with `pong`. It answers requests, identified by
-their `id`, with one `result` or `error`; `tasks` also with any number of `page` before it. `cancel`,
-`release` and `close` have no answer.
+`close`. A worker replies to `hello` with `hello` and to `ping` with `pong`. It replies to requests,
+identified by their `id`, with one `result` or `error`; `tasks` also with any number of `page` before it.
+`cancel`, `release` and `close` have no response.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class FrameError(Exception):
 def encode(frame: Frame, *, max_bytes: int = MAX_FRAME) -> bytes:
     """Return a message with its length before it.
 
-    Raises FrameError for values that JSON does not support (including NaN), and for more than `max_bytes` bytes.
+    Raises FrameError for values that JSON does not support (including NaN), and for more than `max_bytes`.
     """
     try:
         text = json.dumps(frame, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -42,7 +42,7 @@ def encode(frame: Frame, *, max_bytes: int = MAX_FRAME) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from None
     if len(body) > max_bytes:
-        raise FrameError(f"it has {len(body)} bytes, and {max_bytes} is the most")
+        raise FrameError(f"the message has {len(body)} bytes; the limit is {max_bytes}")
     return HEADER.pack(len(body)) + body
 
 
@@ -50,14 +50,14 @@ def body_length(header: bytes) -> int:
     """Return the number of bytes after a header. Raises FrameError if it exceeds the limit."""
     (length,) = HEADER.unpack(header)
     if length > MAX_FRAME:
-        raise FrameError(f"a message of {length} bytes is announced, and {MAX_FRAME} is the most")
+        raise FrameError(f"the header announces {length} bytes; the limit is {MAX_FRAME}")
     return int(length)
 
 
 def decode(body: bytes) -> Frame:
     """Parse the body of a message. Raises FrameError."""
     try:
-        frame = json.loads(body, parse_constant=_refuse)
+        frame = json.loads(body, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from None
     if not isinstance(frame, dict) or not isinstance(frame.get("type"), str):
@@ -65,5 +65,5 @@ def decode(body: bytes) -> Frame:
     return frame
 
 
-def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no JSON number")
+def _reject_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

@@ -31,21 +31,21 @@ class Link:
     def send_encoded(self, data: bytes) -> None:
         """Send an encoded message."""
         if os.getpid() != self._owner:
-            os._exit(0)  # a forked copy must not answer; its parent does
+            os._exit(0)  # a forked copy must not reply; its parent does
         try:
             with self._writing:
                 self._connection.sendall(data)
         except OSError:
-            die()
+            kill_process_group()
 
     def _read(self, receive: Callable[[Frame], None]) -> None:
         try:
             while True:
-                receive(decode(self._exactly(body_length(self._exactly(HEADER.size)))))
+                receive(decode(self._read_exactly(body_length(self._read_exactly(HEADER.size)))))
         finally:
-            die()
+            kill_process_group()
 
-    def _exactly(self, count: int) -> bytes:
+    def _read_exactly(self, count: int) -> bytes:
         data = bytearray()
         while len(data) < count:
             chunk = self._connection.recv(min(count - len(data), 1 << 20))
@@ -58,7 +58,7 @@ class Link:
         self._connection.close()
 
 
-def die() -> None:
+def kill_process_group() -> None:
     """Kill this process and every process of its group."""
     if os.getpgid(0) == os.getpid():
         os.killpg(0, signal.SIGKILL)

@@ -55,7 +55,7 @@ class WorkerSide:
         self._pid = os.getpid()
         self._adapter: Any = None
         self._running: dict[int, asyncio.Task[None]] = {}
-        self._turned = time.monotonic()
+        self._last_pulse = time.monotonic()
         self.closed = False
         os.register_at_fork(after_in_child=self._end_fork)
 
@@ -65,7 +65,7 @@ class WorkerSide:
         self._link.listen(self._receive)
 
     def _pulse(self) -> None:
-        self._turned = time.monotonic()
+        self._last_pulse = time.monotonic()
         self._loop.call_later(_LOOP_PULSE, self._pulse)
 
     def _end_fork(self) -> None:
@@ -82,8 +82,8 @@ class WorkerSide:
             protocol = self._frames.PROTOCOL
             self._link.send({"type": "hello", "protocol": protocol, "python": version, "pid": self._pid})
         elif kind == "ping":
-            still = round(max(0.0, time.monotonic() - self._turned - _LOOP_PULSE), 3)
-            self._link.send({"type": "pong", "still": still, "running": len(self._running)})
+            blocked_seconds = round(max(0.0, time.monotonic() - self._last_pulse - _LOOP_PULSE), 3)
+            self._link.send({"type": "pong", "still": blocked_seconds, "running": len(self._running)})
         else:
             self._loop.call_soon_threadsafe(self._begin, frame)
 
@@ -98,45 +98,47 @@ class WorkerSide:
             with contextlib.suppress(Exception):  # only frees memory
                 getattr(self._adapter, "release", lambda handles: None)(frame["handles"])
         elif kind == "close":
-            self._keep(-1, self._close())
+            self._track(-1, self._close())
         elif isinstance(number, int):
-            self._keep(number, self._answer(frame))
+            self._track(number, self._respond(frame))
 
-    def _keep(self, number: int, work: Coroutine[Any, Any, None]) -> None:
+    def _track(self, number: int, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)
         self._running[number] = task
-        task.add_done_callback(lambda task: self._ended(number, task))
+        task.add_done_callback(lambda task: self._untrack(number, task))
 
-    def _ended(self, number: int, task: asyncio.Task[None]) -> None:
+    def _untrack(self, number: int, task: asyncio.Task[None]) -> None:
         del self._running[number]
         if task.cancelled():  # cancelled before it started, so it sent no answer itself
-            self._link.send_encoded(self._cancelled(number, asyncio.CancelledError()))
+            self._link.send_encoded(self._cancelled_response(number, asyncio.CancelledError()))
 
-    async def _answer(self, frame: dict[str, Any]) -> None:
+    async def _respond(self, frame: dict[str, Any]) -> None:
         """Process a request and send its result or error, for any exception of the environment."""
         boundary = {"load": "load", "tasks": "load", "score_group": "score"}.get(frame["type"], "step")
         try:
-            value = await self._do(frame)
-            answer = self._frames.encode({"type": "result", "id": frame["id"], "value": value})
+            value = await self._process(frame)
+            response = self._frames.encode({"type": "result", "id": frame["id"], "value": value})
         except asyncio.CancelledError as error:
-            answer = self._cancelled(frame["id"], error)
+            response = self._cancelled_response(frame["id"], error)
         except self._outcomes.OutcomeError as error:
-            answer = self._error(frame["id"], "score", error, str(error))
+            response = self._error_response(frame["id"], "score", error, str(error))
         except self._frames.FrameError as error:
-            answer = self._error(frame["id"], boundary, error, f"the answer cannot be sent: {error}")
+            response = self._error_response(
+                frame["id"], boundary, error, f"cannot send the response: {error}"
+            )
         except BaseException as error:  # also SystemExit, if the environment tries to exit
             _print_traceback(error)
-            trace = [] if _is_for_a_person(error) else self._outcomes.frames_of(error)
+            trace = [] if _is_user_error(error) else self._outcomes.frames_of(error)
             boundary = getattr(error, "boundary", boundary)
-            answer = self._error(frame["id"], boundary, error, _text(error), trace)
+            response = self._error_response(frame["id"], boundary, error, _message_of(error), trace)
         if os.getpid() != self._pid:
             os._exit(0)
-        self._link.send_encoded(answer)
+        self._link.send_encoded(response)
 
-    def _cancelled(self, number: int, error: BaseException) -> bytes:
-        return self._error(number, "timeout", error, "the rollout was cancelled")
+    def _cancelled_response(self, number: int, error: BaseException) -> bytes:
+        return self._error_response(number, "timeout", error, "the rollout was cancelled")
 
-    def _error(
+    def _error_response(
         self, number: int, boundary: str, error: BaseException, message: str, trace: Sequence[str] = ()
     ) -> bytes:
         if boundary not in self._outcomes.BOUNDARIES:
@@ -145,7 +147,7 @@ class WorkerSide:
         failure = self._outcomes.failure(boundary, type(error).__name__, message, list(trace))
         return self._frames.encode({"type": "error", "id": number, "error": failure})
 
-    async def _do(self, frame: dict[str, Any]) -> Any:
+    async def _process(self, frame: dict[str, Any]) -> Any:
         kind = frame["type"]
         if kind == "load":
             return self._load(frame)
@@ -160,7 +162,7 @@ class WorkerSide:
         if kind == "isolation":
             check = getattr(self._adapter, "check_isolation", None)
             return None if check is None else await check()
-        raise ValueError(f"this worker does not know {kind!r}")
+        raise ValueError(f"unknown request type {kind!r}")
 
     def _load(self, frame: dict[str, Any]) -> Any:
         context = frame["context"]
@@ -172,7 +174,7 @@ class WorkerSide:
         try:
             tasks = self._adapter.tasks(frame["split"])
         except KeyError as error:
-            return {"missing": _text(error)}
+            return {"missing": _message_of(error)}
         page: list[dict[str, Any]] = []
         count = size = 0
         for task in tasks:
@@ -186,11 +188,11 @@ class WorkerSide:
         return {"count": count}
 
     async def _close(self) -> None:
-        others = [task for number, task in self._running.items() if number >= 0]
-        for task in others:
+        running = [task for number, task in self._running.items() if number >= 0]
+        for task in running:
             task.cancel()
-        if others:
-            await asyncio.wait(others, timeout=2.0)
+        if running:
+            await asyncio.wait(running, timeout=2.0)
         if self._adapter is not None:
             try:
                 await self._adapter.close()
@@ -206,7 +208,7 @@ def _adapters(path: str | None) -> Any:
         return importlib.import_module(f"{PACKAGE}.adapters")
     spec = importlib.util.spec_from_file_location(f"{PACKAGE}_adapter", path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
@@ -215,21 +217,21 @@ def _adapters(path: str | None) -> Any:
 
 def _checked_task(task: Any) -> dict[str, Any]:
     if not isinstance(task, dict) or not isinstance(task.get("id"), str):
-        raise TypeError(f"a task is {type(task).__name__} without an id that is a text")
+        raise TypeError(f"a task must be a dictionary with a string `id`, not {task!r:.80}")
     if not isinstance(task.get("messages"), list) or not isinstance(task.get("data", {}), dict):
-        raise TypeError(f"task {task['id']!r} has no list of messages, or data that is no dictionary")
+        raise TypeError(f"task {task['id']!r}: `messages` must be a list, and `data` a dictionary")
     return task
 
 
-def _text(error: BaseException) -> str:
+def _message_of(error: BaseException) -> str:
     """Return the message of an error; for a KeyError without the quotes that Python adds."""
     try:
         return str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
     except Exception:
-        return "its message cannot be read"
+        return "(its message cannot be read)"
 
 
-def _is_for_a_person(error: BaseException) -> bool:
+def _is_user_error(error: BaseException) -> bool:
     """Return True if an error's message is complete without a traceback.
 
     These are an adapter's errors, and those that Buckeye raises on purpose.
@@ -239,7 +241,7 @@ def _is_for_a_person(error: BaseException) -> bool:
 
 def _print_traceback(raised: BaseException) -> None:
     """Print the environment's frames to the log, even if it has replaced standard error."""
-    error = raised.__cause__ if _is_for_a_person(raised) else raised
+    error = raised.__cause__ if _is_user_error(raised) else raised
     if error is None:
         return
     frames, folder = error.__traceback__, f"{Path(__file__).parents[2]}{os.sep}"
@@ -249,7 +251,7 @@ def _print_traceback(raised: BaseException) -> None:
         traceback.print_exception(type(error), error, frames, file=sys.__stderr__)
 
 
-def _die_with_parent(parent: int) -> None:
+def _end_with_parent(parent: int) -> None:
     """Ask the kernel to end this process with its parent, where supported.
 
     Elsewhere the closed connection ends it. Copied here, because the interpreter may lack Buckeye.
@@ -268,7 +270,7 @@ def main() -> None:
     parser.add_argument("--fd", type=int, required=True)
     parser.add_argument("--parent", type=int, required=True)
     options = parser.parse_args()
-    _die_with_parent(options.parent)
+    _end_with_parent(options.parent)
     os.set_inheritable(options.fd, False)
     sys.argv = ["environment"]
     load_package(options.shared)

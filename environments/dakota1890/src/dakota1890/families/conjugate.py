@@ -20,10 +20,10 @@ _MARKERS = {"I": {"1": "wa", "2": "ya"}, "III": {"1": "ma", "2": "ni"}}
 
 @lru_cache(maxsize=1)
 def _recorded() -> Sequence[Question]:
-    return [question(verb, person) for verb in load_corpus().verbs for person in _asked(verb)]
+    return [question(verb, person) for verb in load_corpus().verbs for person in _persons(verb)]
 
 
-def _asked(verb: Verb) -> list[str]:
+def _persons(verb: Verb) -> list[str]:
     """Return the persons that change the word.
 
     The third person is the lemma, and its plural the lemma with -pi: if asked here, one affix would answer a
@@ -34,7 +34,7 @@ def _asked(verb: Verb) -> list[str]:
 
 def _invent(draws: Draws) -> Question:
     verb = invented_verb(draws)
-    return question(verb, draws.pick(_asked(verb)))
+    return question(verb, draws.pick(_persons(verb)))
 
 
 CONJUGATE = Family(name="conjugate", recorded=_recorded, invent=_invent)

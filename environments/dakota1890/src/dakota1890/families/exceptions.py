@@ -106,20 +106,20 @@ def _named(question: Question, name: str) -> Question:
 
 
 def _write(number: int) -> Question:
-    asked = numerals.write(number)
-    words = asked.accept[0]
+    question = numerals.write(number)
+    words = question.accept[0]
     wrong = [words.replace("uŋma", other) for other in ("ake", "wikćemna saŋpa")]
-    return _of_nineteen(asked, number, (*wrong, words.removesuffix(" uŋma napćiŋwaŋka")))
+    return _of_nineteen(question, number, (*wrong, words.removesuffix(" uŋma napćiŋwaŋka")))
 
 
 def _read(number: int) -> Question:
     return _of_nineteen(numerals.read(number, numeral(number)[0]), number, ())
 
 
-def _of_nineteen(asked: Question, number: int, floor_forms: tuple[str, ...]) -> Question:
+def _of_nineteen(question: Question, number: int, floor_forms: tuple[str, ...]) -> Question:
     """Return a question of `numerals` as a question about the exception."""
     return replace(
-        asked,
+        question,
         family="exceptions",
         cells=("exception|nineteen",),
         rule_ids=("NUM-02", "NUM-05") if number > 100 else ("NUM-02",),

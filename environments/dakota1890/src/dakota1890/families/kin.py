@@ -106,17 +106,17 @@ def named(kin: Kin, name: Entry) -> Question:
 def having(kin: Kin, person: str) -> Question:
     """Ask for the verb to have a person as a relative, for `person`."""
     verb = verb_of_having(kin)
-    asked = verbs.question(verb, person)
+    verb_question = verbs.question(verb, person)
     return replace(
-        asked,
+        verb_question,
         family="kin",
-        cells=(*asked.cells, f"{person}|kinship, -ya"),
+        cells=(*verb_question.cells, f"{person}|kinship, -ya"),
         lemma_ids=(kin.lemma,),
         depth={"3sg": 1, "2pl": 3}.get(person, 2),
         ask=(
             f'{_introduce(kin)}. Form the verb "to have as {kin.relation}" for: {verbs.PERSON_NAMES[person]}.'
         ),
-        rule=f"-ya at the end makes the verb, with its marker before it; {asked.rule}",
+        rule=f"-ya at the end makes the verb, with its marker before it; {verb_question.rule}",
         prompt_forms=(kin.lemma,),
         floor_forms=(kin.lemma, *(() if person == "3sg" else (verb.lemma,))),
     )

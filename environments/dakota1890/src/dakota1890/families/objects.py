@@ -39,7 +39,7 @@ _INSTRUMENTS = ("ka", "ya", "yu")
 
 Cell = tuple[str, Any]
 """Subject and object, person of the reflexive, or person of a derived verb."""
-Asked = tuple[Question, str]
+QuestionAndFinal = tuple[Question, str]
 """Question without a particle, and the change of its final a before one."""
 
 
@@ -51,8 +51,8 @@ def _recorded() -> Sequence[Question]:
 def _questions(verb: Verb) -> Iterator[Question]:
     for kind in verb.derives:
         for cell in _cells(verb, kind):
-            asked = _ask(verb, kind, cell)
-            yield from (verbs.followed(verb, *asked, particle) for particle in _particles(asked))
+            question = _ask(verb, kind, cell)
+            yield from (verbs.followed(verb, *question, particle) for particle in _particles(question))
 
 
 def _invent(draws: Draws) -> Question:
@@ -62,9 +62,9 @@ def _invent(draws: Draws) -> Question:
         if not kinds:
             continue
         kind = draws.pick(kinds)
-        asked = _ask(verb, kind, draws.pick(_cells(verb, kind)))
-        if is_new(asked[0].accept):
-            return verbs.followed(verb, *asked, draws.pick(_particles(asked)))
+        question = _ask(verb, kind, draws.pick(_cells(verb, kind)))
+        if is_new(question[0].accept):
+            return verbs.followed(verb, *question, draws.pick(_particles(question)))
 
 
 OBJECTS = Family(name="objects", recorded=_recorded, invent=_invent)
@@ -97,7 +97,7 @@ def _cells(verb: Verb, kind: str) -> list[Cell]:
     return [(person, made) for made in DERIVED_VERBS[kind](verb) for person in ("3sg", *made.persons)]
 
 
-def _ask(verb: Verb, kind: str, cell: Cell) -> Asked:
+def _ask(verb: Verb, kind: str, cell: Cell) -> QuestionAndFinal:
     if kind == "object":
         return _object(verb, *cell)
     if kind == "reflexive":
@@ -105,13 +105,13 @@ def _ask(verb: Verb, kind: str, cell: Cell) -> Asked:
     return _made(verb, kind, *cell)
 
 
-def _particles(asked: Asked) -> list[str]:
+def _particles(question: QuestionAndFinal) -> list[str]:
     """Return kta and šni if the record licenses their effect on the end of the form."""
-    return ["", *verbs.PARTICLES] if asked[1] != "unknown" else [""]
+    return ["", *verbs.PARTICLES] if question[1] != "unknown" else [""]
 
 
 def _plain(
-    verb: Verb, meaning: str, *, rule_ids: Sequence[str], lemmas: Sequence[str] = (), **asked: Any
+    verb: Verb, meaning: str, *, rule_ids: Sequence[str], lemmas: Sequence[str] = (), **fields: Any
 ) -> Question:
     """Ask for a form of `verb`; `meaning` describes it."""
     return Question(
@@ -123,15 +123,15 @@ def _plain(
         prompt_forms=(verb.lemma,),
         floor_forms=(verb.lemma,),
         invented=verb.gloss == GLOSS,
-        **asked,
+        **fields,
     )
 
 
-def _object(verb: Verb, subject: str, obj: str) -> Asked:
+def _object(verb: Verb, subject: str, obj: str) -> QuestionAndFinal:
     form = with_object(verb, subject, obj)
     fused = subject == "1sg" and obj.startswith("2")
     marked = not subject.startswith("3") and not fused
-    asked = _plain(
+    question = _plain(
         verb,
         f"{verbs.PERSON_NAMES[subject]} (subject), {OBJECT_NAMES[obj]} (object)",
         rule=_fused_rule(obj) if fused else _object_rule(verb, subject, obj),
@@ -150,7 +150,7 @@ def _object(verb: Verb, subject: str, obj: str) -> Asked:
         ),
         depth=2 if marked or fused or subject == "3pl" else 1,
     )
-    return asked, "keeps" if form.endswith("pi") else verb.final
+    return question, "keeps" if form.endswith("pi") else verb.final
 
 
 def _object_fact(verb: Verb, subject: str, obj: str) -> str:
@@ -178,7 +178,7 @@ def _object_rule(verb: Verb, subject: str, obj: str) -> str:
     return f"{verbs.person_rule(verb, subject)}; {marker}, {at}"
 
 
-def _made(verb: Verb, kind: str, person: str, made: Verb) -> Asked:
+def _made(verb: Verb, kind: str, person: str, made: Verb) -> QuestionAndFinal:
     """Ask for `made`, a verb derived from `verb`, in `person`."""
     meaning, rule_id = _MADE[kind]
     suffix = made.lemma.removeprefix(verb.lemma) if kind == "causative" else ""
@@ -189,7 +189,7 @@ def _made(verb: Verb, kind: str, person: str, made: Verb) -> Asked:
     in_person = (verbs.fact(made, person),) if recorded else (derivation, verbs.fact(made, person))
     cell, bare = f"{kind}|{verbs.class_name(verb)}", person == "3sg"
     rule = _made_rule(verb, kind, suffix)
-    asked = _plain(
+    question = _plain(
         verb,
         f"{verbs.PERSON_NAMES[person]}, {meaning}",
         rule=f"{rule}; {verbs.person_rule(made, person)}",
@@ -205,7 +205,7 @@ def _made(verb: Verb, kind: str, person: str, made: Verb) -> Asked:
         depth=1 if bare else 2,
         lemmas=(made.lemma,) if recorded else (),
     )
-    return asked, "keeps" if person.endswith("pl") else made.final
+    return question, "keeps" if person.endswith("pl") else made.final
 
 
 def _made_rule(verb: Verb, kind: str, suffix: str) -> str:
@@ -224,8 +224,8 @@ def _made_rule(verb: Verb, kind: str, suffix: str) -> str:
     }[kind]
 
 
-def _reflexive(verb: Verb, person: str) -> Asked:
-    asked = _plain(
+def _reflexive(verb: Verb, person: str) -> QuestionAndFinal:
+    question = _plain(
         verb,
         f"{verbs.PERSON_NAMES[person]}, reflexive (oneself)",
         rule=_reflexive_rule(verb, person),
@@ -235,7 +235,7 @@ def _reflexive(verb: Verb, person: str) -> Asked:
         rule_ids=("VERB-29", "PRON-10", *verbs.number_rules(person)),
         depth=1 if person == "3sg" else 2,
     )
-    return asked, "keeps" if person.endswith("pl") else verb.final
+    return question, "keeps" if person.endswith("pl") else verb.final
 
 
 def _reflexive_rule(verb: Verb, person: str) -> str:

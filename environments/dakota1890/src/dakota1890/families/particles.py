@@ -23,11 +23,11 @@ def _recorded() -> Sequence[Question]:
 
 
 def _questions(verb: Verb) -> list[Question]:
-    found = [question(verb, *cell) for cell in _cells_of(verb)]
-    found += [_framed(verb, *cell) for cell in _framed_cells(verb)]
+    questions = [question(verb, *cell) for cell in _cells_of(verb)]
+    questions += [_framed(verb, *cell) for cell in _framed_cells(verb)]
     if can_contract(verb.lemma) and verb.klass != "III":
-        found += [_purpose(verb, *going) for going in _goings()]
-    return found
+        questions += [_purpose(verb, *going) for going in _goings()]
+    return questions
 
 
 def _invent(draws: Draws) -> Question:

@@ -34,7 +34,7 @@ def contract(word: str) -> str:
     Raises ValueError if the record does not give this form.
     """
     if not can_contract(word):
-        raise ValueError(f"how {word!r} is contracted is not recorded")
+        raise ValueError(f"the contraction of {word!r} is not recorded")
     # A nasal vowel stays nasal, as in šuŋg of šuŋka; only before m is it spelled plain, as in nom of noŋpa.
     rest = word[:-2].removesuffix("ŋ") if word[-2] == "p" else word[:-2]
     return rest + _WEAKENED[word[-2]]

@@ -48,7 +48,7 @@ def with_particle(form: str, final: str, particle: str) -> tuple[str, ...]:
     if changed == form or final == "keeps":
         return (f"{form} {particle}",)
     if final == "unknown":
-        raise ValueError(f"what {particle} does to the end of {form!r} is not recorded")
+        raise ValueError(f"the end of {form!r} before {particle} is not recorded")
     forms = (f"{changed} {particle}", f"{form} {particle}")
     if final == "changes" and particle == "šni":
         return forms[:1]

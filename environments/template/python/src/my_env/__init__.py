@@ -1,4 +1,4 @@
-"""A question, a reply, a grade. Tasks are made from seeds, so train and eval never share one."""
+"""Environment with one question, one reply and one grade. Train and eval have different tasks."""
 
 from __future__ import annotations
 

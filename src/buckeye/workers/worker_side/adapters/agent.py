@@ -53,22 +53,22 @@ class Agent(Adapter):
         check_arguments(env_id, args, ARGUMENTS)
         if ("command" in args) == ("callable" in args):
             raise AdapterError(
-                'agent needs either command = ["python", "my_agent.py"] or callable = "module:fn"'
+                'agent needs either `command = ["python", "my_agent.py"]` or `callable = "module:function"`'
             )
-        self._cwd = _folder(args.get("cwd"))
+        self._cwd = _check_folder(args.get("cwd"))
         self._command = _command(args["command"]) if "command" in args else None
-        self._function = self._imported("callable", args.get("callable"))
-        self._reward = self._imported("reward", args.get("reward"))
+        self._function = self._import_argument("callable", args.get("callable"))
+        self._reward = self._import_argument("reward", args.get("reward"))
         self._environ = _environ(args.get("env", {}))
         self._timeout = float(args.get("timeout", DEFAULT_TIMEOUT))
         if "tasks" not in args:
-            raise AdapterError('agent needs tasks = "tasks.jsonl"')
+            raise AdapterError('agent needs `tasks`, such as `tasks = "tasks.jsonl"`')
         files = {"train": args["tasks"], **({"eval": args["eval_tasks"]} if "eval_tasks" in args else {})}
         self._tasks = {split: read_tasks(existing_file(path, "tasks")) for split, path in files.items()}
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="agent")
 
-    def _imported(self, argument: str, wanted: str | None) -> Callable[..., Any] | None:
-        return None if wanted is None else import_function(argument, wanted, folder=self._cwd)
+    def _import_argument(self, argument: str, reference: str | None) -> Callable[..., Any] | None:
+        return None if reference is None else import_function(argument, reference, folder=self._cwd)
 
     def info(self) -> Json:
         return {
@@ -88,16 +88,16 @@ class Agent(Adapter):
             try:
                 result = await asyncio.wait_for(self._call(self._function, task, endpoint), timeout)
             except asyncio.TimeoutError as error:  # noqa: UP041  another class in Python 3.10
-                said = str(error) or f"the function was ended after {timeout:g} s"
-                return failed("agent", "Timeout", said)
+                message = str(error) or f"the function did not end within {timeout:g} s"
+                return failed("agent", "Timeout", message)
             except Exception as error:
                 return raised("agent", error)
         else:
             with tempfile.TemporaryDirectory(prefix="buckeye-agent-") as folder:
-                ended = await self._run(Path(folder), task, endpoint, timeout)
-                if "error" in ended:
-                    return ended
-                result = ended["result"]
+                outcome = await self._run(Path(folder), task, endpoint, timeout)
+                if "error" in outcome:
+                    return outcome
+                result = outcome["result"]
         if self._reward is not None:
             try:
                 result = await self._call(self._reward, task, result)
@@ -125,29 +125,30 @@ class Agent(Adapter):
         """Run the program, and return `{"result": ...}` or a failed outcome."""
         assert self._command is not None
         (folder / "task.json").write_text(json.dumps(task, ensure_ascii=False), "utf-8")
-        environ = {**os.environ, **self._environ, **addresses(endpoint)}
+        environ = {**os.environ, **self._environ, **endpoint_variables(endpoint)}
         environ |= {"BUCKEYE_TASK": str(folder / "task.json"), "BUCKEYE_RESULT": str(folder / "result.json")}
         try:
-            ended = await run_program(self._command, environ=environ, cwd=self._cwd, timeout=timeout)
+            program = await run_program(self._command, environ=environ, cwd=self._cwd, timeout=timeout)
         except OSError as error:
-            return failed("agent", type(error).__name__, f"{self._command[0]} cannot be started: {error}")
-        if ended.status is None:
-            said = ended.last_lines()
-            return failed("agent", "Timeout", f"the program was ended after {timeout:g} s; it said:\n{said}")
-        if ended.status != 0:
-            said = ended.last_lines()
-            return failed("agent", "ExitStatus", f"the program ended with status {ended.status}:\n{said}")
+            return failed("agent", type(error).__name__, f"cannot start {self._command[0]}: {error}")
+        if program.status is None:
+            message = f"the program did not end within {timeout:g} s; last output:\n{program.last_lines()}"
+            return failed("agent", "Timeout", message)
+        if program.status != 0:
+            message = f"the program exited with status {program.status}; last output:\n{program.last_lines()}"
+            return failed("agent", "ExitStatus", message)
         try:
-            return {"result": _left(folder / "result.json", ended, judged=self._reward is not None)}
+            has_reward_function = self._reward is not None
+            return {"result": _read_result(folder / "result.json", program, has_reward_function)}
         except ValueError as error:
-            return failed("agent", "NoReward", f"{error}; it said last:\n{ended.last_lines(3)}")
+            return failed("agent", "NoReward", f"{error}; last output:\n{program.last_lines(3)}")
 
     async def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def addresses(endpoint: Json) -> dict[str, str]:
-    """Return the environment variables that point clients to the model."""
+def endpoint_variables(endpoint: Json) -> dict[str, str]:
+    """Return the environment variables with the endpoint of the model, for any client."""
     return {
         "OPENAI_BASE_URL": endpoint["base_url"],
         "OPENAI_API_KEY": endpoint["api_key"],
@@ -170,24 +171,24 @@ def to_outcome(result: Any, function: Callable[..., Any] | None = None) -> Json:
             raise OutcomeError(number_error_text(reward, "the reward"))
         reward = to_finite_float(reward, "the reward")
     except OutcomeError as error:
-        place = location_of_code(getattr(function, "__code__", None))
-        return failed("score", "NoReward", f"{error}{place}")
+        location = location_of_code(getattr(function, "__code__", None))
+        return failed("score", "NoReward", f"{error}{location}")
     unknown = sorted(set(given) - set(RESULT_KEYS))
     if unknown:
-        return failed("score", "UnknownKey", f"{unknown[0]!r} is none of {', '.join(RESULT_KEYS)}")
+        return failed("score", "UnknownKey", f"unknown key {unknown[0]!r}, expected {', '.join(RESULT_KEYS)}")
     if not isinstance(components, dict):
         return failed("score", "NoComponents", "components must be an object of numbers")
     return scored(reward, components=components, stop_reason=str(given.get("stop_reason", "done")))
 
 
-def import_function(argument: str, wanted: str, *, folder: str | None) -> Callable[..., Any]:
+def import_function(argument: str, reference: str, *, folder: str | None) -> Callable[..., Any]:
     """Return the function `module:function` or `file.py:function`. Raises AdapterError.
 
     Modules in `folder` can be imported too.
     """
-    module_name, colon, name = wanted.rpartition(":") if isinstance(wanted, str) else ("", "", "")
+    module_name, colon, name = reference.rpartition(":") if isinstance(reference, str) else ("", "", "")
     if not colon or not module_name or not name:
-        raise AdapterError(f'{argument} must be "module:function" or "file.py:function", not {wanted!r}')
+        raise AdapterError(f'{argument} must be "module:function" or "file.py:function", not {reference!r}')
     root = folder or os.getcwd()
     if root not in sys.path:
         sys.path.insert(0, root)
@@ -196,40 +197,40 @@ def import_function(argument: str, wanted: str, *, folder: str | None) -> Callab
         module = module or importlib.import_module(module_name)
     except Exception as error:
         raise AdapterError(
-            f"{argument} = {wanted!r} cannot be imported: {type(error).__name__}: {error}"
+            f"cannot import {argument} = {reference!r}: {type(error).__name__}: {error}"
         ) from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise AdapterError(f"{argument} = {wanted!r}: {module_name} has no function {name}")
+        raise AdapterError(f"{argument} = {reference!r}: {module_name} has no function {name}")
     return function  # type: ignore[no-any-return]
 
 
 def _file_module(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no Python file")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
-def _left(path: Path, ended: ProgramResult, *, judged: bool) -> Any:
+def _read_result(path: Path, program: ProgramResult, has_reward_function: bool) -> Any:
     """Return the program's result: the object in its result file, or in its last line.
 
-    If a function judges (`judged`), the result also has the output, and may be empty. Otherwise raises
-    ValueError without a reward.
+    With a reward function, the result also has the output, and may be empty. Without one, raises ValueError
+    if the reward is missing.
     """
-    lines = ended.stdout.strip().splitlines()
+    lines = program.stdout.strip().splitlines()
     text = path.read_text("utf-8") if path.exists() else (lines[-1] if lines else "")
     try:
-        found = json.loads(text)
+        parsed = json.loads(text)
     except ValueError:
-        found = None
-    if judged:
-        return {"result": found, "stdout": ended.stdout}
-    if not isinstance(found, dict) or "reward" not in found:
-        raise ValueError('the program left no {"reward": ...} in BUCKEYE_RESULT or as its last line')
-    return found
+        parsed = None
+    if has_reward_function:
+        return {"result": parsed, "stdout": program.stdout}
+    if not isinstance(parsed, dict) or "reward" not in parsed:
+        raise ValueError('the program wrote no {"reward": ...} to BUCKEYE_RESULT or as its last line')
+    return parsed
 
 
 def _command(given: Any) -> list[str]:
@@ -240,14 +241,14 @@ def _command(given: Any) -> list[str]:
 
 def _environ(given: Any) -> dict[str, str]:
     if not isinstance(given, dict) or not all(isinstance(value, str) for value in given.values()):
-        raise AdapterError('env must be a table of texts, such as { MODE = "fast" }')
+        raise AdapterError('env must be a table of strings, such as { MODE = "fast" }')
     return dict(given)
 
 
-def _folder(given: Any) -> str | None:
+def _check_folder(given: Any) -> str | None:
     if given is None:
         return None
     path = Path(os.path.expanduser(str(given))).resolve()
     if not path.is_dir():
-        raise AdapterError(f"cwd = {given!r}: there is no such folder")
+        raise AdapterError(f"cwd = {given!r}: the folder does not exist")
     return str(path)

@@ -22,9 +22,9 @@ def read_tasks(path: Path) -> list[Json]:
         try:
             task = _task(json.loads(line), number)
         except ValueError as error:
-            raise AdapterError(f"{path}, line {number}: {error}") from error
+            raise AdapterError(f"{path}:{number}: {error}") from error
         if task["id"] in tasks:
-            raise AdapterError(f"{path}, line {number}: the id {task['id']!r} is there twice")
+            raise AdapterError(f"{path}:{number}: duplicate id {task['id']!r}")
         tasks[task["id"]] = task
     if not tasks:
         raise AdapterError(f"{path} has no tasks")
@@ -34,16 +34,18 @@ def read_tasks(path: Path) -> list[Json]:
 def _task(row: Any, number: int) -> Json:
     """Return the task of a row. Raises ValueError."""
     if not isinstance(row, dict):
-        raise ValueError("a task is a JSON object")
+        raise ValueError("a task must be a JSON object")
     if ("prompt" in row) == ("messages" in row):
-        raise ValueError('a task has either "prompt", a text, or "messages", a list')
+        raise ValueError('a task must have either "prompt", a string, or "messages", a list')
     data = row.get("data", {})
     if not isinstance(data, dict):
-        raise ValueError('"data" is an object')
-    rest = {name: value for name, value in row.items() if name not in ("id", "prompt", "messages", "data")}
+        raise ValueError('"data" must be an object')
+    extra_fields = {
+        name: value for name, value in row.items() if name not in ("id", "prompt", "messages", "data")
+    }
     messages = row["messages"] if "messages" in row else [{"role": "user", "content": row["prompt"]}]
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise ValueError('"messages" is a list of objects with a role')
+        raise ValueError('"messages" must be a list of objects with a role')
     if not all(isinstance(message.get("content", ""), (str, list, type(None))) for message in messages):
-        raise ValueError('"prompt" and every "content" is a text')
-    return {"id": str(row.get("id", number)), "messages": messages, "data": {**data, **rest}}
+        raise ValueError('"prompt" and every "content" must be a string')
+    return {"id": str(row.get("id", number)), "messages": messages, "data": {**data, **extra_fields}}

@@ -18,7 +18,7 @@ Boundary = Literal["load", "reset", "step", "model", "score", "agent", "task"]
 
 
 class AdapterError(Exception):
-    """An error that the user must fix. The message says what and how."""
+    """An error that the user must fix. The message has the problem and the fix."""
 
 
 class Adapter(Protocol):
@@ -41,7 +41,7 @@ class Adapter(Protocol):
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
         """Return the outcomes of rollouts that were kept for group scoring."""
-        raise AdapterError("this environment has no rewards of groups")
+        raise AdapterError("this environment does not score groups")
 
     async def close(self) -> None:
         """Release the environment's resources."""
@@ -87,51 +87,51 @@ def failed(boundary: Boundary, kind: str, message: str, trace: Sequence[str] = (
 
 def raised(boundary: Boundary, error: BaseException) -> Json:
     """Return the outcome of a rollout in which `error` was raised, including its causes."""
-    kind, said, trace = type(error).__name__, [str(error)], frames_of(error)
+    kind, messages, trace = type(error).__name__, [str(error)], frames_of(error)
     boundary = "score" if kind == "OutcomeError" else boundary
-    while (cause := error.__cause__) is not None and len(said) < 4:
+    while (cause := error.__cause__) is not None and len(messages) < 4:
         error = cause
-        said.append(f"{type(error).__name__}: {error}")
+        messages.append(f"{type(error).__name__}: {error}")
         trace = frames_of(error) or trace
-    return failed(boundary, kind, " <- ".join(filter(None, said)), [] if boundary == "model" else trace)
+    return failed(boundary, kind, " <- ".join(filter(None, messages)), [] if boundary == "model" else trace)
 
 
-def check_arguments(env_id: str, args: Mapping[str, Any], accepted: Iterable[str]) -> None:
+def check_arguments(env_id: str, args: Mapping[str, Any], names: Iterable[str]) -> None:
     """Raise AdapterError for an unknown argument, with a suggestion."""
-    known = sorted(accepted)
+    known = sorted(names)
     for name in args:
         if name not in known:
-            taken = ", ".join(known) or "none"
+            accepted = ", ".join(known) or "none"
             raise AdapterError(
-                f"{env_id} takes no argument {name!r}.{suggest_name(name, known)} It takes: {taken}."
+                f"{env_id} has no argument {name!r}.{suggest_name(name, known)} Arguments: {accepted}"
             )
 
 
 def trained_seat(env_id: str, seats: Sequence[str], args: Mapping[str, Any], opponents: Sequence[str]) -> int:
     """Return the index of the trained player.
 
-    `seat` in `args` gives it by number or name, and `opponent` decides who plays the others. Raises
-    AdapterError if one of both is missing or invalid, or if they are given for a single-player game.
+    `seat` in `args` gives it by number or name, and `opponent` selects the policy of the others. Raises
+    AdapterError if one of them is missing or invalid, or set for a single-player game.
     """
     seat, opponent = args.get("seat"), args.get("opponent")
     if len(seats) == 1:
         if seat not in (None, 0) or opponent is not None:
-            raise AdapterError(f"{env_id} is played by one: leave out seat and opponent.")
+            raise AdapterError(f"{env_id} has one player: remove `seat` and `opponent`")
         return 0
     choices = " or ".join(f'"{name}"' for name in opponents)
     numbers = {name: number for number, name in enumerate(seats)}
     number = numbers.get(seat) if isinstance(seat, str) else seat
-    there = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(seats)
-    if not there or opponent is None:
-        missing = "" if there or seat is None else f" It has no seat {seat!r}."
+    is_seat = isinstance(number, int) and not isinstance(number, bool) and 0 <= number < len(seats)
+    if not is_seat or opponent is None:
+        missing = "" if is_seat or seat is None else f" It has no seat {seat!r}."
         known = ", ".join(f"{number} ({name})" for name, number in numbers.items())
         raise AdapterError(
-            f"{env_id} is a game of {len(seats)} players, of whom one is trained.{missing} Set seat, one of "
-            f"{known}, and opponent = {choices} for the others."
+            f"{env_id} has {len(seats)} players, and one is trained.{missing} Set `seat` to one of "
+            f"{known}, and `opponent` to {choices} for the others"
         )
     if opponent not in opponents:
-        meant = suggest_name(str(opponent), opponents)
-        raise AdapterError(f"{env_id} knows no opponent {opponent!r}.{meant} There are: {choices}.")
+        suggestion = suggest_name(str(opponent), opponents)
+        raise AdapterError(f"{env_id} has no opponent {opponent!r}.{suggestion} Set `opponent` to {choices}")
     return int(number or 0)
 
 
@@ -145,7 +145,7 @@ def existing_file(path: Any, argument: str) -> Path:
     """Return the absolute path of an argument's file. Raises AdapterError."""
     if not isinstance(path, str):
         raise AdapterError(f"{argument} must be the path of a file, not {path!r}")
-    found = Path(os.path.expanduser(path)).resolve()
-    if not found.is_file():
-        raise AdapterError(f"{argument} = {path!r}: there is no such file (looked for {found})")
-    return found
+    absolute = Path(os.path.expanduser(path)).resolve()
+    if not absolute.is_file():
+        raise AdapterError(f"{argument} = {path!r}: the file {absolute} does not exist")
+    return absolute

@@ -31,8 +31,8 @@ def is_written_for_buckeye(module: ModuleType) -> bool:
 
     It must define `load_environment`, and must not have imported verifiers.
     """
-    offers = callable(getattr(module, "load_environment", None))
-    return offers and "verifiers" not in sys.modules and importlib.util.find_spec("buckeye") is not None
+    has_loader = callable(getattr(module, "load_environment", None))
+    return has_loader and "verifiers" not in sys.modules and importlib.util.find_spec("buckeye") is not None
 
 
 def _canonical(name: str) -> str:
@@ -46,12 +46,12 @@ class BuckeyeEnvironment(Adapter):
         registry = importlib.import_module("buckeye.workers.loading")
         self._base = importlib.import_module("buckeye.envs.base")
         settings = importlib.import_module("buckeye.envs.settings")
-        here = settings.WorkerSettings(isolation="none")
-        self._env = registry.open_environment(env_id, args, here)
+        in_process = settings.WorkerSettings(isolation="none")
+        self._env = registry.open_environment(env_id, args, in_process)
         if isinstance(self._env, self._base.GroupEnvironment):
             raise AdapterError(
-                f"{env_id} scores the rollouts of a task together, which it can only do in the process that "
-                'plays: set isolation = "none", and no limits that workers keep'
+                f"{env_id} scores the rollouts of a task as a group, which worker processes do not support: "
+                'set isolation = "none", and remove its worker limits'
             )
 
     def info(self) -> Json:
@@ -59,10 +59,10 @@ class BuckeyeEnvironment(Adapter):
             "name": self._env.name,
             "generation": "buckeye",
             "versions": {"buckeye": importlib.import_module("buckeye").__version__},
-            "splits": [split for split in ("train", "eval") if self._has(split)],
+            "splits": [split for split in ("train", "eval") if self._has_split(split)],
         }
 
-    def _has(self, split: str) -> bool:
+    def _has_split(self, split: str) -> bool:
         try:
             self._env.tasks(split)
         except KeyError:
@@ -78,9 +78,9 @@ class BuckeyeEnvironment(Adapter):
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
         self._base.ROLLOUT_DEADLINE.set(time.monotonic() + context["deadline"])
-        played = self._base.Task(id=task["id"], messages=tuple(task["messages"]), data=task["data"])
+        own_task = self._base.Task(id=task["id"], messages=tuple(task["messages"]), data=task["data"])
         try:
-            outcome = self._env.rollout(played, _Policy(self._base, endpoint))
+            outcome = self._env.rollout(own_task, _Policy(self._base, endpoint))
             outcome = await outcome if inspect.isawaitable(outcome) else outcome
         except ModelError as error:
             return raised("model", error)
@@ -96,15 +96,16 @@ class BuckeyeEnvironment(Adapter):
     async def check_isolation(self) -> Json | None:
         """Run the environment's own check if rollouts share state.
 
-        Returns the result as `said`, or the reason against training as `refused`. None without such a check.
+        Returns the report as `result`, or the reason against training as `refused`, with its error `code`.
+        Returns None without such a check.
         """
         check = getattr(self._env, "check_isolation", None)
         if check is None:
             return None
         try:
-            return {"said": str(await check())}
+            return {"result": str(await check())}
         except importlib.import_module("buckeye.errors").UsageError as error:
-            return {"refused": str(error)}
+            return {"refused": str(error), "code": error.code}
 
 
 class _Policy:
@@ -118,8 +119,8 @@ class _Policy:
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
     ) -> Any:
         """Return the model's reply. Its text is reasoning and answer, without markers. Raises ModelError."""
-        told = [dict(message) for message in messages]
-        reply = await chat(self._endpoint, told, tools=[dict(tool) for tool in tools])
+        plain_messages = [dict(message) for message in messages]
+        reply = await chat(self._endpoint, plain_messages, tools=[dict(tool) for tool in tools])
         reasoning = reply.message.get("reasoning_content") or ""
         return self._base.Reply(
             text=reasoning + reply.text,

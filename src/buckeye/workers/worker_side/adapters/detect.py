@@ -31,8 +31,8 @@ def load(env_id: str, args: Json, context: Json) -> Adapter:
         return _load(env_id, dict(args), context)
     except ModuleNotFoundError as error:
         raise AdapterError(
-            f"{env_id} needs the module {error.name!r}, which {sys.executable} does not have. "
-            f"{_other_python(env_id)}"
+            f"{env_id} needs the module {error.name!r}, which is not installed in {sys.executable}. "
+            f"{_interpreter_hint(env_id)}"
         ) from error
 
 
@@ -59,16 +59,16 @@ def import_module(env_id: str, named: str | None = None) -> ModuleType:
     Raises AdapterError and ModuleNotFoundError.
     """
     path = Path(os.path.expanduser(env_id))
-    local = path.exists() and (path.suffix == ".py" or env_id.startswith((".", "/", "~")))
-    if local:
+    is_local = path.exists() and (path.suffix == ".py" or env_id.startswith((".", "/", "~")))
+    if is_local:
         name, root = _local_module(path.resolve())
         sys.path.insert(0, str(root))
-        others = os.environ.get("PYTHONPATH")  # for tool servers that the environment starts
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *([others] if others else [])])
+        python_path = os.environ.get("PYTHONPATH")  # for tool servers that the environment starts
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(root), *([python_path] if python_path else [])])
     else:
         name = env_id.rsplit("/", 1)[-1].partition("@")[0].replace("-", "_").replace(".", "_")
     wanted = named or name
-    if not local and importlib.util.find_spec(wanted) is None and importlib.util.find_spec(wanted.lower()):
+    if not is_local and importlib.util.find_spec(wanted) is None and importlib.util.find_spec(wanted.lower()):
         wanted = wanted.lower()
     try:
         return importlib.import_module(wanted)
@@ -86,7 +86,7 @@ def _local_module(path: Path) -> tuple[str, Path]:
     for root in (path / "src", path):
         if (root / name).is_dir() or (root / f"{name}.py").is_file():
             return name, root
-    raise AdapterError(f"{path} has no module {name}: looked for {name}.py and {name}/, there and in src/")
+    raise AdapterError(f"{path} has no module {name}: add {name}.py or {name}/ to it or to its src/")
 
 
 def generation(env_id: str, module: ModuleType) -> str:
@@ -95,48 +95,50 @@ def generation(env_id: str, module: ModuleType) -> str:
     Raises AdapterError.
     """
     installed = _verifiers_version()
-    runs = None if installed is None else "verifiers-v1" if installed >= (0, 4) else "verifiers-v0"
-    offers = _offered(env_id, module, runs)
-    here = "verifiers is not installed" if installed is None else f"verifiers {_said(installed)} is installed"
-    if not offers:
+    runnable = None if installed is None else "verifiers-v1" if installed >= (0, 4) else "verifiers-v0"
+    supported = _supported_generations(env_id, module, runnable)
+    if not supported:
         raise AdapterError(
-            f"{env_id} is no environment that can be played: its module {module.__name__} has no "
-            f"load_environment (verifiers v0) and names no Taskset in __all__ (verifiers v1); {here}"
+            f"{env_id} has no environment: its module {module.__name__} has no `load_environment` (verifiers "
+            f"v0) and no Taskset in `__all__` (verifiers v1)"
         )
-    if runs in offers:
-        return runs
-    wanted = offers[0]
+    if runnable in supported:
+        return runnable
+    wanted = supported[0]
+    present = (
+        f"verifiers {_version_text(installed)} is installed" if installed else "verifiers is not installed"
+    )
     needs = V1_SET if wanted == "verifiers-v1" else V0_SET
     raise AdapterError(
-        f"{env_id} is made for {wanted}, and {here} in {sys.executable}. It needs: {needs}. "
-        f"{_other_python(env_id)}"
+        f"{env_id} requires {wanted}, but {present} in {sys.executable}. Requirements: {needs}. "
+        f"{_interpreter_hint(env_id)}"
     )
 
 
-def _other_python(env_id: str) -> str:
-    """Return advice on getting an interpreter with an environment's dependencies."""
+def _interpreter_hint(env_id: str) -> str:
+    """Return a hint how to get an interpreter with an environment's dependencies."""
     return (
-        f"`buckeye env install {env_id}` makes a Python that has it (--with NAME adds to it, --force "
-        "replaces one); `python` below its [[env]] names one that you have."
+        f"Run `buckeye env install {env_id}` (--with NAME adds a package, --force replaces an installation), "
+        "or set `python` in its [[env]] table to an interpreter that has it"
     )
 
 
-def _offered(env_id: str, module: ModuleType, runs: str | None) -> list[str]:
+def _supported_generations(env_id: str, module: ModuleType, runnable: str | None) -> list[str]:
     """Return the generations that a module supports.
 
     If the installed verifiers cannot run v1, only names are checked: accessing the Taskset may import missing
     modules.
     """
-    offers = ["verifiers-v0"] if callable(getattr(module, "load_environment", None)) else []
+    supported = ["verifiers-v0"] if callable(getattr(module, "load_environment", None)) else []
     names = getattr(module, "__all__", None)
     if not isinstance(names, (list, tuple)):
-        return offers
-    if runs != "verifiers-v1":
-        return offers + (["verifiers-v1"] if any("Taskset" in str(name) for name in names) else [])
+        return supported
+    if runnable != "verifiers-v1":
+        return supported + (["verifiers-v1"] if any("Taskset" in str(name) for name in names) else [])
     base = importlib.import_module("verifiers.v1").Taskset
     exported = [getattr(module, name, None) for name in names]
     tasksets = [cls for cls in exported if inspect.isclass(cls) and issubclass(cls, base) and cls is not base]
-    return [*offers, "verifiers-v1"] if tasksets else offers
+    return [*supported, "verifiers-v1"] if tasksets else supported
 
 
 def _verifiers_version() -> tuple[int, int] | None:
@@ -147,18 +149,18 @@ def _verifiers_version() -> tuple[int, int] | None:
         return None
 
 
-def _said(version: tuple[int, int]) -> str:
+def _version_text(version: tuple[int, int]) -> str:
     return metadata.version("verifiers") if version else ""
 
 
 def _import_problem(env_id: str, error: Exception) -> str:
-    """Return advice after a failed import. The usual reason is the other generation of verifiers."""
-    said = f"{env_id} could not be imported: {type(error).__name__}: {error}."
+    """Return the message for a failed import. The usual reason is the other generation of verifiers."""
+    message = f"cannot import {env_id}: {type(error).__name__}: {error}"
     installed = _verifiers_version()
     if installed is None or "verifiers" not in str(error):
-        return said
+        return message
     other = V0_SET if installed >= (0, 4) else V1_SET
     return (
-        f"{said} verifiers {_said(installed)} is installed in {sys.executable}; it may be made for: {other}. "
-        f"{_other_python(env_id)}"
+        f"{message}. verifiers {_version_text(installed)} is installed in {sys.executable}; it may require: "
+        f"{other}. {_interpreter_hint(env_id)}"
     )

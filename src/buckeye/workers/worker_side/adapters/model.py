@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from .base import Json
 
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 class ModelError(Exception):
@@ -28,8 +28,8 @@ class ModelReply:
     @property
     def no_room(self) -> bool:
         """True if nothing was sampled, because the rollout had reached a limit."""
-        said = ("content", "reasoning_content", "tool_calls")
-        return self.truncated and not any(self.message.get(part) for part in said)
+        parts = ("content", "reasoning_content", "tool_calls")
+        return self.truncated and not any(self.message.get(part) for part in parts)
 
 
 async def chat(
@@ -44,18 +44,18 @@ async def chat(
         body["tools"] = list(tools)
     if not trained:
         body["trained"] = False
-    answer = await post(f"{endpoint['base_url']}/chat/completions", body, key=endpoint["api_key"])
+    response = await post(f"{endpoint['base_url']}/chat/completions", body, key=endpoint["api_key"])
     try:
-        choice = answer["choices"][0]
+        choice = response["choices"][0]
         message = choice["message"]
         text = message.get("content") or ""
         return ModelReply(message=message, text=text, truncated=choice.get("finish_reason") == "length")
     except (KeyError, IndexError, TypeError) as error:
-        raise ModelError(f"the endpoint's answer has no message: {error!r}") from error
+        raise ModelError(f"the endpoint's response has no message: {error!r}") from error
 
 
 async def post(url: str, body: Json, *, key: str) -> Json:
-    """POST a JSON object to an `http` URL, and return the JSON object of the answer. Raises ModelError.
+    """POST a JSON object to an `http` URL, and return the JSON object of the response. Raises ModelError.
 
     Each call uses a new connection. It has no timeout, because the rollout has one.
     """
@@ -66,27 +66,27 @@ async def post(url: str, body: Json, *, key: str) -> Json:
         f"Content-Type: application/json\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
     )
     try:
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=_MOST_BYTES)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80, limit=_MAX_BYTES)
         try:
             writer.write(head.encode() + payload)
             await writer.drain()
-            status, content = await _read_answer(reader)
+            status, content = await _read_response(reader)
         finally:
             writer.close()
     except (OSError, EOFError, ValueError) as error:
-        raise ModelError(f"no answer from {parts.netloc}: {type(error).__name__}: {error}") from error
+        raise ModelError(f"no response from {parts.netloc}: {type(error).__name__}: {error}") from error
     if status != 200:
         raise ModelError(f"HTTP {status}: {content[:2000].decode('utf-8', 'replace')}")
     try:
-        answer = json.loads(content)
+        response = json.loads(content)
     except ValueError as error:
-        raise ModelError(f"the endpoint's answer is not JSON: {error}") from error
-    if not isinstance(answer, dict):
-        raise ModelError("the endpoint's answer is no JSON object")
-    return answer
+        raise ModelError(f"the endpoint's response is not JSON: {error}") from error
+    if not isinstance(response, dict):
+        raise ModelError("the endpoint's response is not a JSON object")
+    return response
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> tuple[int, bytes]:
+async def _read_response(reader: asyncio.StreamReader) -> tuple[int, bytes]:
     """Read status and body. Raises ValueError or EOFError (IncompleteReadError) for invalid HTTP."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status = int(head[0].partition(" ")[2][:3])

@@ -27,8 +27,8 @@ class ProgramResult:
 
     def last_lines(self, count: int = 8) -> str:
         """Return its last lines for a message, from stderr if it is not empty."""
-        said = (self.stderr.strip() or self.stdout.strip()).splitlines()[-count:]
-        return "\n".join(said) or "(it said nothing)"
+        lines = (self.stderr.strip() or self.stdout.strip()).splitlines()[-count:]
+        return "\n".join(lines) or "(no output)"
 
 
 async def run_program(
@@ -45,25 +45,27 @@ async def run_program(
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        preexec_fn=_own_group,
+        preexec_fn=_start_process_group,
     )
     assert process.stdout is not None
     assert process.stderr is not None
-    kept = bytearray(), bytearray()
+    tails = bytearray(), bytearray()
     streams = process.stdout, process.stderr
-    outputs = [asyncio.ensure_future(_tail(stream, end)) for stream, end in zip(streams, kept, strict=True)]
+    outputs = [
+        asyncio.ensure_future(_tail(stream, tail)) for stream, tail in zip(streams, tails, strict=True)
+    ]
     status: int | None = None
     try:
         status = await _status_within(process, timeout)
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        _, late = await asyncio.wait(outputs, timeout=_OUTPUT_TIMEOUT)
-        for output in late:
+        _, unfinished = await asyncio.wait(outputs, timeout=_OUTPUT_TIMEOUT)
+        for output in unfinished:
             output.cancel()  # a leaked child in another process group holds it open
         await _status_within(process, _END_TIMEOUT)
         process._transport.close()  # type: ignore[attr-defined]
-    stdout, stderr = (end.decode("utf-8", "replace") for end in kept)
+    stdout, stderr = (tail.decode("utf-8", "replace") for tail in tails)
     return ProgramResult(status=status, stdout=stdout, stderr=stderr)
 
 
@@ -79,17 +81,17 @@ async def _status_within(process: asyncio.subprocess.Process, seconds: float) ->
     return process.returncode
 
 
-async def _tail(stream: asyncio.StreamReader, kept: bytearray) -> None:
+async def _tail(stream: asyncio.StreamReader, tails: bytearray) -> None:
     """Keep the end of an output. All of it is read, so that the program never blocks on writing."""
     while chunk := await stream.read(65536):
-        kept += chunk
-        del kept[:-_TAIL_BYTES]
+        tails += chunk
+        del tails[:-_TAIL_BYTES]
 
 
 _libc = ctypes.CDLL(None) if os.uname().sysname == "Linux" else None
 
 
-def _own_group() -> None:
+def _start_process_group() -> None:
     """Put the child into its own process group, which Linux kills when this process ends.
 
     Copied here, because the environment's interpreter may lack Buckeye.

@@ -18,8 +18,8 @@ from .base import Adapter, AdapterError, Json, check_arguments, raised, scored, 
 from .model import ModelError, chat
 
 PREFIX = "reasoning-gym/"
-_TRIED = 10
-"""Candidates per eval task: some ask a question that is in the training tasks too."""
+_CANDIDATES_PER_EVAL_TASK = 10
+"""Some candidates repeat a question of the training tasks."""
 
 OWN_ARGUMENTS = ("size", "eval_size", "seed", "eval_seed", "system_prompt")
 
@@ -35,33 +35,35 @@ class ReasoningGym(Adapter):
         library = importlib.import_module("reasoning_gym")
         self._factory = importlib.import_module("reasoning_gym.factory")
         self._extract = importlib.import_module("reasoning_gym.utils").extract_answer
-        settings = self._checked(env_id, args)
+        settings = self._dataset_settings(env_id, args)
         seed = int(args.get("seed", 0))
         seeds = {"train": seed, "eval": int(args.get("eval_seed", seed + 1_000_003))}
         sizes = {"train": int(args.get("size", 2000)), "eval": int(args.get("eval_size", 100))}
         ranges = [range(seeds[split], seeds[split] + sizes[split]) for split in seeds]
         if set(ranges[0]) & set(ranges[1]):  # entry i of a dataset depends on seed + i
             raise AdapterError(
-                f"{env_id}: put eval_seed at least size after seed, or tasks are in both splits"
+                f"{env_id}: the seeds of both splits overlap: set `eval_seed` to at least `seed` + `size`"
             )
         self._eval_size = sizes["eval"]
-        drawn = {"train": sizes["train"], "eval": _TRIED * sizes["eval"]}
+        dataset_sizes = {"train": sizes["train"], "eval": _CANDIDATES_PER_EVAL_TASK * sizes["eval"]}
         try:
             self._datasets = {
-                split: library.create_dataset(self._name, seed=seeds[split], size=drawn[split], **settings)
+                split: library.create_dataset(
+                    self._name, seed=seeds[split], size=dataset_sizes[split], **settings
+                )
                 for split in seeds
             }
         except (AssertionError, TypeError, ValueError) as error:
-            raise AdapterError(f"{env_id} cannot be made with {args}: {error}") from error
+            raise AdapterError(f"cannot create {env_id} with {args}: {error}") from error
         self._system = self._system_prompt(args.get("system_prompt", "default"))
 
-    def _checked(self, env_id: str, args: Json) -> Json:
+    def _dataset_settings(self, env_id: str, args: Json) -> Json:
         """Return the settings for the dataset. Raises AdapterError for an unknown dataset or setting."""
         known = self._factory.DATASETS
         if self._name not in known:
             raise AdapterError(
                 f"reasoning-gym has no dataset {self._name!r}.{suggest_name(self._name, known)} "
-                f"It has: {', '.join(sorted(known))}."
+                f"Datasets: {', '.join(sorted(known))}"
             )
         fields = {field.name for field in dataclasses.fields(known[self._name][1])}
         check_arguments(env_id, args, fields | set(OWN_ARGUMENTS))
@@ -83,24 +85,24 @@ class ReasoningGym(Adapter):
     def tasks(self, split: str) -> Iterator[Json]:
         dataset = self._datasets[split]
         entries = ((index, dataset[index]) for index in range(len(dataset)))
-        chosen = self._not_trained(entries) if split == "eval" else entries
-        return (self._task(split, index, entry) for index, entry in chosen)
+        selected = self._eval_entries(entries) if split == "eval" else entries
+        return (self._task(split, index, entry) for index, entry in selected)
 
-    def _not_trained(self, entries: Iterator[tuple[int, Json]]) -> Iterator[tuple[int, Json]]:
+    def _eval_entries(self, entries: Iterator[tuple[int, Json]]) -> Iterator[tuple[int, Json]]:
         """Yield the first entries whose questions are neither in the train tasks nor in earlier entries."""
-        train, found = self._datasets["train"], 0
-        asked = {train[index]["question"] for index in range(len(train))}
+        train, count = self._datasets["train"], 0
+        seen = {train[index]["question"] for index in range(len(train))}
         for index, entry in entries:
-            if found == self._eval_size:
+            if count == self._eval_size:
                 return
-            if entry["question"] not in asked:
-                asked.add(entry["question"])
-                found += 1
+            if entry["question"] not in seen:
+                seen.add(entry["question"])
+                count += 1
                 yield index, entry
-        if not found and self._eval_size:
+        if not count and self._eval_size:
             raise AdapterError(
-                f"{PREFIX}{self._name} has so few questions that all of them are train tasks: none is left "
-                f"to evaluate on. Make size smaller than {len(train)}, or change its settings"
+                f"{PREFIX}{self._name} has no eval tasks: all its questions are train tasks. Set `size` "
+                f"below {len(train)}, or change its settings"
             )
 
     def _task(self, split: str, index: int, entry: Json) -> Json:

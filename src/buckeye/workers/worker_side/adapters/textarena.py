@@ -47,33 +47,32 @@ class TextArena(Adapter):
         registry = importlib.import_module("textarena.envs.registration").ENV_REGISTRY
         if self._game not in registry:
             raise AdapterError(
-                f"textarena has no game {self._game!r}.{suggest_name(self._game, registry)} Its ids end in -v0 "
-                "(or -v0-SIZE): "
-                f"{', '.join(name for name in sorted(registry) if name.endswith('-v0'))}."
+                f"textarena has no game {self._game!r}.{suggest_name(self._game, registry)} Games (some also "
+                f"as NAME-SIZE): {', '.join(name for name in sorted(registry) if name.endswith('-v0'))}"
             )
         defaults = registry[self._game].kwargs
         check_arguments(env_id, args, {*defaults, *OWN_ARGUMENTS})
         self._settings = {name: value for name, value in args.items() if name not in OWN_ARGUMENTS}
-        train, held_out = int(args.get("num_tasks", 1000)), int(args.get("num_eval", 100))
+        train_count, eval_count = int(args.get("num_tasks", 1000)), int(args.get("num_eval", 100))
         first = int(args.get("seed", 0))
         self._seeds = {
-            "train": range(first, first + train),
-            "eval": range(first + train, first + train + held_out),
+            "train": range(first, first + train_count),
+            "eval": range(first + train_count, first + train_count + eval_count),
         }
         self._system = str(args.get("system_prompt", SYSTEM_PROMPT))
         self._players = fewest_players(self._library, self._game, self._settings, first)
-        play = self._begin(first)
-        self._seat = trained_seat(env_id, play.seats, args, OPPONENTS)
+        game = self._start_game(first)
+        self._seat = trained_seat(env_id, game.seats, args, OPPONENTS)
         self._opponent = args.get("opponent")
         if self._opponent == "random":
-            play.read_observation()
-            if play.random_move() is None:
+            game.read_observation()
+            if game.random_move() is None:
                 raise AdapterError(
-                    f'opponent = "random" finds no move in {env_id}: it takes those that the texts of a game '
-                    'show in square brackets. Say opponent = "self".'
+                    f'opponent = "random" is not supported for {env_id}: the texts of the game show no moves '
+                    'in square brackets. Set opponent = "self"'
                 )
 
-    def _begin(self, seed: int) -> TextArenaGame:
+    def _start_game(self, seed: int) -> TextArenaGame:
         return TextArenaGame(self._library, self._game, self._settings, seed, self._players)
 
     def info(self) -> Json:
@@ -89,7 +88,7 @@ class TextArena(Adapter):
 
     def _task(self, seed: int) -> Json:
         """Return the task for a seed, with the game's opening in the messages."""
-        opening = {"role": "user", "content": self._begin(seed).first_messages(self._seat)}
+        opening = {"role": "user", "content": self._start_game(seed).first_messages(self._seat)}
         return {
             "id": f"seed-{seed}",
             "messages": [*self._instructions(), opening],
@@ -101,42 +100,42 @@ class TextArena(Adapter):
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
         try:
-            play = self._begin(task["data"]["seed"])
+            game = self._start_game(task["data"]["seed"])
         except Exception as error:
             return raised("reset", error)
-        talks = [self._instructions() for _ in play.seats]
+        conversations = [self._instructions() for _ in game.seats]
         turns = 0
         over = False
         while not over:
-            player, trained = play.player, play.player == self._seat
-            talks[player].append({"role": "user", "content": play.read_observation()})
+            player, trained = game.player, game.player == self._seat
+            conversations[player].append({"role": "user", "content": game.read_observation()})
             try:
                 if trained or self._opponent == "self":
-                    reply = await chat(endpoint, talks[player], trained=trained)
+                    reply = await chat(endpoint, conversations[player], trained=trained)
                     if reply.no_room and trained:
                         return scored(0.0, components={"turns": turns}, stop_reason="truncated")
                     if reply.no_room:
-                        return failed(
-                            "model", "NoRoom", f"there was no room for a reply of {play.seats[player]}"
-                        )
-                    talks[player].append(reply.message)
+                        message = f"no room for a reply of {game.seats[player]}: the context is full"
+                        return failed("model", "NoRoom", message)
+                    conversations[player].append(reply.message)
                     move = reply.text
                 else:
-                    move = _random_move(play)
-                over = play.step(move)
+                    move = _random_move(game)
+                over = game.step(move)
             except ModelError as error:
                 return raised("model", error)
             except Exception as error:
                 return raised("step", error)
             turns += trained
         if not turns:
-            return failed("step", "NoTurn", f"the game was over before {play.seats[self._seat]} had a turn")
-        return play.outcome(self._seat, turns)
+            message = f"the game ended before the first turn of {game.seats[self._seat]}"
+            return failed("step", "NoTurn", message)
+        return game.outcome(self._seat, turns)
 
 
-def _random_move(play: TextArenaGame) -> str:
+def _random_move(game: TextArenaGame) -> str:
     """Return a random legal move. Raises RuntimeError if the game's texts show none."""
-    move = play.random_move()
+    move = game.random_move()
     if move is None:
-        raise RuntimeError(f"no move for {play.seats[play.player]} was found among those that the game shows")
+        raise RuntimeError(f"the texts of the game show no legal move for {game.seats[game.player]}")
     return move

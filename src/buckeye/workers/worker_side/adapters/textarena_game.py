@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 from .base import AdapterError, Json, failed, scored
 
-MOST_PLAYERS = 15
+MAX_PLAYERS = 15
 """Maximum number of players in the library's games."""
 _SHOWN_MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _DIGITS = "0123456789"
-_TELL_NO_MOVES = ("GameBoard", "GameMessages")
+_WRAPPERS_WITHOUT_MOVES = ("GameBoard", "GameMessages")
 """Prefixes of wrapper classes that hide the messages of other players."""
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 class TextArenaGame:
@@ -28,14 +28,14 @@ class TextArenaGame:
 
     def __init__(self, library: Any, game: str, settings: Json, seed: int, players: int) -> None:
         self._random = random.Random(seed).getstate()  # noqa: S311  not used for secrets
-        self._chance = random.Random(seed)  # noqa: S311  not used for secrets
+        self._move_random = random.Random(seed)  # noqa: S311  not used for secrets
         """Generator for random moves, separate from the game's generator."""
-        self._env = self._with_own_numbers(lambda: library.make(env_id=game, **settings))
+        self._env = self._with_own_random(lambda: library.make(env_id=game, **settings))
         self._action_type = library.ObservationType.PLAYER_ACTION
-        self._with_own_numbers(lambda: self._env.reset(num_players=players, seed=seed))
-        self._heard: dict[int, list[str]] = {}
-        wrappers = [type(part).__name__ for part in _parts(self._env)]
-        self._moves_are_told = not any(name.startswith(_TELL_NO_MOVES) for name in wrappers)
+        self._with_own_random(lambda: self._env.reset(num_players=players, seed=seed))
+        self._observations: dict[int, list[str]] = {}
+        wrappers = [type(part).__name__ for part in _wrappers_and_game(self._env)]
+        self._shows_moves = not any(name.startswith(_WRAPPERS_WITHOUT_MOVES) for name in wrappers)
 
     @property
     def seats(self) -> list[str]:
@@ -58,19 +58,19 @@ class TextArenaGame:
         """Return the new messages for the current player, from the game and the other players."""
         player = self.player
         text = self._text(player, self._env.state.get_current_player_observation())
-        self._heard.setdefault(player, []).append(text)
+        self._observations.setdefault(player, []).append(text)
         return text
 
-    def _text(self, player: int, seen: list[Any]) -> str:
+    def _text(self, player: int, observations: list[Any]) -> str:
         return "\n\n".join(
             f"[{self.seats[sender]}] {text}" if kind == self._action_type else str(text)
-            for sender, text, kind in seen
-            if kind != self._action_type or (sender != player and self._moves_are_told)
+            for sender, text, kind in observations
+            if kind != self._action_type or (sender != player and self._shows_moves)
         )
 
     def step(self, move: str) -> bool:
         """Make a move, and return True if the game is over."""
-        done, _ = self._with_own_numbers(lambda: self._env.step(action=move))
+        done, _ = self._with_own_random(lambda: self._env.step(action=move))
         return bool(done)
 
     def random_move(self) -> str | None:
@@ -78,19 +78,20 @@ class TextArenaGame:
 
         Candidates are moves that the game's texts show in square brackets, also with other digits.
         """
-        shown = dict.fromkeys(_SHOWN_MOVE.findall("\n".join(self._heard.get(self.player, ()))))
+        shown = dict.fromkeys(_SHOWN_MOVE.findall("\n".join(self._observations.get(self.player, ()))))
         moves = list(dict.fromkeys(variant for move in shown for variant in _variants(move)))
-        self._chance.shuffle(moves)
+        self._move_random.shuffle(moves)
         return next(filter(self._allows, moves), None)
 
     def _allows(self, move: str) -> bool:
         """Return True if a copy of the game accepts a move."""
-        player, trial, outside = self.player, copy.deepcopy(list(_parts(self._env))[-1]), random.getstate()
+        player, shared_state = self.player, random.getstate()
+        trial = copy.deepcopy(list(_wrappers_and_game(self._env))[-1])
         random.setstate(self._random)
         try:
             trial.step(action=move)
         finally:
-            random.setstate(outside)
+            random.setstate(shared_state)
         state = trial.state
         return not getattr(state, "error_count", 0) and not state.game_info[player].get("invalid_move")
 
@@ -98,68 +99,68 @@ class TextArenaGame:
         """Return the outcome of the finished game for a player."""
         rewards, infos = self._env.close()
         if not rewards or seat not in rewards:
-            return failed("score", "NoReward", "the game is over and gave no reward")
+            return failed("score", "NoReward", "the game ended without a reward")
         try:
-            paid = float(rewards[seat])
+            reward = float(rewards[seat])
         except (TypeError, ValueError):
-            return failed("score", "NoNumber", f"the game gave {rewards[seat]!r} as its reward")
-        if not math.isfinite(paid):
-            return failed("score", "NotFinite", f"the game gave {paid} as its reward")
+            return failed("score", "NoNumber", f"the game's reward is {rewards[seat]!r}, not a number")
+        if not math.isfinite(reward):
+            return failed("score", "NotFinite", f"the game's reward is {reward}, which is not finite")
         illegal = {player for player in range(len(self.seats)) if infos.get(player, {}).get("invalid_move")}
-        components = {"game_reward": paid, "turns": turns, "illegal_move": float(seat in illegal)}
+        components = {"game_reward": reward, "turns": turns, "illegal_move": float(seat in illegal)}
         if len(self.seats) > 1:
             components["opponent_illegal_move"] = float(bool(illegal - {seat}))
         return scored(
-            min(1.0, max(0.0, paid)),
+            min(1.0, max(0.0, reward)),
             components=components,
             stop_reason="illegal_move" if seat in illegal else "game_over",
         )
 
-    def _with_own_numbers(self, call: Callable[[], Result]) -> Result:
-        outside = random.getstate()
+    def _with_own_random(self, call: Callable[[], T]) -> T:
+        shared_state = random.getstate()
         random.setstate(self._random)
         try:
             return call()
         finally:
             self._random = random.getstate()
-            random.setstate(outside)
+            random.setstate(shared_state)
 
 
 def fewest_players(library: Any, game: str, settings: Json, seed: int) -> int:
     """Return the smallest number of players for a game. Raises AdapterError if the game cannot be set up."""
-    refusal: Exception | None = None
-    for players in range(1, MOST_PLAYERS + 1):
+    first_error: Exception | None = None
+    for players in range(1, MAX_PLAYERS + 1):
         try:
             TextArenaGame(library, game, settings, seed, players)
         except (AssertionError, ValueError) as error:  # raised for a wrong number of players
-            refusal = refusal or error
+            first_error = first_error or error
         except Exception as error:
-            raise AdapterError(_problem(game, error)) from error
+            raise AdapterError(_setup_error(game, error)) from error
         else:
             return players
-    assert refusal is not None
-    raise AdapterError(_problem(game, refusal)) from refusal
+    assert first_error is not None
+    raise AdapterError(_setup_error(game, first_error)) from first_error
 
 
-def _problem(game: str, error: Exception) -> str:
-    """Return the reason why a game cannot be set up, with advice if known."""
-    said = " ".join(str(error).replace("*", " ").split())
-    data = re.search(r"nltk\.download\('([^']+)'\)", said)
-    module = re.search(r"No module named '([^'.]+)", said)
+def _setup_error(game: str, error: Exception) -> str:
+    """Return the reason why a game cannot be set up, with a hint if known."""
+    message = " ".join(str(error).replace("*", " ").split())
+    data = re.search(r"nltk\.download\('([^']+)'\)", message)
+    module = re.search(r"No module named '([^'.]+)", message)
     if data:
-        said = f"it needs the data {data[1]!r} of nltk, which is not here"
-        advice = f"Download it: {sys.executable} -m nltk.downloader {data[1]}"
+        message = f"it needs the nltk data {data[1]!r}, which is not installed"
+        hint = f"Download it: {sys.executable} -m nltk.downloader {data[1]}"
     elif module:
-        advice = f"Install it too: buckeye env install textarena --with {module[1]} --force"
+        hint = f"Install it: buckeye env install textarena --with {module[1]} --force"
     elif isinstance(error, SyntaxError):
-        advice = "Its code needs a newer Python: buckeye env install textarena --python 3.12 --force"
+        hint = "Use a newer Python: buckeye env install textarena --python 3.12 --force"
     else:
-        advice = ""
-    said = said[:500].rstrip(".")
-    return f"textarena/{game} cannot be set up: {type(error).__name__}: {said}. {advice}".rstrip()
+        hint = ""
+    message = message[:500].rstrip(".")
+    return f"cannot set up textarena/{game}: {type(error).__name__}: {message}{hint and f'. {hint}'}"
 
 
-def _parts(env: Any) -> Iterator[Any]:
+def _wrappers_and_game(env: Any) -> Iterator[Any]:
     """Yield a game's wrappers from the outside in, and then the game."""
     yield env
     while "env" in vars(env):

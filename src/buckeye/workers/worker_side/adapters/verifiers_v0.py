@@ -20,7 +20,7 @@ from typing import Any
 from .base import AdapterError, Boundary, Json, check_arguments, failed, pending, raised, scored
 
 _failures: contextvars.ContextVar[list[BaseException]] = contextvars.ContextVar("failures")
-_NOWHERE = "http://127.0.0.1:9/v1"
+_UNUSED_URL = "http://127.0.0.1:9/v1"
 _BOUNDARIES: tuple[tuple[str, Boundary], ...] = (("ModelError", "model"), ("OverlongPromptError", "model"))
 
 
@@ -31,20 +31,20 @@ class VerifiersV0:
         self._vf = importlib.import_module("verifiers")
         loader = module.load_environment
         _check_arguments(env_id, loader, args)
-        self._env = _with_config(self._vf, env_id, module.__name__, loader, args)
+        self._env = _build(self._vf, env_id, module.__name__, loader, args)
         missing = [name for name in ("rollout", "rubric", "get_dataset") if not hasattr(self._env, name)]
         if missing:
             raise AdapterError(
-                f"load_environment of {env_id} returned a {type(self._env).__name__}, which is no verifiers "
-                f"environment: it has no {', '.join(missing)}"
+                f"`load_environment` of {env_id} returned an object of type {type(self._env).__name__}, not "
+                f"a verifiers environment: it lacks {', '.join(missing)}"
             )
         if not getattr(self._env, "score_rollouts", True):
-            raise AdapterError(f"{env_id} was built with score_rollouts=False, so it gives no rewards")
+            raise AdapterError(f"{env_id} has no rewards: it was built with score_rollouts=False")
         self._name = str(getattr(self._env, "env_id", "") or env_id)
-        self._kept: dict[str, Any] = {}
+        self._pending_states: dict[str, Any] = {}
         self._openai: Any = None
         for rubric in _rubrics(self._env.rubric):
-            rubric.funcs = [_watched(function) for function in rubric.funcs]
+            rubric.funcs = [_record_failures(function) for function in rubric.funcs]
 
     def info(self) -> Json:
         return {
@@ -52,20 +52,22 @@ class VerifiersV0:
             "generation": "verifiers-v0",
             "versions": {name: metadata.version(name) for name in ("verifiers", "openai")},
             "splits": list(self._splits()),
-            "group_rewards": self._in_groups(),
+            "group_rewards": self._scores_groups(),
         }
 
     def _splits(self) -> dict[str, Callable[[], Any]]:
         """Return the dataset getter of each split; without an eval dataset there is only `train`."""
         env = self._env
-        found = {"train": env.get_dataset, "eval": env.get_eval_dataset}
-        there = {
+        getters = {"train": env.get_dataset, "eval": env.get_eval_dataset}
+        sources = {
             "train": (getattr(env, "dataset", None), getattr(env, "dataset_source", None)),
             "eval": (getattr(env, "eval_dataset", None), getattr(env, "eval_dataset_source", None)),
         }
-        return {split: give for split, give in found.items() if any(x is not None for x in there[split])}
+        return {
+            split: getter for split, getter in getters.items() if any(x is not None for x in sources[split])
+        }
 
-    def _in_groups(self) -> bool:
+    def _scores_groups(self) -> bool:
         return any(_is_group(rubric, func) for rubric in _rubrics(self._env.rubric) for func in rubric.funcs)
 
     def tasks(self, split: str) -> Iterator[Json]:
@@ -85,9 +87,9 @@ class VerifiersV0:
                 _boundary(state["error"], "step" if state["trajectory"] else "reset"), state["error"]
             )
         if not state["trajectory"]:
-            return failed("model", "NoReply", f"the model gave no reply ({state.get('stop_condition')})")
-        if self._in_groups() and context.get("keep_for_group"):
-            self._kept[context["rollout"]] = state
+            return failed("model", "NoReply", f"no reply from the model ({state.get('stop_condition')})")
+        if self._scores_groups() and context.get("keep_for_group"):
+            self._pending_states[context["rollout"]] = state
             return pending(context["rollout"], stop_reason=_stop_reason(state))
         return (await self._score([state]))[0]
 
@@ -96,20 +98,22 @@ class VerifiersV0:
 
         It never retries, so nothing is sampled twice. All rollouts share its connections.
         """
-        ours = importlib.import_module(".verifiers_v0_client", __package__)
+        client_module = importlib.import_module(".verifiers_v0_client", __package__)
         if self._openai is None:
             openai = importlib.import_module("openai")
-            self._openai = openai.AsyncOpenAI(base_url=_NOWHERE, api_key="none", max_retries=0, timeout=None)
+            self._openai = openai.AsyncOpenAI(
+                base_url=_UNUSED_URL, api_key="none", max_retries=0, timeout=None
+            )
         address = {"base_url": endpoint["base_url"], "api_key": endpoint["api_key"]}
-        return ours.EndpointClient(self._openai.with_options(**address))
+        return client_module.EndpointClient(self._openai.with_options(**address))
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
-        return await self._score([self._kept.pop(handle) for handle in handles])
+        return await self._score([self._pending_states.pop(handle) for handle in handles])
 
     def release(self, handles: Sequence[str]) -> None:
         """Release rollouts that will not be scored."""
         for handle in handles:
-            self._kept.pop(handle, None)
+            self._pending_states.pop(handle, None)
 
     async def _score(self, states: list[Any]) -> list[Json]:
         """Return the rubric's outcomes for one rollout or a group."""
@@ -117,7 +121,7 @@ class VerifiersV0:
         _failures.set(failures)
         rubric = self._env.rubric
         try:
-            if self._in_groups():
+            if self._scores_groups():
                 await rubric.score_group(states)
             else:
                 await rubric.score_rollout(states[0])
@@ -142,14 +146,14 @@ def _check_arguments(env_id: str, loader: Callable[..., Any], args: Json) -> Non
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         check_arguments(env_id, args, named)
-    needed = [name for name, p in named.items() if p.default is p.empty and name not in args]
-    if needed:
+    required = [name for name, p in named.items() if p.default is p.empty and name not in args]
+    if required:
         raise AdapterError(
-            f"{env_id} needs the argument {needed[0]!r}. It takes: {', '.join(sorted(named))}."
+            f"{env_id} needs the argument {required[0]!r}. Arguments: {', '.join(sorted(named))}"
         )
 
 
-def _with_config(vf: Any, env_id: str, module: str, loader: Callable[..., Any], args: Json) -> Any:
+def _build(vf: Any, env_id: str, module: str, loader: Callable[..., Any], args: Json) -> Any:
     """Build the environment. Raises AdapterError.
 
     A top-level module is built by `vf.load_environment`, which supports typed configurations.
@@ -160,7 +164,7 @@ def _with_config(vf: Any, env_id: str, module: str, loader: Callable[..., Any], 
         return loader(**args)
     except Exception as error:
         cause = error.__cause__ or error
-        raise AdapterError(f"{env_id} could not be built: {type(cause).__name__}: {cause}") from error
+        raise AdapterError(f"cannot build {env_id}: {type(cause).__name__}: {cause}") from error
 
 
 def _rubrics(rubric: Any) -> Iterator[Any]:
@@ -177,11 +181,11 @@ def _is_group(rubric: Any, function: Callable[..., Any]) -> bool:
     return bool(rubric._is_group_func(function))
 
 
-def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
+def _record_failures(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a wrapper that records the exceptions of a reward function, which a rubric only logs."""
 
     @functools.wraps(function)
-    async def watched(*given: Any, **named: Any) -> Any:
+    async def recorded(*given: Any, **named: Any) -> Any:
         try:
             value = function(*given, **named)
             return await value if inspect.isawaitable(value) else value
@@ -189,18 +193,20 @@ def _watched(function: Callable[..., Any]) -> Callable[..., Any]:
             _failures.get().append(error)
             raise
 
-    return watched
+    return recorded
 
 
 def _task(split: str, index: int, row: Json) -> Json:
     """Return a row as a task. Answer and info are included if they are JSON; the row itself stays here."""
     prompt = row.get("prompt") or row.get("question") or ""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    told = {name: row[name] for name in ("answer", "info", "task") if name in row and _is_json(row[name])}
+    json_fields = {
+        name: row[name] for name in ("answer", "info", "task") if name in row and _is_json(row[name])
+    }
     return {
         "id": f"{split}-{index}",
         "messages": [_plain(message) for message in messages],
-        "data": {**told, "split": split, "row": index},
+        "data": {**json_fields, "split": split, "row": index},
     }
 
 
@@ -217,10 +223,10 @@ def _is_json(value: Any) -> bool:
     return True
 
 
-def _boundary(error: BaseException, otherwise: Boundary) -> Boundary:
+def _boundary(error: BaseException, default: Boundary) -> Boundary:
     """Return the boundary of an error by the names of its classes in `verifiers`."""
     names = {cls.__name__ for cls in type(error).__mro__}
-    return next((boundary for name, boundary in _BOUNDARIES if name in names), otherwise)
+    return next((boundary for name, boundary in _BOUNDARIES if name in names), default)
 
 
 def _stop_reason(state: Any) -> str:
@@ -232,5 +238,5 @@ def _outcome(state: Any) -> Json:
     if state.get("error") is not None:  # a reward function may set it
         return raised("score", state["error"])
     if state.get("reward") is None:
-        return failed("score", "NoReward", "the rubric gave no reward")
+        return failed("score", "NoReward", "the rubric returned no reward")
     return scored(state["reward"], components=state.get("metrics") or {}, stop_reason=_stop_reason(state))

@@ -15,7 +15,7 @@ class EndpointClient(OpenAIChatCompletionsClient):
     """
 
     async def raise_from_native_response(self, response: Any) -> None:
-        """Raise verifiers' errors for an answer without a reply, and OverlongPromptError for lack of room."""
+        """Raise verifiers' errors for a response without a reply; OverlongPromptError for lack of room."""
         choices = response.choices if response is not None else None
         if not choices or len(choices) != 1:
             await super().raise_from_native_response(response)
@@ -24,7 +24,7 @@ class EndpointClient(OpenAIChatCompletionsClient):
         if choices[0].finish_reason == "length" and not message.content and not message.tool_calls:
             reasoning = (message.model_extra or {}).get("reasoning_content")
             if not reasoning:
-                raise OverlongPromptError("there was no room for a reply")
+                raise OverlongPromptError("no room for a reply: the context is full")
 
     async def from_native_response(self, response: Any) -> Any:
         """Return the reply. Missing content becomes an empty text, as environments expect."""

@@ -26,7 +26,7 @@ from .base import Adapter, AdapterError, Boundary, Json, failed, raised, scored,
 OWN_ARGUMENTS = ("harness", "runtime", "agent", "eval", "limit", "seat", "opponent")
 OPPONENTS = ("self",)
 ENDLESS_LIMIT = 1000
-_NOWHERE = "http://127.0.0.1:9/v1"
+_UNUSED_URL = "http://127.0.0.1:9/v1"
 _BOUNDARIES: dict[str, Boundary] = {
     "ProviderError": "model",
     "InterceptionError": "model",
@@ -45,18 +45,18 @@ class VerifiersV1(Adapter):
 
     def __init__(self, env_id: str, module: ModuleType, args: Json) -> None:
         self._vf = importlib.import_module("verifiers.v1")
-        self._ours = importlib.import_module(".verifiers_v1_harness", __package__)
+        self._harness_module = importlib.import_module(".verifiers_v1_harness", __package__)
         self._id = module.__name__
         settings = {name: value for name, value in args.items() if name not in OWN_ARGUMENTS}
         splits = {"train": settings, **({"eval": {**settings, **args["eval"]}} if "eval" in args else {})}
         try:
             self._envs = {split: self._environment(args, given) for split, given in splits.items()}
         except Exception as error:
-            raise AdapterError(f"{env_id} cannot be set up: {type(error).__name__}: {error}") from error
+            raise AdapterError(f"cannot set up {env_id}: {type(error).__name__}: {error}") from error
         seats = self._trained_agents(self._envs["train"])
         self._seat = seats[trained_seat(env_id, seats, args, OPPONENTS)]
         self._limit = args.get("limit")
-        self._served: dict[str, asyncio.Future[Any]] = {}
+        self._clients: dict[str, asyncio.Future[Any]] = {}
         self._serving: list[asyncio.Future[None]] = []
         self._closing = asyncio.Event()
 
@@ -82,9 +82,9 @@ class VerifiersV1(Adapter):
 
     def _default_harness(self, loaders: Any) -> str | None:
         """Return Buckeye's harness; None if the taskset has its own or its tasks need a container."""
-        brought = loaders.default_harness_id(self._id) == self._id
-        contained = loaders.task_type(self._id).NEEDS_CONTAINER
-        return None if brought or contained else self._ours.HARNESS_ID
+        has_own_harness = loaders.default_harness_id(self._id) == self._id
+        needs_container = loaders.task_type(self._id).NEEDS_CONTAINER
+        return None if has_own_harness or needs_container else self._harness_module.HARNESS_ID
 
     def _agents(self, config_type: Any) -> list[str]:
         fields = config_type.model_fields
@@ -110,9 +110,9 @@ class VerifiersV1(Adapter):
         }
 
     def tasks(self, split: str) -> Iterator[Json]:
-        return self._rows(split, self._envs[split].taskset)
+        return self._iterate_tasks(split, self._envs[split].taskset)
 
-    def _rows(self, split: str, taskset: Any) -> Iterator[Json]:
+    def _iterate_tasks(self, split: str, taskset: Any) -> Iterator[Json]:
         limit = self._limit or (None if taskset.bounded else ENDLESS_LIMIT)
         for index, task in enumerate(taskset if limit is None else taskset.take(limit)):
             row = task.data.model_dump(mode="json", exclude_none=True)
@@ -137,10 +137,10 @@ class VerifiersV1(Adapter):
         model = self._vf.ModelContext(
             model=endpoint["model"], client=client.config, sampling=self._vf.SamplingConfig(**sampling)
         )
-        minted: list[str] = []
+        trace_ids: list[str] = []
 
         def route(trace: Any) -> None:
-            minted.append(trace.id)
+            trace_ids.append(trace.id)
             client.routes[trace.id] = endpoint
             if trace.agent.name != self._seat:
                 client.untrained.add(trace.id)
@@ -148,7 +148,7 @@ class VerifiersV1(Adapter):
         try:
             episode = await env.run_slot(slot, model, on_trace=route)
         finally:
-            for trace_id in minted:
+            for trace_id in trace_ids:
                 client.routes.pop(trace_id, None)
                 client.untrained.discard(trace_id)
         return _outcome(episode, self._seat)
@@ -158,17 +158,17 @@ class VerifiersV1(Adapter):
 
         Raises the error that prevents serving.
         """
-        if split not in self._served:
+        if split not in self._clients:
             ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-            self._served[split] = ready
+            self._clients[split] = ready
             self._serving.append(asyncio.ensure_future(self._serve(split, ready)))
-        return await asyncio.shield(self._served[split])
+        return await asyncio.shield(self._clients[split])
 
     async def _serve(self, split: str, ready: asyncio.Future[Any]) -> None:
         """Serve a split's environment until close, in one task, as verifiers' contexts require."""
         env = self._envs[split]
-        config = self._vf.EvalClientConfig(base_url=_NOWHERE, api_key_var="BUCKEYE_NO_KEY")
-        client = self._ours.RoutingClient(config)
+        config = self._vf.EvalClientConfig(base_url=_UNUSED_URL, api_key_var="BUCKEYE_NO_KEY")
+        client = self._harness_module.RoutingClient(config)
         try:
             async with env.serving():
                 env._interception.clients[config.model_dump_json()] = client
@@ -177,7 +177,7 @@ class VerifiersV1(Adapter):
         except Exception as error:
             if ready.done():
                 raise
-            del self._served[split]  # the next rollout tries again
+            del self._clients[split]  # the next rollout tries again
             ready.set_exception(error)
         finally:
             await client.close()
@@ -204,7 +204,7 @@ def _outcome(episode: Any, seat: str) -> Json:
         return failed(
             "score",
             "SeveralAgents",
-            f"the environment played {len(traces)} times with {seat}; one play is trained in a rollout",
+            f"the environment ran {len(traces)} episodes of {seat}; a rollout trains one",
         )
     (trace,) = traces
     components = {**trace.metrics, **{name: reward.score for name, reward in trace.rewards.items()}}
@@ -214,8 +214,8 @@ def _outcome(episode: Any, seat: str) -> Json:
 
 def _error_outcome(errors: Sequence[Any], episode: Any) -> Json:
     if not errors:
-        stops = ", ".join(str(trace.stop_condition) for trace in episode.traces) or "it played nothing"
-        return failed("step", "NotOk", f"verifiers calls the rollout not ok: {stops}")
+        stops = ", ".join(str(trace.stop_condition) for trace in episode.traces) or "no episode"
+        return failed("step", "NotOk", f"verifiers reports a failed rollout: {stops}")
     error = errors[-1]
     return failed(_boundary(error), error.type, error.message)
 

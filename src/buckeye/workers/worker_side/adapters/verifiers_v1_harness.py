@@ -50,27 +50,27 @@ class InProcessHarness(vf.Harness[InProcessConfig]):
         data: vf.TaskData,
     ) -> vf.ProgramResult:
         """Run turns until the model calls no tools, or verifiers refuses a reply and records the reason."""
-        messages = self._opening(data)
+        messages = self._first_messages(data)
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         async with contextlib.AsyncExitStack() as stack:
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
             while True:
                 body = {"model": ctx.model, "messages": messages, **({"tools": tools} if tools else {})}
                 try:
-                    answer = await post(f"{endpoint}/chat/completions", body, key=secret)
+                    response = await post(f"{endpoint}/chat/completions", body, key=secret)
                 except ModelError as error:
                     return vf.ProgramResult(1, "", str(error))
-                message = answer["choices"][0]["message"]
+                message = response["choices"][0]["message"]
                 messages.append(message)
                 calls = message.get("tool_calls") or []
                 if not calls:
                     return vf.ProgramResult(0, "", "")
                 for call in calls:
                     content = await _result(call["function"], connections, dispatch)
-                    said = {"role": "tool", "tool_call_id": call["id"], "content": content}
-                    messages.append(bound_tool_message(said))
+                    tool_message = {"role": "tool", "tool_call_id": call["id"], "content": content}
+                    messages.append(bound_tool_message(tool_message))
 
-    def _opening(self, data: vf.TaskData) -> list[Json]:
+    def _first_messages(self, data: vf.TaskData) -> list[Json]:
         system, prompt = self.resolve_prompt(data)
         first = [{"role": "system", "content": system}] if system else []
         if isinstance(prompt, str):
@@ -109,7 +109,7 @@ class RoutingClient(EvalClient):
         self.untrained: set[str] = set()
         """Trace ids of untrained agents. Their replies are not recorded."""
 
-    def _of(self, session_id: str | None) -> EvalClient:
+    def _client_of(self, session_id: str | None) -> EvalClient:
         """Return this client with the address and key of a rollout, identified by its trace id."""
         endpoint = self.routes[session_id or ""]
         client = EvalClient.__new__(EvalClient)
@@ -117,7 +117,7 @@ class RoutingClient(EvalClient):
         client.base_url, client.api_key = endpoint["base_url"], endpoint["api_key"]
         return client
 
-    def _asked(self, body: dict, session_id: str | None) -> dict:
+    def _mark_untrained(self, body: dict, session_id: str | None) -> dict:
         return {**body, "trained": False} if session_id in self.untrained else body
 
     async def get_response(
@@ -129,8 +129,8 @@ class RoutingClient(EvalClient):
         turn: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        return await self._of(session_id).get_response(
-            dialect, self._asked(body, session_id), sampling, session_id, turn, headers
+        return await self._client_of(session_id).get_response(
+            dialect, self._mark_untrained(body, session_id), sampling, session_id, turn, headers
         )
 
     async def relay(
@@ -140,5 +140,5 @@ class RoutingClient(EvalClient):
         session_id: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        asked = self._asked(body, session_id)
-        return await self._of(session_id).relay(dialect, asked, session_id, headers)
+        request = self._mark_untrained(body, session_id)
+        return await self._client_of(session_id).relay(dialect, request, session_id, headers)

@@ -56,12 +56,12 @@ class Sentence:
     def texts(self, *, all_spellings: bool = True) -> tuple[str, ...]:
         """Return the text of every licensed order, the preferred one first, in all spellings if requested."""
         spellings = [part.forms if all_spellings else part.forms[:1] for part in self.parts]
-        found = (
+        texts = (
             " ".join(word for i in order for word in forms[i])
             for forms in product(*spellings)
             for order in self.orders or (tuple(range(len(self.parts))),)
         )
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(texts))
 
 
 SentenceDrawer = Callable[[Draws, WordBank], Sentence | None]
@@ -127,7 +127,7 @@ def _state(frame: Statement, draws: Draws, words: WordBank) -> Sentence | None:
     if filling is None:
         return None
     rest, parts = filling
-    said = clause(
+    english = clause(
         subject.english if subject else PERSON_NAMES[predicate.person],
         predicate.person,
         predicate.word.english,
@@ -138,7 +138,7 @@ def _state(frame: Statement, draws: Draws, words: WordBank) -> Sentence | None:
     return Sentence(
         frame=frame.frame,
         mode=mode,
-        english=sentence(said, mode),
+        english=sentence(english, mode),
         parts=every,
         orders=frame.orders,
         rule_ids=("SYN-01", *frame.rule_ids, *_rule_ids(every)),
@@ -227,12 +227,12 @@ def _quality(draws: Draws, words: WordBank) -> Sentence | None:
     degree = draws.pick(degrees) if degrees and draws.below(2) else None
     parts = (subject.part, *([single(degree)] if degree else []), predicate.part)
     quality = " ".join(word.english[0] for word in (degree, predicate.word) if word)
-    said = quality_clause(subject.english, plural=several, quality=quality, mode=predicate.mode)
+    english = quality_clause(subject.english, plural=several, quality=quality, mode=predicate.mode)
     more = (*(("ADJ-03",) if degree else ()), *(("ADJ-04",) if marked else ()))
     return Sentence(
         frame="quality",
         mode=predicate.mode,
-        english=sentence(said, predicate.mode),
+        english=sentence(english, predicate.mode),
         parts=parts,
         rule_ids=("ADJ-02", *more, *_rule_ids(parts)),
         rule="what is said of a noun follows its article and demonstrative; very and most precede it",

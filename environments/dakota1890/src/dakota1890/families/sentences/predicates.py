@@ -38,12 +38,12 @@ def predicates(word: SentenceWord) -> Iterator[Predicate]:
         return
     for person in ("3sg", *verb.persons):
         for mode in STATEMENTS:
-            question = _asked(verb, person, mode)
+            question = _verb_question(verb, person, mode)
             if question is not None:
                 yield _predicate(word, verb, person, mode, question)
 
 
-def _asked(verb: Verb, person: str, mode: str) -> Question | None:
+def _verb_question(verb: Verb, person: str, mode: str) -> Question | None:
     """Return the other families' question for the form, or None if the form is not licensed.
 
     The question has no question particle.
