@@ -148,4 +148,6 @@ def split_command(command: str) -> list[str]:
         return shlex.split(command)
     except ValueError as error:
         hint = "close the quote, or write `\\` before it"
-        raise UsageError(str(error), code="BK-CLI-ARGUMENT", at="--command", hint=hint) from None
+        raise UsageError(
+            f"invalid quotes: {error}", code="BK-CLI-ARGUMENT", at="--command", hint=hint
+        ) from None
