@@ -19,7 +19,7 @@ def board(*rows):
 
 def without_new_tile(game, direction):
     """Return the cells after a move, without the new tile."""
-    return game._moved(direction)[0]
+    return game._apply_move(direction)[0]
 
 
 def test_tiles_slide_and_merge_once():
@@ -30,20 +30,20 @@ def test_tiles_slide_and_merge_once():
     assert without_new_tile(game, "down") == [[0, 0, 0, 2], [2, 0, 2, 8], [4, 2, 4, 4], [2, 4, 2, 2]]
 
 
-def test_the_score_is_the_sum_of_the_merged_tiles():
+def test_score_is_sum_of_merged_tiles():
     game = board((2, 2, 4, 4), (0, 0, 0, 0), (0, 0, 0, 0), (0, 0, 0, 0))
     assert game.move("left")
     assert (game.score, game.moves, game.highest) == (12, 1, 8)
 
 
-def test_a_move_that_moves_nothing_is_none():
+def test_move_without_effect_returns_false_and_is_not_counted():
     game = board((2, 4), (4, 2))
     assert not any(game.move(direction) for direction in DIRECTIONS)
     assert game.is_over
     assert (game.moves, game.cells) == (0, [[2, 4], [4, 2]])
 
 
-def test_the_same_seed_is_the_same_game():
+def test_equal_seeds_give_equal_games():
     moves = random.Random(1).choices(DIRECTIONS, k=200)
     games = [Game(seed=7), Game(seed=7), Game(seed=8)]
     for game in games:
@@ -54,7 +54,7 @@ def test_the_same_seed_is_the_same_game():
 
 
 @given(seed=st.integers(0, 10**9), size=st.integers(2, 5), moves=st.lists(st.sampled_from(DIRECTIONS)))
-def test_a_game_keeps_its_tiles(seed, size, moves):
+def test_move_changes_tile_sum_only_by_new_tile(seed, size, moves):
     """A move changes the sum of the tiles only by the new one, and succeeds exactly if it is legal."""
     game = Game(seed, size)
     for direction in moves:
@@ -66,11 +66,11 @@ def test_a_game_keeps_its_tiles(seed, size, moves):
     assert all(math.log2(cell).is_integer() for cell in cells)
 
 
-def test_the_board_as_text():
+def test_board_as_text_aligns_columns():
     assert str(board((16, 0), (2, 4))) == "16  .\n 2  4"
 
 
-def test_grades_by_hand(refusal):
+def test_grade_equals_values_computed_by_hand(refusal):
     game = board((64, 2), (0, 0))
     game.moves, game.score = 20, 100
     assert grade(game, "max_number", target=256) == pytest.approx(4 / 6)  # 4 -> 64 of 4 -> 256
@@ -83,11 +83,11 @@ def test_grades_by_hand(refusal):
 
 
 @pytest.mark.parametrize("name", ["max_number", "efficiency", "target"])
-def test_a_game_that_was_not_played_is_worth_nothing(name):
+def test_game_without_moves_has_reward_0(name):
     assert grade(Game(seed=3), name, target=8) == 0.0
 
 
-def test_one_legal_move_is_worth_almost_nothing():
+def test_one_legal_move_has_small_reward():
     """A policy that stops as soon as it can gets almost nothing."""
     rewards = []
     for seed in range(200):
@@ -98,7 +98,7 @@ def test_one_legal_move_is_worth_almost_nothing():
     assert sum(rewards) / len(rewards) < 0.02
 
 
-def test_the_random_policy_is_the_floor():
+def test_random_policy_matches_documented_baseline():
     """The mean reward of random legal moves, to the end of the game and after 30 of them."""
     whole, short = [], []
     for seed in range(100):

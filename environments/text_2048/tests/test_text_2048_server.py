@@ -32,7 +32,7 @@ def setup(**arguments):
     return "setup", {"name": "board", **arguments}
 
 
-def test_a_game_over_the_wire(wording):
+def test_setup_takes_flat_and_nested_arguments(wording):
     """Setup flat and nested gives the same graded board; errors help the model."""
     move, early, flat, nested, illegal, unknown, graded = play(
         ("move", {"direction": "left"}),
@@ -51,8 +51,8 @@ def test_a_game_over_the_wire(wording):
     assert graded.structured["reward"] == 0.0
 
 
-def test_a_game_is_done_when_nothing_moves(wording):
-    """On a 2 x 2 board first some and then all directions move nothing."""
+def test_game_is_done_when_no_direction_moves(wording):
+    """On a 2 x 2 board, soon no direction moves a tile."""
     directions = ["left"] * 4 + ["left", "up", "right", "down"] * 20
     results = play(setup(seed=1, board_size=2), *(("move", {"direction": d}) for d in directions))
     last = [result for result in results if not result.is_error][-1]
@@ -81,11 +81,11 @@ class Corner:
 
 @pytest.fixture
 def environment(tmp_path):
-    """The environment that this folder's files describe."""
+    """Environment of this folder's files."""
     return load_environment("mcp", dataset=str(HOME / "tasks.json"), config_path=str(HOME / "text_2048.yaml"))
 
 
-def test_the_tasks_and_the_configuration_of_this_folder(environment):
+def test_tasks_and_configuration_run_rollouts(environment):
     train, held_out = environment.tasks("train"), environment.tasks("eval")
     assert (len(train), len(held_out)) == (16, 8)
     seeds = [task.data["seed"] for task in (*train, *held_out)]
@@ -106,7 +106,7 @@ def test_the_tasks_and_the_configuration_of_this_folder(environment):
         assert outcome.components["moves"] > 20
 
 
-def test_all_tasks_are_valid_and_differ_only_by_their_seed():
+def test_tasks_differ_only_by_seed():
     tasks = read_tasks(HOME / "tasks.json")
     assert {call.arguments["board_size"] for task in tasks for call in task.setup_tool} == {4}
     assert [t.setup_tool[0].arguments["seed"] for t in tasks] == [t.metadata["seed"] for t in tasks]

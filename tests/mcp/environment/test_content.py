@@ -36,6 +36,6 @@ SOUND = {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"}
         ([], "", {}),
     ],
 )
-def test_text_of_parts(parts, text, dropped):
+def test_extract_text_joins_text_and_counts_other_parts(parts, text, dropped):
     result = types.CallToolResult.model_validate({"content": parts})
     assert extract_text(result.content) == (text, dropped)

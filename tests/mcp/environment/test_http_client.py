@@ -60,13 +60,13 @@ def play(url, timeouts=DEADLINES, **headers):
     return asyncio.run(run())
 
 
-def test_a_call_with_the_headers_of_the_task():
+def test_call_sends_headers_of_task():
     with http_server() as (url, headers):
         assert play(url, **{"Mcp-Image": "org/env:1", "Authorization": "Bearer key"}).text == "done"
     assert {(sent["mcp-image"], sent["authorization"]) for sent in headers} == {("org/env:1", "Bearer key")}
 
 
-def test_half_a_character_is_read():
+def test_half_a_surrogate_pair_is_replaced():
     with http_server("half-character") as (url, _):
         assert play(url).text == "done \ufffd"
 
@@ -82,18 +82,18 @@ def test_half_a_character_is_read():
         ("garbage", BadAnswerError),
     ],
 )
-def test_a_misbehaving_server_is_a_typed_error(way, error, wording):
+def test_misbehaving_server_is_typed_error(way, error, wording):
     with http_server(way) as (url, _), pytest.raises(error) as caught:
         play(url, QUICK if way == "hang" else DEADLINES)
     assert type(caught.value) is error
     assert str(caught.value).splitlines()[0] == wording
 
 
-def test_nobody_listens(refusal):
+def test_refused_connection_is_start_error(refusal):
     with refusal(StartError):
         play("http://127.0.0.1:9/mcp")
 
 
-def test_an_address_is_shown_without_its_secrets():
+def test_redact_url_removes_secrets():
     assert redact_url("http://me:secret@there:8765/mcp?key=secret") == "http://there:8765/mcp"
     assert redact_url("http://there:notaport/mcp") == "http://there/mcp"

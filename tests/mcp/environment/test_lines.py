@@ -31,7 +31,7 @@ def text_of(message):
         (b"a\tb", "aa\tb"),
     ],
 )
-def test_an_answer_whose_text_is_cut_is_read(written, read):
+def test_response_with_cut_characters_is_read(written, read):
     line = ANSWER % written
     (message,), is_garbage = read_messages(line)
     assert (message.id, text_of(message), is_garbage) == (7, read, False)
@@ -52,7 +52,7 @@ def test_an_answer_whose_text_is_cut_is_read(written, read):
         b'{"id":7,"deep":' + b"[" * 300 + b"]" * 300 + b"}",
     ],
 )
-def test_an_answer_that_is_no_message_ends_its_request(line):
+def test_invalid_response_ends_its_request(line):
     (message,), is_garbage = read_messages(line)
     assert isinstance(message, types.JSONRPCError)
     assert (str(message.id), message.error.code, is_garbage) == ("7", types.PARSE_ERROR, True)
@@ -61,11 +61,11 @@ def test_an_answer_that_is_no_message_ends_its_request(line):
 @pytest.mark.parametrize(
     "line", [b"loading...", b"3", b'"7"', b'{"level":"info"}', b'{"id":true}', b'{"id":7,"method":3}', b"[]]"]
 )
-def test_what_answers_nothing_is_garbage(line):
+def test_line_without_message_is_garbage(line):
     assert read_messages(line) == ([], True)
 
 
-def test_a_batch_is_its_messages():
+def test_batch_is_split_into_messages():
     line = b"[%s,%s]" % (ANSWER % b"b", ANSWER.replace(b"7", b"8") % rb"\ud83d")
     messages, is_garbage = read_messages(line)
     assert ([text_of(one) for one in messages], is_garbage) == (["ab", "a�"], False)
@@ -78,7 +78,7 @@ def test_a_batch_is_its_messages():
     st.lists(st.integers(0, 120), max_size=4),
     st.sampled_from([b"\n\n", b"\r\n\r\n", b"\r\r"]),
 )
-def test_a_body_in_any_chunks_is_read(text, kind, cuts, end):
+def test_body_is_repaired_at_any_chunk_boundaries(text, kind, cuts, end):
     """Half a surrogate pair is replaced, at any cut of the body."""
     line = json.dumps({"jsonrpc": "2.0", "id": 7, "result": {"text": text}}).encode()
     is_stream = kind.startswith("text")
@@ -96,7 +96,7 @@ def test_a_body_in_any_chunks_is_read(text, kind, cuts, end):
 
 
 @given(st.binary(max_size=40))
-def test_what_is_no_json_stays_as_it_is(line):
+def test_fix_json_keeps_other_text(line):
     try:
         json.loads(line.decode("utf-8-sig", "replace"), strict=False)
     except ValueError:

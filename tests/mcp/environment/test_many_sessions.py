@@ -24,7 +24,7 @@ PATIENT = config(
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3_000)]
 
 
-def test_2000_rollouts_64_at_a_time():
+def test_2000_rollouts_leave_no_process_and_no_memory():
     """Every rollout writes a secret and reads it back, and memory stays bounded.
 
     There is at most one process per running rollout, and none at the end.

@@ -36,10 +36,10 @@ def _listed(cursor_after):
         ({None: "a", "a": "b", "b": "a"}, [None, "a", "b"]),
     ],
 )
-def test_a_list_ends_without_a_cursor_or_with_one_that_was_given_before(following, asked):
+def test_tool_list_ends_without_or_with_earlier_cursor(following, asked):
     assert _listed(following.get) == ([f"tool-{cursor}" for cursor in asked], asked)
 
 
-def test_a_list_without_end_is_an_error():
+def test_endless_tool_list_is_error():
     with pytest.raises(BadAnswerError):
         _listed(lambda cursor: f"{cursor}+")

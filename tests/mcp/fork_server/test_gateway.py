@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are f
 
 
 @pytest.mark.parametrize("way", ["--preload", pytest.param("--no-preload", marks=pytest.mark.slow)])
-def test_sessions_of_a_gateway(tmp_path, way):
+def test_gateway_forks_sessions_unless_disabled(tmp_path, way):
     folder = tmp_path / "work"
     folder.mkdir()
     shutil.copy(SERVER, folder / "scripted_server.py")

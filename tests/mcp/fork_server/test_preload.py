@@ -99,7 +99,7 @@ def after(first, *programs):
     return asyncio.run(run())
 
 
-def test_a_forked_session_is_a_fresh_one(installed, monkeypatch):
+def test_forked_session_has_own_state(installed, monkeypatch):
     monkeypatch.setenv("TRAINERS_KEY", "never-to-be-seen")
     here = installed()
 
@@ -131,7 +131,7 @@ def test_a_forked_session_is_a_fresh_one(installed, monkeypatch):
     assert second["child"]
 
 
-def test_what_a_session_is_given_is_in_the_memory_of_no_other(installed):
+def test_variables_of_session_are_not_in_memory_of_others(installed):
     here = installed()
     secret = "a-secret-of-one-session-alone"
 
@@ -146,7 +146,7 @@ def test_what_a_session_is_given_is_in_the_memory_of_no_other(installed):
     assert asyncio.run(run()) == ([True], [False])
 
 
-def test_the_end_of_a_forked_session_is_known(installed, wording):
+def test_forked_session_reports_its_exit(installed, wording):
     here = installed()
 
     async def run():
@@ -163,7 +163,7 @@ def test_the_end_of_a_forked_session_is_known(installed, wording):
     assert words == wording
 
 
-def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, caplog):
+def test_sessions_start_normally_after_parent_ended(installed, caplog):
     caplog.set_level(logging.INFO)
     here = installed()
 
@@ -180,7 +180,7 @@ def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, c
 
     for after in asyncio.run(run()):
         assert after["imports"] == after["pid"]
-    assert len([message for message in caplog.messages if "by itself" in message]) == 1
+    assert len([message for message in caplog.messages if "not forked" in message]) == 1
 
 
 @pytest.mark.parametrize(
@@ -194,16 +194,16 @@ def test_after_the_end_of_the_parent_every_session_starts_by_itself(installed, c
         ("if not os.environ.get('SECRET'): os._exit(7)", "ended"),
     ],
 )
-def test_libraries_that_cannot_be_shared_are_not(installed, caplog, library, reason):
+def test_libraries_that_cannot_be_shared_disable_forking(installed, caplog, library, reason):
     caplog.set_level(logging.INFO)
     program = installed(library).program(SECRET="given")
     (one,) = after(program, program)
     assert one["imports"] == one["pid"]
-    (said,) = [record.message for record in caplog.records if "by itself" in record.message]
-    assert reason in said
+    (message,) = [record.message for record in caplog.records if "not forked" in record.message]
+    assert reason in message
 
 
-def test_a_variable_that_libraries_look_at_keeps_sessions_apart(installed):
+def test_session_with_other_value_of_read_variable_executes_script(installed):
     program = installed("FLAVOUR = os.environ.get('FLAVOUR')").program
     first, others = program(FLAVOUR="sour"), (program(), program(FLAVOUR="sweet"), program(OTHER="one"))
     plain, sweet, other = after(first, *others)
@@ -211,7 +211,7 @@ def test_a_variable_that_libraries_look_at_keeps_sessions_apart(installed):
     assert plain["imports"] == other["imports"] != plain["pid"]
 
 
-def test_sessions_in_folders_of_their_own_are_forked_from_one_process(installed, tmp_path):
+def test_sessions_in_separate_folders_are_forked_from_one_process(installed, tmp_path):
     """Their variables also name different directories, as those of rollouts do."""
     here = installed()
     folders = [tmp_path / name for name in ("a", "b")]
@@ -224,7 +224,7 @@ def test_sessions_in_folders_of_their_own_are_forked_from_one_process(installed,
     assert [first["cwd"], second["cwd"]] == [str(folder) for folder in folders]
 
 
-def test_a_program_of_several_packages_shares_none_of_them(installed):
+def test_own_packages_of_program_are_not_shared(installed):
     """The packages belong to one distribution, whose RECORD tells them apart from libraries."""
     here = installed()
     (here.site / "beside_it.py").write_text("import os\nIMPORTED_BY = os.getpid()\n")
@@ -239,7 +239,7 @@ def test_a_program_of_several_packages_shares_none_of_them(installed):
     assert one["imports"] != one["pid"] == one["random"]
 
 
-def test_other_programs_and_those_that_are_not_to_be_are_not_preloaded(installed):
+def test_other_programs_are_not_preloaded(installed):
     here = installed()
     python = str(here.python)
     for argv in (("sh", "-c", "true"), (python, "-m", "my_server"), (python, str(here.script)), ("no-such",)):
@@ -254,7 +254,7 @@ def test_other_programs_and_those_that_are_not_to_be_are_not_preloaded(installed
     assert FORK_SERVERS == {}
 
 
-def test_nothing_is_left_of_a_process_that_was_killed(installed):
+def test_killed_process_leaves_no_forked_sessions(installed):
     here = installed()
     code = f"""
 import asyncio, os

@@ -21,7 +21,7 @@ def sessions_folders(folder):
 
 
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="needs root on Linux")
-def test_everything_an_environment_started_ends_with_its_session(tmp_path):
+def test_closed_session_leaves_no_child_process(tmp_path):
     with gateway(tmp_path, "--command", scripted("stays")) as running:
         client = Client(running.url, **{"Env-Mark": f"mark-{tmp_path}"}).open()
         client.call("spawn")
@@ -34,7 +34,7 @@ def test_everything_an_environment_started_ends_with_its_session(tmp_path):
 @pytest.mark.skipif(not HAS_NAMESPACES, reason="needs root on Linux")
 @pytest.mark.e2e
 @pytest.mark.smoke
-def test_a_gateway_that_is_killed_leaves_no_process_and_the_next_one_removes_its_folders(tmp_path):
+def test_killed_gateway_leaves_no_process_and_next_one_removes_its_folders(tmp_path):
     mark = f"mark-{tmp_path}"
     with gateway(tmp_path, "--command", scripted("stays")) as running:
         for _ in range(2):
@@ -48,7 +48,7 @@ def test_a_gateway_that_is_killed_leaves_no_process_and_the_next_one_removes_its
         assert not sessions_folders(tmp_path)
 
 
-def test_folders_that_no_path_reaches_are_removed_too(tmp_path):
+def test_process_folder_removes_folders_too_deep_for_a_path(tmp_path):
     root = tmp_path / "gateway"
     place = root / "1-dead" / "1-session"
     place.mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_folders_that_no_path_reaches_are_removed_too(tmp_path):
 
 
 @pytest.mark.e2e
-def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path, wording):
+def test_gateway_on_sigterm_ends_sessions_with_reason(tmp_path, wording):
     with gateway(tmp_path, "--command", scripted()) as running:
         client = Client(running.url).open()
         with ThreadPoolExecutor(1) as pool:
@@ -91,13 +91,13 @@ def test_a_gateway_that_is_told_to_end_ends_its_sessions_first(tmp_path, wording
         "--runtime vmware",
     ],
 )
-def test_wrong_usage(tmp_path, words, wording):
+def test_gateway_refuses_invalid_flags(tmp_path, words, wording):
     done = run_here("gateway", "--port", "0", *words.split(), cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == wording
 
 
-def test_a_port_in_use(tmp_path):
+def test_gateway_on_used_port_fails(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
         done = run_here("gateway", "--port", port, "--command", "cat", cwd=tmp_path)

@@ -31,7 +31,7 @@ def answers(port):
         return False
 
 
-def test_tasks_say_where_it_is_needed_and_players_get_its_key(tmp_path, monkeypatch):
+def test_task_gateway_starts_only_for_local_urls_and_sets_key(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BUCKEYE_API_KEY", raising=False)
     log = tmp_path / "log"
@@ -76,7 +76,7 @@ def test_tasks_say_where_it_is_needed_and_players_get_its_key(tmp_path, monkeypa
 
 
 @pytest.mark.e2e
-def test_one_that_cannot_start_is_an_error_with_its_words(tmp_path, monkeypatch):
+def test_gateway_that_cannot_start_is_run_error_with_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     url = f"http://127.0.0.1:{free_port()}/mcp"
     words = ["--command", "no-such-program"]
@@ -87,7 +87,7 @@ def test_one_that_cannot_start_is_an_error_with_its_words(tmp_path, monkeypatch)
 
 
 @pytest.mark.e2e
-def test_it_dies_with_the_run(tmp_path):
+def test_gateway_ends_when_run_is_killed(tmp_path):
     port = free_port()
     script = (
         "import sys, time\nfrom pathlib import Path\n"
@@ -116,7 +116,7 @@ def placed(tmp_path, *, url, placement):
     return TrainEnvConfig(id="mcp", args=args, placement=placement)
 
 
-def test_tasks_that_name_a_server_here_are_not_placed(tmp_path, refusal):
+def test_placement_refuses_tasks_with_local_servers(tmp_path, refusal):
     env = placed(tmp_path, url="https://mcp.example/mcp", placement=[1])
     hosts = plan_environment_processes([env], rollouts=8, plan_nodes={1: site(1)}, address="10.0.0.9")
     assert [(role.kind, role.node) for role in hosts.roles] == [("workers", 1)]
@@ -169,7 +169,7 @@ def gym(runner):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_without_its_gateway_for_a_while(runner, start, gym):
+def test_run_continues_after_gateway_restart(runner, start, gym):
     words = (*gym, "--orchestrator.seq-len", 1024, "--orchestrator.zero-spread", "keep")
     running = start(runner.rl("out", *words, steps=8))
     wait_for(lambda: len(trained(runner)) >= 2, "the second step")

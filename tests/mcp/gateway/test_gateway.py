@@ -30,7 +30,7 @@ def served(tmp_path_factory):
         yield running
 
 
-def test_env_headers_become_variables_and_nothing_else_of_ours_does(tmp_path):
+def test_env_headers_set_only_named_variables(tmp_path):
     ours = {"BUCKEYE_API_KEY": "key-of-the-gateway", "WANDB_API_KEY": "key-of-the-trainer"}
     bearer = {"Authorization": "Bearer key-of-the-gateway"}
     with gateway(tmp_path, "--command", scripted(), env=ours) as running:
@@ -48,7 +48,7 @@ def test_env_headers_become_variables_and_nothing_else_of_ours_does(tmp_path):
         assert running.status(**bearer)["sessions"][0]["variables"] == ["FOO_BAR", "SEED"]
 
 
-def test_a_value_that_a_dying_environment_repeats_is_not_shown(served):
+def test_error_redacts_values_of_variables(served):
     client = Client(served.url, **{"Env-Token": "last words"}).open()
     message = client.error(502, request("tools/call", {"name": "die"}))
     assert "exit code 3" in message
@@ -56,11 +56,11 @@ def test_a_value_that_a_dying_environment_repeats_is_not_shown(served):
     assert "last words" not in message
 
 
-def test_a_header_that_is_no_variable_is_refused(served):
+def test_invalid_env_header_is_refused(served):
     assert "env-9-" in Client(served.url, **{"Env-9-": "x"}).error(400).lower()
 
 
-def test_twenty_at_once(served):
+def test_twenty_concurrent_sessions_are_separate(served):
     def play(number):
         client = Client(served.url, **{"Env-Number": str(number)}).open()
         for turn in range(3):
@@ -75,7 +75,7 @@ def test_twenty_at_once(served):
     served.until(lambda: len(served.status()["sessions"]) < 20, "the sessions did not end")
 
 
-def test_delete_ends_a_session_and_later_requests_are_told_why(served, wording):
+def test_delete_ends_session_and_later_requests_get_reason(served, wording):
     client = Client(served.url).open()
     client.close()
     assert client.error(404, request("tools/call", {"name": "recall"})) == wording
@@ -84,7 +84,7 @@ def test_delete_ends_a_session_and_later_requests_are_told_why(served, wording):
     assert answer.json()["error"]["message"] == wording
 
 
-def test_progress_comes_on_the_stream_of_its_request(served):
+def test_progress_is_sent_on_stream_of_its_request(served):
     client = Client(served.url).open()
     params = {"name": "progress", "arguments": {}, "_meta": {"progressToken": "t1"}}
     answer = client.post(request("tools/call", params, 50))
@@ -95,7 +95,7 @@ def test_progress_comes_on_the_stream_of_its_request(served):
     assert said(messages[-1]) == "finished"
 
 
-def test_notifications_and_questions_of_the_server_come_on_the_sessions_stream(served):
+def test_notifications_and_server_requests_are_sent_on_session_stream(served):
     client = Client(served.url).open()
     headers = {"mcp-session-id": client.session_id}
     with client.http.stream("GET", client.url, headers=headers) as stream:
@@ -117,14 +117,14 @@ def test_notifications_and_questions_of_the_server_come_on_the_sessions_stream(s
         assert results == ["yes"]
 
 
-def test_errors_of_the_environment_pass_as_they_are(served):
+def test_errors_of_environment_are_forwarded_unchanged(served):
     answer = Client(served.url).open().post(request("resources/list", request_id="r-1"))
     assert answer.status_code == 200
     error = {"code": -32601, "message": "no method resources/list"}
     assert answer.json() == {"jsonrpc": "2.0", "id": "r-1", "error": error}
 
 
-def test_a_body_over_several_lines_is_one_message(served):
+def test_body_with_line_breaks_is_one_message(served):
     client = Client(served.url).open()
     body = json.dumps(request("tools/call", {"name": "remember", "arguments": {"value": "a\nb"}}), indent=2)
     headers = {"mcp-session-id": client.session_id, "content-type": "application/json"}
@@ -133,7 +133,7 @@ def test_a_body_over_several_lines_is_one_message(served):
 
 
 @pytest.mark.e2e
-def test_a_server_that_prints_is_understood_and_the_lines_are_counted(tmp_path):
+def test_printed_lines_are_skipped_and_counted(tmp_path):
     with gateway(tmp_path, "--command", scripted("banner")) as running:
         Client(running.url).open()
         assert running.status()["sessions"][0]["lines_that_are_no_messages"] == 1
@@ -151,7 +151,7 @@ def test_a_server_that_prints_is_understood_and_the_lines_are_counted(tmp_path):
     ],
     ids=["json", "object", "batch", "session", "id", "size"],
 )
-def test_what_is_no_message(served, body, status, wording):
+def test_invalid_message_is_refused(served, body, status, wording):
     answer = httpx.post(served.url, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == status
     assert answer.json()["error"]["message"] == wording
@@ -163,7 +163,7 @@ def discover(client, **headers):
     return client.post(message, **{"mcp-protocol-version": "2026-07-28", **headers})
 
 
-def test_a_client_of_both_generations_is_led_to_the_handshake(served):
+def test_discover_lists_revisions_with_handshake(served):
     answer = discover(Client(served.url))
     assert answer.status_code == 400
     error = answer.json()["error"]
@@ -172,7 +172,7 @@ def test_a_client_of_both_generations_is_led_to_the_handshake(served):
     assert "2026-07-28" not in error["data"]["supported"]
 
 
-def test_a_client_without_handshake_names_its_session_itself(served, wording):
+def test_client_without_handshake_names_its_session(served, wording):
     version = {"mcp-protocol-version": "2026-07-28"}
     one = Client(served.url, **version, **{"Buckeye-Session": "rollout-1"})
     other = Client(served.url, **version, **{"Buckeye-Session": "rollout-2"})
@@ -185,7 +185,7 @@ def test_a_client_without_handshake_names_its_session_itself(served, wording):
     assert one.call("recall") == []  # a new session
 
 
-def test_hanging_up_cancels_where_the_protocol_means_it(served):
+def test_disconnect_cancels_request_without_handshake(served):
     client = Client(served.url, **{"Buckeye-Session": "cancelling"})
     client.call("recall")
     call = request("tools/call", {"name": "sleep", "arguments": {"seconds": 1}}, "slow")
@@ -195,7 +195,7 @@ def test_hanging_up_cancels_where_the_protocol_means_it(served):
 
 
 @pytest.mark.parametrize("place", ["environment", pytest.param(".env", marks=pytest.mark.e2e)])
-def test_the_key(tmp_path, place):
+def test_gateway_requires_key(tmp_path, place):
     if place == ".env":
         (tmp_path / ".env").write_text("BUCKEYE_API_KEY=right\n")
     env = {"BUCKEYE_API_KEY": "right"} if place == "environment" else {}
@@ -216,12 +216,12 @@ def test_the_key(tmp_path, place):
         ({"Origin": "http://localhost:3000"}, 403),  # a page of another program on this machine
     ],
 )
-def test_pages_of_other_sites_are_refused(served, headers, status):
+def test_requests_of_other_origins_are_refused(served, headers, status):
     assert Client(served.url, **headers).post(request("initialize", INITIALIZE)).status_code == status
 
 
 @pytest.mark.e2e
-def test_a_session_waits_for_its_turn_and_is_refused_after_a_while(tmp_path, wording):
+def test_session_above_limit_waits_and_is_refused_after_timeout(tmp_path, wording):
     words = ["--command", scripted(), "--sessions", "1", "--queue-seconds", "1"]
     with gateway(tmp_path, *words) as running:
         first = Client(running.url).open()
@@ -240,7 +240,7 @@ def test_a_session_waits_for_its_turn_and_is_refused_after_a_while(tmp_path, wor
 
 
 @pytest.mark.e2e
-def test_an_idle_session_is_ended_and_an_old_one_too(tmp_path):
+def test_idle_and_old_sessions_are_ended(tmp_path):
     with gateway(tmp_path, "--command", scripted(), "--idle-seconds", "1") as running:
         client = Client(running.url).open()
         running.until(lambda: running.status()["running"] == 0, "it was not ended")
@@ -254,7 +254,7 @@ def test_an_idle_session_is_ended_and_an_old_one_too(tmp_path):
 
 
 @pytest.mark.e2e
-def test_a_session_whose_client_was_killed_is_ended_soon(tmp_path, wording):
+def test_session_of_disconnected_client_is_ended(tmp_path, wording):
     with gateway(tmp_path, "--command", scripted(), "--left-seconds", "0.3") as running:
         client, other = Client(running.url).open(), Client(running.url).open()
         headers = {"mcp-session-id": client.session_id}
@@ -265,7 +265,7 @@ def test_a_session_whose_client_was_killed_is_ended_soon(tmp_path, wording):
         assert other.call("recall") == []  # this client never had a stream, so it cannot have left
 
 
-def test_an_environment_that_does_not_read_is_ended(tmp_path, monkeypatch, wording):
+def test_environment_that_does_not_read_is_ended(tmp_path, monkeypatch, wording):
     monkeypatch.setattr("buckeye.mcp.gateway.session._WRITE_SECONDS", 0.1)
 
     async def ask():
@@ -281,7 +281,7 @@ def test_an_environment_that_does_not_read_is_ended(tmp_path, monkeypatch, wordi
     assert asyncio.run(ask())["error"]["message"] == wording
 
 
-def test_a_session_that_starts_while_the_gateway_stops_is_ended(tmp_path):
+def test_session_that_starts_while_gateway_stops_is_ended(tmp_path):
     async def stop_meanwhile():
         runtime = CommandRuntime(["sleep", "600"], SandboxLimits())
         started = asyncio.Event()
@@ -308,19 +308,19 @@ def test_a_session_that_starts_while_the_gateway_stops_is_ended(tmp_path):
 
 
 @pytest.mark.parametrize(("behaviour", "seconds"), [("hang", "1"), ("die", "120")])
-def test_an_environment_that_does_not_start(tmp_path, behaviour, seconds, wording):
+def test_environment_that_does_not_start_is_error_with_reason(tmp_path, behaviour, seconds, wording):
     with gateway(tmp_path, "--command", scripted(behaviour), "--start-seconds", seconds) as running:
         assert Client(running.url).error(502) == wording
         running.until(lambda: running.status()["running"] == 0, "it is still there")
 
 
-def test_an_environment_that_floods_is_ended(served, wording):
+def test_environment_that_floods_is_ended(served, wording):
     client = Client(served.url).open()
     assert client.error(502, request("tools/call", {"name": "flood"})) == wording
     assert Client(served.url).open().call("recall") == []  # other sessions are not affected
 
 
-def test_each_session_has_a_folder_of_its_own_that_begins_with_the_files(tmp_path):
+def test_session_folders_are_separate_copies_of_files(tmp_path):
     files = tmp_path / "files"
     files.mkdir()
     (files / "note.txt").write_text("as given")

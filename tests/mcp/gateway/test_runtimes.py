@@ -27,7 +27,7 @@ needs_root = pytest.mark.skipif(not ROOT_ON_LINUX, reason="needs root on Linux")
 
 
 @needs_root
-def test_an_image_runs_without_a_daemon(tmp_path, wording):
+def test_chroot_runtime_runs_image_without_daemon(tmp_path, wording):
     with fake_registry() as registry, gateway(tmp_path, "--runtime", "chroot") as running:
         name = registry.add("org/env", shell_image(), tag="v1")
         outside = tmp_path / "outside"
@@ -64,7 +64,7 @@ def test_an_image_runs_without_a_daemon(tmp_path, wording):
     sys.platform == "linux" and not sandbox_support().namespaces, reason="already without namespaces"
 )
 @pytest.mark.e2e
-def test_an_image_runs_where_there_are_no_namespaces(tmp_path):
+def test_chroot_runtime_runs_image_without_namespaces(tmp_path):
     # rented containers allow neither namespaces nor mounts: drop the capability
     without = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"]
     script = tmp_path / "run.py"
@@ -106,7 +106,7 @@ print("whole")
 
 
 @needs_root
-def test_each_wall_stands(wording):
+def test_confine_applies_each_limit(wording):
     def behind(command, **given):
         argv = confine_argv(
             ["/bin/sh", "-c", command],
@@ -137,7 +137,7 @@ def test_each_wall_stands(wording):
 
 @needs_root
 @pytest.mark.skipif(not Path("/usr/bin/perl").exists(), reason="perl is a program that can call chroot")
-def test_root_of_a_user_namespace_does_not_leave_the_image():
+def test_root_of_user_namespace_cannot_leave_image():
     def as_normal_user(program):
         words = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", sys.executable, "-B", "-c"]
         return subprocess.run([*words, program], cwd=ROOT, capture_output=True, text=True, check=False)
@@ -179,14 +179,15 @@ with tempfile.TemporaryDirectory() as folder:
         path.mkdir()
     (upper / "of-the-image").touch()
     where = RootFilesystem(path=root, layers=(Path("/usr"), upper, work), user=None, cwd="/")
-    argv = confine_argv(["/bin/perl", "-e", LEAVE], limits=SandboxLimits(), sandbox_support=sandbox_support(), root=where)
+    support, limits = sandbox_support(), SandboxLimits()
+    argv = confine_argv(["/bin/perl", "-e", LEAVE], limits=limits, sandbox_support=support, root=where)
     done = subprocess.run(argv, env={}, timeout=60)
     (work / "work").chmod(0o700)
 sys.exit(done.returncode)
 """
 
 
-def test_without_any_wall_a_command_still_runs(tmp_path):
+def test_confine_without_namespaces_runs_command(tmp_path):
     nothing = SandboxSupport(namespaces=False, overlay=False, reason="a test")
     argv = confine_argv(
         ["/bin/sh", "-c", "pwd; exit 3"], sandbox_support=nothing, cwd=tmp_path, limits=SandboxLimits()
@@ -239,7 +240,7 @@ def calls(home):
 
 @pytest.mark.parametrize("name", ["docker", pytest.param("podman", marks=pytest.mark.slow)])
 @pytest.mark.e2e
-def test_a_container_for_each_session(tmp_path, name):
+def test_container_runtime_starts_container_per_session(tmp_path, name):
     home, env = fake_program(tmp_path, name)
     words = ["--runtime", name, "--memory", "2g", "--cpus", "1.5", "--no-network"]
     with gateway(tmp_path, *words, env=env) as running:
@@ -267,7 +268,7 @@ def test_a_container_for_each_session(tmp_path, name):
 
 
 @pytest.mark.slow
-def test_apptainer(tmp_path):
+def test_apptainer_runtime_runs_contained_image(tmp_path):
     home, env = fake_program(tmp_path, "apptainer")
     with gateway(tmp_path, "--runtime", "apptainer", env=env) as running:
         client = Client(running.url, **{"Mcp-Image": "org/env:1", "Env-Secret": "hush"}).open()
@@ -279,7 +280,7 @@ def test_apptainer(tmp_path):
     assert run[-1].endswith(".sif")
 
 
-def test_the_first_that_works_is_chosen_and_what_is_missing_is_said(tmp_path, monkeypatch, refusal):
+def test_auto_runtime_is_first_that_works(tmp_path, monkeypatch, refusal):
     home, _ = fake_program(tmp_path, "docker")
     fake_program(tmp_path, "podman")
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
@@ -323,7 +324,7 @@ def build_wheel(folder, config_settings=None, metadata_directory=None):
 
 
 @pytest.mark.slow
-def test_a_project_folder_is_installed_once_for_each_state_of_its_files(tmp_path):
+def test_project_folder_is_installed_once_per_state_of_its_files(tmp_path):
     project = tmp_path / "my-game"
     project.mkdir()
     (project / "pyproject.toml").write_text(PROJECT)

@@ -46,7 +46,7 @@ def layout(folder, image):
     return folder
 
 
-def test_a_built_image_is_found_and_unpacked_without_a_registry(tmp_path):
+def test_built_image_is_unpacked_without_registry(tmp_path):
     image = Image(layer(entry("hello", b"hi")), Cmd=["/hello"])
     store = tmp_path / "store"
     kept = keep_layout(layout(tmp_path / "layout", image), NAME, store)
@@ -64,7 +64,7 @@ def test_a_built_image_is_found_and_unpacked_without_a_registry(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["index", "manifest", "blob"])
-def test_a_layout_that_is_none(tmp_path, damage):
+def test_invalid_layout_is_refused(tmp_path, damage):
     image = Image(layer(entry("hello", b"hi")), Cmd=["/hello"])
     place = layout(tmp_path / "layout", image)
     blobs = place / "blobs" / "sha256"
@@ -74,12 +74,12 @@ def test_a_layout_that_is_none(tmp_path, damage):
         (blobs / digest(image.manifest).removeprefix("sha256:")).write_text("{}")
     else:
         (blobs / next(iter(image.blobs)).removeprefix("sha256:")).unlink()
-    with pytest.raises(PrepareError, match="no image"):
+    with pytest.raises(PrepareError, match="builder's output"):
         keep_layout(place, NAME, tmp_path / "store")
     assert find_built(NAME, tmp_path / "store") is None
 
 
-def test_a_mirror_stands_for_docker_hub(tmp_path, monkeypatch):
+def test_mirror_variable_replaces_docker_hub(tmp_path, monkeypatch):
     with fake_registry() as registry:
         registry.add("library/my-env", Image(layer(entry("hello", b"hi")), Cmd=["/hello"]))
         monkeypatch.setenv("BUCKEYE_REGISTRY_MIRROR", f"127.0.0.1:{registry.port}")
@@ -88,7 +88,7 @@ def test_a_mirror_stands_for_docker_hub(tmp_path, monkeypatch):
         assert registry.asked[0] == "/v2/library/my-env/manifests/latest"
 
 
-def test_the_first_builder_that_works_is_taken(bin, refusal):
+def test_auto_builder_is_first_that_works(bin, refusal):
     with refusal(RuntimeUnavailableError):
         choose_builder()
     program(bin, "docker", "sys.exit('no daemon')\n")
@@ -113,7 +113,7 @@ def test_docker_builds_tags_and_pushes(bin, tmp_path):
     assert calls[3] == "push --quiet ghcr.io/my-org/my-env:1"
 
 
-def test_buildah_pushes_what_it_has_built(bin, tmp_path):
+def test_buildah_pushes_image_that_it_built(bin, tmp_path):
     digest = "sha256:" + "3" * 64
     note = f"    pathlib.Path(words[words.index('--digestfile') + 1]).write_text({digest!r})\n"
     program(bin, "buildah", f"if words[0] == 'push':\n{note}")
@@ -129,14 +129,14 @@ def test_buildah_pushes_what_it_has_built(bin, tmp_path):
     assert "--tls-verify" not in (bin / "calls").read_text().splitlines()[-1]
 
 
-def test_a_build_that_fails_ends_with_its_last_words(bin, tmp_path):
+def test_failed_build_error_has_last_output(bin, tmp_path):
     program(bin, "docker", "sys.exit(words[0] == 'build' and 'step 3 of 7: no such file')\n")
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     with pytest.raises(PrepareError, match="step 3 of 7"):
         build_image(tmp_path, "my-env:latest")
 
 
-def test_what_cannot_be_pushed(bin, refusal):
+def test_push_refuses_unnamed_registry_and_unknown_image(bin, refusal):
     with pytest.raises(UsageError, match=r"ghcr\.io/my-org/my-env:latest"):
         push_image("my-env:latest", "my-env:latest", progress=lambda _: None)
     with refusal(UsageError):

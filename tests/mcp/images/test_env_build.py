@@ -84,7 +84,7 @@ def test_build_and_push(buckeye, folder, tmp_path):
         assert json.loads(again.stdout) == {"image": pushed.image, "digest": found.digest}
 
 
-def test_a_registry_that_wants_a_login(buckeye, folder, home, tmp_path):
+def test_push_uses_stored_login(buckeye, folder, home, tmp_path):
     (tmp_path / "htpasswd").write_text(f"me:{HASH}\n")
     auth = {"htpasswd": {"realm": "r", "path": str(tmp_path / "htpasswd")}}
     with registry(tmp_path / "registry", auth=auth) as host:

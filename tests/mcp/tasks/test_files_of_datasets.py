@@ -112,7 +112,7 @@ def test_what_cannot_be_taken_along_is_said(hf, garden, monkeypatch, refusal):
     with refusal(UsageError):
         hf("tasks.json", "--name", "d", "--no-push", tasks=task())
     (garden / "out").unlink()
-    for most, said in ((3, "holds more than 3 bytes"), (30, r"are \d+ B packed; a dataset holds 30 B")):
+    for most, said in ((3, "has more than 3 bytes"), (30, r"are \d+ B packed; a dataset holds 30 B")):
         monkeypatch.setattr(dataset, "MAX_FILES_BYTES", most)
         with pytest.raises(UsageError, match=said):
             hf("tasks.json", "--name", "d", "--no-push")

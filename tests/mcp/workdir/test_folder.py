@@ -70,7 +70,7 @@ def play(one, *calls, gym=None):
     return asyncio.run(played(one, *calls, gym=gym))
 
 
-def test_a_path_that_servers_do_not_find_is_told_once(tmp_path, monkeypatch, caplog):
+def test_unreachable_path_in_arguments_is_one_warning(tmp_path, monkeypatch, caplog):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data").mkdir()
     for name in ("data/app.db", "serve.py"):
@@ -94,7 +94,7 @@ def left():
     return [path for folder in own for path in folder.iterdir() if (path / "work").exists()]
 
 
-def test_a_server_starts_in_a_folder_that_is_gone_afterwards():
+def test_server_starts_in_workdir_that_is_removed():
     outcome, (where, environment) = play(task(), "where()", "environment()")
     assert json.loads(where) == {"cwd": "{workdir}", "files": []}
     variables = json.loads(environment)
@@ -104,7 +104,7 @@ def test_a_server_starts_in_a_folder_that_is_gone_afterwards():
     assert (outcome.error, left()) == (None, [])
 
 
-def test_rollouts_that_do_nothing_earn_nothing_and_see_nothing_of_others():
+def test_concurrent_rollouts_have_separate_workdirs():
     async def several():
         return await asyncio.gather(
             *(played(task(), "add('mine')", "notes()") for _ in range(3)), played(task())
@@ -115,7 +115,7 @@ def test_rollouts_that_do_nothing_earn_nothing_and_see_nothing_of_others():
     assert (idle[0].reward, idle[0].components["notes"]) == (0.0, 0.0)
 
 
-def test_the_folder_is_named_in_arguments_and_variables_and_calls(tmp_path):
+def test_workdir_placeholder_is_replaced_everywhere(tmp_path):
     server = {"command": sys.executable, "args": [NOTES, "{workdir}/deep.txt"], "env": {"AT": "{workdir}/x"}}
     calls = ["add('{workdir}/y')", "notes()", "environment()", "where()"]
     _, (_, notes, environment, where) = play(task(mcp_config={"notes": server}), *calls)
@@ -124,9 +124,7 @@ def test_the_folder_is_named_in_arguments_and_variables_and_calls(tmp_path):
     assert json.loads(where)["files"] == ["deep.txt"]
 
 
-def test_a_server_may_name_a_folder_itself_and_its_script_from_where_buckeye_was_started(
-    tmp_path, monkeypatch
-):
+def test_server_with_cwd_and_relative_script_starts(tmp_path, monkeypatch):
     monkeypatch.chdir(Path(NOTES).parent)
     server = {"command": sys.executable, "args": [Path(NOTES).name], "cwd": str(tmp_path)}
     _, (where,) = play(task(mcp_config={"notes": server}), "where()")
@@ -136,7 +134,7 @@ def test_a_server_may_name_a_folder_itself_and_its_script_from_where_buckeye_was
     assert json.loads(where)["cwd"] == "{workdir}"
 
 
-def test_a_program_without_a_suffix_is_found_and_its_data_is_not(tmp_path, monkeypatch):
+def test_relative_program_is_resolved_and_data_is_not(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("bin/server", "data/shop"):
         Path(name).parent.mkdir()
@@ -150,7 +148,7 @@ def test_a_program_without_a_suffix_is_found_and_its_data_is_not(tmp_path, monke
     assert find_unreachable_files(server) == ["data", "data/shop"]
 
 
-def test_two_servers_of_a_task_share_the_folder():
+def test_servers_of_task_share_workdir():
     first = {"command": sys.executable, "args": [NOTES]}
     servers = {"a": first, "b": first}
     actions = {"add": mapping("a/add", "text"), "notes": mapping("b/notes")}
@@ -182,7 +180,7 @@ def archive(folder, kind):
 
 
 @pytest.mark.parametrize("kind", ["folder", "zip", "tar.gz", "sh", "file"])
-def test_files_are_put_there_and_never_written_back(folder, kind, tmp_path):
+def test_initial_files_are_copied_and_never_changed(folder, kind, tmp_path):
     if kind == "sh":
         files = tmp_path / "make.sh"
         files.write_text("echo first > notes.txt\n")
@@ -197,7 +195,7 @@ def test_files_are_put_there_and_never_written_back(folder, kind, tmp_path):
     assert outcome.components["workdir_seconds"] > 0
 
 
-def test_a_folder_is_copied_with_its_modes_and_links(folder, tmp_path):
+def test_folder_is_copied_with_modes_and_links(folder, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
     prepare_files(str(folder), copy, 1000)
@@ -207,7 +205,7 @@ def test_a_folder_is_copied_with_its_modes_and_links(folder, tmp_path):
     assert (copy / "notes.txt").stat().st_ino != (folder / "notes.txt").stat().st_ino
 
 
-def test_files_of_the_configuration_are_for_tasks_without_any(folder, tmp_path):
+def test_files_of_configuration_apply_to_tasks_without_files(folder, tmp_path):
     (tmp_path / "other.txt").write_text("")
     (tmp_path / "gym.yaml").write_text(
         "files: fixture\nparser: {format: tools}\naction_mappings: {where: {_tool: where}}\n"
@@ -246,19 +244,19 @@ def script(folder):
 
 SPOILT_FILES = {
     "link out": (lambda folder: (folder / "out").symlink_to("/etc/passwd"), "to /etc/passwd"),
-    "pipe": (lambda folder: os.mkfifo(folder / "pipe"), "neither"),
+    "pipe": (lambda folder: os.mkfifo(folder / "pipe"), "neither a file"),
     "large": (lambda folder: (folder / "large").write_bytes(b"x" * 5000) and None, "4,096 bytes"),
-    "zip out": (lambda folder: zipped(folder, "../out"), "leads out"),
+    "zip out": (lambda folder: zipped(folder, "../out"), "outside of the archive"),
     "zip link": (lambda folder: zipped(folder, mode=0o120777), "is a link"),
-    "bomb": (lambda folder: zipped(folder, size=10**6), "holds more"),
+    "bomb": (lambda folder: zipped(folder, size=10**6), "4,096 bytes"),
     "tar out": (lambda folder: tarred(folder, "../out"), "outside"),
-    "tar bomb": (lambda folder: tarred(folder, size=10**6), "holds more"),
+    "tar bomb": (lambda folder: tarred(folder, size=10**6), "4,096 bytes"),
     "script": (script, "exit code 3"),
 }
 
 
 @pytest.mark.parametrize("way", SPOILT_FILES)
-def test_files_that_cannot_be_used_are_an_error_of_the_environment(folder, way, tmp_path):
+def test_unusable_files_are_environment_error(folder, way, tmp_path):
     spoil, said = SPOILT_FILES[way]
     files = spoil(folder) or folder
     outcome, _ = play(task(files=str(files)), gym=config(defaults={"workdir_bytes": 4096}))
@@ -268,7 +266,7 @@ def test_files_that_cannot_be_used_are_an_error_of_the_environment(folder, way, 
     assert left() == []
 
 
-def test_files_that_are_not_there_or_reach_nobody_are_said_at_once(tmp_path):
+def test_missing_or_unreachable_files_are_refused_at_load(tmp_path):
     with pytest.raises(UsageError, match="/nowhere"):
         McpEnvironment(config(), {"train": [task(files="/nowhere")]})
     far = task(mcp_config={"notes": {"url": "http://localhost:1/mcp"}}, files=str(tmp_path))
@@ -281,7 +279,7 @@ async def opened(one):
         await asyncio.sleep(0)
 
 
-def test_a_folder_is_removed_after_a_cancellation_at_any_await(tmp_path):
+def test_workdir_is_removed_after_cancellation_at_any_await(tmp_path):
     (tmp_path / "notes.txt").write_text("first")
     at = 0
     while asyncio.run(cancelled_at(lambda: opened(task(files=str(tmp_path))), at)):
@@ -293,7 +291,7 @@ def test_a_folder_is_removed_after_a_cancellation_at_any_await(tmp_path):
 @pytest.mark.parametrize(
     "at", [*range(0, 8, 3), *(pytest.param(at, marks=pytest.mark.slow) for at in range(60))]
 )
-def test_a_rollout_leaves_neither_folder_nor_process_after_a_cancellation(marked, at):
+def test_cancelled_rollout_leaves_no_folder_and_no_process(marked, at):
     asyncio.run(cancelled_at(lambda: played(marked, "add('mine')", "notes()"), at))
     assert left() == []
 
@@ -308,7 +306,7 @@ class Filling(Scripted):
         return await super().chat(messages, tools=tools)
 
 
-def test_a_folder_that_grows_too_large_ends_its_servers_and_is_graded():
+def test_workdir_above_limit_ends_servers_and_is_graded():
     small = config(defaults={"workdir_bytes": 100_000, "max_turns": 100_000})
     gym = McpEnvironment(small, {"train": [task()]})
     outcome = asyncio.run(gym.rollout(gym.tasks("train")[0], Filling()))
@@ -316,23 +314,23 @@ def test_a_folder_that_grows_too_large_ends_its_servers_and_is_graded():
     assert outcome.components["server_lost_by_call"] == 1.0
 
 
-def test_folders_are_kept_where_they_are_asked_for(tmp_path, caplog):
+def test_keep_workdir_moves_folders(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     kept = config(defaults={"keep_workdir": str(tmp_path / "kept")})
     play(task(id="a/b c"), "add('mine')", gym=kept)
     (folder,) = (tmp_path / "kept").iterdir()
     assert folder.name.startswith("a_b_c-")
     assert (folder / "work" / "notes.txt").read_text() == "mine\n"
-    assert f"is kept: {folder / 'work'}" in caplog.text
+    assert f": {folder / 'work'}" in caplog.text
 
 
-def test_what_a_server_leaves_in_sessions_of_its_own_ends_with_it(marked):
+def test_daemon_of_server_ends_with_server(marked):
     outcome, said = play(marked, "daemon()")
     assert (outcome.error, said) == (None, ["left behind"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="control groups are of Linux")
-def test_a_grandchild_that_left_session_and_environment_ends_with_its_server(marked):
+def test_grandchild_without_session_and_environment_ends_with_server(marked):
     probe = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     group = create_control_group(probe.pid)
     probe.communicate(b"\n")
@@ -370,7 +368,7 @@ SPOILT_SLOWLY = {
     [*SPOILT.values(), *(pytest.param(code, marks=pytest.mark.slow) for code in SPOILT_SLOWLY.values())],
     ids=[*SPOILT, *SPOILT_SLOWLY],
 )
-def test_whatever_a_call_does_to_its_folder_a_failure_is_one(tmp_path, code):
+def test_damaged_workdir_scores_0(tmp_path, code):
     """A damaged folder scores 0, not an error that would be left out; files of others are kept."""
     other = tmp_path / "other"
     other.mkdir()
@@ -383,7 +381,7 @@ def test_whatever_a_call_does_to_its_folder_a_failure_is_one(tmp_path, code):
     assert (other / "answer.txt").read_text() == "right"
 
 
-def test_slow_calls_do_not_make_a_rollout_an_error(monkeypatch):
+def test_slow_calls_end_rollout_at_time_limit(monkeypatch):
     """The orchestrator ends a rollout without a reward after its timeout, so the rollout must end earlier."""
     monkeypatch.setattr("buckeye.mcp.rollout._FOR_GRADING", 0.9)
     one = task(evaluate_tool=[], grade=RIGHT)
@@ -402,7 +400,7 @@ VALUES = st.lists(LEAVES | st.dictionaries(TEXTS, LEAVES, max_size=3), max_size=
 
 
 @given(VALUES)
-def test_what_is_placed_is_hidden_again(value):
+def test_mask_workdir_reverses_expand_workdir(value):
     workdir = Workdir(root=Path("/somewhere/private"))
     placed = workdir.expand_workdir(value)
     assert "{workdir}" not in json.dumps(list(_texts(placed)))

@@ -1,4 +1,4 @@
-"""Rewards of a game, from 0 to 1, by the board only."""
+"""Rewards of a game, from 0 to 1, computed from the board."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ EVALUATORS = ("max_number", "efficiency", "target")
 def grade(game: Game, name: str, *, target: int = 2048, min_ratio: float = 10.0) -> float:
     """Return the reward of a game; 0 without a legal move.
 
-    `max_number`: progress of the highest tile from 4, which a board may begin with, to `target`, in
-    doublings: log2(highest / 4) / log2(target / 4), at most 1.
+    `max_number`: progress of the highest tile from 4, the highest first tile, to `target`, in doublings:
+    log2(highest / 4) / log2(target / 4), at most 1.
 
     `efficiency`: the sum of the merged tiles per move, relative to `min_ratio`, at most 1.
 
-    `target`: 1 if there is a tile of at least `target`, else 0.
+    `target`: 1 if a tile is at least `target`, else 0.
 
-    Raises ValueError for another name.
+    Raises ValueError for an unknown name.
     """
     if name not in EVALUATORS:
-        raise ValueError(f"there is no evaluator {name!r}; there are: {', '.join(EVALUATORS)}")
+        raise ValueError(f"unknown evaluator {name!r}; known: {', '.join(EVALUATORS)}")
     if game.moves == 0:
         return 0.0
     if name == "target":

@@ -19,7 +19,7 @@ server = MCPServer("text-2048")
 _game: list[Game] = []
 
 Arguments = Annotated[
-    dict[str, Any] | None, Field(description="The other arguments, if they are not given beside the name.")
+    dict[str, Any] | None, Field(description="The other arguments, if they are not given next to the name.")
 ]
 
 
@@ -32,25 +32,25 @@ def setup(
 ) -> CallToolResult:
     """Begin a game."""
     if name != "board":
-        raise ToolError(f"there is nothing to set up that is called {name!r}; there is: board")
-    given = _given(arguments, seed=seed, board_size=board_size)
-    if not 2 <= given["board_size"] <= 8:
+        raise ToolError(f"cannot set up {name!r}; known: board")
+    values = _merge_arguments(arguments, seed=seed, board_size=board_size)
+    if not 2 <= values["board_size"] <= 8:
         raise ToolError("board_size must be from 2 to 8")
-    _game[:] = [Game(int(given["seed"]), int(given["board_size"]))]
-    return _shown(_game[0])
+    _game[:] = [Game(int(values["seed"]), int(values["board_size"]))]
+    return _board_result(_game[0])
 
 
 @server.tool()
 def move(direction: Annotated[str, Field(description="up, down, left or right.")]) -> CallToolResult:
     """Move all tiles in a direction. Equal tiles that meet become one of twice the number."""
-    game = _current()
+    game = _current_game()
     if direction not in DIRECTIONS:
         raise ToolError(f"there is no direction {direction!r}; there are: {', '.join(DIRECTIONS)}")
     if game.is_over:
         raise ToolError("the game is over: no direction moves a tile")
     if not game.move(direction):
         raise ToolError(f"no tile can move {direction}. These directions can: {', '.join(game.legal_moves)}")
-    return _shown(game)
+    return _board_result(game)
 
 
 @server.tool()
@@ -61,32 +61,32 @@ def evaluate(
     arguments: Arguments = None,
 ) -> CallToolResult:
     """Grade the game from 0 to 1."""
-    game = _current()
+    game = _current_game()
     if name not in EVALUATORS:
-        raise ToolError(f"there is no evaluator {name!r}; there are: {', '.join(EVALUATORS)}")
-    given = _given(arguments, target=target, min_ratio=min_ratio)
-    reward = grade(game, name, target=int(given["target"]), min_ratio=float(given["min_ratio"]))
+        raise ToolError(f"unknown evaluator {name!r}; known: {', '.join(EVALUATORS)}")
+    values = _merge_arguments(arguments, target=target, min_ratio=min_ratio)
+    reward = grade(game, name, target=int(values["target"]), min_ratio=float(values["min_ratio"]))
     data = {"reward": reward, "highest": game.highest, "moves": game.moves, "score": game.score}
     text = f"reward {reward:.4f}: highest tile {game.highest} after {game.moves} moves"
     return CallToolResult(content=[TextContent(text=text)], structured_content=data)
 
 
-def _current() -> Game:
+def _current_game() -> Game:
     if not _game:
         raise ToolError("no game has begun: call setup first")
     return _game[0]
 
 
-def _given(arguments: dict[str, Any] | None, **flat: Any) -> dict[str, Any]:
-    """Return the arguments, given flat or in an object. Raises ToolError for an unknown name."""
+def _merge_arguments(arguments: dict[str, Any] | None, **flat: Any) -> dict[str, Any]:
+    """Return the flat arguments, replaced by those in an object. Raises ToolError for an unknown name."""
     nested = arguments or {}
     for name in nested:
         if name not in flat:
-            raise ToolError(f"there is no argument {name!r}; there are: {', '.join(flat)}")
+            raise ToolError(f"unknown argument {name!r}; known: {', '.join(flat)}")
     return flat | nested
 
 
-def _shown(game: Game) -> CallToolResult:
+def _board_result(game: Game) -> CallToolResult:
     text = str(game)
     if game.is_over:
         text += "\nGame over."

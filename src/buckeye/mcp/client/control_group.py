@@ -12,16 +12,16 @@ import os
 import time
 from pathlib import Path
 
-_NAME = "buckeye-server-"
-_END_SECONDS = 5.0
+_PREFIX = "buckeye-server-"
+_KILL_SECONDS = 5.0
 
 
 def create_control_group(pid: int) -> Path | None:
     """Return a new group that contains the process, or None if none can be created."""
-    above = _above()
-    if above is None:
+    parent = _parent_group()
+    if parent is None:
         return None
-    group = above / f"{_NAME}{os.getpid()}-{pid}"
+    group = parent / f"{_PREFIX}{os.getpid()}-{pid}"
     try:
         group.mkdir()
         (group / "cgroup.procs").write_text(str(pid))
@@ -33,7 +33,7 @@ def create_control_group(pid: int) -> Path | None:
 
 def kill_control_group(group: Path) -> None:
     """Kill all processes in a group, and remove the group."""
-    deadline = time.monotonic() + _END_SECONDS
+    deadline = time.monotonic() + _KILL_SECONDS
     with contextlib.suppress(OSError):
         (group / "cgroup.kill").write_text("1")
     while not _remove(group) and time.monotonic() < deadline:
@@ -41,20 +41,20 @@ def kill_control_group(group: Path) -> None:
 
 
 @functools.cache
-def _above() -> Path | None:
+def _parent_group() -> Path | None:
     """Return this process's own group, or None without cgroup v2.
 
-    Also ends groups that an ended Buckeye process has left.
+    Also kills the groups that ended Buckeye processes have leaked.
     """
     with contextlib.suppress(OSError, ValueError, StopIteration):
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
         root = next(Path(mount[1]) for mount in mounts if mount[2] == "cgroup2")
         groups = Path("/proc/self/cgroup").read_text().splitlines()
-        above = root / next(line[4:] for line in groups if line.startswith("0::"))
-        for left in above.glob(f"{_NAME}*"):
-            if not Path("/proc", left.name.removeprefix(_NAME).partition("-")[0]).exists():
-                kill_control_group(left)
-        return above
+        parent = root / next(line[4:] for line in groups if line.startswith("0::"))
+        for leaked in parent.glob(f"{_PREFIX}*"):
+            if not Path("/proc", leaked.name.removeprefix(_PREFIX).partition("-")[0]).exists():
+                kill_control_group(leaked)
+        return parent
     return None
 
 

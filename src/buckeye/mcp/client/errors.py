@@ -1,16 +1,16 @@
 """Errors of an MCP server during a rollout.
 
-    McpEnvironmentError          the environment failed; the rollout has an error and no reward
-    ├── StartError    the server could not be started or reached, or did not shake hands in time
-    │   └── TaskError  the task or the configuration does not fit this machine or its servers
-    ├── SetupError    a call of `setup_tool` failed
-    ├── ToolTimeoutError   a call gave no result within its deadline
-    ├── SessionLostError   the server ended, or closed the connection
-    │   └── WorkdirFullError  because the rollout's folder exceeded its size limit
-    ├── OutputFloodError   the server exceeded the output limit of a session
-    ├── BadAnswerError     the answer violates the protocol or the announced schema
-    ├── ToolsChangedError  a tool that the rollout needs is gone or takes other arguments
-    └── EvaluateError a call of `evaluate_tool` failed, or it gave no usable reward
+    McpEnvironmentError        the environment failed; the rollout has an error and no reward
+    ├── StartError             the server could not be started or reached, or the handshake timed out
+    │   └── TaskError          the task or the configuration does not fit this machine or its servers
+    ├── SetupError             a call of `setup_tool` failed
+    ├── ToolTimeoutError       a call returned no result within its deadline
+    ├── SessionLostError       the server exited, or closed the connection
+    │   └── WorkdirFullError   because the rollout's folder exceeded its size limit
+    ├── OutputFloodError       the server exceeded the output limit of a session
+    ├── BadAnswerError         the response violates the protocol or the announced schema
+    ├── ToolsChangedError      a tool that the rollout needs is missing or takes other arguments
+    └── EvaluateError          a call of `evaluate_tool` failed, or returned no usable reward
 
 A mistake of the model is not an error: the model reads it as a result. A fault that a call of the model
 causes is also a result, if a fresh session does not have the fault. `stop_reason` names the kind in counts of
@@ -27,39 +27,43 @@ from buckeye.errors import BuckeyeError
 class McpEnvironmentError(BuckeyeError):
     """Base class of the environment's failures. The message names the server and has its last output."""
 
+    code = "BK-MCP-SERVER"
     stop_reason: ClassVar[str] = "environment_failed"
     to_model: ClassVar[str] = "it cannot be called"
     exit_status: str = ""
-    """How the server's process ended, as `exit code 3`; not read by the model."""
+    """Exit of the server's process, as `exit code 3`; not shown to the model."""
 
 
 class StartError(McpEnvironmentError):
-    """The server could not be started or reached, or did not shake hands in time."""
+    """The server could not be started or reached, or the handshake timed out."""
 
+    code = "BK-MCP-START"
     stop_reason = "start_failed"
 
 
 class TaskError(StartError):
     """The task or the configuration does not fit its servers or this machine: a retry fails the same way."""
 
+    code = "BK-ENV-TASKS"
     final = True
 
 
 class SetupError(McpEnvironmentError):
     """A call of `setup_tool` failed."""
 
+    code = "BK-MCP-ACTION"
     stop_reason = "setup_failed"
 
 
 class ToolTimeoutError(McpEnvironmentError):
-    """A call gave no result within its deadline."""
+    """A call returned no result within its deadline."""
 
     stop_reason = "tool_timeout"
     to_model = "it gave no result in time"
 
 
 class SessionLostError(McpEnvironmentError):
-    """The server ended, or closed the connection."""
+    """The server exited, or closed the connection."""
 
     stop_reason = "session_lost"
     to_model = "its server has ended"
@@ -80,21 +84,22 @@ class WorkdirFullError(SessionLostError):
 
 
 class BadAnswerError(McpEnvironmentError):
-    """The server's answer violates the protocol or the announced schema."""
+    """The server's response violates the protocol or the announced schema."""
 
     stop_reason = "bad_answer"
     to_model = "its result cannot be used"
 
 
 class ToolsChangedError(McpEnvironmentError):
-    """A tool that the rollout needs is gone or takes other arguments."""
+    """A tool that the rollout needs is missing or takes other arguments."""
 
     stop_reason = "tools_changed"
 
 
 class EvaluateError(McpEnvironmentError):
-    """A call of `evaluate_tool` failed, or it gave no usable reward."""
+    """A call of `evaluate_tool` failed, or returned no usable reward."""
 
+    code = "BK-MCP-ACTION"
     stop_reason = "evaluate_failed"
 
 

@@ -1,4 +1,4 @@
-"""Unreachable servers: wait for a local one, and explain failed connections."""
+"""HTTP connections to servers: wait for a local server, explain failures, and limit responses."""
 
 from __future__ import annotations
 
@@ -18,13 +18,15 @@ from buckeye.base.request_gate import is_loopback
 from buckeye.mcp.client.message_streams import JsonRepairStream
 from buckeye.mcp.client.server_process import MAX_OUTPUT
 
-# Wait for a local server that is not up, such as a gateway that died and is restarted.
-
-_PAUSE_SECONDS = 0.2
+_POLL_SECONDS = 0.2
+_FIX_URL = "correct the URL; it usually ends in `/mcp`"
 
 
 async def wait_until_listening(url: str, seconds: float) -> None:
-    """Wait up to `seconds` until a local address accepts connections; a later connect reports the error."""
+    """Wait up to `seconds` until a local address accepts connections, such as a gateway that is restarted.
+
+    Raises nothing: a later connect reports the error.
+    """
     parts = urlsplit(url)
     if not seconds or not is_loopback(parts.hostname or ""):
         return
@@ -34,15 +36,10 @@ async def wait_until_listening(url: str, seconds: float) -> None:
                 try:
                     _, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
                 except OSError:
-                    await asyncio.sleep(_PAUSE_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
                 else:
                     writer.close()
                     return
-
-
-# Explain a failed session with an HTTP server, and suggest a fix.
-
-_WHERE_IT_IS = "correct the address, which usually ends in /mcp"
 
 
 def redact_url(url: str) -> str:
@@ -55,35 +52,32 @@ def redact_url(url: str) -> str:
     return f"{parts.scheme}://{parts.hostname or ''}{port}{parts.path}"
 
 
-def explain_unreachable(url: str, error: BaseException | None, error_status: int | None) -> str:
-    """Return one sentence that explains a failed connection.
+def explain_unreachable(url: str, error: BaseException | None, error_status: int | None) -> tuple[str, str]:
+    """Return the reason for a failed connection, and a hint.
 
-    `error_status` is the HTTP status of the first refused message, or None. `error` is the client's exception.
+    `error` is the client's exception, `error_status` the HTTP status of the first refused message, or None.
     """
     address = redact_url(url)
     causes = list(_causes(error))
-    numbers = {one.errno for one in causes if isinstance(one, OSError)}
+    error_numbers = {cause.errno for cause in causes if isinstance(cause, OSError)}
+    status = f"{address} replied with status {error_status}"
     if not urlsplit(url).hostname:
-        return f"{address} is no address: write it as http://localhost:8765/mcp"
+        return f"{address} is not a URL", "write it as `http://localhost:8765/mcp`"
     if error_status in (401, 403):
-        return (
-            f"{address} refused with status {error_status}: check the key in the headers (of mcp_config in tasks; "
-            "`rl init` takes it with --header)"
-        )
+        return status, "check the key in the `headers` of the server (`rl init` takes them with `--header`)"
     if error_status in (404, 405):
-        there = "a server is there, and no MCP server at this path"
-        return f"{address} answered with status {error_status}: {there}; {_WHERE_IT_IS}"
+        return f"{status}: no MCP server at this path", _FIX_URL
     if error_status is not None:
-        return f"{address} answered with status {error_status} ({_first_line(error)}); look at what it prints"
-    if any(isinstance(one, socket.gaierror) for one in causes):
-        return f"{address}: the host {urlsplit(url).hostname} is not known; {_WHERE_IT_IS}"
-    if errno.ECONNREFUSED in numbers or "attempts failed" in str(error):
-        return f"{address}: nothing listens there (connection refused); start the server, or {_WHERE_IT_IS}"
-    if any(isinstance(one, httpx2.TimeoutException) for one in causes):
-        return f"{address} does not answer; is it up, and may this machine reach it?"
-    if any(isinstance(one, httpx2.TransportError) for one in causes):
-        return f"{address} cannot be reached: {_first_line(error)}"
-    return f"{address} answers, but not as an MCP server ({_first_line(error)}); {_WHERE_IT_IS}"
+        return f"{status}: {_first_line(error)}", "check the output of the server"
+    if any(isinstance(cause, socket.gaierror) for cause in causes):
+        return f"{address}: unknown host {urlsplit(url).hostname}", _FIX_URL
+    if errno.ECONNREFUSED in error_numbers or "attempts failed" in str(error):
+        return f"{address}: connection refused", f"start the server, or {_FIX_URL}"
+    if any(isinstance(cause, httpx2.TransportError) for cause in causes):
+        is_timeout = any(isinstance(cause, httpx2.TimeoutException) for cause in causes)
+        reason = "no reply in time" if is_timeout else _first_line(error)
+        return f"{address}: {reason}", "check that the server runs, and that this machine can reach it"
+    return f"{address} does not reply as an MCP server: {_first_line(error)}", _FIX_URL
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
@@ -113,16 +107,16 @@ def _proxy_for(url: str) -> str | None:
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """HTTP transport that limits each answer to `MAX_OUTPUT` bytes and repairs the JSON in it.
+    """HTTP transport that limits each response to `MAX_OUTPUT` bytes and repairs the JSON in it.
 
-    `error_status` is the first error status in answer to a message. `describe_end` reports the last one.
+    `error_status` is the first error status in reply to a message. `describe_end` reports the last one.
     """
 
     def __init__(self, url: str) -> None:
         self._inner = httpx2.AsyncHTTPTransport(verify=_certificates(), proxy=_proxy_for(url))
-        self.flooded = ""
+        self.flood = ""
         self.error_status: int | None = None
-        self._status: int | None = None
+        self._last_status: int | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send the request. The body of the returned response is bounded."""
@@ -130,11 +124,11 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         if response.status_code >= 400 and request.method == "POST" and self.error_status is None:
             self.error_status = response.status_code
         if response.status_code >= 400 and response.status_code not in (404, 405):
-            self._status = response.status_code
+            self._last_status = response.status_code
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         is_plain = response.headers.get("content-encoding", "identity") == "identity"
-        kind = response.headers.get("content-type", "") if is_plain else ""
-        response.stream = _Bounded(response.stream, self, JsonRepairStream(kind))
+        content_type = response.headers.get("content-type", "") if is_plain else ""
+        response.stream = _BoundedStream(response.stream, self, JsonRepairStream(content_type))
         return response
 
     async def aclose(self) -> None:
@@ -143,12 +137,12 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
     def describe_end(self) -> str:
         """Return the server's last error status as the suffix of a message, or ""."""
-        if self._status in (401, 403):
-            return f"it answered with status {self._status}: check the key in the task's headers"
-        return "" if self._status is None else f"it answered with status {self._status}"
+        if self._last_status in (401, 403):
+            return f"last reply: status {self._last_status}; check the key in the `headers` of the server"
+        return "" if self._last_status is None else f"last reply: status {self._last_status}"
 
 
-class _Bounded(httpx2.AsyncByteStream):
+class _BoundedStream(httpx2.AsyncByteStream):
     def __init__(
         self, stream: httpx2.AsyncByteStream, owner: BoundedTransport, body: JsonRepairStream
     ) -> None:
@@ -159,8 +153,8 @@ class _Bounded(httpx2.AsyncByteStream):
         async for chunk in self._stream:
             total += len(chunk)
             if total > MAX_OUTPUT:
-                self._owner.flooded = f"it answered with more than {MAX_OUTPUT // 2**20} MiB"
-                raise httpx2.ReadError(self._owner.flooded)
+                self._owner.flood = f"a response is larger than {MAX_OUTPUT // 2**20} MiB"
+                raise httpx2.ReadError(self._owner.flood)
             if ready := self._body.feed(chunk):
                 yield ready
         if rest := self._body.rest():

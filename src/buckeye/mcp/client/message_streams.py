@@ -47,7 +47,7 @@ async def open_stdio_streams(process: ServerProcess) -> AsyncIterator[Any]:
                     text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                     await process.write_line(text.encode())
                 except ConnectionError:
-                    await inbox.aclose()  # no answer will arrive
+                    await inbox.aclose()  # no response will arrive
                     return
 
     async with anyio.create_task_group() as tasks:
@@ -64,34 +64,34 @@ async def open_stdio_streams(process: ServerProcess) -> AsyncIterator[Any]:
 def read_messages(line: bytes) -> tuple[list[types.JSONRPCMessage], bool]:
     """Return the messages in a line, and True if part of it is not a message.
 
-    An invalid object with an id and no method is taken as the answer to a request. It becomes an error with
+    An invalid object with an id and no method is taken as the response to a request. It becomes an error with
     that id, so that the request does not wait until its deadline.
     """
     try:
         return [types.jsonrpc_message_adapter.validate_json(line, by_name=False)], False
     except ValueError:
-        found = parse_lenient_json(line)
-    read: list[types.JSONRPCMessage] = []
-    is_garbage = not found or not isinstance(found, dict | list)
-    for one in found if isinstance(found, list) else [found]:  # MCP 2025-03-26 has batches
-        if not isinstance(one, dict) or not one.keys() & {"id", "method"}:
+        value = parse_lenient_json(line)
+    messages: list[types.JSONRPCMessage] = []
+    is_garbage = not value or not isinstance(value, dict | list)
+    for item in value if isinstance(value, list) else [value]:  # MCP 2025-03-26 has batches
+        if not isinstance(item, dict) or not item.keys() & {"id", "method"}:
             is_garbage = True
             continue
         try:
-            read.append(types.jsonrpc_message_adapter.validate_python(one, by_name=False))
+            messages.append(types.jsonrpc_message_adapter.validate_python(item, by_name=False))
         except ValueError:
             is_garbage = True
-            read += _refusal(one)
-    return read, is_garbage
+            messages += _invalid_response_error(item)
+    return messages, is_garbage
 
 
-def _refusal(found: dict[str, Any]) -> Iterator[types.JSONRPCError]:
-    """Yield an error in place of an invalid answer, if it has a request id."""
-    request_id = None if "method" in found else found.get("id")
+def _invalid_response_error(response: dict[str, Any]) -> Iterator[types.JSONRPCError]:
+    """Yield an error in place of an invalid response, if it has a request id."""
+    request_id = None if "method" in response else response.get("id")
     if isinstance(request_id, int | str) and not isinstance(request_id, bool):
-        shown = json.dumps(found, ensure_ascii=False)[:200]
-        said = types.ErrorData(code=types.PARSE_ERROR, message=f"its answer is no message of MCP: {shown}")
-        yield types.JSONRPCError(jsonrpc="2.0", id=request_id, error=said)
+        text = json.dumps(response, ensure_ascii=False)[:200]
+        error = types.ErrorData(code=types.PARSE_ERROR, message=f"the response is not an MCP message: {text}")
+        yield types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
 
 
 class JsonRepairStream:
@@ -114,17 +114,17 @@ class JsonRepairStream:
             return b""
         *lines, rest = _LINE_END.split(bytes(self._waiting))
         self._waiting = bytearray(rest)
-        return b"".join(map(_fixed_event, lines))
+        return b"".join(map(_fix_event, lines))
 
     def rest(self) -> bytes:
         """Return the remainder after the body has ended."""
         waiting = bytes(self._waiting)
-        return fix_json(waiting) if self._is_json else _fixed_event(waiting)
+        return fix_json(waiting) if self._is_json else _fix_event(waiting)
 
 
-def _fixed_event(line: bytes) -> bytes:
-    begin = _DATA.match(line)
-    if begin is None:
+def _fix_event(line: bytes) -> bytes:
+    prefix = _DATA.match(line)
+    if prefix is None:
         return line
-    content = line[begin.end() :].rstrip(b"\r\n")
-    return begin[0] + fix_json(content) + line[begin.end() + len(content) :]
+    content = line[prefix.end() :].rstrip(b"\r\n")
+    return prefix[0] + fix_json(content) + line[prefix.end() + len(content) :]

@@ -20,7 +20,7 @@ from buckeye.mcp.tasks.variables import find_variable_values, resolve_variables
 from buckeye.mcp.workdir.folder import Workdir
 from buckeye.mcp.workdir.server_environment import adapt_to_workdir
 
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 
 
 class RolloutSessions:
@@ -28,13 +28,17 @@ class RolloutSessions:
 
     def __init__(self, sessions: Mapping[str, McpSession], workdir: Workdir | None = None) -> None:
         self._workdir = workdir
-        having = Counter(tool for session in sessions.values() for tool in session.tools)
+        counts = Counter(tool for session in sessions.values() for tool in session.tools)
         self._owners: dict[str, tuple[McpSession, str]] = {}
         for session in sessions.values():
             for tool in session.tools:
-                name = tool if having[tool] == 1 else f"{session.name}/{tool}"
+                name = tool if counts[tool] == 1 else f"{session.name}/{tool}"
                 if name in self._owners:
-                    raise TaskError(f"two tools are called {name!r}")
+                    raise TaskError(
+                        f"two tools have the name {name!r}",
+                        code="BK-MCP-TOOL",
+                        hint="rename a server in `mcp_config`",
+                    )
                 self._owners[name] = session, tool
         self.tools = {name: session.tools[tool] for name, (session, tool) in self._owners.items()}
 
@@ -53,13 +57,14 @@ class RolloutSessions:
         if self._workdir is None:
             return await session.call(own_name, arguments, timeout=timeout)
         result = await session.call(own_name, self._workdir.expand_workdir(arguments), timeout=timeout)
-        hidden = self._workdir.mask_workdir
-        return replace(result, text=hidden(result.text), structured=hidden(result.structured))
+        mask = self._workdir.mask_workdir
+        return replace(result, text=mask(result.text), structured=mask(result.structured))
 
     async def call_with_timeout(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> CallResult:
         """Call a tool with a timeout in seconds. Raises TaskError for an unknown tool, else like `call`."""
         if tool not in self._owners:
-            raise TaskError(f"no server has the tool {tool!r}; there are: {', '.join(sorted(self.tools))}")
+            known = ", ".join(sorted(self.tools))
+            raise TaskError(f"no server has the tool {tool!r}; known tools: {known}", code="BK-MCP-TOOL")
         return await self.call(tool, arguments, timeout=seconds)
 
 
@@ -75,41 +80,40 @@ async def open_sessions(
     async with AsyncExitStack() as stack:
         sessions = {}
         for name, server in task.mcp_config.items():
-            ready, secrets = _resolved(name, server)
-            if workdir is not None and isinstance(ready, StdioServer):
-                ready = adapt_to_workdir(ready, workdir)
+            resolved, secrets = _resolve_server(name, server)
+            if workdir is not None and isinstance(resolved, StdioServer):
+                resolved = adapt_to_workdir(resolved, workdir)
             sessions[name] = await stack.enter_async_context(
-                open_session(name, ready, timeouts=timeouts, secrets=secrets, preload=preload)
+                open_session(name, resolved, timeouts=timeouts, secrets=secrets, preload=preload)
             )
         if workdir is not None:
-            watch = asyncio.create_task(_watch(workdir, list(sessions.values())))
-            stack.callback(watch.cancel)
+            watcher = asyncio.create_task(_watch_size(workdir, list(sessions.values())))
+            stack.callback(watcher.cancel)
         yield RolloutSessions(sessions, workdir)
 
 
-async def _watch(workdir: Workdir, sessions: Sequence[McpSession]) -> None:
+async def _watch_size(workdir: Workdir, sessions: Sequence[McpSession]) -> None:
     """End the sessions of a rollout when its folder exceeds its size limit."""
     took = 0.0
     while True:
         # check a folder with many files less often
-        await asyncio.sleep(max(_LOOK_SECONDS, 20 * took))
+        await asyncio.sleep(max(_CHECK_SECONDS, 20 * took))
         started = time.monotonic()
         if await asyncio.to_thread(is_larger, workdir.root, workdir.limit):
-            full = f"the rollout's folder holds more than {workdir.limit:,} bytes (defaults.workdir_bytes)"
+            reason = f"the rollout's folder is larger than {workdir.limit:,} bytes (`defaults.workdir_bytes`)"
             for session in sessions:
-                session.abort(WorkdirFullError(f"server {session.name!r}: {full}"))
+                session.abort(WorkdirFullError(f"server {session.name!r}: {reason}"))
             return
         took = time.monotonic() - started
 
 
-def _resolved(name: str, server: Server) -> tuple[Server, list[str]]:
+def _resolve_server(name: str, server: Server) -> tuple[Server, list[str]]:
     """Return the server with its variables replaced, and the values of these variables."""
+    fields, known, at = server.model_dump(), variables(), f"server {name!r} of `mcp_config`"
     try:
-        given, known = server.model_dump(), variables()
-        return type(server).model_validate(resolve_variables(given, known)), find_variable_values(
-            given, known
-        )
+        resolved = type(server).model_validate(resolve_variables(fields, known))
     except UsageError as error:
-        raise TaskError(f"server {name!r} of mcp_config: {error}") from None
-    except ValueError as error:  # a variable's value is not a valid address
-        raise TaskError(f"server {name!r} of mcp_config: {type(error).__name__} once resolved") from None
+        raise TaskError(error.message, code=error.code, at=at, hint=error.hint) from None
+    except ValueError:  # the message would contain the values of the variables
+        raise TaskError("the values of its variables give an invalid URL or field", at=at) from None
+    return resolved, find_variable_values(fields, known)

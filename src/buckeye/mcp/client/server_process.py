@@ -30,13 +30,13 @@ MAX_GARBAGE = 10_000
 _CHUNK = 64 * 1024
 _TAIL = 2_000
 _TEMPORARY = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETXTBSY)
-_WHERE = re.compile(
+_LOCATIONS = re.compile(
     r"^[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):\n"
     r"|^(?:[\s|]*\| )?  File \".*\", line \d+.*\n(?:(?:[\s|]*\| )? {4}(?!\s*\|).*\n)*",
     re.MULTILINE,
 )
 """Traceback lines that give the location of an error, not the error itself."""
-_OLDER = re.compile(r"'Server' object has no attribute")
+_NEEDS_MCP_1 = re.compile(r"'Server' object has no attribute")
 
 
 class PipedProcess(Protocol):
@@ -110,7 +110,7 @@ class ServerProcess:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             kind = StartError if isinstance(error, OSError) and error.errno in _TEMPORARY else TaskError
-            raise kind(f"server {name!r}: {argv[0]} cannot be run: {reason}") from None
+            raise kind(f"server {name!r}: cannot run {argv[0]}: {reason}", code="BK-MCP-START") from None
         return cls(process, name, process._transport.close, mark)  # type: ignore[attr-defined]
 
     @property
@@ -141,7 +141,7 @@ class ServerProcess:
                 return None
             self._unasked += len(chunk)
             if self._unasked > MAX_OUTPUT:
-                self._break(f"wrote more than {MAX_OUTPUT // 2**20} MiB in answer to one message")
+                self._set_flood(f"wrote more than {MAX_OUTPUT // 2**20} MiB in reply to one message")
                 return None
             self._buffer += chunk
         line = bytes(self._buffer[:end])
@@ -160,17 +160,18 @@ class ServerProcess:
         self._garbage = line[:200]
         self._unasked_garbage += 1
         if self._unasked_garbage == MAX_GARBAGE:
-            shown = self._garbage.decode("utf-8", "replace").strip()
-            self._break(f"wrote {MAX_GARBAGE} lines that are no messages of MCP, the last: {shown!r}")
+            self._set_flood(
+                f"wrote {MAX_GARBAGE:,} lines that are not MCP messages, the last: {self._last_garbage()!r}"
+            )
 
     def describe_end(self) -> str:
         """Return how the process ended and its last output as the suffix of a message, or ""."""
-        parts = [f"it ended with {self.exit_status}"] if self.exit_status else []
+        parts = [self.exit_status] if self.exit_status else []
         if self.garbage_lines:
-            shown = self._garbage.decode("utf-8", "replace").strip()
-            parts.append(f"{self.garbage_lines} lines of its output are no messages, the last: {shown!r}")
+            count = f"{self.garbage_lines} lines of stdout are not MCP messages"
+            parts.append(f"{count}, the last: {self._last_garbage()!r}")
         if tail := self._stderr_tail.decode("utf-8", "replace").strip():
-            parts.append(f"its error output ends with:\n{_what(tail)}")
+            parts.append(f"stderr ends with:\n{_shorten_stderr(tail)}")
         return "; ".join(parts)
 
     async def wait_for_exit(self, seconds: float = 1.0) -> None:
@@ -211,21 +212,24 @@ class ServerProcess:
             self._stderr_tail = (self._stderr_tail + chunk)[-_TAIL:]
             total += len(chunk)
             if total > MAX_STDERR:
-                self._break(f"wrote more than {MAX_STDERR // 2**20} MiB to its error output")
+                self._set_flood(f"wrote more than {MAX_STDERR // 2**20} MiB to stderr")
                 return
 
-    def _break(self, what: str) -> None:
-        self.fault = OutputFloodError(f"server {self._name!r} {what}")
+    def _last_garbage(self) -> str:
+        return self._garbage.decode("utf-8", "replace").strip()
+
+    def _set_flood(self, reason: str) -> None:
+        self.fault = OutputFloodError(f"server {self._name!r} {reason}")
         self.kill()
 
 
-def _what(tail: str) -> str:
-    """Return the end of an error output without tracebacks, with a hint for a known error."""
-    whole = tail.partition("\n")[2] if len(tail) >= _TAIL - 4 else tail
-    said = _WHERE.sub("", f"{whole}\n").strip() or tail
-    if _OLDER.search(said):
-        said += (
-            "\nIt was written for version 1 of the library mcp: `pip install 'mcp<2'` beside it, "
-            "or `uvx --with 'mcp<2' ...`"
+def _shorten_stderr(tail: str) -> str:
+    """Return the end of stderr without tracebacks, with a hint for a known error."""
+    complete = tail.partition("\n")[2] if len(tail) >= _TAIL - 4 else tail
+    text = _LOCATIONS.sub("", f"{complete}\n").strip() or tail
+    if _NEEDS_MCP_1.search(text):
+        text += (
+            "\nThe server needs version 1 of the library mcp: run `pip install 'mcp<2'` in its environment, "
+            "or start it with `uvx --with 'mcp<2' ...`"
         )
-    return said
+    return text

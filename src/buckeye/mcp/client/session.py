@@ -1,7 +1,7 @@
 """Session with one MCP server, through the MCP SDK.
 
-Both generations of the protocol work. Every failure becomes an `McpEnvironmentError` within its deadline and leaves no
-process running.
+Protocol revisions with and without sessions work. Every failure becomes an `McpEnvironmentError` within its
+deadline and leaves no process running.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ from buckeye.version import __version__
 # The SDK logs tracebacks of errors that this module raises as typed errors.
 logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
-_PAGES = 100
+_MAX_PAGES = 100
 _SHORT_GRACE = 0.3  # after a failure
-_NO_HANDSHAKE = (
+_NO_HANDSHAKE_CODES = (
     types.METHOD_NOT_FOUND,
     types.UNSUPPORTED_PROTOCOL_VERSION,
     types.INVALID_REQUEST,
-    types.INVALID_PARAMS,  # such a server misses a field that every request of the newer protocol has
+    types.INVALID_PARAMS,  # the server expects a field that only requests of the newer protocol have
 )
 Server = StdioServer | HttpServer
 
@@ -98,11 +98,7 @@ class SessionTimeouts:
     call: float = 60.0
     close: float = 2.0
     listen: float = 0.0
-    """Seconds to wait for a local server's port to open, because a gateway that died is restarted."""
-
-
-async def _whatever_was_announced(name: str, result: types.CallToolResult) -> None:
-    """Accept any result. Some servers announce an output schema and return only text."""
+    """Seconds to wait for a local server's port to open, because a crashed gateway is restarted."""
 
 
 class McpSession:
@@ -113,46 +109,44 @@ class McpSession:
     ) -> None:
         self.name, self._server, self._preload = name, server, preload
         self.tools: Mapping[str, ToolInfo] = {}
-        self._deadlines, self._secrets = timeouts, secrets
+        self._timeouts, self._secrets = timeouts, secrets
         self._client: Client | None = None
         self._process: ServerProcess | None = None
         self._http: BoundedTransport | None = None
-        self._changed = self._is_lost = False
+        self._tools_changed = self._is_lost = False
         self._grace = _SHORT_GRACE
-        self._over = asyncio.Event()
+        self._closing = asyncio.Event()
 
     async def call(
         self, tool: str, arguments: Mapping[str, Any], *, timeout: float | None = None
     ) -> CallResult:
         """Call a tool. An error that the server reports about the call is a result with `is_error`.
 
-        Raises ToolTimeoutError, SessionLostError, OutputFloodError, BadAnswerError, and ToolsChangedError if the tool differs from the
-        start of the session.
+        Raises ToolTimeoutError, SessionLostError, OutputFloodError, BadAnswerError, and ToolsChangedError if
+        the tool differs from the start of the session.
         """
         assert self._client is not None
         if self._is_lost:
-            raise self._lost()
-        seconds = self._deadlines.call if timeout is None else timeout
+            raise self._lost_error()
+        seconds = self._timeouts.call if timeout is None else timeout
         deadline = asyncio.timeout(seconds)
         try:
             async with deadline:
-                if self._changed:
-                    self._changed = False
+                if self._tools_changed:
+                    self._tools_changed = False
                     await self._check_tool(tool)
                 result = await self._client.call_tool(tool, dict(arguments))
                 if result.is_error and "unknown tool" in extract_text(result.content)[0].lower():
                     await self._check_tool(tool)
         except TimeoutError:
             if not deadline.expired():
-                raise self._lost() from None
+                raise self._lost_error() from None
             self._kill()  # it will not react to a graceful close either
-            raise ToolTimeoutError(self._message(f"{tool} gave no result within {seconds:g} s")) from None
+            raise ToolTimeoutError(self._message(f"{tool} timed out after {seconds:g} s")) from None
         except MCPError as error:
-            return await self._refused(tool, error, seconds)
+            return await self._invalid_arguments(tool, error, seconds)
         except (ValidationError, RuntimeError) as error:
-            raise BadAnswerError(
-                self._message(f"the result of {tool} cannot be used: {_short(error)}")
-            ) from None
+            raise BadAnswerError(self._message(f"invalid result of {tool}: {_one_line(error)}")) from None
         text, dropped = extract_text(result.content)
         return CallResult(
             text=remove_secrets(text, self._secrets) if result.is_error else text,
@@ -161,43 +155,43 @@ class McpSession:
             dropped=dropped,
         )
 
-    async def _refused(self, tool: str, error: MCPError, seconds: float) -> CallResult:
+    async def _invalid_arguments(self, tool: str, error: MCPError, seconds: float) -> CallResult:
         """Return a result for invalid arguments, which are the caller's mistake. Raises for other errors."""
         if error.code != types.INVALID_PARAMS:
             if self._process is not None and error.code == types.CONNECTION_CLOSED:
                 await self._process.wait_for_exit()
-            raise self._failure(error, tool) from None
+            raise self._call_error(error, tool) from None
         try:
             async with asyncio.timeout(seconds):
                 await self._check_tool(tool)
         except (TimeoutError, MCPError):
-            raise self._failure(error, tool) from None
+            raise self._call_error(error, tool) from None
         return CallResult(text=remove_secrets(error.message, self._secrets), is_error=True)
 
-    def _failure(self, error: MCPError, doing: str) -> McpEnvironmentError:
+    def _call_error(self, error: MCPError, tool: str) -> McpEnvironmentError:
         if error.code == types.CONNECTION_CLOSED or "Session terminated" in error.message:
-            return self._lost()
-        said = self._message(f"{doing} failed: {error.message} (code {error.code})")
-        return self._broken_limit() or BadAnswerError(said)
+            return self._lost_error()
+        message = self._message(f"{tool} failed: {error.message} (code {error.code})")
+        return self._limit_fault() or BadAnswerError(message)
 
-    def _lost(self) -> McpEnvironmentError:
+    def _lost_error(self) -> McpEnvironmentError:
         self._is_lost = True
-        if (broken := self._broken_limit()) is not None:
-            return broken
-        lost = SessionLostError(self._message("the session is lost"))
+        if (fault := self._limit_fault()) is not None:
+            return fault
+        lost = SessionLostError(self._message("session lost"))
         lost.exit_status = self._process.exit_status if self._process is not None else ""
         return lost
 
-    def _broken_limit(self) -> McpEnvironmentError | None:
-        if self._http is not None and self._http.flooded:
-            return OutputFloodError(self._message(self._http.flooded))
+    def _limit_fault(self) -> McpEnvironmentError | None:
+        if self._http is not None and self._http.flood:
+            return OutputFloodError(self._message(self._http.flood))
         return self._process.fault if self._process is not None else None
 
-    def _message(self, what: str) -> str:
-        speaks = self._http or self._process
-        words = speaks.describe_end() if speaks is not None else ""
-        said = f"server {self.name!r}: {what}" + (f"; {words}" if words else "")
-        return remove_secrets(said, self._secrets)
+    def _message(self, reason: str) -> str:
+        connection = self._http or self._process
+        end = connection.describe_end() if connection is not None else ""
+        text = f"server {self.name!r}: {reason}" + (f"; {end}" if end else "")
+        return remove_secrets(text, self._secrets)
 
     def abort(self, fault: McpEnvironmentError) -> None:
         """Kill the session's process, if it has one. Current and later calls raise `fault`."""
@@ -214,43 +208,41 @@ class McpSession:
         """Raise ToolsChangedError unless the server still has the tool with the same input schema."""
         tools = await self._list_tools()
         if name not in tools:
-            raise ToolsChangedError(self._message(f"the tool {name!r} is gone"))
+            raise ToolsChangedError(self._message(f"the tool {name!r} is missing"))
         if tools[name].input_schema != self.tools[name].input_schema:
             raise ToolsChangedError(
-                self._message(f"the tool {name!r} takes other arguments than at the start")
+                self._message(f"the input schema of the tool {name!r} changed during the session")
             )
 
     async def _list_tools(self) -> dict[str, ToolInfo]:
         assert self._client is not None
         tools: dict[str, ToolInfo] = {}
-        cursor, asked = (
-            None,
-            {None, ""},
-        )  # servers write no cursor, "" or one that they gave before as the end
-        for _ in range(_PAGES):
+        # servers mark the end by no cursor, by "", or by an earlier cursor
+        cursor, seen_cursors = None, {None, ""}
+        for _ in range(_MAX_PAGES):
             page = await self._client.list_tools(cursor=cursor)
             tools |= {tool.name: _tool_info(tool) for tool in page.tools}
             cursor = page.next_cursor
-            if cursor in asked:
+            if cursor in seen_cursors:
                 return tools
-            asked.add(cursor)
-        raise BadAnswerError(self._message(f"its list of tools has more than {_PAGES} pages"))
+            seen_cursors.add(cursor)
+        raise BadAnswerError(self._message(f"the list of tools has more than {_MAX_PAGES} pages"))
 
-    async def _noticed(self, message: Any) -> None:
+    async def _handle_message(self, message: Any) -> None:
         if isinstance(message, types.ToolListChangedNotification):
-            self._changed = True
+            self._tools_changed = True
 
-    async def _own(self, ready: asyncio.Future[None]) -> None:
+    async def _run(self, ready: asyncio.Future[None]) -> None:
         """Hold the connection in a separate task, so that a failure inside the SDK ends only this task.
 
-        The older handshake is first: a server that knows only this one may end at any other message. A server
-        that does not know it returns an error.
+        The older handshake is first: a server that supports only this one may exit at any other message. A
+        server that does not support it returns an error.
         """
         try:
             await self._hold("legacy", ready)
         except Exception as error:
-            refusal = _root(error)
-            if ready.done() or not isinstance(refusal, MCPError) or refusal.code not in _NO_HANDSHAKE:
+            root = _root_error(error)
+            if ready.done() or not isinstance(root, MCPError) or root.code not in _NO_HANDSHAKE_CODES:
                 raise
             await self._hold("auto", ready)
 
@@ -259,17 +251,17 @@ class McpSession:
             client = Client(
                 transport,
                 mode=mode,
-                message_handler=self._noticed,
+                message_handler=self._handle_message,
                 client_info=types.Implementation(name="buckeye", version=__version__),
                 cache=None,
             )
             async with client:
                 self._client = client
-                client.session.validate_tool_result = _whatever_was_announced  # type: ignore[method-assign]
+                client.session.validate_tool_result = _accept_result  # type: ignore[method-assign]
                 self.tools = await self._list_tools()
                 if not ready.done():
                     ready.set_result(None)
-                await self._over.wait()
+                await self._closing.wait()
 
     @asynccontextmanager
     async def _transport(self) -> AsyncIterator[Transport]:
@@ -285,57 +277,56 @@ class McpSession:
             finally:
                 await process.close(grace=self._grace)
         else:
-            await wait_until_listening(server.url, self._deadlines.listen)
+            await wait_until_listening(server.url, self._timeouts.listen)
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have their own deadline
             # If the task sets no key, use the key that a local gateway of this user has created. A compressed
             # body can be neither bounded nor repaired, hence "identity".
-            headers = {"Accept-Encoding": "identity"} | _with_key(
-                server.headers, local_key(API_KEY_VARIABLE, server.url)
-            )
+            key = local_key(API_KEY_VARIABLE, server.url)
+            headers = {"Accept-Encoding": "identity"} | _with_key(server.headers, key)
             async with httpx2.AsyncClient(transport=self._http, headers=headers, timeout=timeout) as client:
                 yield streamable_http_client(server.url, http_client=client)
 
     async def open(self) -> asyncio.Task[None]:
         """Connect, and return the task that holds the connection. Raises StartError or a specific fault."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        owner, seconds = asyncio.create_task(self._own(ready)), self._deadlines.start
+        owner, seconds = asyncio.create_task(self._run(ready)), self._timeouts.start
         try:
             await asyncio.wait({owner, ready}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
             if ready.done():
                 return owner
         except BaseException:
-            await _ended(owner)
+            await _cancel_and_wait(owner)
             raise
         if not owner.done():
-            await _ended(owner)
+            await _cancel_and_wait(owner)
             url = getattr(self._server, "url", None)
-            what = "it did not start" if url is None else f"{redact_url(url)} did not answer"
-            raise StartError(self._message(f"{what} and shake hands within {seconds:g} s"))
-        raise self._why_not(owner)
+            handshake = "handshake" if url is None else f"handshake with {redact_url(url)}"
+            raise StartError(self._message(f"{handshake} timed out after {seconds:g} s"))
+        raise self._start_error(owner)
 
-    def _why_not(self, owner: asyncio.Task[None]) -> McpEnvironmentError:
-        error = None if owner.cancelled() else _root(owner.exception())
-        if (broken := self._broken_limit()) is not None:
-            return broken
+    def _start_error(self, owner: asyncio.Task[None]) -> McpEnvironmentError:
+        error = None if owner.cancelled() else _root_error(owner.exception())
+        if (fault := self._limit_fault()) is not None:
+            return fault
         if isinstance(error, McpEnvironmentError):
             return error
         if isinstance(self._server, HttpServer):
-            why = explain_unreachable(
-                self._server.url, error, self._http.error_status if self._http else None
-            )
+            error_status = self._http.error_status if self._http else None
+            reason, hint = explain_unreachable(self._server.url, error, error_status)
             kind = StartError if urlsplit(self._server.url).hostname else TaskError
-            return kind(remove_secrets(f"server {self.name!r}: {why}", self._secrets))
-        return StartError(self._message(f"it could not be started or reached: {_short(error)}"))
+            message = remove_secrets(f"server {self.name!r}: {reason}", self._secrets)
+            return kind(message, code="BK-MCP-CONNECT", hint=hint)
+        return StartError(self._message(f"cannot start: {_one_line(error)}"))
 
     async def close(self, owner: asyncio.Task[None], *, grace: float = _SHORT_GRACE) -> None:
         """End the session and its process, which gets `grace` seconds to end by itself."""
         self._grace = grace
-        self._over.set()
+        self._closing.set()
         try:
             await asyncio.wait({owner}, timeout=2 * grace + 5.0)
         finally:
-            await _ended(owner)
+            await _cancel_and_wait(owner)
 
 
 @asynccontextmanager
@@ -358,19 +349,23 @@ async def open_session(
     await session.close(owner, grace=timeouts.close)
 
 
-async def _ended(owner: asyncio.Task[None]) -> None:
+def find_executable(command: str) -> str:
+    """Return `command`, or its path next to this Python if it is only installed there."""
+    local = Path(sys.executable).parent / command
+    is_found = "/" in command or shutil.which(command) is not None or not local.is_file()
+    return command if is_found else str(local)
+
+
+async def _accept_result(name: str, result: types.CallToolResult) -> None:
+    """Accept any result. Some servers announce an output schema and return only text."""
+
+
+async def _cancel_and_wait(owner: asyncio.Task[None]) -> None:
     """Cancel the task and wait for its end, even if the current task is cancelled meanwhile."""
     owner.cancel()
     await asyncio.wait({owner})
     if not owner.cancelled():
         owner.exception()  # marks the exception as retrieved; it is already reported
-
-
-def find_executable(command: str) -> str:
-    """Return `command`, or its path next to this Python if it is only installed there."""
-    beside = Path(sys.executable).parent / command
-    found = "/" in command or shutil.which(command) is not None or not beside.is_file()
-    return command if found else str(beside)
 
 
 def _tool_info(tool: types.Tool) -> ToolInfo:
@@ -383,18 +378,18 @@ def _tool_info(tool: types.Tool) -> ToolInfo:
     )
 
 
-def _root(error: BaseException | None) -> BaseException | None:
+def _root_error(error: BaseException | None) -> BaseException | None:
     """Return the first error inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
-def _short(error: BaseException | None) -> str:
-    return "it was cancelled" if error is None else " ".join(str(error).split())[:300] or type(error).__name__
+def _one_line(error: BaseException | None) -> str:
+    return "cancelled" if error is None else " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _with_key(headers: Mapping[str, str], key: str) -> dict[str, str]:
     """Return the headers with `key` as authorization, unless `key` is empty or they have one."""
-    is_named = any(name.lower() == "authorization" for name in headers)
-    return {**headers, **({"Authorization": f"Bearer {key}"} if key and not is_named else {})}
+    has_key = any(name.lower() == "authorization" for name in headers)
+    return {**headers, **({"Authorization": f"Bearer {key}"} if key and not has_key else {})}

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-_SECONDS = 20.0
+_FORK_SECONDS = 20.0
 _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -27,16 +27,16 @@ class ForkedProcess:
         self.stdout: asyncio.StreamReader | None = streams[1][0]
         self.stderr: asyncio.StreamReader | None = streams[2][0]
         self._writers = [writer for _, writer in streams]
-        self._watch = asyncio.create_task(self._wait(streams[3][0]))
+        self._waiter = asyncio.create_task(self._wait_for_exit(streams[3][0]))
 
-    async def _wait(self, status: asyncio.StreamReader) -> None:
+    async def _wait_for_exit(self, status: asyncio.StreamReader) -> None:
         line = await status.readline()
         # no exit code: the parent was killed, and this process with it
         self.returncode = int(line) if line else -signal.SIGKILL
 
     def close(self) -> None:
         """Close the streams, even if other processes hold the other ends."""
-        self._watch.cancel()
+        self._waiter.cancel()
         for writer in self._writers:
             writer.close()
 
@@ -46,14 +46,14 @@ async def fork_session(control: socket.socket, spec: Mapping[str, Any]) -> Forke
     pairs = [socket.socketpair() for _ in range(4)]
     streams: list[_Stream] = []
     try:
-        socket.send_fds(control, [b"+"], [theirs.fileno() for _, theirs in pairs])
-        for _, theirs in pairs:
-            theirs.close()
-        async with asyncio.timeout(_SECONDS):
-            for ours, _ in pairs:
-                streams.append(await asyncio.open_connection(sock=ours))
-            status, asking = streams[3]
-            asking.write(json.dumps(spec).encode() + b"\n")
+        socket.send_fds(control, [b"+"], [remote_end.fileno() for _, remote_end in pairs])
+        for _, remote_end in pairs:
+            remote_end.close()
+        async with asyncio.timeout(_FORK_SECONDS):
+            for local_end, _ in pairs:
+                streams.append(await asyncio.open_connection(sock=local_end))
+            status, request = streams[3]
+            request.write(json.dumps(spec).encode() + b"\n")
             return ForkedProcess(int(await status.readline()), streams)
     except BaseException as error:
         for _, writer in streams:
@@ -61,5 +61,5 @@ async def fork_session(control: socket.socket, spec: Mapping[str, Any]) -> Forke
         for end in (end for pair in pairs for end in pair):
             end.close()
         if isinstance(error, OSError | ValueError):  # TimeoutError is an OSError
-            raise ForkError(f"no answer from the process that has imported them ({error})") from None
+            raise ForkError(f"the parent process does not reply: {error or type(error).__name__}") from None
         raise

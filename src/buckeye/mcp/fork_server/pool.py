@@ -1,4 +1,4 @@
-"""Parent processes that have imported a program's libraries, one for each program."""
+"""Parent processes with imported libraries, one for each program."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from buckeye.mcp.fork_server.program import Program, PythonScript, python_script
 log = logging.getLogger(__name__)
 
 SERVER = Path(__file__).with_name("server.py")
-_SEND_SECONDS, _END_SECONDS = 5.0, 1.0
-_MOST = 8
+_SEND_SECONDS, _EXIT_SECONDS = 5.0, 1.0
+_MAX_SERVERS = 8
 
+FORK_SERVERS: dict[PythonScript, ForkServer] = {}
 START_COUNTS: Counter[str] = Counter()
 """Number of sessions that this process has started by forking (`forked`)."""
 
@@ -34,17 +35,17 @@ class ForkServer:
         """Start the process. Raises OSError."""
         self._script = script
         self._answer: str | None = None
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control, remote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setblocking(False)
-        argv = [script.interpreter, str(SERVER), str(theirs.fileno()), str(script.path)]
-        with theirs:
+        argv = [script.interpreter, str(SERVER), str(remote_end.fileno()), str(script.path)]
+        with remote_end:
             self._process = ChildProcess(
                 argv,
                 env={**clean_environment({}), **dict(script.variables)},
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd=Path("/"),
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(remote_end.fileno(),),
                 guarded=True,
             )
 
@@ -52,12 +53,14 @@ class ForkServer:
         """Return True if sessions can be forked."""
         if self._answer is None:
             with contextlib.suppress(BlockingIOError):
-                self._answer = self._control.recv(4096).decode(errors="replace") or "its process has ended"
+                self._answer = self._control.recv(4096).decode(errors="replace") or "the parent process ended"
                 if not self._answer.isdigit():
                     self._refuse(self._answer)
                     return False
                 self._control.settimeout(_SEND_SECONDS)
-                log.info("Sessions of %s share %s imported modules", self._script.path.name, self._answer)
+                log.info(
+                    "Sessions of %s are forked with %s imported modules", self._script.path.name, self._answer
+                )
         return (self._answer or "").isdigit()
 
     async def fork(self, program: Program) -> ForkedProcess:
@@ -75,22 +78,11 @@ class ForkServer:
             raise
 
     def _refuse(self, reason: str) -> None:
-        """Fork no more sessions; later ones start normally. Running sessions continue."""
+        """Refuse further forks: later sessions start normally. Running sessions continue."""
         self._answer = reason
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_END_SECONDS)
-        log.info("Every session of %s imports its libraries by itself: %s", self._script.path.name, reason)
-
-
-FORK_SERVERS: dict[PythonScript, ForkServer] = {}
-
-
-def _parent_of(program: Program) -> ForkServer | None:
-    script = python_script(program)
-    if script is not None and script not in FORK_SERVERS and len(FORK_SERVERS) < _MOST:
-        with contextlib.suppress(OSError):
-            FORK_SERVERS[script] = ForkServer(script)
-    return FORK_SERVERS.get(script) if script is not None else None
+            self._process.wait(_EXIT_SECONDS)
+        log.info("Sessions of %s are not forked: %s", self._script.path.name, reason)
 
 
 async def start_program(program: Program, *, name: str, preload: bool) -> ServerProcess:
@@ -101,12 +93,20 @@ async def start_program(program: Program, *, name: str, preload: bool) -> Server
     """
     mark = GUARD.new_mark()
     program = replace(program, env={**program.env, MARK_VARIABLE: mark})
-    parent = _parent_of(program) if preload and hasattr(os, "pidfd_open") else None
+    parent = _find_fork_server(program) if preload and hasattr(os, "pidfd_open") else None
     if parent is not None and parent.is_ready():
         with contextlib.suppress(ForkError):  # already logged; the parent refuses further forks
             forked = await parent.fork(program)
             START_COUNTS["forked"] += 1
             return ServerProcess(forked, name, forked.close, mark=mark)
-    start = program.wrap_command or (lambda argv, env: (tuple(argv), env))
-    argv, env = start(program.argv, program.env)
+    wrap_command = program.wrap_command or (lambda argv, env: (tuple(argv), env))
+    argv, env = wrap_command(program.argv, program.env)
     return await ServerProcess.start(argv, env=env, name=name, cwd=program.cwd, mark=mark)
+
+
+def _find_fork_server(program: Program) -> ForkServer | None:
+    script = python_script(program)
+    if script is not None and script not in FORK_SERVERS and len(FORK_SERVERS) < _MAX_SERVERS:
+        with contextlib.suppress(OSError):
+            FORK_SERVERS[script] = ForkServer(script)
+    return FORK_SERVERS.get(script) if script is not None else None

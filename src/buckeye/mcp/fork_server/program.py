@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import Any
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
-_AT_START = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "MKL_")
+_STARTUP_PREFIXES = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_", "MKL_")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Program:
     """A command with its complete environment.
 
-    `cwd` None means the directory of this process. `wrap_command` returns the argv and environment that start a
-    given command in the sandbox. `confine` is the specification of confine.py. Without a sandbox both stay
-    None.
+    `cwd` None means the directory of this process. `wrap_command` returns the argv and environment that start
+    a given command in the sandbox. `confine` is the specification of confine.py. Both are None without a
+    sandbox.
     """
 
     argv: tuple[str, ...]
@@ -48,11 +48,11 @@ def python_script(program: Program) -> PythonScript | None:
     path = Path(shutil.which(program.argv[0], path=program.env.get("PATH")) or "/nowhere")
     try:
         with path.open("rb") as file:
-            first = file.readline(1_000).decode()
+            first_line = file.readline(1_000).decode()
     except (OSError, UnicodeDecodeError):
         return None
-    python = Path(first.removeprefix("#!").strip())
-    if not first.startswith("#!") or not _PYTHON.fullmatch(python.name) or python.parent != path.parent:
+    python = Path(first_line.removeprefix("#!").strip())
+    if not first_line.startswith("#!") or not _PYTHON.fullmatch(python.name) or python.parent != path.parent:
         return None
-    variables = tuple(sorted(item for item in program.env.items() if item[0].startswith(_AT_START)))
+    variables = tuple(sorted(item for item in program.env.items() if item[0].startswith(_STARTUP_PREFIXES)))
     return PythonScript(interpreter=str(python), path=path, variables=variables)

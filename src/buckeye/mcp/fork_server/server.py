@@ -3,8 +3,8 @@
 The program's own packages are those that SCRIPT imports. This process imports the modules that their source
 imports, if they are installed by another distribution. It then writes the number of modules to the Unix
 socket CONTROL, or the reason why sessions cannot share them. After that, every message is one byte with four
-descriptors: input, output and error output of a session, and a socket. For each message a process is forked.
-It reads the session's specification from that socket and answers with its process id; its exit code follows.
+descriptors: stdin, stdout and stderr of a session, and a socket. For each message a process is forked. It
+reads the session's specification from that socket and replies with its process id; its exit code follows.
 Data of a session is never in the memory of this process or of another session. If libraries have read a
 variable that has another value in the session, the session executes the script from the beginning.
 
@@ -49,12 +49,12 @@ def main() -> None:
     del sys.path[0]  # remove the folder of this file
     control = socket.socket(fileno=int(sys.argv[1]))
     reads: dict[str, str | None] = {}
-    answer = _import_shared(Path(sys.argv[2]), reads)
-    control.sendall(answer.encode())
-    if not answer.isdigit():
+    reply = _import_shared(Path(sys.argv[2]), reads)
+    control.sendall(reply.encode())
+    if not reply.isdigit():
         os._exit(0)
     gc.freeze()
-    _run(_fork_sessions(control), reads)
+    _run_session(_fork_sessions(control), reads)
 
 
 def _import_shared(script: Path, reads: dict[str, str | None]) -> str:
@@ -62,10 +62,10 @@ def _import_shared(script: Path, reads: dict[str, str | None]) -> str:
 
     Returns the number of imported modules, or the reason why sessions cannot share them.
     """
-    own, before, files = _own_packages(script), len(sys.modules), len(os.listdir("/proc/self/fd"))
-    names, seen, kind = sorted(set(_imports_of(own))), set[str](), type(os.environ)
+    own, module_count, file_count = _own_packages(script), len(sys.modules), len(os.listdir("/proc/self/fd"))
+    names, variables, environ_class = sorted(set(_package_imports(own))), set[str](), type(os.environ)
     sysconfig.get_paths()  # reads some of the user's variables once
-    os.environ.__class__ = _watched(kind, seen)
+    os.environ.__class__ = _watched_class(environ_class, variables)
     for name in names:
         top = name.partition(".")[0]
         if top in own or f"-packages{os.sep}" not in _origin(top):
@@ -77,20 +77,21 @@ def _import_shared(script: Path, reads: dict[str, str | None]) -> str:
         except Exception as error:  # any error of a library
             return f"{top}: {type(error).__name__}: {error}"
         if len(os.listdir("/proc/self/task")) > 1:
-            return f"{top} starts threads when it is imported"
-        if len(os.listdir("/proc/self/fd")) > files:
-            return f"{top} opens files or connections when it is imported"
-        if "*" in seen:
-            return f"{top} reads all variables when it is imported"
-    os.environ.__class__ = kind
-    reads.update({key: os.environ.get(key) for key in seen})
-    both = sorted(own.intersection(sys.modules))
-    return f"its libraries import the program itself ({both[0]})" if both else str(len(sys.modules) - before)
+            return f"importing {top} starts threads"
+        if len(os.listdir("/proc/self/fd")) > file_count:
+            return f"importing {top} opens files or connections"
+        if "*" in variables:
+            return f"importing {top} reads all variables"
+    os.environ.__class__ = environ_class
+    reads.update({name: os.environ.get(name) for name in variables})
+    if own_modules := sorted(own.intersection(sys.modules)):
+        return f"the libraries import the program itself ({own_modules[0]})"
+    return str(len(sys.modules) - module_count)
 
 
 def _own_packages(script: Path) -> set[str]:
     """Return the packages that a script imports, and the other packages of their distributions."""
-    tops = {name.partition(".")[0] for name in _imports_in(script)} - sys.stdlib_module_names
+    tops = {name.partition(".")[0] for name in _file_imports(script)} - sys.stdlib_module_names
     owners = importlib.metadata.packages_distributions()
     own = {owner for top in tops for owner in owners.get(top, ())}
     return {*tops, *(top for top, names in owners.items() if own.intersection(names))}
@@ -101,21 +102,21 @@ def _origin(top: str) -> str:
     return (spec.origin or "") if spec is not None else ""
 
 
-def _imports_of(own: set[str]) -> Iterator[str]:
+def _package_imports(own: set[str]) -> Iterator[str]:
     """Yield the modules that the source of packages imports at the beginning of a line."""
     for source in map(Path, filter(None, map(_origin, own))):
         for file in source.parent.rglob("*.py") if source.name == "__init__.py" else [source]:
-            yield from _imports_in(file)
+            yield from _file_imports(file)
 
 
-def _imports_in(file: Path) -> list[str]:
+def _file_imports(file: Path) -> list[str]:
     return _IMPORT.findall(file.read_text(encoding="utf-8", errors="replace"))
 
 
-def _watched(kind: Any, names: set[str]) -> Any:
+def _watched_class(environ_class: Any, names: set[str]) -> Any:
     """Return a class for os.environ that records the variables read; `*` is recorded for reading all."""
 
-    class Watched(kind):  # type: ignore[misc]
+    class Watched(environ_class):  # type: ignore[misc]
         def __getitem__(self, name: str) -> Any:
             names.add(name)
             return super().__getitem__(name)
@@ -129,13 +130,13 @@ def _watched(kind: Any, names: set[str]) -> Any:
 
 def _fork_sessions(control: socket.socket) -> dict[str, Any]:
     """Fork sessions until the socket is closed. Returns in each child, with its specification."""
-    parent, waiting = os.getpid(), selectors.DefaultSelector()
-    waiting.register(control, selectors.EVENT_READ)
+    parent, selector = os.getpid(), selectors.DefaultSelector()
+    selector.register(control, selectors.EVENT_READ)
     while True:
-        for key, _ in waiting.select():
+        for key, _ in selector.select():
             if key.data is not None:
-                waiting.unregister(key.fd)
-                _report_end(key.fd, *key.data)
+                selector.unregister(key.fd)
+                _report_exit(key.fd, *key.data)
                 continue
             message, files, _, _ = socket.recv_fds(control, 1, 4)
             if not message:
@@ -143,13 +144,13 @@ def _fork_sessions(control: socket.socket) -> dict[str, Any]:
             child = os.fork()
             if child == 0:
                 return _begin_session(files, parent)
-            waiting.register(os.pidfd_open(child), selectors.EVENT_READ, (child, files.pop()))
+            selector.register(os.pidfd_open(child), selectors.EVENT_READ, (child, files.pop()))
             for file in files:
                 os.close(file)
 
 
-def _report_end(ended: int, child: int, status: int) -> None:
-    os.close(ended)
+def _report_exit(pidfd: int, child: int, status: int) -> None:
+    os.close(pidfd)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     with contextlib.suppress(OSError), socket.socket(fileno=status) as client:
         client.sendall(b"%d\n" % code)
@@ -162,7 +163,7 @@ def _begin_session(files: list[int], parent: int) -> dict[str, Any]:
     """
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # the parent has ended meanwhile
+    if os.getppid() != parent:  # the parent ended before prctl
         os._exit(1)
     for number, file in enumerate(files):
         os.dup2(file, number)
@@ -170,13 +171,13 @@ def _begin_session(files: list[int], parent: int) -> dict[str, Any]:
     with socket.socket(fileno=3) as status, status.makefile("rb") as lines:
         spec: dict[str, Any] = json.loads(lines.readline())
         status.sendall(b"%d\n" % os.getpid())  # signals to the process group work from now on
-    for library in ("numpy.random", "torch"):  # else all forks share one state
+    for library in ("numpy.random", "torch"):  # otherwise all forks share one random state
         if library in sys.modules:
             sys.modules[library].seed()
     return spec
 
 
-def _run(spec: dict[str, Any], reads: dict[str, str | None]) -> None:
+def _run_session(spec: dict[str, Any], reads: dict[str, str | None]) -> None:
     """Set up the state that a newly started script would have, and run the script."""
     if spec["confine"] is not None:
         runpy.run_path(spec["confine"]["script"])["enter"](spec["confine"])

@@ -2,7 +2,7 @@
 
 In protocol revisions with a handshake, a session begins with an `initialize` request without
 `Mcp-Session-Id`; later requests name the session in this header. Revision 2026-07-28 has no sessions: its
-client may choose a session name and send it in the header `Buckeye-Session`. Without that header the answer
+client may choose a session name and send it in the header `Buckeye-Session`. Without that header the response
 lists the revisions with sessions, so that clients of several revisions fall back to one of them.
 """
 
@@ -63,11 +63,11 @@ def create_app(gateway: Gateway) -> RequestGate:
         origins=settings.origins,
         key_hint=f"send the gateway's {API_KEY_VARIABLE} as `Authorization: Bearer ...`",
     )
-    return RequestGate(app, rules, _denied)  # type: ignore[arg-type]
+    return RequestGate(app, rules, _denial_body)  # type: ignore[arg-type]
 
 
-def _denied(why: Denial) -> bytes:
-    return error_response(None, _INVALID_REQUEST, why.message, {"reason": why.reason})
+def _denial_body(denial: Denial) -> bytes:
+    return error_response(None, _INVALID_REQUEST, denial.message, {"reason": denial.reason})
 
 
 class _Endpoint:
@@ -87,17 +87,19 @@ class _Endpoint:
                 return self._stream(request)
             if request.method == "DELETE":
                 return self._delete(request)
-            body = await _body(request)
+            body = await _read_body(request)
             frame = parse_message(body)
             return await self._post(request, frame, body)
         except GatewayError as refusal:
-            return _refused(refusal, frame.id if frame is not None and frame.is_request else None)
+            return _error_reply(refusal, frame.id if frame is not None and frame.is_request else None)
         except ClientDisconnect:
             return Response(status_code=499)
         except Exception as error:
-            log.exception("A request failed")
-            defect = GatewayError(500, "defect", f"unexpected {type(error).__name__}", code=-32603)
-            return _refused(defect, frame.id if frame is not None and frame.is_request else None)
+            log.exception("Unexpected error in a request")
+            defect = GatewayError(
+                500, "defect", f"unexpected {type(error).__name__} in the gateway", code=-32603
+            )
+            return _error_reply(defect, frame.id if frame is not None and frame.is_request else None)
 
     async def _post(self, request: Request, frame: JsonRpcMessage, body: bytes) -> Response:
         session, headers = await self._session(request, frame)
@@ -105,23 +107,23 @@ class _Endpoint:
             await session.forward(body)
             return Response(status_code=202)
         assert frame.id is not None
-        starting = session.requests == 0
+        is_first = session.requests == 0
         channel = await session.forward_request(frame, body)
-        modern = OWN_SESSION_HEADER in request.headers
-        gone = asyncio.create_task(_disconnected(request))
+        has_no_handshake = OWN_SESSION_HEADER in request.headers
+        disconnected = asyncio.create_task(_wait_for_disconnect(request))
         try:
-            first = await self._first(session, channel, gone, starting=starting)
+            message = await self._first_message(session, channel, disconnected, is_first=is_first)
         finally:
-            gone.cancel()
-        if first is None and gone.done() and not gone.cancelled():
-            await session.abandon(frame.id, forward=modern)
-            if starting and session.ended is None:
-                session.end("its client left while it was starting")
+            disconnected.cancel()
+        if message is None and disconnected.done() and not disconnected.cancelled():
+            await session.abandon(frame.id, forward=has_no_handshake)
+            if is_first and session.ended is None:
+                session.end("the client disconnected during the start")
             return Response(status_code=499)
-        if channel.finished and first is not None:
-            return _json(first, status=502 if channel.broken else 200, headers=headers)
-        abandon = functools.partial(session.abandon, frame.id, forward=modern)
-        events = _events(channel, _event(first) if first is not None else _PING, abandon)
+        if channel.finished and message is not None:
+            return _json(message, status=502 if channel.broken else 200, headers=headers)
+        abandon = functools.partial(session.abandon, frame.id, forward=has_no_handshake)
+        events = _events(channel, _event(message) if message is not None else _PING, abandon)
         return StreamingResponse(events, media_type="text/event-stream", headers={**_SSE_HEADERS, **headers})
 
     async def _session(
@@ -132,49 +134,48 @@ class _Endpoint:
         if (session_id := headers.get(SESSION_HEADER)) is not None:
             return self._gateway.find(session_id), {}
         if (name := headers.get(OWN_SESSION_HEADER)) is not None:
-            return await self._gateway.open_named(
-                name, read_launch_request(headers, self._gateway.settings)
-            ), {}
+            launch_request = read_launch_request(headers, self._gateway.settings)
+            return await self._gateway.open_named(name, launch_request), {}
         version = headers.get("mcp-protocol-version")
         if frame.method == "server/discover" or (version is not None and version not in HANDSHAKE_VERSIONS):
             message = (
-                f"Environments keep state, so a client of MCP {version or 'without sessions'} names its "
-                "session in a header Buckeye-Session of its own making, or uses "
-                f"{HANDSHAKE_VERSIONS[0]} or older."
+                f"MCP revision {version or 'unknown'} has no sessions, and environments have state: send a "
+                f"session name in the header `Buckeye-Session`, or use revision {HANDSHAKE_VERSIONS[0]} or "
+                "older"
             )
             refusal = GatewayError(400, "version", message, code=UNSUPPORTED_VERSION)
             refusal.data = {"supported": list(HANDSHAKE_VERSIONS), "requested": version or ""}
             raise refusal
         if frame.method != "initialize" or not frame.is_request:
-            raise _no_session("a session begins with an initialize request.")
+            raise _no_session("start a session with an `initialize` request")
         session = await self._gateway.open(read_launch_request(headers, self._gateway.settings))
         return session, {SESSION_HEADER: session.id}
 
-    async def _first(
-        self, session: GatewaySession, channel: Channel, gone: asyncio.Task[None], *, starting: bool
+    async def _first_message(
+        self, session: GatewaySession, channel: Channel, disconnected: asyncio.Task[None], *, is_first: bool
     ) -> bytes | None:
         """Return the first message on a channel; None after a timeout, or if the client has disconnected.
 
-        An environment that does not answer its first request in time is ended.
+        The session ends if the environment does not reply to its first request in time.
         """
-        seconds = self._gateway.settings.start_seconds if starting else _PING_SECONDS
-        getting = asyncio.create_task(channel.get(seconds))
-        await asyncio.wait({getting, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not getting.done():
-            getting.cancel()
+        seconds = self._gateway.settings.start_seconds if is_first else _PING_SECONDS
+        receiver = asyncio.create_task(channel.get(seconds))
+        await asyncio.wait({receiver, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if not receiver.done():
+            receiver.cancel()
             return None
-        message = getting.result()
-        if message is None and starting:
-            words = session.environment.process.describe_end()
-            said = f" {words}" if words else ""
-            session.end(f"the environment gave no answer within {seconds:g} s (--start-seconds).{said}")
+        message = receiver.result()
+        if message is None and is_first:
+            end = session.environment.process.describe_end()
+            reason = f"the environment did not reply within {seconds:g} s (`--start-seconds`)"
+            session.end(f"{reason}; {end}" if end else reason)
             message = await channel.get(0)
         return message
 
     def _stream(self, request: Request) -> Response:
         session_id = request.headers.get(SESSION_HEADER)
         if session_id is None:
-            raise _no_session("a stream belongs to a session.")
+            raise _no_session("a stream needs a session")
         session = self._gateway.find(session_id)
         events = _events(session.listen(), b": open\r\n\r\n", session.unlisten)
         return StreamingResponse(events, media_type="text/event-stream", headers=_SSE_HEADERS)
@@ -182,13 +183,12 @@ class _Endpoint:
     def _delete(self, request: Request) -> Response:
         headers = request.headers
         if (session_id := headers.get(SESSION_HEADER)) is not None:
-            self._gateway.find(session_id).end("by its client")
+            session = self._gateway.find(session_id)
         elif (name := headers.get(OWN_SESSION_HEADER)) is not None:
-            self._gateway.find_named(name, read_launch_request(headers, self._gateway.settings)).end(
-                "by its client"
-            )
+            session = self._gateway.find_named(name, read_launch_request(headers, self._gateway.settings))
         else:
-            raise _no_session("which session is to end?")
+            raise _no_session("name the session to end")
+        session.end("closed by the client")
         return Response(status_code=204)
 
 
@@ -211,27 +211,27 @@ def _event(message: bytes) -> bytes:
     return b"event: message\r\ndata: " + message + b"\r\n\r\n"
 
 
-async def _body(request: Request) -> bytes:
+async def _read_body(request: Request) -> bytes:
     body = bytearray()
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            raise GatewayError(413, "size", f"The message is larger than {MAX_BODY_BYTES // 2**20} MiB.")
+            raise GatewayError(413, "size", f"The message is larger than {MAX_BODY_BYTES // 2**20} MiB")
     return bytes(body)
 
 
-async def _disconnected(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
-def _refused(refusal: GatewayError, request_id: RequestId | None) -> Response:
+def _error_reply(refusal: GatewayError, request_id: RequestId | None) -> Response:
     data = {"reason": refusal.reason, **refusal.data}
     return _json(error_response(request_id, refusal.code, str(refusal), data), status=refusal.status)
 
 
-def _no_session(said: str) -> GatewayError:
-    return GatewayError(400, "session", f"The header Mcp-Session-Id is missing: {said}")
+def _no_session(hint: str) -> GatewayError:
+    return GatewayError(400, "session", f"The header `Mcp-Session-Id` is missing: {hint}")
 
 
 def _json(content: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:

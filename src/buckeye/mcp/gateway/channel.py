@@ -15,11 +15,11 @@ class Channel:
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.closed = False
-        """True when no more messages are added; some may still wait."""
+        """True if no more messages are accepted; some may still wait."""
         self.broken = False
-        """True if the gateway ended it, without an answer of the environment."""
+        """True if the gateway closed it before a response of the environment."""
         self.dropped = 0
 
     def put(self, message: bytes) -> None:
@@ -31,22 +31,22 @@ class Channel:
         while len(self._waiting) > MAX_MESSAGES or (self._bytes > MAX_BYTES and len(self._waiting) > 1):
             self._bytes -= len(self._waiting.popleft())
             self.dropped += 1
-        self._news.set()
+        self._changed.set()
 
     def close(self, last: bytes | None = None, *, broken: bool = False) -> None:
         """Close the channel, after one more message if given."""
         if last is not None:
             self.put(last)
         self.closed, self.broken = True, broken
-        self._news.set()
+        self._changed.set()
 
     async def get(self, seconds: float) -> bytes | None:
         """Return the next message; None after `seconds`, or if the channel is closed and empty."""
         if not self._waiting and not self.closed:
-            self._news.clear()
+            self._changed.clear()
             try:
                 async with asyncio.timeout(seconds):
-                    await self._news.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 return None
         if not self._waiting:

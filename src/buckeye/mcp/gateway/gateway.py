@@ -22,7 +22,7 @@ from buckeye.mcp.sandbox.runtime import FolderFactory, PrepareError, Runtime, Ru
 log = logging.getLogger(__name__)
 
 _SWEEP_SECONDS = 1.0
-_REMEMBERED = 1000
+_MAX_ENDED = 1000
 
 
 class Gateway:
@@ -30,14 +30,14 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings, runtime: Runtime, folders: FolderFactory) -> None:
         self.settings = settings
-        self._runtime, self._places = runtime, folders
+        self._runtime, self._folders = runtime, folders
         self._sessions: dict[str, GatewaySession] = {}
         self._named: dict[tuple[str, LaunchRequest], GatewaySession] = {}
         self._opening: dict[tuple[str, LaunchRequest], asyncio.Lock] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
-        self._free = asyncio.Semaphore(settings.sessions)
+        self._slots = asyncio.Semaphore(settings.sessions)
         self._queued = 0
-        self._total = 0
+        self._started = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._preparing: dict[str, asyncio.Lock] = {}
         self._sweeping = self._run(self._sweep())
@@ -45,23 +45,21 @@ class Gateway:
 
     async def open(self, launch_request: LaunchRequest) -> GatewaySession:
         """Open a session with a separate environment, after waiting for a free slot. Raises GatewayError."""
-        await self._turn()
-        begun = time.monotonic()
+        await self._acquire_slot()
+        start = time.monotonic()
         try:
-            started = await self._start(launch_request)
+            environment = await self._start(launch_request)
             if self._closing:  # the gateway began to close while this session waited or started
-                await started.stop(grace=0.0)
-                raise _stopping()
+                await environment.stop(grace=0.0)
+                raise _stopping_error()
         except BaseException as error:
-            self._free.release()
-            raise _refusal(error) from None
-        session = GatewaySession(started, launch_request, self._on_end)
+            self._slots.release()
+            raise _to_gateway_error(error) from None
+        session = GatewaySession(environment, launch_request, self._on_end)
         self._sessions[session.id] = session
-        self._total += 1
-        seconds, running = time.monotonic() - begun, len(self._sessions)
-        log.info(
-            "%s started in %.2f s: %s; %d running", session.name, seconds, _shown(launch_request), running
-        )
+        self._started += 1
+        seconds, running, text = time.monotonic() - start, len(self._sessions), _describe(launch_request)
+        log.info("Session %s started in %.2f s: %s; %d running", session.name, seconds, text, running)
         return session
 
     async def open_named(self, name: str, launch_request: LaunchRequest) -> GatewaySession:
@@ -78,34 +76,34 @@ class Gateway:
         session = self._sessions.get(session_id)
         if session is not None:
             return session
-        why = self._ended.get(session_id)
-        message = f"The session has ended: {why}" if why else "There is no such session on this gateway."
-        raise GatewayError(404, "session_ended" if why else "session", message)
+        reason = self._ended.get(session_id)
+        message = f"Session ended: {reason}" if reason else "No session with this id on this gateway"
+        raise GatewayError(404, "session_ended" if reason else "session", message)
 
     def find_named(self, name: str, launch_request: LaunchRequest) -> GatewaySession:
         """Return a running session by its client's name for it. Raises GatewayError 404."""
         session = self._named.get((name, launch_request))
         if session is None:
-            raise GatewayError(404, "session", "There is no session of this name, image and variables.")
+            raise GatewayError(404, "session", "No session with this name, image and variables")
         return session
 
     async def close(self) -> None:
-        """End all sessions, and wait until nothing of them is left."""
+        """End all sessions, and wait until their processes and folders are removed."""
         self._closing = True
         for session in list(self._sessions.values()):
-            session.end("the gateway stops")
+            session.end("the gateway is stopping")
         self._sweeping.cancel()
         while self._tasks:
             await asyncio.wait(set(self._tasks))
 
     def status(self) -> dict[str, Any]:
-        """Return the figures of `GET /status`. Sessions are named by a prefix of their ids."""
+        """Return the content of `GET /status`. Sessions are named by a prefix of their ids."""
         now = time.monotonic()
         return {
             "running": len(self._sessions),
             "limit": self.settings.sessions,
             "waiting": self._queued,
-            "started": self._total,
+            "started": self._started,
             "forked": START_COUNTS["forked"],
             "sessions": [
                 {
@@ -122,22 +120,20 @@ class Gateway:
             ],
         }
 
-    async def _turn(self) -> None:
+    async def _acquire_slot(self) -> None:
         limit, seconds = self.settings.sessions, self.settings.queue_seconds
         if self._closing:
-            raise _stopping()
+            raise _stopping_error()
         self._queued += 1
         try:
             async with asyncio.timeout(seconds):
-                await self._free.acquire()
+                await self._slots.acquire()
         except TimeoutError:
-            raise GatewayError(
-                503,
-                "busy",
-                f"All {limit} environments (--sessions) are in use, and none became free within "
-                f"{seconds:g} s (--queue-seconds).",
-                code=SERVER_ERROR,
-            ) from None
+            message = (
+                f"The gateway is at its limit of {limit} sessions (`--sessions`); none ended within "
+                f"{seconds:g} s (`--queue-seconds`)"
+            )
+            raise GatewayError(503, "busy", message, code=SERVER_ERROR) from None
         finally:
             self._queued -= 1
 
@@ -145,33 +141,38 @@ class Gateway:
         runtime, image = self._runtime, launch_request.image
         if not runtime.only_environment and not image:
             raise UsageError(
-                "This session names no image. Send the header Mcp-Image (in the task's mcp_config), or start "
-                "the gateway with --image, --command or --dir."
+                "no image for this session",
+                code="BK-IMAGE",
+                hint="send the header `Mcp-Image` (in `mcp_config` of the task), or start the gateway with "
+                "`--image`, `--command` or `--dir`",
             )
         if runtime.only_environment and image and image not in self._preparing:
-            log.warning("Sessions that ask for the image %s get %s", image, runtime.only_environment)
+            log.warning(
+                "Header `Mcp-Image: %s` ignored: all sessions run %s", image, runtime.only_environment
+            )
         async with self._preparing.setdefault(image, asyncio.Lock()):
             await runtime.prepare(image)
-        return await start_environment(runtime, launch_request, self._places, preload=self.settings.preload)
+        return await start_environment(runtime, launch_request, self._folders, preload=self.settings.preload)
 
     def _on_end(self, session: GatewaySession, reason: str) -> None:
         self._sessions.pop(session.id, None)
         for key in [key for key, other in self._named.items() if other is session]:
             del self._named[key], self._opening[key]
         self._ended[session.id] = reason
-        while len(self._ended) > _REMEMBERED:
+        while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
         seconds = time.monotonic() - session.started_at
-        log.info("%s ended after %.1f s and %d requests: %s", session.name, seconds, session.requests, reason)
+        counts = session.name, seconds, session.requests
+        log.info("Session %s ended after %.1f s and %d requests: %s", *counts, reason)
         if session.dropped:
-            log.warning("%s: %d messages that nobody fetched were dropped", session.name, session.dropped)
+            log.warning("Session %s: dropped %d unread messages", session.name, session.dropped)
         self._run(self._stop(session))
 
     async def _stop(self, session: GatewaySession) -> None:
         try:
             await session.environment.stop()
         finally:
-            self._free.release()
+            self._slots.release()
 
     async def _sweep(self) -> None:
         settings = self.settings
@@ -182,37 +183,37 @@ class Gateway:
             heartbeat.pulse()
             await asyncio.sleep(pause)
             sessions = list(self._sessions.values())
-            full = await asyncio.to_thread(_full, sessions, settings.disk)
+            over_limit = await asyncio.to_thread(_sessions_over_limit, sessions, settings.disk)
             now = time.monotonic()
             for session in sessions:
                 if now - session.started_at > settings.session_seconds:
-                    session.end(f"it lasted {settings.session_seconds:g} s (--session-seconds)")
+                    session.end(f"maximum lifetime of {settings.session_seconds:g} s (`--session-seconds`)")
                 elif not session.in_use and now - (session.disconnected_at or now) > settings.left_seconds:
-                    session.end(f"its client has been away for {settings.left_seconds:g} s (--left-seconds)")
+                    session.end(f"the client disconnected {settings.left_seconds:g} s ago (`--left-seconds`)")
                 elif not session.in_use and now - session.last_used > settings.idle_seconds:
-                    session.end(f"nothing was asked for {settings.idle_seconds:g} s (--idle-seconds)")
-                elif session in full:
-                    session.end(f"its folder holds more than {settings.disk} bytes (--disk)")
+                    session.end(f"no request for {settings.idle_seconds:g} s (`--idle-seconds`)")
+                elif session in over_limit:
+                    session.end(f"its folder is larger than {settings.disk:,} bytes (`--disk`)")
 
-    def _run(self, work: Any) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
+    def _run(self, coroutine: Any) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
         self._tasks.add(task)
-        task.add_done_callback(self._forget)
+        task.add_done_callback(self._on_task_done)
         return task
 
-    def _forget(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         with contextlib.suppress(asyncio.CancelledError):
             if (error := task.exception()) is not None:
-                log.error("In the background: %s: %s", type(error).__name__, error)
+                log.error("Background task failed: %s: %s", type(error).__name__, error)
 
 
-def _stopping() -> GatewayError:
-    return GatewayError(503, "stopping", "The gateway is stopping.", code=SERVER_ERROR)
+def _stopping_error() -> GatewayError:
+    return GatewayError(503, "stopping", "The gateway is stopping", code=SERVER_ERROR)
 
 
-def _refusal(error: BaseException) -> BaseException:
-    """Return the refusal that a client receives for a failed start; other errors unchanged."""
+def _to_gateway_error(error: BaseException) -> BaseException:
+    """Return the error that a client receives for a failed start; other errors unchanged."""
     if isinstance(error, UsageError):
         return GatewayError(400, "environment", str(error), code=SERVER_ERROR)
     if isinstance(error, PrepareError | RuntimeUnavailableError | McpEnvironmentError):
@@ -220,13 +221,13 @@ def _refusal(error: BaseException) -> BaseException:
     return error
 
 
-def _shown(launch_request: LaunchRequest) -> str:
+def _describe(launch_request: LaunchRequest) -> str:
     names = ", ".join(name for name, _ in launch_request.variables)
     return (launch_request.image or "the default environment") + (f" with {names}" if names else "")
 
 
-def _full(sessions: list[GatewaySession], max_bytes: int) -> list[GatewaySession]:
-    """Return the sessions whose folders hold more than `max_bytes` bytes.
+def _sessions_over_limit(sessions: list[GatewaySession], max_bytes: int) -> list[GatewaySession]:
+    """Return the sessions whose folders are larger than `max_bytes` bytes.
 
     One call checks all of them, because a thread per session costs as much as the check.
     """

@@ -63,10 +63,12 @@ def parse_message(body: bytes) -> JsonRpcMessage:
         frame = _decode_frame(body)
     except (msgspec.DecodeError, RecursionError) as error:
         if body.lstrip()[:1] == b"[":
-            raise GatewayError(400, "batch", "Batches are not taken: send one message per request.") from None
-        raise GatewayError(400, "json", f"The body is no JSON-RPC message: {error}.", code=-32700) from None
+            raise GatewayError(
+                400, "batch", "Batches are not supported: send one message per request"
+            ) from None
+        raise GatewayError(400, "json", f"The body is not a JSON-RPC message: {error}", code=-32700) from None
     if frame.method is None and frame.id is None:
-        raise GatewayError(400, "json", "The body is no JSON-RPC message: it has neither a method nor an id.")
+        raise GatewayError(400, "json", "The body is not a JSON-RPC message: no `method` and no `id`")
     return frame
 
 
@@ -78,11 +80,11 @@ def read_line(line: bytes) -> list[tuple[JsonRpcMessage, bytes]]:
     for text in (line, fix_json(line)):
         try:
             is_batch = text.lstrip()[:1] == b"["
-            texts = [bytes(one) for one in _decode_batch(text)] if is_batch else [text]
-            read = [(_decode_frame(one), one) for one in texts]
+            texts = [bytes(item) for item in _decode_batch(text)] if is_batch else [text]
+            messages = [(_decode_frame(item), item) for item in texts]
         except (msgspec.DecodeError, RecursionError):
             continue
-        return [(frame, one) for frame, one in read if frame.method is not None or frame.id is not None]
+        return [(frame, item) for frame, item in messages if frame.method is not None or frame.id is not None]
     return []
 
 
@@ -99,5 +101,5 @@ def error_response(request_id: RequestId | None, code: int, message: str, data: 
 
 def cancel_notification(request_id: RequestId) -> bytes:
     """Return the notification that cancels a request."""
-    params = {"requestId": request_id, "reason": "the caller closed the request"}
+    params = {"requestId": request_id, "reason": "the client closed the request"}
     return json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}).encode()

@@ -1,6 +1,6 @@
 """Private folder of a gateway, and cleanup after killed gateways.
 
-A gateway is alive while it holds the lock of its folder. The lock ends with the process in any case.
+A gateway holds the lock of its folder while it runs. The kernel releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def open_process_folder(root: Path) -> Iterator[Path]:
-    """Yield a new folder under `root`, removed at the end. Folders of dead gateways are removed first."""
+    """Yield a new folder under `root`, removed at the end. Folders of killed gateways are removed first."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        _remove_dead(root)
+        _remove_leaked(root)
         folder = root / f"{os.getpid()}-{secrets.token_hex(4)}"
         folder.mkdir(mode=0o700)
-        held = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(held, fcntl.LOCK_EX)
+        lock_file = os.open(folder / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(lock_file, fcntl.LOCK_EX)
     try:
         yield folder
     finally:
         with contextlib.suppress(OSError):
             remove_tree(folder)
-        os.close(held)
+        os.close(lock_file)
 
 
 def is_in_use(folder: Path) -> bool:
@@ -44,13 +44,12 @@ def is_in_use(folder: Path) -> bool:
     return is_locked(folder / "lock")
 
 
-def _remove_dead(root: Path) -> None:
+def _remove_leaked(root: Path) -> None:
     for folder in root.iterdir():
         if not folder.is_dir() or is_in_use(folder):
             continue
-        places = [path for path in folder.iterdir() if path.is_dir()]
         try:
             remove_tree(folder)
-            log.info("Removed what a gateway that was killed has left: %d folders of sessions", len(places))
+            log.info("Removed the folder of a killed process: %s", folder)
         except OSError as error:
-            log.warning("%s is left of a gateway that was killed, and cannot be removed: %s", folder, error)
+            log.warning("Cannot remove the folder of a killed process: %s: %s", folder, error)

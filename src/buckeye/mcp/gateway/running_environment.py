@@ -67,7 +67,7 @@ async def clean_up(launch: LaunchSpec | None, root: Path) -> None:
             await launch.on_exit()
         await finish_in_thread(remove_tree, root)
     except Exception as error:
-        log.warning("%s was not cleaned up: %s", root, error)
+        log.warning("Cannot clean up %s: %s", root, error)
 
 
 def is_larger(root: Path, max_bytes: int) -> bool:
@@ -75,30 +75,30 @@ def is_larger(root: Path, max_bytes: int) -> bool:
 
     Each entry counts as at least one block. Entries that disappear during the check do not count.
     """
-    taken, waiting = 0, [os.fspath(root)]
-    while waiting and taken <= max_bytes:
+    total, folders = 0, [os.fspath(root)]
+    while folders and total <= max_bytes:
         with contextlib.suppress(OSError):
-            for entry in os.scandir(waiting.pop()):
+            for entry in os.scandir(folders.pop()):
                 with contextlib.suppress(OSError):
-                    seen = entry.stat(follow_symlinks=False)
-                    taken += max(_BLOCK, 512 * seen.st_blocks)
+                    status = entry.stat(follow_symlinks=False)
+                    total += max(_BLOCK, 512 * status.st_blocks)
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(entry.path)
-    return taken > max_bytes
+                        folders.append(entry.path)
+    return total > max_bytes
 
 
 def remove_tree(root: Path) -> None:
     """Delete a folder regardless of modes and depth. Raises OSError.
 
-    An environment may have made folders so deep that no path reaches them; those are moved up first.
+    An environment may create folders too deep for any path; those are moved up first.
     """
     if root.is_symlink():
         root.unlink()
         return
     moved = f".removed-{secrets.token_hex(4)}-"
-    waiting, count = [root], 0
-    while waiting:
-        folder = waiting.pop()
+    folders, count = [root], 0
+    while folders:
+        folder = folders.pop()
         folder.chmod(0o700)
         for entry in list(os.scandir(folder)):
             with contextlib.suppress(FileNotFoundError):
@@ -107,7 +107,7 @@ def remove_tree(root: Path) -> None:
                     continue
                 os.chmod(entry.path, 0o700)  # moving a folder requires write permission on it
                 count += 1
-                waiting.append(Path(entry.path).rename(root / f"{moved}{count}"))
+                folders.append(Path(entry.path).rename(root / f"{moved}{count}"))
         if folder != root:
             folder.rmdir()
     root.rmdir()

@@ -50,26 +50,28 @@ def run_gateway(
             key = stack.enter_context(generated_key(API_KEY_VARIABLE, port))
             settings = replace(settings, api_key=key)
             path = shlex.quote(str(generated_key_file(API_KEY_VARIABLE, port)))
-            log.info("Clients send the key of this start: export %s=$(cat %s)", API_KEY_VARIABLE, path)
-        own = stack.enter_context(open_process_folder(cache_folder() / "gateway"))
-        used: Runtime
+            log.info("Clients need the key of this gateway: export %s=$(cat %s)", API_KEY_VARIABLE, path)
+        own_folder = stack.enter_context(open_process_folder(cache_folder() / "gateway"))
+        selected: Runtime
         if folder is not None:
-            used = FolderRuntime(folder, limits)
+            selected = FolderRuntime(folder, limits)
         elif command is not None:
-            used = CommandRuntime(command, limits, files)
+            selected = CommandRuntime(command, limits, files)
         else:
-            used = image_runtime(runtime, limits, own)
-        asyncio.run(_serve(settings, used, own, listener))
+            selected = image_runtime(runtime, limits, own_folder)
+        asyncio.run(_serve(settings, selected, own_folder, listener))
 
 
-async def _serve(settings: GatewaySettings, used: Runtime, own: Path, listener: socket.socket) -> None:
-    if settings.image or used.only_environment:
-        await used.prepare(settings.image)  # fail at the start, not in the first session
-    if isinstance(used, ContainerRuntime):
-        removed = await used.remove_leftovers(lambda name: is_in_use(own.parent / name))
+async def _serve(
+    settings: GatewaySettings, runtime: Runtime, own_folder: Path, listener: socket.socket
+) -> None:
+    if settings.image or runtime.only_environment:
+        await runtime.prepare(settings.image)  # fail at the start, not in the first session
+    if isinstance(runtime, ContainerRuntime):
+        removed = await runtime.remove_leftovers(lambda name: is_in_use(own_folder.parent / name))
         if removed:
-            log.info("Removed %d containers of gateways that were killed", removed)
-    gateway = Gateway(settings, used, FolderFactory(own))
+            log.info("Removed %d leaked containers of killed gateways", removed)
+    gateway = Gateway(settings, runtime, FolderFactory(own_folder))
     server = http_server(create_app(gateway), timeout_graceful_shutdown=_STOP_SECONDS)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -78,13 +80,13 @@ async def _serve(settings: GatewaySettings, used: Runtime, own: Path, listener: 
             loop.add_signal_handler(number, stopped.set)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     host, port = listener.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    log.log(SUCCESS, "Gateway ready on http://%s:%d/mcp (%s: %s)", shown, port, used.name, used.description)
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    log.log(SUCCESS, "Gateway ready on http://%s/mcp (%s: %s)", address, runtime.name, runtime.description)
     heartbeat.ready()
-    waiting = asyncio.create_task(stopped.wait())
-    await asyncio.wait({serving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    waiting.cancel()
-    log.info("Stopping; %d sessions are ended", gateway.status()["running"])
+    stop_signal = asyncio.create_task(stopped.wait())
+    await asyncio.wait({serving, stop_signal}, return_when=asyncio.FIRST_COMPLETED)
+    stop_signal.cancel()
+    log.info("Gateway stopping: ending %d sessions", gateway.status()["running"])
     await gateway.close()
     server.should_exit = True
     await serving

@@ -27,16 +27,16 @@ _EXIT_POLLS, _EXIT_POLL_SECONDS = 100, 0.01
 
 
 class GatewaySession:
-    """One session, open from its start until `on_end` is called once with the reason."""
+    """One session, open from its start until it calls `on_end` once with the reason."""
 
     def __init__(
         self,
-        started: RunningEnvironment,
+        environment: RunningEnvironment,
         launch_request: LaunchRequest,
         on_end: Callable[[GatewaySession, str], None],
     ) -> None:
         self.id = secrets.token_hex(16)
-        self.environment, self.launch_request = started, launch_request
+        self.environment, self.launch_request = environment, launch_request
         self.requests = 0
         self.started_at = self.last_used = time.monotonic()
         self.ended: str | None = None
@@ -44,9 +44,9 @@ class GatewaySession:
         self.disconnected_at: float | None = None
         """Time when the client closed its stream, if it has sent no request since; monotonic seconds."""
         self._on_end = on_end
-        self._exchanges: dict[RequestId, Channel] = {}
+        self._requests: dict[RequestId, Channel] = {}
         self._tokens: dict[RequestId, Channel] = {}
-        self._unasked = Channel()
+        self._notifications = Channel()
         self._listening = False
         self._reader = asyncio.create_task(self._read())
 
@@ -58,24 +58,22 @@ class GatewaySession:
     @property
     def in_use(self) -> bool:
         """True if a client waits for a response or listens to the stream."""
-        return bool(self._exchanges) or self._listening
+        return bool(self._requests) or self._listening
 
     @property
     def dropped(self) -> int:
         """Number of the environment's messages that were dropped because no client read them."""
-        return self._unasked.dropped
+        return self._notifications.dropped
 
     async def forward_request(self, frame: JsonRpcMessage, body: bytes) -> Channel:
-        """Forward a request. The returned channel receives its progress messages, and its answer last.
+        """Forward a request. The returned channel receives its progress messages, and its response last.
 
         Raises GatewayError 400 if another open request has the same id.
         """
         assert frame.id is not None
-        if frame.id in self._exchanges:
-            raise GatewayError(
-                400, "id", f"The request id {frame.id!r} is in use by a request without an answer."
-            )
-        channel = self._exchanges[frame.id] = Channel()
+        if frame.id in self._requests:
+            raise GatewayError(400, "id", f"The request id {frame.id!r} is in use by an open request")
+        channel = self._requests[frame.id] = Channel()
         if (token := frame.progress_token()) is not None:
             self._tokens[token] = channel
         self.requests += 1
@@ -83,24 +81,24 @@ class GatewaySession:
         return channel
 
     async def forward(self, body: bytes) -> None:
-        """Forward a notification, or the client's answer to a request of the environment."""
+        """Forward a notification, or the client's response to a request of the environment."""
         self.last_used, self.disconnected_at = time.monotonic(), None
         try:
             async with asyncio.timeout(_WRITE_SECONDS):
                 await self.environment.process.write_line(one_line(body))
         except TimeoutError:
-            self.end(f"the environment has not read its input for {_WRITE_SECONDS:g} s{self._last_words()}")
+            self.end(f"the environment did not read its input for {_WRITE_SECONDS:g} s{self._end_details()}")
         except (ConnectionError, RuntimeError):
             await asyncio.wait({self._reader}, timeout=1.0)  # the reader reports how the process ended
             if self.ended is None:
-                self.end(f"the environment reads no more{self._last_words()}")
+                self.end(f"the environment closed its input{self._end_details()}")
 
     async def abandon(self, request_id: RequestId, *, forward: bool) -> None:
         """Drop a request whose client has disconnected.
 
-        With `forward`, also cancel it in the environment: in newer protocol revisions a disconnect means that.
+        With `forward`, also cancel it in the environment, as newer protocol revisions require.
         """
-        channel = self._exchanges.pop(request_id, None)
+        channel = self._requests.pop(request_id, None)
         if channel is None or self.ended is not None:
             return
         self._forget_token(channel)
@@ -108,13 +106,11 @@ class GatewaySession:
             await self.forward(cancel_notification(request_id))
 
     def listen(self) -> Channel:
-        """Return the channel of messages that belong to no request. Raises GatewayError 409 if it is in use."""
+        """Return the channel of messages without a request. Raises GatewayError 409 if it is in use."""
         if self._listening:
-            raise GatewayError(
-                409, "stream", "This session's stream is open already; there is one per session."
-            )
+            raise GatewayError(409, "stream", "The stream of this session is already open; a session has one")
         self._listening, self.disconnected_at = True, None
-        return self._unasked
+        return self._notifications
 
     async def unlisten(self) -> None:
         """Record that the stream's client has disconnected."""
@@ -122,16 +118,16 @@ class GatewaySession:
         self.last_used = self.disconnected_at = time.monotonic()
 
     def end(self, reason: str) -> None:
-        """End the session: answer open requests with an error, and call `on_end`, which stops the process."""
+        """Reply to open requests with an error, and call `on_end`, which stops the process."""
         if self.ended is not None:
             return
         self.ended = remove_secrets(reason, [value for _, value in self.launch_request.variables])
-        message = f"The session has ended: {self.ended}"
-        for request_id, channel in self._exchanges.items():
+        message = f"Session ended: {self.ended}"
+        for request_id, channel in self._requests.items():
             error = error_response(request_id, SERVER_ERROR, message, {"reason": "session_ended"})
             channel.close(error, broken=True)
-        self._exchanges.clear()
-        self._unasked.close()
+        self._requests.clear()
+        self._notifications.close()
         if asyncio.current_task() is not self._reader:
             self._reader.cancel()
         self._on_end(self, self.ended)
@@ -149,13 +145,13 @@ class GatewaySession:
         except McpEnvironmentError as fault:
             reason = str(fault)
         except (ValueError, OSError) as error:
-            reason = f"its output cannot be read: {error}"
+            reason = f"cannot read the output of the environment: {error}"
         if not reason and process.fault is not None:
             reason = str(process.fault)
-        await self._until_ended()
-        self.end(reason or f"the environment ended by itself{self._last_words()}")
+        await self._wait_for_exit_code()
+        self.end(reason or f"the environment exited{self._end_details()}")
 
-    async def _until_ended(self) -> None:
+    async def _wait_for_exit_code(self) -> None:
         """Wait for the exit code, which is known a moment after the output closes."""
         for _ in range(_EXIT_POLLS):
             if self.environment.process.ended:
@@ -164,25 +160,25 @@ class GatewaySession:
 
     def _deliver(self, frame: JsonRpcMessage, line: bytes) -> None:
         if frame.is_response:
-            exact = [frame.id] if frame.id in self._exchanges else []
-            # some servers answer id 7 with "7"
-            same = (key for key in self._exchanges if str(key) == str(frame.id))
-            answered = next(iter(exact or same), None)
-            channel = None if answered is None else self._exchanges.pop(answered)
+            exact = [frame.id] if frame.id in self._requests else []
+            # some servers reply to id 7 with "7"
+            similar = (key for key in self._requests if str(key) == str(frame.id))
+            request_id = next(iter(exact or similar), None)
+            channel = None if request_id is None else self._requests.pop(request_id)
             if channel is not None:
                 self._forget_token(channel)
                 channel.close(line)
             return  # no open request: its client has disconnected
         token = frame.progress_token()
         channel = self._tokens.get(token) if token is not None else None
-        if channel is None and not self._listening and self._exchanges:
-            channel = next(reversed(self._exchanges.values()))
-        (channel or self._unasked).put(line)
+        if channel is None and not self._listening and self._requests:
+            channel = next(reversed(self._requests.values()))
+        (channel or self._notifications).put(line)
 
     def _forget_token(self, channel: Channel) -> None:
         for token in [token for token, other in self._tokens.items() if other is channel]:
             del self._tokens[token]
 
-    def _last_words(self) -> str:
-        words = self.environment.process.describe_end()
-        return f" ({words})" if words else ""
+    def _end_details(self) -> str:
+        end = self.environment.process.describe_end()
+        return f" ({end})" if end else ""

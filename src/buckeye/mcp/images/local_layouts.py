@@ -1,4 +1,4 @@
-"""Images that buildah built on this machine: OCI layouts (`index.json` and `blobs/`), found by name."""
+"""Images that buildah built on this machine: OCI layouts (`index.json` and `blobs/`), by name."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def keep_layout(layout: Path, reference: ImageReference, folder: Path) -> ImageM
     Raises PrepareError for a layout without a complete image.
     """
     try:
-        manifest = _read(layout, reference)
+        manifest = _read_manifest(layout, reference)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise PrepareError(f"{reference}: the builder left no image that can be read: {error}") from None
-    kept = built_layout(reference, folder)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    if kept.exists():
-        kept.rename(layout.with_name(f"{layout.name}.before"))
-    layout.rename(kept)
+        raise PrepareError(f"image {reference}: cannot read the builder's output: {error}") from None
+    target = built_layout(reference, folder)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if target.exists():
+        target.rename(layout.with_name(f"{layout.name}.before"))
+    layout.rename(target)
     return manifest
 
 
 def find_built(reference: ImageReference, folder: Path) -> ImageManifest | None:
     """Return the image of this name that was built here; None without one, or if parts are missing."""
     try:
-        return _read(built_layout(reference, folder), reference)
+        return _read_manifest(built_layout(reference, folder), reference)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -46,14 +46,14 @@ def layout_blob(layout: Path, digest: str) -> Path:
     return layout / "blobs" / digest.replace(":", "/")
 
 
-def _read(layout: Path, reference: ImageReference) -> ImageManifest:
+def _read_manifest(layout: Path, reference: ImageReference) -> ImageManifest:
     (entry,) = read_json(layout / "index.json")["manifests"]
     digest = str(entry["digest"])
     raw = layout_blob(layout, digest).read_bytes()
     if f"sha256:{hashlib.sha256(raw).hexdigest()}" != digest:
-        raise ValueError(f"the manifest is not {digest[:19]}")
+        raise ValueError("the manifest does not match its digest")
     content = json.loads(raw)
-    manifest = parse_manifest(content, digest=digest, shown=str(reference))
+    manifest = parse_manifest(content, digest=digest, name=str(reference))
     for blob in (manifest.config, *manifest.layers):
         layout_blob(layout, blob.digest).stat()
     return manifest

@@ -16,13 +16,13 @@ def find_login(registry: str) -> dict[str, str]:
     keys = _HUB_KEYS if registry == DOCKER_HUB else (registry, f"https://{registry}")
     for key in keys:
         try:
-            auth = str(read_json(_file())["auths"][key]["auth"])
+            auth = str(read_json(_login_file())["auths"][key]["auth"])
         except (OSError, ValueError, LookupError, TypeError):
             continue
         return {"authorization": f"Basic {auth}"}
     return {}
 
 
-def _file() -> Path:
+def _login_file() -> Path:
     docker = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
     return Path(os.environ.get("REGISTRY_AUTH_FILE") or docker / "config.json")

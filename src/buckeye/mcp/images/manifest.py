@@ -13,6 +13,9 @@ from buckeye.mcp.sandbox.runtime import PrepareError
 from buckeye.mcp.tasks.lock_file import parse_image
 
 DOCKER_HUB = "registry-1.docker.io"
+MAX_LAYERS, MAX_PACKED_BYTES = 500, 64 * 2**30
+"""Maximum layers and compressed bytes of one image."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 _HUB_NAMES = {"docker.io", "index.docker.io", DOCKER_HUB}
 
 
@@ -36,23 +39,19 @@ def parse_reference(text: str) -> ImageReference:
     """
     image = parse_image(text)
     name = "" if image is None or (image.digest and not _DIGEST.fullmatch(image.digest)) else image.name
-    first, slash, path = name.partition("/")
-    if slash and ("." in first or ":" in first or first == "localhost"):
-        registry = DOCKER_HUB if first in _HUB_NAMES else first
+    host, slash, path = name.partition("/")
+    if slash and ("." in host or ":" in host or host == "localhost"):
+        registry = DOCKER_HUB if host in _HUB_NAMES else host
     else:
         registry, path = DOCKER_HUB, name
     if image is None or not path or path != path.lower():
         raise UsageError(
-            f"{text!r} is not the name of an image. Write NAME:TAG, ORG/NAME:TAG, HOST:PORT/ORG/NAME:TAG or "
-            "...@sha256:DIGEST, in small letters."
+            f"invalid image name {text!r}",
+            code="BK-IMAGE",
+            hint="write NAME:TAG, ORG/NAME:TAG, HOST:PORT/ORG/NAME:TAG or NAME@sha256:DIGEST in lower case",
         )
     path = f"library/{path}" if registry == DOCKER_HUB and "/" not in path else path
     return ImageReference(registry, path, image.digest or image.tag or "latest")
-
-
-MAX_LAYERS, MAX_PACKED_BYTES = 500, 64 * 2**30
-"""Maximum layers and compressed bytes of one image."""
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}", re.ASCII)
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -70,15 +69,17 @@ class ImageManifest(msgspec.Struct, frozen=True):
     digest: str = ""
 
 
-def parse_manifest(content: dict[str, Any], *, digest: str, shown: str) -> ImageManifest:
-    """Return the parsed manifest. `shown` is the image's name in messages. Raises PrepareError."""
+def parse_manifest(content: dict[str, Any], *, digest: str, name: str) -> ImageManifest:
+    """Return the parsed manifest. `name` is the image's name in messages. Raises PrepareError."""
     if not isinstance(content.get("layers"), list):
-        raise PrepareError(f"image {shown}: its manifest is not understood.")
+        raise PrepareError(
+            f"image {name}: unsupported manifest: no list `layers`", hint="push the image in the OCI format"
+        )
     try:
         manifest = msgspec.convert({**content, "digest": digest}, ImageManifest)
     except msgspec.ValidationError:
-        raise PrepareError(f"image {shown}: its manifest is damaged.") from None
-    if len(manifest.layers) > MAX_LAYERS or sum(one.size for one in manifest.layers) > MAX_PACKED_BYTES:
-        most = f"{MAX_LAYERS} layers or {MAX_PACKED_BYTES // 2**30} GiB to download"
-        raise PrepareError(f"image {shown} has more than {most}.")
+        raise PrepareError(f"image {name}: invalid manifest") from None
+    if len(manifest.layers) > MAX_LAYERS or sum(layer.size for layer in manifest.layers) > MAX_PACKED_BYTES:
+        limit = f"{MAX_LAYERS} layers or {MAX_PACKED_BYTES // 2**30} GiB to download"
+        raise PrepareError(f"image {name} has more than {limit}")
     return manifest

@@ -27,10 +27,10 @@ from buckeye.mcp.sandbox.runtime import PrepareError
 
 MIRROR_VARIABLE = "BUCKEYE_REGISTRY_MIRROR"
 """Variable that names a registry to use instead of Docker Hub."""
-_MAX_MANIFEST = 4 * 2**20
+_MAX_REPLY = 4 * 2**20
 _DOCKER = "docker.distribution.manifest"
-_KINDS = ("oci.image.manifest.v1", "oci.image.index.v1", f"{_DOCKER}.v2", f"{_DOCKER}.list.v2")
-_ACCEPTED = [f"application/vnd.{kind}+json" for kind in _KINDS]
+_MEDIA_TYPES = ("oci.image.manifest.v1", "oci.image.index.v1", f"{_DOCKER}.v2", f"{_DOCKER}.list.v2")
+_ACCEPTED = [f"application/vnd.{media_type}+json" for media_type in _MEDIA_TYPES]
 _HEADERS = {"accept": ", ".join((*_ACCEPTED, "*/*")), "accept-encoding": "identity"}
 """No content encoding, because a compressed body may expand to any size."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
@@ -58,8 +58,8 @@ class Registry(AbstractContextManager["Registry"]):
         """Return the manifest for this machine's platform, also from an index of platforms."""
         digest, content = self._manifest(self._reference.version)
         if "manifests" in content:
-            digest, content = self._manifest(_of_this_platform(content, self._reference))
-        return parse_manifest(content, digest=digest, shown=str(self._reference))
+            digest, content = self._manifest(_select_platform(content, self._reference))
+        return parse_manifest(content, digest=digest, name=str(self._reference))
 
     def fetch(self, blob: Blob, folder: Path) -> Path:
         """Return the file of a blob in `folder`, downloaded if necessary. Its digest is verified."""
@@ -80,7 +80,7 @@ class Registry(AbstractContextManager["Registry"]):
                 file.flush()
                 os.fsync(file.fileno())
             if size != blob.size or f"sha256:{digest.hexdigest()}" != blob.digest:
-                raise PrepareError(f"image {self._reference}: {blob.digest[:19]} arrived damaged.")
+                raise PrepareError(f"image {self._reference}: the download of {blob.digest[:19]} is damaged")
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)
@@ -88,22 +88,22 @@ class Registry(AbstractContextManager["Registry"]):
 
     def _manifest(self, version: str) -> tuple[str, dict[str, Any]]:
         with self._get(f"/manifests/{version}") as response:
-            raw = self._read(response, "its manifest")
+            raw = self._read(response, "the manifest")
         digest = f"sha256:{hashlib.sha256(raw).hexdigest()}"
         if version.startswith("sha256:") and version != digest:
-            raise PrepareError(f"image {self._reference}: the manifest arrived damaged (its digest differs).")
+            raise PrepareError(f"image {self._reference}: the manifest does not match its digest")
         try:
             return digest, dict(json.loads(raw))
         except (ValueError, TypeError):
-            raise PrepareError(f"image {self._reference}: its manifest is no JSON object.") from None
+            raise PrepareError(f"image {self._reference}: the manifest is not a JSON object") from None
 
     @contextmanager
-    def _get(self, where: str) -> Iterator[httpx.Response]:
+    def _get(self, path: str) -> Iterator[httpx.Response]:
         """Send a GET request. After a 401 response, log in and retry once."""
         try:
             for attempt in range(2):
                 headers = {**_HEADERS, **self._authorization}
-                with self._client.stream("GET", self._base + where, headers=headers) as response:
+                with self._client.stream("GET", self._base + path, headers=headers) as response:
                     if response.status_code == 200:
                         yield response
                         return
@@ -111,8 +111,11 @@ class Registry(AbstractContextManager["Registry"]):
                     break
                 self._authorization = self._authorize(response.headers.get("www-authenticate", ""))
         except httpx.HTTPError as error:
-            raise PrepareError(f"{self._host} cannot be reached for {self._reference}: {error}") from None
-        raise self._refusal(response.status_code)
+            message = f"cannot reach {self._host} for image {self._reference}: {error}"
+            raise PrepareError(
+                message, code="BK-NETWORK", hint="check the network and the image name"
+            ) from None
+        raise self._status_error(response.status_code)
 
     def _authorize(self, challenge: str) -> dict[str, str]:
         scheme, _, rest = challenge.partition(" ")
@@ -122,46 +125,49 @@ class Registry(AbstractContextManager["Registry"]):
         realm = urlsplit(fields.get("realm", ""))
         is_safe = realm.scheme == "https" or (realm.scheme == "http" and is_local(realm.netloc))
         if scheme.lower() != "bearer" or not is_safe:
-            raise self._refusal(401)
+            raise self._status_error(401)
         scope = f"repository:{self._reference.repository}:pull"
         query = {"service": fields.get("service", ""), "scope": scope}
         headers = {**_HEADERS, **self._login}
-        with self._client.stream("GET", realm.geturl(), params=query, headers=headers) as answer:
-            raw = self._read(answer, "the answer about its login")
+        with self._client.stream("GET", realm.geturl(), params=query, headers=headers) as response:
+            raw = self._read(response, "the reply to the login")
         try:
-            given = json.loads(raw)
-            return {"authorization": f"Bearer {given.get('token') or given['access_token']}"}
+            reply = json.loads(raw)
+            return {"authorization": f"Bearer {reply.get('token') or reply['access_token']}"}
         except (ValueError, KeyError, AttributeError):
-            raise self._refusal(answer.status_code) from None
+            raise self._status_error(response.status_code) from None
 
-    def _read(self, response: httpx.Response, what: str) -> bytes:
+    def _read(self, response: httpx.Response, name: str) -> bytes:
         raw = bytearray()
         for chunk in response.iter_raw():
             raw += chunk
-            if len(raw) > _MAX_MANIFEST:
-                raise PrepareError(f"image {self._reference}: {what} is larger than {_MAX_MANIFEST} bytes.")
+            if len(raw) > _MAX_REPLY:
+                raise PrepareError(f"image {self._reference}: {name} is larger than {_MAX_REPLY:,} bytes")
         return bytes(raw)
 
-    def _refusal(self, status: int) -> PrepareError:
+    def _status_error(self, status: int) -> PrepareError:
         if status in (401, 403):
-            known = "the stored login is not accepted" if self._login else "nobody is logged in there"
-            hint = f"{known} (`docker login {self._host}` stores a login)"
-            return PrepareError(f"{self._host} does not give out {self._reference}: {hint}.")
+            reason = "the stored login was rejected" if self._login else "no stored login"
+            message = f"{self._host} refuses access to image {self._reference}: {reason}"
+            return PrepareError(message, hint=f"log in with `docker login {self._host}`")
         if status == 404:
-            return PrepareError(f"There is no image {self._reference}.")
-        return PrepareError(f"{self._host} answered {status} for the image {self._reference}.")
+            return PrepareError(f"image not found: {self._reference}", hint="check its name and tag")
+        return PrepareError(f"{self._host} replied with status {status} for image {self._reference}")
 
 
-def _of_this_platform(index: dict[str, Any], reference: ImageReference) -> str:
+def _select_platform(index: dict[str, Any], reference: ImageReference) -> str:
     wanted = f"linux/{_ARCHITECTURES.get(platform.machine(), platform.machine())}"
-    offered: dict[str, str] = {}
+    digests: dict[str, str] = {}
     for entry in index["manifests"]:
-        given = entry.get("platform") or {}
-        offered.setdefault(f"{given.get('os')}/{given.get('architecture')}", str(entry["digest"]))
-    if wanted not in offered:
-        others = ", ".join(offered) or "nothing"
-        raise PrepareError(f"image {reference} is not for {wanted}, only for {others}.")
-    return offered[wanted]
+        target = entry.get("platform") or {}
+        digests.setdefault(f"{target.get('os')}/{target.get('architecture')}", str(entry["digest"]))
+    if wanted not in digests:
+        available = ", ".join(digests) or "none"
+        raise PrepareError(
+            f"image {reference} does not support the platform {wanted}; available: {available}",
+            hint="build the image for this platform",
+        )
+    return digests[wanted]
 
 
 def is_local(host: str) -> bool:

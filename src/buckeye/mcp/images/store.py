@@ -47,7 +47,7 @@ def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
     built = find_built(reference, folder)
     if built is not None:
         layout = built_layout(reference, folder)
-        return _made(built, lambda blob: layout_blob(layout, blob.digest), name, folder, owner)
+        return _load_or_unpack(built, lambda blob: layout_blob(layout, blob.digest), name, folder, owner)
     known = folder / "names" / hashlib.sha256(str(reference).encode()).hexdigest()[:32]
     with Registry(reference) as registry:
         try:
@@ -55,50 +55,56 @@ def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
         except PrepareError as error:
             if not known.exists():
                 raise
-            log.warning("%s Using the image as it was fetched before.", error)
-            return _read(folder / "images" / _key(known.read_text(), owner))
-        image = _made(manifest, lambda blob: registry.fetch(blob, folder / "blobs"), name, folder, owner)
+            log.warning("Using the last fetched version of image %s: %s", reference, error)
+            return _read_image(folder / "images" / _key(known.read_text(), owner), name)
+        image = _load_or_unpack(
+            manifest, lambda blob: registry.fetch(blob, folder / "blobs"), name, folder, owner
+        )
     write_file(known, manifest.digest)
     return image
 
 
-Fetch = Callable[[Blob], Path]
+FetchBlob = Callable[[Blob], Path]
 """Returns the file of a blob, downloaded if necessary."""
 
 
-def _made(manifest: ImageManifest, fetch: Fetch, name: str, folder: Path, owner: int | None) -> Image:
+def _load_or_unpack(
+    manifest: ImageManifest, fetch: FetchBlob, name: str, folder: Path, owner: int | None
+) -> Image:
     target = folder / "images" / _key(manifest.digest, owner)
     target.parent.mkdir(parents=True, exist_ok=True)
     with (target.parent / f".{target.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            _make(manifest, fetch, name, target, owner)
-    return _read(target)
+            _unpack(manifest, fetch, name, target, owner)
+    return _read_image(target, name)
 
 
-def _make(manifest: ImageManifest, fetch: Fetch, name: str, target: Path, owner: int | None) -> None:
-    for old in find_leftovers(target.parent):
-        shutil.rmtree(old, ignore_errors=True)
+def _unpack(manifest: ImageManifest, fetch: FetchBlob, name: str, target: Path, owner: int | None) -> None:
+    for leftover in find_leftovers(target.parent):
+        shutil.rmtree(leftover, ignore_errors=True)
     log.info("Unpacking %s (%d layers)", name, len(manifest.layers))
     if manifest.config.size > _MAX_CONFIG:
-        raise PrepareError(f"image {name}: its configuration is too large.")
-    config_file, *packed = [fetch(blob) for blob in (manifest.config, *manifest.layers)]
+        raise PrepareError(f"image {name}: the configuration is larger than {_MAX_CONFIG:,} bytes")
+    config_file, *layers = [fetch(blob) for blob in (manifest.config, *manifest.layers)]
     temporary = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     try:
         config = read_json(config_file)
         root = temporary / "root"
         root.mkdir(parents=True)
-        unpack_layers(packed, config["rootfs"]["diff_ids"], root, owner=owner)
+        unpack_layers(layers, config["rootfs"]["diff_ids"], root, owner=owner)
         (temporary / "image.json").write_text(json.dumps({"digest": manifest.digest, "config": config}))
         os.sync()
         temporary.rename(target)
-    except (OSError, ValueError, KeyError, TypeError, PrepareError) as error:
-        raise PrepareError(f"image {name} cannot be unpacked: {error}") from None
+    except PrepareError as error:
+        raise error.prefixed(f"cannot unpack image {name}") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise PrepareError(f"cannot unpack image {name}: {error}") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-class _Wishes(msgspec.Struct, rename="pascal"):
+class _RunConfig(msgspec.Struct, rename="pascal"):
     """Run configuration of an image, with the field names of the OCI specification."""
 
     env: list[str] | None = None
@@ -107,18 +113,18 @@ class _Wishes(msgspec.Struct, rename="pascal"):
     working_dir: str | None = None
 
 
-def _read(target: Path) -> Image:
-    described = read_json(target / "image.json")
+def _read_image(target: Path, name: str) -> Image:
+    content = read_json(target / "image.json")
     try:
-        wishes = msgspec.convert(described["config"].get("config") or {}, _Wishes)
+        run = msgspec.convert(content["config"].get("config") or {}, _RunConfig)
     except msgspec.ValidationError as error:
-        raise PrepareError(f"the image's configuration is damaged: {error}.") from None
+        raise PrepareError(f"image {name}: invalid configuration: {error}") from None
     return Image(
-        digest=described["digest"],
+        digest=content["digest"],
         root=target / "root",
-        argv=(*(wishes.entrypoint or ()), *(wishes.cmd or ())),
-        variables=dict(entry.partition("=")[::2] for entry in wishes.env or ()),
-        cwd=wishes.working_dir or "/",
+        argv=(*(run.entrypoint or ()), *(run.cmd or ())),
+        variables=dict(entry.partition("=")[::2] for entry in run.env or ()),
+        cwd=run.working_dir or "/",
     )
 
 

@@ -32,8 +32,8 @@ _EXTENSIONS = (
     tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE, tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
 )  # fmt: skip
-_DAMAGE = (tarfile.TarError, zlib.error, EOFError, OSError, OverflowError, ValueError, RecursionError)
-_SHOWN = 200
+_READ_ERRORS = (tarfile.TarError, zlib.error, EOFError, OSError, OverflowError, ValueError, RecursionError)
+_MAX_NAME = 200
 _MAX_WINDOW = 2**27  # bytes of memory for zstd
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
@@ -47,7 +47,7 @@ class Unpacked:
 
     bytes: int = 0
     entries: int = 0
-    left_out: int = 0
+    omitted: int = 0
     """Number of omitted devices and pipes."""
 
 
@@ -59,36 +59,33 @@ def unpack_layers(
     `digests` are those of the uncompressed tar files. `owner` becomes the user and group of all files. Raises
     PrepareError for damaged, malicious or oversized layers.
     """
-    done = Unpacked()
+    totals = Unpacked()
     if len(layers) != len(digests):
-        raise PrepareError(f"the image has {len(layers)} layers and says it has {len(digests)}.")
+        raise PrepareError(f"the manifest lists {len(layers)} layers, and the configuration {len(digests)}")
     for number, (path, digest) in enumerate(zip(layers, digests, strict=True), 1):
         try:
             with path.open("rb") as raw:
-                packed = os.fstat(raw.fileno()).st_size
-                most = max(_MAX_RATIO * packed, _SMALL)
-                stream = _Hashing(_decompressed(raw), min(MAX_BYTES - done.bytes, most))
+                max_layer_bytes = max(_MAX_RATIO * os.fstat(raw.fileno()).st_size, _SMALL)
+                stream = _HashedStream(_decompress(raw), min(MAX_BYTES - totals.bytes, max_layer_bytes))
                 with (
-                    _opened(root) as tree,
+                    _open_root(root) as tree,
                     tarfile.open(fileobj=stream, mode="r|", tarinfo=_Header) as layer,  # type: ignore[call-overload]
                 ):
-                    _Layer(tree, owner, done).apply(layer)
+                    _Layer(tree, owner, totals).apply(layer)
                 stream.drain()
-        except _DAMAGE as error:
-            raise PrepareError(f"layer {number} cannot be unpacked: {str(error)[:_SHOWN]}") from None
+        except _READ_ERRORS as error:
+            raise PrepareError(f"layer {number}: {str(error)[:_MAX_NAME]}") from None
         except PrepareError as error:
-            raise PrepareError(f"layer {number}: {error}") from None
-        done.bytes += stream.count
+            raise error.prefixed(f"layer {number}") from None
+        totals.bytes += stream.count
         if f"sha256:{stream.digest.hexdigest()}" != digest:
-            raise PrepareError(
-                f"layer {number} is damaged: its content has another digest than the image says."
-            )
+            raise PrepareError(f"layer {number}: the content does not match the digest")
     if owner is not None:
         os.chown(root, owner, owner)
-    return done
+    return totals
 
 
-class _Hashing:
+class _HashedStream:
     """Stream wrapper that counts and hashes the bytes read, with a limit."""
 
     def __init__(self, source: IO[bytes], limit: int) -> None:
@@ -101,8 +98,8 @@ class _Hashing:
         self.count += len(data)
         if self.count > self._limit:
             raise PrepareError(
-                f"it is larger than {self._limit} bytes unpacked. An image may have {MAX_BYTES // 2**30} GiB "
-                f"and a layer {_MAX_RATIO} times what it has packed."
+                f"larger than {self._limit:,} bytes unpacked; the maximum is {MAX_BYTES // 2**30} GiB for an "
+                f"image, and {_MAX_RATIO} times its compressed size for a layer"
             )
         return data
 
@@ -112,7 +109,7 @@ class _Hashing:
 
 
 @contextlib.contextmanager
-def _opened(root: Path) -> Iterator[int]:
+def _open_root(root: Path) -> Iterator[int]:
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         yield descriptor
@@ -120,7 +117,7 @@ def _opened(root: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _decompressed(raw: IO[bytes]) -> IO[bytes]:
+def _decompress(raw: IO[bytes]) -> IO[bytes]:
     magic = raw.read(4)
     raw.seek(0)
     if magic[:2] == b"\x1f\x8b":
@@ -138,17 +135,18 @@ class _Zstd:
             from zstandard import ZstdDecompressor, ZstdError
         except ModuleNotFoundError:
             raise PrepareError(
-                "the image's layers are compressed with zstd. Push it with gzip, or install what reads them: "
-                + install_command("zstd")
+                "compressed with zstd, and the package zstandard is not installed",
+                code="BK-PACKAGE-MISSING",
+                hint=f"install it: `{install_command('zstd')}`, or push the image with gzip",
             ) from None
         decompressor = ZstdDecompressor(max_window_size=_MAX_WINDOW)
         self._stream = decompressor.stream_reader(raw, read_across_frames=True)
-        self._damage = ZstdError
+        self._read_error = ZstdError
 
     def read(self, size: int) -> bytes:
         try:
             return self._stream.read(size)
-        except self._damage as error:
+        except self._read_error as error:
             raise OSError(str(error)) from None
 
 
@@ -164,16 +162,14 @@ class _Header(tarfile.TarInfo):
         header = super().frombuf(buf, encoding, errors)
         if header.type == tarfile.GNUTYPE_SPARSE:
             header._refuse_sparse()
-        most = _MAX_GLOBAL if header.type == tarfile.XGLTYPE else _MAX_EXTENSION
-        if header.type in _EXTENSIONS and header.size > most:
-            raise PrepareError(
-                f"a header declares {header.size} bytes of names and attributes; {most} are read."
-            )
+        limit = _MAX_GLOBAL if header.type == tarfile.XGLTYPE else _MAX_EXTENSION
+        if header.type in _EXTENSIONS and header.size > limit:
+            raise PrepareError(f"a header has {header.size:,} bytes; the maximum is {limit:,}")
         return header
 
     def _refuse_sparse(self, *_: object) -> NoReturn:
         # a sparse file can expand from a few bytes to any size
-        raise PrepareError(f"{_shown(self.name)} is a sparse file, which is not read.")
+        raise PrepareError(f"{_shorten(self.name)} is a sparse file, which is not supported")
 
     _proc_gnusparse_00 = _proc_gnusparse_01 = _proc_gnusparse_10 = _refuse_sparse
 
@@ -185,11 +181,11 @@ class _Layer:
     name without a slash, and the system never follows a link.
     """
 
-    def __init__(self, root: int, owner: int | None, done: Unpacked) -> None:
-        self._root, self._owner, self._done = root, owner, done
-        self._mine: set[int] = set()
+    def __init__(self, root: int, owner: int | None, totals: Unpacked) -> None:
+        self._root, self._owner, self._totals = root, owner, totals
+        self._inodes: set[int] = set()
         """Inodes of this layer's entries and of their folders. Its own opaque markers keep them."""
-        self._last: tuple[str, int] | None = None
+        self._last_folder: tuple[str, int] | None = None
         """Folder of the last entry and its descriptor, because the next entry is usually in it too."""
 
     def apply(self, layer: tarfile.TarFile) -> None:
@@ -198,57 +194,57 @@ class _Layer:
             while (member := layer.next()) is not None:
                 layer.members.clear()  # type: ignore[attr-defined]  # tarfile would keep every header
                 if len(layer.pax_headers) > _MAX_GLOBALS:
-                    raise PrepareError(f"more than {_MAX_GLOBALS} attributes are given to all files.")
-                self._done.entries += 1
-                if self._done.entries > MAX_ENTRIES:
-                    raise PrepareError(f"the image has more than {MAX_ENTRIES} files.")
-                self._entry(layer, member)
+                    raise PrepareError(f"more than {_MAX_GLOBALS} global attributes")
+                self._totals.entries += 1
+                if self._totals.entries > MAX_ENTRIES:
+                    raise PrepareError(f"the image has more than {MAX_ENTRIES:,} files")
+                self._apply_entry(layer, member)
         finally:
-            self._forget()
+            self._close_last_folder()
 
-    def _entry(self, layer: tarfile.TarFile, member: tarfile.TarInfo) -> None:
-        above, name = _split(member.name)
+    def _apply_entry(self, layer: tarfile.TarFile, member: tarfile.TarInfo) -> None:
+        parents, name = _split(member.name)
         if not name:
             return
         if name == _OPAQUE:
-            self._clear(self._folder(above))
+            self._clear(self._folder(parents))
         elif name.startswith(_WHITEOUT):
             hidden = name.removeprefix(_WHITEOUT)
             if hidden in ("", ".", ".."):
-                raise PrepareError(f"{_shown(member.name)} hides nothing that can be named.")
-            self._delete(self._folder(above), hidden)
+                raise PrepareError(f"{_shorten(member.name)} is not a valid whiteout entry")
+            self._delete(self._folder(parents), hidden)
         else:
-            self._make(layer, member, self._folder(above), name)
+            self._create(layer, member, self._folder(parents), name)
 
-    def _make(self, layer: tarfile.TarFile, member: tarfile.TarInfo, folder: int, name: str) -> None:
+    def _create(self, layer: tarfile.TarFile, member: tarfile.TarInfo, folder: int, name: str) -> None:
         if member.isdir():
-            self._make_folder(folder, name, member.mode & 0o1777)
+            self._create_folder(folder, name, member.mode & 0o1777)
         elif member.isreg():
-            self._make_file(layer, member, folder, name)
+            self._create_file(layer, member, folder, name)
         elif member.issym():
             self._delete(folder, name)
             os.symlink(member.linkname, name, dir_fd=folder)
         elif member.islnk():
-            self._make_hard_link(member, folder, name)
+            self._create_hard_link(member, folder, name)
         else:
-            self._done.left_out += 1
+            self._totals.omitted += 1
             return
         if self._owner is not None:
             os.chown(name, self._owner, self._owner, dir_fd=folder, follow_symlinks=False)
-        self._mine.add(os.lstat(name, dir_fd=folder).st_ino)
+        self._inodes.add(os.lstat(name, dir_fd=folder).st_ino)
 
-    def _make_folder(self, folder: int, name: str, mode: int) -> None:
-        made = self._step(folder, name)
-        if made is None:
+    def _create_folder(self, folder: int, name: str, mode: int) -> None:
+        created = self._find_folder(folder, name)
+        if created is None:
             self._delete(folder, name)
             os.mkdir(name, 0o700, dir_fd=folder)
-            made = _open_folder(folder, name)
+            created = _open_folder(folder, name)
         try:
-            os.fchmod(made, mode | 0o700)  # later entries must be able to enter it
+            os.fchmod(created, mode | 0o700)  # later entries must be able to enter it
         finally:
-            os.close(made)
+            os.close(created)
 
-    def _make_file(self, layer: tarfile.TarFile, member: tarfile.TarInfo, folder: int, name: str) -> None:
+    def _create_file(self, layer: tarfile.TarFile, member: tarfile.TarInfo, folder: int, name: str) -> None:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             descriptor = os.open(name, flags, 0o600, dir_fd=folder)
@@ -263,74 +259,73 @@ class _Layer:
             os.fchmod(descriptor, member.mode & 0o777)
             os.utime(descriptor, (member.mtime, member.mtime))
 
-    def _make_hard_link(self, member: tarfile.TarInfo, folder: int, name: str) -> None:
-        above, of = _split(member.linkname)
-        there = self._walk(above)
+    def _create_hard_link(self, member: tarfile.TarInfo, folder: int, name: str) -> None:
+        parents, target_name = _split(member.linkname)
+        target_folder = self._walk(parents)
         try:
-            found = _seen(there, of) if of else None
-            if found is None or not stat.S_ISREG(found.st_mode):
-                raise PrepareError(
-                    f"{_shown(member.name)} is a hard link to {_shown(member.linkname)}, which is no file."
-                )
-            present = _seen(folder, name)
-            if present is not None and os.path.samestat(present, found):
+            target = _find_entry(target_folder, target_name) if target_name else None
+            if target is None or not stat.S_ISREG(target.st_mode):
+                link, name = _shorten(member.name), _shorten(member.linkname)
+                raise PrepareError(f"{link} is a hard link to {name}, which is not a file")
+            existing = _find_entry(folder, name)
+            if existing is not None and os.path.samestat(existing, target):
                 return
             self._delete(folder, name)
-            os.link(of, name, src_dir_fd=there, dst_dir_fd=folder, follow_symlinks=False)
+            os.link(target_name, name, src_dir_fd=target_folder, dst_dir_fd=folder, follow_symlinks=False)
         finally:
-            os.close(there)
+            os.close(target_folder)
 
     def _folder(self, parts: Sequence[str]) -> int:
         """Return the descriptor of a folder inside the tree. It is closed by the next call."""
         key = "/".join(parts)
-        if self._last is None or self._last[0] != key:
-            self._forget()
-            self._last = key, self._walk(parts)
-        return self._last[1]
+        if self._last_folder is None or self._last_folder[0] != key:
+            self._close_last_folder()
+            self._last_folder = key, self._walk(parts)
+        return self._last_folder[1]
 
     def _walk(self, parts: Sequence[str]) -> int:
         """Return a new descriptor of the folder that `parts` lead to. Missing folders are created."""
-        way = [os.dup(self._root)]  # folders on the path down; `..` returns to the last of them
-        waiting = list(reversed(parts))
+        stack = [os.dup(self._root)]  # folders on the path down; `..` returns to the last of them
+        remaining = list(reversed(parts))
         links = 0
         try:
-            while waiting:
-                part = waiting.pop()
+            while remaining:
+                part = remaining.pop()
                 if part in ("", "."):
                     continue
                 if part == "..":
-                    if len(way) > 1:
-                        os.close(way.pop())
+                    if len(stack) > 1:
+                        os.close(stack.pop())
                     continue
-                target = _link_target(way[-1], part)
+                target = _link_target(stack[-1], part)
                 if target is None:
-                    way.append(self._enter(way[-1], part))
-                    if len(way) > _MAX_DEPTH:
-                        raise PrepareError(f"an entry lies in more than {_MAX_DEPTH} folders.")
+                    stack.append(self._enter(stack[-1], part))
+                    if len(stack) > _MAX_DEPTH:
+                        raise PrepareError(f"an entry is in more than {_MAX_DEPTH} nested folders")
                     continue
                 links += 1
                 if links > _MAX_LINKS:
-                    raise PrepareError(f"{_shown('/'.join(parts))} goes round in links.")
-                while target.startswith("/") and len(way) > 1:
-                    os.close(way.pop())
-                waiting += reversed(target.split("/"))
-            self._mine.update(os.fstat(one).st_ino for one in way)
-            return os.dup(way[-1])
+                    raise PrepareError(f"{_shorten('/'.join(parts))} has more than {_MAX_LINKS} links")
+                while target.startswith("/") and len(stack) > 1:
+                    os.close(stack.pop())
+                remaining += reversed(target.split("/"))
+            self._inodes.update(os.fstat(descriptor).st_ino for descriptor in stack)
+            return os.dup(stack[-1])
         finally:
-            for one in way:
-                os.close(one)
+            for descriptor in stack:
+                os.close(descriptor)
 
     def _enter(self, folder: int, name: str) -> int:
-        inside = self._step(folder, name)
-        if inside is not None:
-            return inside
+        inner = self._find_folder(folder, name)
+        if inner is not None:
+            return inner
         self._unlink(folder, name)
         os.mkdir(name, 0o755, dir_fd=folder)
         if self._owner is not None:
             os.chown(name, self._owner, self._owner, dir_fd=folder, follow_symlinks=False)
         return _open_folder(folder, name)
 
-    def _step(self, folder: int, name: str) -> int | None:
+    def _find_folder(self, folder: int, name: str) -> int | None:
         """Return the opened folder of that name; None if it does not exist or is not a folder."""
         try:
             return _open_folder(folder, name)
@@ -341,28 +336,28 @@ class _Layer:
 
     def _clear(self, folder: int) -> None:
         for entry in os.listdir(folder):
-            if os.lstat(entry, dir_fd=folder).st_ino not in self._mine:
+            if os.lstat(entry, dir_fd=folder).st_ino not in self._inodes:
                 self._delete(folder, entry)
 
     def _delete(self, folder: int, name: str) -> None:
         """Remove the entry of that name, and a folder with its content."""
-        inside = self._step(folder, name)
-        if inside is None:
+        inner = self._find_folder(folder, name)
+        if inner is None:
             self._unlink(folder, name)
             return
-        os.close(inside)
+        os.close(inner)
         shutil.rmtree(name, dir_fd=folder)
-        if self._last is not None and self._last[1] != folder:
-            self._forget()  # the cached folder may have been inside
+        if self._last_folder is not None and self._last_folder[1] != folder:
+            self._close_last_folder()  # the cached folder may have been inside
 
     def _unlink(self, folder: int, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=folder)
 
-    def _forget(self) -> None:
-        if self._last is not None:
-            os.close(self._last[1])
-            self._last = None
+    def _close_last_folder(self) -> None:
+        if self._last_folder is not None:
+            os.close(self._last_folder[1])
+            self._last_folder = None
 
 
 def _open_folder(folder: int, name: str) -> int:
@@ -370,7 +365,7 @@ def _open_folder(folder: int, name: str) -> int:
     return os.open(name, flags, dir_fd=folder)
 
 
-def _seen(folder: int, name: str) -> os.stat_result | None:
+def _find_entry(folder: int, name: str) -> os.stat_result | None:
     try:
         return os.lstat(name, dir_fd=folder)
     except FileNotFoundError:
@@ -387,12 +382,12 @@ def _link_target(folder: int, name: str) -> str | None:
 def _split(name: str) -> tuple[list[str], str]:
     """Return the folders above an entry and its last name ("" for the top of the tree)."""
     if "\0" in name:
-        raise PrepareError("a file's name holds a zero byte.")
+        raise PrepareError("a file name contains a zero byte")
     parts = [part for part in name.split("/") if part not in ("", ".")]
     if ".." in parts:
-        raise PrepareError(f"{_shown(name)} leads out of its layer.")
+        raise PrepareError(f"{_shorten(name)} is outside of the image")
     return parts[:-1], parts[-1] if parts else ""
 
 
-def _shown(name: str) -> str:
-    return repr(name if len(name) <= _SHOWN else f"{name[:_SHOWN]}...")
+def _shorten(name: str) -> str:
+    return repr(name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}...")

@@ -23,7 +23,7 @@ BUILDERS = ("docker", "podman", "buildah")
 """Programs that build images, in order of preference."""
 _BUILD_SECONDS = 3600.0
 _PUSH_SECONDS = 3600.0
-_ANSWER_SECONDS = 30.0
+_INSPECT_SECONDS = 30.0
 
 
 def choose_builder(name: str = "auto") -> str:
@@ -34,46 +34,49 @@ def choose_builder(name: str = "auto") -> str:
     if name != "auto":
         find_program(name)
         return name
-    missing = []
-    for one in BUILDERS:
+    reasons = []
+    for builder in BUILDERS:
         try:
-            find_program(one)
-            return one
+            find_program(builder)
+            return builder
         except RuntimeUnavailableError as error:
-            missing.append(str(error))
+            reasons.append(error.message)
     raise RuntimeUnavailableError(
-        "Nothing that builds images works on this machine:\n  "
-        + "\n  ".join(missing)
-        + "\nbuildah needs no daemon: apt-get install buildah"
+        "no image builder works on this machine:\n  " + "\n  ".join(reasons),
+        hint="install one; buildah needs no daemon: `apt-get install buildah`",
     )
 
 
 def build_image(folder: Path, image: str, builder: str = "auto") -> str:
-    """Build the image `name:tag`, and return its digest, or "" if the builder knows none before a push.
+    """Build the image `name:tag`, and return its digest, or "" if the builder assigns it only at a push.
 
-    Raises UsageError without a Dockerfile, RuntimeUnavailableError without a builder, and PrepareError with the
-    last output of a failed build.
+    Raises UsageError without a Dockerfile, RuntimeUnavailableError without a builder, and PrepareError with
+    the last output of a failed build.
     """
     if not (folder / "Dockerfile").is_file():
-        raise UsageError(f"{folder} has no Dockerfile; `buckeye env new` writes one for a new environment")
+        raise UsageError(
+            f"{folder} has no Dockerfile",
+            code="BK-FILE-NOT-FOUND",
+            hint="write one; `buckeye env new` creates an environment with a Dockerfile",
+        )
     reference = parse_reference(image)
     name = choose_builder(builder)
     isolation = ["--isolation", "chroot"] if name == "buildah" else []  # also works inside containers
     argv = [name, "build", *isolation, "--tag", image, str(folder)]
-    check_output(argv, _BUILD_SECONDS, f"{folder} cannot be built into an image")
+    check_output(argv, _BUILD_SECONDS, f"cannot build an image from {folder}")
     if name == "podman":
-        return check_output(
-            [name, "image", "inspect", "--format", "{{.Digest}}", image], _ANSWER_SECONDS, image
-        )
-    return _kept_by_us(image, reference) if name == "buildah" else ""
+        argv = [name, "image", "inspect", "--format", "{{.Digest}}", image]
+        return check_output(argv, _INSPECT_SECONDS, f"cannot inspect image {image}")
+    return _copy_to_store(image, reference) if name == "buildah" else ""
 
 
-def _kept_by_us(image: str, reference: ImageReference) -> str:
+def _copy_to_store(image: str, reference: ImageReference) -> str:
     folder = cache_folder() / "images"
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".built-", dir=folder) as temporary:
         layout = Path(temporary, "layout")
-        check_output(["buildah", "push", "--quiet", image, f"oci:{layout}:built"], _BUILD_SECONDS, image)
+        argv = ["buildah", "push", "--quiet", image, f"oci:{layout}:built"]
+        check_output(argv, _BUILD_SECONDS, f"cannot copy image {image}")
         return keep_layout(layout, reference, folder).digest
 
 
@@ -86,38 +89,47 @@ def push_image(image: str, target: str, *, progress: Callable[[str], None]) -> s
     reference = parse_reference(target)
     if reference.registry == DOCKER_HUB and reference.repository.startswith("library/"):
         raise UsageError(
-            f"{target} says neither registry nor owner. Name both, as "
-            f"`buckeye env push --image ghcr.io/my-org/{target}`"
+            f"cannot push {target}: the name has no registry and no owner",
+            code="BK-IMAGE",
+            hint=f"name both: `buckeye env push --image ghcr.io/my-org/{target}`",
         )
-    name = next((one for one in BUILDERS if _has(one, image)), None)
+    name = next((builder for builder in BUILDERS if _has_image(builder, image)), None)
     if name is None:
-        raise UsageError(f"{image} was not built here. Build it first: `buckeye env build`")
+        raise UsageError(
+            f"no builder on this machine has the image {image}",
+            code="BK-IMAGE",
+            hint="build it first: `buckeye env build`",
+        )
     progress(f"pushing {target} with {name}")
     if target != image:
-        check_output([name, "tag", image, target], _ANSWER_SECONDS, target)
-    failed = f"{target} cannot be pushed (`docker login {reference.registry}` stores a login)"
+        check_output([name, "tag", image, target], _INSPECT_SECONDS, f"cannot tag image {image}")
+    failed = f"cannot push image {target}"
+    hint = f"if a login is missing: `docker login {reference.registry}`"
     if name == "docker":
-        check_output([name, "push", "--quiet", target], _PUSH_SECONDS, failed)
-        return _digest_in_docker(target, reference)
-    plain = ["--tls-verify=false"] if is_local(reference.registry) else []
+        check_output([name, "push", "--quiet", target], _PUSH_SECONDS, failed, hint=hint)
+        return _read_docker_digest(target, reference)
+    plain_http = ["--tls-verify=false"] if is_local(reference.registry) else []
     with tempfile.NamedTemporaryFile("r", prefix="buckeye-digest-") as digest:
-        words = [name, "push", "--quiet", *plain, "--digestfile", digest.name, target]
-        check_output(words, _PUSH_SECONDS, failed)
+        argv = [name, "push", "--quiet", *plain_http, "--digestfile", digest.name, target]
+        check_output(argv, _PUSH_SECONDS, failed, hint=hint)
         return digest.read().strip()
 
 
-def _digest_in_docker(target: str, reference: ImageReference) -> str:
-    inspect = ["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", target]
-    digests = json.loads(check_output(inspect, _ANSWER_SECONDS, target)) or []
-    named = [str(one).partition("@") for one in digests]
-    found = [digest for of, _, digest in named if parse_reference(of).repository == reference.repository]
-    return found[-1] if found else ""
+def _read_docker_digest(target: str, reference: ImageReference) -> str:
+    argv = ["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", target]
+    entries = json.loads(check_output(argv, _INSPECT_SECONDS, f"cannot inspect image {target}")) or []
+    digests = [
+        digest
+        for name, _, digest in (str(entry).partition("@") for entry in entries)
+        if parse_reference(name).repository == reference.repository
+    ]
+    return digests[-1] if digests else ""
 
 
-def _has(name: str, image: str) -> bool:
+def _has_image(name: str, image: str) -> bool:
     try:
         find_program(name)
     except RuntimeUnavailableError:
         return False
-    words = ["inspect", "--type", "image"] if name == "buildah" else ["image", "inspect"]
-    return run_program([name, *words, image], seconds=_ANSWER_SECONDS).returncode == 0
+    subcommand = ["inspect", "--type", "image"] if name == "buildah" else ["image", "inspect"]
+    return run_program([name, *subcommand, image], seconds=_INSPECT_SECONDS).returncode == 0

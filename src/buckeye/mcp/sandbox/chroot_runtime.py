@@ -27,9 +27,9 @@ from buckeye.mcp.sandbox.confine_command import (
 )
 from buckeye.mcp.sandbox.runtime import LaunchSpec, PrepareError, RuntimeUnavailableError, SandboxLimits
 
-_USER = 231_072
-"""User and group id of sessions; single sessions add a number. Systems do not assign this range."""
-_BLOCKS, _BLOCK = 60, 1_000
+_FIRST_USER = 231_072
+"""First user and group id of sessions. Systems do not assign this range."""
+_BLOCKS, _BLOCK_SIZE = 60, 1_000
 _KILL_SECONDS = 10.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -41,22 +41,20 @@ class ChrootRuntime:
 
     def __init__(self, limits: SandboxLimits, folder: Path) -> None:
         """Raises RuntimeUnavailableError if this user can neither create namespaces nor chroot."""
-        self._walls = sandbox_support()
+        self._support = sandbox_support()
         if sys.platform != "linux":
-            raise RuntimeUnavailableError("chroot: images are run on Linux only.")
-        if not self._walls.namespaces and os.geteuid() != 0:
+            raise RuntimeUnavailableError("chroot requires Linux")
+        if not self._support.namespaces and os.geteuid() != 0:
+            raise RuntimeUnavailableError(f"chroot requires root or user namespaces: {self._support.reason}")
+        if not limits.network and not self._support.namespaces:
             raise RuntimeUnavailableError(
-                f"chroot: needs root, or a kernel that lets users make namespaces ({self._walls.reason})."
+                f"chroot cannot disable the network: {self._support.reason}", hint="remove `--no-network`"
             )
-        if not limits.network and not self._walls.namespaces:
-            raise RuntimeUnavailableError(
-                f"chroot: the network cannot be taken away here ({self._walls.reason})."
-            )
-        self.description = self._walls.describe()
+        self.description = self._support.describe()
         self._limits, self._folder = limits, folder
-        self._owner = _USER if os.geteuid() == 0 else None
+        self._owner = _FIRST_USER if os.geteuid() == 0 else None
         self._images: dict[str, Image] = {}
-        self._claim, self._users = _claim_users()
+        self._users_lock, self._users = _claim_users()
 
     async def prepare(self, image: str) -> None:
         """Download and unpack an image. A name keeps its image while the gateway runs."""
@@ -65,18 +63,20 @@ class ChrootRuntime:
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
         """Return the image's own command in its own directory, with its variables and the session's."""
-        made = self._images[image]
-        if not made.argv:
-            raise PrepareError(f"image {image} does not say what to run (no ENTRYPOINT, no CMD).")
-        shared = self._owner is None or self._walls.overlay
-        user = self._owner if shared else next(self._users)
-        lay_out = _layers if self._walls.overlay else _copy
-        layers = await finish_in_thread(lay_out, made.root, session_folder, user)
-        after = None if user is None or self._walls.namespaces else lambda: kill_user(user)
-        env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **made.variables, **variables}  # noqa: S108  a path inside the session
-        root = RootFilesystem(path=session_folder / "root", layers=layers, user=user, cwd=made.cwd)
-        argv = confine_argv(made.argv, limits=self._limits, sandbox_support=self._walls, root=root)
-        return LaunchSpec(argv=argv, env=build_confine_env(env), cwd=session_folder, on_exit=after)
+        unpacked = self._images[image]
+        if not unpacked.argv:
+            raise PrepareError(
+                f"image {image} has no command", hint="add an ENTRYPOINT or a CMD to its Dockerfile"
+            )
+        is_shared = self._owner is None or self._support.overlay
+        user = self._owner if is_shared else next(self._users)
+        create_root = _create_layers if self._support.overlay else _copy_tree
+        layers = await finish_in_thread(create_root, unpacked.root, session_folder, user)
+        on_exit = None if user is None or self._support.namespaces else lambda: kill_user(user)
+        env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **unpacked.variables, **variables}  # noqa: S108  a path inside the session
+        root = RootFilesystem(path=session_folder / "root", layers=layers, user=user, cwd=unpacked.cwd)
+        argv = confine_argv(unpacked.argv, limits=self._limits, sandbox_support=self._support, root=root)
+        return LaunchSpec(argv=argv, env=build_confine_env(env), cwd=session_folder, on_exit=on_exit)
 
 
 def _claim_users() -> tuple[socket.socket, Iterator[int]]:
@@ -86,18 +86,20 @@ def _claim_users() -> tuple[socket.socket, Iterator[int]]:
     processes of its user, so ids must not be shared. Raises RuntimeUnavailableError.
     """
     for number in range(_BLOCKS):
-        claim = socket.socket(socket.AF_UNIX)
+        lock = socket.socket(socket.AF_UNIX)
         try:
-            claim.bind(f"\0buckeye-users-{number}")  # an abstract name ends with this process
+            lock.bind(f"\0buckeye-users-{number}")  # an abstract name ends with this process
         except OSError:
-            claim.close()
+            lock.close()
             continue
-        first = _USER + 1 + number * _BLOCK
-        return claim, itertools.cycle(range(first, first + _BLOCK))
-    raise RuntimeUnavailableError(f"chroot: {_BLOCKS} gateways run on this machine already.")
+        first = _FIRST_USER + 1 + number * _BLOCK_SIZE
+        return lock, itertools.cycle(range(first, first + _BLOCK_SIZE))
+    raise RuntimeUnavailableError(
+        f"chroot: {_BLOCKS} gateways already run on this machine, the maximum", hint="stop one of them"
+    )
 
 
-def _layers(tree: Path, session_folder: Path, user: int | None) -> tuple[Path, Path, Path]:
+def _create_layers(tree: Path, session_folder: Path, user: int | None) -> tuple[Path, Path, Path]:
     """Create the folders of a writable layer over the tree, owned by the session's user."""
     root, upper, work = (session_folder / name for name in ("root", "upper", "work"))
     for path in (root, upper, work):
@@ -109,7 +111,7 @@ def _layers(tree: Path, session_folder: Path, user: int | None) -> tuple[Path, P
     return tree, upper, work
 
 
-def _copy(tree: Path, session_folder: Path, user: int | None) -> None:
+def _copy_tree(tree: Path, session_folder: Path, user: int | None) -> None:
     """Make a private copy of the tree, owned by the session's user."""
     target = session_folder / "root"
     shutil.copytree(tree, target, symlinks=True)
@@ -132,8 +134,8 @@ def _make_system_folders(root: Path) -> None:
 
 async def kill_user(user: int) -> None:
     """Kill all processes of a session's user, even outside its process group."""
-    become = f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})"
-    code = f"import os; {become}; os.kill(-1, {int(signal.SIGKILL)})"
+    set_user = f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})"
+    code = f"import os; {set_user}; os.kill(-1, {int(signal.SIGKILL)})"
     argv = (sys.executable, "-I", "-S", "-c", code)
     process = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.DEVNULL)
     async with asyncio.timeout(_KILL_SECONDS):

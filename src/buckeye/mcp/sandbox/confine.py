@@ -47,8 +47,8 @@ _READ_ONLY, _NOSUID_NODEV_NOEXEC, _BIND, _RECURSIVE, _PRIVATE = 1, 14, 4096, 163
 _CAPABILITY_VERSION_3 = 0x20080522
 _DEVICES = {"null": (1, 3), "zero": (1, 5), "full": (1, 7), "random": (1, 8), "urandom": (1, 9)}
 _OPEN_FILES = 4096
-_OF_FILES = 0b11011111  # own, read and write files of others, and switch to them; see capabilities(7)
-_GROUP = "buckeye-session-"
+_FILE_CAPABILITIES = 0b11011111  # access to files of other users, and change of user; see capabilities(7)
+_GROUP_PREFIX = "buckeye-session-"
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -56,11 +56,11 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def main() -> NoReturn:
     """Confine this process, and replace it with the command."""
     spec = json.loads(sys.argv[1])
-    given = os.environ.get("BUCKEYE_CONFINED_ENV")
-    environment = dict(os.environ) if given is None else json.loads(given)
+    encoded = os.environ.get("BUCKEYE_CONFINED_ENV")
+    environment = dict(os.environ) if encoded is None else json.loads(encoded)
     try:
         _die_with_parent()
-        group = _limit(spec)
+        group = _set_limits(spec)
         if group is not None:
             _continue_in_child(group)
         if spec["bwrap"] is None:
@@ -68,7 +68,7 @@ def main() -> NoReturn:
             _execute(spec["argv"], environment)
         _execute_in_bubblewrap(spec, environment)
     except OSError as error:
-        _cannot_confine(error)
+        _exit_unconfined(error)
 
 
 def enter(spec: Mapping[str, Any]) -> None:
@@ -79,9 +79,9 @@ def enter(spec: Mapping[str, Any]) -> None:
     """
     try:
         _die_with_parent()
-        group = _limit(spec)
+        group = _set_limits(spec)
         if spec["bwrap"] is not None:
-            _new_namespaces()
+            _enter_namespaces()
         if spec["bwrap"] is not None or group is not None:
             _continue_in_child(group)
         if spec["bwrap"] is not None:
@@ -90,13 +90,13 @@ def enter(spec: Mapping[str, Any]) -> None:
                 _hide(path)
         _enter_root(spec)
     except OSError as error:
-        _cannot_confine(error)
+        _exit_unconfined(error)
 
 
-def _new_namespaces() -> None:
+def _enter_namespaces() -> None:
     flags, uid, gid = _NEW_NS | _NEW_PID | _NEW_IPC | _NEW_UTS, os.geteuid(), os.getegid()
     if _libc.unshare(flags | (0 if uid == 0 else _NEW_USER)) != 0:
-        raise _error("namespaces")
+        raise _last_error("cannot create namespaces")
     if uid != 0:
         for name, line in (
             ("setgroups", "deny"),
@@ -117,10 +117,10 @@ def _hide(path: str) -> None:
 def _mount(source: str, target: str, kind: str | None, flags: int) -> None:
     encoded = [None if text is None else os.fsencode(text) for text in (source, target, kind)]
     if _libc.mount(*encoded, ctypes.c_ulong(flags), None) != 0:
-        raise _error(f"mount {kind or source} on {target}")
+        raise _last_error(f"cannot mount {kind or source} on {target}")
 
 
-def _cannot_confine(error: OSError) -> NoReturn:
+def _exit_unconfined(error: OSError) -> NoReturn:
     sys.stderr.write(f"confine: {error}\n")
     sys.stderr.flush()
     os._exit(_CANNOT_CONFINE)
@@ -136,27 +136,27 @@ def _execute_in_bubblewrap(spec: Mapping[str, Any], environment: Mapping[str, st
         inside = {**spec, "bwrap": None, "limits": None}
         argv = [sys.executable, "-I", "-S", os.path.abspath(__file__), json.dumps(inside)]
         environment = {"BUCKEYE_CONFINED_ENV": json.dumps(environment)}
-    elif not _is_there(argv[0], environment):
-        _cannot_run(argv[0], os.strerror(errno.ENOENT))
-    words = [word for name, value in environment.items() for word in ("--setenv", name, value)]
+    elif not _is_executable(argv[0], environment):
+        _exit_not_run(argv[0], os.strerror(errno.ENOENT))
+    arguments = [part for name, value in environment.items() for part in ("--setenv", name, value)]
     options = os.memfd_create("options")
-    os.write(options, b"".join(os.fsencode(word) + b"\0" for word in words))
+    os.write(options, b"".join(os.fsencode(argument) + b"\0" for argument in arguments))
     os.lseek(options, 0, os.SEEK_SET)
     os.set_inheritable(options, True)
     _execute([*spec["bwrap"], "--args", str(options), "--", *argv], {})
 
 
-def _is_there(program: str, environment: Mapping[str, str]) -> bool:
+def _is_executable(program: str, environment: Mapping[str, str]) -> bool:
     folders = [""] if "/" in program else os.get_exec_path(environment)
     return any(os.access(os.path.join(folder, program), os.X_OK) for folder in folders)
 
 
-def _limit(spec: Mapping[str, Any]) -> str | None:
+def _set_limits(spec: Mapping[str, Any]) -> str | None:
     """Set the limits. Returns the control group that counts processes, or None if it cannot be created."""
     limits = spec["limits"]
     if limits is None:
         return None
-    group = _new_group(limits["processes"])
+    group = _enter_group(limits["processes"])
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_FSIZE, limits["disk"])
     _set_limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
@@ -164,7 +164,7 @@ def _limit(spec: Mapping[str, Any]) -> str | None:
         _set_limit(resource.RLIMIT_DATA, limits["memory"])
     if group is None and sys.platform == "linux":
         user = os.getuid() if spec["user"] is None else spec["user"]
-        _set_limit(resource.RLIMIT_NPROC, _processes_of(user) + limits["processes"])
+        _set_limit(resource.RLIMIT_NPROC, _count_processes(user) + limits["processes"])
     return group
 
 
@@ -174,7 +174,7 @@ def _set_limit(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _processes_of(user: int) -> int:
+def _count_processes(user: int) -> int:
     count = 0
     for name in os.listdir("/proc"):
         with contextlib.suppress(OSError):
@@ -183,21 +183,22 @@ def _processes_of(user: int) -> int:
     return count
 
 
-def _new_group(most: int) -> str | None:
-    """Enter a new control group with at most `most` processes, or return None if it cannot be created.
+def _enter_group(max_processes: int) -> str | None:
+    """Enter a new control group with a limit of processes, or return None if it cannot be created.
 
-    It is needed because the kernel does not limit root's processes by user. Leftover groups are removed.
+    It is needed because the kernel does not limit root's processes by user. Leaked groups are removed.
     """
     with contextlib.suppress(OSError, StopIteration):
-        above = next(_control_groups())
-        for name in os.listdir(above):
-            if name.startswith(_GROUP) and not os.path.exists(f"/proc/{name.removeprefix(_GROUP)}"):
+        parent = next(_control_groups())
+        for name in os.listdir(parent):
+            pid = name.removeprefix(_GROUP_PREFIX)
+            if name.startswith(_GROUP_PREFIX) and not os.path.exists(f"/proc/{pid}"):
                 with contextlib.suppress(OSError):  # it still has processes
-                    os.rmdir(f"{above}/{name}")
-        group = f"{above}/{_GROUP}{os.getpid()}"
+                    os.rmdir(f"{parent}/{name}")
+        group = f"{parent}/{_GROUP_PREFIX}{os.getpid()}"
         os.mkdir(group)
         try:
-            _write(f"{group}/pids.max", str(most))
+            _write(f"{group}/pids.max", str(max_processes))
             _write(f"{group}/cgroup.procs", str(os.getpid()))
         except OSError:
             os.rmdir(group)
@@ -237,11 +238,11 @@ def _continue_in_child(group: str | None) -> None:
     _, status = os.waitpid(child, 0)
     code = os.waitstatus_to_exitcode(status)
     if group is not None:
-        _leave(group)
+        _remove_group(group)
     os._exit(code if code >= 0 else 128 - code)
 
 
-def _leave(group: str) -> None:
+def _remove_group(group: str) -> None:
     with contextlib.suppress(OSError):
         _write(f"{os.path.dirname(group)}/cgroup.procs", str(os.getpid()))
     for _ in range(100):  # the kernel may still be ending processes in the namespaces
@@ -268,7 +269,7 @@ def _enter_root(spec: Mapping[str, Any]) -> None:
         os.setresuid(spec["user"], spec["user"], spec["user"])
         _die_with_parent()  # the kernel clears this setting when the user changes
     if sys.platform == "linux":
-        _drop_capabilities(_OF_FILES if os.geteuid() == 0 else 0)
+        _drop_capabilities(_FILE_CAPABILITIES if os.geteuid() == 0 else 0)
     os.umask(0o022)
     try:
         os.chdir(spec["cwd"])
@@ -292,11 +293,11 @@ def _drop_capabilities(keep: int) -> None:
     header, held = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
     failed = _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or _libc.capget(header, held)
     if failed:
-        raise _error("capabilities")
+        raise _last_error("cannot read capabilities")
     _libc.prctl(_PR_CAP_AMBIENT, _CLEAR_ALL, 0, 0, 0)
     words = struct.unpack("6I", held.raw)  # effective, permitted, inheritable: bits 0-31, then bits 32-63
     if _libc.capset(header, struct.pack("6I", *(word & keep for word in words[:3]), 0, 0, 0)) != 0:
-        raise _error("capabilities")
+        raise _last_error("cannot drop capabilities")
 
 
 def _execute(argv: list[str], environment: Mapping[str, str]) -> NoReturn:
@@ -305,11 +306,11 @@ def _execute(argv: list[str], environment: Mapping[str, str]) -> NoReturn:
     try:
         os.execvpe(argv[0], argv, environment)  # noqa: S606  argv as a list, without a shell
     except OSError as error:
-        _cannot_run(argv[0], str(error.strerror))
+        _exit_not_run(argv[0], str(error.strerror))
 
 
-def _cannot_run(program: str, reason: str) -> NoReturn:
-    sys.stderr.write(f"{program} cannot be run: {reason}\n")
+def _exit_not_run(program: str, reason: str) -> NoReturn:
+    sys.stderr.write(f"cannot run {program}: {reason}\n")
     sys.stderr.flush()
     os._exit(_CANNOT_RUN)
 
@@ -323,9 +324,9 @@ def _die_with_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def _error(what: str) -> OSError:
+def _last_error(failed: str) -> OSError:
     number = ctypes.get_errno() or errno.EPERM
-    return OSError(number, f"{what}: {os.strerror(number)}")
+    return OSError(number, f"{failed}: {os.strerror(number)}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from buckeye.mcp.sandbox.runtime import SandboxLimits
 
 CONFINE_SCRIPT = Path(__file__).with_name("confine.py")
 _PROBE_SECONDS = 20.0
-_OF_FILES = ["CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"]
+_FILE_CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"]
 """Capabilities that root keeps, as in confine.py: access to files of others, and change of user."""
 _SHARED_MEMORY = ("--size", str(2**26), "--perms", "1777", "--tmpfs")
 
@@ -35,14 +35,14 @@ class SandboxSupport:
     namespaces: bool
     overlay: bool
     reason: str
-    """Reason for missing namespaces, as bubblewrap reports it; empty if they work."""
+    """Reason for missing namespaces, as bubblewrap reports it; "" if they work."""
 
     def describe(self) -> str:
-        """Return the level of isolation as text for people."""
+        """Return the level of isolation as text."""
         if not self.namespaces:
             return f"weak isolation: process groups only, no namespaces ({self.reason})"
-        copied = "" if self.overlay else ", root file systems copied (no overlayfs)"
-        return f"own processes and mounts{copied}"
+        copied = "" if self.overlay else "; root file systems are copied (no overlayfs)"
+        return f"separate processes and mounts{copied}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,10 +62,11 @@ def sandbox_support() -> SandboxSupport:
     if sys.platform != "linux" or not _bubblewrap():
         reason = "not Linux" if sys.platform != "linux" else "bubblewrap is not installed"
         return SandboxSupport(namespaces=False, overlay=False, reason=reason)
-    tried = SandboxSupport(namespaces=True, overlay=False, reason="")
-    argv = confine_argv(["/bin/true"], limits=SandboxLimits(), sandbox_support=tried, cwd=Path("/"))
-    reason = _failure(argv)
-    return SandboxSupport(namespaces=not reason, overlay=not reason and _overlay_works(tried), reason=reason)
+    support = SandboxSupport(namespaces=True, overlay=False, reason="")
+    argv = confine_argv(["/bin/true"], limits=SandboxLimits(), sandbox_support=support, cwd=Path("/"))
+    reason = _find_failure(argv)
+    has_overlay = not reason and _supports_overlay(support)
+    return SandboxSupport(namespaces=not reason, overlay=has_overlay, reason=reason)
 
 
 def confine_argv(
@@ -90,23 +91,22 @@ def build_confine_spec(
     root: RootFilesystem | None = None,
 ) -> dict[str, Any]:
     """Return the specification for confine.py, without the command."""
-    where = root.cwd if root is not None else str(cwd)
+    working_directory = root.cwd if root is not None else str(cwd)
     hidden = [
         path
         for path in map(os.path.realpath, (*key_files(), generated_keys_folder()))
         if os.path.exists(path)
     ]
-    inner = _files(limits, hidden) if root is None else _root_files(root)
-    bwrap = [*_namespaces(limits, root), *inner]
+    mounts = _machine_mounts(limits, hidden) if root is None else _root_mounts(root)
+    bwrap = [*_namespace_options(limits, root), *mounts]
+    bwrap += ["--chdir", "/" if root is not None else working_directory]
     return {
         "script": str(CONFINE_SCRIPT),
-        "bwrap": [*bwrap, "--chdir", "/" if root is not None else where]
-        if sandbox_support.namespaces
-        else None,
+        "bwrap": bwrap if sandbox_support.namespaces else None,
         "root": None if root is None else str(root.path),
         "user": None if root is None else root.user,
         "hidden": hidden,
-        "cwd": where,
+        "cwd": working_directory,
         "limits": {"memory": limits.memory, "processes": limits.processes, "disk": limits.disk},
     }
 
@@ -123,7 +123,7 @@ def build_confine_env(variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def find_writable_problem() -> str:
-    """Return the reason why `SandboxLimits.writable` cannot be enforced on this machine, or ""."""
+    """Return the reason if this machine cannot enforce `SandboxLimits.writable`, else ""."""
     return "" if sandbox_support().namespaces else sandbox_support().describe()
 
 
@@ -138,66 +138,65 @@ def _bubblewrap() -> str:
         return shutil.which("bwrap") or ""
 
 
-def _namespaces(limits: SandboxLimits, root: RootFilesystem | None) -> list[str]:
-    words = [_bubblewrap(), "--die-with-parent", "--as-pid-1"]
-    words += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--cap-drop", "ALL"]
+def _namespace_options(limits: SandboxLimits, root: RootFilesystem | None) -> list[str]:
+    options = [_bubblewrap(), "--die-with-parent", "--as-pid-1"]
+    options += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--cap-drop", "ALL"]
     if not limits.network:
-        words.append("--unshare-net")
-    kept = _OF_FILES if os.geteuid() == 0 else []
-    for capability in kept if root is None else [*kept, "SYS_CHROOT"]:
-        words += ["--cap-add", f"CAP_{capability}"]
-    return words
+        options.append("--unshare-net")
+    capabilities = _FILE_CAPABILITIES if os.geteuid() == 0 else []
+    for capability in capabilities if root is None else [*capabilities, "SYS_CHROOT"]:
+        options += ["--cap-add", f"CAP_{capability}"]
+    return options
 
 
-def _files(limits: SandboxLimits, hidden: Sequence[str]) -> list[str]:
-    """Return options that mount all files of this machine except those with keys.
+def _machine_mounts(limits: SandboxLimits, hidden: Sequence[str]) -> list[str]:
+    """Return options that mount all files of this machine except files with keys.
 
     With `writable`, only those folders can be written to.
     """
     if limits.writable is None:
-        words = ["--dev-bind", "/", "/"]
+        options = ["--dev-bind", "/", "/"]
     else:
-        words = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev"]
-        words += [*_SHARED_MEMORY, "/dev/shm"]  # noqa: S108  a private one
+        options = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev"]
+        options += [*_SHARED_MEMORY, "/dev/shm"]  # noqa: S108  a private one
         for folder in limits.writable:
-            words += ["--bind", folder, folder]
+            options += ["--bind", folder, folder]
     for path in hidden:
         if os.path.isdir(path):
-            words += ["--perms", "0000", "--tmpfs", path, "--remount-ro", path]
+            options += ["--perms", "0000", "--tmpfs", path, "--remount-ro", path]
         else:
-            words += ["--dev-bind", os.devnull, path]
-    return [*words, "--proc", "/proc"]
+            options += ["--dev-bind", os.devnull, path]
+    return [*options, "--proc", "/proc"]
 
 
-def _root_files(root: RootFilesystem) -> list[str]:
+def _root_mounts(root: RootFilesystem) -> list[str]:
     """Return options that mount the root file system with devices and processes. Chroot hides the rest."""
-    path, words = str(root.path), ["--ro-bind", "/", "/"]
+    path, options = str(root.path), ["--ro-bind", "/", "/"]
     if root.layers is not None:
         lower, upper, work = map(str, root.layers)
-        words += ["--overlay-src", lower, "--overlay", upper, work, path]
+        options += ["--overlay-src", lower, "--overlay", upper, work, path]
     else:
-        words += ["--bind", path, path]
-    words += ["--proc", f"{path}/proc", "--dev", f"{path}/dev", *_SHARED_MEMORY]
-    return [*words, f"{path}/dev/shm", "--remount-ro", f"{path}/dev"]  # noqa: S108  inside the session
+        options += ["--bind", path, path]
+    options += ["--proc", f"{path}/proc", "--dev", f"{path}/dev", *_SHARED_MEMORY]
+    return [*options, f"{path}/dev/shm", "--remount-ro", f"{path}/dev"]  # noqa: S108  inside the session
 
 
-def _failure(argv: Sequence[str]) -> str:
+def _find_failure(argv: Sequence[str]) -> str:
     """Run a confined command, and return the reason of its failure, or ""."""
     try:
-        ran = run_program(argv, seconds=_PROBE_SECONDS, env={})
+        result = run_program(argv, seconds=_PROBE_SECONDS, env={})
     except subprocess.TimeoutExpired:
-        return f"no answer within {_PROBE_SECONDS:g} s"
-    said = ran.stderr.strip().splitlines()
-    return "" if ran.returncode == 0 else (said[-1] if said else f"exit code {ran.returncode}")
+        return f"bubblewrap timed out after {_PROBE_SECONDS:g} s"
+    lines = result.stderr.strip().splitlines()
+    return "" if result.returncode == 0 else (lines[-1] if lines else f"exit code {result.returncode}")
 
 
-def _overlay_works(tried: SandboxSupport) -> bool:
+def _supports_overlay(support: SandboxSupport) -> bool:
     with tempfile.TemporaryDirectory(prefix="buckeye-overlay-") as folder:
         lower, upper, work, merged = (Path(folder, name) for name in ("lower", "upper", "work", "merged"))
         for path in (lower, upper, work, merged, upper / "dev", upper / "proc"):
             path.mkdir()
         # the root is empty: the overlay works if the command fails, and not the mount
         root = RootFilesystem(path=merged, layers=(lower, upper, work), user=None, cwd="/")
-        return "cannot be run" in _failure(
-            confine_argv(["/true"], limits=SandboxLimits(), sandbox_support=tried, root=root)
-        )
+        argv = confine_argv(["/true"], limits=SandboxLimits(), sandbox_support=support, root=root)
+        return "cannot run" in _find_failure(argv)

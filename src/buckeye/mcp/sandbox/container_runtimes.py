@@ -23,15 +23,42 @@ from buckeye.mcp.sandbox.runtime import (
     cache_folder,
 )
 
-_ANSWER_SECONDS = 15.0
+_INSPECT_SECONDS = 15.0
 _PULL_SECONDS = 1800.0
 _REMOVE_SECONDS = 60.0
 _LABEL = "buckeye.gateway"
-_OF_THE_CLIENT = re.compile(
+_CLIENT_VARIABLES = re.compile(
     r"^(PATH|HOME|LD_.*|XDG_.*|DOCKER_.*|BUILDKIT_.*|PODMAN_.*|CONTAINERS?_.*|REGISTRY_AUTH_FILE|"
     r"APPTAINER.*|SINGULARITY.*|GODEBUG|SSL_CERT_.*|(HTTPS?|NO|ALL)_PROXY|TMPDIR)$"
 )
 """Variables that the container programs read themselves. A session may not set them by headers."""
+IMAGE_RUNTIMES = ("docker", "podman", "apptainer", "chroot")
+"""Runtimes of images, in order of preference."""
+
+
+def image_runtime(name: str, limits: SandboxLimits, owner: Path) -> Runtime:
+    """Return the runtime `name`, or for `auto` the first that works. `owner` is the gateway's folder.
+
+    Raises RuntimeUnavailableError, for `auto` with the reason of each runtime.
+    """
+    factories: dict[str, Callable[[], Runtime]] = {
+        "docker": lambda: ContainerRuntime("docker", limits, owner),
+        "podman": lambda: ContainerRuntime("podman", limits, owner),
+        "apptainer": lambda: ApptainerRuntime(limits, cache_folder() / "apptainer"),
+        "chroot": lambda: _chroot_runtime(limits),
+    }
+    if name != "auto":
+        return factories[name]()
+    reasons = []
+    for create in factories.values():
+        try:
+            return create()
+        except RuntimeUnavailableError as error:
+            reasons.append(error.message)
+    raise RuntimeUnavailableError(
+        "no image runtime works on this machine:\n  " + "\n  ".join(reasons),
+        hint="fix one of them, or run a program without an image: `--command` or `--dir`",
+    )
 
 
 class ContainerRuntime:
@@ -40,7 +67,7 @@ class ContainerRuntime:
     only_environment = ""
 
     def __init__(self, name: str, limits: SandboxLimits, owner: Path) -> None:
-        """`owner` is the gateway's own folder. Raises RuntimeUnavailableError if the program does not work."""
+        """`owner` is the gateway's folder. Raises RuntimeUnavailableError if the program does not work."""
         self.name, self._limits, self._owner = name, limits, owner
         self._program = find_program(name)
         self.description = "a container for each session"
@@ -48,8 +75,8 @@ class ContainerRuntime:
     async def prepare(self, image: str) -> None:
         """Pull the image unless it exists locally. Raises PrepareError."""
         _check_name(image)
-        here = await _output([self._program, "image", "inspect", image], _ANSWER_SECONDS)
-        if here.returncode != 0:
+        local = await _run([self._program, "image", "inspect", image], _INSPECT_SECONDS)
+        if local.returncode != 0:
             await _pull([self._program, "pull", "--quiet", image], image)
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
@@ -57,7 +84,7 @@ class ContainerRuntime:
         _check_variables(variables, self.name)
         cid = session_folder / "container"
         argv = [self._program, "run", "--rm", "--interactive", f"--cidfile={cid}", "--pull=never", "--init"]
-        argv += [f"--label={_LABEL}={self._owner.name}", f"--label={_LABEL}.root={self._root()}"]
+        argv += [f"--label={_LABEL}={self._owner.name}", f"--label={_LABEL}.root={self._root_hash()}"]
         argv += [f"--pids-limit={self._limits.processes}", "--security-opt=no-new-privileges"]
         if self._limits.memory is not None:
             argv.append(f"--memory={self._limits.memory}")
@@ -69,22 +96,22 @@ class ContainerRuntime:
             argv += ["--env", name]
         return LaunchSpec(
             argv=(*argv, image),
-            env={**self._own_environment(), **variables},
+            env={**self._client_environment(), **variables},
             cwd=session_folder,
             on_exit=lambda: self._remove(cid),
         )
 
-    async def remove_leftovers(self, alive: Callable[[str], bool]) -> int:
+    async def remove_leftovers(self, is_alive: Callable[[str], bool]) -> int:
         """Remove the containers of ended gateways, and return their number."""
-        argv = [self._program, "ps", "--all", f"--filter=label={_LABEL}.root={self._root()}"]
-        listed = await _output([*argv, f'--format={{{{.ID}}}} {{{{.Label "{_LABEL}"}}}}'], _ANSWER_SECONDS)
-        rows = [line.split() for line in listed.stdout.splitlines()]
-        gone = [row[0] for row in rows if len(row) == 2 and not alive(row[1])]
-        if gone:
-            await _output([self._program, "rm", "--force", *gone], _REMOVE_SECONDS)
-        return len(gone)
+        argv = [self._program, "ps", "--all", f"--filter=label={_LABEL}.root={self._root_hash()}"]
+        output = await _run([*argv, f'--format={{{{.ID}}}} {{{{.Label "{_LABEL}"}}}}'], _INSPECT_SECONDS)
+        rows = [line.split() for line in output.stdout.splitlines()]
+        leaked = [row[0] for row in rows if len(row) == 2 and not is_alive(row[1])]
+        if leaked:
+            await _run([self._program, "rm", "--force", *leaked], _REMOVE_SECONDS)
+        return len(leaked)
 
-    def _own_environment(self) -> dict[str, str]:
+    def _client_environment(self) -> dict[str, str]:
         configured = {
             name: value
             for name, value in os.environ.items()
@@ -92,13 +119,13 @@ class ContainerRuntime:
         }
         return clean_environment(configured)
 
-    def _root(self) -> str:
+    def _root_hash(self) -> str:
         return hashlib.sha256(str(self._owner.parent).encode()).hexdigest()[:16]
 
     async def _remove(self, cid: Path) -> None:
         # --rm has removed the container, unless the client was killed before the container ended
         with contextlib.suppress(FileNotFoundError):
-            await _output([self._program, "rm", "--force", cid.read_text().strip()], _REMOVE_SECONDS)
+            await _run([self._program, "rm", "--force", cid.read_text().strip()], _REMOVE_SECONDS)
 
 
 class ApptainerRuntime:
@@ -133,9 +160,9 @@ class ApptainerRuntime:
             argv += ["--cpus", f"{self._limits.cpus:g}"]
         if not self._limits.network:
             argv += ["--net", "--network", "none"]
-        given = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
+        prefixed = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
         return LaunchSpec(
-            argv=(*argv, str(self._file(image))), env=clean_environment(given), cwd=session_folder
+            argv=(*argv, str(self._file(image))), env=clean_environment(prefixed), cwd=session_folder
         )
 
     def _file(self, image: str) -> Path:
@@ -144,71 +171,50 @@ class ApptainerRuntime:
 
 def find_program(name: str) -> str:
     """Return the path of docker, podman, apptainer or buildah. Raises RuntimeUnavailableError if it fails."""
-    found = shutil.which(name)
-    if found is None:
-        raise RuntimeUnavailableError(f"{name}: not installed (no such program in PATH).")
+    path = shutil.which(name)
+    if path is None:
+        hint = f"install {name}, or choose another program"
+        raise RuntimeUnavailableError(f"{name} not found in PATH", code="BK-PACKAGE-MISSING", hint=hint)
     try:
-        ran = run_program([found, "version"], seconds=_ANSWER_SECONDS)
+        result = run_program([path, "version"], seconds=_INSPECT_SECONDS)
     except (subprocess.TimeoutExpired, OSError) as error:
-        raise RuntimeUnavailableError(f"{name}: installed, and does not answer: {error}") from None
-    if ran.returncode != 0:
-        said = (ran.stderr.strip() or ran.stdout.strip() or "no reason given").splitlines()[-1]
-        raise RuntimeUnavailableError(f"{name}: installed, and does not work: {said}")
-    return found
+        raise RuntimeUnavailableError(f"`{name} version` failed: {error}") from None
+    if result.returncode != 0:
+        reason = (result.stderr.strip() or result.stdout.strip() or "no output").splitlines()[-1]
+        raise RuntimeUnavailableError(f"`{name} version` failed: {reason}")
+    return path
 
 
 def _check_name(image: str) -> None:
     if not image or image.startswith("-"):
-        raise UsageError(f"{image!r} is not the name of an image.")
+        raise UsageError(f"invalid image name {image!r}", code="BK-IMAGE", hint="write NAME:TAG")
 
 
 def _check_variables(variables: Mapping[str, str], runtime: str) -> None:
     for name in variables:
-        if _OF_THE_CLIENT.match(name):
-            raise UsageError(f"{runtime} reads the variable {name} itself, so a session cannot set it.")
+        if _CLIENT_VARIABLES.match(name):
+            raise UsageError(
+                f"a session cannot set the variable {name}: {runtime} reads it itself",
+                code="BK-CLI-ARGUMENT",
+                hint="choose another name for the variable",
+            )
 
 
 async def _pull(argv: Sequence[str], image: str) -> None:
-    ran = await _output(argv, _PULL_SECONDS)
-    if ran.returncode != 0:
-        said = (ran.stderr.strip() or ran.stdout.strip()).splitlines()[-3:]
-        raise PrepareError(f"image {image} cannot be pulled: {' '.join(said)}")
+    result = await _run(argv, _PULL_SECONDS)
+    if result.returncode != 0:
+        lines = (result.stderr.strip() or result.stdout.strip()).splitlines()[-3:]
+        raise PrepareError(f"cannot pull image {image}: {' '.join(lines)}")
 
 
-async def _output(argv: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
+async def _run(argv: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
     try:
         return await asyncio.to_thread(run_program, argv, seconds=seconds)
     except subprocess.TimeoutExpired:
-        raise PrepareError(f"{Path(argv[0]).name} {argv[1]} gave no answer within {seconds:g} s.") from None
+        raise PrepareError(f"`{Path(argv[0]).name} {argv[1]}` timed out after {seconds:g} s") from None
 
 
-IMAGE_RUNTIMES = ("docker", "podman", "apptainer", "chroot")
-"""Runtimes of images, in order of preference."""
-
-
-def image_runtime(name: str, limits: SandboxLimits, owner: Path) -> Runtime:
-    """Return the runtime `name`, or for `auto` the first that works. `owner` is the gateway's folder.
-
-    Raises RuntimeUnavailableError, for `auto` with the reason of each runtime.
-    """
-    makers: dict[str, Callable[[], Runtime]] = {
-        "docker": lambda: ContainerRuntime("docker", limits, owner),
-        "podman": lambda: ContainerRuntime("podman", limits, owner),
-        "apptainer": lambda: ApptainerRuntime(limits, cache_folder() / "apptainer"),
-        "chroot": lambda: _chroot(limits),
-    }
-    if name != "auto":
-        return makers[name]()
-    missing = []
-    for maker in makers.values():
-        try:
-            return maker()
-        except RuntimeUnavailableError as error:
-            missing.append(str(error))
-    raise RuntimeUnavailableError("No runtime for images works on this machine:\n  " + "\n  ".join(missing))
-
-
-def _chroot(limits: SandboxLimits) -> Runtime:
+def _chroot_runtime(limits: SandboxLimits) -> Runtime:
     from buckeye.mcp.sandbox.chroot_runtime import ChrootRuntime  # imports an HTTP client
 
     return ChrootRuntime(limits, cache_folder() / "images")

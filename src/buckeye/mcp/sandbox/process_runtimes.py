@@ -47,17 +47,27 @@ class CommandRuntime:
     def __init__(self, argv: Sequence[str], limits: SandboxLimits, files: Path | None = None) -> None:
         """Raises UsageError if the program or `files` does not exist."""
         if not argv or shutil.which(argv[0]) is None:
-            raise UsageError(f"--command: there is no program {shlex.join(argv[:1])!r} (PATH was searched).")
+            raise UsageError(
+                f"program not found in PATH: {shlex.join(argv[:1])!r}",
+                code="BK-FILE-NOT-FOUND",
+                at="--command",
+                hint="install the program, or write its path",
+            )
         if files is not None and not files.exists():
-            raise UsageError(f"--files: there is no file or folder {files} (this is {Path.cwd()})")
+            raise UsageError(
+                f"file or folder not found: {files}",
+                code="BK-FILE-NOT-FOUND",
+                at="--files",
+                hint=f"write a path relative to {Path.cwd()}, or an absolute path",
+            )
         self._server, self._limits = StdioServer(command=argv[0], args=list(argv[1:])), limits
         self._files = str(files.absolute()) if files is not None else None
         self.description = sandbox_support().describe()
         for path in find_unreachable_files(self._server) if files is None else ():
             log.warning(
-                "The server is given %s, which is here and not in the folder that each session has for "
-                "itself: it will not find it. Put it there with --files %s and name it by {workdir}, or give "
-                "a whole path if sessions may share it.",
+                "The argument %s is a path in this folder, and servers start in the session's folder. Copy "
+                "it there with `--files %s` and write `{workdir}` in the argument, or write an absolute path "
+                "if sessions may share it",
                 path,
                 path,
             )
@@ -66,9 +76,9 @@ class CommandRuntime:
         """Do nothing: a command needs no preparation."""
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
-        """Return the command, to run in the session's folder below `session_folder`."""
+        """Return the command, to run below `session_folder`."""
         server = self._server.model_copy(update={"env": dict(variables)})
-        return await finish_in_thread(_launch, server, self._files, self._limits, session_folder)
+        return await finish_in_thread(_prepare_launch, server, self._files, self._limits, session_folder)
 
 
 class FolderRuntime:
@@ -85,52 +95,59 @@ class FolderRuntime:
         self._command = server_command(self._folder)
         self.only_environment = f"--dir {folder}"
         self.description = sandbox_support().describe()
-        self._made: Path | None = None
+        self._installed: Path | None = None
 
     async def prepare(self, image: str) -> None:
         """Install the project, unless this state of its files is installed."""
-        if self._made is None:
-            self._made = await asyncio.to_thread(installed, self._folder)
+        if self._installed is None:
+            self._installed = await asyncio.to_thread(_install_once, self._folder)
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
-        """Return the server from the virtual environment, to run in the session's folder below `session_folder`."""
+        """Return the server from the virtual environment, to run below `session_folder`."""
         await self.prepare(image)
-        assert self._made is not None
-        programs = self._made / "bin"
+        assert self._installed is not None
+        programs = self._installed / "bin"
         program = programs / self._command[0]
         path = f"{programs}{os.pathsep}{clean_environment({})['PATH']}"
         server = StdioServer(
             command=str(program) if program.exists() else self._command[0],
             args=self._command[1:],
-            env={"PATH": path, "VIRTUAL_ENV": str(self._made), **variables},
+            env={"PATH": path, "VIRTUAL_ENV": str(self._installed), **variables},
         )
         return await finish_in_thread(
-            _launch, server, str(self._made / _PROJECT), self._limits, session_folder
+            _prepare_launch, server, str(self._installed / _PROJECT), self._limits, session_folder
         )
 
 
-def _launch(
+def _prepare_launch(
     server: StdioServer, files: str | None, limits: SandboxLimits, session_folder: Path
 ) -> LaunchSpec:
     """Return a server's launch in its own folder and in this machine's sandbox. Raises PrepareError."""
+    failed = "cannot create the session's folder"
     try:
         workdir = create_workdir(session_folder, files, limits.disk)
-    except (UsageError, OSError) as error:
-        raise PrepareError(f"the session's folder cannot be made: {error}") from None
+    except UsageError as error:
+        raise PrepareError(
+            f"{failed}: {error.message}", code=error.code, at=error.at, hint=error.hint
+        ) from None
+    except OSError as error:
+        raise PrepareError(f"{failed}: {error}", code="BK-ENV-FAILED") from None
     server = adapt_to_workdir(server, workdir)
     confine = build_confine_spec(limits=limits, sandbox_support=sandbox_support(), cwd=workdir.path)
 
-    def outer(argv: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    def wrap_command(
+        argv: Sequence[str], env: Mapping[str, str]
+    ) -> tuple[tuple[str, ...], Mapping[str, str]]:
         return apply_confine_spec(confine, argv), build_confine_env(env)
 
     argv, env = (server.command, *server.args), clean_environment(server.env)
-    started, around = outer(argv, env)
+    wrapped_argv, wrapped_env = wrap_command(argv, env)
     # The process that sessions are forked from has network access, and `enter` of confine.py mounts no folder
     # read-only.
     program = None
     if limits.network and limits.writable is None:
-        program = Program(argv=argv, env=env, cwd=workdir.path, confine=confine, wrap_command=outer)
-    return LaunchSpec(argv=started, env=around, cwd=workdir.path, program=program)
+        program = Program(argv=argv, env=env, cwd=workdir.path, confine=confine, wrap_command=wrap_command)
+    return LaunchSpec(argv=wrapped_argv, env=wrapped_env, cwd=workdir.path, program=program)
 
 
 def server_command(folder: Path) -> list[str]:
@@ -144,33 +161,44 @@ def server_command(folder: Path) -> list[str]:
         project = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(
-            f"--dir: {folder} has no pyproject.toml; use --command for other programs."
+            f"{folder} has no pyproject.toml",
+            code="BK-FILE-NOT-FOUND",
+            at="--dir",
+            hint="use `--command` for other programs",
         ) from None
     except (OSError, ValueError) as error:
-        raise UsageError(f"--dir: {file} cannot be read: {error}") from None
+        code = "BK-CONFIG-SYNTAX" if isinstance(error, ValueError) else "BK-FILE-UNREADABLE"
+        raise UsageError(f"cannot read {file}: {error}", code=code, at="--dir") from None
     command: Any = project.get("tool", {}).get("buckeye", {}).get("command")
-    if isinstance(command, list) and command and all(isinstance(word, str) for word in command):
+    if isinstance(command, list) and command and all(isinstance(part, str) for part in command):
         return command
     if command is not None:
-        raise UsageError(f'{file}: tool.buckeye.command is a list of words, as ["my-server", "--stdio"].')
+        raise UsageError(
+            "expected a list of strings",
+            code="BK-CONFIG-VALUE",
+            at=f"{file} (tool.buckeye.command)",
+            hint='write `command = ["my-server", "--stdio"]`',
+        )
     scripts: dict[str, str] = project.get("project", {}).get("scripts", {})
     name = project.get("project", {}).get("name", "")
-    chosen = [script for script in scripts if len(scripts) == 1 or script == name]
-    if not chosen:
+    selected = [script for script in scripts if len(scripts) == 1 or script == name]
+    if not selected:
         raise UsageError(
-            f"{file} does not say which program is the MCP server: it has {len(scripts)} [project.scripts], "
-            f'none named {name!r}. Add [tool.buckeye] with command = ["..."].'
+            f"cannot choose the MCP server: {len(scripts)} scripts in [project.scripts], none named {name!r}",
+            code="BK-CONFIG-MISSING",
+            at=str(file),
+            hint='add [tool.buckeye] with `command = ["..."]`',
         )
-    return chosen
+    return selected
 
 
-def installed(folder: Path) -> Path:
+def _install_once(folder: Path) -> Path:
     """Return a virtual environment with the project, and a copy of the project as `_PROJECT` in it.
 
     It is rebuilt when a file of the project changes. Raises PrepareError with the installer's last output.
     """
     digest = hashlib.sha256(f"{sys.version}\0{folder}".encode())
-    for path in _sources(folder):
+    for path in _source_files(folder):
         digest.update(f"\0{path.relative_to(folder)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
     environments = cache_folder() / "environments"
     target = environments / f"{folder.name}-{digest.hexdigest()[:16]}"
@@ -190,23 +218,23 @@ def _install(folder: Path, target: Path) -> None:
         _copy_sources(folder, copy)
         uv = shutil.which("uv")
         python = str(target / "bin" / "python")
-        make = [uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
+        create = [uv, "venv", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
         install = [uv, "pip", "install", "--quiet", "--python", python] if uv else [python, *_PIP]
-        for argv in ([*make, str(target)], [*install, str(copy)]):
-            check_output(argv, _INSTALL_SECONDS, f"{folder} does not install")
+        for argv in ([*create, str(target)], [*install, str(copy)]):
+            check_output(argv, _INSTALL_SECONDS, f"cannot install {folder}", code="BK-ENV-INSTALL")
     part = target / f".{_PROJECT}"
     _copy_sources(folder, part)
     part.rename(target / _PROJECT)  # renamed last, as the mark of a complete environment
 
 
 def _copy_sources(folder: Path, to: Path) -> None:
-    for path in _sources(folder):
+    for path in _source_files(folder):
         target = to / path.relative_to(folder)
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(path, target)
 
 
-def _sources(folder: Path) -> Iterator[Path]:
+def _source_files(folder: Path) -> Iterator[Path]:
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(
             name

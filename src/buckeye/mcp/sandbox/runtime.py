@@ -18,9 +18,13 @@ from buckeye.mcp.fork_server.program import Program
 class RuntimeUnavailableError(BuckeyeError):
     """A runtime cannot be used on this machine. The message names the missing part."""
 
+    code = "BK-SANDBOX"
+
 
 class PrepareError(BuckeyeError):
-    """An environment cannot be prepared: unknown image, refusing registry, or failed installation."""
+    """An environment cannot be prepared: unknown image, unreachable registry, or failed installation."""
+
+    code = "BK-IMAGE"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +63,9 @@ class Runtime(Protocol):
 
     name: str
     description: str
-    """Description of the isolation between sessions, for people."""
+    """Isolation between sessions, as text."""
     only_environment: str
-    """Name of the only environment that every session gets; "" for a runtime of images."""
+    """Flag that names the environment of all sessions; "" for a runtime of images."""
 
     async def prepare(self, image: str) -> None:
         """Do slow one-time work: download, unpack, install. Raises PrepareError."""
@@ -91,17 +95,20 @@ def cache_folder() -> Path:
     return Path(cache) / "buckeye"
 
 
-def check_output(argv: Sequence[str], seconds: float, failed: str) -> str:
+def check_output(
+    argv: Sequence[str], seconds: float, failed: str, *, code: str | None = None, hint: str | None = None
+) -> str:
     """Run a program and return its output, stripped.
 
     Raises PrepareError if it fails or exceeds `seconds`. The message begins with `failed` and ends with the
-    last lines of the output.
+    last lines of the output; `code` and `hint` are those of the error.
     """
     try:
-        ran = run_program(argv, seconds=seconds)
+        result = run_program(argv, seconds=seconds)
     except subprocess.TimeoutExpired:
-        raise PrepareError(f"{failed}: {argv[0]} {argv[1]} took longer than {seconds:g} s.") from None
-    if ran.returncode != 0:
-        words = "\n".join((ran.stderr or ran.stdout).strip().splitlines()[-12:])
-        raise PrepareError(f"{failed}:\n{words}")
-    return ran.stdout.strip()
+        message = f"{failed}: `{argv[0]} {argv[1]}` timed out after {seconds:g} s"
+        raise PrepareError(message, code=code, hint=hint) from None
+    if result.returncode != 0:
+        lines = "\n".join((result.stderr or result.stdout).strip().splitlines()[-12:])
+        raise PrepareError(f"{failed}:\n{lines}", code=code, hint=hint)
+    return result.stdout.strip()

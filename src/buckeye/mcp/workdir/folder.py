@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 WORKDIR = "{workdir}"
 """Placeholder for the folder in paths of tasks, configurations and the model."""
+_PREPARE_LOCK = threading.Lock()
+_PREPARED: dict[tuple[str, int], Path] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,11 +86,13 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
             rollout_folders().create(),
             files,
             limits.workdir_bytes,
-            release=lambda made: _remove(made.root, task.id),
+            release=lambda created: _remove(created.root, task.id),
         )
-    except (OSError, UsageError) as error:
-        kind = TaskError if isinstance(error, UsageError) else StartError
-        raise kind(f"the rollout's folder cannot be made: {error}") from None
+    except UsageError as error:
+        message = f"cannot create the rollout's folder: {error.message}"
+        raise TaskError(message, code=error.code, at=error.at, hint=error.hint) from None
+    except OSError as error:
+        raise StartError(f"cannot create the rollout's folder: {error}", code="BK-ENV-FAILED") from None
     try:
         yield workdir
     finally:
@@ -106,7 +110,9 @@ def create_workdir(root: Path, files: str | None, max_bytes: int) -> Workdir:
     started = time.monotonic()
     try:
         (root / "work").mkdir()
-        copied = copy_tree(_prepared(files, max_bytes), root / "work", max_bytes) if files is not None else 0
+        copied = (
+            copy_tree(_prepare_once(files, max_bytes), root / "work", max_bytes) if files is not None else 0
+        )
     except BaseException:
         remove_tree(root)
         raise
@@ -119,32 +125,28 @@ def _remove(root: Path, task: str) -> None:
         remove_tree(root)
     except OSError as error:
         if root.exists():
-            log.warning("The folder of a rollout of %s cannot be removed: %s: %s", task, root, error)
+            log.warning("Cannot remove the folder of a rollout of %s: %s: %s", task, root, error)
 
 
 def _keep(workdir: Workdir, root: Path, task: str) -> None:
     name = re.sub(r"[^\w.-]+", "_", task).lstrip(".")[:80]
-    kept = root.absolute() / f"{name}-{workdir.root.name}"
+    target = root.absolute() / f"{name}-{workdir.root.name}"
     try:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.move(workdir.root, kept)
-        log.info("The folder of a rollout of %s is kept: %s", task, kept / "work")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(workdir.root, target)
+        log.info("Kept the folder of a rollout of %s: %s", task, target / "work")
     except OSError as error:
-        log.warning("The folder of a rollout of %s cannot be kept: %s", task, error)
+        log.warning("Cannot keep the folder of a rollout of %s: %s", task, error)
 
 
-_PREPARING = threading.Lock()
-_READY: dict[tuple[str, int], Path] = {}
-
-
-def _prepared(files: str, max_bytes: int) -> Path:
-    """Return a prepared copy of the files, made at first use, so that later changes reach no rollout."""
-    with _PREPARING:
-        if (files, max_bytes) not in _READY:
+def _prepare_once(files: str, max_bytes: int) -> Path:
+    """Return a copy of the files, created at first use. Later changes of the source have no effect."""
+    with _PREPARE_LOCK:
+        if (files, max_bytes) not in _PREPARED:
             folder = rollout_folders().create()
             prepare_files(files, folder, max_bytes)
-            _READY[files, max_bytes] = folder
-        return _READY[files, max_bytes]
+            _PREPARED[files, max_bytes] = folder
+        return _PREPARED[files, max_bytes]
 
 
 @functools.cache

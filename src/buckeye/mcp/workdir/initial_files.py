@@ -26,18 +26,18 @@ from buckeye.mcp.sandbox.runtime import cache_folder
 
 MAX_ENTRIES = 200_000
 """Maximum number of initial files and folders of a rollout."""
-_Written = TypeVar("_Written", bound=BaseConfig)
+_Config = TypeVar("_Config", bound=BaseConfig)
 _SCRIPT_SECONDS = 600.0
 _SCRIPTS = {".py": (sys.executable,), ".sh": ("/bin/sh",)}
 _TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
-def resolve_files(written: _Written, file: Path) -> _Written:
+def resolve_files(config: _Config, file: Path) -> _Config:
     """Return a task or configuration with an absolute path as its `files`, resolved relative to `file`."""
-    files: str | None = getattr(written, "files", None)
+    files: str | None = getattr(config, "files", None)
     if files is None:
-        return written
-    return written.model_copy(update={"files": str(file.absolute().parent / Path(files).expanduser())})
+        return config
+    return config.model_copy(update={"files": str(file.absolute().parent / Path(files).expanduser())})
 
 
 def prepare_files(files: str, folder: Path, max_bytes: int) -> None:
@@ -47,7 +47,7 @@ def prepare_files(files: str, folder: Path, max_bytes: int) -> None:
     """
     source = Path(files)
     if not source.exists():
-        raise UsageError(f"files: there is no file or folder {source}")
+        raise UsageError(f"file or folder not found: {source}", code="BK-FILE-NOT-FOUND", at="files")
     try:
         if source.is_dir():
             copy_tree(source, folder, max_bytes)
@@ -56,11 +56,11 @@ def prepare_files(files: str, folder: Path, max_bytes: int) -> None:
         elif source.name.endswith(_TARS):
             _untar(source, folder, max_bytes)
         elif source.suffix in _SCRIPTS:
-            copy_tree(_made_by(source), folder, max_bytes)
+            copy_tree(_run_script_once(source), folder, max_bytes)
         else:
             _copy_file(source, folder / source.name)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
-        raise UsageError(f"files: {source} cannot be used: {error}") from None
+        raise UsageError(f"cannot read {source}: {error}", code="BK-FILE-UNREADABLE", at="files") from None
 
 
 def pack_files(files: str, to: Path, max_bytes: int) -> str:
@@ -69,24 +69,24 @@ def pack_files(files: str, to: Path, max_bytes: int) -> str:
     For a script, the archive has the files it creates, not the script. Raises UsageError.
     """
     with tempfile.TemporaryDirectory(dir=to, prefix=".") as temporary:
-        folder, made = Path(temporary, "files"), Path(temporary, "packed")
+        folder, packed = Path(temporary, "files"), Path(temporary, "packed")
         folder.mkdir()
         prepare_files(files, folder, max_bytes)
         with (
-            gzip.GzipFile(made, "wb", mtime=0) as zipped,
+            gzip.GzipFile(packed, "wb", mtime=0) as zipped,
             tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
         ):
             for path in sorted(_walk(folder)):
-                archive.add(path, str(path.relative_to(folder)), recursive=False, filter=_nobodys)
-        name = f"{sha256_file(made)}.tar.gz"
-        made.replace(to / name)
+                archive.add(path, str(path.relative_to(folder)), recursive=False, filter=_without_owner)
+        name = f"{sha256_file(packed)}.tar.gz"
+        packed.replace(to / name)
     return name
 
 
-def _nobodys(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     """Return an archive entry without its owner. Links and folders have no modification time."""
-    made = int(entry.mtime) if entry.isreg() else 0
-    return entry.replace(uid=0, gid=0, uname="", gname="", mtime=made, deep=False)
+    modified = int(entry.mtime) if entry.isreg() else 0
+    return entry.replace(uid=0, gid=0, uname="", gname="", mtime=modified, deep=False)
 
 
 def copy_tree(source: Path, to: Path, max_bytes: int) -> int:
@@ -97,19 +97,24 @@ def copy_tree(source: Path, to: Path, max_bytes: int) -> int:
     """
     total, entries = 0, 0
     for path in _walk(source):
-        below, seen = path.relative_to(source), path.lstat()
-        target, entries = to / below, entries + 1
-        if stat.S_ISDIR(seen.st_mode):
+        target, entries = to / path.relative_to(source), entries + 1
+        mode = path.lstat().st_mode
+        if stat.S_ISDIR(mode):
             target.mkdir(mode=0o700)
-        elif stat.S_ISLNK(seen.st_mode):
-            os.symlink(_inner_link(path, source), target)
-        elif stat.S_ISREG(seen.st_mode):
+        elif stat.S_ISLNK(mode):
+            os.symlink(_check_link(path, source), target)
+        elif stat.S_ISREG(mode):
             total += _copy_file(path, target)
         else:
-            raise UsageError(f"files: {path} is neither a file nor a folder; leave it out")
+            raise UsageError(
+                f"{path} is neither a file nor a folder",
+                code="BK-FILE-UNREADABLE",
+                at="files",
+                hint="remove it",
+            )
         if total > max_bytes or entries > MAX_ENTRIES:
-            raise _too_much(source, max_bytes)
-    for path in reversed([one for one in _walk(source) if one.is_dir() and not one.is_symlink()]):
+            raise _size_error(source, max_bytes)
+    for path in reversed([path for path in _walk(source) if path.is_dir() and not path.is_symlink()]):
         shutil.copystat(path, to / path.relative_to(source))
     return total
 
@@ -122,79 +127,90 @@ def _walk(folder: Path) -> Iterator[Path]:
             yield from _walk(Path(entry.path))
 
 
-def _inner_link(path: Path, root: Path) -> str:
+def _check_link(path: Path, root: Path) -> str:
+    """Return the target of a link. Raises UsageError if it is outside of `root`."""
     target = os.readlink(path)
-    there = os.path.normpath(path.parent / target)
-    if os.path.isabs(target) or not Path(there).is_relative_to(os.path.normpath(root)):
+    resolved = os.path.normpath(path.parent / target)
+    if os.path.isabs(target) or not Path(resolved).is_relative_to(os.path.normpath(root)):
         raise UsageError(
-            f"files: {path} is a link that leads out of the folder, to {target}: all rollouts would share "
-            "that. Put a copy there"
+            f"{path} links outside of the folder, to {target}: all rollouts would share the target",
+            code="BK-FILE-UNREADABLE",
+            at="files",
+            hint="replace the link by a copy",
         )
     return target
 
 
 def _copy_file(source: Path, target: Path) -> int:
-    with source.open("rb") as reading, target.open("xb") as writing:
-        seen = os.fstat(reading.fileno())
+    with source.open("rb") as reader, target.open("xb") as writer:
+        status = os.fstat(reader.fileno())
         try:
-            left = seen.st_size
-            while left and (done := os.copy_file_range(reading.fileno(), writing.fileno(), left)):
-                left -= done
+            remaining = status.st_size
+            while remaining and (copied := os.copy_file_range(reader.fileno(), writer.fileno(), remaining)):
+                remaining -= copied
         except (OSError, AttributeError):  # not supported between these file systems, or not on Linux
-            reading.seek(0)
-            writing.seek(0)
-            shutil.copyfileobj(reading, writing)
-        os.fchmod(writing.fileno(), stat.S_IMODE(seen.st_mode) & 0o777)
-    os.utime(target, ns=(seen.st_atime_ns, seen.st_mtime_ns))
-    return seen.st_size
+            reader.seek(0)
+            writer.seek(0)
+            shutil.copyfileobj(reader, writer)
+        os.fchmod(writer.fileno(), stat.S_IMODE(status.st_mode) & 0o777)
+    os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))
+    return status.st_size
 
 
-def _too_much(source: Path, max_bytes: int) -> UsageError:
+def _size_error(source: Path, max_bytes: int) -> UsageError:
     return UsageError(
-        f"files: {source} holds more than {max_bytes:,} bytes (defaults.workdir_bytes) or {MAX_ENTRIES:,} files"
+        f"{source} has more than {max_bytes:,} bytes or {MAX_ENTRIES:,} files",
+        code="BK-FILE-UNREADABLE",
+        at="files",
+        hint="remove files, or raise `defaults.workdir_bytes`",
     )
 
 
 def _unzip(source: Path, folder: Path, max_bytes: int) -> None:
     with zipfile.ZipFile(source) as archive:
         entries = archive.infolist()
-        if sum(one.file_size for one in entries) > max_bytes or len(entries) > MAX_ENTRIES:
-            raise _too_much(source, max_bytes)
-        for one in entries:
-            if one.filename.startswith("/") or ".." in one.filename.split("/"):
-                raise UsageError(f"files: {source}: {one.filename!r} leads out of the archive")
-            if stat.S_ISLNK(one.external_attr >> 16):
-                raise UsageError(f"files: {source}: {one.filename!r} is a link; put a copy there")
-            made = archive.extract(one, folder)
-            if mode := one.external_attr >> 16 & 0o777:
-                os.chmod(made, mode | 0o700 if one.is_dir() else mode)
+        if sum(entry.file_size for entry in entries) > max_bytes or len(entries) > MAX_ENTRIES:
+            raise _size_error(source, max_bytes)
+        for entry in entries:
+            if entry.filename.startswith("/") or ".." in entry.filename.split("/"):
+                raise _entry_error(source, entry, "is outside of the archive", hint="remove it")
+            if stat.S_ISLNK(entry.external_attr >> 16):
+                raise _entry_error(source, entry, "is a link", hint="replace the link by a copy")
+            extracted = archive.extract(entry, folder)
+            if mode := entry.external_attr >> 16 & 0o777:
+                os.chmod(extracted, mode | 0o700 if entry.is_dir() else mode)
+
+
+def _entry_error(source: Path, entry: zipfile.ZipInfo, reason: str, *, hint: str) -> UsageError:
+    message = f"{source}: {entry.filename!r} {reason}"
+    return UsageError(message, code="BK-FILE-UNREADABLE", at="files", hint=hint)
 
 
 def _untar(source: Path, folder: Path, max_bytes: int) -> None:
     """Extract a tar archive. The filter `data` refuses devices, `..`, and links that leave the archive."""
     total = count = 0
     with tarfile.open(source, "r|*") as archive:
-        for one in archive:
-            total, count = total + one.size, count + 1
+        for entry in archive:
+            total, count = total + entry.size, count + 1
             if total > max_bytes or count > MAX_ENTRIES:
-                raise _too_much(source, max_bytes)
-            archive.extract(one, folder, filter="data")
+                raise _size_error(source, max_bytes)
+            archive.extract(entry, folder, filter="data")
 
 
-def _made_by(script: Path) -> Path:
+def _run_script_once(script: Path) -> Path:
     """Return a folder with the files that a script creates. The script runs once per content of its text."""
     text = script.read_bytes()
     final = cache_folder() / "files" / hashlib.sha256(text).hexdigest()[:32]
     if not final.is_dir():
         with suppress(FileExistsError):  # another process was faster
             final.parent.mkdir(parents=True, exist_ok=True)
-            write_directory(final, functools.partial(_run, script))
+            write_directory(final, functools.partial(_run_script, script))
     return final
 
 
-def _run(script: Path, folder: Path) -> None:
+def _run_script(script: Path, folder: Path) -> None:
     try:
-        ran = subprocess.run(  # noqa: S603  argv as a list, without a shell
+        result = subprocess.run(  # noqa: S603  argv as a list, without a shell
             [*_SCRIPTS[script.suffix], str(script)],
             cwd=folder,
             env=clean_environment({}),
@@ -206,7 +222,9 @@ def _run(script: Path, folder: Path) -> None:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        raise UsageError(f"files: {script} did not end within {_SCRIPT_SECONDS:g} s") from None
-    if ran.returncode != 0:
-        words = "\n".join((ran.stderr or ran.stdout).strip().splitlines()[-12:])
-        raise UsageError(f"files: {script} ended with exit code {ran.returncode}:\n{words}")
+        message = f"{script} timed out after {_SCRIPT_SECONDS:g} s"
+        raise UsageError(message, code="BK-ENV-FAILED", at="files") from None
+    if result.returncode != 0:
+        lines = "\n".join((result.stderr or result.stdout).strip().splitlines()[-12:])
+        message = f"{script} failed with exit code {result.returncode}:\n{lines}"
+        raise UsageError(message, code="BK-ENV-FAILED", at="files")

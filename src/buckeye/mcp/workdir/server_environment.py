@@ -19,7 +19,7 @@ _FOLDERS = {
     "XDG_STATE_HOME": "home/.local/state",
     "XDG_RUNTIME_DIR": "run",
 }
-_INSTALLED = {
+_USER_PROGRAMS = {
     "PYTHONUSERBASE": ".local",
     "UV_CACHE_DIR": ".cache/uv",
     "UV_PYTHON_INSTALL_DIR": ".local/share/uv/python",
@@ -42,7 +42,21 @@ _INSTALLED = {
 Without them, a server that `npx` or `uvx` starts would be downloaded for every rollout.
 """
 _ALWAYS = ("UV_CACHE_DIR", "npm_config_cache")  # set even before the first download
-_CODE = {".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".mts", ".sh", ".rb", ".pl", ".php", ".lua", ".jar"}
+_CODE_SUFFIXES = {
+    ".py",
+    ".pyz",
+    ".js",
+    ".mjs",
+    ".cjs",
+    ".ts",
+    ".mts",
+    ".sh",
+    ".rb",
+    ".pl",
+    ".php",
+    ".lua",
+    ".jar",
+}
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
@@ -56,7 +70,7 @@ def adapt_to_workdir(server: StdioServer, workdir: Workdir) -> StdioServer:
         StdioServer.model_validate(workdir.expand_workdir(server.model_dump())), workdir.path
     )
     return server.model_copy(
-        update={"env": {**_environment(workdir), **server.env}, "cwd": server.cwd or str(workdir.path)}
+        update={"env": {**_create_environment(workdir), **server.env}, "cwd": server.cwd or str(workdir.path)}
     )
 
 
@@ -66,11 +80,11 @@ def resolve_local_paths(server: StdioServer, workdir: Path | None = None) -> Std
     Its program, and a Python module of the user, are resolved from the current directory. Arguments that are
     files in `workdir` refer to those.
     """
-    here = Path.cwd()
-    command = str(here / server.command) if "/" in server.command else server.command
-    args = [_program(word, here, workdir) for word in server.args]
-    env = {**_searched(command, args, server.env, here), **server.env}
-    cwd = server.cwd and str(here / server.cwd)
+    current = Path.cwd()
+    command = str(current / server.command) if "/" in server.command else server.command
+    args = [_resolve_argument(argument, current, workdir) for argument in server.args]
+    env = {**_module_path(command, args, server.env, current), **server.env}
+    cwd = server.cwd and str(current / server.cwd)
     return StdioServer(command=command, args=args, env=env, cwd=cwd)
 
 
@@ -81,49 +95,51 @@ def find_unreachable_files(server: StdioServer) -> list[str]:
     """
     if server.cwd is not None:
         return []
-    named = [word.partition("=")[2] if word.startswith("-") else word for word in server.args]
-    paths = [Path(word) for word in named if "/" in word or Path(word).suffix]
-    here = [path for path in paths if not path.is_absolute() and os.path.exists(path)]
-    return [str(path) for path in here if not _is_code(path)]
+    values = [arg.partition("=")[2] if arg.startswith("-") else arg for arg in server.args]
+    paths = [Path(value) for value in values if "/" in value or Path(value).suffix]
+    existing = [path for path in paths if not path.is_absolute() and os.path.exists(path)]
+    return [str(path) for path in existing if not _is_code(path)]
 
 
-def _environment(workdir: Workdir) -> dict[str, str]:
+def _create_environment(workdir: Workdir) -> dict[str, str]:
     """Create the rollout's own home and temporary folders, and return the environment variables for them.
 
     Also includes the locations of the user's programs.
     """
-    own = {name: str(workdir.root / below) for name, below in _FOLDERS.items()}
-    for folder in own.values():
+    folders = {name: str(workdir.root / relative) for name, relative in _FOLDERS.items()}
+    for folder in folders.values():
         os.makedirs(folder, mode=0o700, exist_ok=True)
-    return own | _installed()
+    return folders | _user_program_paths()
 
 
-def _installed() -> dict[str, str]:
+def _user_program_paths() -> dict[str, str]:
     home = Path.home()
     return {
-        name: os.environ.get(name, str(home / below))
-        for name, below in _INSTALLED.items()
-        if name in os.environ or name in _ALWAYS or (home / below).is_dir()
+        name: os.environ.get(name, str(home / relative))
+        for name, relative in _USER_PROGRAMS.items()
+        if name in os.environ or name in _ALWAYS or (home / relative).is_dir()
     }
 
 
-def _program(word: str, here: Path, workdir: Path | None) -> str:
-    """Return an argument; a script here that is not in the rollout's folder gets its absolute path."""
-    path = Path(word)
-    theirs = workdir is not None and os.path.exists(workdir / path)
-    return str(here / path) if not theirs and _is_code(here / path) else word
+def _resolve_argument(argument: str, current: Path, workdir: Path | None) -> str:
+    """Return an argument; a script in the current directory and not in the workdir gets its absolute path."""
+    path = Path(argument)
+    in_workdir = workdir is not None and os.path.exists(workdir / path)
+    return str(current / path) if not in_workdir and _is_code(current / path) else argument
 
 
 def _is_code(path: Path) -> bool:
     """Return True for a program file: one with a code suffix, or an executable without a suffix."""
-    return os.path.isfile(path) and (path.suffix in _CODE or (not path.suffix and os.access(path, os.X_OK)))
+    return os.path.isfile(path) and (
+        path.suffix in _CODE_SUFFIXES or (not path.suffix and os.access(path, os.X_OK))
+    )
 
 
-def _searched(command: str, args: list[str], env: Mapping[str, str], here: Path) -> dict[str, str]:
+def _module_path(command: str, args: list[str], env: Mapping[str, str], current: Path) -> dict[str, str]:
     """Return PYTHONPATH for `python -m MODULE` if the module is in the current directory."""
     if not _PYTHON.fullmatch(Path(command).name) or "-m" not in args[:-1]:
         return {}
     module = args[args.index("-m") + 1].partition(".")[0]
-    if not (here / module).is_dir() and not (here / f"{module}.py").is_file():
+    if not (current / module).is_dir() and not (current / f"{module}.py").is_file():
         return {}
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(here), env.get("PYTHONPATH"))))}
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(current), env.get("PYTHONPATH"))))}
