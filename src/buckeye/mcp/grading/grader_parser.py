@@ -99,11 +99,10 @@ def _look_up(name: str, metadata: Mapping[str, Any]) -> Any:
         elif isinstance(value, Mapping) and key in value:
             value = value[key]
         else:
-            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else ""
-            near = did_you_mean(closest(key, map(str, value))) if isinstance(value, Mapping) else ""
-            raise ValueError(
-                f"the task's metadata has no {name!r}, only: {known or 'none'}{near and f'.{near}'}"
-            )
+            keys = list(map(str, value)) if isinstance(value, Mapping) else []
+            listed = f", only: {', '.join(keys)}" if keys else ""
+            near = did_you_mean(closest(key, keys))
+            raise ValueError(f"the task's metadata has no {name!r}{listed}{near and f'.{near}'}")
     return value
 
 
