@@ -385,7 +385,7 @@ def test_whatever_a_call_does_to_its_folder_a_failure_is_one(tmp_path, code):
 
 def test_slow_calls_do_not_make_a_rollout_an_error(monkeypatch):
     """The orchestrator ends a rollout without a reward after its timeout, so the rollout must end earlier."""
-    monkeypatch.setattr("buckeye.mcp.rollout._FOR_GRADING", 0.9)
+    monkeypatch.setattr("buckeye.mcp.rollout._GRADING_SHARE", 0.9)
     one = task(evaluate_tool=[], grade=RIGHT)
     calls = ["run('time.sleep(0.4)')"] * 100
 
