@@ -16,7 +16,7 @@ def package(monkeypatch):
     return importlib.import_module("buckeye_vf_gym")
 
 
-def test_what_to_install_is_said(package, monkeypatch, refusal):
+def test_missing_verifiers_is_reported(package, monkeypatch, refusal):
     monkeypatch.setitem(__import__("sys").modules, "verifiers", None)
     with refusal(UsageError):
         package.load_environment(taskset="a", config_path="b")
@@ -27,7 +27,7 @@ def test_what_to_install_is_said(package, monkeypatch, refusal):
     assert package.__all__ == ["GymHarness", "GymTaskset"]  # verifiers finds one of each here
 
 
-def test_replies_of_a_chat_server(package):
+def test_reply_of_converts_chat_messages(package):
     reply_of = importlib.import_module("buckeye_vf_gym.replies").reply_of
     plain = reply_of({"role": "assistant", "content": "hi", "refusal": None}, cut=False)
     assert (plain.text, plain.finish_reason) == ("hi", "stop")

@@ -107,7 +107,7 @@ def files(tmp_path):
 
 
 @pytest.mark.parametrize("version", ["v0", "v1"])
-def test_rollouts(version, files, tmp_path):
+def test_verifiers_runs_rollouts(version, files, tmp_path):
     python = verifiers_python(version)
     with chat_server(reply) as (url, _):
         job = {
@@ -152,7 +152,7 @@ def test_rollouts(version, files, tmp_path):
     assert KEY not in done.stdout + done.stderr + (tmp_path / "out.json").read_text()
 
 
-def test_buckeye_plays_the_same(files, monkeypatch):
+def test_buckeye_runs_the_same_rollouts(files, monkeypatch):
     monkeypatch.setenv("GYM_KEY", KEY)
 
     gym = load_environment("buckeye-vf-gym", **files)

@@ -52,7 +52,7 @@ class ParserConfig(BaseConfig):
     @model_validator(mode="after")
     def _check_weights(self) -> Self:
         if self.xml_weight + self.action_weight <= 0:
-            raise conflict("one of them must be above 0", "xml_weight", "action_weight")
+            raise conflict("one of the weights must be above 0", "xml_weight", "action_weight")
         return self
 
 
@@ -138,23 +138,23 @@ class GymConfig(BaseConfig):
         if not self.action_mappings:
             raise conflict("must name at least one action", "action_mappings")
         if self.parser.format == "xml" and not self.system_prompt.strip():
-            raise conflict("must tell the model which calls there are and how to write them", "system_prompt")
+            raise conflict("must tell the model which calls exist and how to write them", "system_prompt")
         return self
 
     @cached_property
     def actions(self) -> Mapping[str, Action]:
         """Compiled actions of `action_mappings`, and `done`. Raises ConfigError for an invalid one."""
-        actions, wrong = compile_actions(self.action_mappings)
-        if wrong:
-            raise config_error(_problem(_ACTIONS, one, Settings()) for one in wrong)
+        actions, problems = compile_actions(self.action_mappings)
+        if problems:
+            raise config_error(_locate(problems, _ACTIONS, Settings()))
         return actions
 
     @cached_property
     def graders(self) -> Sequence[Grader]:
         """Graders of `grade`. Raises ConfigError for an invalid one."""
-        graders, wrong = read_graders(self.grade)
-        if wrong:
-            raise config_error(_problem(_GRADE, one, Settings()) for one in wrong)
+        graders, problems = read_graders(self.grade)
+        if problems:
+            raise config_error(_locate(problems, _GRADE, Settings()))
         return graders
 
 
@@ -166,13 +166,12 @@ def load_gym_config(path: Path) -> GymConfig:
     settings = read_yaml(path)
     config, problems = validate(GymConfig, settings)
     raw = settings.values.get(_ACTIONS)
-    _, wrong = compile_actions(raw) if isinstance(raw, dict) else ({}, [])
-    problems += [_problem(_ACTIONS, one, settings) for one in wrong]
-    graders, unfit = read_graders(settings.values.get(_GRADE), path.absolute().parent)
-    problems += [_problem(_GRADE, one, settings) for one in unfit]
+    _, action_problems = compile_actions(raw) if isinstance(raw, dict) else ({}, [])
+    graders, grader_problems = read_graders(settings.values.get(_GRADE), path.absolute().parent)
+    problems += _locate(action_problems, _ACTIONS, settings) + _locate(grader_problems, _GRADE, settings)
     if config is None or problems:
-        whole = Location(str(path), Layer.FILE)
-        raise config_error(one if one.location else replace(one, location=whole) for one in problems)
+        file = Location(str(path), Layer.FILE)
+        raise config_error(replace(problem, location=problem.location or file) for problem in problems)
     config = config.model_copy(update={_GRADE: dump_graders(graders)}) if graders else config
     return resolve_files(config, path)
 
@@ -181,15 +180,18 @@ def gym_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the configuration file, for editors."""
     schema = GymConfig.model_json_schema()
     for part in (Grader, ActionTable):
-        found = part.model_json_schema()
-        schema["$defs"] |= found.pop("$defs") | {part.__name__: found}
-    one = {"$ref": "#/$defs/Grader"}
-    schema["properties"][_GRADE] |= {"anyOf": [one, {"type": "array", "items": one}, {"type": "null"}]}
+        part_schema = part.model_json_schema()
+        schema["$defs"] |= part_schema.pop("$defs") | {part.__name__: part_schema}
+    grader = {"$ref": "#/$defs/Grader"}
+    schema["properties"][_GRADE] |= {"anyOf": [grader, {"type": "array", "items": grader}, {"type": "null"}]}
     schema["properties"][_ACTIONS]["additionalProperties"] = {"$ref": "#/$defs/ActionTable"}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _problem(table: str, wrong: Problem, settings: Settings) -> Problem:
-    path = (table, *wrong.path)
-    message = wrong.message if wrong.message.endswith((".", "?")) else f"{wrong.message}."
-    return Problem(path=path, location=settings.location(path), message=message)
+def _locate(problems: Sequence[Problem], table: str, settings: Settings) -> list[Problem]:
+    """Return the problems of a table with their full paths and their lines in the file."""
+    paths = [(table, *problem.path) for problem in problems]
+    return [
+        replace(problem, path=path, location=settings.location(path))
+        for problem, path in zip(problems, paths, strict=True)
+    ]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from packaging.utils import canonicalize_name
 
+from buckeye.base.columns import counted
 from buckeye.base.distribution import need
 from buckeye.envs.base import START, Outcome, Policy, Task
 from buckeye.envs.registry import EnvironmentId, is_file_id, renamed_arguments
@@ -55,13 +56,18 @@ def load_environment(
     if eval_dataset is not None:
         if held_out:
             raise UsageError(
-                f"eval_dataset is given, and {held_out[0].id!r} in {dataset} has the split eval too: "
-                "have one of them"
+                f"eval_dataset is set, but {dataset} has tasks of the split eval too, as {held_out[0].id!r}",
+                code="BK-ENV-ARGUMENT",
+                hint=f"remove eval_dataset, or the eval tasks of {dataset}",
             )
-        splits[EVAL] = [task for each in read_taskset(eval_dataset) for task in each]
+        splits[EVAL] = [task for part in read_taskset(eval_dataset) for task in part]
     if num_tasks is not None:
         if not 1 <= num_tasks <= len(tasks):
-            raise UsageError(f"num_tasks is {num_tasks}, and {dataset} has {len(tasks)} tasks to train on")
+            raise UsageError(
+                f"num_tasks is {num_tasks}, but {dataset} has {counted(len(tasks), 'training task')}",
+                code="BK-ENV-ARGUMENT",
+                hint=f"set num_tasks to 1 to {len(tasks)}, or remove it",
+            )
         splits[TRAIN] = tasks[:num_tasks]
     check_task_graders((task for tasks in splits.values() for task in tasks), config)
     return McpEnvironment(config, {name: tasks for name, tasks in splits.items() if tasks})
@@ -86,16 +92,20 @@ class McpEnvironment:
         self._config = config
         self._tasks: dict[str, McpTask] = {}
         self._splits = dict(splits)
-        self._made: dict[str, list[Task]] = {}
-        self._lost: Counter[str] = Counter()
+        self._tasks_by_split: dict[str, list[Task]] = {}
+        self._lost_calls: Counter[str] = Counter()
         for tasks in splits.values():
             for task in tasks:
                 if task.id in self._tasks:
-                    raise UsageError(f"two tasks have the id {task.id!r}")
+                    raise UsageError(
+                        f"two tasks have the id {task.id!r}",
+                        code="BK-ENV-TASKS",
+                        hint="give each task a different id, also in different splits",
+                    )
                 self._tasks[task.id] = task
-        _check_reach(config, self._tasks.values())
+        _check_grading_tools(config, self._tasks.values())
         _check_files(config, self._tasks.values())
-        _tell_left_behind(config, self._tasks.values())
+        _warn_of_unreachable_files(config, self._tasks.values())
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -116,19 +126,19 @@ class McpEnvironment:
 
         if split not in self._splits:
             raise KeyError(
-                f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}. Tasks are in the "
-                'split eval if their metadata has "split": "eval", or in a file of their own, eval_dataset'
+                f"environment {self.name} has no split {split!r}, only {', '.join(self._splits)}. "
+                'For a split eval, set "split": "eval" in the metadata of tasks, or set eval_dataset'
             )
-        if split not in self._made:
-            self._made[split] = [
+        if split not in self._tasks_by_split:
+            self._tasks_by_split[split] = [
                 Task(
                     id=task.id,
                     messages=tuple(first_messages(task, self._config)),
-                    data={START: _start(task), **task.metadata},
+                    data={START: _hash_start(task), **task.metadata},
                 )
                 for task in self._splits[split]
             ]
-        return self._made[split]
+        return self._tasks_by_split[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
         """Run one rollout. A failure of the environment gives an outcome with an error."""
@@ -137,7 +147,7 @@ class McpEnvironment:
         try:
             outcome = await run_rollout(self._tasks[task.id], self._config, policy)
             if SERVER_LOST in outcome.explanations:
-                self._tell(outcome.explanations[SERVER_LOST])
+                self._warn_of_lost_call(outcome.explanations[SERVER_LOST])
             return outcome
         except McpEnvironmentError as fault:
             return Outcome(
@@ -147,12 +157,12 @@ class McpEnvironment:
                 boundary="task" if fault.final else None,
             )
 
-    def _tell(self, lost: str) -> None:
-        """Warn of calls that break a server: the first time, and at each power of ten."""
-        self._lost[lost] += 1
-        if is_power_of_ten(count := self._lost[lost]):
-            said = "%s: a call of the model broke its server, in %d rollouts until now: %s"
-            log.warning(said, self.name, count, lost)
+    def _warn_of_lost_call(self, call: str) -> None:
+        """Warn of a call that breaks its server: the first time, and at each power of ten."""
+        self._lost_calls[call] += 1
+        if is_power_of_ten(count := self._lost_calls[call]):
+            message = "%s: a call of the model made its server fail (%d rollouts so far): %s"
+            log.warning(message, self.name, count, call)
 
     async def isolation(self, seconds: float) -> IsolationReport:
         """Test if rollouts share state: run some tasks alone, then in parallel, and compare."""
@@ -170,32 +180,34 @@ class McpEnvironment:
 
         await check_servers([task for tasks in self._splits.values() for task in tasks], self._config)
         if self._config.shared_state:
-            return "shared_state is set: whether rollouts see each other is not looked at"
-        found = await self.isolation(_ISOLATION_SECONDS)
-        if found.shared:
+            return "isolation of rollouts not checked: shared_state is true"
+        report = await self.isolation(_ISOLATION_SECONDS)
+        if report.shared:
             from buckeye.mcp.isolation.probe import shared_state_error
 
-            raise shared_state_error(found)
-        return str(found)
+            raise shared_state_error(report)
+        return str(report)
 
 
-def _start(task: McpTask) -> str:
+def _hash_start(task: McpTask) -> str:
     """Return a short hash of a task's servers, setup and files."""
     start = task.model_dump_json(include={"mcp_config", "setup_tool", "files"})
     return hashlib.sha256(start.encode()).hexdigest()[:16]
 
 
-def _check_reach(config: GymConfig, tasks: Iterable[McpTask]) -> None:
+def _check_grading_tools(config: GymConfig, tasks: Iterable[McpTask]) -> None:
     """Raise UsageError if an action reaches a tool of evaluate_tool: the model must not grade its own task.
 
     Setup tools are allowed, because the model may need them too, for example to open a page.
     """
-    grading = {call.name for task in tasks for call in task.evaluate_tool}
+    grading_tools = {call.name for task in tasks for call in task.evaluate_tool}
     for action in config.actions.values():
-        if action.tool in grading:
+        if action.tool in grading_tools:
             raise UsageError(
-                f"action_mappings.{action.name}: the model may not call the tool {action.tool!r}, which is "
-                "for evaluate_tool. Remove the action"
+                f"the model must not call the tool {action.tool!r}: evaluate_tool grades with it",
+                code="BK-MCP-ACTION",
+                at=f"action_mappings.{action.name}",
+                hint="remove the action",
             )
 
 
@@ -207,17 +219,23 @@ def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
     for task in tasks:
         files = task.files or config.files
         if files is not None and not Path(files).exists():
-            raise UsageError(f"files of task {task.id!r}: there is no file or folder {files}")
-        if task.files and not any(isinstance(one, StdioServer) for one in task.mcp_config.values()):
             raise UsageError(
-                f"task {task.id!r} has files, and no server that is started as a command: the others never "
-                "see them"
+                f"files of task {task.id!r}: no such file or folder: {files}",
+                code="BK-FILE-NOT-FOUND",
+                hint="correct `files` of the task or the configuration",
+            )
+        if task.files and not any(isinstance(server, StdioServer) for server in task.mcp_config.values()):
+            raise UsageError(
+                f"task {task.id!r} has files, but no server that is started as a command: HTTP servers never "
+                "see them",
+                code="BK-ENV-TASKS",
+                hint="remove `files`, or start a server with `command` in mcp_config",
             )
 
 
-def _tell_left_behind(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """Warn once per path that exists here but that a server will not find in its rollout's folder."""
-    left = {
+def _warn_of_unreachable_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
+    """Warn once per existing path that a server will not find in its rollout's folder."""
+    unreachable = {
         path: task.id
         for task in tasks
         if (task.files or config.files) is None
@@ -225,11 +243,11 @@ def _tell_left_behind(config: GymConfig, tasks: Iterable[McpTask]) -> None:
         if isinstance(server, StdioServer)
         for path in find_unreachable_files(server)
     }
-    for path, task_id in left.items():
+    for path, task_id in unreachable.items():
         log.warning(
-            "A server of task %s is given %s, which is here and not in the folder that each rollout has for "
-            "itself: it will not find it. Put it there with `files` in the configuration and name it by "
-            "{workdir}, or give a whole path if rollouts may share it (docs/explanation/mcp-rollouts.md).",
+            "a server of task %s will not find %s: it starts in the folder of its rollout. Set `files` in "
+            "the configuration and refer to it as {workdir}/..., or write an absolute path if rollouts may "
+            "share it (docs/explanation/mcp-rollouts.md)",
             task_id,
             path,
         )

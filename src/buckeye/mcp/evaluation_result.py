@@ -11,7 +11,7 @@ from buckeye.mcp.client.errors import EvaluateError
 from buckeye.mcp.client.session import CallResult
 
 REWARD_KEYS = ("reward", "grade", "score")
-_MOST_METRICS = 32
+_MAX_METRICS = 32
 
 
 def decode_result(result: CallResult) -> Any:
@@ -37,34 +37,36 @@ def parse_reward(tool: str, result: CallResult) -> tuple[float, dict[str, float]
     and 1. Raises EvaluateError if the evaluation failed or has no finite reward.
     """
     if result.is_error:
-        raise EvaluateError(f"{tool} failed: {_shown(result.text)}")
+        raise EvaluateError(f"{tool} failed: {_quote(result.text)}", code="BK-MCP-ACTION")
     value = decode_result(result)
     numbers: dict[str, float] = {}
     if isinstance(value, Mapping):
         if value.get("isError") is True or value.get("is_error") is True:
-            raise EvaluateError(f"{tool} says that it failed: {_shown(result.text)}")
-        numbers = _numbers(value)
+            raise EvaluateError(f"{tool} reports a failure: {_quote(result.text)}", code="BK-MCP-ACTION")
+        numbers = _finite_numbers(value)
         key = next((key for key in REWARD_KEYS if key in value), None)
         value = None if key is None else value[key]
     if not isinstance(value, bool | int | float):
+        shown = _quote(result.text or json.dumps(result.structured, default=str))
         raise EvaluateError(
-            f"{tool} gave no reward: its result needs a number as {', '.join(REWARD_KEYS[:-1])} or "
-            f"{REWARD_KEYS[-1]}, and is {_shown(result.text or json.dumps(result.structured, default=str))}"
+            f"{tool} returned no reward: {shown}",
+            code="BK-ENV-REWARD",
+            hint=f"return a number, or an object with a number as {' or '.join(REWARD_KEYS)}",
         )
     reward = _finite(value)
     if reward is None:
-        raise EvaluateError(f"{tool} gave {value} as the reward, which is no finite number")
+        raise EvaluateError(f"{tool} returned the reward {value}, not a finite number", code="BK-ENV-REWARD")
     return reward, numbers
 
 
-def _numbers(value: Mapping[str, Any]) -> dict[str, float]:
-    found = {
+def _finite_numbers(value: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {
         str(key): _finite(item)
         for key, item in value.items()
         if key not in REWARD_KEYS and isinstance(item, bool | int | float)
     }
-    kept = [(key, number) for key, number in found.items() if number is not None]
-    return dict(kept[:_MOST_METRICS])
+    finite = [(key, number) for key, number in numbers.items() if number is not None]
+    return dict(finite[:_MAX_METRICS])
 
 
 def _finite(value: float) -> float | None:
@@ -75,5 +77,5 @@ def _finite(value: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text if len(text) <= 200 else text[:200] + "…")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args, get_type_hints
 
@@ -14,8 +15,8 @@ from buckeye.config.problems import Problem, closest, did_you_mean
 from buckeye.config.settings import KeyPath
 from buckeye.config.shared import CONFLICT, BaseConfig
 
-_LONGEST_VALUE = 60
-_OR_OF_TASK = "or what each task has for it, as '{metadata.NAME}'"
+_MAX_VALUE_CHARS = 60
+_OR_METADATA = "or a value of each task, as '{metadata.NAME}'"
 _EXPECTED = {
     "Grader.name": "expected at most 60 letters, digits, dots and hyphens",
     "ActionTable._tool": "expected the name of an MCP tool, or null to end the rollout",
@@ -23,20 +24,20 @@ _EXPECTED = {
     "positional": "expected a list of names",
     "transform": 'expected an expression, as "lambda x: x * 1000"',
     "python": "expected a file and a function in it, as check.py:grade",
-    "sha256": f"expected 64 hexadecimal digits, {_OR_OF_TASK}",
-    "number": f"expected a number, {_OR_OF_TASK}",
-    "set": f"expected a list, {_OR_OF_TASK}",
-    "rows": f"expected a list of rows, each a list, {_OR_OF_TASK}",
+    "sha256": f"expected 64 hexadecimal digits, {_OR_METADATA}",
+    "number": f"expected a number, {_OR_METADATA}",
+    "set": f"expected a list, {_OR_METADATA}",
+    "rows": f"expected a list of rows, each a list, {_OR_METADATA}",
 }
 
 
 def collect_problems(model: type[BaseConfig], values: Any, error: ValidationError) -> list[Problem]:
     """Return all problems in a pydantic error, one per path.
 
-    The paths are those of `values`. Messages have no trailing period.
+    The paths are those of `values`.
     """
-    found = [_problem(model, values, one) for one in error.errors(include_url=False)]
-    return list({problem.path: problem for problem in found}.values())
+    problems = [_problem(model, values, detail) for detail in error.errors(include_url=False)]
+    return list({problem.path: problem for problem in problems}.values())
 
 
 def format_value(value: Any) -> str:
@@ -44,30 +45,30 @@ def format_value(value: Any) -> str:
     if isinstance(value, Mapping | list):
         return "an object" if isinstance(value, Mapping) else "a list" if value else "an empty list"
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}…"
 
 
 def _problem(model: type[BaseConfig], values: Any, error: ErrorDetails) -> Problem:
     kind, message = error["type"], error["msg"]
-    path, owners = _located(model, values, error["loc"], is_missing=kind == "missing")
+    path, owners = _locate(model, values, error["loc"], is_missing=kind == "missing")
     if kind == CONFLICT:
         return Problem(path=(*path, *error["ctx"]["fields"][:1]), message=str(error["ctx"]["message"]))
     if kind == "missing":
-        return Problem(path=path, message="required")
+        return Problem(path=path, message="required", code="BK-CONFIG-MISSING")
     if kind == "extra_forbidden":
         known = dict.fromkeys(name for owner in owners for name in _fields(owner))
-        near = did_you_mean(closest(str(path[-1]), known)) or f" There are: {', '.join(known)}"
-        return Problem(path=path, message=f"no such key.{near}")
+        hint = did_you_mean(closest(str(path[-1]), known)).strip() or f"use one of: {', '.join(known)}"
+        return Problem(path=path, message="no such key", code="BK-CONFIG-UNKNOWN-KEY", hint=hint)
     if kind == "too_short":
         message = "must not be empty"
-    message = message.replace("Input should be", "expected").replace("valid dictionary", "object")
-    message = message.replace("String should", "must")
+    message = re.sub(r" or instance of \w+$", "", message.replace("Input should be", "expected"))
+    message = message.replace("a valid dictionary", "an object").replace("String should", "must")
     names = [str(path[-1]), *(f"{owner.__name__}.{path[-1]}" for owner in owners)] if path else []
     message = next((_EXPECTED[name] for name in names if name in _EXPECTED), message)
     return Problem(path=path, message=f"is {format_value(error['input'])}; {message}")
 
 
-def _located(
+def _locate(
     model: type[BaseConfig], values: Any, location: Sequence[str | int], *, is_missing: bool
 ) -> tuple[KeyPath, list[type[BaseConfig]]]:
     """Return the path of an error in the values, and the classes that may have the field.
@@ -85,13 +86,13 @@ def _located(
                 return (*path, part), inner
             continue
         path, owners = (*path, part), inner
-        of_field = [one for owner in owners for one in _classes_of_field(owner, part)]
-        fitting = [one for one in of_field or owners if isinstance(below, Mapping) and _could_be(one, below)]
-        values, inner = below, fitting or of_field or owners
+        classes = [kind for owner in owners for kind in _field_classes(owner, part)] or owners
+        fitting = [kind for kind in classes if isinstance(below, Mapping) and _could_be(kind, below)]
+        values, inner = below, fitting or classes
     return path, owners
 
 
-def _classes_of_field(owner: type[BaseConfig], name: str | int) -> list[type[BaseConfig]]:
+def _field_classes(owner: type[BaseConfig], name: str | int) -> list[type[BaseConfig]]:
     field = _fields(owner).get(str(name))
     others = get_type_hints(owner).get("__pydantic_extra__")
     return _classes(others if field is None else field.annotation)
@@ -106,7 +107,7 @@ def _classes(annotation: Any) -> list[type[BaseConfig]]:
     """Return the configuration classes in an annotation."""
     if isinstance(annotation, type) and issubclass(annotation, BaseConfig):
         return [annotation]
-    return [one for inner in get_args(annotation) for one in _classes(inner)]
+    return [kind for inner in get_args(annotation) for kind in _classes(inner)]
 
 
 def _could_be(owner: type[BaseConfig], values: Mapping[str, Any]) -> bool:

@@ -43,8 +43,8 @@ StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time
 SERVER_LOST = "server_lost_by_call"
 """Component that counts the model's calls after which a server failed, while a fresh server works."""
 _NO_CALL = "Your reply has no tool call. Write one, as <tool>name(...)</tool>."
-_LONGEST_LOST = 200
-_FOR_GRADING = 0.1  # share of the rollout's time: a rollout that exceeds its time has no reward
+_MAX_ARGUMENTS_CHARS = 200
+_GRADING_SHARE = 0.1  # of the rollout's time: a rollout that exceeds its time has no reward
 _NOT_RUN = "Not run: only the first call of a reply is."
 
 
@@ -56,29 +56,35 @@ class _Counts:
     attempts: int = 0
     successes: int = 0
     format_scores: list[float] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    cut: int = 0
+    lost_calls: list[str] = field(default_factory=list)
+    cut_characters: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
 
 
 async def run_rollout(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
-    """Run a task's rollout. Raises McpEnvironmentError if the environment failed: such a rollout has no reward."""
+    """Run a task's rollout. Raises McpEnvironmentError if the environment failed: there is no reward then."""
     started = time.monotonic()
-    async with open_rollout_resources(task, config) as stage:
-        rollout = _Conversation(task, config, policy, stage)
-        stop = await rollout.run(started)
-        done = await grade_rollout(task, config, stage, rollout.played())
-    counts = rollout.counts
+    async with open_rollout_resources(task, config) as resources:
+        conversation = _Conversation(task, config, policy, resources)
+        stop_reason = await conversation.run(started)
+        completion = await grade_rollout(task, config, resources, conversation.build_finished_rollout())
+    counts = conversation.counts
     parts = {
-        "task_completion": done.score,
+        "task_completion": completion.score,
         "tool_execution": counts.successes / counts.attempts if counts.attempts else 0.0,
         "format_compliance": fmean(counts.format_scores) if counts.format_scores else 0.0,
     }
+    lost = {SERVER_LOST: "; ".join(counts.lost_calls)} if counts.lost_calls else {}
     return Outcome(
         reward=score(parts, config.rubric.weights),
-        components={**done.components, **parts, **_counted(counts), **stage.workdir.metrics},
-        stop_reason=stop,
-        explanations=done.explanations | ({SERVER_LOST: "; ".join(counts.lost)} if counts.lost else {}),
+        components={
+            **completion.components,
+            **parts,
+            **_build_components(counts),
+            **resources.workdir.metrics,
+        },
+        stop_reason=stop_reason,
+        explanations=completion.explanations | lost,
     )
 
 
@@ -92,53 +98,53 @@ def first_messages(task: McpTask, config: GymConfig, state: str = "") -> list[Me
 class _Conversation:
     """Turns of one rollout."""
 
-    def __init__(self, task: McpTask, config: GymConfig, policy: Policy, stage: RolloutResources) -> None:
+    def __init__(self, task: McpTask, config: GymConfig, policy: Policy, resources: RolloutResources) -> None:
         self._task, self._config, self._policy = task, config, policy
-        self._stage, self._sessions = stage, stage.sessions
+        self._resources, self._sessions = resources, resources.sessions
         self._reply_is_graded = any(grader.reply for grader in resolve_graders(task, config))
         self._native = config.parser.format == "tools"
-        offered = build_action_tools(config, stage.sessions.tools)
-        self._tools: Sequence[Tool] = offered if self._native else ()
+        tools = build_action_tools(config, resources.sessions.tools)
+        self._tools: Sequence[Tool] = tools if self._native else ()
         if not self._native and isinstance(policy, ToolAwarePolicy):
-            policy.set_tools(offered, call_form(config.parser))
-        self._messages = first_messages(task, config, stage.setup_output)
-        self._ended: StopReason | None = None
-        self._ends = math.inf
-        self._said = ""
+            policy.set_tools(tools, call_form(config.parser))
+        self._messages = first_messages(task, config, resources.setup_output)
+        self._stop_reason: StopReason | None = None
+        self._deadline = math.inf
+        self._last_reply = ""
         self._calls: list[RecordedCall] = []
         self.counts = _Counts()
 
     async def run(self, started: float) -> StopReason:
         """Run turns until the rollout ends, and return the reason. `started` is in monotonic seconds."""
         limits = self._config.defaults
-        self._ends = started + (1 - _FOR_GRADING) * (ROLLOUT_DEADLINE.get() - started)
-        last = min(self._ends, started + (limits.time_limit or math.inf))
+        self._deadline = started + (1 - _GRADING_SHARE) * (ROLLOUT_DEADLINE.get() - started)
+        last_start = min(self._deadline, started + (limits.time_limit or math.inf))
         for _ in range(limits.max_turns):
-            if time.monotonic() >= last:
+            if time.monotonic() >= last_start:
                 return "time_limit"
             reply = await self._policy.chat(self._messages, tools=self._tools)
             if reply.text or reply.finish_reason == "stop":  # an empty reply that was cut off had no room
                 self.counts.turns += 1
-            parsed = self._parsed(reply)
+            parsed = self._parse(reply)
             self._messages.append(reply.message)
-            self._said = parsed.plain
+            self._last_reply = parsed.plain
             if reply.finish_reason == "length":
                 return "truncated"
             if parsed.is_answer and (self._native or self._may_answer):
                 return "answered"
-            self._messages += await self._answers(reply, parsed)
-            if self._ended is not None:
-                return self._ended
+            self._messages += await self._run_calls(reply, parsed)
+            if self._stop_reason is not None:
+                return self._stop_reason
         return "turn_limit"
 
-    def played(self) -> FinishedRollout:
-        """Return the finished rollout as graders see it."""
+    def build_finished_rollout(self) -> FinishedRollout:
+        """Return the rollout as graders see it."""
         return FinishedRollout(
             task={"id": self._task.id, "prompt": self._task.prompt, "metadata": self._task.metadata},
             messages=self._messages,
-            reply=self._said,
+            reply=self._last_reply,
             calls=self._calls,
-            workdir=self._stage.workdir.path,
+            workdir=self._resources.workdir.path,
             call_tool=self._sessions.call_with_timeout,
         )
 
@@ -147,31 +153,31 @@ class _Conversation:
         """True if text without a call is accepted as an answer, not reported as a missing call."""
         return self._reply_is_graded or self.counts.successes > 0
 
-    def _parsed(self, reply: Reply) -> ParsedReply:
+    def _parse(self, reply: Reply) -> ParsedReply:
         parser, actions = self._config.parser, self._config.actions
         if self._native:
             parsed = parse_tool_calls(reply.message, parser, actions)
         else:
             parsed = parse_reply(reply.text, parser, actions)
         if reply.text or reply.finish_reason == "stop":
-            answers = parsed.is_answer and self._may_answer
-            self.counts.format_scores.append(parsed.answer_score if answers else parsed.format_score)
+            is_accepted = parsed.is_answer and self._may_answer
+            self.counts.format_scores.append(parsed.answer_score if is_accepted else parsed.format_score)
         return parsed
 
-    async def _answers(self, reply: Reply, parsed: ParsedReply) -> list[Message]:
+    async def _run_calls(self, reply: Reply, parsed: ParsedReply) -> list[Message]:
         """Run the calls of a reply and return the next messages: results, and problems of the reply."""
         results: list[tuple[ParsedCall, str]] = []
         for call in parsed.calls:
-            results.append((call, await self._run(call)))
-            if self._ended is not None:
+            results.append((call, await self._run_call(call)))
+            if self._stop_reason is not None:
                 break
         if self._native:
-            return _native_answers(reply, parsed, results)
+            return _tool_messages(reply, parsed, results)
         texts = [f"<result>\n{text}\n</result>" for _, text in results]
         texts += [f"Invalid tool call: {problem}" for problem in parsed.problems]
         return [{"role": "user", "content": "\n".join(texts) or _NO_CALL}]
 
-    async def _run(self, call: ParsedCall) -> str:
+    async def _run_call(self, call: ParsedCall) -> str:
         """Run a call and return its result as text. Sets the stop reason if the call ends the rollout."""
         try:
             bound = bind_call(call, self._config.actions, self._sessions.schemas)
@@ -179,40 +185,40 @@ class _Conversation:
             self.counts.attempts += 1
             return f"Error: {error}"
         if bound.tool is None:
-            self._ended = "done"
+            self._stop_reason = "done"
             return "Done."
         self.counts.attempts += 1
         try:
-            seconds = min(self._config.defaults.tool_timeout, max(self._ends - time.monotonic(), 0.1))
+            seconds = min(self._config.defaults.tool_timeout, max(self._deadline - time.monotonic(), 0.1))
             result = await self._sessions.call(bound.tool, bound.arguments, timeout=seconds)
         except McpEnvironmentError as fault:
-            result = await self._broken(bound.tool, bound.arguments, fault)
+            result = await self._handle_fault(bound.tool, bound.arguments, fault)
         self._calls.append(record_call(bound.tool, bound.arguments, result))
         self.counts.successes += not result.is_error
         data = decode_result(result)
         if isinstance(data, Mapping) and data.get("done") is True:
-            self._ended = "environment_done"
-        return self._shown(result)
+            self._stop_reason = "environment_done"
+        return self._format_result(result)
 
-    async def _broken(
+    async def _handle_fault(
         self, tool: str, arguments: Mapping[str, Any], fault: McpEnvironmentError
     ) -> CallResult:
         """Return the result that the model reads if its call broke the server.
 
         Raises `fault` if a fresh session fails too, because then the environment is at fault.
         """
-        known = bool(self.counts.lost) and isinstance(fault, SessionLostError)
-        if not known and await find_fresh_session_fault(self._task, self._config) is not None:
+        is_known = bool(self.counts.lost_calls) and isinstance(fault, SessionLostError)
+        if not is_known and await find_fresh_session_fault(self._task, self._config) is not None:
             raise fault
-        given = ", ".join(f"{name}={format_short(value)}" for name, value in arguments.items())
+        shown = ", ".join(f"{name}={format_short(value)}" for name, value in arguments.items())
         ending = f" with {fault.exit_status}" if fault.exit_status else ""
-        self.counts.lost.append(f"{tool}({given[:_LONGEST_LOST]}): {fault.to_model}{ending}")
+        self.counts.lost_calls.append(f"{tool}({shown[:_MAX_ARGUMENTS_CHARS]}): {fault.to_model}{ending}")
         return CallResult(text=f"Error: {tool}: {fault.to_model}.", is_error=True)
 
-    def _shown(self, result: CallResult) -> str:
+    def _format_result(self, result: CallResult) -> str:
         text = result.text or ("" if result.structured is None else json.dumps(result.structured))
         text, cut = truncate_text(text, self._config.defaults.max_result_chars)
-        self.counts.cut += cut
+        self.counts.cut_characters += cut
         self.counts.dropped.update(result.dropped)
         if result.is_error and not text.lower().startswith("error"):
             text = f"Error: {text}"
@@ -220,7 +226,7 @@ class _Conversation:
         return "\n".join([text, *notes] if text else notes or ["(no output)"])
 
 
-def _native_answers(
+def _tool_messages(
     reply: Reply, parsed: ParsedReply, results: Sequence[tuple[ParsedCall, str]]
 ) -> list[Message]:
     """Return one message per native call, in the order of the calls."""
@@ -237,14 +243,14 @@ def _native_answers(
     ]
 
 
-def _counted(counts: _Counts) -> dict[str, float]:
+def _build_components(counts: _Counts) -> dict[str, float]:
     numbers: dict[str, Any] = {
         "n_turns": counts.turns,
         "tool_calls": counts.attempts,
         "tool_errors": counts.attempts - counts.successes,
-        SERVER_LOST: len(counts.lost),
+        SERVER_LOST: len(counts.lost_calls),
     }
-    if counts.cut:
-        numbers["cut_characters"] = counts.cut
+    if counts.cut_characters:
+        numbers["cut_characters"] = counts.cut_characters
     numbers |= {f"dropped_{kind}": count for kind, count in counts.dropped.items()}
     return {name: float(number) for name, number in numbers.items()}

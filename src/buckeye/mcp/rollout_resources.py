@@ -17,7 +17,7 @@ from buckeye.mcp.tasks.task_schema import McpTask, ToolCall, call_arguments
 from buckeye.mcp.workdir.folder import Workdir, open_workdir
 
 _LISTEN_SECONDS = 60.0  # `setup_timeout` may be shorter
-_MOST_CHECKED = 4  # different servers
+_MAX_CHECKED = 4  # different sets of servers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,24 +31,24 @@ class RolloutResources:
 
 @asynccontextmanager
 async def open_rollout_resources(task: McpTask, config: GymConfig) -> AsyncIterator[RolloutResources]:
-    """Open a stage for a task, and close it at the end of the block.
+    """Open folder and sessions, run the setup, and close them at the end of the block.
 
     Raises StartError, SetupError, or a more specific McpEnvironmentError.
     """
     limits = config.defaults
     async with (
         open_workdir(task, config) as workdir,
-        open_sessions(task, _deadlines(config), preload=limits.preload, workdir=workdir) as sessions,
+        open_sessions(task, _timeouts(config), preload=limits.preload, workdir=workdir) as sessions,
     ):
         _check_tools(task, config, sessions.tools)
-        said = await _set_up(task, config, sessions)
-        yield RolloutResources(sessions=sessions, workdir=workdir, setup_output=said)
+        output = await _run_setup(task, config, sessions)
+        yield RolloutResources(sessions=sessions, workdir=workdir, setup_output=output)
 
 
 async def find_fresh_session_fault(task: McpTask, config: GymConfig) -> McpEnvironmentError | None:
-    """Open a fresh stage, and return the fault if that fails; None if it works.
+    """Open and set up fresh sessions, and return the fault if that fails; None if it works.
 
-    None means that a fault in another session was caused by the model's calls there.
+    None means that the model's calls caused the fault in another session.
     """
     try:
         async with open_rollout_resources(task, config):
@@ -65,21 +65,23 @@ async def check_servers(tasks: Sequence[McpTask], config: GymConfig) -> None:
     with_servers: dict[str, list[McpTask]] = {}
     for task in tasks:
         with_servers.setdefault(task.model_dump_json(include={"mcp_config"}), []).append(task)
-    for alike in list(with_servers.values())[:_MOST_CHECKED]:
-        checked = alike[0]
+    for same_servers in list(with_servers.values())[:_MAX_CHECKED]:
+        checked = same_servers[0]
         try:
             async with (
                 open_workdir(checked, config) as workdir,
                 open_sessions(
-                    checked, _deadlines(config), preload=config.defaults.preload, workdir=workdir
+                    checked, _timeouts(config), preload=config.defaults.preload, workdir=workdir
                 ) as sessions,
             ):
-                for task in alike:
+                for task in same_servers:
                     checked = task
                     _check_tools(task, config, sessions.tools)
         except McpEnvironmentError as fault:
             if fault.final:
-                raise UsageError(f"task {checked.id}: {fault}") from None
+                raise UsageError(
+                    f"task {checked.id}: {fault.message}", code=fault.code, at=fault.at, hint=fault.hint
+                ) from None
 
 
 async def run_task_call(call: ToolCall, sessions: RolloutSessions, timeout: float) -> CallResult:
@@ -91,7 +93,11 @@ async def run_task_call(call: ToolCall, sessions: RolloutSessions, timeout: floa
     arguments = call_arguments(call, schema)
     result = await sessions.call(call.name, arguments, timeout=timeout)
     if result.is_error and (mismatch := _mismatch(arguments, schema)):
-        raise TaskError(f"{call.name}: {mismatch}; the server answered: {result.text[:500]}")
+        raise TaskError(
+            f"{call.name}: {mismatch}; reply of the server: {result.text[:500]}",
+            code="BK-MCP-TOOL",
+            hint="correct the arguments of the call in the task",
+        )
     return result
 
 
@@ -101,7 +107,7 @@ def truncate_text(text: str, max_chars: int) -> tuple[str, int]:
     return (f"{text[:max_chars]}\n(cut: {cut} more characters)" if cut else text), cut
 
 
-def _deadlines(config: GymConfig) -> SessionTimeouts:
+def _timeouts(config: GymConfig) -> SessionTimeouts:
     limits = config.defaults
     return SessionTimeouts(start=limits.setup_timeout, call=limits.tool_timeout, listen=_LISTEN_SECONDS)
 
@@ -111,7 +117,11 @@ def _check_tools(task: McpTask, config: GymConfig, tools: Mapping[str, ToolInfo]
     for key, tool in _named_tools(task, config):
         if tool not in tools:
             known = ", ".join(sorted(tools)) or "none"
-            raise TaskError(f"{key}: no server has a tool {tool!r}; there are: {known}")
+            raise TaskError(
+                f"{key}: no server has a tool {tool!r}",
+                code="BK-MCP-TOOL",
+                hint=f"use one of the tools: {known}",
+            )
 
 
 def _named_tools(task: McpTask, config: GymConfig) -> Iterator[tuple[str, str]]:
@@ -133,23 +143,25 @@ def _mismatch(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
     known = schema.get("properties") or {}
     unknown = [name for name in arguments if name not in known]
     if missing:
-        return f"it needs the argument {missing[0]!r}"
+        return f"argument {missing[0]!r} is missing"
     if unknown and schema.get("additionalProperties") is False:
-        return f"it has no argument {unknown[0]!r}"
+        return f"unknown argument {unknown[0]!r}"
     return ""
 
 
-async def _set_up(task: McpTask, config: GymConfig, sessions: RolloutSessions) -> str:
+async def _run_setup(task: McpTask, config: GymConfig, sessions: RolloutSessions) -> str:
     """Run the setup calls, and return their joined output for the prompt. Raises SetupError."""
-    said = []
+    outputs = []
     for call in task.setup_tool:
         try:
             result = await run_task_call(call, sessions, config.defaults.setup_timeout)
         except TaskError as error:
-            raise TaskError(f"setup_tool {error}") from None
+            raise error.prefixed("setup_tool") from None
         except McpEnvironmentError as fault:
-            raise SetupError(f"setup_tool {call.name}: {fault}") from fault
+            raise SetupError(
+                f"setup_tool {call.name}: {fault.message}", code="BK-MCP-ACTION", at=fault.at, hint=fault.hint
+            ) from fault
         if result.is_error:
-            raise SetupError(f"setup_tool {call.name} failed: {result.text[:500]}")
-        said.append(result.text)
-    return truncate_text("\n".join(text for text in said if text), config.defaults.max_result_chars)[0]
+            raise SetupError(f"setup_tool {call.name} failed: {result.text[:500]}", code="BK-MCP-ACTION")
+        outputs.append(result.text)
+    return truncate_text("\n".join(text for text in outputs if text), config.defaults.max_result_chars)[0]

@@ -33,7 +33,7 @@ class TaskCompletion:
 
 
 async def grade_rollout(
-    task: McpTask, config: GymConfig, stage: RolloutResources, rollout: FinishedRollout
+    task: McpTask, config: GymConfig, resources: RolloutResources, rollout: FinishedRollout
 ) -> TaskCompletion:
     """Return the completion of a finished rollout.
 
@@ -47,21 +47,19 @@ async def grade_rollout(
     graders = resolve_graders(task, config)
     if task.evaluate_tool:
         try:
-            reward, numbers = await _evaluated(task, config, stage.sessions)
-            verdict = GraderVerdict(reward, f"it gave {reward:g}")
+            reward, numbers = await _run_evaluation(task, config, resources.sessions)
+            verdict = GraderVerdict(reward, f"reward {reward:g}")
         except EvaluateError as error:
-            await _check_evaluates(task, config, error)
-            verdict, failed = (
-                GraderVerdict(0.0, f"failed, as it does not without the model's calls: {error}"),
-                1,
-            )
+            await _check_evaluation(task, config, error)
+            verdict = GraderVerdict(0.0, f"failed because of the model's calls: {error}")
+            failed += 1
         verdicts.append((_EVALUATE, 1.0, verdict))
     for grader in graders:
         try:
             verdict = await run_grader(grader, rollout)
         except GraderError as error:
-            await _check_grades(grader, task, config, rollout, error)
-            verdict = GraderVerdict(0.0, f"failed, as it does not on what no model has touched: {error}")
+            await _check_grader(grader, task, config, rollout, error)
+            verdict = GraderVerdict(0.0, f"failed because of the model's output: {error}")
             failed += 1
         verdicts.append((grader.name, grader.weight, verdict))
     total = sum(weight for _, weight, _ in verdicts)
@@ -71,13 +69,12 @@ async def grade_rollout(
     numbers["graders_failed"] = float(failed)
     if not graders:
         return TaskCompletion(score=score, components=numbers, explanations={_EVALUATE: verdict.explanation})
-    of_each = {f"grade/{name}": verdict for name, _, verdict in verdicts}
-    said = {name: verdict.explanation for name, verdict in of_each.items()}
-    scores = {name: verdict.score for name, verdict in of_each.items()}
-    return TaskCompletion(score=score, components=numbers | scores, explanations=said)
+    explanations = {f"grade/{name}": verdict.explanation for name, _, verdict in verdicts}
+    scores = {f"grade/{name}": verdict.score for name, _, verdict in verdicts}
+    return TaskCompletion(score=score, components=numbers | scores, explanations=explanations)
 
 
-async def _evaluated(
+async def _run_evaluation(
     task: McpTask, config: GymConfig, sessions: RolloutSessions
 ) -> tuple[float, dict[str, float]]:
     """Return the reward of the last evaluation call and its other numbers. Raises EvaluateError."""
@@ -86,29 +83,34 @@ async def _evaluated(
         try:
             result = await run_task_call(call, sessions, config.defaults.tool_timeout)
         except TaskError as error:
-            raise TaskError(f"evaluate_tool {error}") from None
+            raise error.prefixed("evaluate_tool") from None
         except McpEnvironmentError as fault:
-            raise EvaluateError(f"evaluate_tool {call.name}: {fault}") from fault
+            raise EvaluateError(
+                f"evaluate_tool {call.name}: {fault.message}",
+                code="BK-MCP-ACTION",
+                at=fault.at,
+                hint=fault.hint,
+            ) from fault
         outcome = parse_reward(f"evaluate_tool {call.name}", result)
     return outcome
 
 
-async def _check_evaluates(task: McpTask, config: GymConfig, error: EvaluateError) -> None:
+async def _check_evaluation(task: McpTask, config: GymConfig, error: EvaluateError) -> None:
     """Raise `error` unless the evaluation works on a fresh session, without any call of a model."""
     try:
         async with open_rollout_resources(task, config) as fresh:
-            await _evaluated(task, config, fresh.sessions)
+            await _run_evaluation(task, config, fresh.sessions)
     except McpEnvironmentError:
         raise error from None
 
 
-async def _check_grades(
+async def _check_grader(
     grader: Grader, task: McpTask, config: GymConfig, rollout: FinishedRollout, error: GraderError
 ) -> None:
     """Raise EvaluateError unless the grader gives a verdict on a fresh session without any model output."""
     try:
         async with open_rollout_resources(task, config) as fresh:
-            nothing = replace(
+            untouched = replace(
                 rollout,
                 messages=[message for message in rollout.messages[:2] if message["role"] != "assistant"],
                 reply="",
@@ -116,9 +118,13 @@ async def _check_grades(
                 workdir=fresh.workdir.path,
                 call_tool=fresh.sessions.call_with_timeout,
             )
-            await run_grader(grader, nothing)
-    except (McpEnvironmentError, GraderError) as also:
+            await run_grader(grader, untouched)
+    except (McpEnvironmentError, GraderError) as fresh_error:
+        differs = fresh_error.message != error.message
         raise EvaluateError(
-            f"grade {grader.name} fails, and so it does where no model has said or done anything: {error}"
-            + ("" if str(also) == str(error) else f"; there: {also}")
+            f"grade {grader.name} fails, with and without the model's output: {error.message}"
+            + (f"; without it: {fresh_error.message}" if differs else ""),
+            code="BK-GRADER",
+            at=error.at,
+            hint=error.hint,
         ) from None

@@ -40,7 +40,7 @@ def run(source, value=None, context=None):
         ("[1] * 3 + [x]", 2, [1, 1, 1, 2]),
     ],
 )
-def test_the_language(source, value, expected):
+def test_expressions_return_their_value(source, value, expected):
     assert run(source, value) == expected
 
 
@@ -85,7 +85,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("source", REFUSED)
-def test_what_is_not_allowed_is_refused_when_it_is_read(source):
+def test_disallowed_expression_is_refused_at_compile_time(source):
     with pytest.raises(ExpressionError):
         compile_transform(source, use_context=True)
 
@@ -100,7 +100,7 @@ LOOPS = ["[a for a in [a for a in 'a' * 99999] if [b for b in 'a' * 99999]]", "[
 
 
 @pytest.mark.parametrize("source", [*WITHOUT_RESULT.split(), *LOOPS])
-def test_what_has_no_result_ends_soon_with_words(source):
+def test_expression_without_result_raises_soon(source):
     transform = compile_transform(source, use_context=True)
     start = time.process_time()
     with pytest.raises(ExpressionError) as caught:
@@ -109,7 +109,7 @@ def test_what_has_no_result_ends_soon_with_words(source):
     assert 0 < len(str(caught.value)) < 200
 
 
-def test_a_value_that_is_too_long_is_refused():
+def test_too_large_value_is_refused():
     with pytest.raises(ExpressionError, match="too large"):
         run("x", "a" * 200_000)
 
@@ -142,7 +142,7 @@ nodes = st.recursive(st.sampled_from(LEAVES), larger, max_leaves=12)
 
 
 @given(nodes, st.sampled_from(["ab", 3, [1, "b"], {"a": [1]}, None, 2.5]))
-def test_any_expression_gives_json_or_words(source, value):
+def test_any_expression_returns_json_or_raises(source, value):
     try:
         transform = compile_transform(source, use_context=True)
     except ExpressionError:
@@ -157,7 +157,7 @@ def test_any_expression_gives_json_or_words(source, value):
     assert json.loads(json.dumps(result, allow_nan=False)) == result
 
 
-def test_the_values_given_are_not_changed():
+def test_expression_does_not_change_its_inputs():
     value, context = {"a": [1, 2]}, {"b": [3]}
     result = run("[x['a'], ctx['b'] + [4], sorted(x['a'])]", value, context)
     result[0].append(5)

@@ -55,7 +55,7 @@ def bound(text, schemas=None):
     return result.tool, result.arguments
 
 
-def told(text, schemas=None):
+def refused(text, schemas=None):
     with pytest.raises(ActionError) as caught:
         bound(text, schemas)
     return str(caught.value)
@@ -85,7 +85,7 @@ def told(text, schemas=None):
         ("done()", None, {}),
     ],
 )
-def test_calls(text, tool, arguments):
+def test_bind_call_maps_calls_to_tools(text, tool, arguments):
     assert PROBLEMS == []
     assert bound(text) == (tool, arguments)
 
@@ -104,15 +104,15 @@ def test_calls(text, tool, arguments):
         "scroll(amount=1)",
     ],
 )
-def test_calls_that_cannot_be_run(text, wording):
-    assert told(text) == wording
+def test_bind_call_refuses_invalid_calls(text, wording):
+    assert refused(text) == wording
 
 
-def test_what_the_tool_requires_is_asked_for_by_the_name_the_model_knows(wording):
-    assert told("move(by=1)", SCHEMAS) == wording
-    assert told("nothing()", SCHEMAS) == wording
+def test_missing_tool_argument_is_reported_by_its_name_in_the_action(wording):
+    assert refused("move(by=1)", SCHEMAS) == wording
+    assert refused("nothing()", SCHEMAS) == wording
     schemas = {"computer": {"required": ["at"]}}
-    assert told("click()", schemas) == wording
+    assert refused("click()", schemas) == wording
     assert bound("left()", SCHEMAS) == ("move", {"direction": "left"})
 
 
@@ -132,7 +132,7 @@ values = json_values(st.text(max_size=5))
     st.lists(values, max_size=4),
     st.dictionaries(st.text(max_size=4), values, max_size=2),
 )
-def test_any_call_is_bound_or_refused_in_words(name, args, kwargs):
+def test_any_call_is_bound_or_refused_with_action_error(name, args, kwargs):
     call = ParsedCall(name=name, args=tuple(args), kwargs=kwargs)
     try:
         found = bind_call(call, ACTIONS, SCHEMAS)
@@ -146,7 +146,7 @@ parts = st.dictionaries(st.sampled_from(["_tool", "_parser", "x"]), values, max_
 
 
 @given(st.dictionaries(st.text(max_size=4), values | parts, max_size=3))
-def test_any_mapping_is_compiled_or_its_problems_are_named(raw):
+def test_any_mapping_is_compiled_or_reported(raw):
     actions, problems = compile_actions(raw)
     assert {problem.path[0] for problem in problems} | set(actions) >= set(raw)
     assert all(action.tool not in ("setup", "evaluate") for action in actions.values())

@@ -96,7 +96,7 @@ def test_arguments_with_names():
     ],
     ids=lambda call: call[:30],
 )
-def test_calls_that_cannot_be_read(call, wording):
+def test_invalid_calls_are_reported(call, wording):
     assert problem(f"<tool>{call}</tool>") == wording
 
 
@@ -113,7 +113,7 @@ def test_replies_without_a_whole_tag(text, wording):
     assert problem(text) == wording
 
 
-def test_thinking_is_taken_apart_and_never_run(wording):
+def test_thoughts_are_separated_and_not_run(wording):
     reply = parse("<think> I could <tool>move(1)</tool> </think>\n<tool>move(2)</tool>", THINKING)
     assert reply.think == "I could <tool>move(1)</tool>"
     assert [call.args for call in reply.calls] == [(2,)]
@@ -142,7 +142,7 @@ def test_several_calls_by_policy(wording):
     )  # the first call counts, and it is wrong
 
 
-def test_spans_are_where_the_calls_stand():
+def test_spans_are_the_positions_of_the_calls():
     text = "<tool> move(1) </tool>\n<tool>click( 2 )</tool>"
     calls = parse(text, ParserConfig(use_thinking=False, several_calls="all")).calls
     assert [text[slice(*call.span)] for call in calls] == ["move(1)", "click( 2 )"]
@@ -216,7 +216,7 @@ def test_native_calls(wording):
 
 
 @pytest.mark.parametrize("written", [5, 0, 0.5, True, False, [], [1], ["a"], '"text"', "5", "[]"])
-def test_native_arguments_that_are_no_object_are_told_so(written, wording):
+def test_native_arguments_that_are_not_an_object_are_reported(written, wording):
     reply = parse_tool_calls(native(("move", written)), ParserConfig(format="tools"), ACTIONS)
     assert reply.calls == ()
     assert str(reply.problems[0]) == wording
@@ -240,12 +240,12 @@ def test_a_native_call_may_have_no_arguments(written):
         ("", "", False, 0.5),
     ],
 )
-def test_a_reply_in_plain_words(text, plain, is_answer, score):
+def test_plain_text_reply(text, plain, is_answer, score):
     reply = parse_reply(text, ParserConfig(), ACTIONS)
     assert (reply.plain, reply.is_answer, reply.answer_score) == (plain, is_answer, score)
 
 
-def test_native_calls_one_too_many_are_each_answered(wording):
+def test_surplus_native_calls_are_each_reported(wording):
     calls = native(("move", "{}"), ("move", "{}"))
     first = parse_tool_calls(calls, ParserConfig(format="tools"), ACTIONS)
     assert [call.call_id for call in first.calls] == ["c0"]
@@ -283,7 +283,7 @@ pieces = st.sampled_from([*"()[]{},:=\"'\\ \n.-1eax", *WORDS.split()])
 
 @given(st.text() | st.lists(pieces).map("".join))
 @example("<tool>" * 100 + "move('" * 100)
-def test_any_text_is_read_without_a_fault(text):
+def test_any_text_is_parsed_without_an_exception(text):
     for parser in (THINKING, PLAIN, ParserConfig(several_calls="all")):
         reply = parse(text, parser)
         assert 0.0 <= reply.format_score <= 1.0
@@ -298,7 +298,7 @@ def test_any_text_is_read_without_a_fault(text):
 
 
 @given(st.lists(pieces).map("".join) | st.text())
-def test_any_literal_is_read_as_json_or_refused(text):
+def test_any_literal_is_parsed_as_json_or_refused(text):
     with contextlib.suppress(LiteralError):
         values = read_call(f"f({text})", 0).args
         assert json.loads(json.dumps(values, allow_nan=False)) == values

@@ -52,7 +52,7 @@ WIN, DONE = '<tool>act("win")</tool>', "<tool>done()</tool>"
 
 
 @pytest.mark.smoke
-def test_a_won_task(marker, wording):
+def test_rollout_of_a_won_task(marker, wording):
     policy = Scripted(WIN, DONE)
     outcome = play(task(marker), policy)
     assert (outcome.reward, outcome.stop_reason, outcome.error) == (1.0, "done", None)
@@ -64,7 +64,7 @@ def test_a_won_task(marker, wording):
     assert policy.last_read == wording
 
 
-def test_the_parts_of_the_reward(marker):
+def test_reward_is_the_weighted_mean_of_its_parts(marker):
     """One of two calls fails to bind, and two of three replies are flawless.
 
     The reward is the weighted mean of 1, 1/2 and the mean format score.
@@ -97,7 +97,7 @@ def test_the_parts_of_the_reward(marker):
         ("score-and-reward", [DONE], "done", 0.5),
     ],
 )
-def test_it_is_graded_however_it_ends_and_wherever_its_reward_is(marker, way, replies, stop, reward):
+def test_rollout_is_graded_for_every_stop_reason_and_reward_format(marker, way, replies, stop, reward):
     limits = {"max_turns": 4} if replies else {"max_turns": 4, "time_limit": 1e-6}
     outcome = play(task(marker, way), Scripted(*replies), config(defaults=limits))
     assert (outcome.reward, outcome.stop_reason, outcome.error) == (reward, stop, None)
@@ -116,7 +116,7 @@ def test_it_is_graded_however_it_ends_and_wherever_its_reward_is(marker, way, re
         ("failed-inside", "evaluate_failed"),
     ],
 )
-def test_a_failure_of_the_environment_is_an_error_and_no_reward(marker, way, stop, wording):
+def test_failed_environment_gives_an_error_and_no_reward(marker, way, stop, wording):
     seconds = {"hang-in-setup": {"setup_timeout": 2.0}, "hang-in-evaluate": {"tool_timeout": 1.0}}
     limits = {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 60.0} | seconds.get(way, {})
     outcome = play(task(marker, way), Scripted(WIN, WIN, DONE), config(defaults=limits))
@@ -136,7 +136,7 @@ INVALID = {
 
 
 @pytest.mark.parametrize("way", INVALID)
-def test_a_task_that_cannot_run_is_refused_before_a_run_and_never_retried(marker, way, wording, refusal):
+def test_task_that_cannot_run_is_refused_and_not_retried(marker, way, wording, refusal):
     fields, settings = INVALID[way]
     policy = Scripted(WIN, DONE)
     outcome = play(task(marker, **fields), policy, config(**settings))
@@ -148,7 +148,7 @@ def test_a_task_that_cannot_run_is_refused_before_a_run_and_never_retried(marker
 
 
 @pytest.mark.parametrize(("role", "way"), [("setup", "setup-fails"), ("evaluate", "evaluate-fails")])
-def test_a_failed_call_without_its_arguments_is_never_retried(marker, role, way):
+def test_task_call_with_missing_arguments_is_not_retried(marker, role, way):
     fields = {f"{role}_tool": {"name": "act"}}
     settings = config(action_mappings={"recall": mapping("recall")})
     outcome = play(task(marker, "refuses-arguments", **fields), Scripted(DONE), settings)
@@ -167,7 +167,7 @@ def test_a_failed_call_without_its_arguments_is_never_retried(marker, role, way)
         ("tool-gone", "Error: act: it cannot be called.", 1.0),
     ],
 )
-def test_a_server_that_a_call_breaks_is_read_and_graded(marker, way, read, reward):
+def test_call_that_breaks_the_server_is_reported_to_the_model_and_graded(marker, way, read, reward):
     """A fresh session works, so the call broke the server; an error would keep the rollout from training."""
     limits = {"max_turns": 4, "setup_timeout": 60.0, "tool_timeout": 1.0 if way == "hang-in-call" else 60.0}
     policy = Scripted(*[WIN] * (2 if way == "tool-gone" else 1), DONE)
@@ -180,7 +180,7 @@ def test_a_server_that_a_call_breaks_is_read_and_graded(marker, way, read, rewar
     assert outcome.explanations["server_lost_by_call"] == lost
 
 
-def test_a_server_that_is_gone_takes_no_more_calls(marker, wording):
+def test_lost_server_refuses_further_calls(marker, wording):
     policy = Scripted(WIN, WIN, DONE)
     outcome = play(task(marker, "die-in-call"), policy)
     assert policy.last_read == wording
@@ -188,7 +188,7 @@ def test_a_server_that_is_gone_takes_no_more_calls(marker, wording):
     assert "evaluate" in outcome.explanations["evaluate_tool"]
 
 
-def test_a_call_that_fails_where_an_untouched_session_fails_too_is_an_error(marker, tmp_path, wording):
+def test_failed_call_is_an_error_if_a_fresh_session_fails_too(marker, tmp_path, wording):
     """The server starts only once, so the fresh session fails too: the model is not to blame."""
     once = f'test -e {tmp_path}/started && exit 1; touch {tmp_path}/started; exec "$$0" "$$@"'
     server = {
@@ -201,7 +201,7 @@ def test_a_call_that_fails_where_an_untouched_session_fails_too_is_an_error(mark
     assert outcome.error == wording
 
 
-def test_plain_words_after_a_good_call_are_an_answer(marker):
+def test_plain_text_after_a_successful_call_is_an_answer(marker):
     settings = config(
         rubric={"weights": {"task_completion": 1.0, "format_compliance": 1.0}}, parser={"use_thinking": False}
     )
@@ -219,26 +219,26 @@ def test_only_mapped_tools_can_be_reached(marker, name):
     assert outcome.components["calls"] == 2.0  # setup and evaluate, once each
 
 
-def test_a_tool_that_grades_cannot_be_mapped(marker, refusal):
+def test_grading_tool_cannot_be_mapped(marker, refusal):
     settings = config(action_mappings={"peek": {"_tool": "recall"}})
     graded = task(marker, evaluate_tool={"name": "recall"})
     with refusal(UsageError):
         McpEnvironment(settings, {"train": [graded]})
 
 
-def test_a_tool_that_a_setup_uses_too_can_be_mapped(marker):
+def test_setup_tool_can_be_mapped(marker):
     prepared = task(marker, setup_tool=[{"name": "setup"}, {"name": "act"}])
     McpEnvironment(config(), {"train": [prepared]})
 
 
-def test_a_mapping_to_no_tool_says_what_there_is(marker, wording):
+def test_mapping_to_unknown_tool_lists_the_tools(marker, wording):
     settings = config(action_mappings={"act": {"_tool": "acts"}})
     outcome = play(task(marker), Scripted(), settings)
     assert outcome.stop_reason == "start_failed"
     assert outcome.error == wording
 
 
-def test_long_results_are_cut_and_say_so(marker):
+def test_long_results_are_cut_with_a_note(marker):
     settings = config(defaults={"max_turns": 4, "max_result_chars": 100})
     policy = Scripted(WIN, DONE)
     outcome = play(task(marker, "long-result"), policy, settings)
@@ -267,7 +267,7 @@ def test_native_tool_calls(marker, wording):
     assert (answer["role"], answer["tool_call_id"], answer["content"]) == wording
 
 
-def test_every_native_call_of_a_reply_gets_an_answer(marker):
+def test_every_native_call_of_a_reply_gets_a_result(marker):
     settings = config(parser={"format": "tools", "several_calls": "first"}, system_prompt="Act.")
     first, second = native("act", '{"text": "win"}', "a"), native("act", '{"text": "lose"}', "b")
     both = {"role": "assistant", "content": "", "tool_calls": first["tool_calls"] + second["tool_calls"]}
@@ -284,7 +284,7 @@ def test_variables_are_resolved_when_the_session_opens(marker, monkeypatch):
     assert play(task(marker, mcp_config={"board": server}), Scripted(DONE)).reward == 0.0
 
 
-def test_a_key_that_a_server_prints_as_it_dies_is_not_in_the_error(marker, monkeypatch, wording):
+def test_key_in_the_output_of_a_server_is_not_in_the_error(marker, monkeypatch, wording):
     monkeypatch.setenv("GIVEN_KEY", "sesame-open")
     server = {
         "command": "/bin/sh",
@@ -297,7 +297,7 @@ def test_a_key_that_a_server_prints_as_it_dies_is_not_in_the_error(marker, monke
     assert "sesame" not in outcome.error
 
 
-def test_arguments_nested_without_end_are_the_mistake_of_the_model(marker, wording):
+def test_deeply_nested_arguments_are_reported_to_the_model(marker, wording):
     deep = '{"text": ' + "[" * 500 + "]" * 500 + "}"
     given = {"act": {"_tool": "act", "text": {"from_arg": "text", "transform": "x"}}}
     settings = config(parser={"format": "tools"}, action_mappings=given)
@@ -325,7 +325,7 @@ def test_two_servers_of_one_task(marker, refusal, wording):
             assert config(action_mappings={"act": {"_tool": tool}}).actions
 
 
-def test_what_a_task_holds(marker, refusal):
+def test_tasks_have_messages_and_data(marker, refusal):
     other = task(marker, id="two", setup_tool={"name": "setup", "arguments": {"seed": 2}})
     same = task(marker, id="three")
     environment = McpEnvironment(config(), {"train": [task(marker), other, same]})

@@ -72,33 +72,33 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("state", "score", "said"),
+    ("state", "score", "explanation"),
     [
         ({"file": "line.txt", "regex": "^x+$"}, 1, "found 'xxx"),
         ({"file": "line.txt", "regex": "^(x|x?)+[yz]$"}, 0, ""),
         ({"file": "huge.txt", "contains": "x"}, 0, "huge.txt is larger than 16 MiB"),
-        ({"file": "binary", "contains": "x"}, 0, "binary is no text (UTF-8)"),
+        ({"file": "binary", "contains": "x"}, 0, "binary is not UTF-8 text"),
         ({"file": "link.txt", "contains": "secret"}, 0, "link.txt is behind a symbolic link"),
         ({"file": "folder/outside.txt", "contains": "secret"}, 0, "folder/outside.txt is behind a symbolic"),
-        ({"file": "pipe", "contains": "x"}, 0, "pipe is no file"),
+        ({"file": "pipe", "contains": "x"}, 0, "pipe is not a regular file"),
         ({"file": "deep.json", "json_path": "$..a"}, 0, ""),
         ({"database": "no.db", "query": "SELECT * FROM t", "rows": []}, 0, "no.db: the query failed"),
         ({"database": "link.db", "query": "SELECT * FROM t", "rows": []}, 0, "link.db is behind a symbolic"),
         ({"database": "own.db", "query": "SELECT x FROM w", "rows": []}, 0, "own.db: the query failed"),
-        ({"database": "own.db", "query": ENDLESS, "rows": []}, 0, "own.db: the query failed: it took longer"),
+        ({"database": "own.db", "query": ENDLESS, "rows": []}, 0, "own.db: the query failed: timeout"),
         ({"database": "own.db", "query": LARGE, "rows": []}, 0, "own.db: the query failed"),
         ({"database": "own.db", "query": WRITES, "rows": []}, 0, "own.db: the query failed: not authorized"),
     ],
 )
-def test_nasty_files(folder, state, score, said):
+def test_hostile_files_get_a_verdict_without_leaks(folder, state, score, explanation):
     before = (folder / "own.db").read_bytes()
     verdict = graded({"state": state}, folder)
-    assert (verdict.score, verdict.explanation[: len(said)]) == (score, said)
+    assert (verdict.score, verdict.explanation[: len(explanation)]) == (score, explanation)
     assert SECRET not in verdict.explanation
     assert (folder / "own.db").read_bytes() == before
 
 
-def test_nasty_calls(folder):
+def test_deep_and_long_calls_score_0(folder):
     deep = {"x": 1}
     for _ in range(400):
         deep = {"x": deep}
@@ -108,7 +108,7 @@ def test_nasty_calls(folder):
 
 
 @pytest.mark.slow
-def test_a_command(folder):
+def test_command_grader_checks_output_and_exit_code(folder):
     shows = "import os, sys; print(os.getcwd(), sys.argv[1], sorted(os.environ))"
     ok = [sys.executable, "-c", shows, "{workdir}"]
     assert graded({"state": {"command": ok, "contains": f"{folder} {folder}"}}, folder).score == 1.0
@@ -116,11 +116,12 @@ def test_a_command(folder):
         assert graded({"state": {"command": [sys.executable, "-c", code]}}, folder).score == 0.0
     slow = {"state": {"command": [sys.executable, "-c", "import time; time.sleep(60)"]}, "timeout": 0.5}
     assert "0.5 s" in graded(slow, folder).explanation
-    with pytest.raises(GraderError, match="no-such-program"):
+    with pytest.raises(GraderError, match="no-such-program") as caught:
         graded({"state": {"command": ["no-such-program"]}}, folder)
+    assert caught.value.code == "BK-GRADER"
 
 
-def test_what_a_command_starts_ends_with_it_where_nothing_is_confined(folder, monkeypatch):
+def test_unconfined_command_ends_with_its_children(folder, monkeypatch):
     monkeypatch.setattr(grader_processes, "confine_argv", lambda argv, **_: argv)
     monkeypatch.setattr(grader_processes, "build_confine_env", lambda variables: variables)
     marker = f"marker-{uuid.uuid4()}"
@@ -133,7 +134,7 @@ def test_what_a_command_starts_ends_with_it_where_nothing_is_confined(folder, mo
     assert processes_with(marker) == []
 
 
-def test_a_command_has_no_keys(folder, monkeypatch):
+def test_command_sees_no_keys_and_no_home(folder, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sesame")
     shows = [sys.executable, "-c", "import os; print('OPENAI_API_KEY' in os.environ, os.environ['HOME'])"]
     verdict = graded({"state": {"command": shows, "contains": "False"}}, folder)
@@ -142,7 +143,7 @@ def test_a_command_has_no_keys(folder, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_function(folder, tmp_path):
+def test_python_grader_returns_score_or_raises(folder, tmp_path):
     (tmp_path / "check.py").write_text(
         "import os, time\n"
         "def share(task, messages, calls, results, workdir):\n"
@@ -159,17 +160,17 @@ def test_a_function(folder, tmp_path):
     share = graded({"python": "check.py:share"}, folder, calls=calls, files=tmp_path)
     assert share == (0.5, "found ['a'], added")
     assert graded({"python": "check.py:there"}, folder, files=tmp_path).score == 1.0
-    for function, said in (
+    for function, message in (
         ("fails", r"KeyError: 'key' \(check.py:9\)"),
-        ("leaves", "it ended with code 0"),
+        ("leaves", "ended with exit code 0, without a result"),
         ("words", r"words \(check.py:12\) returned 'good': expected a number"),
-        ("hangs", "it took longer than 1 s"),
+        ("hangs", "no result within 1 s"),
     ):
         seconds = 1.0 if function == "hangs" else 60.0
-        with pytest.raises(GraderError, match=said):
+        with pytest.raises(GraderError, match=message):
             graded({"python": f"check.py:{function}", "timeout": seconds}, folder, files=tmp_path)
 
 
-def test_a_tool_is_asked_when_the_model_has_finished(folder):
+def test_state_grader_calls_its_tool(folder):
     asked = {"tool": "read", "arguments": {"id": 1}, "contains": '"id": 1'}
     assert graded({"state": asked}, folder) == (1.0, "found 'read {\"id\": 1}'")

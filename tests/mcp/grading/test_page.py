@@ -28,16 +28,16 @@ def graders(written):
 
 
 @pytest.mark.parametrize("row", rows("What a text has to be"))
-def test_what_a_text_has_to_be(row):
+def test_documented_text_tests_are_valid(row):
     assert graders(f"reply: {{{row}}}")
 
 
 @pytest.mark.parametrize("row", rows("Kinds")[1:])
-def test_kinds(row):
+def test_documented_kinds_are_valid(row):
     assert graders(row)
 
 
-def test_the_blocks_of_the_page(tmp_path):
+def test_documented_graders_work(tmp_path):
     task, configuration, function = [block for block in blocks(PAGE) if block.language != "bash"]
     (grader,) = read_graders(json.loads(task.text)["grade"])[0]
     assert [judge_text(grader.reply, text).score for text in ("It is 42.", "It is 41.")] == [1.0, 0.0]

@@ -42,7 +42,7 @@ def play(environment, *replies):
     return asyncio.run(environment.rollout(task, Scripted(*replies)))
 
 
-def test_the_mean_of_all_graders_is_the_completion(make, wording):
+def test_completion_is_the_weighted_mean_of_all_graders(make, wording):
     """The weights are 3, 1 and 1; the mean of the scores 1, 0 and 1 is 4/5."""
     environment = make(
         [
@@ -58,19 +58,19 @@ def test_the_mean_of_all_graders_is_the_completion(make, wording):
     assert outcome.explanations["grade/calls"] == wording
 
 
-def test_an_answer_without_a_call_is_one_where_the_reply_is_graded(make):
+def test_reply_without_call_is_an_answer_if_it_is_graded(make):
     outcome = play(make({"reply": {"exact": "42"}}), "42")
     assert (outcome.reward, outcome.stop_reason) == (1.0, "answered")
 
 
-def test_native_arguments_that_are_no_object_are_read_as_a_mistake(make):
+def test_native_arguments_that_are_not_an_object_are_reported_to_the_model(make):
     environment = make({"reply": {"exact": "42"}}, {"parser": {"format": "tools"}})
     outcome = play(environment, native("note", 5), native("note", [1]), "42")
     assert (outcome.reward, outcome.error) == (1.0, None)
 
 
 @pytest.mark.slow  # starts many servers
-def test_a_policy_that_hangs_its_tool_whenever_it_would_fail_has_the_reward_of_failing(make):
+def test_hanging_a_tool_has_the_reward_of_failing(make):
     """One of four rollouts solves the task, and the others either give up or hang their tool.
 
     In both cases no rollout is left out, and the mean reward is 1/4.
@@ -86,7 +86,7 @@ def test_a_policy_that_hangs_its_tool_whenever_it_would_fail_has_the_reward_of_f
 
 
 @pytest.mark.slow  # starts many servers
-def test_a_grader_that_fails_only_after_the_model_is_0_and_one_that_always_fails_an_error(make, tmp_path):
+def test_grader_that_fails_only_after_the_model_scores_0_and_a_broken_one_is_an_error(make, tmp_path):
     (tmp_path / "check.py").write_text(
         "def careless(workdir, **_):\n"
         "    note = workdir / 'notes.txt'\n"
@@ -103,7 +103,7 @@ def test_a_grader_that_fails_only_after_the_model_is_0_and_one_that_always_fails
 
 
 @pytest.mark.e2e
-def test_what_graders_say_comes_from_a_worker_too(tmp_path):
+def test_explanations_of_graders_are_equal_in_a_worker_process(tmp_path):
     task = {
         "prompt": "Note the answer.",
         "mcp_config": SERVERS,
@@ -121,7 +121,7 @@ def test_what_graders_say_comes_from_a_worker_too(tmp_path):
         asyncio.run(there.close())
     assert outcome.reward == 0.5
     assert outcome.explanations == play(load_environment(**arguments), *replies).explanations
-    assert outcome.explanations["grade/state"] == "expected a text with '42', found '41'"
+    assert outcome.explanations["grade/state"] == "expected text with '42', found '41'"
 
 
 CONFIG = """\
@@ -134,7 +134,7 @@ grade:
 """
 
 
-def test_files(tmp_path, refusal):
+def test_invalid_graders_in_files_are_refused(tmp_path, refusal):
     config, tasks = tmp_path / "gym.yaml", tmp_path / "tasks.json"
     config.write_text(CONFIG)
     with refusal(UsageError):

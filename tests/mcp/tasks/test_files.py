@@ -62,7 +62,7 @@ def refused(tmp_path, content, name="tasks.json"):
     return str(caught.value)
 
 
-def test_the_task_as_printed(tmp_path):
+def test_documented_task_is_read(tmp_path):
     (read,) = read_tasks(written(tmp_path, PRINTED))
     assert read.id == "task-001"
     assert read.mcp_config["buckeye"] == HttpServer(
@@ -104,7 +104,7 @@ def test_a_server_may_be_a_process(tmp_path):
     assert isinstance(read.mcp_config["b"], HttpServer)
 
 
-def test_every_problem_is_named_with_file_line_task_and_field(tmp_path, wording):
+def test_all_problems_are_reported_with_file_line_task_and_field(tmp_path, wording):
     bad = [
         task(promt="x", evaluate_tool=[{"nam": "evaluate"}]),
         task(id="task-001"),
@@ -135,25 +135,26 @@ def test_every_problem_is_named_with_file_line_task_and_field(tmp_path, wording)
     ],
     ids=lambda content: content[:20],
 )
-def test_files_that_cannot_be_used(tmp_path, content, wording):
+def test_invalid_files_are_refused(tmp_path, content, wording):
     assert refused(tmp_path, content) == wording
 
 
-def test_every_bad_line_is_named(tmp_path, wording):
+def test_all_invalid_lines_are_reported(tmp_path, wording):
     lines = f"{json.dumps(task())}\nnot json\n\n{json.dumps(task(id='b', prompt=None))}\n{{\n"
     assert refused(tmp_path, lines, "tasks.jsonl") == wording
 
 
-def test_a_missing_file_and_one_that_is_not_utf8(tmp_path, refusal):
+def test_missing_or_non_utf8_file_is_refused(tmp_path, refusal):
     with refusal(UsageError):
         read_tasks(tmp_path / "none.json")
     path = tmp_path / "latin.json"
     path.write_bytes(b"\n\xe9")
-    with pytest.raises(UsageError, match=r"latin\.json:2: not UTF-8"):
+    with pytest.raises(UsageError) as caught:
         read_tasks(path)
+    assert (caught.value.code, caught.value.at) == ("BK-FILE-FORMAT", f"{path}:2")
 
 
-def test_rows_of_a_dataset_hold_json_as_text(tmp_path, refusal):
+def test_rows_of_a_dataset_may_have_json_as_text(tmp_path, refusal):
     row = {key: value if isinstance(value, str) else json.dumps(value) for key, value in task().items()}
     assert read_rows([row], "org/set") == read_tasks(written(tmp_path, PRINTED))
     (bare,) = read_rows([{**row, "setup_tool": "{}", "metadata": "{}"}], "org/set")

@@ -57,7 +57,7 @@ def listing(fetched):
     return found
 
 
-def test_what_a_task_begins_with_is_pushed_and_fetched(hf, hub, garden, monkeypatch):
+def test_files_of_tasks_are_pushed_and_downloaded(hf, hub, garden, monkeypatch):
     """Content from a folder, an archive and a script reaches rollouts; the script is not uploaded."""
     with tarfile.open("packed.tar.gz", "w:gz") as archive:
         archive.add(garden / "a.txt", "deep/a.txt")
@@ -87,7 +87,7 @@ def test_what_a_task_begins_with_is_pushed_and_fetched(hf, hub, garden, monkeypa
 @pytest.mark.parametrize(
     "files", ["/etc", "../x", "files/../../x.tar.gz", f"files/{'a' * 64}.tar.gz/", "files"]
 )
-def test_a_dataset_names_no_files_but_its_own(hf, garden, files, refusal):
+def test_dataset_with_other_files_is_refused(hf, garden, files, refusal):
     hf("tasks.json", "--name", "d", "--no-push", tasks=task())
     (row,) = pyarrow.parquet.read_table(DATA).to_pylist()
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row | {"files": files}]), DATA)
@@ -95,7 +95,7 @@ def test_a_dataset_names_no_files_but_its_own(hf, garden, files, refusal):
         read_dataset(Path("d"))
 
 
-def test_archives_are_those_that_the_dataset_was_made_with(hf, garden):
+def test_missing_or_changed_archives_are_refused(hf, garden):
     hf("tasks.json", "--name", "d", "--no-push", tasks=task())
     hf("tasks.json", "--name", "d", "--no-push", "--yes")
     (archive,) = Path("d/files").iterdir()
@@ -103,27 +103,29 @@ def test_archives_are_those_that_the_dataset_was_made_with(hf, garden):
         assert read_dataset(place)["train"][0].files == str(archive.absolute())
     for damage in (lambda: archive.write_bytes(b"other"), archive.unlink):
         damage()
-        with pytest.raises(UsageError, match=archive.name):
+        with pytest.raises(UsageError, match=archive.name) as caught:
             read_dataset(Path("d"))
+        assert caught.value.code == "BK-DATA-FORMAT"
 
 
-def test_what_cannot_be_taken_along_is_said(hf, garden, monkeypatch, refusal):
+def test_files_that_cannot_be_packed_are_refused(hf, garden, monkeypatch, refusal):
     (garden / "out").symlink_to("/etc/passwd")
     with refusal(UsageError):
         hf("tasks.json", "--name", "d", "--no-push", tasks=task())
     (garden / "out").unlink()
-    for most, said in ((3, "has more than 3 bytes"), (30, r"are \d+ B packed; a dataset holds 30 B")):
-        monkeypatch.setattr(dataset, "MAX_FILES_BYTES", most)
-        with pytest.raises(UsageError, match=said):
+    for limit, message in ((3, "holds more than 3 bytes"), (30, r"\d+ B packed, .* the limit is 30 B")):
+        monkeypatch.setattr(dataset, "MAX_FILES_BYTES", limit)
+        with pytest.raises(UsageError, match=message):
             hf("tasks.json", "--name", "d", "--no-push")
     assert not Path("d").exists()
     with refusal(UsageError):
         hf("tasks.json", "--name", "my-org/d", "--dry-run", tasks=task(files="nowhere"))
 
 
-def test_more_than_anybody_wants_is_not_fetched(hf, hub, garden, monkeypatch, tmp_path):
+def test_too_large_files_are_not_downloaded(hf, hub, garden, monkeypatch, tmp_path):
     hf("tasks.json", "--name", "my-org/files", tasks=task())
     monkeypatch.setattr(dataset, "MAX_FILES_BYTES", 3)
-    with pytest.raises(UsageError, match=" 3 B "):
+    with pytest.raises(UsageError, match="the limit is 3 B") as caught:
         find_taskset("my-org/files")
+    assert caught.value.code == "BK-DATA-FORMAT"
     assert not list(tmp_path.glob("fetched/**/*.tar.gz"))

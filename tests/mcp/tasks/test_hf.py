@@ -44,7 +44,7 @@ def test_the_columns(hf):
     assert second["metadata"] is None
 
 
-def test_keys_that_are_written_out_are_refused(hf, refusal):
+def test_plaintext_keys_are_refused(hf, refusal):
     servers = {
         "a": {"url": "http://x/mcp", "headers": {"Authorization": "Bearer sk-planted", "Mcp-Image": "a:b"}},
         "b": {"command": "x", "env": {"API_KEY": "planted", "MODE": "fast", "TOKEN": "${TOKEN}"}},
@@ -74,7 +74,7 @@ def test_mcp_config_is_inferred_from_the_lock_and_the_lock_is_kept(hf, monkeypat
     assert dataset.updated_at.endswith("+00:00")
 
 
-def test_no_lock_file_is_made(hf, wording):
+def test_lock_file_is_not_created(hf, wording):
     assert hf("tasks.json", "-n", "d", "--no-push", tasks=task()) == wording
     assert not Path("buckeye.lock.yaml").exists()
 
@@ -101,7 +101,7 @@ def test_a_split_in_the_metadata(hf, refusal):
         hf("tasks.json", "-n", "e", "--no-push", tasks=[tasks[1]])
 
 
-def test_what_is_written_is_an_environment(hf):
+def test_written_dataset_loads_as_an_environment(hf):
     Path("c.yaml").write_text(CONFIG)
     tasks = [task(1), task(2), task(3, metadata={"split": "eval"})]
     hf("tasks.json", "-n", "d", "--no-push", tasks=tasks)
@@ -116,14 +116,15 @@ def test_what_is_written_is_an_environment(hf):
     assert [one.data for one in both.tasks("train")] == [one.data for one in environment.tasks("train")]
 
 
-def test_what_is_no_dataset(tmp_path, refusal):
+def test_invalid_datasets_are_refused(tmp_path, refusal):
     (tmp_path / "empty").mkdir()
     with refusal(UsageError):
         read_splits(tmp_path / "empty")
     (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
     for name in ("bad.parquet", "none.parquet"):
-        with pytest.raises(UsageError, match=name):
+        with pytest.raises(UsageError, match=name) as caught:
             read_splits(tmp_path / name)
+        assert caught.value.code.startswith("BK-DATA-")
 
 
 def test_the_card_has_facts_and_valid_front_matter(hf):
@@ -138,7 +139,7 @@ def test_the_card_has_facts_and_valid_front_matter(hf):
         assert fact in body
 
 
-def test_nothing_of_the_user_is_overwritten(hf, refusal):
+def test_existing_files_are_not_overwritten(hf, refusal):
     hf("tasks.json", "-n", "d", "--no-push", tasks=task())
     with refusal(UsageError):
         hf("tasks.json", "-n", "d", "--no-push")

@@ -28,7 +28,7 @@ def written(tmp_path, text):
     return path
 
 
-def test_the_form_of_the_page(tmp_path):
+def test_documented_lock_file_is_read(tmp_path):
     lock = read_lock(written(tmp_path, PAGE))
     assert lock.image_name == ImageName("my-org/my-env", "latest")
     dataset = {"name": "my-org/my-tasks", "task_count": 50, "updated_at": "2024-01-01T00:00:00"}
@@ -37,7 +37,7 @@ def test_the_form_of_the_page(tmp_path):
     assert lock.version == 1
 
 
-def test_every_problem_with_its_line(tmp_path, refusal):
+def test_all_problems_are_reported_with_their_lines(tmp_path, refusal):
     path = written(
         tmp_path, "imag: a:b\nprimary_dataset: {name: a, task_count: -1}\ntools:\n  - nam: x\nversion: one\n"
     )
@@ -57,7 +57,7 @@ def test_every_problem_with_its_line(tmp_path, refusal):
         "image: !!python/object:os.system a",
     ],
 )
-def test_what_is_no_lock_file(tmp_path, text, refusal):
+def test_invalid_lock_files_are_refused(tmp_path, text, refusal):
     with refusal(ConfigError):
         read_lock(written(tmp_path, text))
 
@@ -73,7 +73,7 @@ def test_what_is_no_lock_file(tmp_path, text, refusal):
         ("o/e:v@sha256:" + "a" * 64, ("o/e", "v", "sha256:" + "a" * 64), "o/e:v", "e"),
     ],
 )
-def test_names_of_images(text, parts, tagged, short):
+def test_parse_image_returns_parts(text, parts, tagged, short):
     image = parse_image(text)
     assert image == ImageName(*parts)
     assert (image.tagged, image.short) == (tagged, short)
@@ -82,11 +82,11 @@ def test_names_of_images(text, parts, tagged, short):
 @pytest.mark.parametrize(
     "text", ["", "a b", "./x", "x/", "/x", "A", "a:b:c", "a@md5:00", "-a", "a//b", "a:", "$a"]
 )
-def test_what_is_no_image(text):
+def test_parse_image_returns_none_for_invalid_references(text):
     assert parse_image(text) is None
 
 
-def test_name_and_digest_may_stand_apart():
+def test_digest_may_be_a_separate_field():
     digest = "sha256:" + "b" * 64
     assert EnvironmentLock(image="a:b", digest=digest).image_name == ImageName("a", "b", digest)
 
@@ -124,6 +124,6 @@ def test_an_update_keeps_keys_comments_and_quotes(tmp_path):
 
 def test_an_update_of_a_damaged_file_changes_nothing(tmp_path):
     path = written(tmp_path, "image: [\n")
-    with pytest.raises(ConfigError, match="not valid YAML"):
+    with pytest.raises(ConfigError):
         update_lock(path, {"version": 1})
     assert path.read_text() == "image: [\n"

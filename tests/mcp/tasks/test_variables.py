@@ -30,29 +30,29 @@ ENVIRONMENT = {"BUCKEYE_API_KEY": "s3cret", "A": "1", "EMPTY": "", "lower": "l"}
         ("", ""),
     ],
 )
-def test_texts(text, expected):
+def test_resolve_variables_in_texts(text, expected):
     assert resolve_variables(text, ENVIRONMENT) == expected
 
 
-def test_values_inside_objects_and_lists_but_no_keys():
+def test_resolve_variables_in_values_but_not_in_keys():
     value = {"$A": ["$A", 5, None, {"x": "${A}"}], "n": 1.5, "t": True}
     assert resolve_variables(value, ENVIRONMENT) == {"$A": ["1", 5, None, {"x": "1"}], "n": 1.5, "t": True}
 
 
-def test_every_missing_variable_is_named_with_its_place(refusal):
+def test_unset_variables_are_reported_with_their_keys(refusal):
     value = {"headers": {"Authorization": "Bearer $NO_KEY", "X": "${NO_X} $NO_KEY"}, "args": ["$NO_Y"]}
     with refusal(UsageError):
         resolve_variables(value, ENVIRONMENT)
 
 
 @pytest.mark.parametrize("text", ["${A", "${}", "${A:default}", "${A-b}", "${5}", "${A:-${B}}"])
-def test_other_braces_are_refused(text, refusal):
+def test_invalid_braces_are_refused(text, refusal):
     with refusal(UsageError):
         resolve_variables(text, ENVIRONMENT)
 
 
 @given(st.text(), st.text())
-def test_dollars_can_be_escaped_and_values_are_not_resolved_again(text, value):
+def test_dollars_can_be_escaped_and_values_are_resolved_only_once(text, value):
     assert resolve_variables(text.replace("$", "$$"), {}) == text
     assert resolve_variables("<$X>", {"X": value}) == f"<{value}>"
 

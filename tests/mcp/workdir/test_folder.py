@@ -383,7 +383,7 @@ def test_damaged_workdir_scores_0(tmp_path, code):
 
 def test_slow_calls_end_rollout_at_time_limit(monkeypatch):
     """The orchestrator ends a rollout without a reward after its timeout, so the rollout must end earlier."""
-    monkeypatch.setattr("buckeye.mcp.rollout._FOR_GRADING", 0.9)
+    monkeypatch.setattr("buckeye.mcp.rollout._GRADING_SHARE", 0.9)
     one = task(evaluate_tool=[], grade=RIGHT)
     calls = ["run('time.sleep(0.4)')"] * 100
 

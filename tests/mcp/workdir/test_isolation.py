@@ -45,18 +45,19 @@ def http_notes(*, apart):
 
 
 @pytest.mark.parametrize("apart", [True, False])
-def test_isolation_finds_state_shared_by_http_server(apart):
+def test_isolation_check_finds_a_global_of_an_http_server(apart):
     with http_notes(apart=apart) as (url, _):
         found = asyncio.run(environment(task(mcp_config={"notes": {"url": url}})).isolation(60))
     assert (found.tasks, found.rollouts, bool(found.shared)) == (1, 7, not apart)
 
 
-def test_isolation_finds_shared_file_and_refuses_training(tmp_path):
+def test_isolation_check_refuses_a_shared_file_unless_allowed(tmp_path):
     one = task(str(tmp_path / "notes.txt"))
-    with pytest.raises(UsageError, match="shared_state: true"):
+    with pytest.raises(UsageError) as caught:
         asyncio.run(environment(one).check_isolation())
+    assert caught.value.code == "BK-ENV-SHARED-STATE"
     allowed = asyncio.run(environment(one, shared_state=True).check_isolation())
-    assert allowed.startswith("shared_state ")
+    assert "shared_state" in allowed
 
 
 @pytest.mark.e2e
@@ -66,12 +67,13 @@ def test_run_checks_isolation_before_training(tmp_path, caplog):
     apart = NamedEnvironment(name="own", environment=environment(task()))
     asyncio.run(check_isolation([apart]))
     assert "own: " in caplog.text
-    with pytest.raises(UsageError, match="shared_state"):
+    with pytest.raises(UsageError) as caught:
         asyncio.run(check_isolation([apart, shared]))
+    assert caught.value.code == "BK-ENV-SHARED-STATE"
 
 
 @pytest.mark.e2e
-def test_isolation_finds_state_without_free_arguments(tmp_path):
+def test_isolation_check_finds_shared_state_without_free_arguments(tmp_path):
     """No argument is free, and the results differ anyway in a clock and a random number."""
     mappings = {"add": {"_tool": "add", "text": "x"}, "notes": {"_tool": "notes"}}
     one = task(str(tmp_path / "notes.txt"), "clock")
@@ -80,12 +82,12 @@ def test_isolation_finds_state_without_free_arguments(tmp_path):
     assert any("alone" in text for text in found.shared)
 
 
-def test_isolation_ignores_clock():
+def test_isolation_check_passes_a_server_with_a_clock():
     found = asyncio.run(environment(task("notes.txt", "clock")).isolation(300))
     assert (found.tasks, found.rollouts, list(found.shared)) == (1, 7, [])
 
 
-def test_isolation_reports_failed_probes():
+def test_isolation_is_unknown_if_no_rollout_works():
     found = asyncio.run(environment(task(mcp_config={"notes": {"command": "no-such"}})).isolation(60))
     assert (found.tasks, list(found.shared)) == (0, [])
     assert "TaskError" in str(found)
@@ -126,7 +128,7 @@ TEXTS = st.lists(
 
 
 @given(given_out(), TEXTS)
-def test_numbers_equal_to_process_ids_are_not_state(processes, text):
+def test_constant_numbers_equal_to_process_ids_are_not_state(processes, text):
     """Ids are small in a fresh container, so a number such as 0.97 may match process 97."""
     assert find_suspicious_outputs(*plays([text] * 15, processes)) == []
 
@@ -144,7 +146,7 @@ def test_process_ids_are_not_state(processes, text, form, data):
 
 
 @given(given_out(), st.integers(2, 300), st.integers(1, 3))
-def test_counter_among_process_ids_is_state(processes, start, step):
+def test_counter_is_found_among_process_ids(processes, start, step):
     counted = [start + step * place for place in range(15)]
     assume(not all(low <= value <= high for value, (low, high) in zip(counted, processes, strict=True)))
     texts = [f"server [{high}]: visit {value}" for value, (_, high) in zip(counted, processes, strict=True)]
@@ -152,7 +154,7 @@ def test_counter_among_process_ids_is_state(processes, start, step):
 
 
 @pytest.mark.parametrize("form", ["{} by pid 41", "{} (process id: 41)", "{} at /proc/41/fd"])
-def test_process_id_of_others_hides_no_state(form):
+def test_state_is_found_despite_the_process_id_of_another_process(form):
     """The id of another process, such as a gateway, is in the range of no rollout or of one."""
     processes = [(30 + 5 * place, 35 + 5 * place) for place in range(15)]
     assert find_suspicious_outputs(*plays([form.format("made")] * 15, processes)) == []
@@ -197,7 +199,7 @@ def test_find_suspicious_outputs_ignores_noise(make):
     assert accused <= 1
 
 
-def test_own_mark_is_not_leak():
+def test_find_leaks_ignores_the_own_word():
     one = ProbeRollout(outputs=[("notes()", "word1")], mark="word1")
     assert find_leaks([one, ProbeRollout(outputs=[("notes()", "word2")], mark="word2")]) == []
     assert find_leaks([one, ProbeRollout(outputs=[("notes()", "it is word1!")], mark="word2")]) != []

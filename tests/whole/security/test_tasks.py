@@ -42,12 +42,12 @@ def hub(tmp_path, monkeypatch):
     return publish
 
 
-def test_what_tasks_use_is_named_and_refused(hub, refusal):
+def test_untrusted_tasks_are_refused_with_their_resources(hub, refusal):
     with refusal(UntrustedError):
         read_taskset("org/tasks")
 
 
-def test_what_was_allowed_once_is_allowed_until_it_changes(hub, tmp_path):
+def test_permission_holds_until_the_resources_change(hub, tmp_path):
     save_permission("org/tasks", collect_task_resources(read_tasks(hub(task()))))
     assert (tmp_path / "home/trusted.json").stat().st_mode & 0o777 == 0o600
     assert len(read_taskset("org/tasks")[0]) == 1
@@ -72,7 +72,7 @@ def test_what_was_allowed_once_is_allowed_until_it_changes(hub, tmp_path):
         {"url": "http://localhost:8765/mcp", "headers": {"X": "$OPENAI_API_KEY"}},
     ],
 )
-def test_every_kind_of_use_counts(hub, server):
+def test_new_permission_is_needed_for_every_kind_of_resource(hub, server):
     hub(task())
     save_permission("org/tasks", collect_task_resources(read_tasks(hub(task()))))
     hub(task(**server))
@@ -80,7 +80,7 @@ def test_every_kind_of_use_counts(hub, server):
         read_taskset("org/tasks")
 
 
-def test_a_key_that_moves_to_another_server_is_asked_about(hub):
+def test_key_sent_to_another_server_needs_a_new_permission(hub):
     def tasks(first, second):
         near = {"url": "http://localhost:8765/mcp", "headers": {"X": first}}
         far = {"url": "https://far.example/mcp", "headers": {"X": second}}
@@ -111,12 +111,12 @@ def test_no_gateway_gets_flags_from_tasks_that_were_not_allowed(hub):
         plan_gateways(environments, rollouts=1)
 
 
-def test_a_file_of_ones_own_is_not_asked_about(hub):
+def test_local_file_needs_no_permission(hub):
     own = hub(task())
     assert len(read_taskset(str(own))[0]) == 1
 
 
-def test_the_dataset_of_the_project_is_ones_own(hub, tmp_path):
+def test_dataset_of_the_lock_file_needs_no_permission(hub, tmp_path):
     head = "version: 1\nimage: my/env:1\n"
     lock = head + "primary_dataset:\n  name: {}\n  task_count: 1\n  updated_at: '2026-01-01'\n"
     (tmp_path / "project/buckeye.lock.yaml").write_text(lock.format("org/other"))
@@ -126,13 +126,13 @@ def test_the_dataset_of_the_project_is_ones_own(hub, tmp_path):
     assert read_taskset("org/tasks")
 
 
-def test_what_was_allowed_at_home_is_allowed_on_a_rented_machine(hub, monkeypatch):
+def test_permissions_are_passed_to_rented_machines(hub, monkeypatch):
     uses = collect_task_resources(read_tasks(hub(task())))
     monkeypatch.setenv(trust.TRUSTED_VARIABLE, f"0,{uses.digest}")
     assert read_taskset("org/tasks")
 
 
-def test_without_a_terminal_the_command_says_what_to_type(hub, tmp_path):
+def test_trust_without_terminal_names_the_command(hub, tmp_path):
     done = run_here("env", "trust", "org/tasks", cwd=tmp_path / "project")
     assert done.returncode == 2
     assert "uvx evil-server" in done.stderr
@@ -144,7 +144,7 @@ def test_without_a_terminal_the_command_says_what_to_type(hub, tmp_path):
     assert read_taskset("org/tasks")
 
 
-def test_names_that_a_terminal_obeys_are_shown_as_they_are(hub):
+def test_terminal_codes_in_names_are_escaped(hub):
     hub(task(command="a\x1b]0;x\x07b"))
     with pytest.raises(UntrustedError) as refused:
         read_taskset("org/tasks")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["GymHarness", "GymTaskset"]
 __version__ = "0.1.0"
 
-_NEEDS = {
+_REQUIREMENTS = {
     "v0": ("verifiers", "MultiTurnEnv", "verifiers>=0.1.14,<0.2"),
     "v1": ("verifiers.v1", "TaskData", "verifiers>=0.4,<0.5"),
 }
@@ -43,14 +43,16 @@ def __getattr__(name: str) -> Any:
 
 
 def _require(api: str) -> None:
-    module, name, requirement = _NEEDS[api]
+    module, name, requirement = _REQUIREMENTS[api]
     try:
-        found = hasattr(importlib.import_module(module), name)
+        is_installed = hasattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         if error.name not in ("verifiers", "verifiers.v1"):
             raise
-        found = False
-    if not found:
+        is_installed = False
+    if not is_installed:
         raise UsageError(
-            f"no verifiers with the {api} API is installed. Install it: pip install '{requirement}'"
+            f"no verifiers with the {api} API is installed",
+            code="BK-PACKAGE-MISSING",
+            hint=f"install it: pip install '{requirement}'",
         )

@@ -26,5 +26,5 @@ def reply_of(message: Mapping[str, Any], *, cut: bool) -> Reply:
         for key in ("content", "reasoning_content", "tool_calls")
         if message.get(key) is not None
     }
-    said = {"role": "assistant", "content": "", **kept}
-    return Reply(text=text, finish_reason="length" if cut else "stop", message=said)
+    reply = {"role": "assistant", "content": "", **kept}
+    return Reply(text=text, finish_reason="length" if cut else "stop", message=reply)

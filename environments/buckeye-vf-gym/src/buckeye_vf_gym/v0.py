@@ -62,7 +62,7 @@ class GymEnv(vf.MultiTurnEnv):
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **_: Any) -> vf.Messages:
         """Raise: this is never called, because the conversation is over after the state's setup."""
-        raise AssertionError("the rollout was played already")
+        raise AssertionError("the rollout has already run")
 
     @vf.stop
     async def played(self, state: vf.State) -> bool:
@@ -80,9 +80,9 @@ class _Policy:
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Request a reply. A prompt that is too long ends the rollout. Raises vf.Error for other failures."""
         prompt = normalize_messages([_flat(message) for message in messages])
-        offered = [vf.Tool(**tool["function"]) for tool in tools]
+        tool_defs = [vf.Tool(**tool["function"]) for tool in tools]
         try:
-            response = await self._env.get_model_response(self._state, prompt, tool_defs=offered)
+            response = await self._env.get_model_response(self._state, prompt, tool_defs=tool_defs)
         except vf.OverlongPromptError:
             self._state["prompt_too_long"] = self._state["is_truncated"] = True
             return NO_ROOM
@@ -100,10 +100,10 @@ def _flat(message: Message) -> dict[str, Any]:
 
 def _nested(message: Any) -> dict[str, Any]:
     """Return the message of a response in the OpenAI form."""
-    written = message.model_dump(include={"content", "reasoning_content", "tool_calls"})
-    for call in written["tool_calls"] or ():
+    fields = message.model_dump(include={"content", "reasoning_content", "tool_calls"})
+    for call in fields["tool_calls"] or ():
         call |= {"type": "function", "function": {key: call.pop(key) for key in ("name", "arguments")}}
-    return {**written, "tool_calls": written["tool_calls"] or None}
+    return {**fields, "tool_calls": fields["tool_calls"] or None}
 
 
 def _dataset(gym: McpEnvironment, split: str) -> Dataset:

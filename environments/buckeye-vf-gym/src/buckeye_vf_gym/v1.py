@@ -35,12 +35,12 @@ class GymTask(vf.Task[GymData, vf.State, vf.TaskConfig]):
     @vf.reward
     async def reward(self, trace: vf.Trace) -> float:
         """Return the reward from `evaluate_tool` and the weights of the configuration."""
-        return float(_played(trace)["reward"])
+        return float(_recorded_outcome(trace)["reward"])
 
     @vf.metric
     async def components(self, trace: vf.Trace) -> dict[str, float]:
         """Return the components, which are logged but not rewarded themselves."""
-        return dict(_played(trace)["components"])
+        return dict(_recorded_outcome(trace)["components"])
 
 
 class GymConfig(vf.TasksetConfig):
@@ -60,9 +60,17 @@ class GymTaskset(vf.Taskset[GymTask, GymConfig]):
         """Yield the tasks. Raises UsageError for invalid files, and for a system prompt outside of them."""
         config = self.config
         if not config.taskset or not config.config_path:
-            raise UsageError("buckeye-vf-gym needs taskset (the file of tasks) and config_path")
+            raise UsageError(
+                "buckeye-vf-gym needs `taskset` and `config_path`",
+                code="BK-ENV-ARGUMENT",
+                hint="set `taskset` to a file of tasks, and `config_path` to a configuration",
+            )
         if self.system_prompt is not None:
-            raise UsageError(f"write the system prompt into {config.config_path}: it tells of the actions")
+            raise UsageError(
+                "buckeye-vf-gym takes no system prompt from verifiers, because it must describe the actions",
+                code="BK-ENV-ARGUMENT",
+                hint=f"write it as `system_prompt` in {config.config_path}",
+            )
         files = {"taskset": _absolute(config.taskset), "config_path": _absolute(config.config_path)}
         if config.eval_taskset is not None:
             files["eval_taskset"] = _absolute(config.eval_taskset)
@@ -99,7 +107,7 @@ class GymHarness(vf.Harness[GymHarnessConfig]):
         Raises vf.ToolsetError if the environment failed, and vf.HarnessError for a task of another taskset.
         """
         if not isinstance(data, GymData):
-            raise vf.HarnessError("the harness buckeye-vf-gym plays tasks of the taskset buckeye-vf-gym only")
+            raise vf.HarnessError("the harness buckeye-vf-gym runs only tasks of the taskset buckeye-vf-gym")
         gym = _environment(data.taskset, data.config_path, data.eval_taskset)
         task = next(task for task in gym.tasks(data.split) if task.id == data.id)
         headers = {"Authorization": f"Bearer {secret}"}
@@ -128,12 +136,14 @@ class _Policy:
         body = {"model": self._model, "messages": [dict(message) for message in messages]}
         if tools:
             body["tools"] = [dict(tool) for tool in tools]
-        answer = await self._client.post("/chat/completions", json=body)
-        if answer.status_code != 200:
+        response = await self._client.post("/chat/completions", json=body)
+        if response.status_code != 200:
             if self._trace.stop_condition is not None:
                 return NO_ROOM
-            raise vf.HarnessError(f"the model gave no reply (HTTP {answer.status_code}): {answer.text[:500]}")
-        choice = answer.json()["choices"][0]
+            raise vf.HarnessError(
+                f"the model sent no reply (HTTP {response.status_code}): {response.text[:500]}"
+            )
+        choice = response.json()["choices"][0]
         return reply_of(choice["message"], cut=choice["finish_reason"] == "length")
 
 
@@ -146,8 +156,8 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().resolve())
 
 
-def _played(trace: vf.Trace) -> dict[str, Any]:
+def _recorded_outcome(trace: vf.Trace) -> dict[str, Any]:
     """Return the harness's record of the rollout. Raises vf.TaskError if another harness ran it."""
     if _INFO not in trace.info:
-        raise vf.TaskError("the rollout was not played by the harness buckeye-vf-gym")
+        raise vf.TaskError("the rollout was not run by the harness buckeye-vf-gym")
     return trace.info[_INFO]

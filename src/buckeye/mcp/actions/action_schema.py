@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -36,21 +37,21 @@ _SPECIAL = ("_tool", "_parser")
 _KINDS = ("static", "from_arg", "from_args")
 
 
-def _named(value: Any) -> Any:
+def _check_name(value: Any) -> Any:
     if not isinstance(value, str) or not _PARAMETER.fullmatch(value):
-        raise conflict(f"{value!r} is no name of an argument")
+        raise conflict(f"{value!r} is not a valid argument name")
     return value
 
 
-def _all_different(names: list[str]) -> list[str]:
+def _check_unique(names: list[str]) -> list[str]:
     for index, name in enumerate(names):
         if name in names[:index]:
-            raise conflict(f"{name!r} is there twice", str(index))
+            raise conflict(f"{name!r} appears twice", str(index))
     return names
 
 
-ArgumentName = Annotated[str, BeforeValidator(_named)]
-ArgumentNames = Annotated[list[ArgumentName], AfterValidator(_all_different)]
+ArgumentName = Annotated[str, BeforeValidator(_check_name)]
+ArgumentNames = Annotated[list[ArgumentName], AfterValidator(_check_unique)]
 
 
 class StaticArgument(BaseConfig):
@@ -75,7 +76,7 @@ class OneArgument(BaseConfig):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.use_context and self.transform is None:
-            raise conflict("there is no transform that could use it", "use_context")
+            raise conflict("needs a transform", "use_context")
         self.compiled()
         return self
 
@@ -104,15 +105,16 @@ class SeveralArguments(BaseConfig):
         return self
 
 
-def _one_kind(value: Any) -> Any:
+def _check_kind(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     kinds = [kind for kind in _KINDS if kind in value]
     if not kinds:
         near = did_you_mean([name for key in value for name in closest(key, _KINDS, count=1)][:1])
-        raise conflict(f"expected static, from_arg or from_args; for an object write static: {{...}}.{near}")
+        message = "expected static, from_arg or from_args; for an object write static: {...}"
+        raise conflict(f"{message}.{near}" if near else message)
     if len(kinds) > 1:
-        raise conflict(f"it has {' and '.join(kinds)}; keep one")
+        raise conflict(f"has {' and '.join(kinds)}; keep one")
     return value
 
 
@@ -128,7 +130,7 @@ Argument = Annotated[
     | Annotated[SeveralArguments, Tag("with from_args")]
     | Annotated[Any, WithJsonSchema({"type": _CONSTANTS}), Tag("constant")],
     Discriminator(_kind),
-    BeforeValidator(_one_kind),
+    BeforeValidator(_check_kind),
 ]
 
 
@@ -161,14 +163,15 @@ class ActionTable(BaseConfig):
     def _check_keys(cls, values: Any) -> Any:
         for key in values:
             if key.startswith("_") and key not in _SPECIAL:
-                raise conflict(f"no such key.{did_you_mean(closest(key, _SPECIAL))}", key)
+                near = did_you_mean(closest(key, _SPECIAL)) or f" Use one of: {', '.join(_SPECIAL)}"
+                raise conflict(f"no such key.{near}", key)
         return values
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.tool is not None and self.tool.rpartition("/")[2] in RESERVED_TOOLS:
-            said = f"{self.tool} prepares or grades the environment; the model must not call it"
-            raise conflict(said, "_tool")
+            message = f"{self.tool} prepares or grades the environment; the model must not call it"
+            raise conflict(message, "_tool")
         return self
 
 
@@ -178,27 +181,28 @@ def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Pro
     problems: list[Problem] = []
     for name, value in raw.items():
         if not _NAME.fullmatch(name):
-            problems.append(Problem(path=(name,), message=f"{name!r} is no name that can be called"))
+            hint = "begin with a letter, and use letters, digits and ._-/"
+            problems.append(Problem(path=(name,), message=f"{name!r} is not a valid action name", hint=hint))
         elif not isinstance(value, Mapping):
-            said = "expected a table with _tool and the arguments of that tool"
-            problems.append(Problem(path=(name,), message=said))
+            message = "expected a table with _tool and the arguments of that tool"
+            problems.append(Problem(path=(name,), message=message))
         else:
             try:
-                actions[name] = _action(name, ActionTable.model_validate(value))
+                actions[name] = _build_action(name, ActionTable.model_validate(value))
             except ValidationError as error:
-                found = collect_problems(ActionTable, value, error)
-                problems += [Problem(path=(name, *one.path), message=one.message) for one in found]
+                action_problems = collect_problems(ActionTable, value, error)
+                problems += [replace(problem, path=(name, *problem.path)) for problem in action_problems]
     if DONE not in raw:
         actions[DONE] = Action(name=DONE, tool=None)
     return actions, problems
 
 
-def _action(name: str, table: ActionTable) -> Action:
-    sources = {key: _source(value) for key, value in table.__pydantic_extra__.items()}
+def _build_action(name: str, table: ActionTable) -> Action:
+    sources = {key: _build_source(value) for key, value in table.__pydantic_extra__.items()}
     return Action(name=name, tool=table.tool, positional=tuple(table.parser.positional), sources=sources)
 
 
-def _source(value: Any) -> ArgumentSource:
+def _build_source(value: Any) -> ArgumentSource:
     if isinstance(value, OneArgument):
         default = (value.default,) if "default" in value.model_fields_set else ()
         return FromArg(name=value.from_arg, default=default, transform=value.compiled())

@@ -27,12 +27,16 @@ from buckeye.mcp.actions.operations import (
     size_of,
 )
 
-_LONGEST_SOURCE = 1000
+_MAX_SOURCE_CHARS = 1000
 _MAX_DEPTH = 40
+_MAX_WORK = 1_000_000
+_STEP_WORK = 20
+_MAX_MESSAGE_CHARS = 120
 _VALUE, _CONTEXT = "x", "ctx"
 _PLAIN: Final = (ast.BoolOp, ast.boolop, ast.IfExp, ast.Compare, ast.Subscript, ast.Slice)
 _DISPLAYS: Final = (ast.List, ast.Tuple, ast.JoinedStr, ast.expr_context)
 _CONSTANTS: Final = (str, int, float, bool, type(None))
+_PYTHON_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +55,15 @@ class Transform:
 
 def compile_transform(source: str, *, use_context: bool) -> Transform:
     """Check an expression and return it. Raises ExpressionError that names the disallowed part."""
-    if len(source) > _LONGEST_SOURCE:
-        raise ExpressionError(f"it is longer than {_LONGEST_SOURCE} characters")
+    if len(source) > _MAX_SOURCE_CHARS:
+        raise ExpressionError(f"longer than {_MAX_SOURCE_CHARS} characters")
     try:
         with warnings.catch_warnings():  # such as a warning of an unknown escape
             warnings.simplefilter("ignore")
             tree = ast.parse(source.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "nested too deeply"
-        raise ExpressionError(f"it is no expression: {reason}") from None
+        raise ExpressionError(f"not a valid expression: {reason}") from None
     names, body = _parameters(tree, use_context)
     _check(body, set(names), 0)
     return Transform(source, names, body)
@@ -68,10 +72,10 @@ def compile_transform(source: str, *, use_context: bool) -> Transform:
 def _parameters(tree: ast.expr, use_context: bool) -> tuple[tuple[str, ...], ast.expr]:
     if not isinstance(tree, ast.Lambda):
         return ((_VALUE, _CONTEXT) if use_context else (_VALUE,)), tree
-    given = tree.args
-    rest = (given.posonlyargs, given.kwonlyargs, given.vararg, given.kwarg, given.defaults)
-    names = tuple(argument.arg for argument in given.args)
-    if any(rest) or len(names) not in (1, 2):
+    args = tree.args
+    unsupported = (args.posonlyargs, args.kwonlyargs, args.vararg, args.kwarg, args.defaults)
+    names = tuple(argument.arg for argument in args.args)
+    if any(unsupported) or len(names) not in (1, 2):
         raise ExpressionError("write lambda x: ..., or lambda x, ctx: ... with use_context: true")
     if len(names) == 2 and not use_context:
         raise ExpressionError(f"a second parameter ({names[1]}) needs use_context: true")
@@ -81,22 +85,22 @@ def _parameters(tree: ast.expr, use_context: bool) -> tuple[tuple[str, ...], ast
 def _check(node: ast.AST, names: set[str], depth: int) -> None:
     """Raise ExpressionError if the tree contains anything outside the language."""
     if depth > _MAX_DEPTH:
-        raise ExpressionError("it is nested too deeply")
+        raise ExpressionError("nested too deeply")
     if isinstance(node, ast.Call):
         _check_call(node, names, depth)
         return
     if isinstance(node, ast.ListComp):
         _check_comprehension(node, names, depth)
         return
-    _check_one(node, names)
+    _check_node(node, names)
     for child in ast.iter_child_nodes(node):
         _check(child, names, depth + 1)
 
 
-def _check_one(node: ast.AST, names: set[str]) -> None:
+def _check_node(node: ast.AST, names: set[str]) -> None:
     if isinstance(node, ast.Name):
         if node.id not in names:
-            raise ExpressionError(f"there is no {node.id!r}; there are {', '.join(sorted(names))}")
+            raise ExpressionError(f"unknown name {node.id!r}; use {', '.join(sorted(names))}")
     elif isinstance(node, ast.Constant):
         if type(node.value) not in _CONSTANTS:
             raise ExpressionError(f"{node.value!r} is not allowed")
@@ -107,7 +111,7 @@ def _check_one(node: ast.AST, names: set[str]) -> None:
             raise ExpressionError("formats such as {x:5} or {x!r} are not allowed")
     elif isinstance(node, ast.Dict):
         if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys):
-            raise ExpressionError("the keys of an object are texts in quotes")
+            raise ExpressionError("keys of an object must be strings in quotes")
     elif isinstance(node, ast.BinOp | ast.UnaryOp):
         if type(node.op) not in (BINARY if isinstance(node, ast.BinOp) else UNARY):
             raise ExpressionError(f"the operation {type(node.op).__name__} is not allowed")
@@ -117,7 +121,7 @@ def _check_one(node: ast.AST, names: set[str]) -> None:
         if type(node) not in COMPARISONS:
             raise ExpressionError(f"the comparison {type(node).__name__} is not allowed")
     elif not isinstance(node, _PLAIN + _DISPLAYS):
-        raise ExpressionError(f"{_named(node)} is not allowed")
+        raise ExpressionError(f"{_describe_node(node)} is not allowed")
 
 
 def _check_call(node: ast.Call, names: set[str], depth: int) -> None:
@@ -129,8 +133,8 @@ def _check_call(node: ast.Call, names: set[str], depth: int) -> None:
             raise ExpressionError(f"the method {function.attr!r} is not allowed")
         _check(function.value, names, depth + 1)
     elif not isinstance(function, ast.Name) or function.id not in FUNCTIONS or function.id in names:
-        name = repr(function.id) if isinstance(function, ast.Name) else "what is called here"
-        raise ExpressionError(f"{name} is no function; there are {', '.join(FUNCTIONS)}")
+        name = repr(function.id) if isinstance(function, ast.Name) else "the called value"
+        raise ExpressionError(f"{name} is not a function; use one of {', '.join(FUNCTIONS)}")
     for argument in node.args:
         _check(argument, names, depth + 1)
 
@@ -138,16 +142,16 @@ def _check_call(node: ast.Call, names: set[str], depth: int) -> None:
 def _check_comprehension(node: ast.ListComp, names: set[str], depth: int) -> None:
     loop = node.generators[0]
     if len(node.generators) != 1 or loop.is_async:
-        raise ExpressionError("only one for is allowed")
+        raise ExpressionError("only one `for` is allowed")
     if not isinstance(loop.target, ast.Name):
-        raise ExpressionError("only a single name is allowed after for")
+        raise ExpressionError("only a single name is allowed after `for`")
     _check(loop.iter, names, depth + 1)
     for part in (node.elt, *loop.ifs):
         _check(part, {*names, loop.target.id}, depth + 1)
 
 
-def _named(node: ast.AST) -> str:
-    kinds = {ast.Attribute: "an attribute", ast.Lambda: "a lambda within", ast.NamedExpr: "an assignment"}
+def _describe_node(node: ast.AST) -> str:
+    kinds = {ast.Attribute: "an attribute", ast.Lambda: "a nested lambda", ast.NamedExpr: "an assignment"}
     return kinds.get(type(node), type(node).__name__)
 
 
@@ -158,12 +162,6 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _as_json(item) for key, item in value.items()}
     return value
-
-
-_MAX_WORK = 1_000_000
-_STEP = 20
-_LONGEST_MESSAGE = 120
-_FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 
 def evaluate(body: ast.expr, names: Mapping[str, Any]) -> Any:
@@ -178,14 +176,14 @@ def evaluate(body: ast.expr, names: Mapping[str, Any]) -> Any:
     except ExpressionError:
         raise
     except KeyError as error:
-        raise ExpressionError(_short(f"there is no {error}")) from None
-    except _FAULTS as error:
-        raise ExpressionError(_short(str(error))) from None
+        raise ExpressionError(_truncate(f"there is no {error}")) from None
+    except _PYTHON_ERRORS as error:
+        raise ExpressionError(_truncate(str(error))) from None
 
 
-def _short(message: str) -> str:
+def _truncate(message: str) -> str:
     """Return a message cut to a bounded length, because Python's messages repeat the value."""
-    return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE]}…"
+    return message if len(message) <= _MAX_MESSAGE_CHARS else f"{message[:_MAX_MESSAGE_CHARS]}…"
 
 
 class _Evaluation:
@@ -199,13 +197,13 @@ class _Evaluation:
         if self.work > _MAX_WORK:
             raise ExpressionError("it takes too long")
 
-    def made(self, value: Any) -> Any:
+    def charge_value(self, value: Any) -> Any:
         """Charge for a new value, and return it. Raises ExpressionError if it is too large."""
         self.charge(size_of(value))
         return checked_number(value)
 
     def value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
-        self.charge(_STEP)
+        self.charge(_STEP_WORK)
         match node:
             case ast.Constant():
                 return node.value
@@ -214,7 +212,7 @@ class _Evaluation:
             case ast.BinOp():
                 return self.binary(node, names)
             case ast.UnaryOp():
-                return self.made(UNARY[type(node.op)](self.value(node.operand, names)))
+                return self.charge_value(UNARY[type(node.op)](self.value(node.operand, names)))
             case ast.BoolOp():
                 return self.boolean(node, names)
             case ast.Compare():
@@ -222,13 +220,13 @@ class _Evaluation:
             case ast.IfExp():
                 return self.value(node.body if self.value(node.test, names) else node.orelse, names)
             case ast.Subscript():
-                return self.made(self.value(node.value, names)[self.index(node.slice, names)])
+                return self.charge_value(self.value(node.value, names)[self.index(node.slice, names)])
             case ast.Call():
                 return self.call(node, names)
             case ast.ListComp():
                 return self.comprehension(node, names)
             case _:
-                return self.made(self.display(node, names))
+                return self.charge_value(self.display(node, names))
 
     def display(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
         """Return the value of a list, tuple, object or f-string."""
@@ -253,11 +251,11 @@ class _Evaluation:
     def text(self, value: Any) -> str:
         """Return a value as text. The work is charged before the conversion."""
         self.charge(size_of(value))
-        return self.made(str(value))
+        return self.charge_value(str(value))
 
     def binary(self, node: ast.BinOp, names: Mapping[str, Any]) -> Any:
         left, right = self.value(node.left, names), self.value(node.right, names)
-        return self.made(BINARY[type(node.op)](left, right))
+        return self.charge_value(BINARY[type(node.op)](left, right))
 
     def boolean(self, node: ast.BoolOp, names: Mapping[str, Any]) -> Any:
         stops_at = isinstance(node.op, ast.Or)
@@ -296,7 +294,7 @@ class _Evaluation:
             assert isinstance(node.func, ast.Name), "the expression was checked"
             function = FUNCTIONS[node.func.id]
         self.charge(sum(map(size_of, arguments)))
-        return self.made(function(*arguments))
+        return self.charge_value(function(*arguments))
 
     def comprehension(self, node: ast.ListComp, names: Mapping[str, Any]) -> list[Any]:
         (loop,) = node.generators
@@ -304,9 +302,9 @@ class _Evaluation:
         items = self.value(loop.iter, names)
         if not isinstance(items, list | tuple | str):
             raise ExpressionError(f"for needs a list, not {type(items).__name__}")
-        found = []
+        results = []
         for item in items:
             inner = {**names, loop.target.id: item}
             if all(self.value(test, inner) for test in loop.ifs):
-                found.append(self.value(node.elt, inner))
-        return self.made(found)
+                results.append(self.value(node.elt, inner))
+        return self.charge_value(results)

@@ -28,12 +28,12 @@ _CLOSING: Final = {"[": "]", "(": ")", "{": "}"}
 MAX_DEPTH: Final = 40
 """Maximum nesting of lists and objects in an argument."""
 _MAX_DIGITS = 300
-_LONGEST_SHOWN = 24
+_MAX_SHOWN_CHARS = 24
 
 
 def shorten(text: str) -> str:
     """Return model text for use in a message, cut to 24 characters."""
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…"
+    return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
 
 
 class LiteralError(ValueError):
@@ -72,7 +72,7 @@ class _Reader:
     def error(self, message: str, position: int | None = None) -> LiteralError:
         """Return an error that shows the text at its position."""
         at = self.position if position is None else position
-        found = shorten(self.text[at : at + _LONGEST_SHOWN + 1].partition("\n")[0])
+        found = shorten(self.text[at : at + _MAX_SHOWN_CHARS + 1].partition("\n")[0])
         return LiteralError(f"{message}, found {found!r}" if found else f"{message}, and the text ends", at)
 
     def blank(self) -> None:
@@ -203,10 +203,10 @@ class _Reader:
                 raise self.error(f"the text that begins here is not closed by {quote}", start)
         text = "".join(parts)
         if not text.isascii() and re.search("[\ud800-\udfff]", text):
-            text = self.joined(text, start)
+            text = self.join_surrogates(text, start)
         return text
 
-    def joined(self, text: str, start: int) -> str:
+    def join_surrogates(self, text: str, start: int) -> str:
         """Return the text with JSON's surrogate pairs joined to one character each."""
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")

@@ -91,17 +91,17 @@ def bind_call(
     action = actions.get(call.name)
     if action is None:
         raise ActionError(f"there is no {shorten(call.name)}. There are: {', '.join(actions)}.")
-    given = _given(call, action)
-    found = {name: _value(source, given, action) for name, source in action.sources.items()}
-    arguments = {name: values[0] for name, values in found.items() if values}
+    given = _name_arguments(call, action)
+    values = {name: _build_value(source, given, action) for name, source in action.sources.items()}
+    arguments = {name: value[0] for name, value in values.items() if value}
     required = schemas.get(action.tool or "", {}).get("required") or ()
     missing = [name for name in required if name not in arguments]
     if missing:
-        raise ActionError(f"{action.name} needs {_written_as(missing, action)}. {_usage(action)}")
+        raise ActionError(f"{action.name} needs {_action_argument_names(missing, action)}. {_usage(action)}")
     return BoundCall(action.tool, arguments)
 
 
-def _given(call: ParsedCall, action: Action) -> dict[str, Any]:
+def _name_arguments(call: ParsedCall, action: Action) -> dict[str, Any]:
     """Return the arguments of a call by name. Raises ActionError."""
     if len(call.args) > len(action.positional):
         raise ActionError(
@@ -113,28 +113,28 @@ def _given(call: ParsedCall, action: Action) -> dict[str, Any]:
         if name in given:
             raise ActionError(f"{action.name} was given {shorten(name)} twice. {_usage(action)}")
         if name not in action.parameters:
-            meant = did_you_mean(closest(name[:100], action.parameters, count=1))
-            raise ActionError(f"{action.name} has no argument {shorten(name)}.{meant} {_usage(action)}")
+            near = did_you_mean(closest(name[:100], action.parameters, count=1))
+            raise ActionError(f"{action.name} has no argument {shorten(name)}.{near} {_usage(action)}")
         given[name] = value
     return given
 
 
-def _value(source: ArgumentSource, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
+def _build_value(source: ArgumentSource, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
     """Return the value for one argument of the tool as a tuple of one; an empty tuple omits the argument."""
     if isinstance(source, Constant):
         return (source.value,)
     if isinstance(source, FromArgs):
-        return _several(source, given, action)
-    found = (given[source.name],) if source.name in given else source.default
-    if not found or found[0] is None or source.transform is None:
-        return found
+        return _build_list(source, given, action)
+    value = (given[source.name],) if source.name in given else source.default
+    if not value or value[0] is None or source.transform is None:
+        return value
     try:
-        return (source.transform(found[0], given),)
+        return (source.transform(value[0], given),)
     except ExpressionError as error:
         raise ActionError(f"{action.name}: {source.name} cannot be used: {error}.") from None
 
 
-def _several(source: FromArgs, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
+def _build_list(source: FromArgs, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
     if source.defaults:
         pairs = zip(source.names, source.defaults, strict=True)
         return ([given.get(name, default) for name, default in pairs],)
@@ -146,7 +146,7 @@ def _several(source: FromArgs, given: Mapping[str, Any], action: Action) -> tupl
     raise ActionError(f"{action.name} needs {', '.join(missing)} too. {_usage(action)}")
 
 
-def _written_as(missing: list[str], action: Action) -> str:
+def _action_argument_names(missing: list[str], action: Action) -> str:
     """Return the action's names for arguments that the tool misses."""
     names = [" and ".join(action.sources[name].names) if name in action.sources else name for name in missing]
     return ", ".join(names)

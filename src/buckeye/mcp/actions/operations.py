@@ -63,7 +63,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _numbers(compute: Function) -> Function:
+def _require_numbers(compute: Function) -> Function:
     def run(left: Any, right: Any) -> Any:
         if not (_is_number(left) and _is_number(right)):
             raise ExpressionError(f"{_kind(left)} and {_kind(right)} do not go together here")
@@ -76,7 +76,7 @@ def _add(left: Any, right: Any) -> Any:
     if not (_is_number(left) and _is_number(right)):
         if type(left) is not type(right) or not isinstance(left, str | list):
             raise ExpressionError(f"{_kind(left)} and {_kind(right)} cannot be added")
-        _allow(len(left) + len(right))
+        _check_size(len(left) + len(right))
     return left + right
 
 
@@ -84,7 +84,7 @@ def _multiply(left: Any, right: Any) -> Any:
     if isinstance(right, str | list):
         left, right = right, left
     if isinstance(left, str | list) and isinstance(right, int):
-        _allow(size_of(left) * right)
+        _check_size(size_of(left) * right)
     elif not (_is_number(left) and _is_number(right)):
         raise ExpressionError(f"{_kind(left)} and {_kind(right)} cannot be multiplied")
     return left * right
@@ -96,7 +96,7 @@ def _power(left: Any, right: Any) -> Any:
     return left**right
 
 
-def _allow(size: int) -> None:
+def _check_size(size: int) -> None:
     if size > MAX_SIZE:
         raise too_large()
 
@@ -108,12 +108,12 @@ def _kind(value: Any) -> str:
 
 BINARY: Final[Mapping[type[ast.operator], Function]] = {
     ast.Add: _add,
-    ast.Sub: _numbers(operator.sub),
+    ast.Sub: _require_numbers(operator.sub),
     ast.Mult: _multiply,
-    ast.Div: _numbers(operator.truediv),
-    ast.FloorDiv: _numbers(operator.floordiv),
-    ast.Mod: _numbers(operator.mod),
-    ast.Pow: _numbers(_power),
+    ast.Div: _require_numbers(operator.truediv),
+    ast.FloorDiv: _require_numbers(operator.floordiv),
+    ast.Mod: _require_numbers(operator.mod),
+    ast.Pow: _require_numbers(_power),
 }
 
 UNARY: Final[Mapping[type[ast.unaryop], Function]] = {
@@ -151,27 +151,27 @@ FUNCTIONS: Final[Mapping[str, Function]] = {
 
 
 def _replace(text: str, old: str, new: str) -> str:
-    _allow(len(text) + (text.count(old)) * len(new))
+    _check_size(len(text) + (text.count(old)) * len(new))
     return text.replace(old, new)
 
 
 def _join(text: str, parts: list[str]) -> str:
-    _allow(size_of(parts) + len(text) * len(parts))
+    _check_size(size_of(parts) + len(text) * len(parts))
     return text.join(parts)
 
 
 def _zfill(text: str, width: int) -> str:
-    _allow(width)
+    _check_size(width)
     return text.zfill(width)
 
 
-_OF_TEXTS = (
+_STR_METHODS = (
     "split", "rsplit", "splitlines", "strip", "lstrip", "rstrip", "lower", "upper", "title", "capitalize",
     "startswith", "endswith", "find", "count", "removeprefix", "removesuffix", "isdigit", "isalpha",
 )  # fmt: skip
 METHODS: Final[Mapping[type, Mapping[str, Function]]] = {
     str: {
-        **{name: getattr(str, name) for name in _OF_TEXTS},
+        **{name: getattr(str, name) for name in _STR_METHODS},
         "replace": _replace,
         "join": _join,
         "zfill": _zfill,

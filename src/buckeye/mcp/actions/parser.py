@@ -19,7 +19,7 @@ _THINK, _THOUGHT = "<think>", "</think>"
 _MARK = re.compile(f"{_THINK}|{_OPEN}")
 _BLANK = re.compile(r"\s*")
 _MAX_TAGS = 64
-_LONGEST_NAME = 100
+_MAX_NAME_CHARS = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,19 +107,19 @@ def parse_reply(text: str, parser: ParserConfig, actions: Collection[str]) -> Pa
     the start, and halved if there is text outside the tags. `calls` is the share of tool tags with a
     well-formed and known call that is not surplus.
     """
-    parts = _parts(text, actions)
+    parts = _split_parts(text, actions)
     tags = [part for part in parts if isinstance(part, _Tag)]
     thoughts = [part for part in parts if isinstance(part, _Thought)]
-    problems = [_problem(text, tag.message, tag.position) for tag in tags if tag.call is None]
+    problems = [_locate_problem(text, tag.message, tag.position) for tag in tags if tag.call is None]
     unclosed = [thought.start for thought in thoughts if not thought.closed]
-    problems += [_problem(text, "<think> is not closed by </think>", start) for start in unclosed]
+    problems += [_locate_problem(text, "<think> is not closed by </think>", start) for start in unclosed]
     if not tags:
-        problems.append(_problem(text, f"no call; write {_OPEN}name(...){_CLOSE}", len(text)))
-    calls, surplus = _chosen([tag.call for tag in tags], parser)
+        problems.append(_locate_problem(text, f"no call; write {_OPEN}name(...){_CLOSE}", len(text)))
+    calls, surplus = _select_calls([tag.call for tag in tags], parser)
     if surplus:
-        problems.append(_problem(text, surplus, tags[1].start))
+        problems.append(_locate_problem(text, surplus, tags[1].start))
     share = len(calls) / len(tags) if tags else 0.0
-    plain = _outside(text, parts)
+    plain = _text_outside(text, parts)
     return ParsedReply(
         think="\n".join(thought.text for thought in thoughts) if thoughts else None,
         plain=plain,
@@ -127,7 +127,7 @@ def parse_reply(text: str, parser: ParserConfig, actions: Collection[str]) -> Pa
         answer_score=1.0 if not parser.use_thinking or _thinks_first(parts) else 0.5,
         calls=calls,
         problems=tuple(sorted(problems, key=lambda problem: problem.position or 0)),
-        format_score=_weighted(parser, _shape(text, parts, parser), share),
+        format_score=_weighted_score(parser, _score_tags(text, parts, parser), share),
     )
 
 
@@ -141,19 +141,21 @@ def parse_tool_calls(
     """
     raw = message.get("tool_calls") or ()
     text = str(message.get("content") or "")
-    found = [_native(one, actions) for one in raw]
-    problems = [part for part in found if isinstance(part, ParseProblem)]
-    calls, surplus = _chosen([part if isinstance(part, ParsedCall) else None for part in found], parser)
+    parsed = [_parse_native_call(call, actions) for call in raw]
+    problems = [part for part in parsed if isinstance(part, ParseProblem)]
+    calls, surplus = _select_calls(
+        [part if isinstance(part, ParsedCall) else None for part in parsed], parser
+    )
     if not raw:
         problems.append(ParseProblem(message="no tool was called"))
     problems += [
         ParseProblem(message=surplus, call_id=part.call_id)
-        for part in found
+        for part in parsed
         if surplus and isinstance(part, ParsedCall) and part not in calls
     ]
     return ParsedReply(
         think=message.get("reasoning_content") or None,
-        plain=_outside(text, [part for part in _parts(text, ()) if isinstance(part, _Thought)]),
+        plain=_text_outside(text, [part for part in _split_parts(text, ()) if isinstance(part, _Thought)]),
         is_answer=not raw,
         calls=calls,
         problems=tuple(problems),
@@ -161,7 +163,7 @@ def parse_tool_calls(
     )
 
 
-def _parts(text: str, actions: Collection[str]) -> list[_Thought | _Tag]:
+def _split_parts(text: str, actions: Collection[str]) -> list[_Thought | _Tag]:
     """Return the blocks of a reply in order. A lone `</think>` closes a thought that the prompt opened."""
     parts = list(_scan(text, 0, actions))
     end = text.find(_THOUGHT)
@@ -191,12 +193,12 @@ def _scan(text: str, position: int, actions: Collection[str]) -> Iterator[_Thoug
             message = f"more than {_MAX_TAGS} calls; the rest is not read"
             yield _Tag(mark.start(), mark.end(), message=message, position=mark.start(), filled=False)
             return
-        tag = _tag(text, mark, actions)
+        tag = _parse_tag(text, mark, actions)
         position = tag.end
         yield tag
 
 
-def _tag(text: str, mark: re.Match[str], actions: Collection[str]) -> _Tag:
+def _parse_tag(text: str, mark: re.Match[str], actions: Collection[str]) -> _Tag:
     """Return the tool tag whose `<tool>` is at `mark`."""
     start = mark.start()
     try:
@@ -205,16 +207,21 @@ def _tag(text: str, mark: re.Match[str], actions: Collection[str]) -> _Tag:
         if not text.startswith(_CLOSE, after):
             raise LiteralError(f"expected {_CLOSE} after the call", after)
     except LiteralError as error:
-        return _broken_tag(text, mark, error)
+        return _parse_broken_tag(text, mark, error)
     end = after + len(_CLOSE)
     if call.name not in actions:
-        return _Tag(start, end, message=_unknown(call.name, actions), position=_skip_blank(text, mark.end()))
+        return _Tag(
+            start,
+            end,
+            message=_unknown_call_message(call.name, actions),
+            position=_skip_blank(text, mark.end()),
+        )
     span = (_skip_blank(text, mark.end()), call.end)
     parsed = ParsedCall(name=call.name, args=tuple(call.args), kwargs=call.kwargs, span=span)
     return _Tag(start, end, call=parsed)
 
 
-def _broken_tag(text: str, mark: re.Match[str], error: LiteralError) -> _Tag:
+def _parse_broken_tag(text: str, mark: re.Match[str], error: LiteralError) -> _Tag:
     start = mark.start()
     close = text.find(_CLOSE, mark.end())
     if close < 0:
@@ -230,30 +237,30 @@ def _skip_blank(text: str, position: int) -> int:
     return match.end() if match is not None else position
 
 
-def _unknown(name: str, actions: Collection[str]) -> str:
-    meant = did_you_mean(closest(name[:_LONGEST_NAME], actions, count=1))
-    return f"there is no {shorten(name)}. There are: {', '.join(actions)}.{meant}"
+def _unknown_call_message(name: str, actions: Collection[str]) -> str:
+    near = did_you_mean(closest(name[:_MAX_NAME_CHARS], actions, count=1))
+    return f"there is no {shorten(name)}. There are: {', '.join(actions)}.{near}"
 
 
-def _chosen(
-    found: Sequence[ParsedCall | None], parser: ParserConfig
+def _select_calls(
+    calls: Sequence[ParsedCall | None], parser: ParserConfig
 ) -> tuple[tuple[ParsedCall, ...], str | None]:
-    """Return the calls to run, and a message about surplus calls. In `found`, None is a broken call."""
-    if len(found) > 1 and parser.several_calls == "error":
+    """Return the calls to run, and a message about surplus calls. In `calls`, None is a broken call."""
+    if len(calls) > 1 and parser.several_calls == "error":
         return (), "only one call is allowed in a reply; none was run"
-    kept = found[:1] if parser.several_calls == "first" else found
-    surplus = "only the first call of a reply is run" if len(kept) < len(found) else None
+    kept = calls[:1] if parser.several_calls == "first" else calls
+    surplus = "only the first call of a reply is run" if len(kept) < len(calls) else None
     return tuple(call for call in kept if call is not None), surplus
 
 
-def _shape(text: str, parts: Sequence[_Thought | _Tag], parser: ParserConfig) -> float:
+def _score_tags(text: str, parts: Sequence[_Thought | _Tag], parser: ParserConfig) -> float:
     """Return the tag score of a reply, from 0 to 1 (see the formula of `parse_reply`)."""
     if not any(isinstance(part, _Tag) and part.filled for part in parts):
         return 0.0
     thinks = parser.use_thinking and _thinks_first(parts)
     shape = 1.0 if thinks or not parser.use_thinking else 0.5
     expected = [p for p in parts if isinstance(p, _Tag) or p.text == "" or (thinks and p is parts[0])]
-    return shape / 2 if _outside(text, expected) else shape
+    return shape / 2 if _text_outside(text, expected) else shape
 
 
 def _thinks_first(parts: Sequence[_Thought | _Tag]) -> bool:
@@ -262,7 +269,7 @@ def _thinks_first(parts: Sequence[_Thought | _Tag]) -> bool:
     return isinstance(first, _Thought) and first.closed and first.text != ""
 
 
-def _outside(text: str, parts: Sequence[_Thought | _Tag]) -> str:
+def _text_outside(text: str, parts: Sequence[_Thought | _Tag]) -> str:
     """Return the text before, between and after the parts."""
     starts = [part.start for part in parts]
     ends = [part.end for part in parts]
@@ -270,27 +277,27 @@ def _outside(text: str, parts: Sequence[_Thought | _Tag]) -> str:
     return "\n".join(filter(None, between))
 
 
-def _weighted(parser: ParserConfig, shape: float, share: float) -> float:
+def _weighted_score(parser: ParserConfig, shape: float, share: float) -> float:
     if shape == 0.0:
         return 0.0
     total = parser.xml_weight + parser.action_weight
     return (parser.xml_weight * shape + parser.action_weight * share) / total
 
 
-def _problem(text: str, message: str, position: int) -> ParseProblem:
+def _locate_problem(text: str, message: str, position: int) -> ParseProblem:
     line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
     return ParseProblem(message=message, position=position, line=line, column=column)
 
 
-def _native(one: Mapping[str, Any], actions: Collection[str]) -> ParsedCall | ParseProblem:
-    function = one.get("function") or {}
-    name, written, call_id = function.get("name") or "", function.get("arguments"), one.get("id")
+def _parse_native_call(call: Mapping[str, Any], actions: Collection[str]) -> ParsedCall | ParseProblem:
+    function = call.get("function") or {}
+    name, raw, call_id = function.get("name") or "", function.get("arguments"), call.get("id")
     if not name:
-        return ParseProblem(message=f"the call cannot be read: {shorten(str(written))}", call_id=call_id)
+        return ParseProblem(message=f"the call cannot be read: {shorten(str(raw))}", call_id=call_id)
     if name not in actions:
-        return ParseProblem(message=_unknown(name, actions), call_id=call_id)
+        return ParseProblem(message=_unknown_call_message(name, actions), call_id=call_id)
     try:
-        arguments = read_arguments(written)
+        arguments = read_arguments(raw)
         _check_depth(arguments)
     except ValueError as error:
         return ParseProblem(message=f"the arguments of {name} {error}", call_id=call_id)

@@ -21,9 +21,9 @@ _FOR_EXAMPLE = re.compile(
 )
 _IN_BRACKETS = re.compile(r"\((['\"`])([\w-]{1,30})\1\)")
 _FORMS = {"HH:MM:SS": "12:00:00", "HH:MM": "12:00", "YYYY-MM-DD": "2026-01-31"}
-_MOST_CHOICES = 12
-_LONGEST_CHOICES = 300
-_LONGEST_DEFAULT = 60
+_MAX_CHOICES = 12
+_MAX_CHOICES_CHARS = 300
+_MAX_DEFAULT_CHARS = 60
 _MAX_DEPTH = 6
 _OR_NULL = " or null"
 _PLACEHOLDERS = {
@@ -60,10 +60,10 @@ def sanitize_text(text: str) -> str:
 def format_literal(value: Any) -> str:
     """Return a value as a call writes it. `<` and invisible characters are escaped, so it stays exact."""
     text = json.dumps(value, ensure_ascii=False)
-    return "".join(f"\\u{ord(sign):04x}" if sign == "<" else _seen(sign) for sign in text)
+    return "".join(f"\\u{ord(sign):04x}" if sign == "<" else _escape_invisible(sign) for sign in text)
 
 
-def _seen(sign: str) -> str:
+def _escape_invisible(sign: str) -> str:
     hidden = sign != " " and unicodedata.category(sign)[0] in "CZ"
     return json.dumps(sign)[1:-1] if hidden else sign
 
@@ -73,8 +73,8 @@ def describe_type(schema: Any, root: Schema, *, optional: bool = False) -> str:
 
     The null of an `optional` parameter is not shown, because the model can omit the parameter.
     """
-    words = _words(schema, root, 0)
-    return words.removesuffix(_OR_NULL) if optional else words
+    text = _type_text(schema, root, 0)
+    return text.removesuffix(_OR_NULL) if optional else text
 
 
 def object_marks_optional(schema: Any, root: Schema) -> bool:
@@ -87,7 +87,7 @@ def describe_default(schema: Schema) -> str:
     if schema.get("default") is None:
         return ""
     text = format_literal(schema["default"])
-    return f" = {text}" if len(text) <= _LONGEST_DEFAULT else ""
+    return f" = {text}" if len(text) <= _MAX_DEFAULT_CHARS else ""
 
 
 def make_example(schema: Any, root: Schema) -> Any:
@@ -100,7 +100,7 @@ def choices(schema: Any, root: Schema) -> list[Any]:
 
     The list is empty if the schema has neither.
     """
-    schema = _resolved(schema, root)
+    schema = _resolve_reference(schema, root)
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
     if schema.get("type") != "string" or "default" in schema:
@@ -110,42 +110,42 @@ def choices(schema: Any, root: Schema) -> list[Any]:
     return [word for word in words if word]
 
 
-def _words(schema: Any, root: Schema, depth: int) -> str:
-    schema = _resolved(schema, root)
+def _type_text(schema: Any, root: Schema, depth: int) -> str:
+    schema = _resolve_reference(schema, root)
     if depth > _MAX_DEPTH:
         return "any"
     if "const" in schema:
         return format_literal(schema["const"])
     if isinstance(schema.get("enum"), list):
-        return _enumerated(schema["enum"])
+        return _enum_text(schema["enum"])
     if schema.get("nullable") is True:  # OpenAPI 3.0
-        return _union([_words({**schema, "nullable": False}, root, depth + 1), "null"])
+        return _union([_type_text({**schema, "nullable": False}, root, depth + 1), "null"])
     for key in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(key)
         if isinstance(parts, list) and (len(parts) == 1 or key != "allOf"):
-            return _union([_words(part, root, depth + 1) for part in parts])
+            return _union([_type_text(part, root, depth + 1) for part in parts])
     kinds = schema.get("type")
     if isinstance(kinds, list):
-        return _union([_words({**schema, "type": str(kind)}, root, depth + 1) for kind in kinds]) or "any"
+        return _union([_type_text({**schema, "type": str(kind)}, root, depth + 1) for kind in kinds]) or "any"
     if kinds == "array" and schema.get("items"):
-        inner = _words(schema["items"], root, depth + 1)
+        inner = _type_text(schema["items"], root, depth + 1)
         is_several = " | " in inner or inner.endswith(_OR_NULL)
         return f"array of ({inner})" if is_several else f"array of {inner}"
     if kinds in ("object", None) and isinstance(schema.get("properties"), Mapping) and schema["properties"]:
-        return _object_words(schema, root, depth)
+        return _object_type_text(schema, root, depth)
     return sanitize_text(str(kinds))[:40] if kinds else "any"
 
 
-def _object_words(schema: Schema, root: Schema, depth: int) -> str:
+def _object_type_text(schema: Schema, root: Schema, depth: int) -> str:
     """Return an object's fields in the form of parameters. A question mark marks an optional field."""
     listed = schema.get("required")
     needed = listed if isinstance(listed, list) else []
     inside = [
-        f"{format_literal(str(name))}{'' if name in needed else '?'}: {_words(part, root, depth + 1)}"
-        f"{describe_default(_resolved(part, root))}"
-        for name, part in list(schema["properties"].items())[:_MOST_CHOICES]
+        f"{format_literal(str(name))}{'' if name in needed else '?'}: {_type_text(part, root, depth + 1)}"
+        f"{describe_default(_resolve_reference(part, root))}"
+        for name, part in list(schema["properties"].items())[:_MAX_CHOICES]
     ]
-    more = ", ..." if len(schema["properties"]) > _MOST_CHOICES else ""
+    more = ", ..." if len(schema["properties"]) > _MAX_CHOICES else ""
     return "{" + ", ".join(inside) + more + "}"
 
 
@@ -158,17 +158,17 @@ def _union(parts: Sequence[str]) -> str:
     return " | ".join(others) + (_OR_NULL if has_null else "")
 
 
-def _enumerated(values: Sequence[Any]) -> str:
+def _enum_text(values: Sequence[Any]) -> str:
     shown: list[str] = []
     for value in values:
         text = format_literal(value)
-        if len(shown) == _MOST_CHOICES or sum(map(len, shown)) + len(text) > _LONGEST_CHOICES:
+        if len(shown) == _MAX_CHOICES or sum(map(len, shown)) + len(text) > _MAX_CHOICES_CHARS:
             return " | ".join([*shown, f"... ({len(values)} in all)"])
         shown.append(text)
     return _union(shown) or "any"
 
 
-def _resolved(schema: Any, root: Schema) -> Schema:
+def _resolve_reference(schema: Any, root: Schema) -> Schema:
     """Return the schema behind a local `$ref`, or {} for a value that is not a schema."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, Mapping):
@@ -176,18 +176,18 @@ def _resolved(schema: Any, root: Schema) -> Schema:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or not reference.startswith("#/"):
             return schema
-        found: Any = root
+        target: Any = root
         for part in reference[2:].split("/"):
             key = part.replace("~1", "/").replace("~0", "~")
-            found = found.get(key) if isinstance(found, Mapping) else {}
-        schema = {**found, **{key: schema[key] for key in schema if key != "$ref"}} if found else {}
+            target = target.get(key) if isinstance(target, Mapping) else {}
+        schema = {**target, **{key: schema[key] for key in schema if key != "$ref"}} if target else {}
     return {}
 
 
 def _example(schema: Any, root: Schema, depth: int) -> Any:
-    schema = _resolved(schema, root)
+    schema = _resolve_reference(schema, root)
     if depth > _MAX_DEPTH:
-        raise NoExampleError("its schema is nested too deeply")
+        raise NoExampleError("the schema is nested too deeply")
     if "const" in schema:
         return schema["const"]
     if options := choices(schema, root):
@@ -198,15 +198,15 @@ def _example(schema: Any, root: Schema, depth: int) -> Any:
             return value
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), list) and schema[key]:
-            parts = [part for part in schema[key] if _resolved(part, root).get("type") != "null"]
+            parts = [part for part in schema[key] if _resolve_reference(part, root).get("type") != "null"]
             return _example(parts[0] if parts else {"type": "null"}, root, depth + 1)
     kinds = schema.get("type")
     if isinstance(kinds, list):
         kinds = next((kind for kind in kinds if kind != "null"), "null" if kinds else None)
-    return _of_kind(kinds, schema, root, depth)
+    return _example_of_type(kinds, schema, root, depth)
 
 
-def _mentioned(schema: Schema) -> str | None:
+def _find_example_text(schema: Schema) -> str | None:
     """Return a text that the description gives as an example, or one in the form that it names."""
     described = sanitize_text(str(schema.get("description") or ""))
     if (match := _FOR_EXAMPLE.search(described) or _IN_BRACKETS.search(described)) is not None:
@@ -214,7 +214,7 @@ def _mentioned(schema: Schema) -> str | None:
     return next((text for form, text in _FORMS.items() if form in described), None)
 
 
-def _of_kind(kind: Any, schema: Schema, root: Schema, depth: int) -> Any:
+def _example_of_type(kind: Any, schema: Schema, root: Schema, depth: int) -> Any:
     if kind in ("integer", "number"):
         return _number(schema, whole=kind == "integer")
     if kind == "boolean":
@@ -226,10 +226,10 @@ def _of_kind(kind: Any, schema: Schema, root: Schema, depth: int) -> Any:
     if kind == "object":
         known = schema.get("properties") or {}
         return {name: _example(known.get(name), root, depth + 1) for name in schema.get("required") or ()}
-    if (mentioned := _mentioned(schema)) is not None:
+    if (mentioned := _find_example_text(schema)) is not None:
         return mentioned
     if "pattern" in schema:
-        raise NoExampleError("its text has to fit a pattern")
+        raise NoExampleError("the text must match a pattern")
     return _PLACEHOLDERS.get(str(schema.get("format")), "." * max(3, _count(schema, "minLength")))
 
 

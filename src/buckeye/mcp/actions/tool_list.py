@@ -38,14 +38,16 @@ def call_form(parser: ParserConfig) -> str:
 
 def _parameters(action: Action, schema: Mapping[str, Any]) -> dict[str, Any]:
     known = schema.get("properties") or {}
-    needed_by_tool = schema.get("required") or ()
+    required_by_tool = schema.get("required") or ()
     properties: dict[str, Any] = {name: {} for name in action.parameters}
     required: list[str] = []
     for argument, source in action.sources.items():
         if isinstance(source, FromArg) and source.transform is None:
             properties[source.name] = dict(known.get(argument) or {})
         default = source.default if isinstance(source, FromArg) else None
-        if argument in needed_by_tool and not (default or (isinstance(source, FromArgs) and source.defaults)):
+        if argument in required_by_tool and not (
+            default or (isinstance(source, FromArgs) and source.defaults)
+        ):
             required += source.names
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return {

@@ -15,7 +15,7 @@ from buckeye.mcp.grading.judge import GraderVerdict, RecordedCall
 from buckeye.mcp.grading.schema import Grader, StateGrader, needs_math
 
 _WORKDIR = "{workdir}"
-_MOST_RESULT = 2**20
+_MAX_RESULT_CHARS = 2**20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,8 +36,8 @@ class FinishedRollout:
 
 def record_call(tool: str, arguments: Mapping[str, Any], result: CallResult) -> RecordedCall:
     """Return a call as graders see it. A long text is cut at 2**20 characters and loses its structure."""
-    text = result.text[:_MOST_RESULT]
-    data = result.structured if len(result.text) <= _MOST_RESULT else None
+    text = result.text[:_MAX_RESULT_CHARS]
+    data = result.structured if len(result.text) <= _MAX_RESULT_CHARS else None
     return RecordedCall(tool=tool, arguments=arguments, text=text, data=data, error=result.is_error)
 
 
@@ -53,34 +53,36 @@ async def run_grader(grader: Grader, rollout: FinishedRollout) -> GraderVerdict:
     elif grader.state is None:
         request |= {"calls": [asdict(call) for call in rollout.calls]}
     elif grader.needs_folder and rollout.workdir is None:
-        raise GraderError("the servers of this task are not started here, so there is no folder to look into")
+        raise GraderError("the grader reads the rollout's folder, but no server is started as a command")
     elif grader.state.tool is not None:
-        result = await _asked(grader, grader.state, rollout)
+        result = await _call_tool(grader, grader.state, rollout)
         if result.is_error:
-            return GraderVerdict(0.0, f"{grader.state.tool} gave an error: {result.text[:200]}")
+            return GraderVerdict(0.0, f"{grader.state.tool} failed: {result.text[:200]}")
         request |= {"text": result.text, "data": result.structured}
     elif grader.state.command is not None:
         assert rollout.workdir is not None
-        argv = [word.replace(_WORKDIR, str(rollout.workdir)) for word in grader.state.command]
-        ran = await run_command(argv, rollout.workdir, grader.timeout)
-        if ran.code != grader.state.exit_code:
-            ended = f"code {ran.code}" if ran.code is not None else f"no end within {grader.timeout:g} s"
-            last = ran.output.strip()[-200:]
-            return GraderVerdict(0.0, f"expected exit code {grader.state.exit_code}, found {ended}: {last}")
+        argv = [arg.replace(_WORKDIR, str(rollout.workdir)) for arg in grader.state.command]
+        process = await run_command(argv, rollout.workdir, grader.timeout)
+        if process.code != grader.state.exit_code:
+            found = (
+                f"timeout after {grader.timeout:g} s" if process.code is None else f"exit code {process.code}"
+            )
+            tail = process.output.strip()[-200:]
+            return GraderVerdict(0.0, f"expected exit code {grader.state.exit_code}, found {found}: {tail}")
         if not grader.state.tests and grader.state.json_path is None:
-            return GraderVerdict(1.0, f"exit code {ran.code}")
-        request |= {"text": ran.output}
+            return GraderVerdict(1.0, f"exit code {process.code}")
+        request |= {"text": process.output}
     else:
         request |= {"folder": str(rollout.workdir)}
     return await judge_in_worker(request, library="math_verify" if needs_math(grader) else None)
 
 
-async def _asked(grader: Grader, state: StateGrader, rollout: FinishedRollout) -> CallResult:
+async def _call_tool(grader: Grader, state: StateGrader, rollout: FinishedRollout) -> CallResult:
     assert state.tool is not None
     try:
         return await rollout.call_tool(state.tool, state.arguments, grader.timeout)
     except McpEnvironmentError as fault:
-        raise GraderError(str(fault)) from fault
+        raise GraderError(fault.message, at=fault.at, hint=fault.hint) from fault
 
 
 def _arguments(rollout: FinishedRollout) -> dict[str, Any]:

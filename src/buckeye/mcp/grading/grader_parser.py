@@ -25,25 +25,25 @@ def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], li
     """
     if raw is None:
         return [], []
-    several = isinstance(raw, list)
+    is_list = isinstance(raw, list)
     graders: list[Grader] = []
     problems: list[Problem] = []
-    for index, one in enumerate(raw if several else [raw]):
-        at: KeyPath = (index,) if several else ()
-        if not isinstance(one, Mapping):
-            problems.append(Problem(path=at, message=f"expected a table with one of {', '.join(KINDS)}"))
+    for index, item in enumerate(raw if is_list else [raw]):
+        path: KeyPath = (index,) if is_list else ()
+        if not isinstance(item, Mapping):
+            problems.append(Problem(path=path, message=f"expected a table with one of {', '.join(KINDS)}"))
             continue
         try:
-            grader = Grader.model_validate(one)
+            grader = Grader.model_validate(item)
             if grader.python is not None and folder is not None:
-                grader = grader.model_copy(update={"python": _function(grader.python, folder)})
+                grader = grader.model_copy(update={"python": _resolve_function(grader.python, folder)})
             graders.append(grader)
         except ValidationError as error:
-            found = collect_problems(Grader, one, error)
-            problems += [replace(problem, path=(*at, *problem.path)) for problem in found]
+            item_problems = collect_problems(Grader, item, error)
+            problems += [replace(problem, path=(*path, *problem.path)) for problem in item_problems]
         except OSError as error:
-            problems.append(Problem(path=(*at, "python"), message=str(error)))
-    return list(_named(graders, problems)), problems
+            problems.append(Problem(path=(*path, "python"), message=str(error)))
+    return list(_name_graders(graders, problems)), problems
 
 
 def dump_graders(graders: Sequence[Grader]) -> list[dict[str, Any]]:
@@ -51,10 +51,10 @@ def dump_graders(graders: Sequence[Grader]) -> list[dict[str, Any]]:
     return [grader.model_dump(mode="json", exclude_unset=True) for grader in graders]
 
 
-def merge_graders(of_all: Sequence[Grader], of_task: Sequence[Grader]) -> tuple[Grader, ...]:
+def merge_graders(shared: Sequence[Grader], own: Sequence[Grader]) -> tuple[Grader, ...]:
     """Return the graders of a task: those of the configuration, then its own, which replace equal names."""
-    own = {grader.name for grader in of_task}
-    return (*(grader for grader in of_all if grader.name not in own), *of_task)
+    own_names = {grader.name for grader in own}
+    return (*(grader for grader in shared if grader.name not in own_names), *own)
 
 
 def fill_metadata(grader: Grader, metadata: Mapping[str, Any]) -> Grader:
@@ -63,35 +63,35 @@ def fill_metadata(grader: Grader, metadata: Mapping[str, Any]) -> Grader:
     A text that consists only of one reference becomes the value itself, with its type. Raises ValueError for
     a missing or unsuitable value.
     """
-    given = grader.model_dump(exclude_unset=True)
-    filled = {key: _filled(value, metadata, ()) for key, value in given.items()}
-    if filled == given:
+    values = grader.model_dump(exclude_unset=True)
+    filled = {key: _fill(value, metadata, ()) for key, value in values.items()}
+    if filled == values:
         return grader
     test = filled.get(grader.kind)
     if isinstance(test, dict) and isinstance(test.get("number"), str):
         test["number"] = last_number(test["number"])
         if test["number"] is None:
-            raise ValueError(f"{grader.kind}.number: the task's value holds no number")
+            raise ValueError(f"{grader.kind}.number: the task's value has no number")
     try:
         return Grader.model_validate(filled)
     except ValidationError as error:
         raise ValueError(str(collect_problems(Grader, filled, error)[0])) from None
 
 
-def _filled(value: Any, metadata: Mapping[str, Any], path: KeyPath) -> Any:
+def _fill(value: Any, metadata: Mapping[str, Any], path: KeyPath) -> Any:
     if isinstance(value, Mapping):
-        return {key: _filled(item, metadata, (*path, key)) for key, item in value.items()}
+        return {key: _fill(item, metadata, (*path, key)) for key, item in value.items()}
     if isinstance(value, list):
-        return [_filled(item, metadata, path) for item in value]
+        return [_fill(item, metadata, path) for item in value]
     if not isinstance(value, str):
         return value
-    if (whole := METADATA_REFERENCE.fullmatch(value)) is not None:
-        return _value_at(whole[1], metadata)
-    as_text = re.escape if path and path[-1] == "regex" else str
-    return METADATA_REFERENCE.sub(lambda found: as_text(_text_of(_value_at(found[1], metadata))), value)
+    if (match := METADATA_REFERENCE.fullmatch(value)) is not None:
+        return _look_up(match[1], metadata)
+    escape = re.escape if path and path[-1] == "regex" else str
+    return METADATA_REFERENCE.sub(lambda match: escape(_as_text(_look_up(match[1], metadata))), value)
 
 
-def _value_at(name: str, metadata: Mapping[str, Any]) -> Any:
+def _look_up(name: str, metadata: Mapping[str, Any]) -> Any:
     value: Any = metadata
     for key in name.split("."):
         if isinstance(value, list) and key.isdigit() and int(key) < len(value):
@@ -99,41 +99,44 @@ def _value_at(name: str, metadata: Mapping[str, Any]) -> Any:
         elif isinstance(value, Mapping) and key in value:
             value = value[key]
         else:
-            known = ", ".join(map(str, value)) if isinstance(value, Mapping) else ""
-            near = did_you_mean(closest(key, map(str, value))) if isinstance(value, Mapping) else ""
-            raise ValueError(f"the task's metadata has no {name} (there are: {known or 'none'}).{near}")
+            keys = list(map(str, value)) if isinstance(value, Mapping) else []
+            listed = f", only: {', '.join(keys)}" if keys else ""
+            near = did_you_mean(closest(key, keys))
+            raise ValueError(f"the task's metadata has no {name!r}{listed}{near and f'.{near}'}")
     return value
 
 
-def _text_of(value: Any) -> str:
+def _as_text(value: Any) -> str:
     if isinstance(value, Mapping | list):
-        raise ValueError("a list or an object of the metadata stands alone in a text, as '{metadata.items}'")
+        raise ValueError("a list or an object cannot be part of a text: write only '{metadata.NAME}'")
     return str(value)
 
 
-def _function(import_path: str, folder: Path) -> str:
+def _resolve_function(import_path: str, folder: Path) -> str:
     """Return `FILE:FUNCTION` with an absolute path. Raises OSError with a readable message."""
     file, _, function = import_path.rpartition(":")
     path = (folder / Path(file).expanduser()).resolve()
     try:
         tree = ast.parse(read_regular(path))
     except (OSError, NotRegularFileError) as error:
-        raise OSError(f"{path} cannot be read: {getattr(error, 'strerror', error)}") from None
+        raise OSError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
     except (SyntaxError, ValueError, RecursionError) as error:
-        raise OSError(f"{path} is no Python: {error}") from None
+        raise OSError(f"{path} is not valid Python: {error}") from None
     known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     for node in tree.body:
         if isinstance(node, ast.AsyncFunctionDef) and node.name == function:
             raise OSError(
-                f"{path}:{node.lineno}: {function} is `async def`: write `def`, or asyncio.run in it"
+                f"{path}:{node.lineno}: {function} is `async def`: write `def`, and call asyncio.run in it"
             )
     if function not in known:
         near = did_you_mean(closest(function, known))
-        raise OSError(f"{path} has no function {function}; it has: {', '.join(known) or 'none'}.{near}")
+        raise OSError(
+            f"{path} has no function {function}, only: {', '.join(known) or 'none'}{near and f'.{near}'}"
+        )
     return f"{path}:{function}"
 
 
-def _named(graders: Sequence[Grader], problems: list[Problem]) -> Iterator[Grader]:
+def _name_graders(graders: Sequence[Grader], problems: list[Problem]) -> Iterator[Grader]:
     """Yield the graders with unique names.
 
     A grader keeps its written name, else it has its kind, with a number from the second one on.
@@ -142,7 +145,7 @@ def _named(graders: Sequence[Grader], problems: list[Problem]) -> Iterator[Grade
     for grader in graders:
         name, count = grader.name or grader.kind, 1
         if grader.name and name in taken:
-            problems.append(Problem(message=f"two graders are called {name}"))
+            problems.append(Problem(message=f"two graders have the name {name!r}"))
         while name in taken:
             count += 1
             name = f"{grader.kind}_{count}"

@@ -31,12 +31,17 @@ from buckeye.mcp.sandbox.runtime import SandboxLimits
 _LIMITS = SandboxLimits(memory=4 * 2**30, network=False, processes=256, disk=2**30)
 _START_SECONDS = 60.0
 _JUDGE_SECONDS = 10.0
-_MOST_OUTPUT = 2**20
+_MAX_OUTPUT = 2**20
 _RUNNER = Path(__file__).with_name("python_runner.py")
+_THREADS = ThreadPoolExecutor(2, "buckeye-grading")
+_THREAD_STATE = threading.local()
+"""The worker of each thread."""
 
 
 class GraderError(BuckeyeError):
     """A grader reached no verdict. The message is the reason."""
+
+    code = "BK-GRADER"
 
 
 # Judging in a worker.
@@ -49,28 +54,27 @@ async def judge_in_worker(request: Mapping[str, Any], *, library: str | None = N
     Raises GraderError.
     """
     line = json.dumps(request).encode() + b"\n"
-    return await asyncio.get_running_loop().run_in_executor(_JUDGES, _judged, line, library)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, _judge, line, library)
 
 
-_JUDGES = ThreadPoolExecutor(2, "buckeye-grading")
-"""Each thread has its own worker."""
-_OF_THREAD = threading.local()
-
-
-def _judged(line: bytes, library: str | None) -> GraderVerdict:
-    worker: _Worker | None = getattr(_OF_THREAD, "worker", None)
-    if worker is None or worker.ended:
-        worker = _OF_THREAD.worker = _Worker()
+def _judge(line: bytes, library: str | None) -> GraderVerdict:
+    worker: _Worker | None = getattr(_THREAD_STATE, "worker", None)
+    if worker is None or worker.has_ended:
+        worker = _THREAD_STATE.worker = _Worker()
     if library is not None and library not in worker.libraries:
-        if worker.ask(json.dumps({"import": library}).encode() + b"\n", _START_SECONDS) is None:
-            raise GraderError(f"{library} could not be loaded")
+        if worker.request(json.dumps({"import": library}).encode() + b"\n", _START_SECONDS) is None:
+            raise GraderError(f"cannot import {library} within {_START_SECONDS:g} s")
         worker.libraries.add(library)
-    answer = worker.ask(line, _JUDGE_SECONDS)
-    if answer is None:
-        return GraderVerdict(0.0, f"it could not be judged within {_JUDGE_SECONDS:g} s")
-    if "failed" in answer:
-        raise GraderError(str(answer["failed"]))
-    return GraderVerdict(answer["score"], answer["said"])
+    reply = worker.request(line, _JUDGE_SECONDS)
+    if reply is None:
+        return GraderVerdict(0.0, f"no verdict within {_JUDGE_SECONDS:g} s")
+    return _verdict_of(reply)
+
+
+def _verdict_of(reply: Mapping[str, Any]) -> GraderVerdict:
+    if "failed" in reply:
+        raise GraderError(str(reply["failed"]))
+    return GraderVerdict(reply["score"], reply["explanation"])
 
 
 class _Worker:
@@ -89,31 +93,31 @@ class _Worker:
             start_new_session=True,
         )
         GUARD.watch(self._process.pid)
-        if self.ask(b"", _START_SECONDS) is None:
-            raise GraderError("the process that judges does not start; see `buckeye rl doctor`")
+        if self.request(b"", _START_SECONDS) is None:
+            raise GraderError("the grading process does not start", hint="run `buckeye rl doctor`")
 
     @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         """True if the process has ended and must be replaced."""
         return self._process.poll() is not None
 
-    def ask(self, line: bytes, seconds: float) -> dict[str, Any] | None:
-        """Send a request and return the answer; None after a timeout, which also ends the process."""
+    def request(self, line: bytes, seconds: float) -> dict[str, Any] | None:
+        """Send a request and return the reply; None after a timeout, which also ends the process."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         deadline = threading.Timer(seconds, self._kill)
         deadline.start()
-        answer = b""
+        reply_line = b""
         with contextlib.suppress(OSError):
             self._process.stdin.write(line)
             self._process.stdin.flush()
-            answer = self._process.stdout.readline(_MOST_OUTPUT)
+            reply_line = self._process.stdout.readline(_MAX_OUTPUT)
         deadline.cancel()
-        if not answer.endswith(b"\n"):
+        if not reply_line.endswith(b"\n"):
             self._end()
             return None
-        found: dict[str, Any] = json.loads(answer)
-        return found
+        reply: dict[str, Any] = json.loads(reply_line)
+        return reply
 
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -145,38 +149,39 @@ async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> Comm
 
     Raises GraderError if it cannot be started.
     """
-    with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as place:
-        ran = await _run(argv, folder, Path(place), b"", seconds)
-    if ran.code in (125, 127):
-        raise GraderError(f"{argv[0]} cannot be run: {ran.output.strip()[-300:]}")
-    return ran
+    with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as home:
+        result = await _run(argv, folder, Path(home), b"", seconds)
+    if result.code in (125, 127):
+        raise GraderError(f"cannot run {argv[0]}: {result.output.strip()[-300:]}")
+    return result
 
 
 async def run_function(import_path: str, arguments: Mapping[str, Any], seconds: float) -> GraderVerdict:
     """Return the verdict of a user's function, given as `FILE:FUNCTION`. Raises GraderError."""
     file, _, function = import_path.rpartition(":")
-    with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as place:
-        result = Path(place, "result.json")
-        argv = (sys.executable, "-I", "-B", str(_RUNNER), file, function, str(result))
-        folder = Path(arguments["workdir"] or place)
-        ran = await _run(argv, folder, Path(place), json.dumps(arguments, default=str).encode(), seconds)
-        if ran.code is None:
-            raise GraderError(f"it took longer than {seconds:g} s")
+    with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as home:
+        reply_file = Path(home, "result.json")
+        argv = (sys.executable, "-I", "-B", str(_RUNNER), file, function, str(reply_file))
+        folder = Path(arguments["workdir"] or home)
+        result = await _run(argv, folder, Path(home), json.dumps(arguments, default=str).encode(), seconds)
+        if result.code is None:
+            raise GraderError(f"no result within {seconds:g} s")
         try:
-            with result.open("rb") as file_:
-                answer = json.loads(file_.read(_MOST_OUTPUT))
+            with reply_file.open("rb") as opened:
+                reply = json.loads(opened.read(_MAX_OUTPUT))
         except (OSError, ValueError):
-            raise GraderError(f"it ended with code {ran.code}: {ran.output.strip()[-300:]}") from None
-    if "failed" in answer:
-        raise GraderError(str(answer["failed"]))
-    return GraderVerdict(answer["score"], answer["said"])
+            output = result.output.strip()[-300:]
+            raise GraderError(f"ended with exit code {result.code}, without a result: {output}") from None
+    return _verdict_of(reply)
 
 
-async def _run(argv: Sequence[str], folder: Path, place: Path, given: bytes, seconds: float) -> CommandResult:
+async def _run(
+    argv: Sequence[str], folder: Path, home: Path, input_bytes: bytes, seconds: float
+) -> CommandResult:
     mark = GUARD.new_mark()
-    env = clean_environment({"HOME": str(place), "TMPDIR": str(place), MARK_VARIABLE: mark})
-    (place / "input").write_bytes(given)
-    with (place / "input").open("rb") as stdin, (place / "output").open("w+b") as output:
+    env = clean_environment({"HOME": str(home), "TMPDIR": str(home), MARK_VARIABLE: mark})
+    (home / "input").write_bytes(input_bytes)
+    with (home / "input").open("rb") as stdin, (home / "output").open("w+b") as output:
         process = await asyncio.create_subprocess_exec(
             *confine_argv(argv, limits=_LIMITS, sandbox_support=sandbox_support(), cwd=folder),
             stdin=stdin,
@@ -195,5 +200,5 @@ async def _run(argv: Sequence[str], folder: Path, place: Path, given: bytes, sec
             GUARD.forget(process.pid)
             await finish_in_thread(kill_marked, mark)  # children may have left the process group
         output.seek(0)
-        said = output.read(_MOST_OUTPUT).decode("utf-8", "replace")
-    return CommandResult(process.returncode if in_time else None, said)
+        text = output.read(_MAX_OUTPUT).decode("utf-8", "replace")
+    return CommandResult(process.returncode if in_time else None, text)

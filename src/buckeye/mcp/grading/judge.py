@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from buckeye.base.columns import counted
 from buckeye.mcp.grading.schema import CallsGrader, ExpectedCall, Match, ResultGrader, last_number
 
 _REGEX_SECONDS = 2.0
-_SHOWN = 80
+_MAX_SHOWN_CHARS = 80
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*?)```", re.DOTALL)
 _ABSENT = object()
 
@@ -44,21 +45,19 @@ def judge_text(match: Match, text: str, data: Any = None) -> GraderVerdict:
     if match.json_path is not None:
         if value is _ABSENT and (value := _json(text)) is _ABSENT:
             return GraderVerdict(0.0, f"expected JSON, found {format_short(text)}")
-        found = _selected(match.json_path, value)
-        if not found:
-            return GraderVerdict(0.0, f"there is nothing at {match.json_path}")
-        value = found[0] if len(found) == 1 else found
+        values = _select(match.json_path, value)
+        if not values:
+            return GraderVerdict(0.0, f"no value at {match.json_path}")
+        value = values[0] if len(values) == 1 else values
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         if not match.tests:
             return GraderVerdict(1.0, f"{match.json_path} is {format_short(value)}")
-    passed, expected = _tested(match, text, value)
-    found_words = format_short(text if value is _ABSENT else value)
-    return GraderVerdict(
-        float(passed), f"found {found_words}" if passed else f"{expected}, found {found_words}"
-    )
+    passed, expected = _run_test(match, text, value)
+    found = f"found {format_short(text if value is _ABSENT else value)}"
+    return GraderVerdict(float(passed), found if passed else f"{expected}, {found}")
 
 
-def _tested(match: Match, text: str, value: Any) -> tuple[bool, str]:
+def _run_test(match: Match, text: str, value: Any) -> tuple[bool, str]:
     """Return True if the match's one test passes, and the expectation as text."""
     (test,) = match.tests
     fold = str.casefold if match.ignore_case else str
@@ -66,21 +65,21 @@ def _tested(match: Match, text: str, value: Any) -> tuple[bool, str]:
         return _is_exact(match.exact, text, value, fold), f"expected {format_short(match.exact)}"
     if test == "contains":
         wanted = str(match.contains)
-        return fold(wanted) in fold(text), f"expected a text with {format_short(wanted)}"
+        return fold(wanted) in fold(text), f"expected text with {format_short(wanted)}"
     if test == "regex":
         import regex  # part of an extra; reading settings must not need it
 
         try:
             hit = regex.search(str(match.regex), text, timeout=_REGEX_SECONDS)
         except TimeoutError:
-            return False, f"the pattern took longer than {_REGEX_SECONDS:g} s"
-        return hit is not None, f"expected what {format_short(match.regex)} finds"
+            return False, f"the pattern timed out after {_REGEX_SECONDS:g} s"
+        return hit is not None, f"expected a match of {format_short(match.regex)}"
     if test == "number":
         return _is_number(match, text, value)
     if test == "set":
         assert isinstance(match.set, list)
         return _is_set(match.set, text, value)
-    return _is_math(str(match.math), text), f"expected what equals {format_short(match.math)}"
+    return _is_math(str(match.math), text), f"expected a value equal to {format_short(match.math)}"
 
 
 def _is_exact(expected: Any, text: str, value: Any, fold: Any) -> bool:
@@ -90,16 +89,15 @@ def _is_exact(expected: Any, text: str, value: Any, fold: Any) -> bool:
 
 
 def _is_number(match: Match, text: str, value: Any) -> tuple[bool, str]:
-    is_one = isinstance(value, int | float) and not isinstance(value, bool)
-    number = float(value) if is_one else last_number(text)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    number = float(value) if is_number else last_number(text)
     assert isinstance(match.number, float)
     within = f" within {match.tolerance:g}" if "tolerance" in match.model_fields_set else ""
-    expected = f"expected {match.number:.15g}{within}"
+    expected = f"expected the number {match.number:.15g}{within}"
     if number is None:
-        return False, f"{expected} and no number is there"
-    off = abs(number - match.number)
-    within_it = off <= max(match.tolerance, 1e-9 * abs(match.number))
-    return within_it, f"{expected}, the number is {number:.15g}"
+        return False, expected
+    is_within = abs(number - match.number) <= max(match.tolerance, 1e-9 * abs(match.number))
+    return is_within, f"{expected}, not {number:.15g}"
 
 
 def _is_set(expected: Sequence[Any], text: str, value: Any) -> tuple[bool, str]:
@@ -112,7 +110,7 @@ def _is_set(expected: Sequence[Any], text: str, value: Any) -> tuple[bool, str]:
     missing = [format_short(wanted[key]) for key in wanted if key not in found]
     surplus = [format_short(found[key]) for key in found if key not in wanted]
     sides = (("missing", missing), ("not expected", surplus))
-    parts = [f"{what}: {', '.join(which[:5])}" for what, which in sides if which]
+    parts = [f"{label}: {', '.join(shown[:5])}" for label, shown in sides if shown]
     return not parts, "; ".join(parts)
 
 
@@ -126,14 +124,14 @@ def _key(item: Any) -> str:
 def _is_math(expected: str, text: str) -> bool:
     from math_verify import parse, verify
 
-    def parsed(words: str) -> Any:
-        return parse(words, parsing_timeout=None)  # no timeout here, because the worker has a deadline
+    def parse_math(text: str) -> Any:
+        return parse(text, parsing_timeout=None)  # no timeout here, because the worker has a deadline
 
-    def is_bare(words: str) -> bool:
-        return not any(mark in words for mark in ("$", "\\boxed", "\\(", "\\["))
+    def is_bare(text: str) -> bool:
+        return not any(mark in text for mark in ("$", "\\boxed", "\\(", "\\["))
 
-    wanted = parsed(f"${expected}$" if is_bare(expected) else expected)
-    found = parsed(f"${text}$" if "\\" in text and is_bare(text) else text)
+    wanted = parse_math(f"${expected}$" if is_bare(expected) else expected)
+    found = parse_math(f"${text}$" if "\\" in text and is_bare(text) else text)
     return bool(verify(wanted, found, timeout_seconds=None))
 
 
@@ -145,20 +143,22 @@ def judge_calls(grader: CallsGrader, calls: Sequence[RecordedCall]) -> GraderVer
             if done < len(grader.in_order) and not call.error and _is_call(grader.in_order[done], call):
                 done += 1
         if done < len(grader.in_order):
-            missing = _described(grader.in_order[done])
+            missing = _describe_call(grader.in_order[done])
             return GraderVerdict(
-                0.0, f"made {done} of {len(grader.in_order)} calls in order; then no {missing}"
+                0.0, f"found {done} of {counted(len(grader.in_order), 'call')} in order; missing: {missing}"
             )
-    made = [call for call in calls if grader.call is None or _is_call(grader.call, call)]
-    what = "calls" if grader.call is None else f"calls {_described(grader.call)}"
-    if grader.at_most is not None and len(made) > grader.at_most:
-        return GraderVerdict(0.0, f"expected at most {grader.at_most} {what}, found {len(made)}")
-    good = [call for call in made if not call.error]
+    matching = [call for call in calls if grader.call is None or _is_call(grader.call, call)]
+    of_call = "" if grader.call is None else f" of {_describe_call(grader.call)}"
+    if grader.at_most is not None and len(matching) > grader.at_most:
+        most = counted(grader.at_most, "call")
+        return GraderVerdict(0.0, f"expected at most {most}{of_call}, found {len(matching)}")
+    succeeded = [call for call in matching if not call.error]
     least = grader.at_least or (1 if grader.tool is not None and grader.at_most is None else 0)
-    if len(good) < least:
-        failed = f" and {len(made) - len(good)} that failed" if len(made) > len(good) else ""
-        return GraderVerdict(0.0, f"expected {least} {what}, found {len(good)}{failed}")
-    return GraderVerdict(1.0, f"found {len(made)} {what}")
+    if len(succeeded) < least:
+        failed = len(matching) - len(succeeded)
+        found = f"{len(succeeded)} ({failed} more failed)" if failed else f"{len(succeeded)}"
+        return GraderVerdict(0.0, f"expected {counted(least, 'call')}{of_call}, found {found}")
+    return GraderVerdict(1.0, f"found {counted(len(matching), 'call')}{of_call}")
 
 
 def _is_call(expected: ExpectedCall, call: RecordedCall) -> bool:
@@ -177,28 +177,28 @@ def _as_text(value: Any) -> tuple[str, Any]:
     return (value, None) if isinstance(value, str) else (json.dumps(value, ensure_ascii=False), value)
 
 
-def _described(expected: ExpectedCall) -> str:
-    given = [f"{name}={format_short(value)}" for name, value in expected.arguments.items()]
-    given += [f"{name} as asked" for name in expected.matching]
-    return f"of {expected.tool}" + (f" with {', '.join(given)}" if given else "")
+def _describe_call(expected: ExpectedCall) -> str:
+    arguments = [f"{name}={format_short(value)}" for name, value in expected.arguments.items()]
+    arguments += [f"matching {name}" for name in expected.matching]
+    return expected.tool + (f" with {', '.join(arguments)}" if arguments else "")
 
 
 def judge_results(grader: ResultGrader, calls: Sequence[RecordedCall]) -> GraderVerdict:
     """Return the verdict on the last result, or with `any` on all results."""
-    looked_at = [call for call in calls if grader.tool in (None, call.tool)]
-    if not looked_at:
-        return GraderVerdict(0.0, f"there was no call{f' of {grader.tool}' if grader.tool else ''}")
+    tested = [call for call in calls if grader.tool in (None, call.tool)]
+    if not tested:
+        return GraderVerdict(0.0, f"no call{f' of {grader.tool}' if grader.tool else ''}")
     verdict = GraderVerdict(0.0, "")
-    for call in reversed(looked_at):
+    for call in reversed(tested):
         if call.error:
-            verdict = GraderVerdict(
-                0.0, f"the last call of {call.tool} gave an error: {format_short(call.text)}"
-            )
+            verdict = GraderVerdict(0.0, f"the last call of {call.tool} failed: {format_short(call.text)}")
         else:
             verdict = judge_text(grader, call.text, call.data)
         if verdict.score == 1.0 or not grader.any:
             return verdict
-    return GraderVerdict(0.0, f"none of {len(looked_at)} results passes; the first: {verdict.explanation}")
+    return GraderVerdict(
+        0.0, f"none of {counted(len(tested), 'result')} passes; the first: {verdict.explanation}"
+    )
 
 
 def json_equal(expected: Any, found: Any) -> bool:
@@ -215,8 +215,8 @@ def json_equal(expected: Any, found: Any) -> bool:
 def format_short(value: Any) -> str:
     """Return a short text for a value."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
-    text = " ".join(text[: 4 * _SHOWN].split())
-    text = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+    text = " ".join(text[: 4 * _MAX_SHOWN_CHARS].split())
+    text = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
     return repr(text) if isinstance(value, str) else text
 
 
@@ -230,7 +230,7 @@ def _json(text: str) -> Any:
     return _ABSENT
 
 
-def _selected(path: str, value: Any) -> list[Any]:
+def _select(path: str, value: Any) -> list[Any]:
     import jsonpath
 
     try:

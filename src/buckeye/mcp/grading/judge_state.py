@@ -19,12 +19,12 @@ from buckeye.mcp.grading.judge import GraderVerdict, format_short, json_equal, j
 from buckeye.mcp.grading.read_only_sql import run_query
 from buckeye.mcp.grading.schema import StateGrader
 
-_MOST_TEXT = 16 * 2**20
-_MOST_DATABASE = 2**30
-_HERE = "{workdir}/"
+_MAX_TEXT_BYTES = 16 * 2**20
+_MAX_DATABASE_BYTES = 2**30
+_WORKDIR = "{workdir}/"
 
 
-class NotThere(Exception):
+class StateFileError(Exception):
     """The requested file does not exist or is unusable. The message is the reason."""
 
 
@@ -32,24 +32,26 @@ def judge_state(grader: StateGrader, folder: Path) -> GraderVerdict:
     """Return the verdict on a file or a database in a rollout's folder."""
     try:
         if grader.file is not None:
-            return _judge_file(grader, folder, grader.file.removeprefix(_HERE))
+            return _judge_file(grader, folder, grader.file.removeprefix(_WORKDIR))
         assert grader.database is not None
-        return _judge_database(grader, folder, grader.database.removeprefix(_HERE))
-    except NotThere as error:
+        return _judge_database(grader, folder, grader.database.removeprefix(_WORKDIR))
+    except StateFileError as error:
         return GraderVerdict(0.0, str(error))
 
 
 def _judge_file(grader: StateGrader, folder: Path, name: str) -> GraderVerdict:
     if not grader.exists:
-        there = os.path.lexists(folder / name)
-        return GraderVerdict(float(not there), f"{name} is {'there' if there else 'not there, as expected'}")
+        exists = os.path.lexists(folder / name)
+        return GraderVerdict(
+            float(not exists), f"{name} {'exists' if exists else 'does not exist, as expected'}"
+        )
     if grader.sha256 is None and not grader.tests and grader.json_path is None:
         if not (folder / name).is_dir() or (folder / name).is_symlink():
-            with _opened(folder, name):
+            with _open_file(folder, name):
                 pass
-        return GraderVerdict(1.0, f"{name} is there")
+        return GraderVerdict(1.0, f"{name} exists")
     if grader.sha256 is not None:
-        with _opened(folder, name) as file:
+        with _open_file(folder, name) as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != grader.sha256:
             return GraderVerdict(
@@ -57,65 +59,66 @@ def _judge_file(grader: StateGrader, folder: Path, name: str) -> GraderVerdict:
             )
         if not grader.tests and grader.json_path is None:
             return GraderVerdict(1.0, f"{name} has the hash {found[:12]}…")
-    with _opened(folder, name) as file:
-        content = file.read(_MOST_TEXT + 1)
-    if len(content) > _MOST_TEXT:
-        raise NotThere(f"{name} is larger than {_MOST_TEXT // 2**20} MiB")
+    with _open_file(folder, name) as file:
+        content = file.read(_MAX_TEXT_BYTES + 1)
+    if len(content) > _MAX_TEXT_BYTES:
+        raise StateFileError(f"{name} is larger than {_MAX_TEXT_BYTES // 2**20} MiB")
     try:
         return judge_text(grader, content.decode("utf-8"))
     except UnicodeDecodeError:
-        raise NotThere(f"{name} is no text (UTF-8)") from None
+        raise StateFileError(f"{name} is not UTF-8 text") from None
 
 
 @contextmanager
-def _opened(folder: Path, name: str) -> Iterator[BufferedReader]:
+def _open_file(folder: Path, name: str) -> Iterator[BufferedReader]:
     """Open a regular file in the folder for reading.
 
-    Symbolic links are never followed, and a named pipe does not block. Raises NotThere.
+    Symbolic links are never followed, and a named pipe does not block. Raises StateFileError.
     """
     *parents, last = [part for part in PurePosixPath(name).parts if part != "."] or [""]
     opened: list[int] = []
     try:
-        at = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        opened.append(at)
+        parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        opened.append(parent)
         for part in parents:
             if part in ("..", "/"):
-                raise NotThere(f"{name} is not in the rollout's folder")
-            at = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=at)
-            opened.append(at)
+                raise StateFileError(f"{name} is not in the rollout's folder")
+            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+            parent = os.open(part, flags, dir_fd=parent)
+            opened.append(parent)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        descriptor = os.open(last, flags, dir_fd=at)
+        descriptor = os.open(last, flags, dir_fd=parent)
     except OSError as error:
-        raise NotThere(_why(folder, name, error)) from None
+        raise StateFileError(_explain(folder, name, error)) from None
     finally:
-        for one in opened:
-            os.close(one)
+        for directory in opened:
+            os.close(directory)
     with open(descriptor, "rb") as file:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise NotThere(f"{name} is no file")
+            raise StateFileError(f"{name} is not a regular file")
         yield file
 
 
-def _why(folder: Path, name: str, error: OSError) -> str:
+def _explain(folder: Path, name: str, error: OSError) -> str:
     path = folder
     for part in PurePosixPath(name).parts:
         path = path / part
         if path.is_symlink():
             return f"{name} is behind a symbolic link, which is not followed"
-    return f"there is no {name}" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
+    return f"no such file: {name}" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
 
 
 def _judge_database(grader: StateGrader, folder: Path, name: str) -> GraderVerdict:
     assert grader.query is not None
-    with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as place:
-        copy = Path(place, "database")
+    with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as temporary:
+        copy = Path(temporary, "database")
         _copy(folder, name, copy)
         if os.path.lexists(folder / f"{name}-wal"):
             _copy(folder, f"{name}-wal", Path(f"{copy}-wal"))
         try:
             rows = run_query(copy, grader.query, grader.parameters)
         except (sqlite3.Error, ValueError, OverflowError) as error:
-            raise NotThere(f"{name}: the query failed: {error}") from None
+            raise StateFileError(f"{name}: the query failed: {error}") from None
     if grader.rows is None:
         value = rows[0][0] if len(rows) == 1 and len(rows[0]) == 1 else rows
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -128,7 +131,7 @@ def _judge_database(grader: StateGrader, folder: Path, name: str) -> GraderVerdi
             return GraderVerdict(
                 0.0, f"row {number}: expected {format_short(wanted)}, found {format_short(row)}"
             )
-    return GraderVerdict(1.0, f"found the {_rows(len(rows))}")
+    return GraderVerdict(1.0, f"found the expected {_rows(len(rows))}")
 
 
 def _rows(count: int) -> str:
@@ -136,7 +139,7 @@ def _rows(count: int) -> str:
 
 
 def _copy(folder: Path, name: str, to: Path) -> None:
-    with _opened(folder, name) as file, to.open("wb") as target:
-        if os.fstat(file.fileno()).st_size > _MOST_DATABASE:
-            raise NotThere(f"{name} is larger than {_MOST_DATABASE // 2**20} MiB")
+    with _open_file(folder, name) as file, to.open("wb") as target:
+        if os.fstat(file.fileno()).st_size > _MAX_DATABASE_BYTES:
+            raise StateFileError(f"{name} is larger than {_MAX_DATABASE_BYTES // 2**20} MiB")
         shutil.copyfileobj(file, target)

@@ -20,15 +20,15 @@ from typing import Any
 def main(file: str, function: str, result: str) -> None:
     """Call the function, and write its score or error to the file `result`."""
     try:
-        answer = _called(file, function, json.load(sys.stdin))
+        reply = _call_function(file, function, json.load(sys.stdin))
     except BaseException as error:  # any error of the function, including SystemExit
         frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
         where = f" ({Path(file).name}:{frames[-1].lineno})" if frames else ""
-        answer = {"failed": f"{type(error).__name__}: {error}"[:500] + where}
-    Path(result).write_text(json.dumps(answer), encoding="utf-8")
+        reply = {"failed": f"{type(error).__name__}: {error}"[:500] + where}
+    Path(result).write_text(json.dumps(reply), encoding="utf-8")
 
 
-def _called(file: str, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
+def _call_function(file: str, function: str, arguments: dict[str, Any]) -> dict[str, Any]:
     sys.path.insert(0, str(Path(file).parent))
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     assert spec is not None
@@ -38,23 +38,22 @@ def _called(file: str, function: str, arguments: dict[str, Any]) -> dict[str, An
     spec.loader.exec_module(module)
     if arguments["workdir"] is not None:
         arguments["workdir"] = Path(arguments["workdir"])
-    called = getattr(module, function)
-    given = called(**arguments)
-    score, said = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
+    grade = getattr(module, function)
+    returned = grade(**arguments)
+    score, explanation = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")
     if not isinstance(score, int | float) or not math.isfinite(score):
-        raise TypeError(_wrong(called, score))
-    return {"score": float(score), "said": str(said)[:1000]}
+        raise TypeError(_describe_wrong_score(grade, score))
+    return {"score": float(score), "explanation": str(explanation)[:1000]}
 
 
-def _wrong(called: Any, score: Any) -> str:
-    """Return the error message for a returned value that is not a score."""
-    code = getattr(called, "__code__", None)
-    place = "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
+def _describe_wrong_score(grade: Any, score: Any) -> str:
+    code = getattr(grade, "__code__", None)
+    where = "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
     shown = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(score))  # an address would make every message different
     if inspect.iscoroutine(score):
         score.close()
-        shown = "a coroutine, which has to be awaited"
-    return f"{called.__name__}{place} returned {shown}: expected a number, or a number and a text"[:300]
+        shown = "a coroutine that was not awaited"
+    return f"{grade.__name__}{where} returned {shown}: expected a number, or a number and a text"[:300]
 
 
 if __name__ == "__main__":

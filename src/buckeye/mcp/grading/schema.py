@@ -22,6 +22,8 @@ _NUMBER = re.compile(
     r"(?:(?<![\w)])[-+\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?",
     re.ASCII,
 )
+KINDS = ("reply", "calls", "result", "state", "python")
+"""Fields of a grader of which exactly one is set."""
 _TESTS = ("exact", "contains", "regex", "number", "set", "math")
 
 
@@ -54,14 +56,14 @@ class Match(BaseConfig):
     def _check_test(self) -> Self:
         tests = self.tests
         if len(tests) > 1:
-            raise conflict(f"it has {' and '.join(tests)}; keep one, or write a grader for each", *tests)
+            raise conflict(f"has {' and '.join(tests)}; keep one, or write a grader for each", *tests)
         if self.regex is not None and not METADATA_REFERENCE.search(self.regex):
             import regex  # part of an extra; reading settings must not need it
 
             try:
                 regex.compile(self.regex)
             except regex.error as error:
-                raise conflict(f"is no regular expression: {error}", "regex") from None
+                raise conflict(f"not a valid regular expression: {error}", "regex") from None
         if self.json_path is not None:
             _check_json_path(self.json_path)
         if self.math is not None:
@@ -76,7 +78,7 @@ class Match(BaseConfig):
 
 def _must_test(match: Match) -> Match:
     if not match.tests and match.json_path is None:
-        raise conflict(f"say what it has to be, with one of {', '.join((*_TESTS, 'json_path'))}")
+        raise conflict(f"has no test; add one of {', '.join((*_TESTS, 'json_path'))}")
     return match
 
 
@@ -116,11 +118,11 @@ class CallsGrader(BaseConfig):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.tool is None and self.in_order is None and self.at_most is None:
-            raise conflict("say which tool has to be called, with tool, in_order or at_most")
+            raise conflict("names no calls; add tool, in_order or at_most")
         if self.tool is None and (self.arguments or self.matching or self.at_least):
-            raise conflict("say which tool is meant", "tool")
+            raise conflict("required with arguments, matching and at_least", "tool")
         if self.in_order is not None and self.tool is not None:
-            raise conflict("it has tool and in_order; write a grader for each", "tool", "in_order")
+            raise conflict("has tool and in_order; write a grader for each", "tool", "in_order")
         return self
 
     @property
@@ -168,7 +170,7 @@ class StateGrader(Match):
     exit_code: int = 0
     """Expected exit code of the program."""
 
-    _BELONGS: ClassVar[Mapping[str, str]] = {
+    _FIELD_KINDS: ClassVar[Mapping[str, str]] = {
         **dict.fromkeys(("exists", "sha256"), "file"),
         **dict.fromkeys(("query", "parameters", "rows"), "database"),
         "arguments": "tool",
@@ -181,24 +183,26 @@ class StateGrader(Match):
         for name in kinds[:1]:
             path = PurePosixPath(str(getattr(self, name)))
             if name in ("file", "database") and (path.is_absolute() or ".." in path.parts):
-                raise conflict("names a path in the rollout's folder, as notes/todo.txt", name)
+                raise conflict("must be a path inside the rollout's folder, as notes/todo.txt", name)
         if len(kinds) != 1:
-            said = "it has " + " and ".join(kinds) if kinds else "say what is looked at"
-            raise conflict(f"{said}: one of file, database, tool and command", *kinds)
-        for name, kind in self._BELONGS.items():
+            message = f"has {' and '.join(kinds)}; keep" if kinds else "needs"
+            raise conflict(f"{message} one of file, database, tool and command", *kinds)
+        for name, kind in self._FIELD_KINDS.items():
             if name in self.model_fields_set and kind != kinds[0]:
-                raise conflict(f"belongs to {kind}, and this is about {kinds[0]}", name)
+                raise conflict(f"applies to {kind} only, not to {kinds[0]}", name)
         if self.database is not None:
             if self.query is None or (self.rows is None and not self.tests and self.json_path is None):
-                raise conflict("it needs a query, and the rows that it has to give", "database")
+                raise conflict("needs a query, and its expected rows or a test", "database")
             if METADATA_REFERENCE.search(self.query):
-                raise conflict("takes no values of a task; write ? and put them into parameters", "query")
+                raise conflict(
+                    "must not contain {metadata.NAME}; write ?, and add the value to parameters", "query"
+                )
             if (problem := query_problem(self.query)) is not None:
-                raise conflict(f"is no query that only reads: {problem}", "query")
+                raise conflict(f"not a read-only query: {problem}", "query")
         if self.tool is not None:
             _must_test(self)
         if not self.exists and (self.tests or self.json_path or self.sha256):
-            raise conflict("a file that must not be there has no content to test", "exists")
+            raise conflict("false, so the content of the file cannot be tested", "exists")
         return self
 
 
@@ -218,7 +222,7 @@ class Grader(BaseConfig):
     state: StateGrader | None = None
     """Test of the state after the rollout."""
     python: Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")] | None = None
-    """Function of yours, as check.py:grade. It runs in a separate process."""
+    """Function in a Python file, as check.py:grade. It runs in a separate process."""
     timeout: PositiveFloat = 60.0
     """Timeout in seconds for a command, a function or a tool."""
 
@@ -226,8 +230,8 @@ class Grader(BaseConfig):
     def _check(self) -> Self:
         kinds = [name for name in KINDS if getattr(self, name) is not None]
         if len(kinds) != 1:
-            said = f"it has {' and '.join(kinds)}" if kinds else "say what is graded"
-            raise conflict(f"{said}: one of {', '.join(KINDS)}", *kinds)
+            message = f"has {' and '.join(kinds)}; keep" if kinds else "needs"
+            raise conflict(f"{message} one of {', '.join(KINDS)}", *kinds)
         return self
 
     @property
@@ -241,13 +245,10 @@ class Grader(BaseConfig):
         return self.state is not None and self.state.tool is None
 
 
-KINDS = ("reply", "calls", "result", "state", "python")
-
-
 def last_number(text: str) -> float | None:
     """Return the last number in a text, or None. Numbers may have commas between thousands."""
-    found = deque(_NUMBER.finditer(text), maxlen=1)
-    return float(found[0][0].replace(",", "").replace("\u2212", "-")) if found else None
+    last = deque(_NUMBER.finditer(text), maxlen=1)
+    return float(last[0][0].replace(",", "").replace("\u2212", "-")) if last else None
 
 
 def _check_json_path(path: str) -> None:
@@ -256,7 +257,7 @@ def _check_json_path(path: str) -> None:
     try:
         jsonpath.compile(path)
     except Exception as error:  # jsonpath raises several classes
-        raise conflict(f"is no JSON path: {str(error).splitlines()[0]}", "json_path") from None
+        raise conflict(f"not a valid JSON path: {str(error).splitlines()[0]}", "json_path") from None
 
 
 def needs_math(grader: Grader) -> bool:

@@ -14,13 +14,13 @@ from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 def resolve_graders(task: McpTask, config: GymConfig) -> Sequence[Grader]:
     """Return the graders of a task with its values. Raises UsageError for a missing or invalid value."""
     graders = merge_graders(config.graders, task.graders)
-    found = []
+    filled = []
     for grader in graders:
         try:
-            found.append(fill_metadata(grader, task.metadata))
+            filled.append(fill_metadata(grader, task.metadata))
         except ValueError as error:
-            raise UsageError(f"task {task.id}: grade {grader.name}: {error}.") from None
-    return found
+            raise UsageError(f"task {task.id}: grade {grader.name}: {error}", code="BK-GRADER") from None
+    return filled
 
 
 def check_task_graders(tasks: Iterable[McpTask], config: GymConfig) -> None:
@@ -29,12 +29,16 @@ def check_task_graders(tasks: Iterable[McpTask], config: GymConfig) -> None:
         graders = resolve_graders(task, config)
         if not graders and not task.evaluate_tool:
             raise UsageError(
-                f"task {task.id} has neither evaluate_tool nor grade, and the configuration has no grade: "
-                'nothing says what a rollout is worth. Write for example "grade": {"reply": {"exact": "42"}}.'
+                f"task {task.id} has no grader: evaluate_tool and grade are missing",
+                code="BK-GRADER",
+                hint='add a grader to the task or the configuration, as "grade": {"reply": {"exact": "42"}}',
             )
-        here = any(isinstance(server, StdioServer) for server in task.mcp_config.values())
-        if folder := next((one for one in graders if one.needs_folder and not here), None):
+        if any(isinstance(server, StdioServer) for server in task.mcp_config.values()):
+            continue
+        if grader := next((grader for grader in graders if grader.needs_folder), None):
             raise UsageError(
-                f"task {task.id}: grade {folder.name} looks into the folder of the servers, and none "
-                "of them is started here (command in mcp_config). Use a tool of theirs: state: {tool: ...}."
+                f"task {task.id}: grade {grader.name} reads the rollout's folder, but no server is started "
+                "as a command",
+                code="BK-GRADER",
+                hint="grade with a tool of the servers: state: {tool: ...}",
             )

@@ -29,7 +29,7 @@ def judge_request(request: dict[str, Any]) -> GraderVerdict:
 
 
 def main() -> None:
-    """Answer each input line with one output line, until the input ends.
+    """Reply to each input line with one output line, until the input ends.
 
     A request with the key `import` names a module to import.
     """
@@ -40,15 +40,15 @@ def main() -> None:
         try:
             if "import" in request:
                 importlib.import_module(request["import"])
-                answer: dict[str, Any] = {}
+                reply: dict[str, Any] = {}
             else:
                 verdict = judge_request(request)
-                answer = {"score": verdict.score, "said": verdict.explanation}
+                reply = {"score": verdict.score, "explanation": verdict.explanation}
         except (MemoryError, RecursionError) as error:
-            answer = {"score": 0.0, "said": f"it is too large to be judged ({type(error).__name__})"}
+            reply = {"score": 0.0, "explanation": f"too large to judge ({type(error).__name__})"}
         except Exception as error:  # a bug in Buckeye or a library
-            answer = {"failed": f"{type(error).__name__}: {error}"[:500]}
-        print(json.dumps(answer), flush=True)
+            reply = {"failed": f"{type(error).__name__}: {error}"[:500]}
+        print(json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ _NOISE = re.compile(
     r"|\b(?i:p?pid|process(?:\s+id)?)\W{1,3}\d+\b|/proc/\d+\b"
 )
 _TOKEN = re.compile(r"-?\d+(?:\.\d+)?|\w+|[^\w\s]")
-_LONGEST = 60
-OWN = "‹own›"
+_MAX_EXCERPT_CHARS = 60
+_OWN_WORD = "‹own›"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,16 +36,16 @@ class ProbeRollout:
     processes: tuple[int, int] = (0, 0)
 
 
-def find_leaks(plays: Sequence[ProbeRollout]) -> list[str]:
+def find_leaks(rollouts: Sequence[ProbeRollout]) -> list[str]:
     """Return a finding for each call that read a word which only another rollout has written."""
-    found = {
-        what: _around(text, text.index(other.mark))
-        for play in plays
-        for other in plays
-        for what, text in play.outputs
-        if other.mark != play.mark and other.mark in text
+    leaks = {
+        name: _excerpt(text, text.index(other.mark))
+        for rollout in rollouts
+        for other in rollouts
+        for name, text in rollout.outputs
+        if other.mark != rollout.mark and other.mark in text
     }
-    return [f"{what}: read what only another rollout has said: {text!r}" for what, text in found.items()]
+    return [f"{name}: read text that only another rollout wrote: {text!r}" for name, text in leaks.items()]
 
 
 def find_suspicious_outputs(
@@ -53,82 +53,83 @@ def find_suspicious_outputs(
 ) -> list[str]:
     """Return the outputs in which rollouts seem to share state.
 
-    The first argument has two lone rollouts, the second the parallel ones, and `after` has lone rollouts
-    after these: one is enough for a suspicion, nine confirm it.
+    `before` has two lone rollouts, `parallel` the parallel ones, and `after` has lone rollouts after these:
+    one is enough for a suspicion, nine confirm it.
     """
-    found = []
-    for place, (what, _) in enumerate(before[0].outputs):
-        everyone = [*before, *parallel, *after]
-        texts = iter(_without_processes([_text_of(play, place) for play in everyone], everyone))
-        groups = [[next(texts) for _ in plays] for plays in (before, parallel, after)]
-        if (worst := _shares(*groups)) is not None:
+    findings = []
+    for index, (name, _) in enumerate(before[0].outputs):
+        rollouts = [*before, *parallel, *after]
+        texts = iter(_mask_process_ids([_normalize_output(rollout, index) for rollout in rollouts], rollouts))
+        groups = [[next(texts) for _ in group] for group in (before, parallel, after)]
+        if (differing := _find_shared_state(*groups)) is not None:
             alone = groups[0][0]
-            pairs = enumerate(zip(alone, worst, strict=False))
-            at = next((place for place, (one, other) in pairs if one != other), 0)
-            shown = f"{_around(alone, at)!r}, beside or after others {_around(worst, at)!r}"
-            found.append(f"{what}: alone {shown}")
-    return found
+            pairs = enumerate(zip(alone, differing, strict=False))
+            at = next((position for position, (left, right) in pairs if left != right), 0)
+            with_others = f"during or after other rollouts: {_excerpt(differing, at)!r}"
+            findings.append(f"{name}: alone: {_excerpt(alone, at)!r}, {with_others}")
+    return findings
 
 
-def _text_of(play: ProbeRollout, place: int) -> str:
+def _normalize_output(rollout: ProbeRollout, index: int) -> str:
     """Return an output with noise and the rollout's own word replaced by fixed names."""
-    if place >= len(play.outputs):
+    if index >= len(rollout.outputs):
         return "(the rollout had ended)"
-    return _NOISE.sub("#", play.outputs[place][1].replace(play.mark, OWN))
+    return _NOISE.sub("#", rollout.outputs[index][1].replace(rollout.mark, _OWN_WORD))
 
 
-def _without_processes(texts: Sequence[str], plays: Sequence[ProbeRollout]) -> list[str]:
+def _mask_process_ids(texts: Sequence[str], rollouts: Sequence[ProbeRollout]) -> list[str]:
     """Return the texts with process ids replaced by `#`.
 
-    A number counts as a process id only if at its place every rollout has a number that the system assigned
-    during that rollout. Small process ids equal many other numbers.
+    A number counts as a process id only if at its position every rollout has a number that the system
+    assigned during that rollout. Small process ids equal many other numbers.
     """
     tokens = [list(_TOKEN.finditer(text)) for text in texts]
-    if len({len(found) for found in tokens}) > 1:
+    if len({len(matches) for matches in tokens}) > 1:
         return list(texts)
     columns = [
-        place
-        for place, column in enumerate(zip(*tokens, strict=True))
-        if all(_is_process(match[0], play) for match, play in zip(column, plays, strict=True))
+        index
+        for index, column in enumerate(zip(*tokens, strict=True))
+        if all(_is_process_id(match[0], rollout) for match, rollout in zip(column, rollouts, strict=True))
     ]
-    shown = []
-    for text, found in zip(texts, tokens, strict=True):
-        for place in reversed(columns):
-            text = f"{text[: found[place].start()]}#{text[found[place].end() :]}"
-        shown.append(text)
-    return shown
+    masked = []
+    for text, matches in zip(texts, tokens, strict=True):
+        for index in reversed(columns):
+            text = f"{text[: matches[index].start()]}#{text[matches[index].end() :]}"
+        masked.append(text)
+    return masked
 
 
-def _is_process(token: str, play: ProbeRollout) -> bool:
-    low, high = play.processes
+def _is_process_id(token: str, rollout: ProbeRollout) -> bool:
+    low, high = rollout.processes
     return token.lstrip("-").isdecimal() and low <= abs(int(token[:20])) <= high
 
 
-def _shares(before: list[str], parallel: list[str], after: list[str]) -> str | None:
+def _find_shared_state(before: list[str], parallel: list[str], after: list[str]) -> str | None:
     """Return a text that reveals shared state; None if only noise differs, or nothing."""
-    lone, everything = [*before, *after], [*before, *parallel, *after]
-    if _settled(lone, parallel, len(before)):
-        return next(text for text in everything if text != before[0])
-    first, *_, last = everything
-    one, several, more = ([_TOKEN.findall(text) for text in texts] for texts in (before, parallel, after))
-    if _grows(*([len(tokens) for tokens in each] for each in (one, several, more))):
+    lone, all_texts = [*before, *after], [*before, *parallel, *after]
+    if _changes_once(lone, parallel, len(before)):
+        return next(text for text in all_texts if text != before[0])
+    first, *_, last = all_texts
+    groups = [[_TOKEN.findall(text) for text in texts] for texts in (before, parallel, after)]
+    if _grows(*([len(tokens) for tokens in group] for group in groups)):
         return last
-    if len({len(tokens) for tokens in (*one, *several, *more)}) > 1:
+    if len({len(tokens) for group in groups for tokens in group}) > 1:
         return None
-    for place in range(len(one[0])):
-        alone = [tokens[place] for tokens in (*one, *more)]
-        side = [tokens[place] for tokens in several]
-        if _settled(alone, side, len(before)) or _counts(alone, len(side)):
+    for lone_tokens, parallel_tokens in zip(
+        zip(*groups[0], *groups[2], strict=True), zip(*groups[1], strict=True), strict=True
+    ):
+        is_shared = _changes_once(lone_tokens, parallel_tokens, len(before))
+        if is_shared or _counts(lone_tokens, len(parallel_tokens)):
             return next((text for text in [*parallel, last] if text != first), last)
     return None
 
 
-def _settled(alone: Sequence[str], parallel: Sequence[str], before: int) -> bool:
+def _changes_once(alone: Sequence[str], parallel: Sequence[str], before: int) -> bool:
     """Return True if lone rollouts agree and parallel ones differ, or if the lone ones changed only once.
 
     The change must follow the first rollout or the parallel ones, and persist.
     """
-    changes = [place for place in range(1, len(alone)) if alone[place] != alone[place - 1]]
+    changes = [index for index in range(1, len(alone)) if alone[index] != alone[index - 1]]
     if not changes:
         return any(text != alone[0] for text in parallel)
     if len(changes) > 1:
@@ -143,7 +144,7 @@ def _grows(before: Sequence[int], parallel: Sequence[int], after: Sequence[int])
     """
     for sign in (1, -1):
         ordered = [sign * size for size in (*before, min(parallel), max(parallel), *after)]
-        rising = [one < other for one, other in pairwise(ordered)]
+        rising = [left < right for left, right in pairwise(ordered)]
         rising[len(before)] = True  # parallel rollouts have no order
         if all(rising):
             return True
@@ -156,14 +157,14 @@ def _counts(alone: Sequence[str], parallel: int) -> bool:
         numbers = [float(text) for text in alone]
     except ValueError:
         return False
-    steps = [other - one for one, other in pairwise(numbers)]
+    steps = [right - left for left, right in pairwise(numbers)]
     step = steps[0]
-    wanted = [step, step * (parallel + 1), *[step] * (len(steps) - 2)]
-    return step != 0 and all(abs(one - other) < 1e-9 for one, other in zip(steps, wanted, strict=True))
+    expected = [step, step * (parallel + 1), *[step] * (len(steps) - 2)]
+    return step != 0 and all(abs(a - b) < 1e-9 for a, b in zip(steps, expected, strict=True))
 
 
-def _around(text: str, at: int) -> str:
+def _excerpt(text: str, at: int) -> str:
     """Return the surroundings of a position in a text, on one line."""
-    start = max(0, at - _LONGEST // 2)
-    line = " ".join(text[start : start + _LONGEST].split())
-    return ("…" if start else "") + line + ("…" if start + _LONGEST < len(text) else "")
+    start = max(0, at - _MAX_EXCERPT_CHARS // 2)
+    end = start + _MAX_EXCERPT_CHARS
+    return ("…" if start else "") + " ".join(text[start:end].split()) + ("…" if end < len(text) else "")

@@ -27,13 +27,14 @@ from buckeye.mcp.rollout import run_rollout
 from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.mcp.workdir.folder import open_workdir
 
-_TASKS, _BESIDE, _CONFIRMING = 2, 4, 8
+_TASKS, _PARALLEL, _CONFIRMING = 2, 4, 8
 _CALL_SECONDS = 10.0
-_MOST_CALLS = 24
-_MOST_LISTED = 8
-_FREE = ("enum", "const", "format", "pattern", "examples")
+_MAX_CALLS = 24
+_MAX_LISTED = 8
+_WORD = "‹word›"
+_CONSTRAINTS = ("enum", "const", "format", "pattern", "examples")
 _NOT_COMPARED = {"workdir_seconds", "workdir_bytes"}
-Call = tuple[str, dict[str, Any]]
+_Call = tuple[str, dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,24 +53,25 @@ class IsolationReport:
     allowed: bool = False
 
     def __str__(self) -> str:
-        played = (
+        effort = (
             f"{counted(self.rollouts, 'rollout')} of {counted(self.tasks, 'task')} in {self.seconds:.1f} s"
         )
         if self.shared:
             more = f" (and {len(self.shared) - 1} more)" if len(self.shared) > 1 else ""
-            return f"rollouts see each other: {self.shared[0]}{more}; {played}"
+            return f"rollouts share state: {self.shared[0]}{more}; {effort}"
         if self.problem:
-            return f"whether rollouts see each other is not known: {self.problem} ({played})"
-        return f"rollouts are the same alone and side by side: {played}"
+            return f"isolation of rollouts is unknown: {self.problem} ({effort})"
+        return f"rollouts are isolated: same results alone and in parallel, {effort}"
 
 
-def shared_state_error(found: IsolationReport) -> UsageError:
-    """Return the error that refuses training because rollouts see each other."""
-    listed = "\n".join(f"  {one}" for one in found.shared[:_MOST_LISTED])
+def shared_state_error(report: IsolationReport) -> UsageError:
+    """Return the error that refuses training because rollouts share state."""
+    lines = ["rollouts of this environment share state, so they influence each other's rewards:"]
     return UsageError(
-        f"rollouts of this environment see what others do, so their rewards are not their own:\n{listed}\n"
-        "Have its servers keep their files in the folder that they are started in ({workdir}), and nothing "
-        "between sessions; or, if that is meant, write `shared_state: true` into the configuration."
+        "\n".join([*lines, *(f"  {finding}" for finding in report.shared[:_MAX_LISTED])]),
+        code="BK-ENV-SHARED-STATE",
+        hint="let its servers write only to the folder that they start in ({workdir}), and keep nothing "
+        "between sessions; if shared state is intended, set `shared_state: true` in the configuration",
     )
 
 
@@ -84,9 +86,9 @@ async def probe_isolation(tasks: Sequence[McpTask], config: GymConfig, seconds: 
     try:
         async with asyncio.timeout(seconds):
             for task in tasks[:_TASKS]:
-                await comparison.of(task)
+                await comparison.compare(task)
     except TimeoutError:
-        problem = f"there was no time for more within {seconds:g} s"
+        problem = f"not finished within {seconds:g} s"
     except McpEnvironmentError as fault:
         problem = f"{type(fault).__name__}: {fault}"
     return IsolationReport(
@@ -106,71 +108,69 @@ class _Comparison:
         self._config = config
         self.tasks = self.rollouts = 0
         self.shared: list[str] = []
-        self._failed: list[McpEnvironmentError] = []
+        self._faults: list[McpEnvironmentError] = []
 
-    async def of(self, task: McpTask) -> None:
+    async def compare(self, task: McpTask) -> None:
         """Compare rollouts of one task. Raises McpEnvironmentError if all of them fail."""
-        calls = await _calls_of(task, self._config)
-        before = [await self._play(task, calls) for _ in range(2)]
-        parallel = await asyncio.gather(*(self._play(task, calls) for _ in range(_BESIDE)))
-        after = [await self._play(task, calls)]
+        calls = await _plan_calls(task, self._config)
+        before = [await self._run(task, calls) for _ in range(2)]
+        parallel = await asyncio.gather(*(self._run(task, calls) for _ in range(_PARALLEL)))
+        after = [await self._run(task, calls)]
         if not find_leaks([*before, *parallel, *after]) and find_suspicious_outputs(before, parallel, after):
-            after += [await self._play(task, calls) for _ in range(_CONFIRMING)]
-        if len(self._failed) == self.rollouts:
-            raise self._failed[0]
-        found = find_leaks([*before, *parallel, *after]) or find_suspicious_outputs(before, parallel, after)
-        self.shared += dict.fromkeys(f"task {task.id}, {one}" for one in found)
+            after += [await self._run(task, calls) for _ in range(_CONFIRMING)]
+        if len(self._faults) == self.rollouts:
+            raise self._faults[0]
+        leaks = find_leaks([*before, *parallel, *after])
+        findings = leaks or find_suspicious_outputs(before, parallel, after)
+        self.shared += dict.fromkeys(f"task {task.id}, {finding}" for finding in findings)
         self.tasks += 1
 
-    async def _play(self, task: McpTask, calls: Sequence[Call]) -> ProbeRollout:
-        policy = _Calling(calls, native=self._config.parser.format == "tools")
-        first = _last_process()
-        said = policy.outputs
+    async def _run(self, task: McpTask, calls: Sequence[_Call]) -> ProbeRollout:
+        policy = _CallingPolicy(calls, native=self._config.parser.format == "tools")
+        first_process, outputs = _last_process_id(), policy.outputs
         try:
             outcome = await run_rollout(task, self._config, policy)
         except ToolTimeoutError:  # slow does not mean shared
             raise
         except McpEnvironmentError as fault:
-            self._failed.append(fault)
-            said.append((policy.doing, f"{type(fault).__name__}: {fault}"))
+            self._faults.append(fault)
+            outputs.append((policy.current_call, f"{type(fault).__name__}: {fault}"))
         else:
             numbers = {"reward": outcome.reward, **outcome.components}
-            said += [(name, str(value)) for name, value in numbers.items() if name not in _NOT_COMPARED]
+            outputs += [(name, str(value)) for name, value in numbers.items() if name not in _NOT_COMPARED]
         self.rollouts += 1
-        return ProbeRollout(outputs=said, mark=policy.mark, processes=(first, _last_process()))
+        processes = (first_process, _last_process_id())
+        return ProbeRollout(outputs=outputs, mark=policy.mark, processes=processes)
 
 
-class _Calling:
+class _CallingPolicy:
     """Policy that makes the given calls, with its own unique word in free texts, and then ends."""
 
-    def __init__(self, calls: Sequence[Call], *, native: bool) -> None:
+    def __init__(self, calls: Sequence[_Call], *, native: bool) -> None:
         self._calls, self._native = list(calls), native
         self.mark = f"word{secrets.token_hex(4)}"
-        self.doing = "the setup"
+        self.current_call = "setup"
         self.outputs: list[tuple[str, str]] = []
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Return the next call as a reply, and record the last result."""
         del tools
-        read = str(messages[-1]["content"]).removeprefix("<result>\n").removesuffix("\n</result>")
-        self.outputs.append((self.doing, read))
+        result = str(messages[-1]["content"]).removeprefix("<result>\n").removesuffix("\n</result>")
+        self.outputs.append((self.current_call, result))
         name, arguments = self._calls.pop(0) if self._calls else (DONE, {})
         arguments = json.loads(json.dumps(arguments, ensure_ascii=False).replace(_WORD, self.mark))
-        written = ", ".join(f"{key}={format_literal(value)}" for key, value in arguments.items())
-        self.doing = f"{name}({written})".replace(self.mark, "word")
+        call_text = ", ".join(f"{key}={format_literal(value)}" for key, value in arguments.items())
+        self.current_call = f"{name}({call_text})".replace(self.mark, "word")
         if self._native:
             function = {"name": name, "arguments": json.dumps(arguments)}
             call = {"id": f"call-{len(self.outputs)}", "type": "function", "function": function}
             message: Message = {"role": "assistant", "content": "", "tool_calls": [call]}
             return Reply(text=name, finish_reason="stop", message=message)
-        text = f"<think>I try this.</think><tool>{name}({written})</tool>"
+        text = f"<think>I try this.</think><tool>{name}({call_text})</tool>"
         return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
 
 
-_WORD = "‹word›"
-
-
-async def _calls_of(task: McpTask, config: GymConfig) -> list[Call]:
+async def _plan_calls(task: McpTask, config: GymConfig) -> list[_Call]:
     """Return every action once, then all of them a second time, so that early calls can read later writes.
 
     Tools that declare themselves destructive or open-world are omitted.
@@ -187,11 +187,11 @@ async def _calls_of(task: McpTask, config: GymConfig) -> list[Call]:
         if tool is None or any(tool.annotations.get(hint) for hint in ("destructiveHint", "openWorldHint")):
             continue
         with suppress(NoExampleError):
-            calls.append((action.name, _arguments(action, tool)))
-    return 2 * calls[: _MOST_CALLS // 2]
+            calls.append((action.name, _make_arguments(action, tool)))
+    return 2 * calls[: _MAX_CALLS // 2]
 
 
-def _arguments(action: Action, tool: ToolInfo) -> dict[str, Any]:
+def _make_arguments(action: Action, tool: ToolInfo) -> dict[str, Any]:
     """Return made-up arguments for the required parameters of an action."""
     schema = tool.input_schema
     known: Mapping[str, Any] = schema.get("properties") or {}
@@ -200,18 +200,18 @@ def _arguments(action: Action, tool: ToolInfo) -> dict[str, Any]:
         for name, source in action.sources.items()
         if isinstance(source, FromArg) and name in (schema.get("required") or ())
     }
-    return {given: _value(wanted, schema) for given, wanted in needed.items()}
+    return {name: _make_value(parameter, schema) for name, parameter in needed.items()}
 
 
-def _value(wanted: Any, schema: Mapping[str, Any]) -> Any:
-    is_text = isinstance(wanted, Mapping) and wanted.get("type") == "string"
-    if not is_text or any(key in wanted for key in _FREE):
-        return make_example(wanted, schema)
-    about = str(wanted.get("description", "")).upper()
-    return f"CREATE TABLE {_WORD} (name TEXT)" if "CREATE TABLE" in about else _WORD
+def _make_value(parameter: Any, schema: Mapping[str, Any]) -> Any:
+    is_text = isinstance(parameter, Mapping) and parameter.get("type") == "string"
+    if not is_text or any(key in parameter for key in _CONSTRAINTS):
+        return make_example(parameter, schema)
+    description = str(parameter.get("description", "")).upper()
+    return f"CREATE TABLE {_WORD} (name TEXT)" if "CREATE TABLE" in description else _WORD
 
 
-def _last_process() -> int:
+def _last_process_id() -> int:
     """Return the process id that the system assigned last; 0 if unknown."""
     with suppress(OSError, ValueError):
         return int(Path("/proc/loadavg").read_text().split()[-1])

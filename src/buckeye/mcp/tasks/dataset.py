@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,8 @@ _FOLDER = "data"
 _ARCHIVE = re.compile(rf"{FILES}/([0-9a-f]{{64}})\.tar\.gz")
 """Archive path that replaces the files of a task in a dataset: named by hash, in the same folder."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
-_FILES = (".json", ".jsonl", ".parquet")
-_EVAL_NAMES = (TEST, "eval", "validation")
+_FILE_SUFFIXES = (".json", ".jsonl", ".parquet")
+_EVAL_PREFIXES = (TEST, "eval", "validation")
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 
@@ -38,17 +38,17 @@ def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask
     exists and `replace` is False.
     """
     pyarrow, parquet = _pyarrow()
-    every = [task for tasks in splits.values() for task in tasks]
-    more = [name for name in (GRADE, FILES) if any(getattr(task, name) is not None for task in every)]
-    columns = [*COLUMNS, *more]
+    all_tasks = [task for tasks in splits.values() for task in tasks]
+    extra = [name for name in (GRADE, FILES) if any(getattr(task, name) is not None for task in all_tasks)]
+    columns = [*COLUMNS, *extra]
     schema = pyarrow.schema([(column, pyarrow.string()) for column in columns])
 
     def fill(temporary: Path) -> None:
         (temporary / _FOLDER).mkdir()
-        archives = _packed(every, temporary / FILES)
+        archives = _pack_archives(all_tasks, temporary / FILES)
         for split, tasks in splits.items():
-            there = [task.model_copy(update={FILES: archives.get(task.files)}) for task in tasks]
-            table = pyarrow.Table.from_pylist([as_row(task) for task in there], schema=schema)
+            packed = [task.model_copy(update={FILES: archives.get(task.files)}) for task in tasks]
+            table = pyarrow.Table.from_pylist([as_row(task) for task in packed], schema=schema)
             parquet.write_table(table, temporary / _FOLDER / f"{split}-00000-of-00001.parquet")
         card = dataset_card(name, splits, describe_archives(temporary))
         (temporary / CARD).write_text(card, encoding="utf-8")
@@ -56,19 +56,21 @@ def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask
     write_directory(folder, fill, replace=replace)
 
 
-def _packed(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, str]:
+def _pack_archives(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, str]:
     """Return the archive of each `files` value of the tasks. `folder` is created if there are any."""
-    named = sorted({task.files for task in tasks if task.files is not None})
-    if named:
+    sources = sorted({task.files for task in tasks if task.files is not None})
+    if sources:
         folder.mkdir()
     archives: dict[str | None, str] = {}
-    for files in named:
+    for files in sources:
         archives[files] = f"{FILES}/{pack_files(files, folder, MAX_FILES_BYTES)}"
         size = sum(path.stat().st_size for path in folder.iterdir())
         if size > MAX_FILES_BYTES:
             raise UsageError(
-                f"{files}: with it the files of the tasks are {human_bytes(size)} packed; a dataset holds "
-                f"{human_bytes(MAX_FILES_BYTES)}. Name a script that makes them in the configuration"
+                f"files of the tasks are too large: {human_bytes(size)} packed, up to {files}; the limit is "
+                f"{human_bytes(MAX_FILES_BYTES)}",
+                code="BK-DATA-FORMAT",
+                hint="set `files` of the configuration to a script that creates them",
             )
     return archives
 
@@ -85,33 +87,36 @@ def find_taskset(name: str) -> Path:
     Raises UsageError if the dataset is not found or cannot be downloaded.
     """
     path = Path(name).expanduser()
-    if path.exists() or not _HUB_NAME.fullmatch(name) or path.suffix in _FILES:
+    if path.exists() or not _HUB_NAME.fullmatch(name) or path.suffix in _FILE_SUFFIXES:
         return path
-    here = f"there is no folder {name} here (this is {Path.cwd()}), and"
-    need("huggingface_hub", f"{here} a dataset of the Hugging Face hub")
+    need("huggingface_hub", f"{name} is not a path in {Path.cwd()}; a dataset of the Hugging Face hub")
     from huggingface_hub import HfApi, constants, snapshot_download
 
     try:
         token = key("HF_TOKEN") or None
         if not constants.HF_HUB_OFFLINE:
-            about = HfApi(token=token).dataset_info(name, files_metadata=True)
-            size = sum(one.size or 0 for one in about.siblings or () if one.rfilename.startswith(f"{FILES}/"))
+            files = HfApi(token=token).dataset_info(name, files_metadata=True).siblings or ()
+            size = sum(file.size or 0 for file in files if file.rfilename.startswith(f"{FILES}/"))
             if size > MAX_FILES_BYTES:
-                most = human_bytes(MAX_FILES_BYTES)
-                raise UsageError(f"the files of {name} are {human_bytes(size)}, and {most} is the most")
-        wanted = ["*.parquet", f"{FILES}/*.tar.gz"]
-        found = snapshot_download(name, repo_type="dataset", allow_patterns=wanted, token=token)
+                limit = human_bytes(MAX_FILES_BYTES)
+                raise UsageError(
+                    f"files of dataset {name} are too large: {human_bytes(size)}; the limit is {limit}",
+                    code="BK-DATA-FORMAT",
+                    hint="use a smaller dataset",
+                )
+        patterns = ["*.parquet", f"{FILES}/*.tar.gz"]
+        return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns, token=token))
     except UsageError:
         raise
     except Exception as error:  # network, permissions or unknown name: one message for all of them
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if constants.HF_HUB_OFFLINE:
-            reason = "it was not fetched before, and nothing may be fetched (--dry-run, HF_HUB_OFFLINE)"
+            reason = "not in the local cache, and downloads are off (--dry-run or HF_HUB_OFFLINE)"
         raise UsageError(
-            f"there is no file or folder {name} here (this is {Path.cwd()}), and the Hugging Face hub does "
-            f"not give a dataset of that name: {reason}"
+            f"cannot download dataset {name} from the Hugging Face hub: {reason}",
+            code="BK-DATA-NOT-FOUND",
+            hint=f"check the name; no local path {name} exists either, in {Path.cwd()}",
         ) from None
-    return Path(found)
 
 
 def is_dataset(path: Path) -> bool:
@@ -129,8 +134,8 @@ def read_splits(path: Path) -> tuple[list[McpTask], list[McpTask]]:
         tasks, held_out = splits.get(TRAIN, []), splits.get(TEST, [])
     else:
         tasks, held_out = read_tasks(path), []
-    named = [task for task in tasks if task.metadata.get("split") == "eval"]
-    return [task for task in tasks if task.metadata.get("split") != "eval"], held_out + named
+    eval_tasks = [task for task in tasks if task.metadata.get("split") == "eval"]
+    return [task for task in tasks if task.metadata.get("split") != "eval"], held_out + eval_tasks
 
 
 def read_dataset(path: Path) -> dict[str, list[McpTask]]:
@@ -141,31 +146,51 @@ def read_dataset(path: Path) -> dict[str, list[McpTask]]:
     """
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
-        raise UsageError(f"{path} has no parquet files. A folder of tasks is what `buckeye hf` writes.")
+        raise UsageError(
+            f"{path} has no parquet files",
+            code="BK-DATA-FORMAT",
+            hint="pass a folder that `buckeye hf` wrote, or a JSON file",
+        )
     rows: dict[str, list[dict[str, Any]]] = {}
     for file in files:
-        held_out = path.is_dir() and file.name.startswith(_EVAL_NAMES)
-        rows.setdefault(TEST if held_out else TRAIN, []).extend(_rows(file))
-    found = {
+        held_out = path.is_dir() and file.name.startswith(_EVAL_PREFIXES)
+        rows.setdefault(TEST if held_out else TRAIN, []).extend(_read_parquet(file))
+    tasks_by_split = {
         split: read_rows(part, f"{path} ({split})") for split, part in sorted(rows.items(), reverse=True)
     }
     folder = path if path.is_dir() else path.absolute().parent.parent
-    named = {task.files: task.id for tasks in found.values() for task in tasks if task.files is not None}
-    for archive, task_id in named.items():
-        _check_archive(folder, archive, f"{path}: task {task_id}: files")
-    return {split: [resolve_files(task, folder / CARD) for task in tasks] for split, tasks in found.items()}
+    all_tasks = [task for tasks in tasks_by_split.values() for task in tasks]
+    archives = {task.files: task.id for task in all_tasks if task.files is not None}
+    for archive, task_id in archives.items():
+        _check_archive(folder, archive, f"{path}: task {task_id} (files)")
+    return {
+        split: [resolve_files(task, folder / CARD) for task in tasks]
+        for split, tasks in tasks_by_split.items()
+    }
 
 
 def _check_archive(folder: Path, files: str, where: str) -> None:
     """Raise UsageError unless `files` is an archive of the dataset with the hash in its name."""
-    named = _ARCHIVE.fullmatch(files)
-    if named is None:
+    match = _ARCHIVE.fullmatch(files)
+    if match is None:
         raise UsageError(
-            f"{where}: {files[:200]!r} is no archive of the dataset, as files/<SHA-256>.tar.gz is"
+            f"{files[:200]!r} is not an archive of the dataset",
+            code="BK-DATA-FORMAT",
+            at=where,
+            hint="write it as files/<SHA-256>.tar.gz, as `buckeye hf` does",
         )
     path = folder / files
-    if not path.is_file() or path.stat().st_size > MAX_FILES_BYTES or sha256_file(path) != named[1]:
-        raise UsageError(f"{where}: {path} is missing, or not what the dataset was made with")
+    if not path.is_file():
+        raise UsageError(
+            f"no such file: {path}", code="BK-DATA-FORMAT", at=where, hint="download the dataset again"
+        )
+    if path.stat().st_size > MAX_FILES_BYTES or sha256_file(path) != match[1]:
+        raise UsageError(
+            f"{path} is damaged: its hash differs from its name",
+            code="BK-DATA-FORMAT",
+            at=where,
+            hint="download the dataset again",
+        )
 
 
 def is_archive(files: str) -> bool:
@@ -175,8 +200,8 @@ def is_archive(files: str) -> bool:
 
 def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str = "") -> str:
     """Return the README.md of a dataset: facts and usage. Equal tasks give equal text."""
-    tasks = [task for found in splits.values() for task in found]
-    size = next((label for most, label in _SIZES if len(tasks) < most), "n>1M")
+    all_tasks = [task for tasks in splits.values() for task in tasks]
+    size = next((label for limit, label in _SIZES if len(all_tasks) < limit), "n>1M")
     head = [
         "---",
         "configs:",
@@ -190,7 +215,7 @@ def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str 
         "- reinforcement-learning",
         "---",
     ]
-    counts = ", ".join(f"{len(found)} {split}" for split, found in splits.items())
+    counts = ", ".join(f"{len(tasks)} {split}" for split, tasks in splits.items())
     lines = [
         f"# {name}",
         "",
@@ -199,15 +224,15 @@ def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str 
         "| | |",
         "|---|---|",
         f"| tasks | {counts} |",
-        f"| environments | {_listed(_environments(tasks))} |",
-        f"| prepared by | {_listed(call.name for task in tasks for call in task.setup_tool)} |",
-        f"| graded by | {_listed(name for task in tasks for name in _graded_by(task))} |",
-        f"| variables | {_listed(find_server_variables(tasks))} |",
+        f"| environments | {_format_names(_list_servers(all_tasks))} |",
+        f"| prepared by | {_format_names(call.name for task in all_tasks for call in task.setup_tool)} |",
+        f"| graded by | {_format_names(name for task in all_tasks for name in _list_graders(task))} |",
+        f"| variables | {_format_names(find_server_variables(all_tasks))} |",
         f"| files | {files or 'none'} |",
-        f"| longest prompt | {max(len(task.prompt) for task in tasks)} characters |",
+        f"| longest prompt | {max(len(task.prompt) for task in all_tasks)} characters |",
         "",
-        f"The columns {', '.join(f'`{column}`' for column in NESTED)} hold JSON texts; null",
-        "stands for none. Variables are looked up where a task is played; their values are not in here.",
+        f"The columns {', '.join(f'`{column}`' for column in NESTED)} hold JSON texts, or null.",
+        "Variables are resolved on the machine that runs a task; the dataset does not contain their values.",
         "",
     ]
     return "\n".join([*head, *lines])
@@ -224,42 +249,50 @@ def _images(server: HttpServer) -> list[str]:
     return [value for name, value in server.headers.items() if name.lower() == "mcp-image"]
 
 
-def _graded_by(task: McpTask) -> list[str]:
+def _list_graders(task: McpTask) -> list[str]:
     return [call.name for call in task.evaluate_tool] + [f"grade.{grader.name}" for grader in task.graders]
 
 
-def _environments(tasks: Sequence[McpTask]) -> list[str]:
-    found = []
+def _list_servers(tasks: Sequence[McpTask]) -> list[str]:
+    names = []
     for task in tasks:
         for server in task.mcp_config.values():
             if isinstance(server, HttpServer):
-                found += _images(server) or [server.url]
+                names += _images(server) or [server.url]
             else:
-                found.append(server.command)
-    return found
+                names.append(server.command)
+    return names
 
 
-def _listed(names: Any) -> str:
+def _format_names(names: Iterable[str]) -> str:
     """Return the ten most frequent names as a cell of a Markdown table."""
     counted = sorted(Counter(names).items(), key=lambda item: (-item[1], item[0]))
     shown = [f"`{name}`".replace("|", "\\|").replace("\n", " ") for name, _ in counted[:10]]
     return ", ".join(shown) + (f" and {len(counted) - 10} more" if len(counted) > 10 else "") or "none"
 
 
-def _rows(file: Path) -> list[dict[str, Any]]:
+def _read_parquet(file: Path) -> list[dict[str, Any]]:
     _, parquet = _pyarrow()
     try:
         rows: list[dict[str, Any]] = parquet.ParquetFile(file).read().to_pylist()
     except FileNotFoundError:
-        raise UsageError(f"there is no file {file} (this is {Path.cwd()}).") from None
+        raise UsageError(
+            f"no such file: {file}",
+            code="BK-DATA-NOT-FOUND",
+            hint=f"check the path (current directory: {Path.cwd()})",
+        ) from None
     except Exception as error:  # for any error of the library, the file is at fault
         reason = " ".join(str(error).split())[:200]
-        raise UsageError(f"{file} cannot be read as parquet: {reason}") from None
+        raise UsageError(
+            f"{file} is not a valid parquet file: {reason}",
+            code="BK-DATA-FORMAT",
+            hint="write the dataset again with `buckeye hf`",
+        ) from None
     return [{key: value for key, value in row.items() if value is not None} for row in rows]
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    need("pyarrow", "A dataset in parquet")
+    need("pyarrow", "a parquet dataset")
     import pyarrow
     import pyarrow.parquet
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.columns import counted
 from buckeye.errors import UsageError
 from buckeye.mcp.tasks.lock_file import EnvironmentLock
 from buckeye.mcp.tasks.task_files import TaskRow, parse_tasks, read_task_rows
@@ -21,7 +22,7 @@ GRADE, FILES = "grade", "files"
 NESTED = COLUMNS[2:]
 """Columns with JSON texts, like `grade`. A missing value is null."""
 TRAIN, TEST = "train", "test"
-_HELD_OUT = ("eval", "test")
+_EVAL_SPLITS = ("eval", "test")
 _GATEWAY = "http://localhost:8765/mcp"
 _SECRET = re.compile(
     r"(authorization|cookie|token|secret|password|passwd|credential|api[_-]?key|_key$|^key$)", re.I
@@ -46,14 +47,17 @@ def read_with_lock(path: Path, lock: EnvironmentLock | None) -> tuple[list[McpTa
     rows, inferred = [], 0
     for row in read_task_rows(path):
         if lock is not None and isinstance(row.value, dict) and row.value.get("mcp_config") is None:
-            row = TaskRow({**row.value, "mcp_config": gateway_config(lock)}, row.lines, row.unreadable)
+            row = TaskRow({**row.value, "mcp_config": gateway_config(lock)}, row.lines, row.error)
             inferred += 1
         rows.append(row)
     tasks = [resolve_files(task, path) for task in parse_tasks(rows, str(path), path.absolute().parent)]
-    keys = [key for task in tasks for key in _written_keys(task)]
+    keys = [key for task in tasks for key in _find_plaintext_keys(task)]
     if keys:
-        hint = "Write a variable instead, as $NAME: it is looked up when the task is played."
-        raise UsageError("\n".join([f"{path} has keys written out. {hint}", *(f"  {key}" for key in keys)]))
+        raise UsageError(
+            "\n".join([f"{path} contains keys as plain text", *(f"  {key}" for key in keys)]),
+            code="BK-ENV-TASKS",
+            hint="write a variable instead, as $NAME; it is resolved when a rollout starts",
+        )
     return tasks, inferred
 
 
@@ -62,11 +66,17 @@ def check_portable(tasks: Iterable[McpTask], path: Path) -> None:
     for task in tasks:
         if any(grader.python is not None for grader in task.graders):
             raise UsageError(
-                f"{path}: task {task.id} has a grader in Python, which a dataset cannot hold: write that "
-                "into the configuration, and what differs by task into its metadata"
+                f"{path}: task {task.id} has a Python grader, which a dataset cannot contain",
+                code="BK-GRADER",
+                hint="move the grader to the configuration, and values that differ by task to the metadata",
             )
         if task.files is not None and not Path(task.files).exists():
-            raise UsageError(f"{path}: task {task.id}: files: there is no file or folder {task.files}")
+            raise UsageError(
+                f"no such file or folder: {task.files}",
+                code="BK-FILE-NOT-FOUND",
+                at=f"{path}: task {task.id} (files)",
+                hint="correct `files` of the task",
+            )
 
 
 def as_row(task: McpTask) -> dict[str, str | None]:
@@ -90,19 +100,25 @@ def split_tasks(tasks: Sequence[McpTask], fraction: float | None) -> dict[str, l
     move others. Without it, the metadata decides. Raises UsageError if both are given, and if no training
     task is left.
     """
-    named = [task.id for task in tasks if task.metadata.get("split") in _HELD_OUT]
-    if fraction is not None and named:
+    eval_ids = {task.id: None for task in tasks if task.metadata.get("split") in _EVAL_SPLITS}
+    if fraction is not None and eval_ids:
         raise UsageError(
-            f"--split is given, and the metadata of {named[0]!r} has a split too ({len(named)} tasks do). "
-            "Leave out one of them."
+            f"--split is set, but the metadata of {counted(len(eval_ids), 'task')} has a split too, as of "
+            f"{next(iter(eval_ids))!r}",
+            code="BK-CLI-CONFLICT",
+            hint="remove --split, or `split` from the metadata",
         )
     splits: dict[str, list[McpTask]] = {TRAIN: [], TEST: []}
     for task in tasks:
-        held_out = task.id in named if fraction is None else _share(task.id) < fraction
+        held_out = task.id in eval_ids if fraction is None else _share(task.id) < fraction
         splits[TEST if held_out else TRAIN].append(task)
     if not splits[TRAIN]:
-        raise UsageError(f"all {len(tasks)} tasks would be in the split test, and none could be trained on.")
-    return {name: found for name, found in splits.items() if found}
+        raise UsageError(
+            f"no training tasks: {counted(len(tasks), 'task')} in the split test",
+            code="BK-ENV-TASKS",
+            hint="add tasks, or reduce --split",
+        )
+    return {name: part for name, part in splits.items() if part}
 
 
 def is_plaintext_key(name: str, value: str) -> bool:
@@ -115,10 +131,10 @@ def _share(name: str) -> float:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
 
 
-def _written_keys(task: McpTask) -> Iterator[str]:
+def _find_plaintext_keys(task: McpTask) -> Iterator[str]:
     for name, server in task.mcp_config.items():
-        place = "headers" if isinstance(server, HttpServer) else "env"
+        field = "headers" if isinstance(server, HttpServer) else "env"
         values: Mapping[str, str] = server.headers if isinstance(server, HttpServer) else server.env
         for key, value in values.items():
             if is_plaintext_key(key, value):
-                yield f"task {task.id}: mcp_config.{name}.{place}.{key}"
+                yield f"task {task.id}: mcp_config.{name}.{field}.{key}"

@@ -22,8 +22,6 @@ from buckeye.errors import ConfigError
 
 LOCK_FILE = "buckeye.lock.yaml"
 VERSION = 1
-
-
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
@@ -81,7 +79,9 @@ class EnvironmentLock(BaseConfig):
     @model_validator(mode="after")
     def _check_texts(self) -> Self:
         if parse_image(self.image) is None:
-            raise conflict(f"is {self.image!r}; expected an image, as my-org/my-env:latest", "image")
+            raise conflict(
+                f"is {self.image!r}; expected an image reference, as my-org/my-env:latest", "image"
+            )
         for field in ("built_at", "pushed_at"):
             _check_time(field, getattr(self, field))
         return self
@@ -89,9 +89,9 @@ class EnvironmentLock(BaseConfig):
     @property
     def image_name(self) -> ImageName:
         """Parsed image reference, with the digest from either field."""
-        found = parse_image(self.image)
-        assert found is not None
-        return replace(found, digest=found.digest or self.digest)
+        name = parse_image(self.image)
+        assert name is not None
+        return replace(name, digest=name.digest or self.digest)
 
     def has_unpushed(self, image: str) -> bool:
         """Return True if this image was built here and not pushed since."""
@@ -113,10 +113,14 @@ def read_lock(path: Path) -> EnvironmentLock:
     settings = read_yaml(path)
     version = settings.values.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
-        raise ConfigError(f"{path} has version {version}, of a newer Buckeye. Update Buckeye to read it.")
+        raise ConfigError(
+            f"{path} has version {version}, which a newer Buckeye wrote; this one reads up to {VERSION}",
+            code="BK-PACKAGE-VERSION",
+            hint="update Buckeye",
+        )
     lock, problems = validate(EnvironmentLock, settings)
     if lock is None or problems:
-        raise config_error(_in_file(problem, path) for problem in problems)
+        raise config_error(_locate(problem, path) for problem in problems)
     return lock
 
 
@@ -149,15 +153,15 @@ def update_lock(path: Path, changes: Mapping[str, Any]) -> None:
         if value is None:
             document.pop(key, None)
         else:
-            _put(document, key, value)
+            _set_key(document, key, value)
     written = io.StringIO()
     yaml.dump(document, written)
-    EnvironmentLock.model_validate({**_plain(document)})
+    EnvironmentLock.model_validate(_plain(document))
     write_file(path.resolve(), written.getvalue())
 
 
-def _in_file(problem: Problem, path: Path) -> Problem:
-    message = "required." if problem.message.startswith("required") else problem.message
+def _locate(problem: Problem, path: Path) -> Problem:
+    message = "required" if problem.message.startswith("required") else problem.message
     return replace(problem, message=message, location=problem.location or Location(str(path), Layer.FILE))
 
 
@@ -167,11 +171,11 @@ def dataset_reference(name: str, task_count: int, now: datetime | None = None) -
     return PrimaryDataset(name=name, task_count=task_count, updated_at=at).model_dump()
 
 
-def _put(table: Any, key: str, value: Any) -> None:
+def _set_key(table: Any, key: str, value: Any) -> None:
     """Set a key of a YAML table. An existing inner table is changed key by key, to keep its comments."""
     if isinstance(value, Mapping) and isinstance(table.get(key), Mapping):
         for inner, item in value.items():
-            _put(table[key], inner, item)
+            _set_key(table[key], inner, item)
     else:
         table[key] = value
 

@@ -30,12 +30,12 @@ _CALLS = ("setup_tool", "evaluate_tool")
 class TaskRow:
     """One task as read from a file. `lines` has the line of each of its parts.
 
-    `unreadable` is the reason why `value` is missing.
+    `error` is the reason if `value` cannot be read.
     """
 
     value: Any
     lines: Mapping[KeyPath, int] = field(default_factory=dict)
-    unreadable: str | None = None
+    error: UsageError | None = None
 
     @property
     def name(self) -> str | None:
@@ -71,65 +71,68 @@ def parse_tasks(rows: Iterable[TaskRow], where: str, folder: Path | None = None)
     """
     tasks: list[McpTask] = []
     numbers: dict[str, int] = {}
-    texts: list[str] = []
+    errors: list[UsageError] = []
     number = 0
     for number, row in enumerate(rows, 1):
-        if row.unreadable is not None:
-            texts.append(row.unreadable)
+        if row.error is not None:
+            errors.append(row.error)
             continue
-        task, problems = _task(row.value, number, folder)
+        task, problems = _parse_task(row.value, number, folder)
         name = task.id if task is not None else row.name
         if name and (first := numbers.setdefault(name, number)) != number:
-            problems.append(Problem(path=("id",), message=f"{name!r} is the id of task {first} too"))
-        texts += [_shown(problem, number, row, where) for problem in problems]
+            problems.append(Problem(path=("id",), message=f"task {first} has the id {name!r} too"))
+        errors += [_problem_error(problem, number, row, where) for problem in problems]
         tasks += [task] if task is not None else []
     if number == 0:
-        raise UsageError(f"{where} has no tasks.")
-    if len(texts) > 1:
-        raise UsageError("\n".join([f"{len(texts)} problems in {where}", *(f"  {text}" for text in texts)]))
-    if texts:
-        raise UsageError(texts[0])
+        raise UsageError(f"{where} has no tasks", code="BK-ENV-TASKS", hint="add a task")
+    if len(errors) > 1:
+        lines = [f"{len(errors)} problems in {where}", *(f"  {error}" for error in errors)]
+        raise UsageError("\n".join(lines), code="BK-ENV-TASKS")
+    if errors:
+        raise errors[0]
     return tasks
 
 
-def _shown(problem: Problem, number: int, row: TaskRow, where: str) -> str:
+def _problem_error(problem: Problem, number: int, row: TaskRow, where: str) -> UsageError:
     lines = (row.lines.get(problem.path[:n]) for n in range(len(problem.path), -1, -1))
     line = next((line for line in lines if line is not None), None)
-    place = f"{where}:{line}" if line is not None else where
     task = f"task {number}" + (f" ({row.name})" if row.name else "")
-    message = problem.message if problem.message[-1] in ".?" else f"{problem.message}."
-    return ": ".join(part for part in (place, task, dotted(problem.path), message) if part)
+    message = ": ".join(part for part in (task, dotted(problem.path), problem.message) if part)
+    at = f"{where}:{line}" if line is not None else where
+    return UsageError(message, code="BK-ENV-TASKS", at=at, hint=problem.hint)
 
 
-def _task(value: Any, number: int, folder: Path | None) -> tuple[McpTask | None, list[Problem]]:
+def _parse_task(value: Any, number: int, folder: Path | None) -> tuple[McpTask | None, list[Problem]]:
     if not isinstance(value, Mapping):
-        said = f"is {format_value(value)}; expected an object with prompt, mcp_config, ..."
-        return None, [Problem(message=said)]
-    values, problems = _decoded(value)
+        message = f"is {format_value(value)}; expected an object with prompt, mcp_config, ..."
+        return None, [Problem(message=message)]
+    values, problems = _decode_columns(value)
     values.setdefault("id", f"task-{number:04d}")
-    problems += _graded(values, folder)
+    problems += _resolve_graders(values, folder)
     try:
         task = McpTask.model_validate(values)
     except ValidationError as error:
-        found = [problem for problem in collect_problems(McpTask, values, error) if problem.path]
-        told = {problem.path[:1] for problem in problems}
-        return None, problems + [problem for problem in found if problem.path[:1] not in told]
+        more = [problem for problem in collect_problems(McpTask, values, error) if problem.path]
+        known = {problem.path[:1] for problem in problems}
+        return None, problems + [problem for problem in more if problem.path[:1] not in known]
     return (None if problems else task), problems
 
 
-def _graded(values: dict[str, Any], folder: Path | None) -> list[Problem]:
+def _resolve_graders(values: dict[str, Any], folder: Path | None) -> list[Problem]:
     """Return the problems of the graders. Without problems, function paths in `values` become absolute."""
-    graders, wrong = read_graders(values.get("grade"), folder)
-    if graders and not wrong:
+    graders, problems = read_graders(values.get("grade"), folder)
+    if graders and not problems:
         values["grade"] = dump_graders(graders)
-    problems = [replace(one, path=("grade", *one.path)) for one in wrong]
+    problems = [replace(problem, path=("grade", *problem.path)) for problem in problems]
     if folder is None and any(grader.python is not None for grader in graders):
-        said = "a dataset holds no functions; name it in the configuration"
-        problems.append(Problem(path=("grade",), message=said))
+        message = "a dataset cannot contain Python functions"
+        problems.append(
+            Problem(path=("grade",), message=message, hint="move the grader to the configuration")
+        )
     return problems
 
 
-def _decoded(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+def _decode_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
     """Return the row with its JSON texts decoded. An empty object as a call means no call."""
     values, problems = dict(row), []
     for column in _JSON_COLUMNS:
@@ -139,43 +142,49 @@ def _decoded(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
             values[column] = load_json(values[column])
         except (ValueError, RecursionError) as error:
             reason = "nested too deeply" if isinstance(error, RecursionError) else error
-            call = '; a call is {"name": ..., "arguments": {...}}' if column in _CALLS else ""
-            problems.append(Problem(path=(column,), message=f"its text is not valid JSON: {reason}{call}"))
+            hint = 'write a call as {"name": ..., "arguments": {...}}' if column in _CALLS else None
+            problems.append(Problem(path=(column,), message=f"not valid JSON: {reason}", hint=hint))
         if column in _CALLS and values[column] == {}:
             values[column] = []
     return values, problems
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
-        raise UsageError(f"there is no file {path} (this is {Path.cwd()}).") from None
+        raise UsageError(
+            f"no such file: {path}",
+            code="BK-FILE-NOT-FOUND",
+            hint=f"check the path (current directory: {Path.cwd()})",
+        ) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise UsageError(f"{path}:{line}: not UTF-8. Save the file as UTF-8.") from None
+        raise UsageError(
+            "not UTF-8", code="BK-FILE-FORMAT", at=f"{path}:{line}", hint="save the file as UTF-8"
+        ) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"{path} cannot be read: {reason}.") from None
+        raise UsageError(f"cannot read {path}: {reason}", code="BK-FILE-UNREADABLE") from None
 
 
 def read_task_rows(path: Path) -> list[TaskRow]:
     """Return the unchecked rows of a JSON or JSON Lines file. Raises UsageError."""
-    text = _text(path)
-    if path.suffix in (".jsonl", ".ndjson") or _is_lines(text):
-        return list(_line_rows(path, text))
-    value = _parsed(path, text, 1)
+    text = _read_text(path)
+    if path.suffix in (".jsonl", ".ndjson") or _is_json_lines(text):
+        return list(_read_line_rows(path, text))
+    value = _parse_json(path, text, 1)
     lines = json_line_numbers(text)
     if not isinstance(value, list):
         return [TaskRow(value, lines)]
-    of_task: list[dict[KeyPath, int]] = [{} for _ in value]
-    for place, line in lines.items():
-        if place:
-            of_task[int(place[0])][place[1:]] = line
-    return [TaskRow(item, its_lines) for item, its_lines in zip(value, of_task, strict=True)]
+    task_lines: list[dict[KeyPath, int]] = [{} for _ in value]
+    for key_path, line in lines.items():
+        if key_path:
+            task_lines[int(key_path[0])][key_path[1:]] = line
+    return [TaskRow(item, item_lines) for item, item_lines in zip(value, task_lines, strict=True)]
 
 
-def _is_lines(text: str) -> bool:
+def _is_json_lines(text: str) -> bool:
     """Return True if the first non-empty line is a complete JSON object and another line follows."""
     lines = [line for line in text.split("\n") if line.strip()]
     try:
@@ -184,25 +193,26 @@ def _is_lines(text: str) -> bool:
         return False
 
 
-def _line_rows(path: Path, text: str) -> Iterator[TaskRow]:
+def _read_line_rows(path: Path, text: str) -> Iterator[TaskRow]:
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
-            value = _parsed(path, line, number)
+            value = _parse_json(path, line, number)
         except UsageError as error:
-            yield TaskRow(None, unreadable=str(error))
+            yield TaskRow(None, error=error)
         else:
             yield TaskRow(value, {(): number})
 
 
-def _parsed(path: Path, text: str, first_line: int) -> Any:
+def _parse_json(path: Path, text: str, first_line: int) -> Any:
+    at = f"{path}:{first_line}"
     try:
         return load_json(text)
     except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise UsageError(f"{path}:{line}:{error.colno}: not valid JSON: {error.msg}.") from None
+        at = f"{path}:{first_line + error.lineno - 1}:{error.colno}"
+        raise UsageError(f"not valid JSON: {error.msg}", code="BK-FILE-FORMAT", at=at) from None
     except RecursionError:
-        raise UsageError(f"{path}:{first_line}: its lists or objects are nested too deeply.") from None
+        raise UsageError("lists or objects are nested too deeply", code="BK-FILE-FORMAT", at=at) from None
     except ValueError as error:
-        raise UsageError(f"{path}:{first_line}: {error}.") from None
+        raise UsageError(str(error), code="BK-FILE-FORMAT", at=at) from None

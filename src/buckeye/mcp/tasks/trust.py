@@ -30,11 +30,13 @@ from buckeye.mcp.tasks.variables import find_server_variables
 TRUSTED_VARIABLE = "BUCKEYE_TRUSTED"
 """Comma-separated hashes that are trusted too, so that permissions given at home hold on a rented machine."""
 
-_NAME_OF_A_KEY = re.compile("auth|key|token|secret|passw|cookie", re.I)
+_KEY_NAME = re.compile("auth|key|token|secret|passw|cookie", re.I)
 
 
 class UntrustedError(UsageError):
     """Tasks of a hub that the user has not allowed yet."""
+
+    code = "BK-ENV-UNTRUSTED"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +56,8 @@ class TaskResources:
 
     def lines(self) -> list[str]:
         """Return one line for each kind of resource in use."""
-        found = {name: [printable(one) for one in said] for name, said in self.by_kind().items() if said}
-        return [f"{name}: {', '.join(said)}" for name, said in found.items()]
+        kinds = {kind: ", ".join(map(printable, values)) for kind, values in self.by_kind().items() if values}
+        return [f"{kind}: {values}" for kind, values in kinds.items()]
 
     def by_kind(self) -> dict[str, tuple[str, ...]]:
         """Return the resources by kind."""
@@ -69,57 +71,57 @@ def collect_task_resources(tasks: Sequence[McpTask]) -> TaskResources:
     servers = [server for task in tasks for server in task.mcp_config.values()]
     http = [server for server in servers if isinstance(server, HttpServer)]
     stdio = [server for server in servers if not isinstance(server, HttpServer)]
-    written = _once(json.dumps(_as_written(server), sort_keys=True) for server in servers)
+    configs = _unique(json.dumps(_dump_server(server), sort_keys=True) for server in servers)
     graders = [grader for task in tasks for grader in task.graders]
-    commands = _once(shlex.join(one.state.command) for one in graders if one.state and one.state.command)
+    states = [grader.state for grader in graders if grader.state is not None]
+    commands = _unique(shlex.join(state.command) for state in states if state.command)
     archives = {Path(task.files) for task in tasks if task.files is not None and is_archive(task.files)}
     return TaskResources(
-        programs=_once((*map(_program, stdio), *commands)),
-        images=_once(find_images(tasks)),
-        addresses=_once(map(_address, http)),
-        variables=_once(find_server_variables(tasks)),
-        files=_once(f"{path.name[:12]} ({human_bytes(path.stat().st_size)})" for path in archives),
+        programs=_unique((*map(_format_program, stdio), *commands)),
+        images=_unique(find_images(tasks)),
+        addresses=_unique(map(_format_address, http)),
+        variables=_unique(find_server_variables(tasks)),
+        files=_unique(f"{path.name[:12]} ({human_bytes(path.stat().st_size)})" for path in archives),
         digest=hashlib.sha256(
-            json.dumps((*written, *commands, *sorted(path.name for path in archives))).encode()
+            json.dumps((*configs, *commands, *sorted(path.name for path in archives))).encode()
         ).hexdigest(),
     )
 
 
-def _as_written(server: StdioServer | HttpServer) -> dict[str, object]:
+def _dump_server(server: StdioServer | HttpServer) -> dict[str, object]:
     """Return a server as a dictionary. `cwd` is left out if unset, so that older permissions stay valid."""
     return server.model_dump(exclude={"cwd"} if getattr(server, "cwd", None) is None else None)
 
 
-def _program(server: StdioServer) -> str:
-    variables = [f"{name}={_shown(name, value)}" for name, value in sorted(server.env.items())]
+def _format_program(server: StdioServer) -> str:
+    variables = [f"{name}={_mask_key(name, value)}" for name, value in sorted(server.env.items())]
     return shlex.join([*variables, server.command, *server.args])
 
 
-def _address(server: HttpServer) -> str:
-    headers = [f"{name}: {_shown(name, value)}" for name, value in sorted(server.headers.items())]
+def _format_address(server: HttpServer) -> str:
+    headers = [f"{name}: {_mask_key(name, value)}" for name, value in sorted(server.headers.items())]
     return f"{server.url} ({', '.join(headers)})" if headers else server.url
 
 
-def _shown(name: str, value: str) -> str:
+def _mask_key(name: str, value: str) -> str:
     """Return a header or variable value for display, masked if it is a written-out key."""
-    return masked(value) if _NAME_OF_A_KEY.search(name) and "$" not in value else value
+    return masked(value) if _KEY_NAME.search(name) and "$" not in value else value
 
 
 def read_taskset(name: str, *, check_trust: bool = True) -> tuple[list[McpTask], list[McpTask]]:
     """Return the training tasks and the held-out tasks of a taskset.
 
-    Raises UsageError if the taskset is not found. With `check_trust`, raises UntrustedError for tasks of a hub
-    that the user has not allowed.
+    Raises UsageError if the taskset is not found, and with `check_trust` UntrustedError for hub tasks that
+    the user has not allowed.
     """
     tasks, held_out = read_splits(find_taskset(name))
     if check_trust and is_third_party(name):
         uses = collect_task_resources([*tasks, *held_out])
         if uses.digest not in trusted_digests():
-            listed = "\n".join(f"  {line}" for line in uses.lines())
+            lines = [f"the tasks of {name} are from a third party and not allowed yet; they use:"]
             raise UntrustedError(
-                f"the tasks of {name} are somebody else's, and were not allowed to use what they name:\n"
-                f"{listed}\n"
-                f"Look at it, and allow it once: buckeye env trust {shlex.quote(name)}"
+                "\n".join([*lines, *(f"  {line}" for line in uses.lines())]),
+                hint=f"check the list, then allow it: buckeye env trust {shlex.quote(name)}",
             )
     return tasks, held_out
 
@@ -136,28 +138,28 @@ def is_third_party(name: str) -> bool:
 
 def trusted_digests() -> set[str]:
     """Return the hashes that the user has allowed."""
-    given = {one for one in os.environ.get(TRUSTED_VARIABLE, "").split(",") if one}
+    digests = set(filter(None, os.environ.get(TRUSTED_VARIABLE, "").split(",")))
     with suppress(OSError, ValueError, AttributeError):
-        given |= set(read_json(_file()).keys())
-    return given
+        digests |= set(read_json(_trust_file()).keys())
+    return digests
 
 
 def save_permission(name: str, uses: TaskResources) -> Path:
     """Record that the user allows the resources of a dataset, and return the file of the record."""
-    known = {}
+    path, permissions = _trust_file(), {}
     with suppress(OSError, ValueError):
-        known = read_json(_file())
-    known = {**known, uses.digest: {"name": name, **uses.by_kind()}}
-    write_file(_file(), json.dumps(known, indent=1), mode=0o600)
-    return _file()
+        permissions = read_json(path)
+    permissions = {**permissions, uses.digest: {"name": name, **uses.by_kind()}}
+    write_file(path, json.dumps(permissions, indent=1), mode=0o600)
+    return path
 
 
-def _file() -> Path:
+def _trust_file() -> Path:
     return home_folder() / "trusted.json"
 
 
-def _once(found: Iterable[str]) -> tuple[str, ...]:
-    return tuple(sorted(set(found)))
+def _unique(texts: Iterable[str]) -> tuple[str, ...]:
+    return tuple(sorted(set(texts)))
 
 
 def ask_for_trust(dataset: str, *, yes: bool) -> None:
@@ -173,14 +175,16 @@ def ask_for_trust(dataset: str, *, yes: bool) -> None:
     uses = collect_task_resources([*tasks, *held_out])
     if uses.digest in trusted_digests():
         return
-    print(f"The tasks of {dataset} are somebody else's. They use:", file=sys.stderr)
+    print(f"The tasks of {dataset} are from a third party. They use:", file=sys.stderr)
     for line in uses.lines():
         print(f"  {line}", file=sys.stderr)
     if not yes:
         if not can_prompt(yes=False, as_json=False):
             raise UsageError(
-                f"nobody can be asked whether that is allowed. Say so: buckeye env trust {dataset} --yes"
+                f"cannot ask for permission to use {dataset}: not a terminal",
+                code="BK-CLI-CONFIRM",
+                hint=f"allow it with: buckeye env trust {shlex.quote(dataset)} --yes",
             )
-        if prompt_for_text("Allow it, here and for all runs? Type yes").lower() != "yes":
-            raise UsageError(f"{dataset} was not allowed; nothing was started.")
-    print(f"Allowed, and noted in {save_permission(dataset, uses)}", file=sys.stderr)
+        if prompt_for_text("Allow them for all runs on this machine? Type yes").lower() != "yes":
+            raise UsageError(f"{dataset} was not allowed; nothing was started", code="BK-ENV-UNTRUSTED")
+    print(f"Allowed and saved in {save_permission(dataset, uses)}", file=sys.stderr)

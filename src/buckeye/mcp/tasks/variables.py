@@ -26,12 +26,13 @@ def resolve_variables(value: Any, variables: Mapping[str, str]) -> Any:
     A name that is not set is also looked up in capitals: `$buckeye_API_KEY` finds BUCKEYE_API_KEY. A dollar
     sign that begins no variable stays unchanged. Raises UsageError that names every unset variable.
     """
-    missing = list(dict.fromkeys(_missing(value, variables)))
+    missing = list(dict.fromkeys(_find_unset(value, variables)))
     if missing:
         names = ", ".join(f"{name} (in {where})" if where else name for name, where in missing)
         raise UsageError(
-            f"not set: {names}. Set it in the environment or in the file .env, "
-            "or give a default as ${NAME:-default}; $$ is a dollar sign."
+            f"variables are not set: {names}",
+            code="BK-KEY-MISSING",
+            hint="set them in the environment or in .env, or write ${NAME:-default}; $$ is a dollar sign",
         )
     return map_strings(value, lambda text: _VARIABLE.sub(lambda match: _replacement(match, variables), text))
 
@@ -45,7 +46,7 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return [map_strings(item, change) for item in value] if isinstance(value, list) else value
 
 
-def _missing(value: Any, variables: Mapping[str, str], where: str = "") -> Iterator[tuple[str, str]]:
+def _find_unset(value: Any, variables: Mapping[str, str], where: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         for match in _VARIABLE.finditer(value):
             name, default = _parts(match)
@@ -54,15 +55,15 @@ def _missing(value: Any, variables: Mapping[str, str], where: str = "") -> Itera
     elif isinstance(value, Mapping | list):
         items = value.items() if isinstance(value, Mapping) else enumerate(value)
         for key, item in items:
-            yield from _missing(item, variables, f"{where}.{key}" if where else str(key))
+            yield from _find_unset(item, variables, f"{where}.{key}" if where else str(key))
 
 
 def _replacement(match: re.Match[str], variables: Mapping[str, str]) -> str:
     name, default = _parts(match)
     if name is None:
         return "$"
-    found = _look_up(name, variables)
-    return found if found is not None else str(default)
+    value = _look_up(name, variables)
+    return value if value is not None else str(default)
 
 
 def _parts(match: re.Match[str]) -> tuple[str | None, str | None]:
@@ -74,7 +75,9 @@ def _parts(match: re.Match[str]) -> tuple[str | None, str | None]:
     inner = _BRACED.fullmatch(match["braced"]) if match["braced"] is not None else None
     if inner is None:
         raise UsageError(
-            f"{match[0]!r} is no variable. Write ${{NAME}} or ${{NAME:-default}}, and $$ for a dollar sign."
+            f"{match[0]!r} is not a variable",
+            code="BK-ENV-TASKS",
+            hint="write ${NAME} or ${NAME:-default}, and $$ for a dollar sign",
         )
     return inner["name"], inner["default"]
 
@@ -85,17 +88,17 @@ def _look_up(name: str, variables: Mapping[str, str]) -> str | None:
 
 def find_variable_values(value: Any, variables: Mapping[str, str]) -> list[str]:
     """Return the values of all set variables in `value`. They are secret and must not be logged."""
-    found = (_look_up(name, variables) for name in find_variable_names(value))
-    return [text for text in found if text is not None]
+    values = (_look_up(name, variables) for name in find_variable_names(value))
+    return [text for text in values if text is not None]
 
 
 def find_variable_names(value: Any) -> list[str]:
     """Return the distinct names of the variables in all strings of `value`, as written."""
-    texts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    found = [name for item in texts for name in find_variable_names(item)]
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    names = [name for item in items for name in find_variable_names(item)]
     if isinstance(value, str):
-        found += [name for match in _VARIABLE.finditer(value) if (name := _parts(match)[0]) is not None]
-    return list(dict.fromkeys(found))
+        names += [name for match in _VARIABLE.finditer(value) if (name := _parts(match)[0]) is not None]
+    return list(dict.fromkeys(names))
 
 
 def find_server_variables(tasks: Iterable[McpTask]) -> list[str]:
