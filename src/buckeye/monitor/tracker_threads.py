@@ -47,8 +47,10 @@ def check_trackers(settings: Iterable[Settings], *, is_local_run: bool = True) -
             need(kind.folder, f"Logging to {kind.title}")
         if isinstance(one, WandbConfig) and wandb_mode(one) == "online" and not has_wandb_key():
             raise UsageError(
-                "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "
-                "--wandb.offline"
+                "no key for Weights & Biases",
+                code="BK-KEY-MISSING",
+                at="wandb",
+                hint="run `buckeye auth set WANDB_API_KEY`, or add --wandb.offline",
             )
 
 
