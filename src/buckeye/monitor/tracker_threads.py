@@ -126,7 +126,7 @@ class _Follower:
             self._follow()
         except Exception as error:  # any error of the library: tracking must not end the run
             why = f"{self._tracker.title}: {error_summary(error)}"
-            log.warning("%s. The run goes on without; all numbers are in %s", why, self._metrics)
+            log.warning("%s. The run continues without it; all metrics are in %s", why, self._metrics)
 
     def _follow(self) -> None:
         self._tracker.begin()

@@ -69,7 +69,7 @@ class HubRepository:
     def visibility(self) -> str:
         """Visibility of the upload, as text."""
         if self._there:
-            return "which exists, and stays as private or public as it is"
+            return "which exists; its visibility stays unchanged"
         return "a new private repository" if self._private else "a new public one; --private changes that"
 
     def upload(self, directory: Path) -> str:

@@ -147,8 +147,8 @@ def _stop_elsewhere(
         if waited > patience or (timeout is None and silent > STALE_SECONDS):
             withdraw_stop(output_dir)
             raise RunError(
-                f"{output_dir} did not end within {human_duration(waited)}, and {record.host} has not reported "
-                f"for {human_duration(silent)}: it does not see this directory, or is down",
+                f"{output_dir} did not end within {human_duration(waited)}, and {record.host} has not "
+                f"reported for {human_duration(silent)}: it does not see this directory, or is down",
                 code="BK-RUN-STALLED",
                 hint=_if_it_ended(record),
             )
@@ -164,10 +164,7 @@ def _stop_elsewhere(
 
 def _if_it_ended(record: RunRecord) -> str:
     words = shlex.join(["rl", *make_resume_args(record.arguments)])
-    return (
-        "If it ended without a word, or that machine is gone, go on here, in "
-        f"{record.working_directory}: {words}"
-    )
+    return f"if it ended, or that machine is down, continue here, in {record.working_directory}: {words}"
 
 
 def _refuse_changed(
@@ -180,15 +177,17 @@ def _refuse_changed(
             changed = changed_settings(output_dir, config)
         if not changed:
             return
-        what = "The run would have other settings now (its files or defaults changed):"
+        what = "the settings of the run have changed (its files or the defaults):"
     except ConfigError as error:
-        changed, what = str(error).splitlines(), "The files that the run was started with cannot be used:"
+        changed, what = str(error).splitlines(), "the files that the run was started with are not valid:"
     recorded = ["rl", "@", str(output_dir / RECORDED_CONFIG), "--resume", "--output-dir", str(output_dir)]
     listed = "\n".join(f"  {line}" for line in changed)
     raise UsageError(
-        f"{what}\n{listed}\nIn {record.working_directory}, either\n"
-        f"  go on as it was:        {shlex.join([*recorded, *extra])}\n"
-        f"  or with what is there:  {shlex.join(['rl', *arguments])}"
+        f"{what}\n{listed}",
+        code="BK-RUN-MISMATCH",
+        hint=f"in {record.working_directory}, choose\n"
+        f"  the recorded settings:  {shlex.join([*recorded, *extra])}\n"
+        f"  the current files:      {shlex.join(['rl', *arguments])}",
     )
 
 

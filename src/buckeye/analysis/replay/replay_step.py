@@ -209,8 +209,8 @@ def require_kept(run: Path, step: int) -> TrainedBatch:
 def _stored_steps(kept: Path) -> str:
     steps = list(step_directories(kept))
     if not steps:
-        return "None is: see trainer.trained in the settings of the run."
-    return f"There are those of steps {steps[0]} to {steps[-1]}."
+        return "No batch is stored: see the setting trainer.trained."
+    return f"Stored batches: steps {steps[0]} to {steps[-1]}."
 
 
 def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> ReplayStart:
@@ -229,7 +229,7 @@ def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> Re
     raise UsageError(
         f"cannot replay step {step}: {run} has no earlier checkpoint from which all batches are stored",
         code="BK-RUN-NO-DATA",
-        hint=f"use `--until gradient`, which needs only weights/step_{step}. {_stored_steps(run / 'trained')}",
+        hint=f"use `--until gradient` (needs only weights/step_{step}). {_stored_steps(run / 'trained')}",
     )
 
 
