@@ -35,8 +35,10 @@ def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> C
     """Return the checkpoint of `run` for `step`: `best`, `last`, a number, or None.
 
     None selects the best checkpoint if it is known, else the newest. The best one has the highest mean reward
-    over all evaluated environments; in supervised fine-tuning, the lowest validation loss. Ties go to the later checkpoint. Raise `UsageError` for `best` without any evaluation, and
-    `CheckpointError` if the checkpoint does not exist.
+    over all evaluated environments; in supervised fine-tuning, the lowest validation loss. Ties go to the
+    later checkpoint.
+
+    Raise `UsageError` for `best` without any evaluation, and `CheckpointError` if the checkpoint is missing.
     """
     root = run / "checkpoints"
     if step == "last":
