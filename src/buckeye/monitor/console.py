@@ -41,7 +41,7 @@ class Console:
         os.close(silence)
         with suppress(OSError):
             self._stream.flush()  # discards the unwritten rest
-        log.warning("Nobody reads what is printed any more (%s): this goes on without", error.strerror)
+        log.warning("stdout is closed (%s): continuing without console output", error.strerror)
 
 
 def ignore_closed_output() -> None:

@@ -100,7 +100,7 @@ def explain_no_learning(steps: Sequence[StepMetrics], run: Path) -> str | None:
     found, lost = _hindrances(batch_steps, run), _has_fallen(batch_steps)
     if not found or (_has_improved(batch_steps) and not lost):
         return None
-    how = "what was learnt was lost" if lost else "nothing was learnt"
+    how = "the progress was lost" if lost else "nothing was learned"
     first = found[0]
     return f"{how} because {first.cause} (since step {first.since}); {first.advice}. See: {first.command}"
 
@@ -117,7 +117,7 @@ def explain_no_spread(
     if size <= 1.0:
         return Reason(
             name="no_siblings",
-            cause="a rollout without siblings has nothing to be compared with",
+            cause="a group of one rollout has nothing to compare it with",
             advice="raise orchestrator.rollouts_per_example",
         )
     if solved >= NEARLY_ALL:
@@ -129,15 +129,15 @@ def explain_no_spread(
     if alike > 0.5:
         return Reason(
             name="collapsed",
-            cause="the rollouts of a task are the same word for word, so the policy has collapsed",
-            advice="go back to a checkpoint from before with a lower trainer.optim.lr, or with "
+            cause="the rollouts of a task are identical, so the policy has collapsed",
+            advice="resume from an earlier checkpoint with a lower trainer.optim.lr, or with "
             "trainer.loss.entropy_coef",
         )
     if std <= _EQUAL and mean > 0.0:
         return Reason(
             name="constant_reward",
-            cause=f"every reply earns the same reward, {mean:.4f}, whatever it says",
-            advice="look how the environment scores",
+            cause=f"every reply gets the same reward, {mean:.4f}",
+            advice="check how the environment scores replies",
         )
     if truncated >= NEARLY_ALL:
         return _TRUNCATED
@@ -149,14 +149,14 @@ def explain_no_spread(
         )
     return Reason(
         name="no_spread",
-        cause="the rollouts of a task all earn the same",
-        advice="choose tasks that are solved now and then, or raise orchestrator.rollouts_per_example",
+        cause="all rollouts of a task get the same reward",
+        advice="use tasks that are sometimes solved, or raise orchestrator.rollouts_per_example",
     )
 
 
 _TRUNCATED = Reason(
     name="truncated",
-    cause="nearly every reply was cut off before its end",
+    cause="nearly every reply was cut off",
     advice=MORE_TOKENS,
 )
 
@@ -167,7 +167,7 @@ def _batch_steps(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
 
 _ENDLESS = Reason(
     name="endless",
-    cause="the policy, which ended its replies at first, ends hardly any now",
+    cause="the policy ended its replies at first, and now almost never does",
     advice="lower trainer.optim.lr",
 )
 
@@ -195,8 +195,8 @@ def _no_spread(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
     if (reason.name == "all_solved" and len(steps) < len(batch_steps)) or (improved and std <= _EQUAL):
         return None  # the run has converged
     seen = (
-        f"Nothing to learn from in the batches of steps {_range(steps)}: no rollout of a task did better "
-        f"than another (mean reward {mean:.4f}), so there is no advantage"
+        f"The batches of steps {_range(steps)} have no advantages: all rollouts of a task have the same "
+        f"reward (mean {mean:.4f})"
     )
     return _finding(reason, steps, run, seen)
 
@@ -230,13 +230,13 @@ def _moved_too_far(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | N
         return None
     reason = Reason(
         name="moved_too_far",
-        cause="one step changes the policy so much that what was sampled before teaches it nothing",
+        cause="one step changes the policy so much that samples of the previous policy have no effect",
         advice="lower trainer.optim.lr",
     )
     left_out, ess = max(map(_left_out, far)), min(map(_ess, far))
     seen = (
-        f"In training step {far[0].number} the policy was not the one that sampled: {left_out:.0%} of the "
-        f"tokens were left out, effective sample size {ess:.2f}"
+        f"In step {far[0].number} the policy was far from the one that sampled: {left_out:.0%} of the "
+        f"tokens were excluded, effective sample size {ess:.2f}"
     )
     return _finding(reason, far, run, seen)
 
@@ -254,15 +254,15 @@ def _biases(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
     for step in batch_steps[-1:]:
         spared = _sure_difference(step, "failures", ("reward",))
         if spared is not None and spared[1] < 0.0:
-            seen = f"Groups in which no attempt failed earn {-spared[1]:.0%} less than all groups"
+            seen = f"Groups without failed rollouts have a {-spared[1]:.0%} lower reward than all groups"
             found.append(_finding(_SPARED, batch_steps[-1:], run, seen))
     return found
 
 
 _SPARED = Reason(
     name="biased_failures",
-    cause="attempts fail where they would earn little, so failing is spared the policy",
-    advice="see why they fail (--errored), and let what a policy causes have a reward",
+    cause="rollouts with low rewards fail more often, so the policy is not penalized for failures",
+    advice="see why they fail (--errored), and give failures that the policy causes a reward",
 )
 
 
@@ -270,21 +270,20 @@ _BIASES = {
     "bias": (
         Reason(
             name="biased",
-            cause="the groups that are dropped are not like the others, so the policy is not trained on what "
-            "it does",
+            cause="the dropped groups differ from the others, so training is biased",
             advice="lower orchestrator.oversampling_factor, raise max_off_policy_steps, or see why rollouts "
             "fail",
         ),
-        "The rollouts that are trained on are",
-        "than those that were sampled",
+        "The trained rollouts are",
+        "than all sampled rollouts",
     ),
     "failures": (
         Reason(
             name="biased_failures",
-            cause="what fails is no accident, so the policy is trained on less of its kind",
+            cause="failures are not random, so training is biased",
             advice="see why they fail (--errored), or raise orchestrator.rollout_timeout",
         ),
-        "Without the attempts that failed, rollouts are",
+        "Without the failed rollouts, rollouts are",
         "than with them",
     ),
 }

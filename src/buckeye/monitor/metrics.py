@@ -62,8 +62,9 @@ class MetricsLog:
 
 
 class MetricsTail:
-    """Reader that follows `metrics.jsonl` from byte `position` on (default: its current end). `read_new` returns
-    complete new records; `position` is the start of the next one.
+    """Reader that follows `metrics.jsonl` from byte `position` on (default: its current end).
+
+    `read_new` returns complete new records; `position` is the start of the next one.
     """
 
     def __init__(self, path: Path, position: int | None = None) -> None:

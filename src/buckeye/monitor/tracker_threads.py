@@ -47,8 +47,10 @@ def check_trackers(settings: Iterable[Settings], *, is_local_run: bool = True) -
             need(kind.folder, f"Logging to {kind.title}")
         if isinstance(one, WandbConfig) and wandb_mode(one) == "online" and not has_wandb_key():
             raise UsageError(
-                "wandb: no key for Weights & Biases. Type `buckeye auth set WANDB_API_KEY`, or add "
-                "--wandb.offline"
+                "no key for Weights & Biases",
+                code="BK-KEY-MISSING",
+                at="wandb",
+                hint="run `buckeye auth set WANDB_API_KEY`, or add --wandb.offline",
             )
 
 
@@ -124,7 +126,7 @@ class _Follower:
             self._follow()
         except Exception as error:  # any error of the library: tracking must not end the run
             why = f"{self._tracker.title}: {error_summary(error)}"
-            log.warning("%s. The run goes on without; all numbers are in %s", why, self._metrics)
+            log.warning("%s. The run continues without it; all metrics are in %s", why, self._metrics)
 
     def _follow(self) -> None:
         self._tracker.begin()

@@ -35,9 +35,10 @@ def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> C
     """Return the checkpoint of `run` for `step`: `best`, `last`, a number, or None.
 
     None selects the best checkpoint if it is known, else the newest. The best one has the highest mean reward
-    over all evaluated environments (see `checkpoint_scores`). In supervised fine-tuning, it has the lowest validation
-    loss. Ties go to the later checkpoint. Raise `UsageError` for `best` without any evaluation, and
-    `CheckpointError` if the checkpoint does not exist.
+    over all evaluated environments; in supervised fine-tuning, the lowest validation loss. Ties go to the
+    later checkpoint.
+
+    Raise `UsageError` for `best` without any evaluation, and `CheckpointError` if the checkpoint is missing.
     """
     root = run / "checkpoints"
     if step == "last":
@@ -45,14 +46,19 @@ def choose_checkpoint(run: Path, step: str | None, scores: Sequence[Score]) -> C
     if step is not None and step.isdigit():
         return CheckpointChoice(info=resolve_checkpoint(root, int(step)), reason="as asked for")
     if step not in (None, "best"):
-        raise UsageError(f"--step {step}: write best, last, or the number of a checkpoint's step")
+        raise UsageError(
+            f"--step {step} is not a checkpoint",
+            code="BK-CLI-ARGUMENT",
+            hint="write best, last, or the step of a checkpoint",
+        )
     newest = resolve_checkpoint(root, -1)  # raises if the run has no checkpoint
     checkpoints = {info.step: info for info in list_checkpoints(root)}
     best = _best_by_reward(checkpoints, scores) or _best_by_loss(checkpoints, run)
     if best is None and step == "best":
         raise UsageError(
-            f"Which checkpoint of {run} is the best is not known: none was evaluated. Choose --step last or "
-            "a number; the next run knows it with an [eval] table (or, in sft, data.val_path)."
+            f"the best checkpoint of {run} is unknown: none was evaluated",
+            code="BK-RUN-NO-DATA",
+            hint="choose --step last or a number. In the next run, set [eval] (or data.val_path for sft)",
         )
     return best or CheckpointChoice(info=newest, reason="the newest checkpoint; none was evaluated")
 
@@ -115,11 +121,14 @@ def read_config(run: Path) -> tuple[str, dict[str, Any]]:
             try:
                 config = read_json(path)
             except (OSError, ValueError) as error:
-                raise UsageError(f"{path} cannot be read: {error}") from error
+                raise UsageError(f"cannot read {path}: {error}", code="BK-FILE-UNREADABLE") from error
             if not isinstance(value_at(config, model), str):
-                raise UsageError(f"{path} cannot be read: `{model}` is missing")
+                raise UsageError(f"{path} lacks `{model}`", code="BK-FILE-FORMAT")
             return kind, config
-    raise UsageError(f"{run} holds no run of `rl` or `sft`: it has no configs/rl.json or configs/sft.json.")
+    raise UsageError(
+        f"{run} is not a run of `rl` or `sft`: it has no configs/rl.json or configs/sft.json",
+        code="BK-RUN-NOT-FOUND",
+    )
 
 
 def gather_facts(run: Path, choice: CheckpointChoice, scores: Sequence[Score]) -> ModelCardFacts:

@@ -26,7 +26,7 @@ KIND_DESCRIPTIONS: dict[Kind, str] = {
     "batches": "batches that were not trained on",
     "trained": "batches that were trained on, kept for `rl replay`",
     "skipped": "batches that nothing could be learned from, kept to be looked at",
-    "logs": "what the processes of earlier attempts printed",
+    "logs": "output of the processes of earlier attempts",
     "unfinished": "left by writers that were killed",
     "checkpoints": "all but the newest and the best",
 }

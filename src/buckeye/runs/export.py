@@ -48,10 +48,18 @@ class HubRepository:
         from huggingface_hub import HfApi
 
         if not _NAME.fullmatch(name):
-            raise UsageError(f"--push {name}: write the name of a model repository as ORG/NAME")
+            raise UsageError(
+                f"--push {name} is not the name of a model repository",
+                code="BK-CLI-ARGUMENT",
+                hint="write ORG/NAME",
+            )
         token = key("HF_TOKEN")
         if not token:
-            raise UsageError("--push needs a token that may write: `buckeye auth set HF_TOKEN`")
+            raise UsageError(
+                "--push needs a token with write access",
+                code="BK-KEY-MISSING",
+                hint="store one: `buckeye auth set HF_TOKEN`",
+            )
         self.name = name
         self._private = private
         self._api = HfApi(token=token)
@@ -61,7 +69,7 @@ class HubRepository:
     def visibility(self) -> str:
         """Visibility of the upload, as text."""
         if self._there:
-            return "which exists, and stays as private or public as it is"
+            return "which exists; its visibility stays unchanged"
         return "a new private repository" if self._private else "a new public one; --private changes that"
 
     def upload(self, directory: Path) -> str:
@@ -75,9 +83,9 @@ class HubRepository:
             )
         except Exception as error:  # network, rights, quota: one message for any exception of the library
             raise RunError(
-                f"The model is complete in {directory}; uploading it to {self.name} failed: "
-                f"{_reason(error)}\n"
-                "The same command tries the upload again."
+                f"uploading to {self.name} failed: {_reason(error)}. The model in {directory} is complete",
+                code="BK-HUB",
+                hint="run the same command again to retry the upload",
             ) from error
         return str(url)
 
@@ -90,11 +98,14 @@ class HubRepository:
         except RepositoryNotFoundError:
             return False
         except Exception as error:
-            raise RunError(f"The hub could not be asked for {self.name}: {_reason(error)}") from error
+            raise RunError(
+                f"cannot query the hub for {self.name}: {_reason(error)}", code="BK-HUB"
+            ) from error
         if set(files) - _MADE_BY_THE_HUB:
             raise UsageError(
-                f"--push {self.name}: this repository has files already, and nothing is overwritten. "
-                "Choose another name."
+                f"--push {self.name}: the repository is not empty",
+                code="BK-FILE-EXISTS",
+                hint="choose another name",
             )
         return True
 
@@ -146,7 +157,9 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     """
     kind, config = read_config(request.run)
     if request.private and request.push is None:
-        raise UsageError("--private says how to --push; add --push ORG/NAME, or leave it out")
+        raise UsageError(
+            "--private needs --push", code="BK-CLI-CONFLICT", hint="add --push ORG/NAME, or leave it out"
+        )
     hub = HubRepository(request.push, private=request.private) if request.push is not None else None
     scores = read_scores(request.run)
     choice = choose_checkpoint(request.run, request.step, scores)
@@ -158,7 +171,7 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     if hub is not None and request.output is None and _exported_before(directory, choice.info, request):
         tell(f"{directory}: exported and verified before")
     elif directory.exists():
-        raise UsageError(f"{directory} exists, and nothing is overwritten. Name another directory with -o.")
+        raise UsageError(f"{directory} exists", code="BK-FILE-EXISTS", hint="name another directory with -o")
     else:
         title = hub.name.partition("/")[2] if hub is not None else directory.name
         passages = training_passages(request.run, kind, config, choice.info.step)
@@ -186,8 +199,9 @@ def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: ModelCard
     adapter = (trainer_state_directory(info) / "adapter").is_dir() and not request.merge_lora
     if request.push is not None and adapter and facts.base_id is None:
         raise UsageError(
-            f"--push {request.push}: the adapter belongs to the local model {facts.base}, which others do "
-            "not have. Add --merge-lora to push a complete one."
+            f"--push {request.push}: the base model of the adapter is a local folder: {facts.base}",
+            code="BK-ADAPTER",
+            hint="add --merge-lora to push a complete model",
         )
 
 
@@ -241,10 +255,12 @@ def _write(
 
     if not is_adapter_checkpoint(state):
         if merge_lora:
-            raise UsageError("--merge-lora: the run has trained all weights; there is no adapter to merge.")
+            raise UsageError(
+                "--merge-lora: the run trained all weights, so it has no adapter", code="BK-CLI-CONFLICT"
+            )
         dtype = _base_dtype(facts.base)
         if dtype is None:
-            tell(f"{facts.base} is not here any more: the weights are written in float32")
+            tell(f"{facts.base} was not found: writing the weights in float32")
         verified = write_model(state, out, dtype=dtype, passages=passages)
     elif merge_lora:
         verified = write_merged(state, out, base=fetch_model(facts.base), passages=passages)

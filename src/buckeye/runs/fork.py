@@ -33,7 +33,7 @@ def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
     absolute = output_dir.absolute()
     final = (target or absolute.with_name(f"{absolute.name}-from-step-{info.step}")).absolute()
     if final.exists():
-        raise UsageError(f"{final} exists already. Name a new directory: -o DIR")
+        raise UsageError(f"{final} exists", code="BK-FILE-EXISTS", hint="name a new directory with -o DIR")
     verify_checkpoint(info)
     forked = _record_of(record, info, absolute, final)
 
@@ -49,8 +49,9 @@ def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
         write_directory(final, fill)
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{error.filename} went away while it was copied: the run deletes old checkpoints. "
-            "Choose a newer one."
+            f"{error.filename} was deleted during the copy: the run deletes old checkpoints",
+            code="BK-CHECKPOINT-NOT-FOUND",
+            hint="choose a newer checkpoint",
         ) from None
     register_run(final, forked.run_id)
     return final

@@ -96,14 +96,21 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
     state = record.actual_state()
     if state in ACTIVE_STATES and record.elsewhere:
         raise UsageError(
-            f"{output_dir} is {state} on {record.host}, as was last said. {_if_it_ended(record)}"
+            f"{output_dir} is {state} on {record.host}, by its last report",
+            code="BK-RUN-ACTIVE",
+            hint=_if_it_ended(record),
         )
     if state in ACTIVE_STATES:
-        raise UsageError(f"{output_dir} is {state} already. `buckeye rl status {output_dir}` shows it.")
+        raise UsageError(
+            f"{output_dir} is already {state}",
+            code="BK-RUN-ACTIVE",
+            hint=f"see its progress: buckeye rl status {output_dir}",
+        )
     if state == "finished" and not extra:
         raise UsageError(
-            f"{output_dir} has finished all of its {record.max_steps} steps. To train on, say how far: "
-            f"buckeye rl resume {output_dir} --max-steps N"
+            f"{output_dir} has finished all of its {record.max_steps} steps",
+            code="BK-CLI-MISSING",
+            hint=f"to continue, set the last step: buckeye rl resume {output_dir} --max-steps N",
         )
     away = read_remote_run(output_dir)
     if away is not None:  # the arguments sent from here take precedence over the remote record
@@ -114,8 +121,9 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
     arguments = with_output_dir(make_resume_args(record.arguments), output_dir)
     if not os.path.isdir(record.working_directory):  # safe for any recorded text
         raise UsageError(
-            f"The run was started in {directory}, which is gone. Type its command where its files are: "
-            f"{shlex.join(['rl', *arguments, *extra])}"
+            f"the run was started in {directory}, which no longer exists",
+            code="BK-FILE-NOT-FOUND",
+            hint=f"in the directory with its files, run: {shlex.join(['rl', *arguments, *extra])}",
         )
     _refuse_changed(output_dir.absolute(), record, [*arguments, *extra], extra)
     return Continuation(arguments=[*arguments, *extra], working_directory=directory)
@@ -126,7 +134,11 @@ def _stop_elsewhere(
 ) -> StopResult:
     """Request a stop through the run directory, which both machines must share."""
     if now:
-        raise UsageError(f"{output_dir} is a run on {record.host}. Kill it there. {_if_it_ended(record)}")
+        raise UsageError(
+            f"{output_dir} runs on {record.host}",
+            code="BK-RUN-ACTIVE",
+            hint=f"kill it there. {_if_it_ended(record)}",
+        )
     request_stop(output_dir)
     patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
     started, told = time.monotonic(), float("-inf")
@@ -135,9 +147,10 @@ def _stop_elsewhere(
         if waited > patience or (timeout is None and silent > STALE_SECONDS):
             withdraw_stop(output_dir)
             raise RunError(
-                f"{output_dir} did not end within {human_duration(waited)}, and {record.host} has said "
-                f"nothing for {human_duration(silent)}: it does not see what is written there, or is gone. "
-                f"{_if_it_ended(record)}"
+                f"{output_dir} did not end within {human_duration(waited)}, and {record.host} has not "
+                f"reported for {human_duration(silent)}: it does not see this directory, or is down",
+                code="BK-RUN-STALLED",
+                hint=_if_it_ended(record),
             )
         if time.monotonic() - told > _TELL_SECONDS:
             tell(
@@ -151,10 +164,7 @@ def _stop_elsewhere(
 
 def _if_it_ended(record: RunRecord) -> str:
     words = shlex.join(["rl", *make_resume_args(record.arguments)])
-    return (
-        "If it ended without a word, or that machine is gone, go on here, in "
-        f"{record.working_directory}: {words}"
-    )
+    return f"if it ended, or that machine is down, continue here, in {record.working_directory}: {words}"
 
 
 def _refuse_changed(
@@ -167,15 +177,17 @@ def _refuse_changed(
             changed = changed_settings(output_dir, config)
         if not changed:
             return
-        what = "The run would have other settings now (its files or defaults changed):"
+        what = "the settings of the run have changed (its files or the defaults):"
     except ConfigError as error:
-        changed, what = str(error).splitlines(), "The files that the run was started with cannot be used:"
+        changed, what = str(error).splitlines(), "the files that the run was started with are not valid:"
     recorded = ["rl", "@", str(output_dir / RECORDED_CONFIG), "--resume", "--output-dir", str(output_dir)]
     listed = "\n".join(f"  {line}" for line in changed)
     raise UsageError(
-        f"{what}\n{listed}\nIn {record.working_directory}, either\n"
-        f"  go on as it was:        {shlex.join([*recorded, *extra])}\n"
-        f"  or with what is there:  {shlex.join(['rl', *arguments])}"
+        f"{what}\n{listed}",
+        code="BK-RUN-MISMATCH",
+        hint=f"in {record.working_directory}, choose\n"
+        f"  the recorded settings:  {shlex.join([*recorded, *extra])}\n"
+        f"  the current files:      {shlex.join(['rl', *arguments])}",
     )
 
 
@@ -208,7 +220,9 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
         return
     except psutil.AccessDenied:
         raise UsageError(
-            f"Process {process.pid} belongs to another user. Stop the run as that user."
+            f"process {process.pid} belongs to another user",
+            code="BK-FILE-PERMISSION",
+            hint="stop the run as that user",
         ) from None
 
 
@@ -223,8 +237,9 @@ def _wait_until_gone(
         titles = ", ".join(each.title for each in left)
         if waited > patience:
             raise RunError(
-                f"{output_dir} did not end within {human_duration(patience)}; left are: {titles}. "
-                f"To kill them: buckeye rl stop {output_dir} --now"
+                f"{output_dir} did not end within {human_duration(patience)}; still running: {titles}",
+                code="BK-RUN-STALLED",
+                hint=f"to kill them: buckeye rl stop {output_dir} --now",
             )
         if titles != told or time.monotonic() - told_at > _TELL_SECONDS:
             tell(f"waiting for {titles} ({human_duration(waited)} of at most {human_duration(patience)})")

@@ -179,7 +179,9 @@ def matching_metrics(run: OpenRun, pattern: str, most: int) -> dict[str, Any]:
     try:
         looked_for = re.compile(pattern, re.IGNORECASE)
     except re.error as error:
-        raise UsageError(f"{pattern!r} is no regular expression: {error}") from None
+        raise UsageError(
+            f"{pattern!r} is not a regular expression: {error}", code="BK-CLI-ARGUMENT"
+        ) from None
     steps = run.steps
     names = [name for name in names_in(steps) if looked_for.search(name)]
     series = columns(steps, names[: max(0, most)])

@@ -46,11 +46,15 @@ def call_endpoint(run: OpenRun, name: str, given: Mapping[str, str]) -> Any:
     """
     known = ENDPOINTS.get(name)
     if known is None:
-        raise UsageError(f"Nobody can answer {name!r} of a run. There are: {', '.join(ENDPOINTS)}.")
+        raise UsageError(
+            f"no endpoint is named {name!r}",
+            code="BK-CLI-UNKNOWN",
+            hint=f"known endpoints: {', '.join(ENDPOINTS)}",
+        )
     try:
         parameters = msgspec.convert(dict(given), known.parameters, strict=False)
     except msgspec.ValidationError as error:
-        raise UsageError(f"{name}: {error}") from None
+        raise UsageError(f"{name}: {error}", code="BK-CLI-ARGUMENT") from None
     return known.function(run, parameters)
 
 

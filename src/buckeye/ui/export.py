@@ -38,7 +38,7 @@ class ExportedGroups:
 def export(run: OpenRun, path: Path) -> ExportedGroups:
     """Write a run to one file. Raise `BuckeyeError` for a run without any recorded step."""
     if not run.steps and not step_directories(run.path / "evals"):
-        raise BuckeyeError(f"{run.path}: no step is recorded yet")
+        raise BuckeyeError(f"{run.path} has no recorded step yet", code="BK-RUN-NO-DATA")
     answers, exported = _answers(run)
     write_file(path, page(_public(answers, run.path)))
     return exported

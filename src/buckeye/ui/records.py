@@ -39,7 +39,9 @@ def logs(run: OpenRun, asked: LogSelection) -> dict[str, Any]:
     size = sum(path.stat().st_size for path in (run.path / LOG_FOLDER).rglob("*") if path.is_file())
     if size > _MOST_BYTES:
         raise UsageError(
-            f"{size / 1e6:.0f} MB of logs are too much to show. Type: buckeye rl logs {run.path}"
+            f"the logs are too large to show: {size / 1e6:.0f} MB",
+            code="BK-FILE-UNREADABLE",
+            hint=f"run: buckeye rl logs {run.path}",
         )
     lines = read_logs(run.path, attempt=asked.attempt)
     wanted = asked.text.casefold()

@@ -159,7 +159,7 @@ def _rollouts(
     sql = f"{_OF_GROUP}{of_env}{more}ORDER BY number, at"
     rows = opened.query(sql, asked.split, asked.step, asked.group, *env, *values)
     if not rows:
-        raise UsageError(f"No such rollout was played in step {asked.step}, or it is not recorded any more.")
+        raise UsageError(f"step {asked.step} has no such rollout, or it was deleted", code="BK-RUN-NO-DATA")
     for path, at, size, *figures in rows:
         yield dict(zip(_FIGURES, figures, strict=True)), _line(opened.path / path, at, size)
 

@@ -95,7 +95,9 @@ class RunCatalog:
         self._open: dict[str, OpenRun] = {}
         if self.place is not None and not self.all():
             raise UsageError(
-                f"{word} is a directory without a run. `buckeye rl list` shows those that are known."
+                f"{word} is a directory without a run",
+                code="BK-RUN-NOT-FOUND",
+                hint="`buckeye rl list` shows known runs",
             )
 
     def all(self) -> list[OpenRun]:
@@ -118,7 +120,7 @@ class RunCatalog:
         """Return the run with this name. Raise `UsageError` for an unknown name."""
         found = self._open.get(name) or next((run for run in self.all() if run.name == name), None)
         if found is None:
-            raise UsageError(f"No run is called {name!r} here.")
+            raise UsageError(f"no run is named {name!r}", code="BK-RUN-NOT-FOUND")
         return found
 
     def _paths(self) -> Iterator[Path]:

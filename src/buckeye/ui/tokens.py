@@ -31,10 +31,12 @@ def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
         found = _step(run, opened, asked.step) if asked.step in kept else None
         if found is None:
             there = f"; there are those of {kept[0]} to {kept[-1]}" if kept else ""
-            raise UsageError(f"The tokens of step {asked.step} were not kept{there}.")
+            raise UsageError(f"the tokens of step {asked.step} were not kept{there}", code="BK-RUN-NO-DATA")
         step, columns = found
         if not step.origins:
-            raise UsageError(f"Which rollouts the samples of step {asked.step} are of is not known any more.")
+            raise UsageError(
+                f"the rollouts of the samples of step {asked.step} are unknown", code="BK-RUN-NO-DATA"
+            )
         where = _tokenizer_file(opened)
     decode, missing = _decoder(run, where)
     samples, left = [], _MOST_TOKENS
@@ -61,7 +63,7 @@ def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
         if left <= 0:
             break
     if not samples:
-        raise UsageError(f"Nothing of this rollout was trained on in step {asked.step}.")
+        raise UsageError(f"step {asked.step} trained no sample of this rollout", code="BK-RUN-NO-DATA")
     return {"samples": samples, "missing": missing, "left_out": max(0, -left)}
 
 

@@ -112,7 +112,7 @@ def _judged(
             outcome="not told apart",
             difference=difference,
             by=by,
-            sentence=f"B and A cannot be told apart: too little is recorded ({by}).",
+            sentence=f"B and A cannot be compared: too little is recorded ({by}).",
         )
     seen = f"reward {b.value:.4g} against {a.value:.4g}, {shown(difference, sign=True)} ({by})"
     if difference.low > 0.0:

@@ -65,7 +65,7 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     named = facts.run.setting("trainer.model.name")
     model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.model
     if model is None or not facts.batches:
-        yield "the tokenizer: there is no model, or no batch was kept"
+        yield "the tokenizer: no model was found, or no batch was kept"
         return
     tokenizer, sizes = load_tokenizer_file(model), facts.file_of_model("config.json")
     vocabulary = int(sizes.get("vocab_size") or 0)
@@ -88,11 +88,11 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     if high < -math.log(vocabulary) - _MUCH:
         yield facts.finding(
             "wrong_tokenizer",
-            f"The model finds the prompts less likely ({values.mean():.1f} nats a token) than chance would "
+            f"The model gives the prompts a lower log-prob ({values.mean():.1f} nats a token) than chance "
             f"({-math.log(vocabulary):.1f})",
-            f"the tokenizer ({size} tokens) is that of another model (vocabulary of {vocabulary}); or the "
-            "model never learnt prompts, as a small one that was only trained on replies",
-            "copy tokenizer.json and tokenizer_config.json of the very model into its directory",
+            f"the tokenizer ({size} tokens) belongs to another model (vocabulary of {vocabulary}); or the "
+            "model was trained on replies only",
+            "copy tokenizer.json and tokenizer_config.json of this model into its directory",
             evidence=[
                 (
                     "the first prompt, decoded: "
@@ -124,15 +124,15 @@ def which_weights(facts: DiagnosisFacts) -> Iterator[Finding | str]:
             step = batch.batch.step
             yield facts.finding(
                 "engine_differs",
-                f"Of tokens that claim to be of version {step}, the weights of that version say otherwise by "
+                f"Log-probs recorded for version {step} differ from those of its weights by "
                 f"{rms(values):.3f} nats",
-                "it is not age: the engine computes with other weights, or otherwise",
-                "restart the engines; compare their kind of numbers with the trainer's",
+                "staleness does not explain it: the engine has other weights, or computes differently",
+                "restart the engines; compare their dtype with the trainer's",
                 evidence=[("weights and batch of that step", facts.command("replay", "--step", step))],
                 difference=rms(values),
             )
         return
-    yield "sampler against its weights: of no step both batch and weights were kept"
+    yield "sampler against its weights: no step has both its batch and its weights"
 
 
 def updated_towards_rewards(facts: DiagnosisFacts) -> Iterator[Finding | str]:
@@ -154,16 +154,16 @@ def updated_towards_rewards(facts: DiagnosisFacts) -> Iterator[Finding | str]:
             step = batch.batch.step
             yield facts.finding(
                 "update_against_advantages",
-                f"Step {step} made less likely what has an advantage: {np.mean(gained):.2g} nats x "
-                "advantage a sample",
+                f"Step {step} made samples with positive advantages less likely: {np.mean(gained):.2g} nats "
+                "x advantage per sample",
                 "the loss has the wrong sign, or another term of it outweighs the rewards",
-                "see trainer.loss, and a custom loss if there is one",
+                "check trainer.loss, and your own loss",
                 evidence=[("the step again", facts.command("replay", "--step", step))],
                 confidence="likely",
                 gained=float(np.mean(gained)),
             )
         return
-    yield "the update against its advantages: of no step batch and the weights before and after were kept"
+    yield "the update against its advantages: no step has its batch and the weights before and after"
 
 
 def graded_twice(facts: DiagnosisFacts) -> Iterator[Finding | str]:
@@ -171,10 +171,10 @@ def graded_twice(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     from buckeye.evaluation.env_check import CheckOptions, check_environment
 
     names = {
-        "same grade again": ("grader_random", "the grader does not judge by the answer alone"),
-        "no answer in the prompt": ("answer_in_prompt", "prompts tell the answer"),
-        "train and held-out apart": ("evaluated_on_train", "what is evaluated is trained on"),
-        "accepted answers are paid": ("answers_unpaid", "right answers earn nothing"),
+        "same grade again": ("grader_random", "the grade depends on more than the answer"),
+        "no answer in the prompt": ("answer_in_prompt", "prompts contain the answer"),
+        "train and held-out apart": ("evaluated_on_train", "evaluation tasks are also trained on"),
+        "accepted answers are paid": ("answers_unpaid", "correct answers get no reward"),
     }
     for env in facts.run.setting("orchestrator.env") or []:
         options = CheckOptions(limit=0.03, budget=_SECONDS, sample=50)
@@ -187,7 +187,7 @@ def graded_twice(facts: DiagnosisFacts) -> Iterator[Finding | str]:
                 name,
                 f"`buckeye env check {env['id']}`: {check.name}: {check.detail}",
                 cause,
-                "mend the environment",
+                "fix the environment",
                 evidence=[("the check again", f"buckeye env check {env['id']}")],
                 confidence="sure" if check.status == "error" else "possible",
             )
@@ -214,8 +214,8 @@ def same_again(facts: DiagnosisFacts) -> Iterator[Finding | str]:
             "not_repeatable",
             f"Step {first.step} computed again differs in {first.stage}: {first.recorded}, then "
             f"{first.replayed}",
-            "the code, the settings or the machine are not those of the run",
-            "see what changed",
+            "the code, the settings or the machine differ from those of the run",
+            "compare them with those of the run",
             evidence=[("the step again", facts.command("replay", "--step", step))],
             confidence="likely",
         )
@@ -232,9 +232,9 @@ def still_without_a_rate(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         yield facts.finding(
             "moves_without_rate",
             f"Step {step} trained again at learning rate 0 changes the policy by {change:.2g} nats a token",
-            "something else than the gradient moves the weights, or a step leaves something behind in the "
-            "model: a decay that is not times the rate, a state that a pass through the model changes",
-            "see what the optimizer and the model do besides the update",
+            "something other than the gradient changes the weights: weight decay that ignores the learning "
+            "rate, or a state of the model that the forward pass changes",
+            "check what the optimizer and the model change besides the update",
             evidence=[("the step again", facts.command("replay", "--step", step))],
             confidence="sure",
             change=change,
@@ -260,7 +260,7 @@ def rewards_shuffled(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     if own.groups < _GROUPS:
         yield (
             f"rewards shuffled: in {own.groups} groups rewards differ in the half that is held out (which "
-            "takes groups of 4), too few to tell"
+            "needs groups of 4): too few"
         )
         return
     yield from _nothing_taught(facts, batches, own)
@@ -279,17 +279,16 @@ def _nothing_taught(
     moved = train_on_half(facts, batches, lambda batch: batch.sampled_mask(token))
     control = agreement(batches, moved, lambda batch: batch.sampled_mask(token))
     if control.mean < SURE * control.error:
-        yield f"rewards shuffled: not even a reward for one word is learnt ({control})"
+        yield f"rewards shuffled: not even a reward for one word is learned ({control})"
         return
     if abs(own.mean) + own.error > control.mean / 2:
         return
     first, last = batches[0].batch.step, batches[-1].batch.step
     yield facts.finding(
         "rewards_teach_nothing",
-        f"What is learnt from half of each group in steps {first} to {last} does not make the better-paid "
-        f"rollouts of the other half likelier: a correlation of {own}. A reward for one word does: {control}",
-        "the rewards depend on chance or on something else than the replies, or each task needs something "
-        "that so few rollouts cannot teach",
+        f"Training on half of each group in steps {first} to {last} does not make the better rollouts of the "
+        f"other half more likely: a correlation of {own}. A reward for one word does: {control}",
+        "the rewards do not depend on the replies, or the tasks differ too much for this number of rollouts",
         "grade twice (`buckeye env check`); raise orchestrator.batch_size and rollouts_per_example",
         evidence=[("replies and rewards", facts.rollouts(last))],
         confidence="possible",
@@ -338,10 +337,10 @@ def _component_removed(
         last = batches[-1].batch.step
         yield facts.finding(
             "component_outweighed",
-            f"Training makes what `{name}` pays for less likely (a correlation of {with_it}); without "
-            f"`{most}` in the reward it would become likelier ({without})",
-            f"`{most}` counts more, and is earned by other replies than `{name}` is",
-            f"if `{name}` is what is wanted, lower the weight of `{most}`",
+            f"Training lowers `{name}` (a correlation of {with_it}); without `{most}` in the reward it would "
+            f"rise ({without})",
+            f"`{most}` has more weight, and other replies score in it than in `{name}`",
+            f"if `{name}` is your goal, lower the weight of `{most}`",
             evidence=[("the components of the rewards", facts.rollouts(last, "--json"))],
             confidence="possible",
             since=batches[0].batch.step,

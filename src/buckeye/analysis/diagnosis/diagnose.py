@@ -66,11 +66,11 @@ def _failed(facts: DiagnosisFacts) -> Finding | None:
     cause = " ".join(str(ends[-1].get("cause") or "no cause is recorded").split())
     return facts.finding(
         "failed",
-        "The run has ended with an error",
+        "The run ended with an error",
         cause[:500],
-        "mend that, and go on with `buckeye rl resume`",
+        "fix it, then resume with `buckeye rl resume`",
         evidence=[
-            ("what it printed last", facts.command("logs")),
+            ("its last output", facts.command("logs")),
             ("its events", facts.command("logs", "--events")),
         ],
         confidence="sure",
@@ -209,10 +209,10 @@ def found_in(run: Path) -> Sequence[Finding]:
     try:
         done = diagnose(run)
     except Exception as error:
-        log.info("What may be wrong with the run could not be looked at: %s", error)
+        log.info("The diagnosis of the run failed: %s", error)
         return ()
     for failure in done.failures:
-        log.warning("Not looked at: %s", failure)
+        log.warning("Not checked: %s", failure)
     return [one for one in done.findings if one.confidence != "possible"]
 
 

@@ -80,7 +80,7 @@ class DiagnosisFacts:
 
     @cached_property
     def measured_tolerance(self) -> float:
-        """Measured tolerance, in nats: from the differences on the first weights, at most `rounding_tolerance`."""
+        """Tolerance in nats, measured on the first weights; at most `rounding_tolerance`."""
         first = self.tokens.initial_logprob_gap()
         return (
             min(self.rounding_tolerance, max(1e-5, 5 * rms(first)))

@@ -34,12 +34,12 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Finding | None:
     turned = share_interval(len(wrong), len(rows))[0] > 0.7
     return facts.finding(
         "advantage_sign" if turned else "advantages_misplaced",
-        f"In {share:.0%} of {len(rows)} pairs of a group the rollout that earned more has the lower "
-        "advantage",
-        "the sign of the advantages is turned, so what earns least is made likelier"
+        f"In {share:.0%} of {len(rows)} pairs of a group the rollout with the higher reward has the "
+        "lower advantage",
+        "the advantages have the wrong sign, so training makes the worst rollouts more likely"
         if turned
-        else "advantages are given to other rollouts than those that earned them (order of the batch)",
-        "see orchestrator.advantage, and a custom advantage function if there is one",
+        else "advantages belong to other rollouts of the batch (wrong order)",
+        "check orchestrator.advantage, and your own advantage function",
         evidence=[
             (f"rewards and `advantages` of group {group}", facts.rollouts(step, "--group", group, "--json"))
         ],
@@ -74,9 +74,9 @@ def _misplaced(facts: DiagnosisFacts) -> Finding | None:
     step, group, number = example
     return facts.finding(
         "advantages_misplaced",
-        f"{wrong} of {looked} samples are trained with another advantage than was computed for their rollout",
-        "samples of the batch are out of order, so that advantages are given to other rollouts",
-        "see where groups become samples (orchestrator/batch.py)",
+        f"{wrong} of {looked} samples have an advantage that differs from that of their rollout",
+        "the samples of the batch are out of order, so advantages belong to other rollouts",
+        "check how groups become samples (orchestrator/batch.py)",
         evidence=[
             (
                 f"step {step}, group {group}",
@@ -101,9 +101,8 @@ def grader_disagrees(facts: DiagnosisFacts) -> Finding | None:
     _, apart, step, group = max(other, key=lambda row: row[1])
     return facts.finding(
         "grader_random",
-        f"{len(other)} of {len(rows)} answers that came more than once earned different rewards, up to "
-        f"{apart:g} apart",
-        "the grader does not judge by the answer alone: chance, time or what was graded before is in it",
+        f"{len(other)} of {len(rows)} repeated answers got different rewards, up to {apart:g} apart",
+        "the grade depends on more than the answer: chance, time, or earlier grading",
         "grade deterministically; `buckeye env check` grades twice",
         evidence=[(f"the same text in group {group} of step {step}", facts.rollouts(step, "--group", group))],
         confidence="sure" if low > 0.1 else "likely",
@@ -125,11 +124,11 @@ def grader_never_pays(facts: DiagnosisFacts) -> Finding | None:
     name, count, steps = max(unpaid, key=lambda row: row[1])
     return facts.finding(
         "grader_never_pays",
-        f"{name} has paid nothing for all {count} rollouts of the last {steps} steps",
-        "the task itself is never done, so only the rest of the reward is learnt (its form, say)",
-        "fine-tune first on games that earn it (`buckeye env play --save FILE --min-reward X`, `sft`), take "
-        "easier tasks, or mend the grader, if what it says is wrong",
-        evidence=[(f"what {name} says", facts.rollouts(facts.last))],
+        f"{name} gave 0 to all {count} rollouts of the last {steps} steps",
+        "no rollout solves the task, so only other reward components are learned (the format, for example)",
+        "fine-tune first on rollouts that solve it (`buckeye env play --save FILE --min-reward X`, `sft`), "
+        "use easier tasks, or fix the grader if it is wrong",
+        evidence=[(f"the explanations of {name}", facts.rollouts(facts.last))],
         confidence="likely",
     )
 
@@ -150,9 +149,9 @@ def duplicate_tasks(facts: DiagnosisFacts) -> Finding | None:
     ]
     return facts.finding(
         "duplicate_tasks",
-        f"{tasks} tasks have {prompts} different prompts; {shared} share theirs with another",
-        "the data holds the same task under several names, so a batch has less in it than it seems",
-        "remove duplicates from the tasks",
+        f"{tasks} tasks have {prompts} different prompts; {shared} tasks share a prompt with another",
+        "the dataset has the same task under several ids, so a batch has fewer distinct tasks than it seems",
+        "remove the duplicates from the dataset",
         evidence=[(f"the same prompt: {', '.join(names)}", facts.rollouts(step, "--task", names[0]))],
         confidence="likely",
         share=shared / tasks,
@@ -190,10 +189,10 @@ def answer_in_prompt(facts: DiagnosisFacts) -> Finding | None:
     step, group = copied[-1][:2]
     return facts.finding(
         "answer_in_prompt",
-        f"{len(copied)} of the {len(paid)} answers that earn the most stand word for word in their prompts"
-        + (", and held-out tasks earn less" if behind else ""),
-        "the prompts tell the answer, so the policy learns to copy",
-        "take the answer out of the prompts; `buckeye env check` looks for it in all tasks",
+        f"{len(copied)} of the {len(paid)} answers with the highest reward are in their prompts, word "
+        "for word" + (", and held-out tasks have lower rewards" if behind else ""),
+        "the prompts contain the answer, so the policy learns to copy",
+        "remove the answer from the prompts; `buckeye env check` searches all tasks",
         evidence=[(f"group {group} of step {step}", facts.rollouts(step, "--group", group))],
         confidence="likely" if behind else "possible",
         share=len(copied) / len(paid),
@@ -223,9 +222,9 @@ def evaluated_on_train(facts: DiagnosisFacts) -> Finding | None:
     )
     return facts.finding(
         "evaluated_on_train",
-        f"{len(both)} of the {len(evaluated)} prompts that are evaluated are trained on, too",
-        "the evaluation is on the train split, so it measures what was memorized",
-        "set split of [[orchestrator.eval.env]] to one that is held out",
+        f"{len(both)} of the {len(evaluated)} evaluation prompts are also trained on",
+        "the evaluation uses the train split, so it measures memorization",
+        "set split of [[orchestrator.eval.env]] to a held-out split",
         evidence=[(f"the same prompt in training: {task}", facts.rollouts(step, "--task", task))],
         confidence="sure",
         share=len(both) / len(evaluated),
@@ -251,9 +250,9 @@ def truncated_replies(facts: DiagnosisFacts) -> Finding | None:
     share, length = len(cut) / len(rows), float(np.mean([row[2] for row in cut]))
     return facts.finding(
         "truncated_replies",
-        f"{share:.0%} of the replies are cut off after {length:.0f} tokens, and earn less than those that "
-        "end",
-        "max_tokens is too small for what the tasks need, so right answers are cut off",
+        f"{share:.0%} of the replies are cut off after {length:.0f} tokens, and have lower rewards than "
+        "complete replies",
+        "max_tokens is too small for these tasks, so correct answers are cut off",
         "raise orchestrator.sampling.max_tokens, or shape the reward by length",
         evidence=[(f"rewards {_range([r[0] for r in cut])}, of those that end "
         f"{_range([r[0] for r in ended])}",
@@ -288,8 +287,8 @@ def slow_environment(facts: DiagnosisFacts) -> Finding | None:
         f"A rollout spends {np.median(environment):.1f} s in the environment and "
         f"{np.median(sampling):.1f} s waiting "
         f"for tokens; engines are idle {np.median(idle):.0%} of the time",
-        "the environment answers late, and everything waits for it",
-        "make it faster, or give it workers of its own (isolation, workers) and more rollouts at once "
+        "the environment is slow, and the engines wait for it",
+        "make it faster, or run it in its own workers (isolation, workers) with more concurrent rollouts "
         "(orchestrator.max_concurrent)",
         evidence=[
             (
@@ -316,9 +315,9 @@ def failing_rollouts(facts: DiagnosisFacts) -> Finding | None:
     common = max(set(errors), key=errors.count) if errors else ""
     return facts.finding(
         "rollouts_fail",
-        f"{len(failed)} of the last {len(rows)} attempts at a rollout have no reward",
+        f"{len(failed)} of the last {len(rows)} rollouts have no reward",
         f"they fail, most often with: {common[:200]}",
-        "mend the environment; what a policy causes should have a reward",
+        "fix the environment; failures that the policy causes should have a reward",
         evidence=[("the failed ones", facts.rollouts(failed[-1][2], "--errored"))],
         confidence="sure",
         share=len(failed) / len(rows),

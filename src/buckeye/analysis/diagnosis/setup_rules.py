@@ -42,8 +42,8 @@ def no_assistant_header(facts: DiagnosisFacts) -> Finding | None:
     return facts.finding(
         "no_assistant_header",
         f"{len(without)} of {len(contexts)} prompts end without the header of a reply ({header.strip()!r})",
-        "the model is not told that it is its turn, so it goes on with the user's message",
-        "render prompts with add_generation_prompt, or write it in chat_template.jinja of the model",
+        "without the header the model continues the user's message instead of replying",
+        "render prompts with add_generation_prompt, or add it to the model's chat_template.jinja",
         evidence=[
             (
                 f"the last prompt ends with {contexts[-1][-40:]!r}",
@@ -73,12 +73,10 @@ def optimizer_state_lost(facts: DiagnosisFacts) -> Finding | None:
         since = int(done - counted)
         return facts.finding(
             "optimizer_state_lost",
-            f"In the checkpoint of step {info.step} the optimizer has counted {counted:.0f} steps: it "
-            "began anew at "
-            f"step {since}",
-            "the optimizer's state was not taken over when the run was resumed, so its steps are too "
-            "large at first",
-            "resume from a checkpoint with its optimizer's state, and see what loads it",
+            f"In the checkpoint of step {info.step} the optimizer has counted only {counted:.0f} steps: "
+            f"its state was reset at step {since}",
+            "the resume did not restore the optimizer's state, so its first steps are too large",
+            "resume from a checkpoint with the optimizer's state",
             evidence=[
                 ("where the run was resumed", facts.command("logs", "--events")),
                 ("gradient and reward around that step", facts.metrics("grad_norm", "reward/mean")),
@@ -119,10 +117,9 @@ def kl_of_the_wrong_sign(facts: DiagnosisFacts) -> Finding | None:
         return None
     return facts.finding(
         "kl_wrong_sign",
-        f"The loss less that of the policy gradient is {low:.2f} to {high:.2f} times kl_coef x KL, not 1",
-        "the penalty for leaving the reference model has the wrong sign, so the policy is driven away "
-        "from it",
-        "see how the loss adds the KL term (trainer/losses), and the sign of trainer.loss.kl_coef",
+        f"The loss minus the policy-gradient loss is {low:.2f} to {high:.2f} times kl_coef x KL, not 1",
+        "the KL penalty has the wrong sign, so it drives the policy away from the reference model",
+        "check the sign of trainer.loss.kl_coef, and how the loss adds the KL term",
         evidence=[("the divergence by step", facts.metrics("reference_kl"))],
         confidence="sure" if high < -0.7 and low > -1.3 else "likely",
         slope=(low + high) / 2,
@@ -159,13 +156,11 @@ def bounds_too_narrow(facts: DiagnosisFacts) -> Finding | None:
         f"{np.median(shares):.0%} of the trained tokens are outside the bounds of the loss, at a mismatch "
         "of only "
         f"{np.median(known):.2g} nats",
-        "the bounds of the ratio are so narrow that rounding is enough to leave tokens out: next to "
-        "nothing is "
-        "trained",
-        "take the defaults of trainer.loss for its bounds (mask_ratio_low, mask_ratio_high, clip_low, "
-        "clip_high)",
+        "the bounds of the ratio are too narrow: rounding alone moves tokens outside of them, so almost "
+        "nothing is trained",
+        "use the default bounds of trainer.loss (mask_ratio_low, mask_ratio_high, clip_low, clip_high)",
         evidence=[
-            ("what is left out", facts.metrics("masked_low", "masked_high")),
+            ("the excluded tokens", facts.metrics("masked_low", "masked_high")),
             ("the mismatch", facts.metrics("mismatch_kl")),
         ],
         confidence="sure",
@@ -210,7 +205,7 @@ def learning_rate_too_low(facts: DiagnosisFacts) -> Finding | None:
     rate = facts.run.setting("trainer.optim.lr")
     return facts.finding(
         "learning_rate_too_low",
-        f"In {steps:.0f} steps with something to learn the log-probs of the same tokens moved by "
+        f"In {steps:.0f} steps with differing rewards the log-probs of the same tokens moved by "
         f"{size:.2g} nats",
         f"the updates are too small to change anything (trainer.optim.lr = {rate})",
         "raise trainer.optim.lr by 3 to 10 times",
@@ -257,12 +252,12 @@ def learning_rate_too_high(facts: DiagnosisFacts) -> Finding | None:
     size = max(jumps.values(), default=float("nan"))
     how = f"single updates move a fifth of the tokens by up to {size:.1f} nats"
     if not far:
-        how = "the rollouts of a task are all the same" if early else "hardly anything is left to chance"
+        how = "all rollouts of a task are identical" if early else "sampling is nearly deterministic"
     return facts.finding(
         "learning_rate_too_high",
         f"From step {since} on {how}; entropy went from {first:.2f} to {entropy[numbers[-1]]:.2f}, the "
         f"reward from {listed[0]:.2f} to {last:.2f}",
-        f"the updates are too large (trainer.optim.lr = {rate}), so the policy is thrown about and collapses",
+        f"the updates are too large (trainer.optim.lr = {rate}), so the policy collapses",
         rollback_advice(facts.run.path, since),
         evidence=[
             ("entropy and reward", facts.metrics("entropy", "reward/mean")),
@@ -334,11 +329,9 @@ def training_without_transfer(facts: DiagnosisFacts) -> Finding | None:
         "no_transfer",
         f"Training gained {gained:.2f}, the held-out tasks {np.mean(last) - np.mean(first):.2f} "
         f"({low:.2f} to {high:.2f} "
-        f"now, {np.mean(first):.2f} at first)",
-        "what is learnt does not hold for other tasks: a leak, a grader that can be satisfied otherwise, "
-        "or too few "
-        "tasks",
-        "read what earns most; `buckeye env check` looks for leaks and policies without content",
+        f"now, {np.mean(first):.2f} at the start)",
+        "the policy does not generalize: a leak, a grader that can be gamed, or too few tasks",
+        "read the rollouts with the highest rewards; `buckeye env check` finds leaks and gaming",
         evidence=[("training and evaluation by step", facts.metrics("reward/mean", 'eval/[^"]*'))],
         confidence="likely",
         gained=gained,

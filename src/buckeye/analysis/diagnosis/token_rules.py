@@ -28,10 +28,9 @@ def unsampled_tokens(facts: DiagnosisFacts) -> Finding | None:
     return facts.finding(
         "mask_misplaced",
         f"{share:.0%} of the tokens in the loss mask were never sampled",
-        "the loss mask does not lie on the policy's tokens (is it shifted?), so what the environment "
-        "wrote is "
-        "trained and what the policy wrote is not",
-        "see where the batch is made (orchestrator/batch.py), and in a custom environment what it returns",
+        "the loss mask is misplaced (shifted?): tokens of the environment are trained, and tokens of the "
+        "policy are not",
+        "check how the batch is built (orchestrator/batch.py), and the return value of a custom environment",
         evidence=[
             (f"step {step}: {int(unsampled.sum())} such tokens", facts.command("replay", "--step", step))
         ],
@@ -59,7 +58,7 @@ def shifted_logprobs(facts: DiagnosisFacts) -> Finding | None:
         "The trainer's log-probs are those that the sampler has one token "
         f"{'before' if place > 0 else 'after'}",
         "tokens and log-probs are shifted by one against each other",
-        "see where labels are made from tokens (a shift too many, or one that is missing)",
+        "check the shift between tokens and labels",
         evidence=[
             (
                 f"they differ by {here:.3f} nats (root mean square), shifted by one by {least:.3g}",
@@ -84,10 +83,10 @@ def rounded_logprobs(facts: DiagnosisFacts) -> Finding | None:
             apart = rms(tokens.logprob_gap[tokens.fresh])
             return facts.finding(
                 "rounded_log_probs",
-                f"{coarse.mean():.0%} of the {name}'s log-probs have no more than the 8 bits of bfloat16",
+                f"{coarse.mean():.0%} of the {name}'s log-probs have only the 8 bits of bfloat16",
                 f"the {name} takes the log-softmax in bfloat16, so ratios are wrong by up to a percent a "
                 "token",
-                "take the log-softmax in float32, whatever the model computes in",
+                "compute the log-softmax in float32",
                 evidence=[
                     (
                         f"sampler and trainer are {apart:.2g} nats apart (root mean square) on the same "
@@ -122,8 +121,8 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Finding | None:
             facts.metrics("mismatch_kl_fresh"),
         ),
         (
-            "what the sampler's log-probs of tokens after the same text differ by is "
-            f"{low:.2f} to {high:.2f} times what the trainer's do",
+            "differences of log-probs after the same text: the sampler's are "
+            f"{low:.2f} to {high:.2f} times the trainer's",
             facts.command("replay", "--step", 0),
         ),
     ]
@@ -134,9 +133,7 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Finding | None:
             "than "
             f"the trainer's, everywhere by the same factor ({slope:.2f})",
             f"the engine samples with {1 / slope:.2f} times the temperature that the trainer computes with",
-            "see orchestrator.sampling.temperature, what the engine makes of it, and sampling settings of "
-            "the "
-            "environment",
+            "check orchestrator.sampling.temperature, and the sampling settings of engine and environment",
             evidence=evidence,
             confidence="likely",
             difference=apart,
@@ -144,10 +141,8 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Finding | None:
         )
     return facts.finding(
         "mismatch_from_the_start",
-        f"Sampler and trainer differ by {apart:.3f} nats a token on the weights that the run began with",
-        "engine and trainer do not compute the same model: other weights, another kind of numbers, or "
-        "another "
-        "way to compute",
+        f"Sampler and trainer differ by {apart:.3f} nats a token on the initial weights",
+        "engine and trainer do not compute the same model: the weights, the dtype or the computation differ",
         "compare them on one text (--try), and the engine's settings with the trainer's",
         evidence=evidence,
         confidence="likely",
@@ -192,9 +187,9 @@ def weights_do_not_arrive(facts: DiagnosisFacts) -> Finding | None:
         return facts.finding(
             "stale_weights",
             "The weights that are trained moved, and the sampler's log-probs of the same tokens did not",
-            "new weights do not reach the engines, which go on with old ones",
-            "see `rl logs --events` for the updates of weights, and what /update_weights of the engine does",
-            evidence=[*evidence, ("versions as the engines tell them", facts.metrics("policy_version"))],
+            "new weights do not reach the engines, which keep the old ones",
+            "check the weight updates in `rl logs --events`, and /update_weights of the engine",
+            evidence=[*evidence, ("the versions that the engines report", facts.metrics("policy_version"))],
             confidence="sure",
             **figures,
         )
@@ -202,10 +197,9 @@ def weights_do_not_arrive(facts: DiagnosisFacts) -> Finding | None:
         count = round(1 / max(float(exact.mean()), 1e-9))
         return facts.finding(
             "one_engine_stale",
-            f"{exact.mean():.0%} of the rollouts were sampled with the weights that they claim, the "
-            "others not",
+            f"{exact.mean():.0%} of the rollouts were sampled with the recorded weights; the others were not",
             "some engines do not get new weights" + (f" (about one of {count} does)" if count > 1 else ""),
-            "compare inference/<i>/weight_version of the engines, and restart the one that stays behind",
+            "compare inference/<i>/weight_version of the engines, and restart the outdated one",
             evidence=[*evidence, ("the versions by engine", facts.metrics("inference/0/weight_version"))],
             confidence="likely",
             **figures,
@@ -214,13 +208,11 @@ def weights_do_not_arrive(facts: DiagnosisFacts) -> Finding | None:
     if high < 0.9 or low > 1.1 or (lora and exact_high < 0.5):
         return facts.finding(
             "adapter_scale" if lora else "weights_arrive_changed",
-            "An update moves the sampler's log-probs otherwise than the trainer's, "
-            f"{rms(sampler) / rms(trainer):.2f} times as far",
-            "the engine applies the adapter otherwise than the trainer: with another scale (alpha / "
-            "rank), or to "
-            "other modules"
+            "A weight update changes the sampler's log-probs by "
+            f"{rms(sampler) / rms(trainer):.2f} times as much as the trainer's",
+            "the engine applies the adapter with another scale (alpha / rank), or to other modules"
             if lora
-            else "the weights that the engines have are not those that were trained",
+            else "the engines have other weights than the trainer",
             "compare alpha and rank in adapter_config.json with trainer.model.experimental.lora"
             if lora
             else "compare weights/step_N with the checkpoint of the same step",
@@ -250,8 +242,8 @@ def mismatch_grows(facts: DiagnosisFacts) -> Finding | None:
         "mismatch_after_updates",
         f"Sampler and trainer agreed on the first weights ({rms(first):.2g} nats) and do not later "
         f"({rms(later):.2g})",
-        "the engines do not have the weights that are trained",
-        "see `rl logs --events` for the updates of weights; restart the engines",
+        "the engines have other weights than the trainer",
+        "check the weight updates in `rl logs --events`; restart the engines",
         evidence=[("mismatch by step", facts.metrics("mismatch_kl_fresh"))],
         difference=rms(later),
     )
@@ -331,11 +323,10 @@ def equal_seeds(facts: DiagnosisFacts) -> Finding | None:
         return None
     return facts.finding(
         "equal_seeds",
-        f"In {alike} of {groups} groups all rollouts are the same word for word, though the policy is not "
-        "certain: "
-        f"by chance that would be with probability e^-{nats:.0f}",
+        f"In {alike} of {groups} groups all rollouts are identical, though the policy is not "
+        f"deterministic: the chance of that is e^-{nats:.0f}",
         "the rollouts of a group are sampled with the same seed, so there is nothing to compare",
-        "leave orchestrator.sampling.seed out, or see how the engine uses the seeds that it is given",
+        "remove orchestrator.sampling.seed, or check how the engine uses seeds",
         evidence=[(f"the groups of step {step}", facts.rollouts(step))],
         confidence="sure",
         share=alike / groups,

@@ -201,14 +201,16 @@ def require_kept(run: Path, step: int) -> TrainedBatch:
     try:
         return read_trained_batch(run / "trained", step)[1]
     except TransportError as error:
-        raise UsageError(f"{error} {_there(run / 'trained')}") from None
+        raise UsageError(
+            error.message, code="BK-RUN-NO-DATA", at=error.at, hint=_stored_steps(run / "trained")
+        ) from None
 
 
-def _there(kept: Path) -> str:
+def _stored_steps(kept: Path) -> str:
     steps = list(step_directories(kept))
     if not steps:
-        return "None is: see trainer.trained in the settings of the run."
-    return f"There are those of steps {steps[0]} to {steps[-1]}."
+        return "No batch is stored: see the setting trainer.trained."
+    return f"Stored batches: steps {steps[0]} to {steps[-1]}."
 
 
 def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> ReplayStart:
@@ -225,8 +227,9 @@ def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> Re
             verify_checkpoint(start.checkpoint)
         return start
     raise UsageError(
-        f"Step {step} cannot be computed again: {run} has no checkpoint at or before it from which on every "
-        f"batch was kept. {_there(run / 'trained')} `--until gradient` needs weights/step_{step} alone."
+        f"cannot replay step {step}: {run} has no earlier checkpoint from which all batches are stored",
+        code="BK-RUN-NO-DATA",
+        hint=f"use `--until gradient` (needs only weights/step_{step}). {_stored_steps(run / 'trained')}",
     )
 
 

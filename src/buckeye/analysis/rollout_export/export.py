@@ -27,7 +27,9 @@ def export_rollouts(
     Raise `UsageError` if the directory exists, and `BuckeyeError` if no rollouts are found.
     """
     if directory.exists():
-        raise UsageError(f"{directory} exists, and nothing is overwritten. Name another directory with --out")
+        raise UsageError(
+            f"{directory} exists", code="BK-FILE-EXISTS", hint="name another directory with --out"
+        )
     written = 0
 
     def fill(temporary: Path) -> None:
@@ -37,7 +39,9 @@ def export_rollouts(
             _write_inspect(played, temporary, run) if kind == "inspect" else _write_jsonl(played, temporary)
         )
         if not written:
-            raise BuckeyeError(f"{run.path}: no such rollouts, or their texts were deleted")
+            raise BuckeyeError(
+                f"{run.path}: no such rollouts, or their texts were deleted", code="BK-RUN-NO-DATA"
+            )
 
     write_directory(directory, fill)
     return written
