@@ -44,9 +44,9 @@ def commands() -> str:
     parts = [
         _table(
             ("command", "purpose"),
-            ((f"[`buckeye {c.words}`](#buckeye-{c.words.replace(' ', '-')})", c.summary) for c in shown),
+            ((f"[`buckeye {c.name}`](#buckeye-{c.name.replace(' ', '-')})", c.summary) for c in shown),
         ),
-        *(f"## buckeye {c.words}\n\n```text\n{_help(c)}```" for c in shown),
+        *(f"## buckeye {c.name}\n\n```text\n{_help(c)}```" for c in shown),
     ]
     return _page("Commands", TEXTS["intros"]["commands"], parts)
 
@@ -155,14 +155,14 @@ def _help(command: Command) -> str:
 
 
 def _show(command: Command) -> None:
-    if command.words == "rl":
+    if command.name == "rl":
         show_rl_page()
     elif command.takes_settings:
         with suppress(SystemExit):
-            command_function(command.words)(["--help"])
+            command_function(command.name)(["--help"])
     else:
-        typed = typer_command(command.words)
-        typed.format_help(typed.make_context(f"buckeye {command.words}", [], resilient_parsing=True), None)
+        typed = typer_command(command.name)
+        typed.format_help(typed.make_context(f"buckeye {command.name}", [], resilient_parsing=True), None)
 
 
 def _page(title: str, intro: str, parts: Sequence[str]) -> str:

@@ -31,7 +31,7 @@ COMMANDS = {
 }
 WIZARD = {
     "rl-environment": ((r"a command line: ", "text-2048"), (r"Write .*\? \[Y/n\]: ", "y")),
-    "rl-tasks": ((r"begin a file\): ", "games.json"),),
+    "rl-tasks": ((r"create a file\): ", "games.json"),),
     "rl-model": ((r"Where\?.*\[1\]: ", "1"), (r"Which model\?.*\[1\]: ", "1")),
     "rl-plan": ((r"Start\? \[Y/n\]: ", "n"),),
 }

@@ -13,7 +13,7 @@ from tests.command import run_here
 from buckeye.base.columns import align_columns
 from buckeye.cli.commands import command_function
 from buckeye.cli.removed import REMOVED_COMMANDS
-from buckeye.cli.tree import BY_WORDS, COMMANDS, GROUPS, TITLES, child_commands, lines
+from buckeye.cli.tree import BY_NAME, COMMANDS, GROUPS, TITLES, child_commands, command_lines
 from buckeye.version import __version__
 
 BUCKEYE = [sys.executable, "-m", "buckeye"]
@@ -54,15 +54,16 @@ def test_every_command_has_a_place(group):
 
 
 def test_the_tree_has_every_command_once_and_no_more_than_46():
-    assert len(BY_WORDS) == len(COMMANDS) <= 46
-    assert not REMOVED_COMMANDS.keys() & BY_WORDS.keys()
+    assert len(BY_NAME) == len(COMMANDS) <= 46
+    assert not REMOVED_COMMANDS.keys() & BY_NAME.keys()
     shown = [command for command in COMMANDS if not command.hidden]
     assert [
-        line.startswith(f"buckeye {command.words} ") for line, command in zip(lines(), shown, strict=True)
+        line.startswith(f"buckeye {command.name} ")
+        for line, command in zip(command_lines(), shown, strict=True)
     ]
 
 
-@pytest.mark.parametrize("words", [command.words for command in COMMANDS])
+@pytest.mark.parametrize("words", [command.name for command in COMMANDS])
 def test_every_command_explains_itself(words, tmp_path):
     assert callable(command_function(words))
     done = run_here(*words.split(), "--help", cwd=tmp_path)

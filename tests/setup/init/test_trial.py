@@ -128,9 +128,9 @@ def test_a_large_folder_is_copied_up_to_a_limit_and_that_is_said(place, tmp_path
     (folder / "deep").mkdir(parents=True)
     for name in ("a", "b", "deep/c"):
         (folder / name).write_bytes(bytes(400))
-    monkeypatch.setattr("buckeye.setup.init.named_paths._MOST_BYTES", 1000)
+    monkeypatch.setattr("buckeye.setup.init.named_paths._MAX_BYTES", 1000)
     done = copy_without_keys(folder, tmp_path / "copy")
-    assert (done.files, done.bytes, done.cut) == (2, 800, 1)
+    assert (done.files, done.bytes, done.above_limit) == (2, 800, 1)
     assert str(done) == wording
 
 
@@ -161,7 +161,7 @@ def test_the_words_of_a_command_that_are_the_users_files(tmp_path, monkeypatch, 
     for name in ("x.db", "serve.py", "bin/serve"):
         (tmp_path / name).touch()
     found = named_paths(command.format(p=tmp_path).split())
-    assert " ".join(found.words) == wording
+    assert " ".join(found.argv) == wording
     assert {name: str(path.relative_to(tmp_path)) for name, path in found.paths.items()} == wording
 
 

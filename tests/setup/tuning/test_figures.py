@@ -20,7 +20,7 @@ def tuned(tmp_path, monkeypatch):
     def run(gain):
         def train(config, directory, rate, steps, *, seconds):
             rewards = (
-                AT_START if rate == tune._STILL else [[0.3 + gain * step / 11] * 8 for step in range(12)]
+                AT_START if rate == tune._BASELINE_RATE else [[0.3 + gain * step / 11] * 8 for step in range(12)]
             )
             return Fork(rate=rate, directory=directory, seconds=1.0, step_seconds=0.1, rewards=rewards)
 

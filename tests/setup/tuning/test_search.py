@@ -73,7 +73,7 @@ def test_wrong_words(tmp_path, words, wording):
 
 
 def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(forks, "_carry_out", lambda argv, log, seconds: "not today")
+    monkeypatch.setattr(forks, "_run_command", lambda argv, log, seconds: "not today")
     config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3)
     logged = {"wandb": WandbConfig(), "trackio": TrackioConfig(), "tensorboard": TensorboardConfig()}
     config = config.model_copy(update=logged)
@@ -133,7 +133,7 @@ def test_forks_are_as_long_as_there_is_time_for(tmp_path, monkeypatch, budget, e
 
 @pytest.mark.parametrize(("steps", "scheduler"), [(40, "linear"), (12, "constant")])
 def test_a_fork_that_is_all_of_the_run_keeps_its_scheduler(tmp_path, monkeypatch, steps, scheduler):
-    monkeypatch.setattr(forks, "_carry_out", lambda argv, log, seconds: "not today")
+    monkeypatch.setattr(forks, "_run_command", lambda argv, log, seconds: "not today")
     config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3, steps=40)
     falling = config.trainer.model_copy(update={"scheduler": LinearSchedulerConfig(decay=10)})
     config = config.model_copy(update={"trainer": falling})
