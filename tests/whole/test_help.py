@@ -48,13 +48,13 @@ def test_help_fits_a_screen(words, tmp_path):
 
 
 @pytest.mark.parametrize("group", TITLES)
-def test_every_command_has_a_place(group):
+def test_help_titles_list_every_command(group):
     placed = [name for names in TITLES[group].values() for name in names]
     assert sorted(placed) == sorted(child_commands(group))
 
 
-def test_the_tree_has_every_command_once_and_no_more_than_46():
-    assert len(BY_NAME) == len(COMMANDS) <= 46
+def test_tree_has_at_most_47_commands_each_once():
+    assert len(BY_NAME) == len(COMMANDS) <= 47
     assert not REMOVED_COMMANDS.keys() & BY_NAME.keys()
     shown = [command for command in COMMANDS if not command.hidden]
     assert [
@@ -64,7 +64,7 @@ def test_the_tree_has_every_command_once_and_no_more_than_46():
 
 
 @pytest.mark.parametrize("words", [command.name for command in COMMANDS])
-def test_every_command_explains_itself(words, tmp_path):
+def test_every_command_has_help(words, tmp_path):
     assert callable(command_function(words))
     done = run_here(*words.split(), "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -132,13 +132,13 @@ def test_no_color():
     ],
     ids=" ".join,
 )
-def test_errors_look_the_same_and_say_what_to_type(words, tmp_path, wording):
+def test_errors_have_one_form_with_hint_and_code(words, tmp_path, wording):
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == wording
 
 
-def test_columns_are_folded_in_a_terminal_only(monkeypatch, wording):
+def test_align_columns_folds_only_in_a_terminal(monkeypatch, wording):
     rows = [("name", "what"), ("a", "one two three four five"), ("bb", "short")]
     assert align_columns(rows) == wording
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

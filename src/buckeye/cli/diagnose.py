@@ -56,7 +56,8 @@ def _finding_text(number: int, finding: Finding) -> str:
     rows += [("", "evidence", f"{evidence.fact}: {evidence.command}") for evidence in finding.evidence]
     if not finding.evidence:
         rows.append(("", "see", finding.command))
-    steps = f"step {finding.since}" + (f" to {finding.until}" if finding.since != finding.until else "")
+    is_one_step = finding.since == finding.until
+    steps = f"step {finding.since}" if is_one_step else f"steps {finding.since} to {finding.until}"
     head = f"{number}. {finding.name} ({finding.confidence}, {steps}): {finding.seen}"
     return printable(f"{head}\n{align_columns(rows)}")
 

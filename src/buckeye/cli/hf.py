@@ -93,7 +93,8 @@ def _write_and_push(
             write_dataset(target, name, splits, replace=True)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
             message = f"{target}: cannot write: {error.strerror}"
-            raise UsageError(message, code="BK-FILE-PERMISSION", hint="Name another folder with -o") from None
+            code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-EXISTS"
+            raise UsageError(message, code=code, hint="Name another folder with -o") from None
         if files := describe_archives(target):
             typer.echo(f"files of the tasks: {files}")
         return repository.push(target) if repository is not None else None

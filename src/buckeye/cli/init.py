@@ -98,7 +98,8 @@ def write_and_try_config(prepared: PreparedConfig, *, try_all: bool) -> TrialRes
         write_file(path, prepared.generated.text)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
         message = f"{path}: cannot write: {error.strerror}"
-        raise UsageError(message, code="BK-FILE-PERMISSION", hint="Name another file with -o") from None
+        code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-EXISTS"
+        raise UsageError(message, code=code, hint="Name another file with -o") from None
     typer.echo(summary_text(prepared.generated, path, prepared.files))
     result = try_config(prepared, load_gym_config(path), try_all=try_all)
     without_failed = prepared.command_without({trial.action for trial in result.failed})
@@ -132,7 +133,7 @@ def _parse_headers(pairs: Sequence[str]) -> dict[str, str]:
         if is_plaintext_key(name, value):
             raise UsageError(
                 f"--header {name}: has a key as text, which other users of this machine can read",
-                code="BK-KEY-INVALID",
+                code="BK-CLI-ARGUMENT",
                 hint=f"Write a variable in single quotes: '{name}=Bearer $MY_KEY'. Its value is read from "
                 "the environment or from .env",
             )

@@ -99,7 +99,7 @@ def to_the_model(child):
     child.expect(r"\[1\]: ")
 
 
-def test_it_asks_for_the_model_shows_the_plan_and_starts_only_with_consent(wizard, project):
+def test_wizard_prompts_for_the_model_and_confirms_the_plan(wizard, project):
     before = everything(project)
     child = wizard(NO_COLOR="1")
     to_the_model(child)
@@ -127,7 +127,7 @@ def test_ctrl_c_at_the_last_question_leaves_nothing(wizard, project):
 
 
 @pytest.mark.slow
-def test_several_of_a_kind_are_a_choice(wizard, project):
+def test_wizard_prompts_for_one_of_several_parts(wizard, project):
     (project / "configs" / "other.yaml").write_text(CONFIG)
     (project / "more_tasks.json").write_text(json.dumps([task(0)]))
     child = wizard("--model", "tiny", "--provider", "local")
@@ -143,7 +143,7 @@ def test_several_of_a_kind_are_a_choice(wizard, project):
 
 
 @pytest.mark.slow
-def test_an_empty_folder_is_asked_for_one_part_after_the_other(wizard, project, tmp_path):
+def test_wizard_creates_all_parts_in_an_empty_folder(wizard, project, tmp_path):
     leave_out(project, "all")
     tools = tmp_path / "tools.json"
     tools.write_text(json.dumps(TOOLS))

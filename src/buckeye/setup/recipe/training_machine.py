@@ -81,7 +81,7 @@ def remote_machine(provider: str, requested: GpuSpec | None, hosts: list[str]) -
         if requested is None:
             raise UsageError("--provider prime: needs --gpus", code="BK-CLI-MISSING", hint=hint)
         if not requested.type:
-            message = f"--provider prime: --gpus {requested} has no type"
+            message = f"--provider prime: --gpus {requested.count} has no type"
             raise UsageError(message, code="BK-CLI-MISSING", hint=hint)
         if hosts:
             raise UsageError(
