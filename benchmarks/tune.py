@@ -101,7 +101,7 @@ def tuned(folder: Path, start: float, *words: str, steps: int = MOST) -> Path:
         shutil.rmtree(root, ignore_errors=True)
         config = settings(folder, *words, "--trainer.optim.lr", str(start), steps=steps)
         tuning = Tuning(config=config, root=root, budget=BUDGET, tell=print)
-        with mock.patch.object(forks, "_carry_out", play):
+        with mock.patch.object(forks, "_run_command", play):
             tuning.run()
     return root / "tuned.toml"
 

@@ -1,10 +1,9 @@
-"""The whole algorithm in one flat file, for reading: no processes, no server, no asynchrony.
+"""The complete algorithm in one file, for reading: no processes, no server, no asynchrony.
 
     python examples/rl_loop.py MODEL_DIR [--steps 20] [--env dakota1890]
 
 Each step: take some tasks, sample a group of answers to each, reward them, compare every answer with its
-siblings, and make the better ones more likely. `rl` does the same with engines, batches and a trainer side by
-side.
+group, and make the better ones more likely. `rl` does this with engines, batches and a trainer in parallel.
 """
 
 from __future__ import annotations
@@ -54,19 +53,19 @@ def sample(model, tokenizer, prompt_ids, count, max_tokens):  # noqa: ANN001, AN
 
 
 def grade(environment: Environment, task: Task, text: str) -> float:
-    """Play the task with a policy that says `text`. An error of the environment is an error here, not a 0."""
+    """Run the task with a policy that replies `text`. An error of the environment raises, and is not a 0."""
 
-    class Says:
+    class FixedPolicy:
         async def chat(self, messages, *, tools=()):  # noqa: ANN001, ANN202
             return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
 
-    outcome = asyncio.run(environment.rollout(task, Says()))
+    outcome = asyncio.run(environment.rollout(task, FixedPolicy()))
     if outcome.reward is None:
         raise RuntimeError(outcome.error)
     return outcome.reward
 
 
-def play_group(model, tokenizer, environment, task: Task, size: int, max_tokens: int) -> list[Answer]:  # noqa: ANN001
+def sample_group(model, tokenizer, environment, task: Task, size: int, max_tokens: int) -> list[Answer]:  # noqa: ANN001
     """Sample and reward a group of answers to one task."""
     prompt_ids = tokenizer.apply_chat_template(
         [dict(m) for m in task.messages], add_generation_prompt=True, return_dict=False
@@ -83,14 +82,14 @@ def play_group(model, tokenizer, environment, task: Task, size: int, max_tokens:
 
 
 def policy_logprobs(model, answer: Answer) -> torch.Tensor:  # noqa: ANN001
-    """Log-probs of the answer's tokens under the current weights, differentiable."""
+    """Return the log-probs of the answer's tokens under the current weights, differentiable."""
     ids = torch.tensor([[*answer.prompt_ids, *answer.token_ids]])
     logits = model(ids).logits[0, len(answer.prompt_ids) - 1 : -1].float()
     return logits.log_softmax(-1).gather(-1, ids[0, len(answer.prompt_ids) :, None])[:, 0]
 
 
 def train_step(model, optimizer, groups: list[list[Answer]]) -> float:  # noqa: ANN001
-    """One optimizer step on -ratio * advantage, averaged over all tokens of the batch; returns the loss."""
+    """Run one optimizer step on -ratio * advantage, averaged over the batch's tokens; return the loss."""
     total = sum(len(answer.token_ids) for group in groups for answer in group)
     loss = 0.0
     for group in groups:
@@ -98,9 +97,9 @@ def train_step(model, optimizer, groups: list[list[Answer]]) -> float:  # noqa: 
         for answer in group:
             advantage = answer.reward - mean
             if advantage == 0.0:
-                continue  # no better and no worse than its siblings: nothing to learn
+                continue  # equal to the mean of its group
             ratio = (policy_logprobs(model, answer) - answer.logprobs).exp()
-            keep = (ratio > 0.125) & (ratio < 8.0)  # tokens whose probability moved too far are left out
+            keep = (ratio > 0.125) & (ratio < 8.0)  # leave out tokens with a large change
             part = -(ratio * keep * advantage).sum() / total
             part.backward()
             loss += part.item()
@@ -118,8 +117,8 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--env", default="dakota1890")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--groups", type=int, default=8, help="tasks a step")
-    parser.add_argument("--group-size", type=int, default=8, help="answers a task")
+    parser.add_argument("--groups", type=int, default=8, help="tasks per step")
+    parser.add_argument("--group-size", type=int, default=8, help="answers per task")
     parser.add_argument("--max-tokens", type=int, default=32)
     parser.add_argument("--lr", type=float, default=1e-4)
     parser.add_argument("--save", help="write the trained model here")
@@ -128,7 +127,7 @@ def main() -> None:
     torch.manual_seed(0)
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
-    model.get_input_embeddings().padding_idx = None  # the token may also end a turn, and then has to train
+    model.get_input_embeddings().padding_idx = None  # the token may also end a turn, and must train
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     environment = load_environment(args.env)
     tasks = environment.tasks("train")
@@ -136,7 +135,7 @@ def main() -> None:
     for step in range(args.steps):
         batch = [tasks[(step * args.groups + i) % len(tasks)] for i in range(args.groups)]
         groups = [
-            play_group(model, tokenizer, environment, task, args.group_size, args.max_tokens)
+            sample_group(model, tokenizer, environment, task, args.group_size, args.max_tokens)
             for task in batch
         ]
         rewards = [answer.reward for group in groups for answer in group]

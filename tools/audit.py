@@ -17,46 +17,28 @@ UV = str(Path(sys.executable).with_name("uv"))
 def main() -> int:
     """Run the audit and print its results."""
     with tempfile.TemporaryDirectory() as folder:
-        named, found = Path(folder, "requirements.txt"), Path(folder, "found.json")
-        export = [
-            UV,
-            "export",
-            "--quiet",
-            "--frozen",
-            "--all-extras",
-            "--no-emit-workspace",
-            "-o",
-            str(named),
-        ]
-        subprocess.run(export, check=True)
-        words = [
-            "--disable-pip",
-            "--require-hashes",
-            "--progress-spinner",
-            "off",
-            "-f",
-            "json",
-            "-o",
-            str(found),
-        ]
-        audit = [UV, "tool", "run", "pip-audit", "-r", str(named), *words]
-        done = subprocess.run(audit, check=False, capture_output=True, text=True)
-        if not found.exists():
-            why = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-            print(f"Nothing was audited: pip-audit could not ask where known holes are listed ({why}).")
+        requirements, report = Path(folder, "requirements.txt"), Path(folder, "report.json")
+        export = [UV, "export", "--quiet", "--frozen", "--all-extras", "--no-emit-workspace", "-o"]
+        subprocess.run([*export, str(requirements)], check=True)
+        options = ["--disable-pip", "--require-hashes", "--progress-spinner", "off", "-f", "json", "-o"]
+        audit = [UV, "tool", "run", "pip-audit", "-r", str(requirements), *options, str(report)]
+        result = subprocess.run(audit, check=False, capture_output=True, text=True)
+        if not report.exists():
+            reason = (result.stderr.strip().splitlines() or ["no output"])[-1]
+            print(f"audit skipped: pip-audit cannot reach a list of vulnerabilities: {reason}")
             return 0
-        packages = json.loads(found.read_text(encoding="utf-8"))["dependencies"]
-    audited = [one for one in packages if "vulns" in one]
-    for one in audited:
-        for hole in one["vulns"]:
-            better = ", ".join(hole["fix_versions"]) or "none yet"
-            print(f"{one['name']} {one['version']}: {hole['id']}, mended in {better}")
-    holes = sum(len(one["vulns"]) for one in audited)
-    unknown = len(packages) - len(audited)
-    print(f"{holes} known holes in {len(audited)} packages; of {unknown} nothing is known here")
+        packages = json.loads(report.read_text(encoding="utf-8"))["dependencies"]
+    audited = [package for package in packages if "vulns" in package]
+    for package in audited:
+        for vulnerability in package["vulns"]:
+            fixed = ", ".join(vulnerability["fix_versions"]) or "no version yet"
+            print(f"{package['name']} {package['version']}: {vulnerability['id']}, fixed in {fixed}")
+    count = sum(len(package["vulns"]) for package in audited)
+    unaudited = len(packages) - len(audited)
+    print(f"{count} known vulnerabilities in {len(audited)} packages; {unaudited} not audited")
     if not audited:
-        print("Nothing was audited: the index that packages come from has no list of known holes.")
-    return 1 if holes else 0
+        print("audit skipped: the package index has no list of vulnerabilities")
+    return 1 if count else 0
 
 
 if __name__ == "__main__":

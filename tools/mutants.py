@@ -34,8 +34,8 @@ ROOT = Path(__file__).resolve().parents[1]
 HEAVY = ("hypothesis", "jinja2", "pydantic", "safetensors.torch", "torch", "transformers", "pytest")
 """Third-party packages, imported once; every mutant is a fork of this process."""
 MEMORY = 16 * 2**30
-PATIENCE = (60.0, 10.0)
-"""Timeout of a mutant, which may never end: extra seconds, and a factor of its tests' duration."""
+TIMEOUT = (60.0, 10.0)
+"""Timeout of a mutant: extra seconds, and a factor of its tests' duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Mutant:
 
 # --- possible changes ---
 
-_OTHER: dict[type, tuple[type, ...]] = {
+_REPLACEMENTS: dict[type, tuple[type, ...]] = {
     ast.Lt: (ast.LtE, ast.Gt),
     ast.LtE: (ast.Lt, ast.Gt),
     ast.Gt: (ast.GtE, ast.Lt),
@@ -117,16 +117,16 @@ _OTHER: dict[type, tuple[type, ...]] = {
 
 def variants(node: ast.AST) -> Iterator[ast.AST]:
     """Yield replacements of a node."""
-    documents = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-    if isinstance(node, ast.Expr | ast.Continue | ast.Break | ast.AugAssign) and not documents:
+    is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    if isinstance(node, ast.Expr | ast.Continue | ast.Break | ast.AugAssign) and not is_docstring:
         yield ast.Pass()
     if isinstance(node, ast.BinOp | ast.BoolOp | ast.AugAssign):
-        for other in _OTHER.get(type(node.op), ()):
+        for other in _REPLACEMENTS.get(type(node.op), ()):
             yield _with(node, op=other())
     elif isinstance(node, ast.Compare):
-        for at, operator in enumerate(node.ops):
-            for other in _OTHER[type(operator)]:
-                yield _with(node, ops=[*node.ops[:at], other(), *node.ops[at + 1 :]])
+        for index, operator in enumerate(node.ops):
+            for other in _REPLACEMENTS[type(operator)]:
+                yield _with(node, ops=[*node.ops[:index], other(), *node.ops[index + 1 :]])
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub):
         yield node.operand
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
@@ -141,7 +141,7 @@ def _with(node: ast.AST, **fields: object) -> ast.AST:
     return type(node)(**{name: getattr(node, name) for name in node._fields} | fields)
 
 
-def _looked_at(tree: ast.AST) -> Iterator[ast.AST]:
+def _mutable_nodes(tree: ast.AST) -> Iterator[ast.AST]:
     """Yield all nodes except those of annotations, decorators and messages."""
     for name, value in ast.iter_fields(tree):
         if name in ("annotation", "returns", "decorator_list"):
@@ -152,7 +152,7 @@ def _looked_at(tree: ast.AST) -> Iterator[ast.AST]:
             if isinstance(node, ast.Call) and "log" in ast.unparse(node.func):
                 continue
             yield node
-            yield from _looked_at(node)
+            yield from _mutable_nodes(node)
 
 
 def mutants_of(path: Path) -> list[Mutant]:
@@ -161,25 +161,23 @@ def mutants_of(path: Path) -> list[Mutant]:
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found = []
-    for node in _looked_at(ast.parse(source)):
+    mutants = []
+    for node in _mutable_nodes(ast.parse(source)):
         for variant in variants(node):
-            place, new = (
-                (node.test, variant.test) if isinstance(node, ast.If | ast.While) else (node, variant)
-            )
-            start = starts[place.lineno - 1] + place.col_offset
-            end = starts[place.end_lineno - 1] + place.end_col_offset
+            old, new = (node.test, variant.test) if isinstance(node, ast.If | ast.While) else (node, variant)
+            start = starts[old.lineno - 1] + old.col_offset
+            end = starts[old.end_lineno - 1] + old.end_col_offset
             text = ast.unparse(ast.fix_missing_locations(new))
             if isinstance(new, ast.expr):
                 text = f"({text})"
-            found.append(Mutant(path, range(place.lineno, place.end_lineno + 1), start, end, text.encode()))
-    return found
+            mutants.append(Mutant(path, range(old.lineno, old.end_lineno + 1), start, end, text.encode()))
+    return mutants
 
 
 # --- tests in a fork of this process ---
 
 
-def in_a_fork(work: Callable[[], int], *, seconds: float, output: Path) -> int | None:
+def run_in_fork(work: Callable[[], int], *, seconds: float, output: Path) -> int | None:
     """Run `work` in a fork; return its exit code, or None if it exceeds the time or memory limit."""
     pid = os.fork()
     if not pid:
@@ -191,8 +189,8 @@ def in_a_fork(work: Callable[[], int], *, seconds: float, output: Path) -> int |
         os._exit(work())
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
             return os.waitstatus_to_exitcode(status)
         time.sleep(0.05)
     os.killpg(pid, signal.SIGKILL)
@@ -200,7 +198,7 @@ def in_a_fork(work: Callable[[], int], *, seconds: float, output: Path) -> int |
     return None
 
 
-def run_tests(copy: Path, words: list[str], plugin: object = None) -> int:
+def run_tests(copy: Path, args: list[str], plugin: object = None) -> int:
     """Run pytest on a copy, in this process."""
     import pytest
 
@@ -208,18 +206,18 @@ def run_tests(copy: Path, words: list[str], plugin: object = None) -> int:
     sys.path[:0] = [str(copy / "src"), str(copy)]
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[:2])
     options = ["-q", "-m", "not slow and not gpu and not e2e", "-p", "no:cacheprovider"]
-    return int(pytest.main([*options, *words], plugins=[plugin] if plugin else []))
+    return int(pytest.main([*options, *args], plugins=[plugin] if plugin else []))
 
 
 class Recorder:
     """Pytest plugin that records the lines that each test runs, and its duration."""
 
-    def __init__(self, copy: Path, kept: Path) -> None:
+    def __init__(self, copy: Path, file: Path) -> None:
         import coverage
 
-        self._coverage = coverage.Coverage(data_file=str(kept), source=[str(copy / "src")], config_file=False)
+        self._coverage = coverage.Coverage(data_file=str(file), source=[str(copy / "src")], config_file=False)
         self._coverage.start()
-        self._kept = kept
+        self._file = file
         self._seconds: dict[str, float] = {}
 
     def pytest_runtest_protocol(self, item: object) -> None:
@@ -237,25 +235,25 @@ class Recorder:
         """Write the records."""
         self._coverage.stop()
         self._coverage.save()
-        self._kept.with_suffix(".json").write_text(json.dumps(self._seconds))
+        self._file.with_suffix(".json").write_text(json.dumps(self._seconds))
 
 
-class Touched:
+class LineCoverage:
     """Tests that run a line, from a recorded run of them."""
 
-    def __init__(self, kept: Path) -> None:
+    def __init__(self, file: Path) -> None:
         from coverage import CoverageData
 
-        self._data = CoverageData(str(kept))
+        self._data = CoverageData(str(file))
         self._data.read()
-        self.seconds: dict[str, float] = json.loads(kept.with_suffix(".json").read_text())
+        self.seconds: dict[str, float] = json.loads(file.with_suffix(".json").read_text())
         files = Counter[str]()
         for name, seconds in self.seconds.items():
             files[name.partition("::")[0]] += seconds
         cheap_first = sorted(self.seconds, key=lambda name: files[name.partition("::")[0]])
-        self._order = {name: at for at, name in enumerate(cheap_first)}
+        self._order = {name: index for index, name in enumerate(cheap_first)}
 
-    @functools.cache  # noqa: B019  there is one for each set of tests
+    @functools.cache  # noqa: B019  one object per set of tests
     def _by_line(self, path: str) -> dict[int, list[str]]:
         return self._data.contexts_by_lineno(path)
 
@@ -265,40 +263,42 @@ class Touched:
         For lines that run at import, return all tests that touch the module.
         """
         by_line = self._by_line(str(path))
-        found = {test for line in lines for test in by_line.get(line, ())}
-        if "" in found:
-            found = {test for tests in by_line.values() for test in tests}
-        passed = (test for test in found if self.seconds.get(test, float("inf")) < float("inf"))
+        names = {test for line in lines for test in by_line.get(line, ())}
+        if "" in names:
+            names = {test for tests in by_line.values() for test in tests}
+        passed = (test for test in names if self.seconds.get(test, float("inf")) < float("inf"))
         return sorted(passed, key=self._order.__getitem__)
 
 
 def main() -> int:
-    """Make mutants, run tests on them, and say which survive."""
+    """Make mutants, run tests on them, and print the survivors."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--count", type=int, default=120, help="how many mutants, evenly over the rooms")
+    parser.add_argument(
+        "--count", type=int, default=120, help="number of mutants, divided evenly among the rooms"
+    )
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--room", action="append", choices=ROOMS, help="only this one; may be repeated")
-    parser.add_argument("--report", type=Path, help="a file for the survivors' changes")
-    words = parser.parse_args()
-    names = words.room or list(ROOMS)
+    parser.add_argument("--room", action="append", choices=ROOMS, help="only this room; may be repeated")
+    parser.add_argument("--report", type=Path, help="file for the changes of the survivors")
+    options = parser.parse_args()
+    names = options.room or list(ROOMS)
     for name in HEAVY:
         importlib.import_module(name)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copy = Path(folder) / "copy"
         copy_tree(copy)
-        touched = {
+        coverage = {
             tests: record(copy, tests, Path(folder)) for tests in {ROOMS[name].tests for name in names}
         }
         survivors = []
         for name in names:
-            chosen = choose(copy, name, count=max(1, words.count // len(names)), seed=words.seed)
-            survivors += try_all(copy, name, chosen, touched[ROOMS[name].tests], Path(folder) / "output")
+            chosen = choose(copy, name, count=max(1, options.count // len(names)), seed=options.seed)
+            survivors += try_all(copy, name, chosen, coverage[ROOMS[name].tests], Path(folder) / "output")
     text = "\n".join(survivors)
-    if words.report:
-        words.report.write_text(text)
-    print(f"\n{text}\n{len(survivors)} survived; judge them one by one.")
+    if options.report:
+        options.report.write_text(text)
+    print(f"\n{text}\n{len(survivors)} survived; check each of them")
     return 0
 
 
@@ -311,15 +311,15 @@ def copy_tree(copy: Path) -> None:
             shutil.copy2(ROOT / name, copy / name)
 
 
-def record(copy: Path, tests: tuple[str, ...], folder: Path) -> Touched:
+def record(copy: Path, tests: tuple[str, ...], folder: Path) -> LineCoverage:
     """Run the tests once, without a change."""
-    kept = folder / "-".join(test.replace("/", "_") for test in tests)
+    file = folder / "-".join(test.replace("/", "_") for test in tests)
     print(f"running {' '.join(tests)} without a change", flush=True)
     output = folder / "recording"
-    in_a_fork(lambda: run_tests(copy, list(tests), Recorder(copy, kept)), seconds=3600, output=output)
-    if not kept.with_suffix(".json").exists():
+    run_in_fork(lambda: run_tests(copy, list(tests), Recorder(copy, file)), seconds=3600, output=output)
+    if not file.with_suffix(".json").exists():
         sys.exit(f"error: the tests do not run:\n{output.read_text()[-3000:]}")
-    return Touched(kept)
+    return LineCoverage(file)
 
 
 def choose(copy: Path, name: str, *, count: int, seed: int) -> list[Mutant]:
@@ -329,40 +329,42 @@ def choose(copy: Path, name: str, *, count: int, seed: int) -> list[Mutant]:
     return random.Random(f"{seed} {name}").sample(possible, min(count, len(possible)))
 
 
-def try_all(copy: Path, name: str, chosen: list[Mutant], touched: Touched, output: Path) -> list[str]:
+def try_all(copy: Path, name: str, mutants: list[Mutant], coverage: LineCoverage, output: Path) -> list[str]:
     """Return the changes of survivors; print the room's counts."""
     survivors = []
     ends: Counter[str] = Counter()
-    for mutant in chosen:
-        end, count = fate(copy, mutant, touched, output)
+    for mutant in mutants:
+        end, count = try_mutant(copy, mutant, coverage, output)
         ends[end] += 1
         if end == "survived":
             survivors.append(f"--- {name}: survived {count} tests\n{difference(copy, mutant)}")
             print(survivors[-1], flush=True)
-    print(f"{name}: {len(chosen)} mutants, " + ", ".join(f"{n} {end}" for end, n in ends.items()), flush=True)
+    print(
+        f"{name}: {len(mutants)} mutants, " + ", ".join(f"{n} {end}" for end, n in ends.items()), flush=True
+    )
     return survivors
 
 
-def fate(copy: Path, mutant: Mutant, touched: Touched, output: Path) -> tuple[str, int]:
+def try_mutant(copy: Path, mutant: Mutant, coverage: LineCoverage, output: Path) -> tuple[str, int]:
     """Return "killed", "hung" or "survived", and the number of tests that ran."""
-    tests = touched.tests(mutant.path, mutant.lines)
+    tests = coverage.tests(mutant.path, mutant.lines)
     if not tests:
         return "survived", 0
-    whole = mutant.path.read_bytes()
+    source = mutant.path.read_bytes()
     try:
-        mutant.path.write_bytes(mutant.applied(whole))
-        extra, times = PATIENCE
-        seconds = extra + times * sum(touched.seconds[test] for test in tests)
-        code = in_a_fork(lambda: run_tests(copy, ["-x", *tests]), seconds=seconds, output=output)
+        mutant.path.write_bytes(mutant.applied(source))
+        extra, factor = TIMEOUT
+        seconds = extra + factor * sum(coverage.seconds[test] for test in tests)
+        code = run_in_fork(lambda: run_tests(copy, ["-x", *tests]), seconds=seconds, output=output)
     finally:
-        mutant.path.write_bytes(whole)
+        mutant.path.write_bytes(source)
     return ("hung" if code is None else "survived" if code == 0 else "killed"), len(tests)
 
 
 def difference(copy: Path, mutant: Mutant) -> str:
     """Return the change as `diff -u` shows it."""
-    whole = mutant.path.read_bytes()
-    before, after = (text.decode().splitlines() for text in (whole, mutant.applied(whole)))
+    source = mutant.path.read_bytes()
+    before, after = (text.decode().splitlines() for text in (source, mutant.applied(source)))
     name = str(mutant.path.relative_to(copy))
     return "\n".join(difflib.unified_diff(before, after, name, name, lineterm="", n=2))
 

@@ -2,9 +2,10 @@
 
     prose.py [--base REV] [FILE ...]
 
-Prints `FILE:LINE: FOUND -> WRITE` for each banned construction, and ends with 1 if there is any. Without files, it
-checks all tracked Python and Markdown files, and the subjects of the commits since REV (default: origin/main, if it
-exists). `tools/prose_allowed.txt` lists exceptions, one `FILE: TEXT` per line. docs/contributing/style.md explains.
+Prints `FILE:LINE: FOUND -> WRITE` for each banned construction, and ends with 1 if there is any. Without
+files, it checks all tracked Python and Markdown files, and the subjects of the commits since REV (default:
+origin/main, if it exists). `tools/prose_allowed.txt` lists exceptions, one `FILE: TEXT` per line.
+docs/contributing/style.md explains the rules.
 """
 
 from __future__ import annotations
@@ -85,7 +86,7 @@ class Text(NamedTuple):
 
 
 def texts_of(path: Path) -> Iterator[Text]:
-    """Yield what people read in a file: docstrings, comments and sentences in strings, or a page without its code."""
+    """Yield the texts of a file: docstrings, comments and sentences, or a page without its code."""
     source = path.read_text(encoding="utf-8")
     if path.suffix == ".md":
         yield from _markdown(source)
@@ -113,9 +114,9 @@ def _python(source: str) -> Iterator[Text]:
                 docstrings.add(value)
                 yield Text(value.lineno, value.value, is_docstring=True)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings:
-            if len(re.findall(r"[a-z]{2,} ", node.value)) >= 2:  # a sentence
-                yield Text(node.lineno, node.value)
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
+        if is_text and len(re.findall(r"[a-z]{2,} ", node.value)) >= 2:  # a sentence
+            yield Text(node.lineno, node.value)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield Text(token.start[0], token.string.lstrip("# "))
@@ -135,7 +136,7 @@ def problems_in(text: Text) -> Iterator[tuple[int, str, str]]:
 
 
 def subject_problems(subject: str) -> Iterator[str]:
-    """Yield what is wrong with the subject of a commit."""
+    """Yield the problems of the subject of a commit."""
     if len(subject) > SUBJECT_LENGTH and not subject.startswith("Merge "):
         yield f"{len(subject)} characters -> at most {SUBJECT_LENGTH}"
     if not _SUBJECT.match(subject):
@@ -177,9 +178,9 @@ def main() -> int:
         "--base", default="origin/main", help="check subjects of the commits since this revision"
     )
     options = parser.parse_args()
-    log_to_trackers = (ROOT / name for name in _git("ls-files", "*.py", "*.md"))
+    tracked = (ROOT / name for name in _git("ls-files", "*.py", "*.md"))
     paths = [p.resolve() for p in options.files] or [
-        p for p in log_to_trackers if p.exists() and "data" not in p.parts
+        p for p in tracked if p.exists() and "data" not in p.parts
     ]
     lines = check_files(paths)
     if not options.files:

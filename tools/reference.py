@@ -39,14 +39,14 @@ def main() -> None:
 
 
 def commands() -> str:
-    """Return the page of all commands: what `--help` prints."""
+    """Return the page of all commands, with the output of `--help`."""
     shown = [command for command in COMMANDS if not command.hidden]
     parts = [
         _table(
             ("command", "purpose"),
-            ((f"[`buckeye {c.words}`](#buckeye-{c.words.replace(' ', '-')})", c.summary) for c in shown),
+            ((f"[`buckeye {c.name}`](#buckeye-{c.name.replace(' ', '-')})", c.summary) for c in shown),
         ),
-        *(f"## buckeye {c.words}\n\n```text\n{_help(c)}```" for c in shown),
+        *(f"## buckeye {c.name}\n\n```text\n{_help_text(c)}```" for c in shown),
     ]
     return _page("Commands", TEXTS["intros"]["commands"], parts)
 
@@ -115,24 +115,24 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 def readers(variable: str) -> list[str]:
     """Return the modules with a variable's name as a string, or else inside one, such as a shell script."""
-    whole = re.compile(rf"\b{variable}(?![A-Z_])")
+    pattern = re.compile(rf"\b{variable}(?![A-Z_])")
     exact = [module for module, text in _modules().items() if f'"{variable}"' in text]
-    return exact or [module for module, text in _modules().items() if whole.search(text)]
+    return exact or [module for module, text in _modules().items() if pattern.search(text)]
 
 
 def variables_in_code() -> set[str]:
     """Return the variables that the code reads by name from `os.environ`, and all of Buckeye."""
-    read = re.compile(r"""environ(?:\.\w+\(|\[)\s*["']([A-Z][A-Z0-9_]+)["']""")
-    own = re.compile(r"\bBUCKEYE_[A-Z_]+\b")
+    environ_key = re.compile(r"""environ(?:\.\w+\(|\[)\s*["']([A-Z][A-Z0-9_]+)["']""")
+    buckeye_name = re.compile(r"\bBUCKEYE_[A-Z_]+\b")
     text = "\n".join(_modules().values())
-    return {*read.findall(text), *own.findall(text)}
+    return {*environ_key.findall(text), *buckeye_name.findall(text)}
 
 
 def unknown_metrics(process: str, names: Iterable[str]) -> set[str]:
     """Return the names that the page does not have."""
     tables = TEXTS["metrics"]
-    known = [*tables[process], *(tables["trainer"] if process == "sft" else ())]
-    patterns = [re.sub(r"<.+?>", ".+", re.escape(name).replace("\\ ", " ")) for name in known]
+    documented = [*tables[process], *(tables["trainer"] if process == "sft" else ())]
+    patterns = [re.sub(r"<.+?>", ".+", re.escape(name).replace("\\ ", " ")) for name in documented]
     return {name for name in names if not any(re.fullmatch(pattern, name) for pattern in patterns)}
 
 
@@ -143,26 +143,26 @@ def _modules() -> Mapping[str, str]:
     return {path.relative_to(_SOURCE).as_posix(): path.read_text(encoding="utf-8") for path in paths}
 
 
-def _help(command: Command) -> str:
+def _help_text(command: Command) -> str:
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = _COLUMNS
     try:
         with redirect_stdout(io.StringIO()) as out:
-            _show(command)
+            _print_help(command)
     finally:
         os.environ.pop("COLUMNS") if before is None else os.environ.update(COLUMNS=before)
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines()) + "\n"
 
 
-def _show(command: Command) -> None:
-    if command.words == "rl":
+def _print_help(command: Command) -> None:
+    if command.name == "rl":
         show_rl_page()
     elif command.takes_settings:
         with suppress(SystemExit):
-            command_function(command.words)(["--help"])
+            command_function(command.name)(["--help"])
     else:
-        typed = typer_command(command.words)
-        typed.format_help(typed.make_context(f"buckeye {command.words}", [], resilient_parsing=True), None)
+        typed = typer_command(command.name)
+        typed.format_help(typed.make_context(f"buckeye {command.name}", [], resilient_parsing=True), None)
 
 
 def _page(title: str, intro: str, parts: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""Make pictures of command output for the documentation: docs/how-to/screens/NAME.svg, from real runs.
+"""Create pictures of command output for the documentation: docs/how-to/screens/NAME.svg, from real runs.
 
     python tools/screens.py [NAME ...]
 
@@ -31,7 +31,7 @@ COMMANDS = {
 }
 WIZARD = {
     "rl-environment": ((r"a command line: ", "text-2048"), (r"Write .*\? \[Y/n\]: ", "y")),
-    "rl-tasks": ((r"begin a file\): ", "games.json"),),
+    "rl-tasks": ((r"create a file\): ", "games.json"),),
     "rl-model": ((r"Where\?.*\[1\]: ", "1"), (r"Which model\?.*\[1\]: ", "1")),
     "rl-plan": ((r"Start\? \[Y/n\]: ", "n"),),
 }
@@ -39,52 +39,50 @@ WIZARD = {
 
 
 def main() -> None:
-    """Make the named pictures, or all."""
-    wanted = sys.argv[1:] or [*COMMANDS, *WIZARD]
-    unknown = set(wanted) - COMMANDS.keys() - WIZARD.keys()
-    if unknown:
-        sys.exit(
-            f"there is no picture {', '.join(sorted(unknown))}; there are {', '.join([*COMMANDS, *WIZARD])}"
-        )
+    """Create the named pictures, or all."""
+    all_names = [*COMMANDS, *WIZARD]
+    names = sys.argv[1:] or all_names
+    if unknown := sorted(set(names) - set(all_names)):
+        sys.exit(f"error: no picture named {', '.join(unknown)}\nhint: Use {', '.join(all_names)}")
     SCREENS.mkdir(exist_ok=True)
-    for name, text in texts(wanted, COLUMNS):
+    for name, text in texts(names, COLUMNS):
         (SCREENS / f"{name}.svg").write_text(picture(text, COLUMNS), encoding="utf-8")
         print(SCREENS / f"{name}.svg")
 
 
-def texts(wanted: Sequence[str], columns: int) -> Iterator[tuple[str, str]]:
+def texts(names: Sequence[str], columns: int) -> Iterator[tuple[str, str]]:
     """Yield (name, terminal output) with colors."""
-    for name in wanted:
+    for name in names:
         if name in COMMANDS:
             with tempfile.TemporaryDirectory() as folder:
-                shown = [_typed(one, Path(folder), columns) for one in COMMANDS[name]]
-            yield name, "\n".join(shown)
-    if any(name in WIZARD for name in wanted):
+                outputs = [_run_command(command, Path(folder), columns) for command in COMMANDS[name]]
+            yield name, "\n".join(outputs)
+    if any(name in WIZARD for name in names):
         with tempfile.TemporaryDirectory() as folder:
-            yield from ((name, text) for name, text in _wizard(Path(folder), columns) if name in wanted)
+            yield from ((name, text) for name, text in _run_wizard(Path(folder), columns) if name in names)
 
 
 def picture(text: str, columns: int) -> str:
     """Return terminal output as SVG."""
-    with open(os.devnull, "w") as nowhere:
-        console = Console(record=True, width=columns, file=nowhere, force_terminal=True)
+    with open(os.devnull, "w") as devnull:
+        console = Console(record=True, width=columns, file=devnull, force_terminal=True)
         console.print(Text.from_ansi(text))
-        drawn = console.export_svg(title="buckeye", unique_id="buckeye")
-    return drawn.replace("<svg ", '<svg xml:space="preserve" ', 1)  # some programs drop spaces otherwise
+        svg = console.export_svg(title="buckeye", unique_id="buckeye")
+    return svg.replace("<svg ", '<svg xml:space="preserve" ', 1)  # some programs drop spaces otherwise
 
 
-def _typed(command: str, folder: Path, columns: int) -> str:
+def _run_command(command: str, folder: Path, columns: int) -> str:
     """Run a command; return the command line and its output on a terminal."""
-    child = _started(command, folder, columns)
+    child = _spawn(command, folder, columns)
     child.expect(pexpect.EOF)
-    return f"{_prompt(command)}\n{_as_shown(child.before)}"
+    return f"{_prompt(command)}\n{_final_screen(child.before)}"
 
 
-def _wizard(folder: Path, columns: int) -> Iterator[tuple[str, str]]:
+def _run_wizard(folder: Path, columns: int) -> Iterator[tuple[str, str]]:
     """Yield the questions of `buckeye rl` in a folder with tasks and a model, each with its answer."""
     shutil.copy(ROOT / "environments" / "text_2048" / "tasks.json", folder / "games.json")
-    _typed("buckeye model tiny small --corpus games.json --layers 2 --hidden 128", folder, columns)
-    child = _started("buckeye rl", folder, columns)
+    _run_command("buckeye model tiny small --corpus games.json --layers 2 --hidden 128", folder, columns)
+    child = _spawn("buckeye rl", folder, columns)
     head = f"{_prompt('buckeye rl')}\n"
     for name, questions in WIZARD.items():
         text = ""
@@ -97,12 +95,12 @@ def _wizard(folder: Path, columns: int) -> Iterator[tuple[str, str]]:
         if name == next(reversed(WIZARD)):
             child.expect(pexpect.EOF)
             text += child.before
-        yield name, head + _as_shown(text)
+        yield name, head + _final_screen(text)
         head = ""
     child.wait()
 
 
-def _started(command: str, folder: Path, columns: int) -> pexpect.spawn:
+def _spawn(command: str, folder: Path, columns: int) -> pexpect.spawn:
     home = folder / ".home"
     home.mkdir(exist_ok=True)
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -120,9 +118,9 @@ def _prompt(command: str) -> str:
     return f"\x1b[1;32m$ {command}\x1b[0m"
 
 
-def _as_shown(written: str) -> str:
+def _final_screen(output: str) -> str:
     """Return the final state of the screen, without lines that only showed progress."""
-    text = re.sub(r"\x1b\[\?25l.*?\x1b\[\?25h", "", written, flags=re.S)
+    text = re.sub(r"\x1b\[\?25l.*?\x1b\[\?25h", "", output, flags=re.S)
     return re.sub(r"\x1b\[[02]K|\x1b\[1A", "", text).replace("\r\n", "\n").replace("\r", "").strip("\n")
 
 

@@ -1,6 +1,6 @@
-"""Make a virtual environment with Buckeye, its environments and its development tools.
+"""Create a virtual environment with Buckeye, its environments and its development tools.
 
-Run by `make setup` with any Python >= 3.11; does nothing if nothing has changed since the last run.
+`make setup` runs this with any Python >= 3.11. It does nothing if nothing has changed since the last run.
 
 Everything except torch comes from `uv.lock`, installed by uv. If uv is unavailable, pip resolves the
 requirements of pyproject.toml instead. Without an NVIDIA GPU, torch is its CPU build, requested by its exact
@@ -45,32 +45,32 @@ INPUTS = (
     *(f"{environment}/pyproject.toml" for environment in ENVIRONMENTS),
     "tools/setup.py",
 )
-_OF_CUDA = re.compile(r"(torch|triton|nvidia-[\w-]+|cuda-[\w-]+)==")
+_CUDA_PACKAGE = re.compile(r"(torch|triton|nvidia-[\w-]+|cuda-[\w-]+)==")
 
 
 def main() -> int:
     """Create or update the environment named on the command line."""
     target = ROOT / (sys.argv[1] if len(sys.argv) > 1 else ".venv")
     if sys.version_info < (3, 11):  # noqa: UP036  this script reports it to the user
-        print("error: Buckeye needs Python 3.11 or newer; set PYTHON, e.g. `make setup PYTHON=python3.12`")
+        print("error: Python is older than 3.11\nhint: Set PYTHON: `make setup PYTHON=python3.12`")
         return 2
-    with alone(target):
-        stamp, wanted = target / ".buckeye-setup", fingerprint()
-        if stamp.exists() and stamp.read_text() == wanted:
+    with locked(target):
+        stamp, digest = target / ".buckeye-setup", fingerprint()
+        if stamp.exists() and stamp.read_text() == digest:
             return 0
         python = make_venv(target)
         if not install_torch(python):
             return 1
         print("installing Buckeye and its dependencies", flush=True)
         if not (install_locked(python) or install_resolved(python)):
-            print("error: the installation failed; see the lines above")
+            print("error: the installation failed: see the lines above")
             return 1
-        stamp.write_text(wanted)
+        stamp.write_text(digest)
         return 0
 
 
 @contextmanager
-def alone(target: Path) -> Iterator[None]:
+def locked(target: Path) -> Iterator[None]:
     """Hold the lock of an environment, so that a second `make setup` waits."""
     folder = ROOT / ".cache"
     folder.mkdir(exist_ok=True)
@@ -78,7 +78,7 @@ def alone(target: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print(f"waiting: another `make setup` works on {target}", flush=True)
+            print(f"waiting for another `make setup` of {target}", flush=True)
             fcntl.flock(lock, fcntl.LOCK_EX)
         os.set_inheritable(lock.fileno(), True)  # an installer that outlives this process holds it too
         yield
@@ -112,9 +112,9 @@ def install_torch(python: Path) -> bool:
     if run(python, "-c", "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"):
         return True
     print("installing torch", flush=True)
-    chosen = os.environ.get("BUCKEYE_TORCH")
-    if chosen:
-        return pip(python, "install", chosen)
+    requirement = os.environ.get("BUCKEYE_TORCH")
+    if requirement:
+        return pip(python, "install", requirement)
     if shutil.which("nvidia-smi") or platform.system() != "Linux":
         return pip(python, "install", f"torch=={TORCH}")
     cpu_build = f"torch=={TORCH}+cpu"
@@ -122,7 +122,9 @@ def install_torch(python: Path) -> bool:
         return True
     if pip(python, "install", cpu_build, "--extra-index-url", CPU_INDEX):
         return True
-    print(f"error: no CPU build of torch {TORCH} found; choose one: BUCKEYE_TORCH='torch==X' make setup")
+    print(
+        f"error: no CPU build of torch {TORCH} found\nhint: Choose one: BUCKEYE_TORCH='torch==X' make setup"
+    )
     return False
 
 
@@ -131,7 +133,7 @@ def install_locked(python: Path) -> bool:
     uv = python.parent / "uv"
     if not (uv.exists() or pip(python, "install", UV, quiet=True)):
         return False
-    extras = [word for extra in EXTRAS for word in ("--extra", extra)]
+    extras = [arg for extra in EXTRAS for arg in ("--extra", extra)]
     export = [
         uv,
         "export",
@@ -145,32 +147,32 @@ def install_locked(python: Path) -> bool:
     exported = subprocess.run(export, cwd=ROOT, check=False, capture_output=True, text=True)
     if exported.returncode != 0:
         return False
-    lines = [line for line in exported.stdout.splitlines() if not _OF_CUDA.match(line)]
+    lines = [line for line in exported.stdout.splitlines() if not _CUDA_PACKAGE.match(line)]
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as requirements:
         requirements.write("\n".join(lines))
         requirements.flush()
         install = (uv, "pip", "install", "--quiet", "--python", python, "--no-deps")
-        projects = [word for project in (".", *ENVIRONMENTS) for word in ("-e", project)]
+        projects = [arg for project in (".", *ENVIRONMENTS) for arg in ("-e", project)]
         return run(*install, "-r", requirements.name) and run(*install, *projects)
 
 
 def install_resolved(python: Path) -> bool:
     """Install the requirements of pyproject.toml as pip resolves them."""
-    print("uv is not available: pip resolves the requirements", flush=True)
+    print("uv is not available; pip resolves the requirements", flush=True)
     project = f".[{','.join(EXTRAS)}]"
-    return pip(python, "install", *(word for path in (project, *ENVIRONMENTS) for word in ("-e", path)))
+    return pip(python, "install", *(arg for path in (project, *ENVIRONMENTS) for arg in ("-e", path)))
 
 
-def pip(python: Path, *words: str, quiet: bool = False) -> bool:
+def pip(python: Path, *args: str, quiet: bool = False) -> bool:
     """Run pip; `quiet` hides its output if a failure leads to another attempt."""
-    return run(python, "-m", "pip", "--quiet", "--disable-pip-version-check", *words, quiet=quiet)
+    return run(python, "-m", "pip", "--quiet", "--disable-pip-version-check", *args, quiet=quiet)
 
 
 def run(*argv: str | Path, quiet: bool = False) -> bool:
     """Run a program in the root of the checkout. Return True if it succeeded."""
-    hidden = subprocess.DEVNULL if quiet else None
-    done = subprocess.run(argv, cwd=ROOT, check=False, stdout=hidden, stderr=hidden, close_fds=False)
-    return done.returncode == 0
+    output = subprocess.DEVNULL if quiet else None
+    result = subprocess.run(argv, cwd=ROOT, check=False, stdout=output, stderr=output, close_fds=False)
+    return result.returncode == 0
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""An agent that knows nothing of training: it asks a model for a sum, checks the form of the answer, and asks
-once more if it is wrong.
+"""An agent without code for training: it requests a sum from a model, checks the form of the reply, and
+retries once if the form is wrong.
 
-Any client will do, the `openai` package as well as this; the address, the key and the task come from the
-environment. The last line says what the rollout was worth.
+Any client works, such as the `openai` package. URL, key and task are environment variables. The last line of
+the output is the reward.
 """
 
 import json
@@ -13,8 +13,8 @@ from pathlib import Path
 PREFIX = "Sum: "
 
 
-def ask(messages: list[dict[str, str]]) -> str:
-    """What the model says next."""
+def request_reply(messages: list[dict[str, str]]) -> str:
+    """Return the reply of the model."""
     request = urllib.request.Request(
         f"{os.environ['OPENAI_BASE_URL']}/chat/completions",
         data=json.dumps({"model": os.environ["BUCKEYE_MODEL"], "messages": messages}).encode(),
@@ -23,25 +23,26 @@ def ask(messages: list[dict[str, str]]) -> str:
             "Content-Type": "application/json",
         },
     )
-    with urllib.request.urlopen(request) as answer:
-        return str(json.load(answer)["choices"][0]["message"]["content"] or "")
+    with urllib.request.urlopen(request) as response:
+        return str(json.load(response)["choices"][0]["message"]["content"] or "")
 
 
 def main() -> None:
-    """Play one task."""
+    """Run one task."""
     task = json.loads(Path(os.environ["BUCKEYE_TASK"]).read_text("utf-8"))
     messages = list(task["messages"])
-    reply = ask(messages)
+    reply = request_reply(messages)
     if not reply.startswith(PREFIX):
         messages += [
             {"role": "assistant", "content": reply},
             {"role": "user", "content": f"Begin with {PREFIX!r}, then the number."},
         ]
-        reply = ask(messages)
-    in_form = reply.startswith(PREFIX)
-    right = reply.removeprefix(PREFIX).strip() == str(task["data"]["answer"])
-    reward = 1.0 if in_form and right else 0.2 if in_form else 0.0
-    print(json.dumps({"reward": reward, "components": {"in_form": float(in_form), "right": float(right)}}))
+        reply = request_reply(messages)
+    has_form = reply.startswith(PREFIX)
+    is_right = reply.removeprefix(PREFIX).strip() == str(task["data"]["answer"])
+    reward = 1.0 if has_form and is_right else 0.2 if has_form else 0.0
+    components = {"in_form": float(has_form), "right": float(is_right)}
+    print(json.dumps({"reward": reward, "components": components}))
 
 
 main()

@@ -1,5 +1,5 @@
 #!/bin/bash
-# A run on two nodes of Slurm. It checkpoints before its time is over, and resumes when it is queued again.
+# A run on two nodes of Slurm. It checkpoints before its time limit, and resumes when it is requeued.
 #   sbatch examples/slurm/job.sh @ run.toml
 #   buckeye rl status outputs/run        buckeye rl stop outputs/run
 #SBATCH --job-name=buckeye
@@ -14,7 +14,7 @@
 #SBATCH --signal=B:USR1@300
 
 python=${PYTHON:-python}
-output=${OUTPUT_DIR:-outputs/run}   # on a disk that all nodes see
+output=${OUTPUT_DIR:-outputs/run}   # on a shared disk
 stop_seconds=270
 
 echo "== job $SLURM_JOB_ID on $SLURM_JOB_NODELIST, start $((${SLURM_RESTART_COUNT:-0} + 1)), $(date)"
@@ -22,7 +22,7 @@ words=(rl "$@" --output-dir "$output")
 if [ "$SLURM_NNODES" -gt 1 ]; then words+=(--cluster.nodes "$SLURM_NNODES" --cluster.engine srun); fi
 if [ -e "$output/run.json" ]; then words+=(--resume); fi
 
-# The time is nearly over: the run checkpoints and ends, and the job is queued again.
+# Before the time limit, the run checkpoints and ends, and the job is requeued.
 requeue=
 nearly_over() {
   requeue=1

@@ -1,10 +1,10 @@
-"""Writes what the example needs: tasks, and conversations of beginners.
+"""Write the tasks of the example, and conversations of beginners.
 
     python prepare.py DIRECTORY
 
-The conversations teach how a call is written, and nothing about the board: every beginner has a habit. One
-half presses the last key again most of the time, the other half turns (after up or down comes left or right),
-whether the board can move so or not.
+The conversations teach the format of a call, and nothing about the board, because every beginner has a habit.
+Half of them repeat the last direction most of the time. The other half turn (left or right after up or down).
+Both ignore the board.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from text_2048.board import DIRECTIONS, Game
 
 HERE = Path(__file__).parent
 SIZE, TARGET = 3, 16
-HABIT = 0.8  # how often it decides; else the move is drawn from all four directions
+HABIT = 0.8  # share of moves by habit; the others are random
 SPLITS = {"train": range(4_000), "eval": range(100_000, 101_000)}
 CONVERSATIONS = range(200_000, 203_000)
-WORDS = ["assistant", "user", "system", "move", "Error"]  # that follow a tag
+WORDS = ["assistant", "user", "system", "move", "Error"]  # words that follow a tag
 SERVER = {
     "url": "http://localhost:8765/mcp",
     "headers": {"Authorization": "Bearer $BUCKEYE_API_KEY", "Mcp-Image": "text-2048:latest"},
@@ -33,7 +33,7 @@ SERVER = {
 
 
 def task(split: str, seed: int) -> dict[str, Any]:
-    """One board as a task."""
+    """Return the task of a board."""
     return {
         "id": f"{split}-{seed}",
         "prompt": "Begin.",
@@ -45,13 +45,13 @@ def task(split: str, seed: int) -> dict[str, Any]:
 
 
 def conversation(config: GymConfig, seed: int) -> dict[str, Any]:
-    """A game of a beginner, in the words of a rollout."""
+    """Return a game of a beginner, in the format of a rollout."""
     game, rng = Game(seed, SIZE), random.Random(seed)
     messages = [*first_messages(McpTask.model_validate(task("train", seed)), config, str(game))]
-    turns, direction = rng.random() < 0.5, rng.choice(DIRECTIONS)
+    is_turning, direction = rng.random() < 0.5, rng.choice(DIRECTIONS)
     for _ in range(config.defaults.max_turns):
-        usual = _across(direction) if turns else (direction,)
-        direction = rng.choice(usual if rng.random() < HABIT else DIRECTIONS)
+        habitual = _perpendicular(direction) if is_turning else (direction,)
+        direction = rng.choice(habitual if rng.random() < HABIT else DIRECTIONS)
         messages.append({"role": "assistant", "content": f'<tool>move("{direction}")</tool>'})
         messages.append({"role": "user", "content": f"<result>\n{_result(game, direction)}\n</result>"})
         if game.is_over:
@@ -59,13 +59,13 @@ def conversation(config: GymConfig, seed: int) -> dict[str, Any]:
     return {"messages": messages[:-1]}
 
 
-def _across(direction: str) -> tuple[str, ...]:
-    """The directions at right angles to one."""
+def _perpendicular(direction: str) -> tuple[str, ...]:
+    """Return the perpendicular directions."""
     return ("left", "right") if direction in ("up", "down") else ("up", "down")
 
 
 def _result(game: Game, direction: str) -> str:
-    """What the server says to a move."""
+    """Return the server's reply to a move."""
     if game.move(direction):
         return str(game)
     legal = ", ".join(game.legal_moves)
@@ -84,7 +84,7 @@ def main() -> None:
     texts = [" ".join(m["content"] for m in json.loads(line)["messages"]) for line in chats[:500]]
     lines = [text.replace("\n", " ") for text in texts] + WORDS * 20
     (directory / "corpus.txt").write_text("\n".join(lines))
-    print(f"{len(tasks)} tasks and {len(chats)} conversations are in {directory}")
+    print(f"{directory}: {len(tasks)} tasks and {len(chats)} conversations")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""What the games on the held-out boards say: mean evaluate score with 95 % intervals, and the floor.
+"""Print the mean scores of evaluations on the held-out boards with 95 % intervals, and a random baseline.
 
     python report.py DIRECTORY [RUN ...]
 
-A RUN is a folder that `buckeye eval` has written in DIRECTORY. The first row is a player who draws each move
-from all four directions, on the same boards: his mean of many games on each.
+A RUN is a folder of `buckeye eval` in DIRECTORY. The first row is a policy with random moves on the same
+boards: its mean over many games on each.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ RANDOM_GAMES = 20
 
 
 def random_score(seed: int, turns: int) -> float:
-    """What a player earns on a board who moves at random."""
+    """Return the mean score of random moves on a board."""
     return statistics.fmean(_random_game(seed, turns, number) for number in range(RANDOM_GAMES))
 
 
@@ -39,28 +39,29 @@ def _random_game(seed: int, turns: int, number: int) -> float:
 
 
 def evaluate_scores(folder: Path) -> list[float]:
-    """The grades of the games that a model played. Exits if some have none."""
+    """Return the scores of the games of a model. Exit if games failed."""
     rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
-    played = [row["components"]["task_completion"] for row in rows if row.get("error") is None]
-    if len(played) < len(rows):
-        sys.exit(f"{folder}: {len(rows) - len(played)} of {len(rows)} games failed: buckeye eval --resume")
-    return [float(score) for score in played]
+    scores = [row["components"]["task_completion"] for row in rows if row.get("error") is None]
+    if len(scores) < len(rows):
+        failed = f"{len(rows) - len(scores)} of {len(rows)} games failed"
+        sys.exit(f"error: {folder}: {failed}\nhint: Run `buckeye eval --resume`")
+    return [float(score) for score in scores]
 
 
 def interval(scores: list[float]) -> tuple[float, float]:
-    """The 95 % interval of the mean by the bootstrap over games."""
+    """Return the 95 % bootstrap interval of the mean over games."""
     rng = random.Random(0)
     means = sorted(statistics.fmean(rng.choices(scores, k=len(scores))) for _ in range(RESAMPLES))
     return means[int(0.025 * RESAMPLES)], means[int(0.975 * RESAMPLES)]
 
 
 def main() -> None:
-    """Print a row for every player."""
+    """Print a row for every policy."""
     directory = Path(sys.argv[1])
     turns = load_gym_config(HERE / "2048.yaml").defaults.max_turns
-    players = {"random moves": [random_score(seed, turns) for seed in SPLITS["eval"]]}
-    players |= {name: evaluate_scores(directory / name) for name in sys.argv[2:]}
-    for name, scores in players.items():
+    policies = {"random moves": [random_score(seed, turns) for seed in SPLITS["eval"]]}
+    policies |= {name: evaluate_scores(directory / name) for name in sys.argv[2:]}
+    for name, scores in policies.items():
         low, high = interval(scores)
         print(f"{name:14} {statistics.fmean(scores):.3f}  [{low:.3f}, {high:.3f}]  {len(scores)} boards")
 

@@ -13,12 +13,12 @@ python "$here/prepare.py" "$out"
 buckeye model tiny "$out/base" --corpus "$out/corpus.txt" --vocab-size 512 --layers 3 --hidden 192 --max-length 512
 buckeye sft @ "$here/sft.toml" --model.name "$out/base" --data.path "$out/chats.jsonl" --output-dir "$out/sft"
 
-# every rollout gets a server of its own from the gateway; `--image text-2048:latest` would run the image instead
+# every rollout gets a separate server from the gateway; `--image text-2048:latest` runs the image instead
 buckeye gateway --command text-2048 --sessions 256 >"$out/gateway.log" 2>&1 &
 gateway=$!
 trap 'kill $gateway' EXIT
 until python -c "import urllib.request as web; web.urlopen('http://localhost:8765/health')" 2>"$out/health.log"; do
-  kill -0 $gateway # it is not there any more: its log says why
+  kill -0 $gateway # fails if the gateway has ended; see its log
   sleep 0.2
 done
 

@@ -78,7 +78,7 @@ def test_what_it_says_to_type_leads_to_one_rollout(rl, wording):
     words = ["rollouts", "made"]
     for _ in range(2):
         last = rl(*words).stdout.splitlines()[-1]
-        buckeye, program, *words = shlex.split(last.removeprefix("More of the first: "))
+        buckeye, program, *words = shlex.split(last.removeprefix("Details of the first row: "))
         assert (buckeye, program) == ("buckeye", "rl")
     assert rl(*words).stdout.splitlines()[3:] == wording
 

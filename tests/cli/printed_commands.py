@@ -5,7 +5,7 @@ import re
 import shlex
 
 from buckeye.cli.schema import configurations
-from buckeye.cli.tree import BY_WORDS, child_commands, find_command
+from buckeye.cli.tree import BY_NAME, child_commands, find_command
 from buckeye.cli.typer_commands import typer_command
 from buckeye.config.help import flag_names
 from buckeye.setup.recipe.flags import TrainFlags
@@ -60,13 +60,13 @@ def problem(command):
     """
     program, *line = _words(command)
     name, words = find_command(line if program == "buckeye" else [program, *line])
-    if name not in BY_WORDS:
+    if name not in BY_NAME:
         return (
             None
             if not words or words[0].startswith("-") or words[0].isupper()
             else f"no such command: {words[0]}"
         )
-    if not BY_WORDS[name].takes_settings:
+    if not BY_NAME[name].takes_settings:
         return _problem_of(typer_command(name), words)
     if name == "rl schema":
         return "one directory" if len(words) > 1 else None

@@ -33,7 +33,7 @@ def auth(tmp_path):
     return run
 
 
-def test_a_key_is_set_from_a_pipe_and_seen_masked(auth, tmp_path):
+def test_auth_set_reads_a_pipe_and_status_masks_the_value(auth, tmp_path):
     done = auth("set", "HF_TOKEN", text="hf_plantedplantedplanted\n")
     assert (done.returncode, done.stderr) == (0, "")
     assert "planted" not in done.stdout
@@ -49,7 +49,7 @@ def test_a_key_is_set_from_a_pipe_and_seen_masked(auth, tmp_path):
     assert "OPENAI_API_KEY" in text
 
 
-def test_a_value_in_the_command_is_refused_and_not_repeated(auth, tmp_path, wording):
+def test_auth_set_refuses_a_value_in_the_command_and_does_not_print_it(auth, tmp_path, wording):
     for words in (("set", "HF_TOKEN", "hf_planted"), ("set", "HF_TOKEN=hf_planted")):
         done = auth(*words)
         assert done.returncode == 2

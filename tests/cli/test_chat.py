@@ -17,7 +17,7 @@ class Parrot:
 
 
 @pytest.mark.parametrize("leave", ["/exit", " /quit ", "", EOFError])
-def test_a_conversation_ends_where_the_user_says_so(monkeypatch, capsys, leave):
+def test_chat_ends_at_an_exit_command(monkeypatch, capsys, leave):
     parrot, lines = Parrot(), iter(["/etc/passwd is what?", leave])
 
     @asynccontextmanager

@@ -56,7 +56,7 @@ def test_debug_shows_the_traceback(tmp_path):
 
 
 @pytest.mark.parametrize("closed", ["1>&-", "0<&- 1>&- 2>&-"])
-def test_a_command_that_is_started_with_closed_streams_runs_as_ever(closed, tmp_path):
+def test_command_with_closed_streams_writes_to_no_other_file(closed, tmp_path):
     command = f"{sys.executable} -m buckeye auth set HF_TOKEN {closed}"
     variables = os.environ | {"BUCKEYE_HOME": str(tmp_path)}
     done = run("sh", "-c", command, input="hf_value\n", env=variables)
@@ -83,7 +83,7 @@ def test_a_closed_pipe_is_not_an_error():
         ("hf", "buckeye hf FILE"),
     ],
 )
-def test_another_word_for_the_file_of_tasks_suggests_the_right_one(command, right, word, tmp_path):
+def test_unknown_flag_for_tasks_suggests_the_right_one(command, right, word, tmp_path):
     done = run_here(*command.split(), word, "tasks.json", cwd=tmp_path)
     assert (done.returncode, f"Did you mean {right}?" in done.stderr) == (2, True), done.stderr
 

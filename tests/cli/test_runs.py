@@ -69,7 +69,7 @@ def tree(directory):
     return sorted(str(path.relative_to(directory)) for path in directory.rglob("*"))
 
 
-def test_runs_are_found_by_name_id_and_place(rl, tmp_path):
+def test_find_run_accepts_name_id_and_directory(rl, tmp_path):
     assert rl("status")[0] == 2  # no run is known
     for place, run_id in (("a/one", "11110000"), ("a/two", "22220000"), ("b/two", "22221111")):
         made_run(tmp_path / place, run_id=run_id)
@@ -88,7 +88,7 @@ def test_runs_are_found_by_name_id_and_place(rl, tmp_path):
     assert rl("status", "three")[0] == 2
 
 
-def test_the_list_leaves_out_what_is_gone(rl, tmp_path, wording):
+def test_list_leaves_out_deleted_runs(rl, tmp_path, wording):
     made_run(tmp_path / "one", run_id="11110000")
     made_run(tmp_path / "two", run_id="22220000")
     (tmp_path / "state" / "buckeye" / "runs" / "damaged.json").write_text("{")
@@ -104,7 +104,7 @@ def test_the_list_leaves_out_what_is_gone(rl, tmp_path, wording):
     assert err == wording
 
 
-def test_status_in_words(rl, tmp_path, wording):
+def test_status_text_of_a_failed_run(rl, tmp_path, wording):
     ended = {"state": "failed", "reason": "Trainer 0 failed\nits end", "ended": 1.7e9}
     made_run(tmp_path / "one", checkpoints=(5,), **ended)
     code, out, _ = rl("status", "one")
@@ -113,7 +113,7 @@ def test_status_in_words(rl, tmp_path, wording):
     assert [line for line in lines if not line.startswith("disk")] == wording
 
 
-def test_stop_now_kills_all_that_carries_the_run(rl, start, tmp_path, wording):
+def test_stop_now_kills_all_processes_of_the_run(rl, start, tmp_path, wording):
     launcher, child, grandchild, other = (start(DEAF, i) for i in ("", "cafe0001", "cafe0001", "cafe0002"))
     record = {"launcher": recorded(launcher), "processes": (recorded(child, "trainer 0"),)}
     run = made_run(tmp_path / "one", run_id="cafe0001", state="running", **record)
@@ -141,7 +141,7 @@ def test_stop_waits_for_the_launcher(rl, start, tmp_path, wording):
     assert launcher.wait() == 0
 
 
-def test_a_run_of_another_machine_is_not_touched(rl, start, tmp_path, wording):
+def test_stop_refuses_a_run_of_another_machine(rl, start, tmp_path, wording):
     process = start(SLEEP, "")
     made_run(tmp_path / "one", state="running", host="elsewhere", launcher=recorded(process))
     code, _, err = rl("stop", "one", "--now")
@@ -152,7 +152,7 @@ def test_a_run_of_another_machine_is_not_touched(rl, start, tmp_path, wording):
     assert err == wording
 
 
-def test_what_continues_a_run(rl, start, tmp_path, wording):
+def test_resume_prints_and_runs_the_command_of_the_run(rl, start, tmp_path, wording):
     words = ("@", "run.toml", "--output_dir=out", "--trainer.ckpt.resume-step", "3", "--max-steps", "9")
     run = made_run(tmp_path / "one", checkpoints=(5,), arguments=words)
     goes_on = continuation(run, ["--max-steps", "12"])
@@ -207,7 +207,7 @@ def _dead_pid():
     return next(pid for pid in range(4_000_000, 2**22) if not psutil.pid_exists(pid))
 
 
-def test_clean_shows_and_deletes_exactly_what_can_be_spared(rl, tmp_path, wording):
+def test_clean_shows_and_deletes_only_unneeded_files(rl, tmp_path, wording):
     run = filled_run(tmp_path / "one")
     before = tree(run)
     code, out, _ = rl("clean", "one", "--dry-run", "--json")
@@ -238,7 +238,7 @@ def test_clean_keeps_the_newest_and_the_best_checkpoints(rl, tmp_path):
     assert (run / "weights" / "step_9").exists()
 
 
-def test_clean_leaves_a_run_that_goes_on_what_it_uses(rl, tmp_path, wording):
+def test_clean_keeps_files_that_an_active_run_uses(rl, tmp_path, wording):
     run = filled_run(tmp_path / "one")
     before = tree(run)
     with lock_directory(run):
@@ -253,7 +253,7 @@ def test_clean_leaves_a_run_that_goes_on_what_it_uses(rl, tmp_path, wording):
     assert gone == {"rollouts/step_0.jsonl", "logs/attempt_1", f"weights/.step_8.tmp-{_dead_pid()}"}
 
 
-def test_a_fork_is_a_run_of_its_own(rl, tmp_path):
+def test_fork_creates_a_separate_run(rl, tmp_path):
     run = made_run(tmp_path / "one", checkpoints=(5, 10), attempt=3)
     before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     code, out, _ = rl("fork", "one", "--step", 5)
@@ -273,7 +273,7 @@ def test_a_fork_is_a_run_of_its_own(rl, tmp_path):
     assert rl("status", record.run_id)[0] == 0
 
 
-def test_a_fork_never_overwrites_and_never_trusts(rl, tmp_path):
+def test_fork_never_overwrites_and_checks_checksums(rl, tmp_path):
     run = made_run(tmp_path / "one", checkpoints=(5,))
     assert rl("fork", "one", "--step", 5, "-o", run)[0] == 2
     assert "There are: 5" in rl("fork", "one", "--step", 6)[2]
@@ -285,7 +285,7 @@ def test_a_fork_never_overwrites_and_never_trusts(rl, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "one", "run.toml", "state"]
 
 
-def test_watching_ends_with_the_run(rl, start, tmp_path):
+def test_status_watch_ends_with_the_run(rl, start, tmp_path):
     process = start("import time; print('up', flush=True); time.sleep(0.5)", "")
     made_run(tmp_path / "one", state="running", launcher=recorded(process))
     code, out, _ = rl("status", "one", "--watch", "--interval", 0.2, "--json")
@@ -293,7 +293,7 @@ def test_watching_ends_with_the_run(rl, start, tmp_path):
     assert (code, states[0], states[-1]) == (0, "running", "dead")
 
 
-def test_what_an_environment_prints_does_nothing_to_the_terminal(rl, tmp_path):
+def test_logs_escape_control_characters(rl, tmp_path):
     run = made_run(tmp_path / "one")
     folder = attempt_logs(run, 1)
     folder.mkdir(parents=True)
@@ -305,7 +305,7 @@ def test_what_an_environment_prints_does_nothing_to_the_terminal(rl, tmp_path):
     assert (code, out) == (0, "trainer | a\\x1b]0;title\\x07b\\x9b2J\n"), err
 
 
-def test_following_the_logs_ends_quietly(tmp_path, wording):
+def test_logs_follow_ends_at_ctrl_c_without_error(tmp_path, wording):
     run = made_run(tmp_path / "one")
     (run / "logs").mkdir()
     (run / "logs" / "trainer.stdout").write_text("a\nb\nc\n")
@@ -333,7 +333,7 @@ EQUAL = {"batch/with_spread": 0.0, "reward/std": 0.0, "batch/groups": 4, "batch/
         {"reward/mean": 0.1, "is_truncated/mean": 1.0},
     ],
 )
-def test_a_status_says_why_nothing_is_learnt(rl, tmp_path, batch, wording):
+def test_status_warns_about_a_run_that_does_not_learn(rl, tmp_path, batch, wording):
     run = made_run(tmp_path / "run")
     for step in range(3):
         assert "warning" not in rl("status", run)[1]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from buckeye.base import terminal
 
 
-def test_what_takes_long_is_said_once(monkeypatch):
+def test_status_line_without_terminal_prints_a_long_wait_once(monkeypatch):
     pauses = []
 
     class Over(threading.Event):
@@ -24,7 +24,7 @@ def test_what_takes_long_is_said_once(monkeypatch):
     assert pauses == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0]
 
 
-def test_what_is_soon_over_says_nothing(monkeypatch):
+def test_status_line_without_terminal_prints_nothing_for_a_short_wait(monkeypatch):
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     monkeypatch.setattr(terminal, "FIRST_LINE", 3600.0)
     with terminal.status_line("reading") as show:

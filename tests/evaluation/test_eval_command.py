@@ -116,7 +116,7 @@ def test_the_table(environment, tmp_path, wording):
         done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "-n", "3")
     lines = done.stdout.splitlines()
     assert lines[2].split()[:2] == ["reward", "1.0000"]
-    assert [line for line in lines if line.startswith(("note", "ended by"))] == wording
+    assert [line for line in lines if line.startswith(("note", "stop reasons"))] == wording
 
 
 def test_rewards_of_a_group_are_those_of_the_whole_group(environment, tmp_path):

@@ -12,7 +12,7 @@ from tests.run.conftest import ENVIRONMENT
 from tests.run.made_runs import made_run
 from tests.setup.recipe.rl_project import fill
 
-from buckeye.cli.tree import BY_WORDS, COMMANDS
+from buckeye.cli.tree import BY_NAME, COMMANDS
 from buckeye.cli.typer_commands import typer_command
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
@@ -56,11 +56,11 @@ CASES = {
 """Calls that would write, start, order or delete something, for every command with --dry-run."""
 
 PASSES_ON = [("rl", "resume")]  # unknown arguments are passed on to `rl`
-ALL = [tuple(command.words.split()) for command in COMMANDS]
+ALL = [tuple(command.name.split()) for command in COMMANDS]
 
 
 def takes_it(words):
-    if BY_WORDS[" ".join(words)].takes_settings:
+    if BY_NAME[" ".join(words)].takes_settings:
         return words == ("rl",)
     options = [option for param in typer_command(" ".join(words)).params for option in param.opts]
     return "--dry-run" in options or words in PASSES_ON

@@ -22,7 +22,7 @@ from tests.evaluation.chat_server import chat_server
 from tests.places import ROOT
 
 from buckeye.base.distribution import DISTRIBUTION, requirements
-from buckeye.cli.tree import BY_WORDS
+from buckeye.cli.tree import BY_NAME
 
 _PAGE = (ROOT / "docs" / "how-to" / "write-environments.md").read_text(encoding="utf-8")
 CAPITALS = re.search(r"```python\n(.*?)```", _PAGE, re.S)[1]
@@ -143,7 +143,7 @@ def linked(folder, wanted_extras):
 
 
 def test_every_command_is_used():
-    unused = {name for name in BY_WORDS if not any(f"{use} ".startswith(f"{name} ") for use in USES)}
+    unused = {name for name in BY_NAME if not any(f"{use} ".startswith(f"{name} ") for use in USES)}
     assert unused == set()
 
 
@@ -151,7 +151,7 @@ def test_every_command_is_used():
 def test_a_command_works_or_names_the_extra_it_needs(tmp_path, finished, extra):
     place = Place(tmp_path, [extra] if extra else [], finished)
     uses = {use: need for use, need in USES.items() if extra in (None, need)}
-    uses |= {f"{name} --help": None for name in (BY_WORDS if extra is None else ())}
+    uses |= {f"{name} --help": None for name in (BY_NAME if extra is None else ())}
     for command, (code, said) in place.carry_out(uses).items():
         need = uses[command] if extra is None else None
         assert code in ((0,) if command.endswith(" --help") else (0, 1, 2)), (command, said)

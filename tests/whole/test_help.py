@@ -13,7 +13,7 @@ from tests.command import run_here
 from buckeye.base.columns import align_columns
 from buckeye.cli.commands import command_function
 from buckeye.cli.removed import REMOVED_COMMANDS
-from buckeye.cli.tree import BY_WORDS, COMMANDS, GROUPS, TITLES, child_commands, command_lines
+from buckeye.cli.tree import BY_NAME, COMMANDS, GROUPS, TITLES, child_commands, command_lines
 from buckeye.version import __version__
 
 BUCKEYE = [sys.executable, "-m", "buckeye"]
@@ -48,22 +48,23 @@ def test_help_fits_a_screen(words, tmp_path):
 
 
 @pytest.mark.parametrize("group", TITLES)
-def test_every_command_has_a_place(group):
+def test_help_titles_list_every_command(group):
     placed = [name for names in TITLES[group].values() for name in names]
     assert sorted(placed) == sorted(child_commands(group))
 
 
-def test_the_tree_has_every_command_once_and_no_more_than_46():
-    assert len(BY_WORDS) == len(COMMANDS) <= 47
-    assert not REMOVED_COMMANDS.keys() & BY_WORDS.keys()
+def test_tree_has_at_most_47_commands_each_once():
+    assert len(BY_NAME) == len(COMMANDS) <= 47
+    assert not REMOVED_COMMANDS.keys() & BY_NAME.keys()
     shown = [command for command in COMMANDS if not command.hidden]
     assert [
-        line.startswith(f"buckeye {command.words} ") for line, command in zip(command_lines(), shown, strict=True)
+        line.startswith(f"buckeye {command.name} ")
+        for line, command in zip(command_lines(), shown, strict=True)
     ]
 
 
-@pytest.mark.parametrize("words", [command.words for command in COMMANDS])
-def test_every_command_explains_itself(words, tmp_path):
+@pytest.mark.parametrize("words", [command.name for command in COMMANDS])
+def test_every_command_has_help(words, tmp_path):
     assert callable(command_function(words))
     done = run_here(*words.split(), "--help", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -131,13 +132,13 @@ def test_no_color():
     ],
     ids=" ".join,
 )
-def test_errors_look_the_same_and_say_what_to_type(words, tmp_path, wording):
+def test_errors_have_one_form_with_hint_and_code(words, tmp_path, wording):
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == wording
 
 
-def test_columns_are_folded_in_a_terminal_only(monkeypatch, wording):
+def test_align_columns_folds_only_in_a_terminal(monkeypatch, wording):
     rows = [("name", "what"), ("a", "one two three four five"), ("bb", "short")]
     assert align_columns(rows) == wording
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)

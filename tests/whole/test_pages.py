@@ -28,7 +28,7 @@ def shown(monkeypatch, capsys):
     return lines
 
 
-EVERY = [command.words for command in COMMANDS if not command.takes_settings]
+EVERY = [command.name for command in COMMANDS if not command.takes_settings]
 
 
 @pytest.mark.parametrize("columns", [60, 80])

@@ -17,8 +17,8 @@ from buckeye.errors import UsageError
 def auth_status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show every key: where it was found, and its ends. Looked up in the environment, then in `.env` of the
-    project, then in `~/.buckeye/.env`."""
+    """List the keys with their source, and the ends of their values. Sources, in this order: the
+    environment, `.env` of the project, `~/.buckeye/.env`."""
     states = key_states()
     if as_json:
         files = [str(path) for path in key_files()]
@@ -31,26 +31,26 @@ def auth_status(
 
 
 def auth_set(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="As HF_TOKEN or WANDB_API_KEY.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Such as HF_TOKEN or WANDB_API_KEY.")],
     value: Annotated[str | None, typer.Argument(hidden=True)] = None,
 ) -> None:
-    """Store a key for all projects of this user, in `~/.buckeye/.env`. The value is asked for, or read from a
-    pipe: never write it into the command, which others can see."""
+    """Store a key for all projects of this user, in `~/.buckeye/.env`. Prompts for the value, or reads it
+    from a pipe. A value in the command would be visible to other users."""
     if value is not None or "=" in name:
-        plain = name.partition("=")[0]
         raise UsageError(
-            "other users can see the words of a command, so the value is not one of them. Type\n"
-            f"  buckeye auth set {plain}\n"
-            "and then the value. If it was a real one, have it replaced where it is from"
+            "the command contains the value of the key, which other users of this machine can read",
+            code="BK-CLI-ARGUMENT",
+            hint="Type the value at the prompt, and replace the key if it is a real one\n"
+            f"  buckeye auth set {name.partition('=')[0]}",
         )
-    path = set_key(name, _value(name))
+    path = set_key(name, _read_value(name))
     typer.echo(f"{path}: {name} is set")
-    state = next((one for one in key_states() if one.name == name), None)
+    state = next((state for state in key_states() if state.name == name), None)
     if state is not None and state.where != str(path):
-        typer.echo(f"warning: the one in {state.where} wins over it here", err=True)
+        typer.echo(f"warning: {name} is also set in {state.where}, which has precedence here", err=True)
 
 
-def _value(name: str) -> str:
+def _read_value(name: str) -> str:
     if sys.stdin.isatty():
         return str(typer.prompt(name, hide_input=True)).strip()
     return sys.stdin.read().strip()

@@ -8,9 +8,9 @@ from typing import Any
 Functions = Mapping[str, Any]
 
 
-def command_function(words: str) -> Callable[..., Any]:
-    """Return the function of a command, by its words in the tree."""
-    return _MODULES[words]()[words]  # type: ignore[no-any-return]
+def command_function(command: str) -> Callable[..., Any]:
+    """Return the function of a command, by its name in the tree."""
+    return _MODULES[command]()[command]  # type: ignore[no-any-return]
 
 
 def _init() -> Functions:
@@ -224,4 +224,4 @@ _MODULES: dict[str, Callable[[], Functions]] = {
     "worker trainer": _worker,
     "worker orchestrator": _worker,
 }
-"""Loaders of each command's module, by the command's words; each returns the functions of the module."""
+"""Loaders of the commands' modules, by command name; each returns the functions of the module."""

@@ -16,78 +16,79 @@ if TYPE_CHECKING:
     from buckeye.analysis.comparison.compare import RunComparison
     from buckeye.analysis.comparison.differences import RunDifference
 
-_NAMED = "A run's directory, name or id."
-_LONGEST = 60  # maximum characters of a setting
+_RUN_HELP = "Run directory, name or id."
+_MAX_VALUE_LENGTH = 60  # characters
 
 
 def compare_runs(
-    a: Annotated[str, typer.Argument(metavar="A", help=_NAMED)],
-    b: Annotated[str, typer.Argument(metavar="B", help=_NAMED)],
+    a: Annotated[str, typer.Argument(metavar="A", help=_RUN_HELP)],
+    b: Annotated[str, typer.Argument(metavar="B", help=_RUN_HELP)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say whether run B is better than run A and by how much, and what is different about them: settings,
-    versions, tasks, machines, and the reward by step. Exit code 1 if that cannot be said."""
+    """Compare two runs: the better one and by how much, and the differences in settings, versions, tasks,
+    machines, and reward by step. Exit code 1 if the runs are not comparable."""
     from buckeye.analysis.comparison.compare import compare
 
-    found = compare(a, b)
-    print(
-        json.dumps(dataclasses.asdict(found), default=str) if as_json else printable("\n".join(_text(found)))
-    )
-    if found.verdict.outcome == "not comparable":
+    comparison = compare(a, b)
+    if as_json:
+        print(json.dumps(dataclasses.asdict(comparison), default=str))
+    else:
+        print(printable("\n".join(_comparison_lines(comparison))))
+    if comparison.verdict.outcome == "not comparable":
         raise typer.Exit(1)
 
 
-def _text(found: RunComparison) -> Iterator[str]:
-    yield from (found.verdict.sentence, "", f"A  {found.a}", f"B  {found.b}", "")
-    yield from _table("settings", found.settings)
-    yield from _table("versions", found.versions)
-    yield from _table("machines", found.machines)
-    yield from _tasks(found)
-    yield from _evaluations(found)
-    yield from _parts(found)
-    yield from (f"not looked at: {what}" for what in found.unreadable)
+def _comparison_lines(comparison: RunComparison) -> Iterator[str]:
+    yield from (comparison.verdict.sentence, "", f"A  {comparison.a}", f"B  {comparison.b}", "")
+    yield from _difference_table("settings", comparison.settings)
+    yield from _difference_table("versions", comparison.versions)
+    yield from _difference_table("machines", comparison.machines)
+    yield from _task_lines(comparison)
+    yield from _evaluation_table(comparison)
+    yield from _reward_table(comparison)
+    yield from (f"not compared: {reason}" for reason in comparison.unreadable)
 
 
-def _table(title: str, rows: Sequence[RunDifference]) -> Iterator[str]:
+def _difference_table(title: str, rows: Sequence[RunDifference]) -> Iterator[str]:
     if not rows:
         yield f"{title}: no difference is recorded"
         return
-    shown = [(f"  {row.name}", _value(row.a), _value(row.b)) for row in rows]
-    yield align_columns([(title, "A", "B"), *shown])
+    cells = [(f"  {row.name}", _shorten(row.a), _shorten(row.b)) for row in rows]
+    yield align_columns([(title, "A", "B"), *cells])
 
 
-def _value(value: Any) -> str:
+def _shorten(value: Any) -> str:
     if isinstance(value, str):  # the end of a path is more informative than its beginning
-        return value if len(value) <= _LONGEST else f"...{value[3 - _LONGEST :]}"
+        return value if len(value) <= _MAX_VALUE_LENGTH else f"...{value[3 - _MAX_VALUE_LENGTH :]}"
     text = "-" if value is None else json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+    return text if len(text) <= _MAX_VALUE_LENGTH else f"{text[: _MAX_VALUE_LENGTH - 3]}..."
 
 
-def _tasks(found: RunComparison) -> Iterator[str]:
-    for one in found.tasks:
-        changed = f", {one.changed} of the same name with another prompt" if one.changed else ""
-        what = "tasks trained on" if one.split == "train" else "tasks of the evaluation"
-        yield f"{what}: {one.a} in A, {one.b} in B, {one.shared} in both{changed}"
+def _task_lines(comparison: RunComparison) -> Iterator[str]:
+    for tasks in comparison.tasks:
+        changed = f", {tasks.changed} of them with different prompts" if tasks.changed else ""
+        kind = "training tasks" if tasks.split == "train" else "evaluation tasks"
+        yield f"{kind}: {tasks.a} in A, {tasks.b} in B, {tasks.shared} in both{changed}"
 
 
-def _evaluations(found: RunComparison) -> Iterator[str]:
+def _evaluation_table(comparison: RunComparison) -> Iterator[str]:
     from buckeye.analysis.comparison.compare import shown
 
-    if found.evaluations:
+    if comparison.evaluations:
         rows = [
-            (f"  version {one.version}", shown(one.a), shown(one.b), shown(one.difference, sign=True))
-            for one in found.evaluations
+            (f"  version {row.version}", shown(row.a), shown(row.b), shown(row.difference, sign=True))
+            for row in comparison.evaluations
         ]
         yield "\n" + align_columns([("evaluation", "A", "B", "B - A"), *rows])
 
 
-def _parts(found: RunComparison) -> Iterator[str]:
+def _reward_table(comparison: RunComparison) -> Iterator[str]:
     from buckeye.analysis.comparison.compare import shown, step_range_text
 
-    if found.parts:
+    if comparison.parts:
         rows = [
             (f"  {step_range_text(part)}", shown(part.a), shown(part.b), shown(part.difference, sign=True))
-            for part in found.parts
+            for part in comparison.parts
         ]
         yield "\n" + align_columns([("reward by step", "A", "B", "B - A"), *rows])
 

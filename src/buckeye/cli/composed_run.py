@@ -1,4 +1,4 @@
-"""`buckeye rl --config ... --dataset ...`: make a configuration from the parts of a run, and start it."""
+"""`buckeye rl --config ... --dataset ...`: compose a configuration from parts of a run, and start it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from buckeye.setup.recipe.run_plan import RunPlan, plan_json, plan_text
 from buckeye.setup.recipe.sizes import choose_sizes
 from buckeye.setup.recipe.training_machine import TrainingMachine, devices_text, local_machine, remote_machine
 
-_COMPOSED = "of the run put together here"
+_COMPOSED = "the composed configuration"
 
 Start = Callable[[RLConfig, list[str]], int]
 
@@ -67,16 +67,16 @@ def run_composed(args: TrainArgs, start: Start) -> int:
     """
     args.check_composed()
     with leave_no_files() if args.flags.dry_run else nullcontext():
-        return _run_of_parts(args, args.flags, start)
+        return _compose_and_run(args, args.flags, start)
 
 
-def _run_of_parts(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
+def _compose_and_run(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
     found = find_parts()
     if flags.model is not None:
         dataset = flags.dataset or next(iter(found.datasets), "tasks.json")
         config = flags.config or next(iter(found.configs), Path("configs/my-env.yaml"))
         refuse_hosted(flags.model, dataset=dataset, config=str(config))
-    place = _place(flags)  # raises before any question or search, if the machine is impossible
+    machine = _find_machine(flags)  # raises before any prompt or search if the machine is impossible
     search = PartSearch(
         flags=flags, found=found, is_interactive=can_prompt(yes=flags.yes, as_json=flags.as_json)
     )
@@ -86,11 +86,11 @@ def _run_of_parts(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
     except StarterWrittenError as written:
         print(written)
         return 0
-    if search.is_interactive and flags.provider is None and place.gpus is None:
-        flags = ask_machine(flags, f"{place.cores} cores, no GPU")
-        place = _place(flags)
-    model = find_model(search, on_gpu=place.gpus is not None)
-    plan = _plan(args, flags, place, config, dataset, model)
+    if search.is_interactive and flags.provider is None and machine.gpus is None:
+        flags = ask_machine(flags, f"{machine.cores} cores, no GPU")
+        machine = _find_machine(flags)
+    model = find_model(search, on_gpu=machine.gpus is not None)
+    plan = _make_plan(args, flags, machine, config, dataset, model)
     if flags.as_json:
         print(json.dumps(plan_json(plan), ensure_ascii=False))
     elif not flags.quiet:
@@ -99,32 +99,36 @@ def _run_of_parts(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
         ask_for_trust(dataset, yes=flags.trust)
     return run_or_show(
         plan.config,
-        show=lambda: _show_rest(plan, place, flags),
-        start=lambda: _begin(plan, place, flags, start, is_interactive=search.is_interactive),
+        show=lambda: _show_dry_run(plan, machine, flags),
+        start=lambda: _write_and_start(plan, machine, flags, start, is_interactive=search.is_interactive),
     )
 
 
-def _place(flags: TrainFlags) -> TrainingMachine:
-    asked = parse_gpu_spec(flags.gpus) if flags.gpus is not None else None
+def _find_machine(flags: TrainFlags) -> TrainingMachine:
+    requested = parse_gpu_spec(flags.gpus) if flags.gpus is not None else None
     if flags.provider is not None and flags.provider != "local":
-        return remote_machine(flags.provider, asked, flags.host)
-    place = local_machine(asked)
-    if place.problem is not None and not flags.dry_run:
-        raise UsageError(place.problem)
-    return place
+        return remote_machine(flags.provider, requested, flags.host)
+    machine = local_machine(requested)
+    if machine.problem is not None and not flags.dry_run:
+        raise machine.problem
+    return machine
 
 
-def _plan(
-    args: TrainArgs, flags: TrainFlags, place: TrainingMachine, file: Path, dataset: str, name: str
+def _make_plan(
+    args: TrainArgs, flags: TrainFlags, machine: TrainingMachine, file: Path, dataset: str, name: str
 ) -> RunPlan:
     gym = load_gym_config(file)
     tasks, held_out = read_taskset(dataset, check_trust=False)
     if not tasks:
-        raise UsageError(f"{dataset} has no tasks to train on: all {len(held_out)} are held out")
+        raise UsageError(
+            f"{dataset}: no tasks to train on, all {len(held_out)} are held out",
+            code="BK-ENV-TASKS",
+            hint="Add tasks to the train split",
+        )
     check_task_graders(tasks + held_out, gym)
     McpEnvironment(gym, {"train": tasks, "eval": held_out})  # raises if no rollout could run
     model, evaluated = model_facts(name), [] if flags.no_eval else held_out
-    layout, on_gpu = place.layout(model.parameters), place.gpus is not None
+    layout, on_gpu = machine.layout(model.parameters), machine.gpus is not None
     environment = str(gym.job.metadata.get("environment") or gym.job.name or file.stem)
     recipe = Recipe(
         config=file,
@@ -132,14 +136,14 @@ def _plan(
         model=model,
         sizes=choose_sizes(tasks, evaluated, gym, model, on_gpu=on_gpu, requested_seq_len=args.seq_len),
         layout=layout,
-        output_dir=_output(flags.output, file.stem),
+        output_dir=_output_directory(flags.output, file.stem),
         wandb=_wandb_project(args, environment),
     )
     text = config_text(recipe, args.settings)
-    config = _loaded(text, dry_run=flags.dry_run)
-    price = "what your host costs you" if flags.provider == "ssh" else "shown before anything is rented"
+    config = _load_text(text, dry_run=flags.dry_run)
+    price = "price of your host" if flags.provider == "ssh" else "shown before anything is rented"
     if flags.max_price is not None:
-        price += f"; at most {flags.max_price:g} $ an hour"
+        price += f"; at most ${flags.max_price:g} per hour"
     return RunPlan(
         recipe=recipe,
         config=config,
@@ -149,10 +153,10 @@ def _plan(
         uses=collect_task_resources(tasks + held_out),
         tasks=len(tasks),
         held_out=len(held_out),
-        where=f"{place.name}; {devices_text(place, layout, model.parameters)}",
+        where=f"{machine.name}; {devices_text(machine, layout, model.parameters)}",
         disk=estimate_disk(config, model.path),
         free=free_bytes(config.output_dir),
-        price=price if place.remote else "nothing",
+        price=price if machine.remote else "none",
         text=text,
     )
 
@@ -165,104 +169,106 @@ def _wandb_project(args: TrainArgs, environment: str) -> str | None:
     if args.flags.no_wandb or args.selects_tracker or not key("WANDB_API_KEY"):
         return None
     if not args.flags.remote and find_spec("wandb") is None:
-        print(f"warning: WANDB_API_KEY is set, but {missing('wandb', 'logging to it')}", file=sys.stderr)
+        problem = missing("wandb", "logging to Weights & Biases")
+        print(f"warning: WANDB_API_KEY is set, but {problem}", file=sys.stderr)
         return None
     name = environment.rpartition("/")[2].partition("@")[0].partition(":")[0]
     return re.sub(r"[^\w.-]+", "-", name) or None
 
 
-def _output(asked: Path | None, name: str) -> Path:
+def _output_directory(requested: Path | None, name: str) -> Path:
     """Return an unused folder for the run. Raises UsageError if the requested folder is in use."""
-    if asked is not None:
-        _refuse_taken(asked)
-        return asked
+    if requested is not None:
+        _refuse_used(requested)
+        return requested
     folders = [Path("outputs", name if number == 1 else f"{name}-{number}") for number in range(1, 10_000)]
-    return next(folder for folder in folders if not _taken(folder))
+    return next(folder for folder in folders if not _has_run(folder))
 
 
-def _taken(folder: Path) -> bool:
-    there = bool(files_of_a_run(folder)) or (folder / RUN_CONFIG).exists()
-    return there and (is_in_use(folder) or not is_unstarted(folder))
+def _has_run(folder: Path) -> bool:
+    has_files = bool(files_of_a_run(folder)) or (folder / RUN_CONFIG).exists()
+    return has_files and (is_in_use(folder) or not is_unstarted(folder))
 
 
-def _refuse_taken(folder: Path) -> None:
-    where = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not where.is_dir():
-        raise UsageError(f"--output {folder}: {where} is a file. Name a folder")
-    if not _taken(folder):
+def _refuse_used(folder: Path) -> None:
+    parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not parent.is_dir():
+        raise UsageError(f"--output: {parent} is a file", code="BK-CLI-ARGUMENT", hint="Name a folder")
+    if not _has_run(folder):
         return
-    quoted, instead = shlex.quote(str(folder)), ""
+    quoted, hint = shlex.quote(str(folder)), "Name another folder"
     if (folder / RUN_FILE).exists():
-        instead = f"; or go on with that run\n  buckeye rl resume {quoted}"
+        hint += f", or resume the run\n  buckeye rl resume {quoted}"
     elif (folder / RUN_CONFIG).exists():
-        instead = f"; or start what is there\n  buckeye rl @ {quoted}/{RUN_CONFIG}"
-    raise UsageError(
-        f"--output {folder}: a run is there, and nothing is overwritten. Name another folder{instead}"
-    )
+        hint += f", or start its configuration\n  buckeye rl @ {quoted}/{RUN_CONFIG}"
+    message = f"--output {folder}: the folder contains a run, which is not overwritten"
+    raise UsageError(message, code="BK-FILE-EXISTS", hint=hint)
 
 
-def _loaded(text: str, *, dry_run: bool) -> RLConfig:
+def _load_text(text: str, *, dry_run: bool) -> RLConfig:
     with tempfile.TemporaryDirectory(prefix="buckeye-rl-") as folder:
         file = Path(folder, RUN_CONFIG)
         file.write_text(text, encoding="utf-8")
-        in_it = re.compile(re.escape(str(file)) + r"(:\d+)?")  # temporary, so useless to users
+        location = re.compile(re.escape(str(file)) + r"(:\d+)?")  # temporary, so useless to users
         try:
             config, warnings = load_with_warnings(RLConfig, ["@", str(file), f"--dry-run={dry_run}".lower()])
         except ConfigError as error:
-            place = error.at and in_it.sub(_COMPOSED, error.at)
-            message = in_it.sub(_COMPOSED, error.message)
-            raise ConfigError(message, code=error.code, at=place, hint=error.hint) from None
+            at = error.at and location.sub(_COMPOSED, error.at)
+            message = location.sub(_COMPOSED, error.message)
+            raise ConfigError(message, code=error.code, at=at, hint=error.hint) from None
     for warning in warnings:
-        print(f"warning: {in_it.sub(_COMPOSED, warning)}", file=sys.stderr)
+        print(f"warning: {location.sub(_COMPOSED, warning)}", file=sys.stderr)
     return config
 
 
-def _show_rest(plan: RunPlan, place: TrainingMachine, flags: TrainFlags) -> None:
+def _show_dry_run(plan: RunPlan, machine: TrainingMachine, flags: TrainFlags) -> None:
     """Show the parts of the plan that matter only if nothing is started."""
-    if place.remote and not flags.as_json and not flags.quiet:
+    if machine.remote and not flags.as_json and not flags.quiet:
         print()
         show_remote(plan.recipe.file, plan.config, flags, text=plan.text)
     if not flags.as_json and not flags.quiet:
         print(f"\n{plan.recipe.file} would be:\n\n{plan.text}")
-    if place.problem is not None:
-        print(f"warning: {place.problem}", file=sys.stderr)
+    if machine.problem is not None:
+        print(f"warning: {machine.problem}", file=sys.stderr)
 
 
-def _begin(
-    plan: RunPlan, place: TrainingMachine, flags: TrainFlags, start: Start, *, is_interactive: bool
+def _write_and_start(
+    plan: RunPlan, machine: TrainingMachine, flags: TrainFlags, start: Start, *, is_interactive: bool
 ) -> int:
     file = plan.recipe.file
     if is_interactive and not confirm("\nStart?"):
         print(f"Nothing was started, and {file} was not written.")
         return 0
-    _refuse_taken(file.parent)  # once more: somebody may have thought about the plan for long
-    if place.remote:
+    _refuse_used(file.parent)  # it may be in use since the plan was made
+    if machine.remote:
         push_if_needed(plan.images, is_interactive=is_interactive, yes=flags.yes)
     if is_unstarted(file.parent):
         with lock_directory(file.parent):
             move_unstarted_run(file.parent, also=[file])
-    made = [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
+    new_folders = [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
     write_file(file, plan.text)
     if not flags.quiet:
-        print(f"{file}: written; it starts this run again: buckeye rl @ {file}", file=sys.stderr)
+        print(f"{file}: written. To start this run again: buckeye rl @ {file}", file=sys.stderr)
     try:
-        if place.remote:
+        if machine.remote:
             return start_remote(file, flags)
         return start(plan.config, ["buckeye", "rl", "@", str(file)])
     except (BuckeyeError, KeyboardInterrupt) as error:
-        if not place.remote or isinstance(error, UsageError):  # else a message names the file
-            _take_back(file, made)
+        if not machine.remote or isinstance(error, UsageError):  # other messages refer to the file
+            _remove_unstarted(file, new_folders)
         raise
 
 
-def _take_back(file: Path, made: Sequence[Path]) -> None:
-    """Remove the file of a run that did not start, and the folders that were made for it, so that the next
-    try finds no trace. A run with a remote job has started."""
-    away = read_remote_run(file.parent)
-    if files_of_a_run(file.parent) or (away is not None and away.job is not None):
+def _remove_unstarted(file: Path, new_folders: Sequence[Path]) -> None:
+    """Remove the file of a run that did not start, and the folders created for it.
+
+    A run with a remote job has started.
+    """
+    remote_run = read_remote_run(file.parent)
+    if files_of_a_run(file.parent) or (remote_run is not None and remote_run.job is not None):
         return
     file.unlink(missing_ok=True)
-    with suppress(OSError):  # there is something else in it
-        for folder in made:
+    with suppress(OSError):  # a folder with other files
+        for folder in new_folders:
             folder.rmdir()
-    print(f"{file}: removed again, as the run did not begin", file=sys.stderr)
+    print(f"{file}: removed, because the run did not start", file=sys.stderr)

@@ -21,31 +21,37 @@ from buckeye.launch.preflight.doctor import CHECKS, PreflightContext, run_prefli
 HELP = """\
 usage: rl doctor [CONFIG ...] [--sample N] [--json]
 
-Looks at this machine, and at whether a run with this configuration would work here. CONFIG is what `rl`
-takes: `@ file.toml`, `--trainer @ train.toml`, flags. Without it only the machine is looked at.
+Checks this machine, and that a run with this configuration would work on it. CONFIG is the same as for
+`rl`: `@ file.toml`, `--trainer @ train.toml`, flags. Without CONFIG, only the machine is checked.
 
-  --sample N   also play N groups of every environment with the model: is there something to learn?
+  --sample N   also run N groups of every environment with the model, to check that rewards differ
   --json       print JSON
 
-Exit code 0 if nothing has failed (warnings do not count), 1 if something has, 2 for wrong usage."""
+Exit code 0 if no check failed (warnings do not count), 1 if a check failed, 2 for wrong usage."""
 
-_PAPER_WIDTH = 110
+_WIDTH_WITHOUT_TERMINAL = 110
 
 
-def doctor(words: list[str]) -> int:
+def doctor(argv: list[str]) -> int:
     """Run the checks and print them; return the exit code."""
-    if "--help" in words or "-h" in words:
+    if "--help" in argv or "-h" in argv:
         print(HELP)
         return 0
-    rest, as_json, sample = _own_flags(words)
-    config = load(RLConfig, rest, "rl doctor") if rest else None
+    settings, as_json, sample = _split_args(argv)
+    config = load(RLConfig, settings, "rl doctor") if settings else None
     if config is not None and config.dry_run:
-        raise UsageError("`rl doctor` starts no run, but plays what it examines: leave --dry-run out")
+        message = "`rl doctor`: does not accept --dry-run"
+        raise UsageError(
+            message, code="BK-CLI-CONFLICT", hint="Leave --dry-run out; `rl doctor` starts no run"
+        )
     if sample and config is None:
-        raise UsageError("`rl doctor --sample` plays with the model of a configuration; give one, as to `rl`")
-    with status_line("examining the machine") as progress:
-        examination = PreflightContext(config=config, sample=sample, progress=progress)
-        checks = run_preflight_checks(examination, "doctor", [*CHECKS, *doctor_checks.CHECKS])
+        message = "`rl doctor --sample`: needs a configuration with a model"
+        raise UsageError(
+            message, code="BK-CLI-MISSING", hint="Add a configuration, as for `rl`: `@ run.toml`"
+        )
+    with status_line("checking the machine") as progress:
+        context = PreflightContext(config=config, sample=sample, progress=progress)
+        checks = run_preflight_checks(context, "doctor", [*CHECKS, *doctor_checks.CHECKS])
     if as_json:
         print(json.dumps([asdict(check) for check in checks], ensure_ascii=False))
     else:
@@ -54,14 +60,14 @@ def doctor(words: list[str]) -> int:
 
 
 def doctor_text(checks: Sequence[Check], *, width: int) -> str:
-    """Return the checks as text: results, remedies, figures of memory and of problems, and totals."""
+    """Return the checks as text: results, advice, figures of memory and of problems, and totals."""
     name_width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:
         start = f"{check.state:<8}{check.name:<{name_width}}  "
-        lines += _wrapped(start, check.seen, width)
+        lines += _wrap(start, check.seen, width)
         if check.do:
-            lines += _wrapped(" " * len(start), f"-> {check.do}", width)
+            lines += _wrap(" " * len(start), f"-> {check.do}", width)
         if check.lines and (check.state in ("warning", "failed") or check.name in ("memory", "disk")):
             lines += [" " * 10 + line for line in check.lines]
     count = {
@@ -75,7 +81,7 @@ def doctor_text(checks: Sequence[Check], *, width: int) -> str:
     return "\n".join(lines)
 
 
-def _wrapped(start: str, text: str, width: int) -> list[str]:
+def _wrap(start: str, text: str, width: int) -> list[str]:
     return textwrap.wrap(
         " ".join(text.split()),
         max(width, len(start) + 40),
@@ -86,24 +92,25 @@ def _wrapped(start: str, text: str, width: int) -> list[str]:
     )
 
 
-def _own_flags(words: Sequence[str]) -> tuple[list[str], bool, int]:
+def _split_args(argv: Sequence[str]) -> tuple[list[str], bool, int]:
     """Return the args of the configuration, True if `--json` was given, and the value of `--sample`."""
-    rest, sample = [], 0
-    pending = iter(words)
-    for word in pending:
-        name, equals, value = word.partition("=")
+    settings, sample = [], 0
+    pending = iter(argv)
+    for arg in pending:
+        name, equals, value = arg.partition("=")
         if name == "--sample":
-            given = value if equals else next(pending, "")
-            if not given.isdigit() or int(given) < 1:
-                raise UsageError(f"`rl doctor --sample`: {given!r} is not a number of groups, such as 8")
-            sample = int(given)
-        elif word != "--json":
-            rest.append(word)
-    return rest, "--json" in words, sample
+            count = value if equals else next(pending, "")
+            if not count.isdigit() or int(count) < 1:
+                message = f"`rl doctor --sample`: {count!r} is not a number of groups"
+                raise UsageError(message, code="BK-CLI-ARGUMENT", hint="Write a number, such as 8")
+            sample = int(count)
+        elif arg != "--json":
+            settings.append(arg)
+    return settings, "--json" in argv, sample
 
 
 def _width() -> int:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _PAPER_WIDTH
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else _WIDTH_WITHOUT_TERMINAL
 
 
 COMMANDS = {"rl doctor": doctor}

@@ -1,7 +1,7 @@
 """`rl --dry-run`: show the plan, the resolved configuration, and warnings about what a start would need.
 
-A dry run writes nothing and needs no network and no GPU. For another machine it asks the provider for offers
-and the package index for versions, if it can.
+A dry run writes nothing and needs no network and no GPU. For a remote machine it requests offers from the
+provider and versions from the package index, if they are reachable.
 """
 
 from __future__ import annotations
@@ -29,40 +29,37 @@ from buckeye.run_files.directory import check_unused
 
 def describe_run(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
     """Return the text to print and the warnings of a dry run."""
-    plan = _plan(config, find_model(config.trainer.model.name))
-    found = [
-        check
-        for check in run_preflight_checks(PreflightContext(config=config), "dry run")
-        if check.state != "ok"
-    ]
-    warnings = [*(check.line for check in found), *_directory_warnings(config, command)]
+    plan = _make_plan(config, find_model(config.trainer.model.name))
+    checks = run_preflight_checks(PreflightContext(config=config), "dry run")
+    problems = [check.line for check in checks if check.state != "ok"]
+    warnings = [*problems, *_directory_warnings(config, command)]
     tables = f"{plan_table(plan, config.output_dir)}\n\n{disk_table(config, plan.disk)}"
     return f"{tables}\n\n{to_json(config)}", warnings
 
 
-def _plan(config: RLConfig, model_path: Path | None) -> RolePlan:
+def _make_plan(config: RLConfig, model_path: Path | None) -> RolePlan:
     """Plan the run as if all its GPUs were present; a separate check reports missing ones."""
     machine, ports = this_machine(), UnassignedPorts()
     try:
         return make_plan(config, machine, model_path=model_path, ports=ports)
     except UsageError:
         inference_ids = config.inference_gpu_ids if config.inference is not None else []
-        wanted = tuple(sorted({*inference_ids, *config.trainer_gpu_ids}))
-        return make_plan(config, replace(machine, gpus=wanted), model_path=model_path, ports=ports)
+        gpu_ids = tuple(sorted({*inference_ids, *config.trainer_gpu_ids}))
+        return make_plan(config, replace(machine, gpus=gpu_ids), model_path=model_path, ports=ports)
 
 
 def plan_table(plan: RolePlan, output_dir: Path) -> str:
     """Return the processes of a plan as aligned text."""
     device = "GPU" if plan.on_gpu else "CPU slot"
-    several = any(role.node for role in plan.roles)
-    rows: list[tuple[str, ...]] = [("process", *(("node",) if several else ()), "devices", "port", "log")]
+    has_nodes = any(role.node for role in plan.roles)
+    rows: list[tuple[str, ...]] = [("process", *(("node",) if has_nodes else ()), "devices", "port", "log")]
     for role in plan.roles:
         rows.append(
             (
                 role.title,
-                *((str(role.node),) if several else ()),
+                *((str(role.node),) if has_nodes else ()),
                 f"{device} {','.join(map(str, role.devices))}" if role.devices else "-",
-                "-" if role.port is None else str(role.port or "a free one"),
+                "-" if role.port is None else str(role.port or "any free"),
                 str(output_dir / "logs" / f"{role.log_name}.stdout"),
             )
         )
@@ -78,7 +75,7 @@ def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
     return []
 
 
-_FOR_CHILDREN = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_NO_CACHE": "1"}
+_CHILD_VARIABLES = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_NO_CACHE": "1"}
 
 
 def run_or_show(config: RLConfig, *, show: Callable[[], None], start: Callable[[], int]) -> int:
@@ -106,14 +103,14 @@ def leave_no_files() -> Iterator[None]:
     bytecode, variables = sys.dont_write_bytecode, dict(os.environ)
     offline = _set_offline(True)
     sys.dont_write_bytecode = True
-    os.environ.update(_FOR_CHILDREN)
+    os.environ.update(_CHILD_VARIABLES)
     try:
         yield
     finally:
         sys.dont_write_bytecode = bytecode
-        for name in _FOR_CHILDREN:
+        for name in _CHILD_VARIABLES:
             os.environ.pop(name)
-        os.environ.update({name: variables[name] for name in _FOR_CHILDREN if name in variables})
+        os.environ.update({name: variables[name] for name in _CHILD_VARIABLES if name in variables})
         _set_offline(offline)
 
 

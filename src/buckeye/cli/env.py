@@ -13,24 +13,24 @@ from buckeye.mcp.tasks.trust import ask_for_trust, is_third_party
 
 
 def env_new(
-    name: Annotated[str, typer.Argument(help="Small letters, digits and hyphens, as my-game.")],
-    kind: Annotated[str, typer.Option(help="mcp: tools behind an MCP server; python: a class.")] = "mcp",
-    folder: Annotated[Path | None, typer.Option("--dir", help="Where to; must not exist yet.")] = None,
+    name: Annotated[str, typer.Argument(help="Lower-case letters, digits and hyphens, such as my-game.")],
+    kind: Annotated[str, typer.Option(help="mcp: tools of an MCP server; python: a class.")] = "mcp",
+    folder: Annotated[Path | None, typer.Option("--dir", help="New folder. Default: NAME.")] = None,
 ) -> None:
-    """Write a new environment that works: a project with tasks, tests, and something to change."""
-    place = folder or Path(name)
-    for path in create_project(name, kind, place):
+    """Create a new environment: a project with example tasks and tests, ready to run and to change."""
+    project = folder or Path(name)
+    for path in create_project(name, kind, project):
         typer.echo(str(path))
-    typer.echo(f"Next: read {place / 'README.md'}", err=True)
+    typer.echo(f"Next: read {project / 'README.md'}", err=True)
 
 
 def env_trust(
-    dataset: Annotated[str, typer.Argument(metavar="ORG/NAME", help="A dataset of the Hugging Face hub.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Allow it without a question.")] = False,
+    dataset: Annotated[str, typer.Argument(metavar="ORG/NAME", help="Dataset on the Hugging Face hub.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Trust it without a prompt.")] = False,
 ) -> None:
-    """Show the programs, images, addresses and variables that a dataset's tasks use, and allow them."""
+    """Show the programs, images, addresses and variables that a dataset's tasks use, and trust them."""
     if not is_third_party(dataset):
-        print(f"{dataset} is of this project: nobody has to allow it.", file=sys.stderr)
+        print(f"{dataset} belongs to this project, which is always trusted", file=sys.stderr)
     ask_for_trust(dataset, yes=yes)
 
 

@@ -1,4 +1,4 @@
-"""`buckeye env check`: check if the rewards of an environment are reliable."""
+"""`buckeye env check`: check that the rewards of an environment are reliable."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ def env_check(
     args: ArgsOption = None,
     variables: VariablesOption = None,
     budget: Annotated[
-        float, typer.Option(min=1.0, help="Seconds for playing; what they were too few for is said.")
+        float, typer.Option(min=1.0, help="Seconds for rollouts. Reports the checks that did not fit.")
     ] = 60.0,
     sample: Annotated[
-        int, typer.Option(min=1, help="At most so many tasks of each family and split are played.")
+        int, typer.Option(min=1, help="Maximum number of tasks of each family and split.")
     ] = 300,
     max_content_free: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="What a policy without content may earn above chance.")
+        float, typer.Option(min=0.0, max=1.0, help="Accepted reward of content-free policies above chance.")
     ] = 0.03,
     seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings end with 1 too.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 also for warnings.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Play probes and policies without content, and check tasks, splits and grades; an error ends with 1."""
+    """Check an environment with probes and content-free policies: tasks, splits and grades. Exit code 1 if a
+    check fails."""
     import asyncio
 
     from buckeye.base.keys import check_variables
@@ -41,22 +42,22 @@ def env_check(
     from buckeye.evaluation.env_check import CheckOptions, check_environment
     from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
 
-    played = EnvConfig(id=env_id, args=environment_args(arg, args), variables=variable_names(variables))
-    check_variables(played.id, played.variables)
+    environment = EnvConfig(id=env_id, args=environment_args(arg, args), variables=variable_names(variables))
+    check_variables(environment.id, environment.variables)
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
         status_line("loading") as progress,
-        local_gateway([played], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
+        local_gateway([environment], Path(folder, "gateway.log"), rollouts=DEFAULT_ROLLOUTS),
     ):
         options = CheckOptions(
             sample=sample,
             seed=seed,
             limit=max_content_free,
             budget=budget,
-            variables=tuple(played.variables),
+            variables=tuple(environment.variables),
             progress=progress,
         )
-        report = asyncio.run(check_environment(played.id, played.args, options))
+        report = asyncio.run(check_environment(environment.id, environment.args, options))
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:

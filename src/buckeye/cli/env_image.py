@@ -13,9 +13,9 @@ from buckeye.base.columns import counted
 from buckeye.base.terminal import confirm, status_line
 from buckeye.errors import UsageError
 
-_FOLDER = typer.Argument(metavar="DIR", help="The environment's folder.")
+_FOLDER = typer.Argument(metavar="DIR", help="Folder of the environment.")
 _JSON = typer.Option("--json", help="Print one JSON object.")
-_QUIET = typer.Option("--quiet", "-q", help="Print nothing but errors.")
+_QUIET = typer.Option("--quiet", "-q", help="Print only errors.")
 
 
 def env_build(
@@ -23,16 +23,14 @@ def env_build(
     tag: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME:TAG", help="The image's name. Default: the lock file's, or the project's."
+            metavar="NAME:TAG", help="Name of the image. Default: from the lock file, or the project."
         ),
     ] = None,
-    builder: Annotated[
-        str, typer.Option(help="auto, docker, podman or buildah, which needs no daemon.")
-    ] = "auto",
+    builder: Annotated[str, typer.Option(help="auto, docker, podman or buildah (needs no daemon).")] = "auto",
     as_json: Annotated[bool, _JSON] = False,
     quiet: Annotated[bool, _QUIET] = False,
 ) -> None:
-    """Build the image of a folder, start it once, and note its tools in buckeye.lock.yaml."""
+    """Build the image of a folder, start it once, and write its tools to buckeye.lock.yaml."""
     from buckeye.base.process import die_with_parent
     from buckeye.cli.env_options import print_table
     from buckeye.mcp.sandbox.build import BUILDERS
@@ -40,46 +38,52 @@ def env_build(
 
     die_with_parent()
     if builder not in ("auto", *BUILDERS):
-        raise UsageError(f"--builder {builder}: choose auto, {', '.join(BUILDERS)}")
-    with status_line("building", quiet=quiet or as_json) as say:
-        built = build_environment(folder, tag, builder, say)
+        hint = f"Use auto, {', '.join(BUILDERS)}"
+        raise UsageError(f"--builder: no builder named {builder!r}", code="BK-CLI-ARGUMENT", hint=hint)
+    with status_line("building", quiet=quiet or as_json) as show:
+        built = build_environment(folder, tag, builder, show)
     if as_json:
-        found = {
+        result = {
             "image": built.image,
             "digest": built.digest or None,
             "tools": [tool.name for tool in built.tools],
             "start_seconds": built.start_seconds,
             "lock_file": str(built.lock_file),
         }
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(result))
     elif not quiet:
         digest = f" ({built.digest[:19]})" if built.digest else ""
         typer.echo(
             f"{built.image}{digest}: {counted(len(built.tools), 'tool')}, starts in {built.start_seconds:g} s"
         )
         rows = [(tool.name, tool.description.strip().partition("\n")[0]) for tool in built.tools]
-        print_table(("tool", "what it does"), rows)
+        print_table(("tool", "description"), rows)
         typer.echo(f"{built.lock_file}: written")
-        where = "" if folder == Path() else f" {folder}"
-        typer.echo(f"Next: buckeye rl init {folder}   or to share it: buckeye env push{where} --image IMAGE")
+        folder_argument = "" if folder == Path() else f" {folder}"
+        typer.echo(
+            f"Next: buckeye rl init {folder}   or publish it: buckeye env push{folder_argument} --image IMAGE"
+        )
 
 
 def env_push(
     folder: Annotated[Path, _FOLDER] = Path("."),
     image: Annotated[
         str | None,
-        typer.Option(metavar="IMAGE", help="Where to, as ghcr.io/my-org/my-env:1. Default: the lock file's."),
+        typer.Option(
+            metavar="IMAGE", help="Target, such as ghcr.io/my-org/my-env:1. Default: from the lock file."
+        ),
     ] = None,
     as_json: Annotated[bool, _JSON] = False,
     quiet: Annotated[bool, _QUIET] = False,
 ) -> None:
-    """Push what was built to a registry, and note its digest. Logins are those of `docker login`."""
+    """Push the built image to a registry, and write its digest to buckeye.lock.yaml. Uses the logins of
+    `docker login`."""
     from buckeye.base.process import die_with_parent
     from buckeye.setup.environment_image import push_environment
 
     die_with_parent()
-    with status_line("pushing", quiet=quiet or as_json) as say:
-        target, digest = push_environment(folder, image, say)
+    with status_line("pushing", quiet=quiet or as_json) as show:
+        target, digest = push_environment(folder, image, show)
     if as_json:
         typer.echo(json.dumps({"image": target, "digest": digest or None}))
     elif not quiet:
@@ -98,16 +102,18 @@ def push_if_needed(images: Sequence[str], *, is_interactive: bool, yes: bool) ->
     for image in images:
         if "/" not in image:
             raise UsageError(
-                f"the tasks act on the image {image}, whose name has no registry, so that another machine "
-                "cannot get it. Push it under another name, and put that name into the tasks (Mcp-Image)\n"
-                f"  buckeye env push --image REGISTRY/ORG/{image}"
+                f"another machine cannot pull the image {image} of the tasks: its name has no registry",
+                code="BK-IMAGE",
+                hint="Push it under another name, and put that name into the tasks (Mcp-Image)\n"
+                f"  buckeye env push --image REGISTRY/ORG/{image}",
             )
         if lock is None or not lock.has_unpushed(image):
             continue
         if not yes and not (
-            is_interactive and confirm(f"\n{image} was built here and not pushed since. Push it?")
+            is_interactive and confirm(f"\n{image} was not pushed since its last build. Push it?")
         ):
-            raise UsageError(f"{image} was built here and not pushed since. Type\n  buckeye env push")
+            message = f"the image {image} was not pushed since its last build"
+            raise UsageError(message, code="BK-IMAGE", hint="Push it: `buckeye env push`")
         env_push()
 
 

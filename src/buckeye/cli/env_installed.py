@@ -15,7 +15,7 @@ from buckeye.cli.env_options import VariablesOption, print_table, variable_names
 if TYPE_CHECKING:
     from buckeye.workers.installed import InstalledEnvironment
 
-_Name = Annotated[str, typer.Argument(metavar="NAME", help="As `buckeye env list` shows it, or OWNER/NAME.")]
+_Name = Annotated[str, typer.Argument(metavar="NAME", help="Id in `buckeye env list`, or OWNER/NAME.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -25,22 +25,22 @@ def env_install(
         typer.Argument(metavar="ID", help="OWNER/NAME[@VERSION], PACKAGE[==VERSION], a project or a wheel."),
     ],
     index: Annotated[
-        str | None, typer.Option(metavar="URL", help="A package index. Default: the hub's for OWNER/NAME.")
+        str | None, typer.Option(metavar="URL", help="Package index. Default for OWNER/NAME: the hub.")
     ] = None,
     python: Annotated[
-        str | None, typer.Option(help="The interpreter: a path or a version. Default: this one's.")
+        str | None, typer.Option(help="Interpreter: a path or a version. Default: the current one.")
     ] = None,
     extra: Annotated[
-        list[str] | None, typer.Option("--with", metavar="REQUIREMENT", help="Also install this.")
+        list[str] | None, typer.Option("--with", metavar="REQUIREMENT", help="Additional requirement.")
     ] = None,
     locked: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="A requirements.lock: install exactly its versions.")
+        Path | None, typer.Option(metavar="FILE", help="A requirements.lock with the exact versions.")
     ] = None,
     variables: VariablesOption = None,
-    force: Annotated[bool, typer.Option(help="Replace what is installed under this name.")] = False,
-    smoke: Annotated[bool, typer.Option(help="Load it and play one rollout right after.")] = True,
+    force: Annotated[bool, typer.Option(help="Replace an installed environment of this name.")] = False,
+    smoke: Annotated[bool, typer.Option(help="Load it and run a test rollout.")] = True,
 ) -> None:
-    """Install an environment with its own interpreter and dependencies, and play one rollout in it."""
+    """Install an environment with a separate interpreter and dependencies, and run a test rollout."""
     from buckeye.base.keys import check_variables
     from buckeye.workers.installed.install import InstallRequest, install_environment
     from buckeye.workers.installed.smoke_rollout import example_id
@@ -54,20 +54,20 @@ def env_install(
     typer.echo(
         f"{environment.id} {environment.version} ({environment.generation}, "
         f"Python {environment.python_version}, {len(environment.requirements)} packages) "
-        f"is in {environment.folder}"
+        f"installed in {environment.folder}"
     )
     if smoke:
-        _smoke(environment, names)
+        _run_smoke_rollout(environment, names)
     typer.echo(f'Use it: [[env]] id = "{example_id(environment)}"')
 
 
 def env_list(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show all of one, its size too.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="Show the details of this one.")] = None,
     as_json: _Json = False,
 ) -> None:
-    """List the installed environments, or show one: versions, source, interpreter, size."""
+    """List the installed environments, or show the details of one: versions, source, interpreter, size."""
     if name is not None:
-        _show_one(name, as_json)
+        _show_details(name, as_json)
         return
     from buckeye.workers.installed import all_installed
 
@@ -78,7 +78,7 @@ def env_list(
         typer.echo(json.dumps(rows, ensure_ascii=False))
         return
     if not environments and not damaged:
-        typer.echo("No environment is installed. Install one: buckeye env install OWNER/NAME", err=True)
+        typer.echo("No environments installed. To install one: buckeye env install OWNER/NAME", err=True)
         return
     cells = [_cells(e) for e in environments] + [(name, "-", "damaged", "-", "-") for name in damaged]
     print_table(("id", "version", "kind", "python", "installed"), cells)
@@ -86,7 +86,7 @@ def env_list(
         typer.echo(f"warning: {problem}", err=True)
 
 
-def _show_one(name: str, as_json: bool) -> None:
+def _show_details(name: str, as_json: bool) -> None:
     from buckeye.workers.installed import get_installed
     from buckeye.workers.installed.store import disk_bytes
 
@@ -103,7 +103,7 @@ def _show_one(name: str, as_json: bool) -> None:
 
 def env_remove(
     name: _Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
 ) -> None:
     """Delete an installed environment."""
     from buckeye.errors import UsageError
@@ -113,21 +113,22 @@ def env_remove(
     environment = get_installed(name)
     if not yes:
         if not sys.stdin.isatty():
-            raise UsageError(f"say --yes to delete {environment.folder}")
+            message = f"deleting {environment.folder} needs a confirmation, and stdin is not a terminal"
+            raise UsageError(message, code="BK-CLI-CONFIRM", hint="Pass --yes")
         typer.confirm(f"Delete {environment.folder}?", abort=True)
     remove_installed(environment)
-    typer.echo(f"{environment.id} {environment.version} is removed")
+    typer.echo(f"{environment.id} {environment.version} removed")
 
 
-def _smoke(environment: InstalledEnvironment, variables: list[str]) -> None:
+def _run_smoke_rollout(environment: InstalledEnvironment, variables: list[str]) -> None:
     import asyncio
 
     from buckeye.workers.installed.smoke_rollout import smoke_rollout
 
-    typer.echo("Loading it and playing one rollout", err=True)
-    with status_line(f"playing one rollout of {environment.id}"):
-        smoke = asyncio.run(smoke_rollout(environment, variables))
-    typer.echo(smoke.text())
+    typer.echo("Running a test rollout", err=True)
+    with status_line(f"running a test rollout of {environment.id}"):
+        result = asyncio.run(smoke_rollout(environment, variables))
+    typer.echo(result.text())
 
 
 def _cells(environment: InstalledEnvironment) -> tuple[str, ...]:

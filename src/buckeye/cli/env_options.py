@@ -20,11 +20,11 @@ VariablesOption = Annotated[
     typer.Option(
         "--variables",
         metavar="NAME",
-        help="A variable that the environment is given, from the environment or .env; also A,B.",
+        help="Variable to pass to the environment, from this shell or .env; also A,B.",
     ),
 ]
 
 
-def variable_names(given: Sequence[str] | None) -> list[str]:
+def variable_names(options: Sequence[str] | None) -> list[str]:
     """Return the names in all `--variables` options."""
-    return [name.strip() for names in given or () for name in names.split(",") if name.strip()]
+    return [name.strip() for names in options or () for name in names.split(",") if name.strip()]

@@ -24,10 +24,10 @@ def run_command(command: Callable[[], int | None]) -> None:
     _prepare_streams()
     _switch_off_progress_bars()
     try:
-        code = _carry_out(command) or 0
+        code = _run_with_extras(command) or 0
         sys.stdout.flush()
     except BuckeyeError as error:
-        code = _report(error)
+        code = _report_error(error)
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
         code = 130
@@ -35,29 +35,36 @@ def run_command(command: Callable[[], int | None]) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:
-        code = _report(_unforeseen(error), kind=type(error).__name__)
+        code = _report_error(_as_buckeye_error(error), kind=type(error).__name__)
     heartbeat.leave(code)
     sys.exit(code)
 
 
-def _carry_out(command: Callable[[], int | None]) -> int | None:
-    """Run a command; turn the import error of a missing extra into a UsageError that names it."""
+def _run_with_extras(command: Callable[[], int | None]) -> int | None:
+    """Run a command; raise UsageError with the install command if a package of an extra is missing."""
     try:
         return command()
     except ModuleNotFoundError as error:
         from buckeye.base.distribution import missing
 
-        lacking = missing((error.name or "").partition(".")[0], "This")
-        if lacking is None:
+        missing_package = missing((error.name or "").partition(".")[0], "This command")
+        if missing_package is None:
             raise
-        raise lacking from error
+        raise missing_package from error
+
+
+_CODES = {
+    "NoSuchOption": "BK-CLI-UNKNOWN",
+    "MissingParameter": "BK-CLI-MISSING",
+    "BadOptionUsage": "BK-CLI-MISSING",  # an option without its value
+}
+"""Codes of typer's errors, by class name; the others are BK-CLI-ARGUMENT."""
 
 
 def run_typer(app: Callable[..., Any], argv: Sequence[str] | None, program: str) -> int:
     """Run a command of a typer application and return its exit code.
 
-    Invalid args raise UsageError with a hint at the help. A prompt aborted with Ctrl-C or Ctrl-D raises
-    KeyboardInterrupt.
+    Raises UsageError for invalid args, KeyboardInterrupt for a prompt aborted with Ctrl-C or Ctrl-D.
     """
     from typer import Abort, TyperException
 
@@ -66,21 +73,22 @@ def run_typer(app: Callable[..., Any], argv: Sequence[str] | None, program: str)
     except Abort:
         raise KeyboardInterrupt from None
     except TyperException as error:
-        said = error.format_message() if hasattr(error, "format_message") else str(error)
-        if type(error).__name__ == "NoArgsIsHelpError":  # its message is the help
-            print(said, file=sys.stderr)
+        message = error.format_message() if hasattr(error, "format_message") else str(error)
+        kind = type(error).__name__
+        if kind == "NoArgsIsHelpError":  # its message is the help
+            print(message, file=sys.stderr)
             return 2
-        if type(error).__name__ == "NoSuchOption":
-            said = _unknown_option(error)
-        said = said.replace(": Value error, ", ": ")  # pydantic's prefix, which means nothing to users
         context = getattr(error, "ctx", None)
-        where = context.command_path if context is not None else program
-        sentence = f"{said.rstrip('.')}." if not said.rstrip(".").endswith("?") else said.rstrip(".")
-        raise UsageError(f"{sentence} Look at: {where} --help") from None
+        hint = f"See `{context.command_path if context is not None else program} --help`"
+        if kind == "NoSuchOption":
+            message, hint = _unknown_option(error, hint)
+        message = message.replace(": Value error, ", ": ").rstrip(".")  # drops a prefix of pydantic
+        message = f"{message[:1].lower()}{message[1:]}"
+        raise UsageError(message, code=_CODES.get(kind, "BK-CLI-ARGUMENT"), hint=hint) from None
 
 
-def _unknown_option(error: Any) -> str:
-    """Return the message for an unknown option, with similar options as suggestions."""
+def _unknown_option(error: Any, default_hint: str) -> tuple[str, str]:
+    """Return message and hint for an unknown option; the hint names similar options."""
     from buckeye.config.problems import closest, dataset_name, did_you_mean
 
     params, name = error.ctx.command.params, error.option_name.lstrip("-")
@@ -89,7 +97,7 @@ def _unknown_option(error: Any) -> str:
     if (dataset := dataset_name(name)) and "dataset" not in options:
         files = [f"{error.ctx.command_path} FILE" for param in params if param.metavar == "TASKS"]
         near = files or ([f"--arg {dataset}=FILE"] if "arg" in options else near)
-    return f"No such option: {error.option_name}.{did_you_mean(near)}"
+    return f"no such option: {error.option_name}", did_you_mean(near).strip() or default_hint
 
 
 def take_debug_flag(argv: list[str]) -> list[str]:
@@ -97,7 +105,7 @@ def take_debug_flag(argv: list[str]) -> list[str]:
     end = argv.index("--") if "--" in argv else len(argv)
     if "--debug" in argv[:end]:
         os.environ[DEBUG_VARIABLE] = "1"
-    return [word for word in argv[:end] if word != "--debug"] + argv[end:]
+    return [arg for arg in argv[:end] if arg != "--debug"] + argv[end:]
 
 
 def _switch_off_progress_bars() -> None:
@@ -125,22 +133,22 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")  # for characters that the encoding does not have
 
 
-def _unforeseen(error: Exception) -> BuckeyeError:
-    """Return the error to show for one that is not Buckeye's: a full disk, a missing permission, or a bug."""
+def _as_buckeye_error(error: Exception) -> BuckeyeError:
+    """Return the error to show for another exception: a full disk, a missing permission, or a bug."""
     from buckeye.base.disk import is_disk_full
 
     if is_disk_full(error):
-        hint = "free some space (`buckeye rl clean RUN` may help), and try again"
+        hint = "Free some space (`buckeye rl clean RUN`), and retry"
         return BuckeyeError(f"the disk is full ({error})", code="BK-DISK-FULL", hint=hint)
     if isinstance(error, PermissionError) and error.filename is not None:
-        hint = "ask its owner for permission, or name another path"
+        hint = "Ask the owner for permission, or name another path"
         return BuckeyeError(f"{error.filename}: permission denied", code="BK-FILE-PERMISSION", hint=hint)
-    hint = "add --debug for the traceback"
+    hint = "Add --debug for the traceback"
     return BuckeyeError(f"unexpected {type(error).__name__}: {error}", code="BK-UNEXPECTED", hint=hint)
 
 
-def _report(error: BuckeyeError, kind: str | None = None) -> int:
-    """Print an error and report it to the launcher; return the exit code. `kind` is its class there."""
+def _report_error(error: BuckeyeError, kind: str | None = None) -> int:
+    """Print an error and report it to the launcher as `kind` (default: its class); return the exit code."""
     heartbeat.failed(str(error), error=kind or type(error).__name__, final=error.final, code=error.code)
     if os.environ.get(DEBUG_VARIABLE):
         traceback.print_exc()

@@ -1,4 +1,4 @@
-"""`buckeye eval`: run any environment with any model, local or behind an OpenAI-compatible URL."""
+"""`buckeye eval`: evaluate a local model, or one behind an OpenAI-compatible URL, on an environment."""
 
 from __future__ import annotations
 
@@ -28,42 +28,50 @@ if TYPE_CHECKING:
 def evaluate(
     env_id: Annotated[str, typer.Argument(metavar="ENV", help="NAME, OWNER/NAME[@VERSION], or a path.")],
     model: Annotated[
-        str, typer.Option(help="A model directory or hub name; with --base-url the server's name for it.")
+        str, typer.Option(help="Model directory or hub name; with --base-url: its name on the server.")
     ] = "",
     base_url: BaseUrlOption = None,
     api_key_var: ApiKeyVarOption = "OPENAI_API_KEY",
     arg: ArgOption = None,
     args: ArgsOption = None,
     variables: VariablesOption = None,
-    split: Annotated[str | None, typer.Option(help="Which tasks; eval if there is such a split.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="Split of the tasks. Default: eval, or else train.")
+    ] = None,
     examples: Annotated[
-        int | None, typer.Option("--examples", "-n", min=1, help="How many tasks; all by default.")
+        int | None, typer.Option("--examples", "-n", min=1, help="Number of tasks. Default: all.")
     ] = None,
-    rollouts: Annotated[int, typer.Option("--rollouts", "-r", min=1, help="Rollouts of each task.")] = 1,
-    temperature: Annotated[float | None, typer.Option(min=0.0, help="0 is greedy.")] = None,
-    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Nucleus sampling.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest reply, in tokens.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the sampling, for a local model.")] = 0,
-    max_concurrent: Annotated[int, typer.Option(min=1, help="Rollouts at a time.")] = 16,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds that a rollout may take.")] = 600.0,
+    rollouts: Annotated[int, typer.Option("--rollouts", "-r", min=1, help="Rollouts per task.")] = 1,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Sampling temperature; 0: greedy.")
+    ] = None,
+    top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Nucleus sampling threshold.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a reply.")] = None,
+    seed: Annotated[int, typer.Option(help="Sampling seed, for a local model.")] = 0,
+    max_concurrent: Annotated[int, typer.Option(min=1, help="Maximum number of parallel rollouts.")] = 16,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of a rollout, in seconds.")] = 600.0,
     retries: Annotated[
-        int, typer.Option(min=0, help="How often a rollout is played again that failed before its answer.")
+        int, typer.Option(min=0, help="Retries of a rollout that failed before its last reply.")
     ] = 1,
-    pass_reward: Annotated[float, typer.Option(help="Least reward that counts as a pass.")] = 1.0,
+    pass_reward: Annotated[float, typer.Option(help="Minimum reward that counts as a pass.")] = 1.0,
     output_dir: Annotated[
-        Path | None, typer.Option(help="Where the rollouts go; outputs/evals/ENV-MODEL by default.")
+        Path | None, typer.Option(help="Folder of the results. Default: outputs/evals/ENV-MODEL.")
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Play only what is missing there.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Run only the rollouts that the folder does not have.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Try an environment with a model: reward and pass@k with intervals, and every rollout as JSON Lines."""
+    """Evaluate a model on an environment: reward and pass@k with intervals, and rollouts as JSON Lines."""
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.run_eval import EvalRequest, run_eval
 
     if not model:
-        raise UsageError("--model is required: a model directory, a hub name, or with --base-url any name.")
+        hint = "Add --model: a model directory, a hub name, or with --base-url the name on the server"
+        raise UsageError("--model is required", code="BK-CLI-MISSING", hint=hint)
     if base_url is not None and not base_url.startswith(("http://", "https://")):
-        raise UsageError(f"--base-url: {base_url} is no address. Write it as http://host:port/v1")
+        hint = "Write it as http://HOST:PORT/v1"
+        raise UsageError(f"--base-url: {base_url!r} is not a URL", code="BK-CLI-ARGUMENT", hint=hint)
     directory = output_dir or Path("outputs/evals") / _slug(f"{env_id}-{model}")
     sampling = ChatSampling(
         temperature=temperature,
@@ -96,13 +104,12 @@ def evaluate(
         try:
             report = run_eval(request)
         except KeyboardInterrupt:
-            typer.echo(f"{directory} has the rollouts so far; --resume goes on with them", err=True)
+            typer.echo(f"{directory}: has the finished rollouts; continue with --resume", err=True)
             raise
-    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else _text(report))
+    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else _report_text(report))
 
 
-def _text(report: EvalReport) -> str:
-    """Return the figures as aligned text."""
+def _report_text(report: EvalReport) -> str:
     figures, settings = report.figures, report.settings
     lines = [f"{settings['env']} ({settings['split']}) with {settings['model']}", ""]
     rows = [(name, f"{f.value:.4f}", f"[{f.low:.4f}, {f.high:.4f}]") for name, f in figures.figures.items()]
@@ -110,13 +117,13 @@ def _text(report: EvalReport) -> str:
     width = max(len(name) for name, _, _ in rows)
     lines += [f"{name:<{width}}  {value:>10}  {interval}".rstrip() for name, value, interval in rows]
     stops = ", ".join(f"{reason} {count}" for reason, count in figures.stop_reasons.items())
-    resumed = f", {report.resumed} of them from before" if report.resumed else ""
+    resumed = f", {report.resumed} of them resumed" if report.resumed else ""
     lines += [
         "",
         f"{counted(figures.scored, 'rollout')} of {counted(figures.tasks, 'task')} scored"
         f"{resumed}, {figures.errored} errored; "
         f"95 % intervals over tasks",
-        f"ended by: {stops}",
+        f"stop reasons: {stops}",
     ]
     lines += [f"error ({count}x): {error}" for error, count in figures.errors.items()]
     lines += [f"note: {note}" for note in report.notes]

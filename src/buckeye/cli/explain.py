@@ -18,7 +18,7 @@ _HEADING = re.compile(r"^## (.+)$", re.M)
 def explain(
     code: Annotated[
         str | None,
-        typer.Argument(metavar="CODE", help="As BK-PORT-TAKEN or stale_weights. Default: list all."),
+        typer.Argument(metavar="CODE", help="Such as `BK-PORT-TAKEN` or `stale_weights`. Default: list all."),
     ] = None,
 ) -> None:
     """Print what an error code or a finding of `rl diagnose` means, and what to do."""
@@ -32,7 +32,7 @@ def explain(
     wanted = code.lower()
     if wanted not in names:
         near = [names[name] for name in difflib.get_close_matches(wanted, names)]
-        hint = did_you_mean(near).strip() or "`buckeye explain` lists all codes"
+        hint = did_you_mean(near).strip() or "`buckeye explain` lists all"
         raise UsageError(f"no error code or finding is named {code!r}", code="BK-CLI-ARGUMENT", hint=hint)
     typer.echo(f"{names[wanted]}\n\n{known[names[wanted]]}")
 

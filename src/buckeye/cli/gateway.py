@@ -14,52 +14,52 @@ from buckeye.mcp.gateway.settings import split_command
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?", re.I)
 
 
-_Host = Annotated[str, typer.Option(help="Address to listen on; one that others reach needs a key.")]
-_Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+_Host = Annotated[str, typer.Option(help="Address to listen on; any but a local one requires a key.")]
+_Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any free port.")]
 _Image = Annotated[str | None, typer.Option(help="Image for sessions without an Mcp-Image header.")]
-_Command = Annotated[
-    str | None, typer.Option(help="Serve all sessions with this program, an MCP server on stdio.")
-]
+_Command = Annotated[str | None, typer.Option(help="Program for all sessions, an MCP server on stdio.")]
 _Folder = Annotated[
-    Path | None, typer.Option("--dir", help="Serve all sessions with the server of this Python project.")
+    Path | None, typer.Option("--dir", help="Python project with the server for all sessions.")
 ]
 _Files = Annotated[
-    Path | None, typer.Option(help="What a session's folder begins with: a folder, an archive, a file.")
+    Path | None, typer.Option(help="Initial content of a session's folder: a folder, archive or file.")
 ]
-_Runtime = Annotated[str, typer.Option(help="What runs images: auto, docker, podman, apptainer or chroot.")]
-_Sessions = Annotated[int, typer.Option(min=1, help="Environments that run at once; more sessions wait.")]
-_QueueSeconds = Annotated[float, typer.Option(min=0, help="How long a session waits for its turn.")]
+_Runtime = Annotated[str, typer.Option(help="Runtime of images: auto, docker, podman, apptainer or chroot.")]
+_Sessions = Annotated[int, typer.Option(min=1, help="Maximum number of parallel sessions; more wait.")]
+_QueueSeconds = Annotated[float, typer.Option(min=0, help="Seconds that a session may wait for a slot.")]
 _StartSeconds = Annotated[
-    float, typer.Option(min=0.1, help="How long an environment may take to answer first.")
+    float, typer.Option(min=0.1, help="Timeout of the start of an environment, in seconds.")
 ]
 _IdleSeconds = Annotated[
-    float, typer.Option(min=0.1, help="A session that asks nothing for so long is ended.")
+    float, typer.Option(min=0.1, help="Seconds without a request after which a session ends.")
 ]
 _LeftSeconds = Annotated[
-    float, typer.Option(min=0.1, help="A session whose client closed its stream so long ago is ended.")
+    float, typer.Option(min=0.1, help="Seconds after a disconnect of the client after which a session ends.")
 ]
-_SessionSeconds = Annotated[float, typer.Option(min=0.1, help="Longest life of a session.")]
-_Memory = Annotated[str | None, typer.Option(metavar="SIZE", help="Most memory of an environment, as 2g.")]
-_Processes = Annotated[
-    int, typer.Option(min=1, help="Most processes and threads of an environment at a time.")
+_SessionSeconds = Annotated[float, typer.Option(min=0.1, help="Maximum duration of a session, in seconds.")]
+_Memory = Annotated[
+    str | None, typer.Option(metavar="SIZE", help="Memory limit of an environment, such as 2g.")
 ]
-_Disk = Annotated[
-    str, typer.Option(metavar="SIZE", help="Most that the files of an environment take, as 4g.")
-]
-_Cpus = Annotated[float | None, typer.Option(min=0.01, help="Processors of a container.")]
+_Processes = Annotated[int, typer.Option(min=1, help="Limit of processes and threads of an environment.")]
+_Disk = Annotated[str, typer.Option(metavar="SIZE", help="Disk limit of an environment, such as 4g.")]
+_Cpus = Annotated[float | None, typer.Option(min=0.01, help="CPU limit of a container, in cores.")]
 _Variable = Annotated[
     list[str] | None,
-    typer.Option(metavar="NAME", help="A variable that clients may set for a server, with Env-NAME."),
+    typer.Option(metavar="NAME", help="Variable that clients may set with a header Env-NAME."),
 ]
-_NoKey = Annotated[bool, typer.Option("--no-key", help="Ask for no key; else one is made where none is set.")]
+_NoKey = Annotated[
+    bool, typer.Option("--no-key", help="Require no key. Default: BUCKEYE_API_KEY, or a new key.")
+]
 _AllowHost = Annotated[
-    list[str] | None, typer.Option(metavar="NAME", help="A further name that clients reach it by.")
+    list[str] | None, typer.Option(metavar="NAME", help="Additional host name that clients may use.")
 ]
-_AllowOrigin = Annotated[list[str] | None, typer.Option(metavar="URL", help="A web page that may use it.")]
+_AllowOrigin = Annotated[
+    list[str] | None, typer.Option(metavar="URL", help="Web origin that may use the gateway.")
+]
 _Preload = Annotated[
-    bool, typer.Option(help="Import the libraries of a Python server once, and fork its sessions.")
+    bool, typer.Option(help="Import the libraries of a Python server once, and fork each session.")
 ]
-_Network = Annotated[bool, typer.Option(help="Whether environments reach the network.")]
+_Network = Annotated[bool, typer.Option(help="Give environments access to the network.")]
 
 
 def gateway(
@@ -87,7 +87,7 @@ def gateway(
     preload: _Preload = True,
     network: _Network = True,
 ) -> None:
-    """Serve MCP environments on one address; every session gets an environment of its own."""
+    """Serve MCP environments at one address; every session gets a separate environment."""
     from buckeye.base import heartbeat
     from buckeye.base.keys import variables
     from buckeye.base.process import die_with_parent, forbid_tracing
@@ -100,12 +100,14 @@ def gateway(
     die_with_parent()
     forbid_tracing()
     heartbeat.start()
-    _check_together(image, command, folder, files)
+    _check_flags(image, command, folder, files)
     if runtime not in ("auto", *IMAGE_RUNTIMES):
-        raise UsageError(f"--runtime {runtime}: choose auto, {', '.join(IMAGE_RUNTIMES)}.")
+        hint = f"Use auto, {', '.join(IMAGE_RUNTIMES)}"
+        raise UsageError(f"--runtime: no runtime named {runtime!r}", code="BK-CLI-ARGUMENT", hint=hint)
     api_key = variables().get(API_KEY_VARIABLE) or None
     if api_key is not None and no_key:
-        raise UsageError(f"--no-key is said, and {API_KEY_VARIABLE} is set: unset it, or leave --no-key out.")
+        hint = f"Leave --no-key out, or unset {API_KEY_VARIABLE}"
+        raise UsageError(f"--no-key: {API_KEY_VARIABLE} is set", code="BK-CLI-CONFLICT", hint=hint)
     settings = GatewaySettings(
         host=host,
         port=port,
@@ -121,30 +123,38 @@ def gateway(
         idle_seconds=idle_seconds,
         left_seconds=left_seconds,
         session_seconds=session_seconds,
-        disk=_bytes(disk, "--disk") or 0,
+        disk=_parse_size(disk, "--disk") or 0,
         preload=preload,
     )
     setup_logging("info", "gateway", None)
-    most = _bytes(memory, "--memory")
-    limits = SandboxLimits(memory=most, cpus=cpus, network=network, processes=processes, disk=settings.disk)
-    words = split_command(command) if command is not None else None
-    run_gateway(settings, limits, runtime=runtime, command=words, folder=folder, files=files)
+    limits = SandboxLimits(
+        memory=_parse_size(memory, "--memory"),
+        cpus=cpus,
+        network=network,
+        processes=processes,
+        disk=settings.disk,
+    )
+    argv = split_command(command) if command is not None else None
+    run_gateway(settings, limits, runtime=runtime, command=argv, folder=folder, files=files)
 
 
-def _check_together(image: str | None, command: str | None, folder: Path | None, files: Path | None) -> None:
+def _check_flags(image: str | None, command: str | None, folder: Path | None, files: Path | None) -> None:
     given = [name for name, value in (("--image", image), ("--command", command), ("--dir", folder)) if value]
     if len(given) > 1:
-        raise UsageError(f"{' and '.join(given)}: choose one of them.")
+        message = f"{' and '.join(given)} exclude each other"
+        raise UsageError(message, code="BK-CLI-CONFLICT", hint="Choose one of them")
     if files is not None and not command:
-        raise UsageError("--files is for --command: an image and a project bring their own.")
+        hint = "Add --command, or leave --files out: an image and a project contain their files"
+        raise UsageError("--files: needs --command", code="BK-CLI-CONFLICT", hint=hint)
 
 
-def _bytes(size: str | None, flag: str) -> int | None:
+def _parse_size(size: str | None, flag: str) -> int | None:
     if size is None:
         return None
     match = _SIZE.fullmatch(size.strip())
     if match is None or float(match[1]) == 0:
-        raise UsageError(f"{flag} {size}: write a number and a unit, as 512m or 2g.")
+        hint = "Write a number and a unit, such as 512m or 2g"
+        raise UsageError(f"{flag}: {size!r} is not a size", code="BK-CLI-ARGUMENT", hint=hint)
     return int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
 
 

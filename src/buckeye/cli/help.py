@@ -12,13 +12,13 @@ from buckeye.cli.tree import TITLES, child_commands
 
 Rows = Sequence[tuple[str, str]]
 
-_NARROWEST_COLUMN = 20
-_NARROWEST_TEXT = 14
-_TITLES_ALONGSIDE_FROM = 72
+_MIN_COLUMN_WIDTH = 20
+_MIN_TEXT_WIDTH = 14
+_MIN_WIDTH_FOR_TITLE_COLUMN = 72
 _BOLD, _CYAN, _DIM = "1", "36", "2"
-_ROOT = "Reinforcement learning for language-model agents that works the first time."
-_LAST = "`{program} COMMAND --help` explains one"
-_LAST_OF_ROOT = "; --help-all lists all; --debug, --version"
+_ROOT = "Reinforcement learning for language-model agents."
+_FOOTER = "`{program} COMMAND --help` shows the help of a command"
+_ROOT_FOOTER = "; --help-all lists all commands; --version; --debug adds tracebacks to errors"
 
 
 def show_group(group: str, program: str) -> None:
@@ -30,8 +30,8 @@ def show_group(group: str, program: str) -> None:
     print()
     for line in _group_lines(group, width):
         print(line)
-    last = _LAST.format(program=program) + (_LAST_OF_ROOT if not group else ".")
-    print("\n" + _styled("\n".join(wrap(last, width)), _DIM))
+    footer = _FOOTER.format(program=program) + (_ROOT_FOOTER if not group else "")
+    print("\n" + _styled("\n".join(wrap(footer, width)), _DIM))
 
 
 def _group_lines(group: str, width: int) -> Iterator[str]:
@@ -39,35 +39,35 @@ def _group_lines(group: str, width: int) -> Iterator[str]:
     titles = dict(TITLES.get(group, {}))
     listed = {name for names in titles.values() for name in names}
     titles["More" if titles else ""] = tuple(name for name in shown if name not in listed)
-    room = max(map(len, shown))
-    alongside = width >= _TITLES_ALONGSIDE_FROM  # otherwise titles are on their own lines
-    left = max(map(len, titles)) + 2 if alongside and len(titles) > 1 else 2
-    most = max(_NARROWEST_TEXT, width - left - room - 2)
+    name_width = max(map(len, shown))
+    has_title_column = width >= _MIN_WIDTH_FOR_TITLE_COLUMN  # otherwise titles are on their own lines
+    title_width = max(map(len, titles)) + 2 if has_title_column and len(titles) > 1 else 2
+    text_width = max(_MIN_TEXT_WIDTH, width - title_width - name_width - 2)
     for title, names in titles.items():
-        if names and title and not alongside:
+        if names and title and not has_title_column:
             yield _styled(title, _BOLD)
         for number, name in enumerate(names):
-            head = (title if alongside and number == 0 else "").ljust(left)
-            text = f"\n{' ' * (left + room + 2)}".join(wrap(shown[name], most))
-            yield f"{_styled(head, _BOLD)}{_styled(name.ljust(room + 2), _CYAN)}{text}"
+            head = (title if has_title_column and number == 0 else "").ljust(title_width)
+            text = f"\n{' ' * (title_width + name_width + 2)}".join(wrap(shown[name], text_width))
+            yield f"{_styled(head, _BOLD)}{_styled(name.ljust(name_width + 2), _CYAN)}{text}"
 
 
-def show_page(usage: str, text: str, parts: Mapping[str, Rows], last: str = "") -> None:
-    """Print a page on stdout: `usage`, `text`, rows of names and meanings under their titles, and `last`.
+def show_page(usage: str, text: str, parts: Mapping[str, Rows], footer: str = "") -> None:
+    """Print a page on stdout: `usage`, `text`, rows of names and meanings under their titles, and `footer`.
 
     Titles without rows are left out. Paragraphs are wrapped, except indented ones.
     """
     width = _width()
-    for call in usage.splitlines():
-        folded = wrap(call, width, subsequent_indent=" " * 9, replace_whitespace=False)
+    for line in usage.splitlines():
+        folded = wrap(line, width, subsequent_indent=" " * 9, replace_whitespace=False)
         print(_styled("\n".join(folded), _BOLD))
     _print_paragraphs(text, width)
     for title, rows in parts.items():
         if rows:
             print(_styled("\n" + "\n".join(wrap(title, width)), _BOLD))
-            for line in _lines(rows, width):
+            for line in _row_lines(rows, width):
                 print(line)
-    _print_paragraphs(last, width)
+    _print_paragraphs(footer, width)
 
 
 def _print_paragraphs(text: str, width: int) -> None:
@@ -77,15 +77,15 @@ def _print_paragraphs(text: str, width: int) -> None:
         print(f"\n{folded}")
 
 
-def _lines(rows: Rows, width: int) -> Iterator[str]:
-    widest = width // 2 - 2  # the meaning of a longer name is on the next line
-    longest = max((len(name) for name, _ in rows if len(name) <= widest), default=0)
-    left = min(longest + 4, max(width - _NARROWEST_COLUMN, 6))
+def _row_lines(rows: Rows, width: int) -> Iterator[str]:
+    max_name = width // 2 - 2  # the meaning of a longer name is on the next line
+    longest = max((len(name) for name, _ in rows if len(name) <= max_name), default=0)
+    left = min(longest + 4, max(width - _MIN_COLUMN_WIDTH, 6))
     for name, meaning in rows:
-        room = left - 2 - len(name)
-        gap = " " * room if room >= 2 else f"\n{' ' * left}"
-        most = max(width - left, _NARROWEST_COLUMN)
-        text = wrap(meaning, most, break_long_words=False, break_on_hyphens=False)
+        padding = left - 2 - len(name)
+        gap = " " * padding if padding >= 2 else f"\n{' ' * left}"
+        text_width = max(width - left, _MIN_COLUMN_WIDTH)
+        text = wrap(meaning, text_width, break_long_words=False, break_on_hyphens=False)
         yield f"{_styled(f'  {name}', _CYAN)}{gap}" + f"\n{' ' * left}".join(text)
 
 

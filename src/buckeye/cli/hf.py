@@ -22,61 +22,62 @@ if TYPE_CHECKING:
 
 def hf(
     tasks: Annotated[
-        Path | None, typer.Argument(metavar="TASKS", help="JSON or JSON Lines. Default: tasks.json.")
+        Path | None, typer.Argument(metavar="TASKS", help="JSON or JSON Lines file. Default: tasks.json.")
     ] = None,
     name: Annotated[
-        str | None, typer.Option("--name", "-n", metavar="ORG/NAME", help="What the dataset is called.")
+        str | None, typer.Option("--name", "-n", metavar="ORG/NAME", help="Name of the dataset.")
     ] = None,
-    private: Annotated[bool, typer.Option("--private", help="Make a new repository a private one.")] = False,
-    push: Annotated[bool, typer.Option("--push/--no-push", help="Upload it, or keep it here.")] = True,
+    private: Annotated[bool, typer.Option("--private", help="Create the repository as private.")] = False,
+    push: Annotated[
+        bool, typer.Option("--push/--no-push", help="Upload the dataset, or only write a folder.")
+    ] = True,
     split: Annotated[
         float | None,
-        typer.Option(
-            min=0.0, max=0.9, metavar="FRACTION", help="Share of the tasks that becomes the split test."
-        ),
+        typer.Option(min=0.0, max=0.9, metavar="FRACTION", help="Share of the tasks for the split `test`."),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The folder. Default with --no-push: the name.")
+        Path | None, typer.Option("--output", "-o", help="Folder to write. Default with --no-push: NAME.")
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Replace what is there, without a question.")
-    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Replace existing data without a prompt.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check the tasks, and say what would be done.")
+        bool, typer.Option("--dry-run", help="Check the tasks and show the actions; write nothing.")
     ] = False,
 ) -> None:
-    """Check tasks and make a dataset of them. A token for the hub comes from HF_TOKEN or `hf auth login`."""
+    """Check tasks and publish them as a dataset. The hub's token is HF_TOKEN, or from `hf auth login`."""
     from buckeye.mcp.tasks.dataset_rows import check_portable, read_with_lock, split_tasks
     from buckeye.mcp.tasks.lock_file import read_lock
 
-    path = tasks or _usual_file()
+    path = tasks or _default_file()
     if name is None:
-        raise UsageError(f"--name is missing: what is the dataset called? As --name my-org/{path.stem}")
+        hint = f"Name the dataset: --name my-org/{path.stem}"
+        raise UsageError("--name is missing", code="BK-CLI-MISSING", hint=hint)
     check_name(name, push=push)
     lock_file = _lock_file(path)
     lock = read_lock(lock_file) if lock_file is not None else None
-    found, inferred = read_with_lock(path, lock)
-    check_portable(found, path)
-    splits = split_tasks(found, split)
+    rows, inferred = read_with_lock(path, lock)
+    check_portable(rows, path)
+    splits = split_tasks(rows, split)
     folder = output or (None if push else Path(name))
-    counts = ", ".join(f"{len(part)} {which}" for which, part in splits.items())
-    typer.echo(f"{path}: {_tasks(len(found))} ({counts})")
+    counts = ", ".join(f"{len(part)} {split_name}" for split_name, part in splits.items())
+    typer.echo(f"{path}: {counted(len(rows), 'task')} ({counts})")
     if inferred:
-        typer.echo(f"mcp_config of {_tasks(inferred)}: {lock.image if lock else ''} (from {lock_file})")
+        image = lock.image if lock else ""
+        typer.echo(f"mcp_config of {counted(inferred, 'task')}: {image} (from {lock_file})")
     if split and len(splits) == 1:
-        typer.echo(f"warning: --split {split:g} put no task into test: there are few tasks", err=True)
+        warning = f"--split {split:g} of {counted(len(rows), 'task')} is 0 tasks: no split `test`"
+        typer.echo(f"warning: {warning}", err=True)
     if dry_run:
-        _tell(name, folder, lock_file, push=push)
+        _show_actions(name, folder, lock_file, push=push)
         return
     if folder is not None:
         _check_folder(folder, yes=yes)
-    url = _made(name, splits, folder, private=private, push=push, yes=yes)
+    url = _write_and_push(name, splits, folder, private=private, push=push, yes=yes)
     typer.echo(url or f"{folder}: written")
     reference = name if push or folder is None else os.path.relpath(folder, (lock_file or path).parent)
-    _note_in_lock(lock_file, reference, len(found))
+    _record_in_lock(lock_file, reference, len(rows))
 
 
-def _made(
+def _write_and_push(
     name: str, splits: dict[str, list[McpTask]], folder: Path | None, *, private: bool, push: bool, yes: bool
 ) -> str | None:
     """Write the dataset, push it if requested, and return its URL on the hub, else None."""
@@ -85,32 +86,32 @@ def _made(
     repository = DatasetRepository(name, private=private) if push else None
     if repository is not None:
         typer.echo(f"{name}: {repository.visibility}")
-        _agree(repository, yes=yes)
+        _confirm_replacing(repository, yes=yes)
     with tempfile.TemporaryDirectory(prefix="buckeye-hf-") as temporary:
-        place = folder or Path(temporary, "dataset")
+        target = folder or Path(temporary, "dataset")
         try:
-            write_dataset(place, name, splits, replace=True)
+            write_dataset(target, name, splits, replace=True)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
-            raise UsageError(f"{place} cannot be written: {error.strerror}. Name another with -o") from None
-        if files := describe_archives(place):
+            message = f"{target}: cannot write: {error.strerror}"
+            code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-EXISTS"
+            raise UsageError(message, code=code, hint="Name another folder with -o") from None
+        if files := describe_archives(target):
             typer.echo(f"files of the tasks: {files}")
-        return repository.push(place) if repository is not None else None
+        return repository.push(target) if repository is not None else None
 
 
-def _usual_file() -> Path:
+def _default_file() -> Path:
     from buckeye.mcp.tasks.task_files import TASK_FILES
 
-    found = sorted({path for pattern in TASK_FILES for path in Path().glob(pattern)})
-    if len(found) == 1:
-        return found[0]
-    names = ", ".join(map(str, found)) or f"none is called {TASK_FILES[0]} here"
+    files = sorted({path for pattern in TASK_FILES for path in Path().glob(pattern)})
+    if len(files) == 1:
+        return files[0]
+    message = f"several task files found: {', '.join(map(str, files))}"
     raise UsageError(
-        f"which tasks? Name the file, as `buckeye hf tasks.json --name my-org/my-tasks` ({names})"
+        message if files else f"no {TASK_FILES[0]} found in {Path.cwd()}",
+        code="BK-CLI-MISSING",
+        hint="Name the file: `buckeye hf tasks.json --name my-org/my-tasks`",
     )
-
-
-def _tasks(count: int) -> str:
-    return counted(count, "task")
 
 
 def _lock_file(tasks: Path) -> Path | None:
@@ -120,13 +121,13 @@ def _lock_file(tasks: Path) -> Path | None:
     return next((path for path in (tasks.parent / LOCK_FILE, Path(LOCK_FILE)) if path.is_file()), None)
 
 
-def _tell(name: str, folder: Path | None, lock_file: Path | None, *, push: bool) -> None:
+def _show_actions(name: str, folder: Path | None, lock_file: Path | None, *, push: bool) -> None:
     if folder is not None:
         typer.echo(f"would write the folder {folder}")
     if push:
         typer.echo(f"would push to {name}")
     if lock_file is not None:
-        typer.echo(f"would note it in {lock_file}")
+        typer.echo(f"would record it in {lock_file}")
 
 
 def _check_folder(folder: Path, *, yes: bool) -> None:
@@ -134,41 +135,37 @@ def _check_folder(folder: Path, *, yes: bool) -> None:
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise UsageError(f"{folder} is a file; the dataset is a folder. Name another with -o")
-    inside = [path for path in folder.rglob("*") if path.is_file()]
-    ours = (folder / "README.md", *folder.glob("files/*.tar.gz"))
-    foreign = [path for path in inside if path.suffix != ".parquet" and path not in ours]
-    if foreign:
-        raise UsageError(
-            f"{folder} has other files ({foreign[0]}); nothing of it is replaced. Name another with -o"
-        )
-    if not yes and not _confirmed(f"{folder} exists already. Replace it?"):
-        raise UsageError(f"{folder} exists already. Add --yes to replace it, or name another folder with -o")
+        hint = "Name a folder with -o"
+        raise UsageError(f"{folder} is a file, and a dataset is a folder", code="BK-FILE-EXISTS", hint=hint)
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    dataset_files = (folder / "README.md", *folder.glob("files/*.tar.gz"))
+    others = [path for path in files if path.suffix != ".parquet" and path not in dataset_files]
+    if others:
+        message = f"{folder} has files that are not of a dataset, and is not replaced: {others[0]}"
+        raise UsageError(message, code="BK-FILE-EXISTS", hint="Name another folder with -o")
+    if not yes and not _confirm(f"{folder} exists. Replace it?"):
+        hint = "Add --yes to replace it, or name another folder with -o"
+        raise UsageError(f"{folder} exists", code="BK-FILE-EXISTS", hint=hint)
 
 
-def _agree(repository: DatasetRepository, *, yes: bool) -> None:
-    files = repository.files
-    if (
-        not files
-        or yes
-        or _confirmed(f"{repository.name} has {counted(len(files), 'file')}. Replace its data?")
-    ):
+def _confirm_replacing(repository: DatasetRepository, *, yes: bool) -> None:
+    if not repository.files or yes:
         return
-    raise UsageError(
-        f"{repository.name} has {counted(len(files), 'file')} already. Add --yes to replace its data"
-    )
+    message = f"{repository.name} has {counted(len(repository.files), 'file')}"
+    if not _confirm(f"{message}. Replace its data?"):
+        raise UsageError(message, code="BK-CLI-CONFIRM", hint="Add --yes to replace its data")
 
 
-def _confirmed(question: str) -> bool:
+def _confirm(question: str) -> bool:
     """Return True if a user at a terminal agrees; False without a terminal."""
     return sys.stdin.isatty() and sys.stdout.isatty() and typer.confirm(question)
 
 
-def _note_in_lock(lock_file: Path | None, reference: str, count: int) -> None:
+def _record_in_lock(lock_file: Path | None, reference: str, count: int) -> None:
     from buckeye.mcp.tasks.lock_file import LOCK_FILE, dataset_reference, update_lock
 
     if lock_file is None:
-        typer.echo(f"There is no {LOCK_FILE} to note it in", err=True)
+        typer.echo(f"note: no {LOCK_FILE} found, so the dataset is not recorded", err=True)
         return
     update_lock(lock_file, {"primary_dataset": dataset_reference(reference, count)})
     typer.echo(f"{lock_file}: primary_dataset is {reference}")
@@ -182,7 +179,7 @@ class DatasetRepository:
 
     `files` are its files, or None if it does not exist. `private` is its visibility, current or future.
     Raises UsageError without a token, and if an existing repository is public but a private one is requested;
-    RunError if the hub does not answer.
+    RunError if the hub does not reply.
     """
 
     def __init__(self, name: str, *, private: bool) -> None:
@@ -192,8 +189,9 @@ class DatasetRepository:
         token = key("HF_TOKEN") or get_token()
         if token is None:
             raise UsageError(
-                "pushing needs a token that may write: `buckeye auth set HF_TOKEN`, or `hf auth login`. "
-                "With --no-push the dataset stays here."
+                "pushing to the Hugging Face hub: no token with the right to write",
+                code="BK-KEY-MISSING",
+                hint="Store one: `buckeye auth set HF_TOKEN` or `hf auth login`; or add --no-push",
             )
         self.name = name
         self._api = HfApi(token=token)
@@ -202,8 +200,9 @@ class DatasetRepository:
         self.files: list[str] | None = None if info is None else self._files()
         if private and not self.private:
             raise UsageError(
-                f"--private: {name} is there already, and public. Make it private on the hub, or choose "
-                "another --name."
+                f"--private: {name} exists and is public",
+                code="BK-CLI-CONFLICT",
+                hint="Make it private on the hub, or choose another --name",
             )
 
     @property
@@ -211,8 +210,8 @@ class DatasetRepository:
         """Text that describes who will see the dataset."""
         kind = "private" if self.private else "public"
         if self.files is not None:
-            return f"there already, {kind}"
-        return f"new, {kind}" + ("" if self.private else "; --private changes that")
+            return f"existing, {kind}"
+        return f"new, {kind}" + ("" if self.private else "; add --private to change that")
 
     def push(self, folder: Path) -> str:
         """Upload the folder in one commit, creating the repository if necessary; return its URL.
@@ -229,9 +228,8 @@ class DatasetRepository:
                 delete_patterns=["data/*.parquet", "files/*.tar.gz"],
             )
         except Exception as error:  # network, permissions, quota: the hub's errors vary
-            raise RunError(
-                f"pushing to {self.name} failed: {_reason(error)}\nThe same command tries it again."
-            ) from error
+            message = f"pushing to {self.name} failed: {_first_line(error)}"
+            raise RunError(message, code="BK-HUB", hint="Retry with the same command") from error
         return str(url)
 
     def _info(self) -> Any:
@@ -242,27 +240,30 @@ class DatasetRepository:
         except RepositoryNotFoundError:
             return None
         except Exception as error:
-            raise RunError(f"the hub could not be asked for {self.name}: {_reason(error)}") from error
+            raise self._request_error(error) from error
 
     def _files(self) -> list[str]:
         try:
             files = self._api.list_repo_files(self.name, repo_type="dataset")
         except Exception as error:
-            raise RunError(f"the hub could not be asked for {self.name}: {_reason(error)}") from error
+            raise self._request_error(error) from error
         return sorted(set(files) - {".gitattributes"})
+
+    def _request_error(self, error: Exception) -> RunError:
+        return RunError(f"request to the hub for {self.name} failed: {_first_line(error)}", code="BK-HUB")
 
 
 def check_name(name: str, *, push: bool) -> None:
     """Raise UsageError for a name that the hub would reject, or that is not a valid folder name."""
     if push and not _NAME.fullmatch(name):
-        raise UsageError(
-            f"--name {name}: write the name of a dataset on the hub as ORG/NAME, or add --no-push"
-        )
+        message = f"--name: {name!r} is not the name of a dataset on the hub"
+        raise UsageError(message, code="BK-CLI-ARGUMENT", hint="Write it as ORG/NAME, or add --no-push")
     if not re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", name, re.ASCII):
-        raise UsageError(f"--name {name}: use letters, digits, hyphens, dots, and at most one slash")
+        hint = "Use letters, digits, hyphens, dots, and at most one slash"
+        raise UsageError(f"--name: {name!r} is not a valid name", code="BK-CLI-ARGUMENT", hint=hint)
 
 
-def _reason(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 

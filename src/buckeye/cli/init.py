@@ -26,40 +26,40 @@ def init(
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file. Default: configs/<env>.yaml.")
+        Path | None, typer.Option("--output", "-o", help="File to write. Default: configs/<env>.yaml.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace the file if it exists.")] = False,
     command: Annotated[
-        str | None, typer.Option(help="The environment is this program, an MCP server on stdio.")
+        str | None, typer.Option(help="Program that is an MCP server on stdio, in place of ENV.")
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="For a URL; write keys as $NAME, which is looked up."),
+        typer.Option(metavar="NAME=VALUE", help="HTTP header for a URL; write a key as $NAME, a variable."),
     ] = None,
     dataset: Annotated[
         Path | None,
         typer.Option(
             metavar="TASKS",
-            help="The first prepares and grades the rollout. Without ENV: the servers of all.",
+            help="Tasks. The first one sets up and grades the trial. Without ENV: their servers.",
         ),
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOOL", help="Only this tool, or those that a pattern fits, as 'get_*'."),
+        typer.Option(metavar="TOOL", help="Only this tool; a pattern such as 'get_*' selects several."),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option(metavar="TOOL", help="Without this tool, or those that a pattern fits."),
+        typer.Option(metavar="TOOL", help="Leave out this tool, or the tools that match a pattern."),
     ] = None,
     try_all: Annotated[
         bool,
-        typer.Option("--try-all", help="Also call tools that say they destroy, or act on the outside world."),
+        typer.Option("--try-all", help="Also call tools announced as destructive or open-world."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the configuration; write nothing.")
     ] = False,
 ) -> None:
-    """Write the configuration of an MCP environment from its tools, and play a scripted rollout with it."""
+    """Write the configuration of an MCP environment from its tools, and run a scripted rollout with it."""
     from buckeye.base.process import die_with_parent
     from buckeye.setup.init.output import next_step_text
     from buckeye.setup.init.prepare_config import prepare_config
@@ -68,7 +68,7 @@ def init(
     prepared = prepare_config(
         env,
         command=command,
-        headers=_headers(header or []),
+        headers=_parse_headers(header or []),
         output=output,
         force=force or dry_run,
         tasks=dataset,
@@ -78,10 +78,10 @@ def init(
     if dry_run:
         _print_dry_run(prepared)
         return
-    proof = write_and_try_config(prepared, try_all=try_all)
-    if proof.passed:
+    trial = write_and_try_config(prepared, try_all=try_all)
+    if trial.passed:
         typer.echo(next_step_text(prepared.path, prepared.task_file))
-    raise typer.Exit(0 if proof.passed else 1)
+    raise typer.Exit(0 if trial.passed else 1)
 
 
 def write_and_try_config(prepared: PreparedConfig, *, try_all: bool) -> TrialResult:
@@ -94,19 +94,22 @@ def write_and_try_config(prepared: PreparedConfig, *, try_all: bool) -> TrialRes
     path = prepared.path
     try:
         if prepared.files is not None and not prepared.files.exists():
-            write_directory(prepared.files, functools.partial(_copy, prepared.source))
+            write_directory(prepared.files, functools.partial(_copy_files, prepared.source))
         write_file(path, prepared.generated.text)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}. Name another file with -o.") from None
+        message = f"{path}: cannot write: {error.strerror}"
+        code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-EXISTS"
+        raise UsageError(message, code=code, hint="Name another file with -o") from None
     typer.echo(summary_text(prepared.generated, path, prepared.files))
-    proof = try_config(prepared, load_gym_config(path), try_all=try_all)
-    without = prepared.command_without({trial.action for trial in proof.failed})
-    again = (*without, "--try-all") if without and try_all else without
-    typer.echo(trials_text(proof, prepared.source.display_name, again))
-    return proof
+    result = try_config(prepared, load_gym_config(path), try_all=try_all)
+    without_failed = prepared.command_without({trial.action for trial in result.failed})
+    if without_failed and try_all:
+        without_failed = (*without_failed, "--try-all")
+    typer.echo(trials_text(result, prepared.source.display_name, without_failed))
+    return result
 
 
-def _copy(source: EnvironmentSource, target: Path) -> None:
+def _copy_files(source: EnvironmentSource, target: Path) -> None:
     assert source.files is not None
     shutil.copytree(source.files, target, symlinks=True, dirs_exist_ok=True)
 
@@ -115,24 +118,27 @@ def _print_dry_run(prepared: PreparedConfig) -> None:
     typer.echo(prepared.generated.text, nl=False)
     for note in prepared.generated.notes:
         typer.echo(f"note: {note}", err=True)
-    typer.echo(f"Nothing was written; without --dry-run it goes to {prepared.path}", err=True)
+    typer.echo(f"Nothing was written; without --dry-run the file is {prepared.path}", err=True)
 
 
-def _headers(pairs: Sequence[str]) -> dict[str, str]:
+def _parse_headers(pairs: Sequence[str]) -> dict[str, str]:
     from buckeye.mcp.tasks.dataset_rows import is_plaintext_key
 
-    found = {}
+    headers = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise UsageError("--header: write NAME=VALUE, as --header 'Mcp-Image=my-org/my-env:latest'")
+            hint = "Write NAME=VALUE: --header 'Mcp-Image=my-org/my-env:latest'"
+            raise UsageError("--header: not NAME=VALUE", code="BK-CLI-ARGUMENT", hint=hint)
         if is_plaintext_key(name, value):
             raise UsageError(
-                f"--header {name}: other users can see flags. Write a variable in single quotes, as "
-                f"'{name}=Bearer $MY_KEY'; it is looked up in the environment and in .env"
+                f"--header {name}: has a key as text, which other users of this machine can read",
+                code="BK-CLI-ARGUMENT",
+                hint=f"Write a variable in single quotes: '{name}=Bearer $MY_KEY'. Its value is read from "
+                "the environment or from .env",
             )
-        found[name.strip()] = value
-    return found
+        headers[name.strip()] = value
+    return headers
 
 
 COMMANDS = {"rl init": init}

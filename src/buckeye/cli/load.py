@@ -1,4 +1,4 @@
-"""Loading the configuration of a command whose flags are settings."""
+"""Load the configuration of a command whose flags are settings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from buckeye.config.shared import BaseConfig
 T = TypeVar("T", bound=BaseConfig)
 
 _COMPUTES = {"serve": True, "sft": True, "trainer": False}
-"""Commands that compute; True if the command has the cores to itself, unless its run says otherwise."""
+"""Commands that compute; True if the command has the cores to itself, unless it is part of a run."""
 
 
 def load(model: type[T], argv: list[str], program: str) -> T:

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 from buckeye.cli.help import show_group
 from buckeye.cli.removed import removed_command_error
-from buckeye.cli.tree import BY_WORDS, GROUPS, child_commands, command_lines, find_command
+from buckeye.cli.tree import BY_NAME, GROUPS, child_commands, command_lines, find_command
 
 _HELP = ("--help", "-h")
 
@@ -25,29 +25,29 @@ def rl() -> None:
 
 
 def _main(argv: list[str], program: str) -> None:
-    if (show := _page(argv, program)) is not None:
-        sys.exit(_printed(show))
+    if (show := _help_page(argv, program)) is not None:
+        sys.exit(_print_page(show))
     from buckeye.cli.errors import run_command, take_debug_flag
 
     run_command(lambda: _run(take_debug_flag(argv), program))
 
 
-def _page(argv: Sequence[str], program: str) -> Callable[[], None] | None:
+def _help_page(argv: Sequence[str], program: str) -> Callable[[], None] | None:
     """Return a function that prints the requested help, or None if that needs more than the tree."""
-    words, rest = find_command(argv)
-    asks = bool(rest) and rest[0] in _HELP
-    if words == "rl" and asks and len(rest) == 1:
+    command, args = find_command(argv)
+    wants_help = bool(args) and args[0] in _HELP
+    if command == "rl" and wants_help and len(args) == 1:
         from buckeye.cli.rl_page import show_rl_page
 
         return show_rl_page
-    if words == "" and rest == ["--help-all"]:
+    if command == "" and args == ["--help-all"]:
         return lambda: print("\n".join(command_lines()))
-    if words not in BY_WORDS and asks:
-        return lambda: show_group(words, _typed(words, program))
+    if command not in BY_NAME and wants_help:
+        return lambda: show_group(command, _typed_name(command, program))
     return None
 
 
-def _printed(show: Callable[[], None]) -> int:
+def _print_page(show: Callable[[], None]) -> int:
     try:
         show()
         sys.stdout.flush()
@@ -58,46 +58,45 @@ def _printed(show: Callable[[], None]) -> int:
 
 def _run(argv: list[str], program: str) -> int | None:
     """Run the command in a command line and return its exit code."""
-    words, rest = find_command(argv)
-    if words in ("", "rl") and rest == ["--version"]:
+    command, args = find_command(argv)
+    if command in ("", "rl") and args == ["--version"]:
         from buckeye.version import __version__
 
         print(f"buckeye {__version__}")
         return 0
-    _refuse_unknown(words, rest)
-    if words not in BY_WORDS:
-        show_group(words, _typed(words, program))
+    _refuse_unknown(command, args)
+    if command not in BY_NAME:
+        show_group(command, _typed_name(command, program))
         return 2
-    if BY_WORDS[words].takes_settings:
+    if BY_NAME[command].takes_settings:
         from buckeye.cli.commands import command_function
 
-        return command_function(words)(rest)  # type: ignore[no-any-return]
+        return command_function(command)(args)  # type: ignore[no-any-return]
     from buckeye.cli.typer_commands import run
 
-    return run(words, rest, _typed(words, program))
+    return run(command, args, _typed_name(command, program))
 
 
-def _refuse_unknown(words: str, rest: Sequence[str]) -> None:
+def _refuse_unknown(command: str, args: Sequence[str]) -> None:
     """Raise UsageError if a command line does not name a command."""
-    if not rest or rest[0].startswith(("-", "@")) or (words in BY_WORDS and words != "rl"):
+    if not args or args[0].startswith(("-", "@")) or (command in BY_NAME and command != "rl"):
         return
     from buckeye.errors import UsageError
 
-    typed = f"{words} {rest[0]}".strip()
-    if gone := removed_command_error([*words.split(), *rest]):
-        raise gone
-    known = child_commands(words)
-    near = get_close_matches(rest[0], known, 1)
-    meant = " ".join(filter(None, ("buckeye", words, *near)))
-    hint = f"Did you mean `{meant}`?" if near else ""
-    if words == "rl":
+    if removed := removed_command_error([*command.split(), *args]):
+        raise removed
+    known = child_commands(command)
+    near = get_close_matches(args[0], known, 1)
+    suggestion = " ".join(filter(None, ("buckeye", command, *near)))
+    hint = f"Did you mean `{suggestion}`?" if near else f"Use one of: {', '.join(known)}"
+    if command == "rl":
         from buckeye.cli.rl_page import file_hint
 
-        hint = file_hint(rest[0]) or hint
-    hint = hint or f"Commands: {', '.join(known)}."
-    raise UsageError(f"{typed}: no such command. {hint}")
+        hint = file_hint(args[0]) or hint
+    message = f"no such command: {f'{command} {args[0]}'.strip()}"
+    raise UsageError(message, code="BK-CLI-UNKNOWN", hint=hint)
 
 
-def _typed(words: str, program: str) -> str:
+def _typed_name(command: str, program: str) -> str:
     """Return a command as the user would type it: `rl status` if the program was `rl`."""
-    return words if program == "rl" and words in (*BY_WORDS, *GROUPS) else f"buckeye {words}".strip()
+    return command if program == "rl" and command in (*BY_NAME, *GROUPS) else f"buckeye {command}".strip()

@@ -19,51 +19,50 @@ from buckeye.workers.loading import load_environment
 
 
 def model_tiny(
-    directory: Annotated[Path, typer.Argument(help="Where to write the model; must not exist yet.")],
-    env: Annotated[str, typer.Option(help="Environment whose train prompts shape the tokenizer.")] = (
+    directory: Annotated[Path, typer.Argument(help="New directory for the model.")],
+    env: Annotated[str, typer.Option(help="Environment; its train prompts train the tokenizer.")] = (
         "harleycooper/dakota1890"
     ),
     corpus: Annotated[
-        Path | None, typer.Option(help="A text file to train the tokenizer on, instead of an environment.")
+        Path | None, typer.Option(help="Text file to train the tokenizer on, in place of an environment.")
     ] = None,
-    vocab_size: Annotated[int, typer.Option(min=300, help="Size of the vocabulary.")] = 1024,
-    layers: Annotated[int, typer.Option(min=1, help="Decoder layers.")] = 4,
-    hidden: Annotated[int, typer.Option(min=32, help="Hidden size; a multiple of 64.")] = 256,
-    max_length: Annotated[int, typer.Option(min=64, help="Context length in tokens.")] = 2048,
+    vocab_size: Annotated[int, typer.Option(min=300, help="Vocabulary size.")] = 1024,
+    layers: Annotated[int, typer.Option(min=1, help="Number of decoder layers.")] = 4,
+    hidden: Annotated[int, typer.Option(min=32, help="Hidden size, a multiple of 64.")] = 256,
+    max_length: Annotated[int, typer.Option(min=64, help="Context length, in tokens.")] = 2048,
     seed: Annotated[int, typer.Option(help="Seed of the random weights.")] = 0,
 ) -> None:
-    """Make a small Qwen3-architecture model with random weights and a byte-level BPE tokenizer."""
+    """Create a small Qwen3-architecture model with random weights and a byte-level BPE tokenizer."""
     from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 
     size = TinySize(vocab_size=vocab_size, layers=layers, hidden=hidden, max_length=max_length)
-    parameters = make_tiny_model(directory, texts=_texts(env, corpus), size=size, seed=seed)
+    parameters = make_tiny_model(directory, texts=_read_texts(env, corpus), size=size, seed=seed)
     typer.echo(f"{directory}: Qwen3, {parameters:,} parameters, random weights")
 
 
-def _texts(env: str, corpus: Path | None) -> list[str]:
+def _read_texts(env: str, corpus: Path | None) -> list[str]:
     if corpus is not None:
         try:
             return corpus.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"--corpus: {corpus} cannot be read: {error}") from None
+            message = f"--corpus: {corpus} cannot be read: {error}"
+            raise UsageError(message, code="BK-FILE-UNREADABLE", hint="Name a UTF-8 text file") from None
     tasks = load_environment(env).tasks("train")
     return [str(m["content"]) for i in range(min(len(tasks), 2000)) for m in tasks[i].messages]
 
 
 def chat(
-    path: Annotated[
-        str, typer.Argument(help="A directory with a model or an adapter, or a Hugging Face id.")
-    ],
-    prompt: Annotated[str | None, typer.Argument(help="Ask this one question and leave.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Longest reply.")] = 256,
+    path: Annotated[str, typer.Argument(help="Directory of a model or an adapter, or a Hugging Face id.")],
+    prompt: Annotated[str | None, typer.Argument(help="Send this prompt, print the reply, and exit.")] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Sampling temperature; 0: greedy.")] = 0.0,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a reply.")] = 256,
 ) -> None:
-    """Talk to a model in the terminal."""
-    asyncio.run(_talk(path, prompt, temperature, max_tokens))
+    """Chat with a model in the terminal."""
+    asyncio.run(_chat(path, prompt, temperature, max_tokens))
 
 
-async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: int) -> None:
-    """Answer `prompt` and return, or chat until the user leaves."""
+async def _chat(model: str, prompt: str | None, temperature: float, max_tokens: int) -> None:
+    """Print the reply to `prompt`, or chat until the user exits."""
     with status_line(f"fetching {model}"):
         path = fetch_served_model(model)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's handler waits for input() to return
@@ -72,12 +71,12 @@ async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: 
             server = await stack.enter_async_context(served_model(path))
         messages: list[dict[str, str]] = []
         if prompt is None:
-            typer.echo("/exit, an empty line or Ctrl-D leaves.", err=True)
+            typer.echo("To exit: /exit, an empty line or Ctrl-D", err=True)
         while True:
-            question = prompt or _ask()
-            if question in _LEAVE:
+            message = prompt or _read_line()
+            if message in _EXIT:
                 return
-            messages.append({"role": "user", "content": question})
+            messages.append({"role": "user", "content": message})
             with status_line(f"waiting for the reply of {model}"):
                 reply = await server.chat(messages, temperature=temperature, max_tokens=max_tokens)
             typer.echo(reply)
@@ -86,16 +85,17 @@ async def _talk(model: str, prompt: str | None, temperature: float, max_tokens: 
                 return
 
 
-_LEAVE = ("", "/exit", "/quit")
+_EXIT = ("", "/exit", "/quit")
 
 
-def _ask() -> str:
+def _read_line() -> str:
     try:
         return input("> ").strip()
     except EOFError:
         return ""
     except UnicodeDecodeError:
-        raise UsageError("the input is not UTF-8") from None
+        hint = "Use a terminal with UTF-8, or pass the prompt as an argument"
+        raise UsageError("the input is not UTF-8", code="BK-CLI-ARGUMENT", hint=hint) from None
 
 
 def export(
@@ -104,33 +104,31 @@ def export(
         str | None,
         typer.Option(
             metavar="best|last|N",
-            help="Which checkpoint. Default: the best by evaluation; the last if none was evaluated.",
+            help="Checkpoint. Default: the best by evaluation; without evaluations, the last.",
         ),
     ] = None,
     merge_lora: Annotated[
-        bool, typer.Option("--merge-lora", help="Export a complete model, not the adapter alone.")
+        bool, typer.Option("--merge-lora", help="Merge the adapter: export a complete model.")
     ] = False,
     push: Annotated[
-        str | None, typer.Option(metavar="ORG/NAME", help="Also upload it to the Hugging Face hub.")
+        str | None, typer.Option(metavar="ORG/NAME", help="Also upload the model to the Hugging Face hub.")
     ] = None,
     private: Annotated[
-        bool, typer.Option("--private", help="Make the new repository of --push a private one.")
+        bool, typer.Option("--private", help="Create the repository of --push as private.")
     ] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            "--output", "-o", help="A new directory. Default: RUN/exports/step_N; merged, step_N-merged."
-        ),
+        typer.Option("--output", "-o", help="New directory. Default: RUN/exports/step_N, or step_N-merged."),
     ] = None,
 ) -> None:
-    """Write a checkpoint as a Hugging Face model with a model card, and verify it."""
+    """Export a checkpoint as a Hugging Face model with a model card, and verify it."""
     request = ExportRequest(
         run=run, step=step, merge_lora=merge_lora, output=output, push=push, private=private
     )
     exported = export_model(request, typer.echo)
     if exported.url is not None:
         typer.echo(exported.url)
-    typer.echo(f"talk to it: buckeye chat {exported.directory}")
+    typer.echo(f"Next: buckeye chat {exported.directory}")
 
 
 COMMANDS = {"model tiny": model_tiny, "chat": chat, "export": export}

@@ -28,78 +28,82 @@ from buckeye.remote.teardown import cost_text
 from buckeye.run_files.known_runs import find_run, is_remote
 
 _PROVIDER = "prime"  # the only provider with rented machines
-_Pod = Annotated[str, typer.Argument(metavar="POD", help="Its name, its id, or its run.")]
+_Pod = Annotated[str, typer.Argument(metavar="POD", help="Name or id of a pod, or its run.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+_Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 
 def list_pods(
-    ended: Annotated[bool, typer.Option("--all", "-a", help="Also those that are over.")] = False,
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Also list ended pods.")] = False,
     as_json: _Json = False,
 ) -> None:
-    """The pods there are, with hours and cost."""
+    """List the rented pods with hours and cost."""
     ledger, now = Ledger(), time.time()
     with open_provider(_PROVIDER) as provider:
         pods = list_open_pods(provider, ledger, now)
     over = [entry for entry in ledger.entries() if entry.ended is not None] if ended else []
     if as_json:
-        typer.echo(json.dumps([_record(pod, now) for pod in pods] + [_over(entry, now) for entry in over]))
+        records = [_pod_record(pod, now) for pod in pods] + [_entry_record(entry, now) for entry in over]
+        typer.echo(json.dumps(records))
         return
     rows = [_row(pod.entry, pod.state, pod.care, now) for pod in pods]
     rows += [_row(entry, "over", entry.outcome or "", now) for entry in over]
     if not rows:
-        typer.echo("No pod is rented.")
+        typer.echo("You have no pods.")
         return
     print_table(("POD", "ID", "GPUS", "STATE", "ENDED BY", "$/H", "FOR", "COST"), rows)
     if any(pod.care in ("nobody", "unknown") for pod in pods):
-        typer.echo("`buckeye rl pods gc` ends those that nobody looks after.", err=True)
+        typer.echo("To end the pods without a run: buckeye rl pods gc", err=True)
 
 
 def offers(
-    gpus: Annotated[str, typer.Argument(metavar="GPUS", help="As in 4xH100.")],
-    max_price: Annotated[float | None, typer.Option(min=0.0, help="Dollars an hour.")] = None,
-    region: Annotated[list[str] | None, typer.Option(help="A region, country or data centre.")] = None,
-    disk_gb: Annotated[int, typer.Option(min=1, help="Disk, in GB.")] = 100,
+    gpus: Annotated[str, typer.Argument(metavar="GPUS", help="Number and type, such as 4xH100.")],
+    max_price: Annotated[float | None, typer.Option(min=0.0, help="Maximum price in US $ per hour.")] = None,
+    region: Annotated[list[str] | None, typer.Option(help="Region, country or data center.")] = None,
+    disk_gb: Annotated[int, typer.Option(min=1, help="Disk size in GB.")] = 100,
     as_json: _Json = False,
 ) -> None:
-    """What could be rented now, the cheapest first. Nothing is."""
-    found = parse_gpu_spec(gpus)
+    """List the machines for rent, the cheapest first. Rents nothing."""
+    spec = parse_gpu_spec(gpus)
     request = RemoteRequest(
-        gpus=GpuRequest(count=found.count, type=found.type), max_price=max_price, regions=tuple(region or ())
+        gpus=GpuRequest(count=spec.count, type=spec.type), max_price=max_price, regions=tuple(region or ())
     )
     with open_provider(_PROVIDER) as provider:
-        fitting = find_offers(provider, request, disk_gb=disk_gb)
+        matches = find_offers(provider, request, disk_gb=disk_gb)
     if as_json:
-        typer.echo(json.dumps([dataclasses.asdict(offer) for offer in fitting.offers]))
+        typer.echo(json.dumps([dataclasses.asdict(offer) for offer in matches.offers]))
         return
-    typer.echo(offer_table(fitting.offers, limit=len(fitting.offers)))
-    if fitting.left_out:
-        typer.echo(f"Left out: {left_out_text(fitting.left_out)}", err=True)
+    typer.echo(offer_table(matches.offers, limit=len(matches.offers)))
+    if matches.left_out:
+        typer.echo(f"Left out: {left_out_text(matches.left_out)}", err=True)
 
 
 def attach(
     pod: _Pod,
-    show: Annotated[bool, typer.Option("--print", help="Only print the command.")] = False,
+    show: Annotated[bool, typer.Option("--print", help="Only print the ssh command.")] = False,
 ) -> None:
-    """Open the terminal of a run on a pod or on another host (tmux). Ctrl-B D leaves it; Ctrl-C stops the
-    run. Without a terminal the command is printed."""
-    argv = _argv_of_run(pod) or _argv_of_pod(pod)
+    """Open the terminal of a run on a pod or another host (tmux). Ctrl-B D detaches; Ctrl-C stops the run.
+    Without a terminal, prints the ssh command."""
+    argv = _run_argv(pod) or _pod_argv(pod)
     if show or not sys.stdout.isatty():
         typer.echo(shlex.join(argv))
         return
     try:
         os.execvp(argv[0], argv)  # noqa: S606  a list of args, without a shell
     except FileNotFoundError:
-        raise RemoteError(f"There is no program ssh here. It would be: {shlex.join(argv)}") from None
+        hint = f"Install an ssh client. The command is: {shlex.join(argv)}"
+        raise RemoteError("`ssh` is not installed", code="BK-PACKAGE-MISSING", hint=hint) from None
 
 
 def terminate(pod: _Pod, yes: _Yes = False, as_json: _Json = False) -> None:
-    """End a pod, and wait until that is confirmed. What is only on its disk is lost."""
+    """End a pod, and wait for the confirmation. Data that is only on its disk is lost."""
     with open_provider(_PROVIDER) as provider:
         ledger = Ledger()
-        seen = find_pod(list_open_pods(provider, ledger, time.time()), pod)
-        _confirm([seen], yes=yes, as_json=as_json)
-        ended = end_open_pod(provider, ledger, seen, outcome="terminated", clock=Clock(), tell=_tell)
+        open_pod = find_pod(list_open_pods(provider, ledger, time.time()), pod)
+        _confirm([open_pod], yes=yes, as_json=as_json)
+        ended = end_open_pod(
+            provider, ledger, open_pod, outcome="terminated", clock=Clock(), tell=_print_progress
+        )
     _show_ended([ended], as_json)
 
 
@@ -107,25 +111,28 @@ def gc(
     yes: _Yes = False,
     others: Annotated[
         bool,
-        typer.Option("--all", help="Also pods that only the provider knows; they may be somebody else's."),
+        typer.Option("--all", help="Also end pods that were not rented from here."),
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """End the pods that nobody looks after: of runs that were killed, or of a machine that was lost."""
+    """End the pods without a run: their command was killed, or their machine was lost."""
     with open_provider(_PROVIDER) as provider:
         ledger = Ledger()
         pods = list_open_pods(provider, ledger, time.time())
-        left = [pod for pod in pods if pod.care == "nobody" or (others and pod.care == "unknown")]
-        left += [pod for pod in pods if pod.care == "kept" and not pod.may_cost]
-        if any(pod.may_cost for pod in left):
-            _confirm([pod for pod in left if pod.may_cost], yes=yes, as_json=as_json)
-        ended = [end_open_pod(provider, ledger, p, outcome="gc", clock=Clock(), tell=_tell) for p in left]
+        orphaned = [pod for pod in pods if pod.care == "nobody" or (others and pod.care == "unknown")]
+        orphaned += [pod for pod in pods if pod.care == "kept" and not pod.may_cost]
+        if any(pod.may_cost for pod in orphaned):
+            _confirm([pod for pod in orphaned if pod.may_cost], yes=yes, as_json=as_json)
+        ended = [
+            end_open_pod(provider, ledger, pod, outcome="gc", clock=Clock(), tell=_print_progress)
+            for pod in orphaned
+        ]
     _show_ended(ended, as_json)
-    strangers = [pod.entry.name for pod in pods if pod.care == "unknown"]
-    if strangers and not others:
+    unknown = [pod.entry.name for pod in pods if pod.care == "unknown"]
+    if unknown and not others:
         typer.echo(
-            f"{len(strangers)} more are not known here, and stay: {', '.join(strangers)}. They may be "
-            "somebody else's; --all ends them too.",
+            f"{counted(len(unknown), 'pod')} not rented from here: {', '.join(unknown)}. "
+            "To end them too, add --all",
             err=True,
         )
 
@@ -135,20 +142,24 @@ def _confirm(pods: Sequence[OpenPod], *, yes: bool, as_json: bool) -> None:
     if yes:
         return
     if as_json or not sys.stdin.isatty():
-        raise UsageError("nobody can be asked here; add --yes to end them (`list` shows them)")
+        raise UsageError(
+            "ending pods needs a confirmation, and stdin is not a terminal",
+            code="BK-CLI-CONFIRM",
+            hint="Pass --yes; `buckeye rl pods list` shows the pods",
+        )
     now = time.time()
     print_table(
         ("POD", "ID", "GPUS", "STATE", "ENDED BY", "$/H", "FOR", "COST"),
         [_row(pod.entry, pod.state, pod.care, now) for pod in pods],
     )
     if any(pod.care == "run" for pod in pods):
-        typer.echo("A run is on it, and will fail.")
-    if not typer.confirm("End them?" if len(pods) > 1 else "End it?"):
-        typer.echo("Nothing was ended.")
+        typer.echo("warning: a run is active and will fail")
+    if not typer.confirm(f"End {counted(len(pods), 'pod')}?"):
+        typer.echo("No pod was ended.")
         raise typer.Exit
 
 
-def _argv_of_run(name: str) -> list[str] | None:
+def _run_argv(name: str) -> list[str] | None:
     """Return the ssh command of a remote run, or None if `name` does not name one."""
     try:
         run = find_run(name)
@@ -157,12 +168,13 @@ def _argv_of_run(name: str) -> list[str] | None:
     return terminal_command(run) if is_remote(run) else None
 
 
-def _argv_of_pod(name: str) -> list[str]:
+def _pod_argv(name: str) -> list[str]:
     ledger = Ledger()
     with open_provider(_PROVIDER) as provider:
         pod = find_pod(list_open_pods(provider, ledger, time.time()), name)
     if not pod.ssh:
-        raise RemoteError(f"Pod {pod.entry.name} is {pod.state}: it has no address for ssh yet.")
+        message = f"pod {pod.entry.name} is {pod.state} and has no ssh address yet"
+        raise RemoteError(message, code="BK-REMOTE-CONNECTION", hint="Retry when it is ready")
     target = parse_target(pod.ssh[0])
     key = ["-i", pod.entry.identity_file] if pod.entry.identity_file else []
     hosts = f"UserKnownHostsFile={ledger.known_hosts(pod.entry.name)}"
@@ -185,25 +197,25 @@ def _row(entry: PodEntry, state: str, care: str, now: float) -> tuple[str, ...]:
     )
 
 
-def _record(pod: OpenPod, now: float) -> dict[str, Any]:
-    return {**_over(pod.entry, now), "state": pod.state, "care": pod.care, "ssh": list(pod.ssh)}
+def _pod_record(pod: OpenPod, now: float) -> dict[str, Any]:
+    return {**_entry_record(pod.entry, now), "state": pod.state, "care": pod.care, "ssh": list(pod.ssh)}
 
 
-def _over(entry: PodEntry, now: float) -> dict[str, Any]:
+def _entry_record(entry: PodEntry, now: float) -> dict[str, Any]:
     return {"state": "over", **dataclasses.asdict(entry), "hours": entry.hours(now), "cost": entry.cost(now)}
 
 
 def _show_ended(ended: Sequence[PodEntry], as_json: bool) -> None:
     now = time.time()
     if as_json:
-        typer.echo(json.dumps([_over(entry, now) for entry in ended]))
+        typer.echo(json.dumps([_entry_record(entry, now) for entry in ended]))
         return
     for entry in ended:
         typer.echo(cost_text(entry, now))
-    typer.echo(f"{counted(len(ended), 'pod')} ended." if ended else "There is nothing to end.")
+    typer.echo(f"{counted(len(ended), 'pod')} ended." if ended else "No pods to end.")
 
 
-def _tell(text: str) -> None:
+def _print_progress(text: str) -> None:
     typer.echo(text, err=True)
 
 

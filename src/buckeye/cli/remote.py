@@ -19,21 +19,21 @@ def start_remote(config_path: Path, flags: TrainFlags, *, resume: bool = False) 
     """Run the configuration on the machine of the flags, or resume it there; return the exit code."""
     from buckeye.remote.remote_run import run_remote
 
-    return run_remote(config_path, _request(flags), resume=resume)
+    return run_remote(config_path, _remote_request(flags), resume=resume)
 
 
 def show_remote(
     config_path: Path, config: RLConfig, flags: TrainFlags, *, resume: bool = False, text: str | None = None
 ) -> None:
-    """Print the orders and uploads of `start_remote`. `text` is the content of a configuration file that is
-    not written yet."""
+    """Print what `start_remote` would order and upload. `text` is the content of a file not written yet."""
     from buckeye.remote.dry_run import describe_remote_run
 
-    print("Checking that the run can start there ...", file=sys.stderr)
-    print_dry_run(*describe_remote_run(config_path, config, _request(flags), resume=resume, text=text))
+    print("Checking that the run can start on the remote machine ...", file=sys.stderr)
+    request = _remote_request(flags)
+    print_dry_run(*describe_remote_run(config_path, config, request, resume=resume, text=text))
 
 
-def _request(flags: TrainFlags) -> RemoteRequest:
+def _remote_request(flags: TrainFlags) -> RemoteRequest:
     from buckeye.remote.base import GpuRequest, RemoteRequest
 
     gpus = parse_gpu_spec(flags.gpus) if flags.gpus is not None else None

@@ -10,7 +10,7 @@ REMOVED_COMMANDS = {
     "rl export": "examples/kubernetes/job.yaml` or `examples/skypilot/task.yaml",
     "play": "buckeye env play",
     "env info": "buckeye env list NAME",
-    "env shell": "buckeye env list NAME` and run the interpreter in its row `python",
+    "env shell": "buckeye env list NAME` and the interpreter in its row `python",
     "evals": "buckeye eval ENV --model MODEL",
     "rl bisect": "buckeye rl replay RUN --all",
     "rl bundle": "buckeye rl replay RUN --step N",
@@ -26,7 +26,7 @@ REMOVED_COMMANDS = {
     "orchestrator": "buckeye worker orchestrator",
     "inference": "buckeye serve",
 }
-"""The words of a removed command after `buckeye`, and the command that replaces it."""
+"""Removed commands without `buckeye`, and the command or file that replaces each."""
 
 
 def removed_command_error(argv: Sequence[str]) -> UsageError | None:
@@ -34,5 +34,6 @@ def removed_command_error(argv: Sequence[str]) -> UsageError | None:
     for length in (3, 2, 1):
         command = " ".join(argv[:length])
         if len(argv) >= length and command in REMOVED_COMMANDS:
-            return UsageError(f"buckeye {command} was removed. Use `{REMOVED_COMMANDS[command]}`")
+            hint = f"Use `{REMOVED_COMMANDS[command]}`"
+            return UsageError(f"`buckeye {command}` was removed", code="BK-CLI-REMOVED", hint=hint)
     return None

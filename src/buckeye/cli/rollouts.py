@@ -1,4 +1,4 @@
-"""`rl rollouts`: the rollouts of a step, its groups, and one rollout in full."""
+"""`rl rollouts`: list the groups and rollouts of a step, and show one rollout in full."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from buckeye.monitor.rollouts import (
 )
 from buckeye.run_files.known_runs import find_run
 
-_SHOWN = 20
-_LONGEST_TEXT = 6000
-_LONGEST_CELL = 28
+_DEFAULT_LIMIT = 20
+_MAX_TEXT_LENGTH = 6000
+_MAX_CELL_LENGTH = 28
 
-_Text = str | None
+_OptionalText = str | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,13 +56,13 @@ class RolloutFilter:
     def accepts(self, rollout: RecordedRollout) -> bool:
         """Return True if a rollout meets all conditions."""
         low, high, reward = self.min_reward, self.max_reward, rollout.reward
-        said = [*rollout.text, rollout.error or ""]
+        texts = [*rollout.text, rollout.error or ""]
         return all(
             (
                 self.group in (None, rollout.group),
                 self.number in (None, rollout.number),
                 self.task is None or self.task.casefold() in rollout.task_id.casefold(),
-                self.search is None or any(self.search.casefold() in text.casefold() for text in said),
+                self.search is None or any(self.search.casefold() in text.casefold() for text in texts),
                 low is None or (reward is not None and reward >= low),
                 high is None or (reward is not None and reward <= high),
                 not self.errored or rollout.reward is None,
@@ -73,44 +73,49 @@ class RolloutFilter:
 
 def rollouts(
     run: Annotated[
-        _Text,
-        typer.Argument(metavar="RUN", help="A directory, name or id. Default: ./outputs, or the newest run."),
+        _OptionalText,
+        typer.Argument(
+            metavar="RUN", help="Run directory, name or id. Default: ./outputs, or the newest run."
+        ),
     ] = None,
-    step: Annotated[
-        int | None, typer.Option(min=0, help="Whose batch, as the log counts them. Default: the newest.")
-    ] = None,
-    group: Annotated[int | None, typer.Option(min=0, help="Only this group; lists its rollouts.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="Step, as in the log. Default: the newest.")] = None,
+    group: Annotated[int | None, typer.Option(min=0, help="List the rollouts of this group.")] = None,
     rollout: Annotated[
-        int | None, typer.Option(metavar="K", min=0, help="With --group: this rollout of it, in full.")
+        int | None, typer.Option(metavar="K", min=0, help="With --group: show this rollout in full.")
     ] = None,
-    task: Annotated[_Text, typer.Option(help="Only tasks with this in their id.")] = None,
-    min_reward: Annotated[float | None, typer.Option(metavar="X", help="Only rewards from here.")] = None,
-    max_reward: Annotated[float | None, typer.Option(metavar="X", help="Only rewards up to here.")] = None,
-    search: Annotated[_Text, typer.Option(help="Only with this in the text or the error.")] = None,
-    errored: Annotated[bool, typer.Option("--errored", help="Only those without a reward.")] = False,
-    dropped: Annotated[
-        bool, typer.Option("--dropped", help="Only of groups that were not trained on.")
-    ] = False,
+    task: Annotated[_OptionalText, typer.Option(help="Only tasks with this text in their id.")] = None,
+    min_reward: Annotated[float | None, typer.Option(metavar="X", help="Minimum reward.")] = None,
+    max_reward: Annotated[float | None, typer.Option(metavar="X", help="Maximum reward.")] = None,
+    search: Annotated[_OptionalText, typer.Option(help="Only rollouts with this in text or error.")] = None,
+    errored: Annotated[bool, typer.Option("--errored", help="Only rollouts without a reward.")] = False,
+    dropped: Annotated[bool, typer.Option("--dropped", help="Only rollouts of dropped groups.")] = False,
     limit: Annotated[
         int | None,
-        typer.Option("--limit", "-n", min=0, help=f"Lines; 0 for all. Default {_SHOWN}, of JSON all."),
+        typer.Option(
+            "--limit",
+            "-n",
+            min=0,
+            help=f"Maximum rows; 0: all. Default: {_DEFAULT_LIMIT}, or all with --json.",
+        ),
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="With --rollout: leave no text out.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="With --rollout: do not shorten texts.")] = False,
     export: Annotated[
         Format | None,
-        typer.Option("--export", help="Write it for other tools; without --step all, and evaluations too."),
+        typer.Option("--export", help="Write files. Without --step: all rollouts, with evaluations."),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Of --export: new; default exports/rollouts-FORMAT.")
+        Path | None,
+        typer.Option(metavar="DIR", help="New folder for --export. Default: exports/rollouts-FORMAT."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """See what was played: the groups of a step, the rollouts of a group, one rollout with its text, reward
-    and components; or write them as files. Exit code 1 if nothing is found."""
+    """Show the groups of a step, the rollouts of a group, or one rollout with text, reward and components; or
+    export them as files. Exit code 1 if no rollout is found."""
     if rollout is not None and group is None:
-        raise UsageError("--rollout counts within a group; name that with --group")
+        hint = "Add --group: the number counts within a group"
+        raise UsageError("--rollout: needs --group", code="BK-CLI-MISSING", hint=hint)
     directory = find_run(run)
-    wanted = RolloutFilter(
+    conditions = RolloutFilter(
         group=group,
         number=rollout,
         task=task,
@@ -121,106 +126,105 @@ def rollouts(
         dropped=dropped,
     )
     if export is not None:
-        _export(directory, export, out, wanted, step)
+        _export_rollouts(directory, export, out, conditions, step)
         return
-    number = _chosen_step(directory, step)
-    played, unreadable = read_rollouts(directory, number)
-    found = list(filter(wanted.accepts, played))
+    number = _choose_step(directory, step)
+    recorded, unreadable = read_rollouts(directory, number)
+    matches = list(filter(conditions.accepts, recorded))
     if as_json:
-        shown = found[: limit or None]
-        values = {"run": str(directory), "step": number, "played": len(played), "found": len(found)}
-        print(json.dumps({**values, "rollouts": [msgspec.to_builtins(one) for one in shown]}))
+        shown = matches[: limit or None]
+        values = {"run": str(directory), "step": number, "played": len(recorded), "found": len(matches)}
+        print(json.dumps({**values, "rollouts": [msgspec.to_builtins(match) for match in shown]}))
     else:
-        for line in _lines(directory, number, played, found, group, rollout, limit, full):
+        for line in _lines(directory, number, recorded, matches, group, rollout, limit, full):
             print(line)
     if unreadable:
-        typer.echo(f"warning: {unreadable} lines of step {number} are no rollouts and are left out", err=True)
-    if not found:
+        warning = f"step {number}: {counted(unreadable, 'line')} skipped, not valid rollouts"
+        typer.echo(f"warning: {warning}", err=True)
+    if not matches:
         raise typer.Exit(1)
 
 
-def _export(run: Path, kind: Format, out: Path | None, wanted: RolloutFilter, step: int | None) -> None:
+def _export_rollouts(
+    run: Path, kind: Format, out: Path | None, conditions: RolloutFilter, step: int | None
+) -> None:
     opened, directory = runs.open(run), out or run / "exports" / f"rollouts-{kind}"
-    written = export_rollouts(opened, kind, directory, step=step, accepts=wanted.accepts)
+    written = export_rollouts(opened, kind, directory, step=step, accepts=conditions.accepts)
     print(f"{directory}: {counted(written, 'rollout')}")
     for problem in unreadable_in(opened):
-        typer.echo(f"warning: left out: {problem}", err=True)
+        typer.echo(f"warning: not exported: {problem}", err=True)
 
 
-def _chosen_step(run: Path, step: int | None) -> int:
+def _choose_step(run: Path, step: int | None) -> int:
     """Return the step to show. Raises UsageError if its rollouts are missing, BuckeyeError if all are."""
     steps = rollout_steps(run)
     if not steps:
-        raise BuckeyeError(f"{run} holds no rollouts: none was played yet, or they were deleted (rl clean)")
+        hint = "Wait for the first step; `buckeye rl clean` deletes rollouts"
+        raise BuckeyeError(f"{run} has no rollouts", code="BK-RUN-NO-DATA", hint=hint)
     if step is not None and step not in steps:
-        raise UsageError(
-            f"--step {step}: {run} has rollouts of "
-            f"{counted(len(steps), 'step')}, from {steps[0]} to {steps[-1]}"
-        )
+        hint = f"Use one of its {counted(len(steps), 'step')}, from {steps[0]} to {steps[-1]}"
+        raise UsageError(f"--step {step}: {run} has no rollouts of it", code="BK-RUN-NO-DATA", hint=hint)
     return steps[-1] if step is None else step
 
 
 def _lines(
     run: Path,
     step: int,
-    played: Sequence[RecordedRollout],
-    found: Sequence[RecordedRollout],
+    recorded: Sequence[RecordedRollout],
+    matches: Sequence[RecordedRollout],
     group: int | None,
     rollout: int | None,
     limit: int | None,
     full: bool,
 ) -> Iterator[str]:
     command = f"buckeye rl rollouts {shlex.quote(str(run))} --step {step}"
-    yield _header(run, step, played)
-    if not found:
-        yield "No rollout is as asked for."
+    yield _header(run, step, recorded)
+    if not matches:
+        yield "No rollout matches."
     elif rollout is not None:
-        for one in found:
-            yield from rollout_lines(one, None if full else _LONGEST_TEXT)
+        for match in matches:
+            yield from rollout_lines(match, None if full else _MAX_TEXT_LENGTH)
     else:
-        rows = _rollout_rows(found) if group is not None else _group_rows(found)
+        rows = _rollout_rows(matches) if group is not None else _group_rows(matches)
+        shown = rows[1:][: _DEFAULT_LIMIT if limit is None else limit or None]
         yield ""
-        yield align_columns([rows[0], *_limited(rows[1:], limit)])
-        left_out = len(rows) - 1 - len(_limited(rows[1:], limit))
-        if left_out:
+        yield align_columns([rows[0], *shown])
+        if left_out := len(rows) - 1 - len(shown):
             yield f"({left_out} more; -n 0 shows all)"
-        first = found[0]
-        more = f"--group {first.group}" if group is None else f"--group {group} --rollout {first.number}"
-        yield f"\nMore of the first: {command} {more}"
+        first = matches[0]
+        flags = f"--group {first.group}" if group is None else f"--group {group} --rollout {first.number}"
+        yield f"\nDetails of the first row: {command} {flags}"
 
 
-def _header(run: Path, step: int, played: Sequence[RecordedRollout]) -> str:
-    """Return a line about the step, joined from the records of all processes."""
-    known = next(
-        (one for one in read_run_metrics(run / "metrics.jsonl").steps() if one.number == step),
+def _header(run: Path, step: int, recorded: Sequence[RecordedRollout]) -> str:
+    """Return two lines about the step, from the records of all processes."""
+    metrics = next(
+        (known for known in read_run_metrics(run / "metrics.jsonl").steps() if known.number == step),
         StepMetrics(step, {}),
     )
-    if known.trained is not None:
+    if metrics.trained is not None:
         state = "trained"
-    elif "orchestrator" in known.records:
-        state = "waits to be trained on"
+    elif "orchestrator" in metrics.records:
+        state = "not trained yet"
     else:
-        state = "no batch that counts (the run has not got so far, or began again before it)"
-    reward = f", reward {known.reward:.4f}" if known.reward is not None else ""
-    cut, errored = sum(one.truncated for one in played), sum(one.reward is None for one in played)
+        state = "no batch (the step is not complete, or the run was resumed before it)"
+    reward = f", reward {metrics.reward:.4f}" if metrics.reward is not None else ""
+    cut = sum(rollout.truncated for rollout in recorded)
+    errored = sum(rollout.reward is None for rollout in recorded)
     return (
         f"{run.absolute().name}, step {step}: {state}{reward}\n"
-        f"{counted(len(played), 'rollout')}, {cut} cut off, "
+        f"{counted(len(recorded), 'rollout')}, {cut} cut off, "
         f"{errored} errored"
     )
 
 
-def _limited(rows: Sequence[tuple[str, ...]], limit: int | None) -> Sequence[tuple[str, ...]]:
-    return rows[: _SHOWN if limit is None else limit or None]
-
-
-def _group_rows(found: Sequence[RecordedRollout]) -> list[tuple[str, ...]]:
+def _group_rows(matches: Sequence[RecordedRollout]) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         ("group", "task", "rollouts", "mean", "lowest", "highest", "cut off", "errored", "dropped")
     ]
-    for (dropped, number), members in groupby(found, key=lambda one: (one.dropped, one.group)):
+    for (dropped, number), members in groupby(matches, key=lambda match: (match.dropped, match.group)):
         group = list(members)
-        rewards = [one.reward for one in group if one.reward is not None]
+        rewards = [rollout.reward for rollout in group if rollout.reward is not None]
         spread = [statistics.fmean(rewards), min(rewards), max(rewards)] if rewards else []
         rows.append(
             (
@@ -228,31 +232,33 @@ def _group_rows(found: Sequence[RecordedRollout]) -> list[tuple[str, ...]]:
                 _cell(group[0].task_id),
                 str(len(group)),
                 *([f"{value:.4f}" for value in spread] or ["-"] * 3),
-                str(sum(one.truncated for one in group) or ""),
-                str(sum(one.reward is None for one in group) or ""),
+                str(sum(rollout.truncated for rollout in group) or ""),
+                str(sum(rollout.reward is None for rollout in group) or ""),
                 _cell(dropped or ""),
             )
         )
     return rows
 
 
-def _rollout_rows(found: Sequence[RecordedRollout]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = [("rollout", "reward", "tokens", "turns", "ended by", "its last words")]
-    for one in found:
-        reward = f"{one.reward:.4f}" if one.reward is not None else "errored"
-        ended = f"{one.stop_reason}{', cut off' if one.truncated else ''}"
-        said = one.error if one.error is not None else split_messages(one.text[-1] if one.text else "")[-1][1]
-        row = (str(one.number), reward, str(one.completion_tokens), str(one.turns), _cell(ended))
-        rows.append((*row, _cell(said, end=one.error is None)))
+def _rollout_rows(matches: Sequence[RecordedRollout]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("rollout", "reward", "tokens", "turns", "stop reason", "end or error")]
+    for match in matches:
+        reward = f"{match.reward:.4f}" if match.reward is not None else "errored"
+        stop_reason = f"{match.stop_reason}{', cut off' if match.truncated else ''}"
+        text = match.error
+        if text is None:
+            text = split_messages(match.text[-1] if match.text else "")[-1][1]
+        row = (str(match.number), reward, str(match.completion_tokens), str(match.turns), _cell(stop_reason))
+        rows.append((*row, _cell(text, end=match.error is None)))
     return rows
 
 
 def _cell(text: str, *, end: bool = False) -> str:
     """Return a text as one short line: its beginning, or its end."""
     line = printable(" ".join(text.split()))
-    if len(line) <= _LONGEST_CELL:
+    if len(line) <= _MAX_CELL_LENGTH:
         return line
-    return f"…{line[1 - _LONGEST_CELL :]}" if end else f"{line[: _LONGEST_CELL - 1]}…"
+    return f"…{line[1 - _MAX_CELL_LENGTH :]}" if end else f"{line[: _MAX_CELL_LENGTH - 1]}…"
 
 
 COMMANDS = {"rl rollouts": rollouts}

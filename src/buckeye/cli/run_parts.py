@@ -1,10 +1,11 @@
-"""The parts of a run for `buckeye rl`: given as flags, found in the working directory, or created now."""
+"""Parts of a run for `buckeye rl`: given as flags, found in the working directory, or created now."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,13 @@ from buckeye.setup.recipe.model import SUGGESTED, default_model
 
 _STARTER = Path("tasks.json")
 _ANOTHER = "another"
-_MODELS = ("*", "models/*")
+_MODEL_FOLDERS = ("*", "models/*")
+_DATASET_KINDS = "a JSON file, a folder of `buckeye hf --no-push`, or ORG/NAME on the Hugging Face hub"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartSearch:
-    """The flags, the parts found here, and `is_interactive`: True if the user can answer questions."""
+    """The flags and the parts found; `is_interactive` is True if the user can be prompted."""
 
     flags: TrainFlags
     found: FoundParts
@@ -42,7 +44,7 @@ class PartSearch:
 
 
 class StarterWrittenError(Exception):
-    """A new task file was written, which the user must complete before training is possible."""
+    """A new task file was written, which the user must complete before the run."""
 
 
 def find_config(search: PartSearch) -> Path:
@@ -51,9 +53,9 @@ def find_config(search: PartSearch) -> Path:
     if flags.config is not None:
         if flags.config.suffix in (".toml", ".json"):
             raise UsageError(
-                f"--config {flags.config}: an environment's configuration is a YAML file. If this is that "
-                "of a run, start it with\n"
-                f"  buckeye rl @ {flags.config}"
+                f"--config {flags.config}: the configuration of an environment is a YAML file",
+                code="BK-CLI-ARGUMENT",
+                hint=f"If the file configures a run, start it: `buckeye rl @ {flags.config}`",
             )
         return flags.config
     if len(found.configs) == 1:
@@ -62,59 +64,69 @@ def find_config(search: PartSearch) -> Path:
         names = [str(path) for path in found.configs]
         if search.is_interactive:
             return Path(choose("Which environment?", [(name, "") for name in names]))
-        raise UsageError(f"which environment? Add --config; there are: {', '.join(names)}")
-    return _made_config(search)
+        raise _several_found("configurations", "--config", names)
+    return _create_config(search)
 
 
-def _made_config(search: PartSearch) -> Path:
+def _several_found(kind: str, flag: str, names: Sequence[str]) -> UsageError:
+    hint = f"Choose one with {flag}"
+    return UsageError(f"several {kind} found: {', '.join(names)}", code="BK-CLI-MISSING", hint=hint)
+
+
+def _create_config(search: PartSearch) -> Path:
     from buckeye.cli.init import write_and_try_config
     from buckeye.setup.init.prepare_config import prepare_config  # importing the MCP SDK takes a second
 
-    env, command = _environment(search)
+    env, command = _environment_argument(search)
+    missing = "no environment configuration found (configs/*.yaml)"
     if env is None and command is None:
         raise UsageError(
-            "there is no configuration of an environment here (configs/*.yaml). Either\n"
-            "  write one:       buckeye rl init my-env:latest   (an image, a folder, an address, a command)\n"
-            "  or name it:      buckeye rl --config FILE.yaml\n"
-            "  or begin anew:   buckeye env new my-env --kind mcp"
+            missing,
+            code="BK-CLI-MISSING",
+            hint="Use one of\n"
+            "  create one:          buckeye rl init my-env:latest   (an image, folder, URL or command)\n"
+            "  name the file:       buckeye rl --config FILE.yaml\n"
+            "  new environment:     buckeye env new my-env --kind mcp",
         )
     if search.flags.dry_run:
-        words = f'--command "{command}"' if command is not None else env
+        argument = f'--command "{command}"' if command is not None else env
         raise UsageError(
-            "there is no configuration of an environment here, and --dry-run writes none. To see what would "
-            f"be written\n  buckeye rl init {words} --dry-run"
+            f"{missing}, and --dry-run writes none",
+            code="BK-CLI-MISSING",
+            hint=f"To see the file: `buckeye rl init {argument} --dry-run`",
         )
-    print(f"There is no configuration in configs/. Looking at {command or env} ...", file=sys.stderr)
+    print(f"No configuration found in configs/. Reading the tools of {command or env} ...", file=sys.stderr)
     with search.redirect_output():
         prepared = prepare_config(env, command=command)
         if search.is_interactive:
             show_file(prepared.path, prepared.generated.text)
             if not confirm(f"Write {prepared.path}?"):
-                raise UsageError(f"{prepared.path} was not written, and without it there is no training")
-        proof = write_and_try_config(prepared, try_all=False)
-        failed = {trial.action for trial in proof.failed}
+                hint = "Write it, or name another one with --config"
+                raise UsageError(f"{prepared.path} was not written", code="BK-CLI-MISSING", hint=hint)
+        result = write_and_try_config(prepared, try_all=False)
+        failed = {trial.action for trial in result.failed}
         can_continue = bool(prepared.command_without(failed)) and search.is_interactive
         if failed and can_continue and confirm(f"Continue without {', '.join(sorted(failed))}?"):
-            tools = [one.tool.name for one in prepared.generated.plan.actions if one.name in failed]
+            actions = prepared.generated.plan.actions
+            tools = [action.tool.name for action in actions if action.name in failed]
             prepared = prepare_config(env, command=command, exclude=tools, force=True)
-            proof = write_and_try_config(prepared, try_all=False)
-        if not proof.passed:
-            raise UsageError(
-                f"the scripted rollout did not go through. Look at {prepared.path}, then type\n  buckeye rl"
-            )
+            result = write_and_try_config(prepared, try_all=False)
+        if not result.passed:
+            hint = f"Check {prepared.path}, then run `buckeye rl` again"
+            raise UsageError("the scripted rollout failed", code="BK-ENV-FAILED", hint=hint)
     return prepared.path
 
 
-def _environment(search: PartSearch) -> tuple[str | None, str | None]:
+def _environment_argument(search: PartSearch) -> tuple[str | None, str | None]:
     """Return (environment, command) as `rl init` takes them, or (None, None) if unknown."""
     if search.found.lock is not None or Path("Dockerfile").is_file():
-        question = "\nThere is no configs/*.yaml. Write one for the environment in this folder?"
+        question = "\nNo configs/*.yaml found. Write one for the environment in this folder?"
         if not search.is_interactive or confirm(question):
             return ".", None
     elif not search.is_interactive:
         return None, None
     answer = prompt_for_text(
-        "Which environment? An image (my-env:latest), a folder, an address (http://...), or a command line"
+        "Which environment? An image (my-env:latest), a folder, a URL (http://...), or a command line"
     )
     if not answer:
         return None, None
@@ -127,41 +139,38 @@ def _is_command(answer: str) -> bool:
 
 
 def find_dataset(search: PartSearch, config: Path) -> str:
-    """Return the tasks; make a dataset of them now if they do not name a server. Raises UsageError."""
-    name = search.flags.dataset or _found_dataset(search, config)
+    """Return the tasks; write them as a dataset if they do not name a server. Raises UsageError."""
+    name = search.flags.dataset or _choose_dataset(search, config)
     path = find_taskset(name)
     if not path.exists():
         raise UsageError(
-            f"--dataset {name}: there is no such file or folder (this is {Path.cwd()}). Tasks are a JSON "
-            "file, a folder that `buckeye hf --no-push` has written, or ORG/NAME on the Hugging Face hub"
+            f"--dataset: no file or folder {name} in {Path.cwd()}",
+            code="BK-DATA-NOT-FOUND",
+            hint=f"Name {_DATASET_KINDS}",
         )
     if is_dataset(path) or search.found.lock is None:
         return name
     rows = [row.value for row in read_task_rows(path) if isinstance(row.value, dict)]
     if all(row.get("mcp_config") is not None for row in rows):
         return name
-    return _made_dataset(search, path, f"{config.stem}-tasks")
+    return _create_dataset(search, path, f"{config.stem}-tasks")
 
 
-def _found_dataset(search: PartSearch, config: Path) -> str:
-    found = search.found.datasets
-    if len(found) == 1:
-        return found[0]
+def _choose_dataset(search: PartSearch, config: Path) -> str:
+    names = search.found.datasets
+    if len(names) == 1:
+        return names[0]
     if search.is_interactive:
-        if found:
-            return choose("Which tasks?", [(name, "") for name in found])
-        return _asked_dataset(config)
-    if found:
-        raise UsageError(f"which tasks? Add --dataset; there are: {', '.join(found)}")
-    raise UsageError(
-        "there are no tasks here (tasks.json). Add --dataset: a JSON file, a folder that "
-        "`buckeye hf --no-push` has written, or ORG/NAME on the Hugging Face hub"
-    )
+        return choose("Which tasks?", [(name, "") for name in names]) if names else _prompt_for_tasks(config)
+    if names:
+        raise _several_found("task files", "--dataset", names)
+    hint = f"Add --dataset: {_DATASET_KINDS}"
+    raise UsageError("no tasks found (tasks.json)", code="BK-CLI-MISSING", hint=hint)
 
 
-def _asked_dataset(config: Path) -> str:
+def _prompt_for_tasks(config: Path) -> str:
     answer = prompt_for_text(
-        "There are no tasks here. A file, a folder or ORG/NAME on the Hugging Face hub (empty: begin a file)"
+        "No tasks found. A file, a folder or ORG/NAME on the Hugging Face hub (empty: create a file)"
     )
     if answer:
         return answer
@@ -170,17 +179,18 @@ def _asked_dataset(config: Path) -> str:
     if prompt:
         show_file(_STARTER, text)
     if not prompt or not confirm(f"Write {_STARTER}?"):
-        raise UsageError(f"without tasks there is no training. Write {_STARTER}, or add --dataset")
+        hint = f"Write {_STARTER}, or add --dataset"
+        raise UsageError("no tasks to train on", code="BK-CLI-MISSING", hint=hint)
     write_file(_STARTER, text)
     raise StarterWrittenError(
-        f"{_STARTER} has one task. Look at its server and at how the end is graded, add more, then type\n"
+        f"{_STARTER}: written with one task. Check its server and its grading, add tasks, then run\n"
         "  buckeye rl"
     )
 
 
 def _first_task(prompt: str, config: GymConfig) -> dict[str, Any]:
-    about = config.job.metadata
-    server, image = about.get(SERVER_KEY), parse_image(str(about.get("environment")))
+    metadata = config.job.metadata
+    server, image = metadata.get(SERVER_KEY), parse_image(str(metadata.get("environment")))
     if server is None and image is not None:
         servers = gateway_config(EnvironmentLock(image=image.tagged))
     else:
@@ -189,56 +199,56 @@ def _first_task(prompt: str, config: GymConfig) -> dict[str, Any]:
     return {"id": "task-001", "prompt": prompt, "mcp_config": servers, "grade": [{"calls": {"tool": tool}}]}
 
 
-def _made_dataset(search: PartSearch, tasks: Path, name: str) -> str:
+def _create_dataset(search: PartSearch, tasks: Path, name: str) -> str:
     lock = search.found.lock
     assert lock is not None
     if search.flags.dry_run:
         raise UsageError(
-            f"{tasks} does not say where its tasks act, and --dry-run makes no dataset of them. Type\n"
-            f"  buckeye hf {tasks} --name {name} --no-push"
+            f"{tasks}: tasks have no `mcp_config`, and --dry-run does not add it",
+            code="BK-ENV-TASKS",
+            hint=f"Add it: `buckeye hf {tasks} --name {name} --no-push`",
         )
     if search.is_interactive and not confirm(
-        f"\n{tasks} does not say where its tasks act. Make the dataset {name}/ of them, on {lock.image}?"
+        f"\n{tasks} has no servers (mcp_config). Write the dataset {name}/ with the server {lock.image}?"
     ):
-        raise UsageError(
-            f"{tasks}: tasks need mcp_config. `buckeye hf {tasks} --name {name} --no-push` puts it in"
-        )
+        hint = f"Add it: `buckeye hf {tasks} --name {name} --no-push`"
+        raise UsageError(f"{tasks}: tasks have no `mcp_config`", code="BK-ENV-TASKS", hint=hint)
     with search.redirect_output():
         hf(tasks, name=name, push=False, yes=search.flags.yes)
     return name
 
 
 def find_model(search: PartSearch, *, on_gpu: bool) -> str:
-    """Return the model: given as a flag, chosen by the user, the only one here, or the default.
+    """Return the model: given as a flag, chosen by the user, the only local one, or the default.
 
-    The models here are those that no run has written. The default depends on the kind of machine. Raises
-    UsageError if there are several and the user cannot be asked.
+    Local models are those that no run has written. The default depends on the kind of machine. Raises
+    UsageError if there are several and the user cannot be prompted.
     """
-    named, here = search.flags.model, search.found.models
-    if named is not None:
-        return named
-    usual = default_model(on_gpu=on_gpu)
+    requested, local = search.flags.model, search.found.models
+    if requested is not None:
+        return requested
+    default = default_model(on_gpu=on_gpu)
     if search.is_interactive:
-        suggested = sorted(SUGGESTED, key=lambda one: one[0] != usual)
-        options = [*((name, "here") for name in here), *suggested, (_ANOTHER, "a name or a folder")]
+        suggested = sorted(SUGGESTED, key=lambda model: model[0] != default)
+        options = [*((name, "local") for name in local), *suggested, (_ANOTHER, "a name or a folder")]
         chosen = choose("Which model?", options)
-        return chosen if chosen != _ANOTHER else prompt_for_text("Model") or usual
-    if len(here) > 1:
-        raise UsageError(f"which model? Add --model; there are: {', '.join(here)}, and those of the hub")
-    return here[0] if here else usual
+        return chosen if chosen != _ANOTHER else prompt_for_text("Model") or default
+    if len(local) > 1:
+        raise _several_found("models", "--model", local)
+    return local[0] if local else default
 
 
-def ask_machine(flags: TrainFlags, here: str) -> TrainFlags:
-    """Ask where to train; return the flags with the answers. `here` describes this machine."""
-    options = [("local", f"this machine: {here}")]
-    options += [("prime", "rented GPUs; the price is shown first"), ("ssh", "a machine of yours")]
+def ask_machine(flags: TrainFlags, local: str) -> TrainFlags:
+    """Prompt for the machine; return the flags with the answers. `local` describes this machine."""
+    options = [("local", f"this machine: {local}")]
+    options += [("prime", "rented GPUs; the price is shown first"), ("ssh", "your own machine")]
     chosen = choose("Where?", options)
     answers: dict[str, Any] = {"provider": chosen}
     if chosen == "prime":
         answers["gpus"] = prompt_for_text("Which GPUs? [2xA100]") or "2xA100"
     if chosen == "ssh":
         answers["host"] = prompt_for_text("Which host? USER@HOST[:PORT]").split()
-        answers["gpus"] = prompt_for_text("Which GPUs has it? As 2xA100 (empty: none)") or None
+        answers["gpus"] = prompt_for_text("Which GPUs does it have? Such as 2xA100 (empty: none)") or None
     return flags.model_copy(update=answers)
 
 
@@ -255,13 +265,13 @@ class FoundParts:
 def find_parts() -> FoundParts:
     """Search the working directory, without network. Raises ConfigError for a damaged lock file."""
     lock = find_lock(Path())
-    configs = sorted(path for ending in ("*.yaml", "*.yml") for path in Path("configs").glob(ending))
+    configs = sorted(path for pattern in ("*.yaml", "*.yml") for path in Path("configs").glob(pattern))
     return FoundParts(
-        lock=lock, configs=tuple(configs), datasets=tuple(_datasets(lock)), models=tuple(_models())
+        lock=lock, configs=tuple(configs), datasets=tuple(_find_datasets(lock)), models=tuple(_find_models())
     )
 
 
-def _datasets(lock: EnvironmentLock | None) -> list[str]:
+def _find_datasets(lock: EnvironmentLock | None) -> list[str]:
     """Return the lock file's dataset, or else task files, or else folders from `buckeye hf --no-push`."""
     if lock is not None and lock.primary_dataset is not None:
         return [lock.primary_dataset.name]
@@ -271,8 +281,8 @@ def _datasets(lock: EnvironmentLock | None) -> list[str]:
     return list(files) or sorted(folders)
 
 
-def _models() -> list[str]:
+def _find_models() -> list[str]:
     """Return folders with a trainable model, newest first."""
-    found = [path.parent for pattern in _MODELS for path in Path().glob(f"{pattern}/config.json")]
-    models = [path for path in found if any(path.glob("*.safetensors"))]
+    folders = [path.parent for pattern in _MODEL_FOLDERS for path in Path().glob(f"{pattern}/config.json")]
+    models = [path for path in folders if any(path.glob("*.safetensors"))]
     return [str(path) for path in sorted(models, key=lambda path: path.stat().st_mtime, reverse=True)]

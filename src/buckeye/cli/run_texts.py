@@ -62,20 +62,20 @@ def status_text(run: RunStatus, now: float) -> str:
 def event_line(event: Mapping[str, Any]) -> str:
     """Return an event as text: `2026-01-31 12:00:00  attempt 1  checkpoint  step 10`."""
     details = {k: v for k, v in event.items() if k not in ("time", "event", "attempt") and v is not None}
-    words = printable(
+    text = printable(
         " ".join(f"{name} {str(value).partition(chr(10))[0]}" for name, value in details.items())
     )
-    return f"{_date(event['time'])}  attempt {event['attempt']}  {event['event']:<10}  {words}".rstrip()
+    return f"{_date(event['time'])}  attempt {event['attempt']}  {event['event']:<10}  {text}".rstrip()
 
 
 def cleaning_table(items: Sequence[Deletable]) -> str:
     """Return the kinds of deletable files, with counts, sizes and the total."""
-    rows = [("kind", "number", "size", "what")]
+    rows = [("kind", "number", "size", "description")]
     for kind in FILE_KINDS:
-        chosen = [item for item in items if item.kind == kind]
-        if chosen:
-            size = human_bytes(sum(item.size for item in chosen))
-            rows.append((kind, str(len(chosen)), size, KIND_DESCRIPTIONS[kind]))
+        of_kind = [item for item in items if item.kind == kind]
+        if of_kind:
+            size = human_bytes(sum(item.size for item in of_kind))
+            rows.append((kind, str(len(of_kind)), size, KIND_DESCRIPTIONS[kind]))
     rows.append(("all", str(len(items)), human_bytes(sum(item.size for item in items)), ""))
     return align_columns(rows)
 
@@ -84,8 +84,8 @@ def _date(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
 
 
-def _ago(then: float, now: float) -> str:
-    return f"{human_duration(max(0.0, now - then))} ago"
+def _ago(seconds: float, now: float) -> str:
+    return f"{human_duration(max(0.0, now - seconds))} ago"
 
 
 def _disk(run: RunStatus) -> str:
@@ -103,23 +103,23 @@ def _reward(run: RunStatus) -> str:
 def _reward_and_trend(run: RunStatus) -> str:
     if run.reward_mean is None:
         return ""
-    over = f"mean of the last {TREND_STEPS} steps" if run.step > TREND_STEPS else "mean so far"
-    change = "" if run.reward_change is None else f", {run.reward_change:+.4f} against those before"
-    return f"{_reward(run)} ({over}: {run.reward_mean:.4f}{change})"
+    mean = f"mean of the last {TREND_STEPS} steps" if run.step > TREND_STEPS else "mean of all steps"
+    change = "" if run.reward_change is None else f", {run.reward_change:+.4f} from the {TREND_STEPS} before"
+    return f"{_reward(run)} ({mean}: {run.reward_mean:.4f}{change})"
 
 
 def _state(run: RunStatus, now: float) -> str:
     if run.state == "dead":
-        return f"dead: {run.reason}; go on with: buckeye rl resume {run.directory}"
+        return f"dead: {run.reason}; to resume: buckeye rl resume {run.directory}"
     if run.state == "paused":
-        text = "paused: its launcher is suspended (kill -CONT wakes it up)"
+        text = "paused: its launcher is suspended (`kill -CONT` continues it)"
     elif run.ended is not None:
         text = f"{run.state} {_ago(run.ended, now)}"
     elif run.stale:
-        text = f"stale: {run.state} on {run.host} when it was last heard of, {_ago(run.seen, now)}"
+        text = f"stale: last status {run.state}, on {run.host}, {_ago(run.seen, now)}"
     else:
-        lasted = human_duration(max(0.0, now - run.started))
-        text = f"{run.state} for {lasted}, on {run.host}, seen {_ago(run.seen, now)}"
+        duration = human_duration(max(0.0, now - run.started))
+        text = f"{run.state} for {duration}, on {run.host}, seen {_ago(run.seen, now)}"
     reason = run.reason.splitlines()[0] if run.reason else ""
     return f"{text}: {reason}" if reason else text
 

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
+from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.base.json_lines import printable
 from buckeye.cli.run_texts import (
@@ -39,27 +40,27 @@ _FOLLOW_SECONDS = 0.3
 
 _Run = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="A directory, name or id. Default: ./outputs, or the newest run."),
+    typer.Argument(metavar="RUN", help="Run directory, name or id. Default: ./outputs, or the newest run."),
 ]
-_NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="A run's directory, name or id.")]
+_NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="Run directory, name or id.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def list_runs(as_json: _Json = False) -> None:
-    """The runs that were started by this user, newest first."""
-    known, gone = known_runs()
+    """List the runs of this user, newest first."""
+    known, missing = known_runs()
     runs = []
-    for one in known:
+    for known_run in known:
         try:
-            runs.append(run_status(one.directory, measure_disk=False))
+            runs.append(run_status(known_run.directory, measure_disk=False))
         except BuckeyeError as error:
             typer.echo(f"warning: {error}", err=True)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(run) for run in runs]))
         return
-    typer.echo(run_list(runs) if runs else "No run is known.")
-    if gone:
-        typer.echo(f"{gone} more: their directories are gone, or hold another run now", err=True)
+    typer.echo(run_list(runs) if runs else "You have no runs.")
+    if missing:
+        typer.echo(f"{missing} more: directory deleted, or used by another run", err=True)
 
 
 def status(
@@ -68,7 +69,7 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until the run ends.")] = False,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between refreshes.")] = 2.0,
 ) -> None:
-    """State, progress, who waits for whom, disk and checkpoints of a run."""
+    """Show state, progress, waits, disk and checkpoints of a run."""
     directory = find_run(run)
     try:
         while True:
@@ -85,36 +86,40 @@ def status(
 
 def logs(
     run: _Run = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on, also after a resume.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log, across resumes.")] = False,
     process: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="Only rl, inference, orchestrator, trainer, trainer_1 ..."),
+        typer.Option(
+            metavar="NAME", help="Only this process: rl, inference, orchestrator, trainer, trainer_1 ..."
+        ),
     ] = None,
-    lines: Annotated[
-        int, typer.Option("--lines", "-n", min=0, help="How many of the last; 0 for all.")
-    ] = 200,
-    attempt: Annotated[int | None, typer.Option(help="Those of an earlier start of the run.")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of newest lines; 0: all.")] = 200,
+    attempt: Annotated[int | None, typer.Option(help="Show an earlier attempt.")] = None,
     events: Annotated[
         bool,
-        typer.Option("--events", help="Events instead: starts, restarts, checkpoints, weights, the end."),
+        typer.Option(
+            "--events", help="Show events in place of logs: starts, restarts, checkpoints, weights, end."
+        ),
     ] = False,
     as_json: _Json = False,
 ) -> None:
-    """Show what the processes of a run print, in the order of time; or its events."""
+    """Show the logs of all processes of a run, ordered by time; or its events."""
     directory = find_run(run)
     if events:
         if follow or process is not None:
-            raise UsageError("--events shows what happened to the run; leave --follow and --process out")
+            hint = "Leave --follow and --process out"
+            raise UsageError("--events shows recorded events", code="BK-CLI-CONFLICT", hint=hint)
         _print_events(directory, attempt=attempt, as_json=as_json)
         return
     if follow and attempt is not None:
-        raise UsageError("--follow shows the newest attempt; leave --attempt out")
+        hint = "Leave --attempt out"
+        raise UsageError("--follow shows the newest attempt", code="BK-CLI-CONFLICT", hint=hint)
     try:
         if not follow:
             _print_lines(read_logs(directory, attempt=attempt, process=process), last=lines, as_json=as_json)
             return
-        for number, new in enumerate(follow_logs(directory, process=process)):
-            _print_lines(new, last=0 if number else lines, as_json=as_json)
+        for number, new_lines in enumerate(follow_logs(directory, process=process)):
+            _print_lines(new_lines, last=0 if number else lines, as_json=as_json)
             time.sleep(_FOLLOW_SECONDS)
     except KeyboardInterrupt:
         return
@@ -122,65 +127,74 @@ def logs(
 
 def stop(
     run: _NamedRun,
-    now: Annotated[bool, typer.Option("--now", help="Kill it: no checkpoint is written.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Kill the run, without a checkpoint.")] = False,
     timeout: Annotated[
-        float | None, typer.Option(min=1, help="Seconds to wait. Default: what the trainer may take.")
+        float | None, typer.Option(min=1, help="Seconds to wait. Default: the time limits of the run.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Stop a run: the trainer finishes its step and checkpoints. Returns when nothing of it is left."""
+    """Stop a run: the trainer finishes its step and writes a checkpoint. Returns when all processes ended."""
     directory = find_run(run)
-    elsewhere = is_remote(directory)
-    stop_it = stop_remote if elsewhere else stop_run
+    stop_function = stop_remote if is_remote(directory) else stop_run
     try:
-        done = stop_it(directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True))
+        result = stop_function(
+            directory, now=now, timeout=timeout, tell=lambda line: typer.echo(line, err=True)
+        )
     except KeyboardInterrupt:
-        typer.echo(f"It goes on to stop. To end it at once: buckeye rl stop {directory} --now", err=True)
+        typer.echo(f"The run is still stopping. To kill it: buckeye rl stop {directory} --now", err=True)
         raise
     if as_json:
-        typer.echo(json.dumps(dataclasses.asdict(done)))
+        typer.echo(json.dumps(dataclasses.asdict(result)))
         return
-    if not done.was_running:
-        typer.echo(f"{directory} does not run: {done.state}")
+    if not result.was_running:
+        typer.echo(f"{directory}: not running ({result.state})")
         return
-    typer.echo(f"{directory}: {done.state}; no process of it is left")
-    if done.checkpoint_step is not None:
-        typer.echo(f"its newest checkpoint is of step {done.checkpoint_step}: buckeye rl resume {directory}")
+    typer.echo(f"{directory}: {result.state}, all processes ended")
+    if result.checkpoint_step is not None:
+        typer.echo(f"newest checkpoint: step {result.checkpoint_step}")
+        typer.echo(f"to resume: buckeye rl resume {directory}")
 
 
 def resume(context: typer.Context, run: _NamedRun, as_json: _Json = False) -> None:
-    """Go on from the newest checkpoint, as the run was started; more flags of `rl` may follow. The first line
-    says what is run, and where; the others are the run's."""
-    goes_on = continuation(find_run(run), context.args)
-    words, place = ["rl", *goes_on.arguments], str(goes_on.working_directory)
-    told = json.dumps({"command": words, "working_directory": place})
-    typer.echo(told if as_json else f"in {place}: {shlex.join(words)}")
+    """Resume a run from its newest checkpoint, with its original flags; more flags of `rl` may follow. The
+    first line shows the command and its folder; the others are the output of the run."""
+    resumed = continuation(find_run(run), context.args)
+    argv, folder = ["rl", *resumed.arguments], str(resumed.working_directory)
+    command = json.dumps({"command": argv, "working_directory": folder})
+    typer.echo(command if as_json else f"in {folder}: {shlex.join(argv)}")
     sys.stdout.flush()
-    os.chdir(goes_on.working_directory)
-    os.execv(sys.executable, [sys.executable, "-m", "buckeye", "rl", *goes_on.arguments])  # noqa: S606  a list of args, without a shell
+    os.chdir(folder)
+    os.execv(sys.executable, [sys.executable, "-m", "buckeye", *argv])  # noqa: S606  a list of args, without a shell
 
 
 def clean(
     run: _NamedRun,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show it, delete nothing.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the files; delete nothing.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     only: Annotated[
-        list[str] | None, typer.Option(metavar="KIND", help=f"Only this kind: {', '.join(FILE_KINDS)}.")
+        list[str] | None,
+        typer.Option(metavar="KIND", help=f"Delete only this kind: {', '.join(FILE_KINDS)}."),
     ] = None,
     checkpoints: Annotated[
         int | None,
-        typer.Option(metavar="KEEP", min=1, help="Also checkpoints: all but the newest KEEP and the best."),
+        typer.Option(
+            metavar="KEEP", min=1, help="Also delete checkpoints, except the newest KEEP and the best."
+        ),
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Delete what a run can do without; of one that goes on, what it does not use. Shows it, then asks."""
+    """Delete files that a run does not need; of an active run, those it does not use. Asks first."""
     directory = find_run(run)
     kinds = _kinds(only, checkpoints)
     if not (dry_run or yes) and (as_json or not sys.stdin.isatty()):
-        raise UsageError("nobody can be asked here; add --yes to delete, or --dry-run to see what")
+        raise UsageError(
+            "deleting files needs a confirmation, and stdin is not a terminal",
+            code="BK-CLI-CONFIRM",
+            hint="Pass --yes to delete, or --dry-run to show the files",
+        )
     in_use = is_in_use(directory)
     if in_use:
-        kinds = _unused(kinds, only)
+        kinds = _unused_kinds(kinds, only)
     with nullcontext() if dry_run or in_use else lock_directory(directory):
         items = find_deletable(directory, kinds=kinds, keep_checkpoints=checkpoints)
         if dry_run:
@@ -188,7 +202,7 @@ def clean(
             return
         if items and not yes:
             typer.echo(cleaning_table(items))
-            if not typer.confirm("Delete all of it?"):
+            if not typer.confirm("Delete these files?"):
                 typer.echo("Nothing was deleted.")
                 return
         delete_files(items)
@@ -197,20 +211,21 @@ def clean(
 
 def fork(
     run: _NamedRun,
-    step: Annotated[str, typer.Option(metavar="N|last|best", help="The checkpoint to start from.")],
+    step: Annotated[str, typer.Option(metavar="N|last|best", help="Checkpoint to start from.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", metavar="DIR", help="A new directory.")
+        Path | None, typer.Option("--output", "-o", metavar="DIR", help="New run directory.")
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Make a new run from a checkpoint of another one, which stays as it is."""
-    made = fork_run(find_run(run), step=step, target=output)
-    record = read_record(made)
+    """Create a new run from a checkpoint of another run, which is not changed."""
+    fork_directory = fork_run(find_run(run), step=step, target=output)
+    record = read_record(fork_directory)
     if as_json:
-        typer.echo(json.dumps({"run_id": record.run_id, "directory": str(made), "step": record.start_step}))
+        values = {"run_id": record.run_id, "directory": str(fork_directory), "step": record.start_step}
+        typer.echo(json.dumps(values))
         return
-    typer.echo(f"{made} ({record.run_id}) goes on from step {record.start_step} with:")
-    typer.echo(f"  buckeye rl resume {shlex.quote(str(made))}")
+    typer.echo(f"{fork_directory} ({record.run_id}): forked at step {record.start_step}. To start it:")
+    typer.echo(f"  buckeye rl resume {shlex.quote(str(fork_directory))}")
 
 
 def _print_events(directory: Path, *, attempt: int | None, as_json: bool) -> None:
@@ -222,7 +237,7 @@ def _print_events(directory: Path, *, attempt: int | None, as_json: bool) -> Non
 def _print_lines(lines: Sequence[LogLine], *, last: int, as_json: bool) -> None:
     left_out = max(0, len(lines) - last) if last else 0
     if left_out:
-        typer.echo(f"({left_out} earlier lines are not shown; -n 0 shows all)", err=True)
+        typer.echo(f"({counted(left_out, 'earlier line')} left out; -n 0 shows all)", err=True)
     width = max((len(line.process) for line in lines), default=0)
     for line in lines[left_out:]:
         typer.echo(
@@ -233,34 +248,37 @@ def _print_lines(lines: Sequence[LogLine], *, last: int, as_json: bool) -> None:
 
 
 def _kinds(only: Sequence[str] | None, checkpoints: int | None) -> list[Kind]:
-    unknown = [word for word in only or [] if word not in FILE_KINDS]
+    unknown = [kind for kind in only or [] if kind not in FILE_KINDS]
     if unknown:
-        raise UsageError(f"--only {unknown[0]}: there is no such kind. There are: {', '.join(FILE_KINDS)}")
+        hint = f"Use one of: {', '.join(FILE_KINDS)}"
+        raise UsageError(f"--only: no kind named {unknown[0]!r}", code="BK-CLI-ARGUMENT", hint=hint)
     if only and "checkpoints" in only and checkpoints is None:
-        raise UsageError("--only checkpoints: say how many of the newest stay, with --checkpoints KEEP")
+        hint = "Add --checkpoints KEEP: the number of newest checkpoints to keep"
+        raise UsageError("--only checkpoints: needs --checkpoints", code="BK-CLI-MISSING", hint=hint)
     return [kind for kind in FILE_KINDS if not only or kind in only]
 
 
-def _unused(kinds: Sequence[Kind], only: Sequence[str] | None) -> list[Kind]:
+def _unused_kinds(kinds: Sequence[Kind], only: Sequence[str] | None) -> list[Kind]:
     """Return the kinds of files that can be deleted while the run is active."""
-    asked = [word for word in only or [] if word in KINDS_IN_USE]
-    if asked:
-        raise UsageError(f"--only {asked[0]}: the run goes on and uses its {asked[0]}; stop it first")
-    typer.echo(f"The run goes on: its {' and '.join(KINDS_IN_USE)} stay.", err=True)
+    used = [kind for kind in only or [] if kind in KINDS_IN_USE]
+    if used:
+        message = f"--only {used[0]}: the run is active and uses its {used[0]}"
+        raise UsageError(message, code="BK-RUN-ACTIVE", hint="Stop the run first: `buckeye rl stop RUN`")
+    typer.echo(f"The run is active: its {' and '.join(KINDS_IN_USE)} are kept.", err=True)
     return [kind for kind in kinds if kind not in KINDS_IN_USE]
 
 
 def _show_deletable(items: Sequence[Deletable], as_json: bool, deleted: bool) -> None:
     size = sum(item.size for item in items)
     if as_json:
-        listed: list[dict[str, Any]] = [
+        records: list[dict[str, Any]] = [
             {**dataclasses.asdict(item), "path": str(item.path)} for item in items
         ]
-        typer.echo(json.dumps({"deleted": deleted, "size": size, "items": listed}))
+        typer.echo(json.dumps({"deleted": deleted, "size": size, "items": records}))
     elif not items:
-        typer.echo("There is nothing to delete.")
+        typer.echo("No files to delete.")
     elif deleted:
-        typer.echo(f"Deleted {len(items)} files and directories, {human_bytes(size)}.")
+        typer.echo(f"Deleted {counted(len(items), 'file')} and directories, {human_bytes(size)}.")
     else:
         typer.echo(cleaning_table(items))
 

@@ -1,4 +1,4 @@
-"""`rl schema [DIR]`: the JSON Schemas of all configuration files."""
+"""`rl schema [DIR]`: print the JSON Schemas of all configuration files."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ from buckeye.config.trainer import TrainerConfig
 from buckeye.errors import UsageError
 from buckeye.mcp.config import gym_schema
 
-_WHAT = (
-    "Prints the JSON Schemas of all configuration files as one object; with DIR each is written there as a "
-    "file, for editors that complete and check keys."
+_DESCRIPTION = (
+    "Print the JSON Schemas of all configuration files as one object. With DIR, write one file each, for "
+    "editors that complete and check keys."
 )
 
 
 def schema(argv: list[str]) -> int:
     """Print the JSON Schemas of all configuration files, or write one file each."""
     if asks_for_help(argv):
-        show_page("usage: rl schema [DIR]", _WHAT, {})
+        show_page("usage: rl schema [DIR]", _DESCRIPTION, {})
         return 0
     schemas = {name: json_schema(model) for name, model in configurations().items()} | {"gym": gym_schema()}
     if not argv:
         print(json.dumps(schemas, indent=1))
         return 0
     if len(argv) > 1 or argv[0].startswith("-"):
-        raise UsageError(f"`rl schema` takes one directory, not {' '.join(argv)}")
+        message = f"`rl schema`: unexpected arguments: {' '.join(argv)}"
+        raise UsageError(message, code="BK-CLI-ARGUMENT", hint="Write `rl schema` or `rl schema DIR`")
     directory = Path(argv[0])
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in schemas.items():

@@ -18,13 +18,13 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.settings import dotted
 from buckeye.config.shared import BaseConfig, TrackedConfig
 
-_ALL = "--help-all"
-_ASKED = ("--help", "-h")
+_HELP_ALL = "--help-all"
+_HELP = ("--help", "-h")
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
     """Return True if the args of a command request its help."""
-    return _ALL in argv or any(word in argv for word in _ASKED)
+    return _HELP_ALL in argv or any(flag in argv for flag in _HELP)
 
 
 def show_help(model: type[BaseConfig], prog: str, argv: Sequence[str]) -> None:
@@ -33,9 +33,8 @@ def show_help(model: type[BaseConfig], prog: str, argv: Sequence[str]) -> None:
     That is the page of the command, the settings of one section (`--help SECTION`), or all settings, one per
     line (`--help-all`). Raises UsageError for an unknown section.
     """
-    words = list(argv)
-    section = next((words[i + 1] for i in range(len(words) - 1) if words[i] in _ASKED), "")
-    if _ALL in words:
+    section = next((argv[i + 1] for i in range(len(argv) - 1) if argv[i] in _HELP), "")
+    if _HELP_ALL in argv:
         print(help_text(model, prog))
     elif section and not section.startswith(("-", "@")):
         _show_section(model, prog, section)
@@ -52,25 +51,27 @@ def _show_page(model: type[BaseConfig], prog: str) -> None:
         f"Sections ({prog} --help SECTION)": _section_rows(model),
     }
     usage = f"usage: {prog} [@ FILE.toml ...] [--NAME VALUE ...]"
-    show_page(usage, summary_of(model), parts, f"{CONFIG_USAGE}\n\n{_where_the_rest_is(model, prog)}")
+    show_page(usage, summary_of(model), parts, f"{CONFIG_USAGE}\n\n{_footer(model, prog)}")
 
 
 def _section_rows(model: type[BaseConfig]) -> Rows:
-    names = dict.fromkeys(one.path[0] for one in sections_of(model, "") if one.path)
+    names = dict.fromkeys(section.path[0] for section in sections_of(model, "") if section.path)
     return [(str(name), model.model_fields[str(name)].description or "") for name in names]
 
 
 def _show_section(model: type[BaseConfig], prog: str, name: str) -> None:
-    found = sections_named(model, prog, name)
-    parts: dict[str, Rows] = {f"{one.title} {one.text}": one.settings for one in found}
+    sections = sections_named(model, prog, name)
+    parts: dict[str, Rows] = {f"{section.title} {section.text}": section.settings for section in sections}
     show_page(f"usage: {prog} [--NAME VALUE ...]", "", parts)
 
 
-def _where_the_rest_is(model: type[BaseConfig], prog: str) -> str:
-    found = dict.fromkeys(dotted(one.path[:1]) for one in sections_of(model, prog) if one.path)
-    names = ", ".join(sorted(found, key=TrackedConfig.model_fields.__contains__))  # inherited settings last
+def _footer(model: type[BaseConfig], prog: str) -> str:
+    sections = dict.fromkeys(dotted(part.path[:1]) for part in sections_of(model, prog) if part.path)
+    names = ", ".join(
+        sorted(sections, key=TrackedConfig.model_fields.__contains__)
+    )  # inherited settings last
     count = len(set(flag_names(model)))
     return (
-        f"{prog} {_ALL}: all {count} settings. {prog} --help SECTION: {names}. "
+        f"{prog} {_HELP_ALL}: all {count} settings. {prog} --help SECTION: {names}. "
         "--version; --debug adds tracebacks to errors."
     )

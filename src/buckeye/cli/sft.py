@@ -23,40 +23,45 @@ from buckeye.transport.resume_from_store import restore_from_store
 
 
 def sft(argv: list[str]) -> int:
-    """Fine-tune on chat data."""
-    given = load(SFTConfig, argv, "sft")
-    config = with_local_model(given)
+    """Fine-tune a model on chat data."""
+    loaded = load(SFTConfig, argv, "sft")
+    config = with_local_model(loaded)
     resumed = config.ckpt is not None and config.ckpt.resume_step is not None
-    first = os.environ.get("RANK", "0") == "0"
+    is_first_rank = os.environ.get("RANK", "0") == "0"
     ckpt = config.ckpt if config.ckpt is not None and config.ckpt.store is not None else None
-    if first and ckpt is not None and ckpt.store is not None:
+    if is_first_rank and ckpt is not None and ckpt.store is not None:
         CheckpointStore(ckpt.store).probe()
         restore_from_store(config.output_dir, ckpt.store, ckpt.resume_step)
-    if first or ckpt is None:
-        _refuse_misfit(config)
+    if is_first_rank or ckpt is None:
+        _check_model_and_checkpoint(config)
     from buckeye.trainer.sft import run_sft  # importing torch takes seconds
 
-    trackers = config.trackers(config.wandb) if first else []
+    trackers = config.trackers(config.wandb) if is_first_rank else []
     check_trackers(trackers)
-    again = without_flags(argv, ("--ckpt.resume-step",))
-    command = shlex.join(["buckeye", "sft", *again, "--ckpt.resume-step", "-1"])
+    flags = without_flags(argv, ("--ckpt.resume-step",))
+    command = shlex.join(["buckeye", "sft", *flags, "--ckpt.resume-step", "-1"])
     output_dir = config.output_dir
     with claim_directory(output_dir, resumed=resumed, resume_command=command):
-        if first:
-            local = Path(given.model.name).exists()  # otherwise a hub name, which is valid on other hosts too
-            write_file(output_dir / "configs" / "sft.json", to_json(config if local else given), mode=0o600)
+        if is_first_rank:
+            is_local = Path(loaded.model.name).exists()  # a hub name is valid on other hosts too
+            written = config if is_local else loaded
+            write_file(output_dir / "configs" / "sft.json", to_json(written), mode=0o600)
         with log_to_trackers(trackers, output_dir=output_dir, run_id=run_identity().run_id, config=config):
-            with open_uploads(output_dir, config.ckpt if first else None) as uploads:
-                done = run_sft(config)
-            if not done and first:
-                print(f"Stopped. Continue with:\n  {command}", file=sys.stderr)
-            return EXIT_INTERRUPTED if not done else int(uploads is not None and bool(uploads.pending_steps))
+            with open_uploads(output_dir, config.ckpt if is_first_rank else None) as uploads:
+                completed = run_sft(config)
+            if not completed and is_first_rank:
+                print(f"Stopped. To resume:\n  {command}", file=sys.stderr)
+            return (
+                EXIT_INTERRUPTED
+                if not completed
+                else int(uploads is not None and bool(uploads.pending_steps))
+            )
 
 
-def _refuse_misfit(config: SFTConfig) -> None:
+def _check_model_and_checkpoint(config: SFTConfig) -> None:
     """Raise UsageError for a model or a checkpoint that cannot be trained.
 
-    This happens before torch is imported and before anything is written.
+    Runs before torch is imported and before files are written.
     """
     from buckeye.trainer.model.trainable import check_trainable
 

@@ -23,10 +23,9 @@ def rl(argv: list[str]) -> int:
     if asks_for_help(argv):
         show_help(RLConfig, "rl", argv)
         return 0
-    if any(word.partition("=")[0] == "--launcher" for word in argv):
-        raise UsageError(
-            "--launcher was removed. Ray: add --cluster.engine ray. Slurm: sbatch examples/slurm/job.sh"
-        )
+    if any(arg.partition("=")[0] == "--launcher" for arg in argv):
+        hint = "For Ray, add --cluster.engine ray; for Slurm, run `sbatch examples/slurm/job.sh`"
+        raise UsageError("--launcher was removed", code="BK-CLI-REMOVED", hint=hint)
     args = parse_train_args(argv)
     if args.is_composed:
         from buckeye.cli.composed_run import run_composed
@@ -59,7 +58,7 @@ def start_or_show(config: RLConfig, settings: list[str]) -> int:
 
 
 def start(config: RLConfig, command: list[str]) -> int:
-    """Check that a run can work, and start it. `command` is the command line that starts it again."""
+    """Run the quick checks, and start the run. `command` is the command line that starts it again."""
     need("torch", "Training")
     from buckeye.analysis.diagnosis.diagnose import report_findings  # imports numpy
     from buckeye.launch.rl import run_rl
@@ -71,6 +70,9 @@ def start(config: RLConfig, command: list[str]) -> int:
     return code
 
 
+_HINT = "Fix these; `buckeye rl doctor` with the same configuration shows all checks"
+
+
 def _check_before_start(config: RLConfig) -> None:
     """Warn about problems that the quick checks find. Raises UsageError for those that prevent a run.
 
@@ -80,9 +82,9 @@ def _check_before_start(config: RLConfig) -> None:
     from buckeye.launch.preflight.memory_check import MEMORY
 
     checks = run_preflight_checks(PreflightContext(config=config), "start")
-    broken = [check for check in checks if check.state == "failed" and check.name != MEMORY]
-    if broken:
-        raise UsageError("\n".join(check.line for check in broken))
+    failed = [check for check in checks if check.state == "failed" and check.name != MEMORY]
+    if failed:
+        raise UsageError("\n".join(check.line for check in failed), code="BK-PREFLIGHT", hint=_HINT)
     for check in checks:
         if check.state in ("warning", "failed"):
             print(f"warning: {check.line}", file=sys.stderr)

@@ -13,8 +13,8 @@ from buckeye.cli.errors import run_typer
 from buckeye.cli.help import show_page
 
 _VALUES = {"path": "PATH", "str": "TEXT", "list[str]": "TEXT", "int": "N", "float": "X"}
-_PASSES_MORE_ON = {"rl resume"}
-"""Commands whose further flags are settings."""
+_ACCEPTS_SETTINGS = {"rl resume"}
+"""Commands that also accept the flags of settings."""
 
 
 class PageCommand(TyperCommand):
@@ -24,40 +24,40 @@ class PageCommand(TyperCommand):
         """Print the usage, the description, the arguments and the options."""
         shown = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
         arguments = [param for param in shown if param.param_type_name == "argument"]
-        words = [ctx.command_path, *(_argument(param) for param in arguments), "[OPTIONS]"]
+        usage = [ctx.command_path, *(_argument_text(param) for param in arguments), "[OPTIONS]"]
         show_page(
-            f"usage: {' '.join(words)}",
+            f"usage: {' '.join(usage)}",
             self.help or "",
             {
-                "Arguments": [(_argument(param).strip("[]"), _meaning(param)) for param in arguments],
+                "Arguments": [(_argument_text(param).strip("[]"), _help_text(param)) for param in arguments],
                 "Options": [
-                    (_option(param, ctx), _meaning(param)) for param in shown if param not in arguments
+                    (_option_text(param, ctx), _help_text(param)) for param in shown if param not in arguments
                 ],
             },
         )
 
 
-def typer_command(words: str) -> TyperCommand:
-    """Return the command with these words, loaded from the module of its function."""
+def typer_command(name: str) -> TyperCommand:
+    """Return the typer command of this name; imports its module."""
     app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
     settings = (
-        {"ignore_unknown_options": True, "allow_extra_args": True} if words in _PASSES_MORE_ON else None
+        {"ignore_unknown_options": True, "allow_extra_args": True} if name in _ACCEPTS_SETTINGS else None
     )
-    app.command(words.rpartition(" ")[2], cls=PageCommand, context_settings=settings)(command_function(words))
+    app.command(name.rpartition(" ")[2], cls=PageCommand, context_settings=settings)(command_function(name))
     return typer.main.get_command(app)  # type: ignore[return-value]
 
 
-def run(words: str, argv: Sequence[str], program: str) -> int:
-    """Run the command with these words and return its exit code. `program` is what the user typed for it."""
-    return run_typer(typer_command(words), argv, program)
+def run(name: str, argv: Sequence[str], program: str) -> int:
+    """Run a command and return its exit code. `program` is what the user typed before the args."""
+    return run_typer(typer_command(name), argv, program)
 
 
-def _argument(param: Any) -> str:
+def _argument_text(param: Any) -> str:
     name = str(param.metavar or param.name.upper())
     return name if param.required else f"[{name}]"
 
 
-def _option(param: Any, ctx: Any) -> str:
+def _option_text(param: Any, ctx: Any) -> str:
     short = [name for name in param.opts if not name.startswith("--")]
     names = ", ".join([*short, *(name for name in param.opts if name not in short)])
     if param.is_flag:
@@ -66,7 +66,7 @@ def _option(param: Any, ctx: Any) -> str:
     return f"{names} {param.metavar or _VALUES.get(kind, kind)}"
 
 
-def _meaning(param: Any) -> str:
+def _help_text(param: Any) -> str:
     """Return the help of a parameter, with its default unless the help names it."""
     text, default = param.help or "", param.default
     if param.param_type_name == "option" and param.required:

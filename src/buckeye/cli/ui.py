@@ -16,20 +16,18 @@ _FILE = "report.html"
 def ui(
     run: Annotated[
         str | None,
-        typer.Argument(
-            metavar="RUN|DIR", help="A run, or a directory that has some. Default: all that are known."
-        ),
+        typer.Argument(metavar="RUN|DIR", help="A run, or a directory with runs. Default: all known runs."),
     ] = None,
     host: Annotated[
-        str, typer.Option(help="Address to listen on; one that others reach is given a key.")
+        str, typer.Option(help="Address to listen on; any but a local one requires a key.")
     ] = "127.0.0.1",
     port: Annotated[
         int | None,
-        typer.Option(min=0, max=65535, help=f"Port; 0 takes a free one. Default: {_PORT}, else a free one."),
+        typer.Option(min=0, max=65535, help=f"Port; 0: any free port. Default: {_PORT}, or a free port."),
     ] = None,
 ) -> None:
-    """See runs in a browser: why they learn or do not, and what they played, token by token. Reads only, so a
-    run may go on, have crashed, or be a copy."""
+    """Inspect runs in a browser: metrics, findings, and rollouts token by token. Writes nothing, so the run
+    may be active, crashed, or a copy."""
     from buckeye.ui.run_catalog import RunCatalog
     from buckeye.ui.server import serve
 
@@ -39,14 +37,17 @@ def ui(
 def report(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="A directory, name or id. Default: ./outputs, or the newest run."),
+        typer.Argument(
+            metavar="RUN", help="Run directory, name or id. Default: ./outputs, or the newest run."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE.html", help=f"Default: {_FILE} in the run's.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE.html", help=f"Default: {_FILE} in the run directory."),
     ] = None,
 ) -> None:
-    """Write a run into one HTML file that opens offline: findings, curves, evaluations with intervals,
-    rollouts, logs, settings. Keys and folders of this machine are left out."""
+    """Write a run as one HTML file that opens offline: findings, curves, evaluations with intervals,
+    rollouts, logs, settings. Leaves out keys and the folders of this machine."""
     from buckeye import runs
     from buckeye.run_files.known_runs import find_run
     from buckeye.ui.export import export
@@ -55,14 +56,13 @@ def report(
     opened = runs.open(find_run(None) if run is None else run)
     path = out or opened.path / _FILE
     if out is not None and out.exists():
-        raise UsageError(f"--out {out} exists already. Name another file")
+        raise UsageError(f"--out {out}: the file exists", code="BK-FILE-EXISTS", hint="Name another file")
     try:
         exported = export(OpenRun(opened.path.absolute().name, opened.path), path)
     except OSError as error:
-        raise UsageError(
-            f"--out {path}: cannot be written ({error.strerror or error}). Name another file"
-        ) from None
-    typer.echo(f"{path}: {exported.groups} of {exported.total} groups have their texts in it")
+        message = f"--out {path}: cannot write: {error.strerror or error}"
+        raise UsageError(message, code="BK-FILE-PERMISSION", hint="Name another file") from None
+    typer.echo(f"{path}: contains the texts of {exported.groups} of {exported.total} groups")
 
 
 COMMANDS = {"ui": ui, "rl report": report}

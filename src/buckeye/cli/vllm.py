@@ -14,19 +14,19 @@ from buckeye.launch.preflight.devices import this_machine
 def install(
     cpu: Annotated[
         bool | None,
-        typer.Option("--cpu/--gpu", help="The build for CPUs or for CUDA. Default: as the machine."),
+        typer.Option("--cpu/--gpu", help="Build for CPUs or for CUDA. Default: matches the machine."),
     ] = None,
     path: Annotated[
-        Path | None, typer.Option(help="Where to make the environment. Default: Buckeye's cache.")
+        Path | None, typer.Option(help="Folder of the environment. Default: in Buckeye's cache.")
     ] = None,
 ) -> None:
-    """Install vLLM beside this environment, so that its pins of torch and transformers meet nobody else's."""
+    """Install vLLM in a separate virtual environment, to avoid dependency conflicts."""
     environment = path or default_vllm_venv()
     for_cpu = not this_machine().gpus if cpu is None else cpu
-    found = install_vllm(environment, cpu=for_cpu, tell=lambda line: typer.echo(line, err=True))
-    typer.echo(f"{found.distribution} {found.version} is ready in {environment}")
+    installed = install_vllm(environment, cpu=for_cpu, tell=lambda line: typer.echo(line, err=True))
+    typer.echo(f"{installed.distribution} {installed.version} installed in {environment}")
     if path is not None:
-        typer.echo(f"Tell the inference server of it: export {PYTHON_VARIABLE}={found.python}")
+        typer.echo(f"To use it: export {PYTHON_VARIABLE}={installed.python}")
 
 
 COMMANDS = {"vllm install": install}

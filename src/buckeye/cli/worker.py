@@ -1,4 +1,4 @@
-"""The processes of a run and `buckeye serve`: each function puts the parts of one process together."""
+"""The processes of a run, and `buckeye serve`: each function runs one process."""
 
 from __future__ import annotations
 

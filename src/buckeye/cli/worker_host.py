@@ -1,4 +1,4 @@
-"""A process of a run that starts environment workers on another node: `python -m buckeye.cli.worker_host`."""
+"""`python -m buckeye.cli.worker_host`: a process of a run that starts environment workers on another node."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from buckeye.base.process import die_with_parent
 
 
 def serve_workers(argv: Sequence[str]) -> None:
-    """Start workers for the run until this process is ended."""
+    """Start workers for the run until this process ends."""
     from buckeye.launch.worker_hosts import serve
 
     parser = argparse.ArgumentParser(description="Start environment workers for a run on another node.")
     parser.add_argument("--host", required=True, help="address to listen on")
     parser.add_argument("--port", required=True, type=int, help="port to listen on")
-    given = parser.parse_args(argv)
-    serve(given.host, given.port)
+    options = parser.parse_args(argv)
+    serve(options.host, options.port)
 
 
 if __name__ == "__main__":

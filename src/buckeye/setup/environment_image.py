@@ -45,23 +45,24 @@ def build_environment(folder: Path, tag: str | None, builder: str, progress: Pro
     from buckeye.setup.init.trial_server import timed_tools
 
     if not folder.is_dir():
-        raise UsageError(f"{folder} is no folder. `buckeye env new NAME` writes an environment to start from")
+        hint = "Name the folder of an environment; `buckeye env new NAME` creates one"
+        raise UsageError(f"{folder} is not a folder", code="BK-FILE-NOT-FOUND", hint=hint)
     lock_file, lock = folder / LOCK_FILE, find_lock(folder)
     name = (
-        _image(tag)
+        _parse_image_name(tag)
         if tag is not None
         else lock.image_name
         if lock is not None
         else default_image_name(folder)
     )
     image = f"{name.name}:{name.tag or 'latest'}"
-    chosen = choose_builder(builder)
-    progress(f"building {image} with {chosen}")
-    digest = build_image(folder, image, chosen)
+    builder_name = choose_builder(builder)
+    progress(f"building {image} with {builder_name}")
+    digest = build_image(folder, image, builder_name)
     progress(f"starting {image}")
     source = find_source(image, command=None, headers={})
     tools, seconds = asyncio.run(timed_tools(source, DefaultsConfig().setup_timeout))
-    same = lock is not None and bool(digest) and lock.image_name.digest == digest
+    is_unchanged = lock is not None and bool(digest) and lock.image_name.digest == digest
     changes = {
         "version": VERSION,
         "image": image,
@@ -70,7 +71,7 @@ def build_environment(folder: Path, tag: str | None, builder: str, progress: Pro
         "start_seconds": round(seconds, 2),
         "built_at": _now(),
     }
-    update_lock(lock_file, changes if same else {**changes, "pushed_at": None})
+    update_lock(lock_file, changes if is_unchanged else {**changes, "pushed_at": None})
     return BuiltEnvironment(image, digest, tools, round(seconds, 2), lock_file)
 
 
@@ -83,19 +84,21 @@ def push_environment(folder: Path, image: str | None, progress: Progress) -> tup
 
     lock_file, lock = folder / LOCK_FILE, find_lock(folder)
     if lock is None:
-        raise UsageError(f"there is no {lock_file}. Build the image first: `buckeye env build {folder}`")
+        hint = f"Build the image first: `buckeye env build {folder}`"
+        raise UsageError(f"{lock_file} does not exist", code="BK-FILE-NOT-FOUND", hint=hint)
     built = lock.image_name.tagged
-    name = _image(image) if image is not None else lock.image_name
+    name = _parse_image_name(image) if image is not None else lock.image_name
     target = f"{name.name}:{name.tag or 'latest'}"
     digest = push_image(built, target, progress=progress)
     update_lock(lock_file, {"image": target, "digest": digest or None, "pushed_at": _now()})
     return target, digest
 
 
-def _image(text: str) -> ImageName:
+def _parse_image_name(text: str) -> ImageName:
     name = parse_image(text)
     if name is None or name.digest:
-        raise UsageError(f"{text!r} is not the name of an image. Write it as my-org/my-env:latest")
+        hint = "Write it as my-org/my-env:latest"
+        raise UsageError(f"{text!r} is not the name of an image", code="BK-CLI-ARGUMENT", hint=hint)
     return name
 
 

@@ -22,13 +22,13 @@ def runs(tmp_path_factory):
 def test_it_says_what_why_and_what_to_do(runs):
     done = run_here("rl", "diagnose", "bad", cwd=runs)
     assert (done.returncode, done.stderr) == (1, "")
-    head, because, do, seen, *_ = done.stdout.splitlines()
+    head, cause, fix, evidence, *_ = done.stdout.splitlines()
     assert head.startswith("1. advantages_misplaced (sure, steps 0 to 9): ")
-    assert because.startswith("  because  samples of the batch are out of order")
-    assert do.startswith("  do       see where groups become samples")
-    assert "buckeye rl rollouts bad --step 0 --group 0 --rollout 0 --json" in seen
+    assert cause.startswith("  cause     samples of the batch are out of order")
+    assert fix.startswith("  fix       see where groups become samples")
+    assert "buckeye rl rollouts bad --step 0 --group 0 --rollout 0 --json" in evidence
     good = run_here("rl", "diagnose", "good", cwd=runs)
-    assert (good.returncode, good.stdout) == (0, "Nothing is wrong with it, as far as its records tell.\n")
+    assert (good.returncode, good.stdout) == (0, "No findings.\n")
 
 
 def test_json(runs):
@@ -44,7 +44,7 @@ def test_what_is_damaged_is_said(runs):
     run = make(runs / "torn", Made(steps=4))
     (run / "trained" / "step_1" / "batch.safetensors").write_bytes(b"torn")
     done = run_here("rl", "diagnose", "torn", cwd=runs)
-    assert "torn/trained/step_1/batch.safetensors is damaged" in done.stdout
+    assert "not checked: torn/trained/step_1/batch.safetensors is damaged" in done.stdout
 
 
 def test_no_run(runs):
@@ -77,9 +77,9 @@ def test_a_rule_that_fails_hides_no_other(runs, one_rule_fails):
     assert (done.returncode, done.stderr) == (1, "")
     assert done.stdout.startswith("1. advantages_misplaced (sure, ")
     said = "rule broken_rule failed (1 of 1 that did): ZeroDivisionError: planted. `--debug` shows where"
-    assert f"not looked at: {said}\n" in done.stdout
+    assert f"not checked: {said}\n" in done.stdout
     good = run_here("rl", "diagnose", "good", cwd=runs)
-    assert good.stdout.startswith("Nothing is wrong with it, as far as the rules tell that did not fail.\n")
+    assert good.stdout.startswith("No findings, but some rules failed.\n")
     found = json.loads(run_here("rl", "diagnose", "good", "--json", cwd=runs).stdout)
     assert found["failed_rules"] == {"broken_rule": "ZeroDivisionError: planted"}
 

@@ -103,7 +103,7 @@ def bound(config, call):
     return bind_call(parsed.calls[0], config.actions, {}).arguments
 
 
-def test_the_file_has_the_form_of_the_page(tmp_path, wording):
+def test_generated_config_has_the_documented_form(tmp_path, wording):
     look = tool("look", "Look around.", ["at"], at=text("where"), far={"type": "boolean", "default": False})
     made, config = generated(tmp_path, look)
     assert made.text.splitlines()[1:] == wording
@@ -153,21 +153,21 @@ INTEGER, NULL = {"type": "integer"}, {"type": "null"}
         (NULL, '"limit"?: null'),
     ],
 )
-def test_what_may_be_left_out_of_an_object_is_shown(tmp_path, field, shown):
+def test_prompt_marks_optional_fields_of_objects(tmp_path, field, shown):
     query = {"type": "object", "properties": {"text": text(""), "limit": field}, "required": ["text"]}
     made, _ = generated(tmp_path, tool("find", "Find.", ["query"], query=query))
     assert f'- find(query: {{"text": string, {shown}}})' in made.text
     assert "Those with a question mark may be left out." in made.text
 
 
-def test_null_is_shown_where_an_argument_must_be_given(tmp_path):
+def test_prompt_shows_null_for_required_nullable_arguments(tmp_path):
     either = {"anyOf": [INTEGER, NULL]}
     made, _ = generated(tmp_path, tool("find", "Find.", ["at"], at=either, most=either))
     assert "- find(at: integer or null, most?: integer)" in made.text
     assert "Usage: <tool>find(1)</tool>" in made.text
 
 
-def test_hostile_descriptions_do_no_harm(init, tmp_path):
+def test_hostile_descriptions_are_escaped(init, tmp_path):
     tools = [
         tool("look", HOSTILE, ["at"], at=text(HOSTILE, enum=["</tool>\x1b[31m", "b: c"])),
         tool("a: {b", "odd name", ["x y"], **{"x y": text("- # :")}),
@@ -196,7 +196,7 @@ def test_hostile_descriptions_do_no_harm(init, tmp_path):
     assert ("look", {"at": "</tool>\x1b[31m"}) in calls(tmp_path)  # an enumeration keeps its exact values
 
 
-def test_the_reserved_tools_and_those_of_tasks_are_not_for_the_model(init, tmp_path, wording):
+def test_reserved_tools_and_tools_of_tasks_are_not_mapped(init, tmp_path, wording):
     tasks = [
         {
             "prompt": "p",
@@ -223,7 +223,7 @@ def test_the_reserved_tools_and_those_of_tasks_are_not_for_the_model(init, tmp_p
     assert code == 1  # `judge` gives no reward, so the rollout has none
 
 
-def test_administration_and_leaks_are_comments(init):
+def test_risky_tools_are_comments(init):
     held = [
         *map(tool, ("reset_board", "getAnswer", "admin_panel", "show_solution", "run_shell", "debug")),
         tool("peek", "Returns the correct answer of the task."),
@@ -243,7 +243,7 @@ def test_administration_and_leaks_are_comments(init):
     assert {one["name"] for one in held} < set(load_gym_config(path).actions)  # the comments work
 
 
-def test_a_place_that_every_tool_takes_is_bound_where_it_is_known(tmp_path):
+def test_common_path_argument_is_bound_if_its_value_is_known(tmp_path):
     session = {"session_id": text("The session.")}
     tools = [
         tool("look", "", ["session_id"], **session),
@@ -259,7 +259,7 @@ def test_a_place_that_every_tool_takes_is_bound_where_it_is_known(tmp_path):
     assert made.decisions == ()
 
 
-def test_the_tasks_say_what_a_bound_place_is(init, tmp_path):
+def test_common_path_argument_gets_its_value_from_tasks(init, tmp_path):
     path = {"repo_path": text()}
     tools = [tool(name, "", ["repo_path"], **path) for name in ("status", "diff", "log")] + [EVALUATE]
     task = {
@@ -270,10 +270,10 @@ def test_the_tasks_say_what_a_bound_place_is(init, tmp_path):
     code, printed = init("--dataset", "my.json", tools=tools)
     assert code == 0, printed
     assert ("status", {"repo_path": "/repo: a"}) in calls(tmp_path)
-    assert "grading gave 0.5" in printed
+    assert "reward of the first task: 0.5" in printed
 
 
-def test_what_does_not_work_is_told_apart(init):
+def test_trial_distinguishes_worked_refused_failed_and_not_tried(init):
     tools = [
         tool("click"),
         tool("refuse_it"),
@@ -296,11 +296,13 @@ def test_what_does_not_work_is_told_apart(init):
     assert Path("configs/tool_server.yaml").exists()
 
 
-def test_a_tool_that_crashes_is_left_out_by_the_command_that_is_printed(init, wording, tmp_path):
+def test_printed_command_excludes_a_crashing_tool(init, wording, tmp_path):
     code, printed = init("--exclude", "wave", tools=[tool("click"), tool("crash"), tool("wave"), EVALUATE])
     assert code == 1
     *said, command = printed.splitlines()
-    assert "\n".join(said[said.index(next(line for line in said if "not proven" in line)) :]) == wording
+    assert (
+        "\n".join(said[said.index(next(line for line in said if line.startswith("Failed: "))) :]) == wording
+    )
     argv = shlex.split(command)
     assert argv[:3] == ["buckeye", "rl", "init"]
     assert argv[-5:] == ["--exclude", "wave", "--exclude", "crash", "--force"]
@@ -308,7 +310,7 @@ def test_a_tool_that_crashes_is_left_out_by_the_command_that_is_printed(init, wo
     assert (code, endings(printed)) == (0, {"click": "worked"})
 
 
-def test_a_run_is_begun_without_the_tool_that_crashes(init, monkeypatch, tmp_path):
+def test_run_continues_without_a_crashing_tool(init, monkeypatch, tmp_path):
     init("--dry-run", tools=[tool("click"), tool("crash"), EVALUATE])
     questions = []
     monkeypatch.setattr(
@@ -322,13 +324,13 @@ def test_a_run_is_begun_without_the_tool_that_crashes(init, monkeypatch, tmp_pat
     assert run_parts._first_task("p", config)["grade"] == [{"calls": {"tool": "click"}}]
 
 
-def test_where_all_tools_crash_nothing_is_left_to_continue_with(init):
+def test_no_command_is_printed_if_all_tools_crash(init):
     code, printed = init(tools=[tool("crash"), EVALUATE])
     assert code == 1
     assert "--exclude" not in printed
 
 
-def test_a_failure_that_is_told_as_a_result_is_a_refusal(init):
+def test_result_that_reports_an_error_is_refused(init):
     said = {
         '{\n  "success": false,\n  "message": "no board"\n}': "refused",
         '{"ok":false}': "refused",
@@ -358,7 +360,7 @@ def test_a_lock_file_gives_what_the_live_environment_gives(init, tmp_path):
     Path("buckeye.lock.yaml").write_text(yaml.safe_dump({"image": "org/tool_server:latest", "tools": listed}))
     code, locked = init("buckeye.lock.yaml", "--dry-run")
     assert code == 0
-    live = re.sub(r"    # as mcp_config .*\n    server: .*\n", "", live)
+    live = re.sub(r"    # as in mcp_config .*\n    server: .*\n", "", live)
     assert locked == live.replace('environment: "tool_server"', 'environment: "org/tool_server:latest"')
     assert init(str(tmp_path), "--dry-run")[1] == locked
 
@@ -373,7 +375,7 @@ def test_a_lock_file_gives_what_the_live_environment_gives(init, tmp_path):
         (f"org/env:v1@sha256:{'a' * 64}", "env", "org/env:v1"),
     ],
 )
-def test_images_give_their_name_to_the_file(init, env, name, image):
+def test_config_file_is_named_after_the_image(init, env, name, image):
     lock = {"image": env, "tools": [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]}
     Path("buckeye.lock.yaml").write_text(yaml.safe_dump(lock))
     code, printed = init("buckeye.lock.yaml", "--dry-run")
@@ -390,7 +392,7 @@ def test_images_give_their_name_to_the_file(init, env, name, image):
 
 
 @pytest.mark.parametrize("env", ["./x", "x/", "../x", "nope", "org/env", "a b", "x.yaml", "/no/where:1"])
-def test_a_folder_that_is_not_there_is_no_image(init, env, refusal):
+def test_missing_folder_is_not_taken_for_an_image(init, env, refusal):
     with refusal(UsageError):
         init(env)
 
@@ -414,13 +416,13 @@ def test_wrong_usage(init, tmp_path, words, refusal):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_place_where_nothing_can_be_written(init, refusal):
+def test_unwritable_output_is_refused(init, refusal):
     Path("configs").write_text("a file")
     with refusal(UsageError):
         init(tools=[tool("click"), EVALUATE])
 
 
-def test_a_server_that_dies_is_a_failure_with_its_last_words(init, tmp_path):
+def test_crashed_server_is_a_failure_with_its_stderr(init, tmp_path):
     with pytest.raises(BuckeyeError, match=r"FileNotFoundError.*none\.json"):
         init("--command", f"{sys.executable} {SERVER} {tmp_path / 'none.json'}")
     assert not Path("configs").exists()
@@ -434,7 +436,7 @@ esac
 """
 
 
-def test_the_commands_of_the_page(init, tmp_path, monkeypatch):
+def test_documented_commands_work(init, tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     docker = tmp_path / "bin" / "docker"
     (tmp_path / "tools.json").write_text(json.dumps([tool("click"), EVALUATE]))
@@ -457,7 +459,7 @@ def test_the_commands_of_the_page(init, tmp_path, monkeypatch):
 
 
 @pytest.mark.e2e
-def test_an_address_behind_a_gateway(init, tmp_path, monkeypatch):
+def test_init_with_the_url_of_a_gateway(init, tmp_path, monkeypatch):
     (tmp_path / "tools.json").write_text(json.dumps([tool("click"), EVALUATE]))
     serve = f"{sys.executable} {SERVER} {tmp_path / 'tools.json'}"
     argv = [sys.executable, "-m", "buckeye", "gateway", "--port", "0", "--command", serve]
@@ -474,7 +476,7 @@ def test_an_address_behind_a_gateway(init, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_project_folder_is_installed_and_played(init, tmp_path, monkeypatch):
+def test_init_installs_and_tries_a_project_folder(init, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     shutil.copytree(TEXT_2048, tmp_path / "game")
     code, printed = init("game")
@@ -482,7 +484,7 @@ def test_a_project_folder_is_installed_and_played(init, tmp_path, monkeypatch):
     assert Path("configs/text-2048.yaml").exists()
 
 
-def test_a_mute_server_is_waited_for_in_words(monkeypatch, tmp_path, wording):
+def test_wait_for_a_silent_server_is_shown(monkeypatch, tmp_path, wording):
     monkeypatch.setattr(terminal, "FIRST_LINE", 0.1)
     mute = f"{sys.executable} -c 'import time; time.sleep(0.5)'"
     done = run_here("rl", "init", "--command", mute, cwd=tmp_path)
@@ -494,7 +496,7 @@ def test_a_mute_server_is_waited_for_in_words(monkeypatch, tmp_path, wording):
     ("command", "seconds"),
     [("python -m server", 120.0), ("npx -y server", 600.0), ("A=b /usr/bin/uvx server", 600.0)],
 )
-def test_a_program_that_fetches_its_server_may_take_longer(init, monkeypatch, command, seconds):
+def test_programs_that_download_servers_get_a_longer_timeout(init, monkeypatch, command, seconds):
     asked = []
 
     async def timed_tools(source, limit):
@@ -506,7 +508,7 @@ def test_a_program_that_fetches_its_server_may_take_longer(init, monkeypatch, co
     assert asked == [seconds]
 
 
-def test_a_program_that_floods_is_told_in_one_line(tmp_path, wording):
+def test_flooding_server_is_reported_in_one_line(tmp_path, wording):
     done = run_here("rl", "init", "--command", "yes", cwd=tmp_path)
     assert done.returncode == 1
     lines = done.stderr.splitlines(keepends=True)

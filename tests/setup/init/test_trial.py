@@ -91,7 +91,7 @@ def run_alone(place, *words):
 
 @needs_walls
 @pytest.mark.e2e
-def test_what_is_the_users_stays_as_it_is_and_tools_act_on_a_copy(place):
+def test_tools_act_on_a_copy_of_the_users_files(place):
     project, home = place / "user" / "project", place / "home"
     paths = [project / "a.txt", project / "new", home / ".netrc", home / "planted", place / "outside"]
     paths.append(Path("/tmp") / f"planted-{place.parent.name}-{place.name}")
@@ -114,7 +114,7 @@ def test_what_is_the_users_stays_as_it_is_and_tools_act_on_a_copy(place):
     assert left == []
 
 
-def test_a_copy_has_no_keys_remotes_and_hooks_and_no_way_out(place, tmp_path, wording):
+def test_copy_leaves_out_keys_git_hooks_and_external_links(place, tmp_path, wording):
     project, copy = place / "user" / "project", tmp_path / "copy"
     done = copy_without_keys(project, copy)
     found = sorted(str(path.relative_to(copy)) for path in copy.rglob("*"))
@@ -123,14 +123,14 @@ def test_a_copy_has_no_keys_remotes_and_hooks_and_no_way_out(place, tmp_path, wo
     assert str(done) == wording
 
 
-def test_a_large_folder_is_copied_up_to_a_limit_and_that_is_said(place, tmp_path, monkeypatch, wording):
+def test_copy_stops_at_the_limit_and_reports_it(place, tmp_path, monkeypatch, wording):
     folder = place / "user" / "large"
     (folder / "deep").mkdir(parents=True)
     for name in ("a", "b", "deep/c"):
         (folder / name).write_bytes(bytes(400))
-    monkeypatch.setattr("buckeye.setup.init.named_paths._MOST_BYTES", 1000)
+    monkeypatch.setattr("buckeye.setup.init.named_paths._MAX_BYTES", 1000)
     done = copy_without_keys(folder, tmp_path / "copy")
-    assert (done.files, done.bytes, done.cut) == (2, 800, 1)
+    assert (done.files, done.bytes, done.above_limit) == (2, 800, 1)
     assert str(done) == wording
 
 
@@ -154,14 +154,14 @@ def test_a_large_folder_is_copied_up_to_a_limit_and_that_is_said(place, tmp_path
         "serve ./repo http://x/y -",
     ],
 )
-def test_the_words_of_a_command_that_are_the_users_files(tmp_path, monkeypatch, command, wording):
+def test_named_paths_finds_files_in_a_command(tmp_path, monkeypatch, command, wording):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "repo" / "deep").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     for name in ("x.db", "serve.py", "bin/serve"):
         (tmp_path / name).touch()
     found = named_paths(command.format(p=tmp_path).split())
-    assert " ".join(found.words) == wording
+    assert " ".join(found.argv) == wording
     assert {name: str(path.relative_to(tmp_path)) for name, path in found.paths.items()} == wording
 
 
@@ -182,7 +182,7 @@ def test_variables_before_a_program_are_its_environment(place, command, words, e
     assert written.env == env
 
 
-def test_tools_that_reach_far_are_called_only_when_asked_for(place, monkeypatch, wording):
+def test_destructive_and_open_world_tools_need_try_all(place, monkeypatch, wording):
     monkeypatch.setattr(trial_server, "find_writable_problem", lambda: "so that the server can write its log")
     send = tool("send") | {"annotations": {"openWorldHint": True}}
     wipe = tool("clear") | {"annotations": {"destructiveHint": True}}
@@ -215,7 +215,7 @@ def test_tools_are_chosen_by_name_and_pattern(place, wording):
         assert done.stderr == wording
 
 
-def test_all_servers_that_tasks_name_are_taken(place):
+def test_all_servers_of_tasks_are_started(place):
     first = started(place, [tool("look"), tool("both")], "first.py")
     (place / "more.json").write_text(json.dumps([tool("fetch"), tool("both")]))
     second = place / "second.py"
@@ -237,7 +237,7 @@ def test_all_servers_that_tasks_name_are_taken(place):
 
 
 @pytest.mark.slow
-def test_a_failed_start_leaves_nothing(place):
+def test_failed_start_leaves_no_files(place):
     program = place / "dies.py"
     program.write_text("import subprocess, sys\nsubprocess.Popen(['sleep', '1234567'])\nsys.exit(3)\n")
     done = run_alone(place, "--command", f"{sys.executable} {program} {place / 'user' / 'project'}")
@@ -261,11 +261,11 @@ def test_tasks_with_files_and_functions_are_tried_on_their_files(place, wording)
     before = seen(place / "user")
     ran = run(place, "--dataset", str(tasks), "--include", "notes")
     assert ran.returncode == 0, ran.stderr
-    assert [line for line in ran.stdout.splitlines() if "grading gave" in line] == wording
+    assert [line for line in ran.stdout.splitlines() if "reward of" in line] == wording
     assert seen(place / "user") == before
 
 
-def test_a_tool_that_may_change_what_cannot_be_copied_is_held_back(place, wording):
+def test_tools_without_read_only_hint_are_held_back_for_an_uncopied_url(place, wording):
     reads = tool("read") | {"annotations": {"readOnlyHint": True}}
     program = started(place, [tool("write_row"), reads])
     command = f"{sys.executable} {program} postgresql://me:secret@localhost/shop"
@@ -274,7 +274,7 @@ def test_a_tool_that_may_change_what_cannot_be_copied_is_held_back(place, wordin
     assert [line for line in printed.splitlines() if "held back" in line] == wording
 
 
-def test_devices_and_pipes_are_not_taken_for_files(tmp_path):
+def test_named_paths_ignores_devices_and_pipes(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in ("/dev/zero", "/dev/urandom", str(tmp_path / "pipe")):
         assert named_paths(["server", f"--log={path}"]).paths == {}

@@ -22,13 +22,13 @@ SMALL, MIDDLE, LARGE = 600_000_000, 8_000_000_000, 32_000_000_000
         (8, MIDDLE, [0, 1, 2, 3, 4], [5, 6, 7]),
     ],
 )
-def test_gpus_are_shared_out(count, parameters, inference, trainer):
+def test_plan_gpus_divides_gpus(count, parameters, inference, trainer):
     layout = plan_gpus(GpuSpec(count, "H100_80GB", 80), parameters)
     assert (list(layout.inference), list(layout.trainer)) == (inference, trainer)
     assert (layout.tp, layout.lora, layout.is_shared) == (1, False, count == 1)
 
 
-def test_what_does_not_fit_as_a_whole_is_trained_by_adapters():
+def test_plan_gpus_uses_adapters_for_large_models():
     # 32 billion: 64 GB of weights to sample from, above the 48 of a GPU, and 576 GB to train all of it
     layout = plan_gpus(GpuSpec(8, "A100_80GB", 80), LARGE)
     assert (layout.tp, layout.lora) == (2, True)
@@ -36,7 +36,7 @@ def test_what_does_not_fit_as_a_whole_is_trained_by_adapters():
     assert plan_gpus(GpuSpec(1, "H100_80GB", 80), MIDDLE).lora
 
 
-def test_what_does_not_fit_at_all_is_said_with_what_would(refusal):
+def test_plan_gpus_refuses_a_model_that_does_not_fit(refusal):
     with refusal(UsageError):
         plan_gpus(GpuSpec(1, "H100_80GB", 80), LARGE)
 
@@ -46,7 +46,7 @@ def test_what_does_not_fit_at_all_is_said_with_what_would(refusal):
     st.sampled_from(sorted(GPU_MEMORY_GB)),
     st.integers(1_000_000, 400_000_000_000),
 )
-def test_every_gpu_has_work_and_none_two_jobs_but_a_single_one(count, kind, parameters):
+def test_plan_gpus_gives_each_gpu_one_job_unless_it_is_single(count, kind, parameters):
     gpus = GpuSpec(count, kind, GPU_MEMORY_GB[kind])
     try:
         layout = plan_gpus(gpus, parameters)

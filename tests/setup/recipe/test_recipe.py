@@ -66,7 +66,7 @@ def test_sizes_follow_the_tasks_the_prompts_and_the_turns():
     assert choose_sizes(tasks(600), [], GYM, model(), on_gpu=True).max_steps == 113  # 1800 tasks by 16
 
 
-def test_a_model_that_cannot_read_the_prompt_is_refused(refusal):
+def test_prompt_longer_than_the_context_is_refused(refusal):
     with refusal(UsageError):
         choose_sizes(tasks(1, "p" * 3090), [], GYM, model(positions=1024), on_gpu=False)
 
@@ -75,7 +75,7 @@ def gym(max_turns):
     return GYM.model_copy(update={"defaults": GYM.defaults.model_copy(update={"max_turns": max_turns})})
 
 
-def test_long_descriptions_make_long_rollouts_and_who_asks_for_a_length_gets_it(refusal):
+def test_seq_len_grows_with_descriptions_and_accepts_a_request(refusal):
     described, facts = tasks(16, "p" * 9000), model(positions=8192)
     usual = choose_sizes(described, [], gym(100), facts, on_gpu=False)
     assert usual.prompt_tokens == 32 + 100 + 3000
@@ -88,7 +88,7 @@ def test_long_descriptions_make_long_rollouts_and_who_asks_for_a_length_gets_it(
         choose_sizes(described, [], gym(30), facts, on_gpu=False, requested_seq_len=3000)
 
 
-def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path, refusal):
+def test_config_text_is_valid_and_flags_override_it(tmp_path, refusal):
     made = recipe(held_out=tasks(50))
     config = loaded(config_text(made), tmp_path)
     assert config.orchestrator.env[0].args == {"dataset": "tasks.json", "config_path": "configs/e.yaml"}
@@ -114,7 +114,7 @@ def test_the_file_is_what_rl_reads_and_flags_go_over_it(tmp_path, refusal):
         config_text(made, ["--orchestrator.env.0.args.x", "None"])
 
 
-def test_gpus_and_adapters_are_written_down(tmp_path):
+def test_config_text_contains_gpus_and_adapters(tmp_path):
     facts = model(8_000_000_000)
     config = loaded(
         config_text(recipe(layout=plan_gpus(GpuSpec(2), facts.parameters), facts=facts)), tmp_path
@@ -134,13 +134,13 @@ def test_gpus_and_adapters_are_written_down(tmp_path):
         ("org/model", 1_000_000_000, True),
     ],
 )
-def test_the_size_of_a_model_is_in_its_name(name, parameters, guessed):
+def test_model_facts_reads_the_size_from_the_name(name, parameters, guessed):
     facts = model_facts(name)
     assert (facts.parameters, facts.is_estimated) == (parameters, guessed)
 
 
 @pytest.mark.parametrize("name", ["gpt-4o-mini", "openai/o3", "claude-sonnet-4-5", "google/gemini-2.5-pro"])
-def test_models_whose_weights_nobody_has_are_only_evaluated(name, refusal):
+def test_models_without_public_weights_are_refused(name, refusal):
     with refusal(UsageError):
         refuse_hosted(name, dataset="my tasks.json", config="configs/e.yaml")
 

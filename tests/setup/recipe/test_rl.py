@@ -115,7 +115,7 @@ def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch
         (("--trackio.project", "p"), None),
     ],
 )
-def test_a_known_key_of_wandb_is_used_under_the_name_of_the_environment(rl, project, words, project_name):
+def test_wandb_project_is_named_after_the_environment(rl, project, words, project_name):
     (project / ".env").write_text("WANDB_API_KEY=0123456789\n")
     code, out, err = rl("--dry-run", "--json", *words)
     assert code == 0, err
@@ -124,7 +124,7 @@ def test_a_known_key_of_wandb_is_used_under_the_name_of_the_environment(rl, proj
     assert ("logs to" in plan) == (words == ())
 
 
-def test_without_the_library_of_wandb_its_key_is_no_reason_to_fail(rl, project, monkeypatch):
+def test_wandb_key_without_its_package_is_a_warning(rl, project, monkeypatch):
     (project / ".env").write_text("WANDB_API_KEY=0123456789\n")
     monkeypatch.setattr("buckeye.cli.composed_run.find_spec", lambda name: None)
     code, out, err = rl("--dry-run", "--json")
@@ -133,7 +133,7 @@ def test_without_the_library_of_wandb_its_key_is_no_reason_to_fail(rl, project, 
     assert rl("--no-wandb", "--wandb.project", "p")[0] == 2
 
 
-def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch, wording):
+def test_failed_start_removes_the_config(rl, project, monkeypatch, wording):
     def fail(*_):
         raise UsageError("there is no such model")
 
@@ -144,9 +144,7 @@ def test_a_run_that_cannot_begin_leaves_its_folder_free(rl, project, monkeypatch
 
 
 @pytest.mark.parametrize("kept", ["", "a", "a/b", "a/b/c"])
-def test_a_run_that_cannot_begin_removes_the_folders_that_it_made_and_no_others(
-    rl, project, monkeypatch, kept
-):
+def test_failed_start_removes_only_its_new_folders(rl, project, monkeypatch, kept):
     def fail(*_):
         raise UsageError("there is no such model")
 
@@ -158,7 +156,7 @@ def test_a_run_that_cannot_begin_removes_the_folders_that_it_made_and_no_others(
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_a_run_that_cannot_begin_elsewhere_leaves_its_folder_free(rl, project, monkeypatch, ordered):
+def test_failed_remote_start_removes_the_config(rl, project, monkeypatch, ordered):
     def fail(file, flags):
         words = dict.fromkeys(("id", "target", "folder", "python", "known_hosts", "tmux"), "x")
         job = RemoteJob(**words, pod=None, identity_file=None, sent=()) if ordered else None
@@ -173,9 +171,7 @@ def test_a_run_that_cannot_begin_elsewhere_leaves_its_folder_free(rl, project, m
     assert (project / "outputs" / "my-env" / "run.toml").exists() == ordered
 
 
-def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(
-    rl, project, monkeypatch, wording
-):
+def test_same_command_reuses_the_folder_of_a_run_without_steps(rl, project, monkeypatch, wording):
     folder = project / "outputs" / "my-env"
     monkeypatch.setattr(train, "start", lambda *_: begin_attempt(folder, resumed_step=None).attempt)
     assert rl("--yes", "--quiet", "--trainer.optim.lr", "0.5")[0] == 1
@@ -188,7 +184,7 @@ def test_the_same_words_again_after_a_run_that_reached_no_step_take_its_folder(
         assert rl("--yes", "--output", "outputs/my-env")[2] == wording
 
 
-def test_a_folder_that_was_taken_while_the_plan_was_read_is_not_written_to(rl, project, monkeypatch):
+def test_folder_used_since_the_plan_is_refused(rl, project, monkeypatch):
     def take(*_):
         (project / "outputs" / "my-env").mkdir(parents=True)
         (project / "outputs" / "my-env" / "run.toml").write_text("of another run")
@@ -198,7 +194,7 @@ def test_a_folder_that_was_taken_while_the_plan_was_read_is_not_written_to(rl, p
     assert (project / "outputs" / "my-env" / "run.toml").read_text() == "of another run"
 
 
-def test_a_folder_with_a_configuration_and_no_run_is_started_and_not_resumed(rl, project, wording):
+def test_used_folder_is_refused_with_the_command_to_start_or_resume(rl, project, wording):
     (project / "kept").mkdir()
     (project / "kept" / "run.toml").write_text("max_steps = 1\n")
     assert rl("--output", "kept")[2] == wording
@@ -206,7 +202,7 @@ def test_a_folder_with_a_configuration_and_no_run_is_started_and_not_resumed(rl,
     assert rl("--output", "kept")[2] == wording
 
 
-def test_gpus_that_are_not_here_are_refused_and_planned_in_a_dry_run(rl, project, wording):
+def test_missing_gpus_are_refused_but_planned_in_a_dry_run(rl, project, wording):
     (project / "configs" / "2048.yaml").write_text(CONFIG)
     code, _, err = rl("--config", "configs/2048.yaml", "--gpus", "4xH100")
     assert (code, re.sub(r"\d+ cores", "N cores", err)) == (2, wording)
@@ -217,10 +213,10 @@ def test_gpus_that_are_not_here_are_refused_and_planned_in_a_dry_run(rl, project
     assert re.sub(r"\d+ cores", "N cores", err) == wording
 
 
-def test_numbers_and_nouns_of_a_plan_agree(rl):
+def test_plan_uses_singular_and_plural(rl):
     sizes = ("--orchestrator.batch-size", "2", "--orchestrator.rollouts-per-example", "2", "--max-steps", "1")
     plan = "\n".join(plan_of(rl(*sizes, "--dry-run")[1]))
-    assert "2 rollouts: 1 task, each played 2 times; that needs at least 1 task" in plan
+    assert "2 rollouts: 1 task with 2 rollouts each" in plan
 
 
 @pytest.mark.parametrize(
@@ -238,7 +234,7 @@ def test_a_noun_is_in_the_plural_unless_the_number_is_shown_as_1(number, shown):
     assert counted(number, "time") == shown
 
 
-def test_a_rented_machine_is_planned_with_its_price_to_come(rl, wording, monkeypatch):
+def test_plan_of_a_rented_machine(rl, wording, monkeypatch):
     monkeypatch.setattr("buckeye.remote.dry_run.obstacles", lambda *given, **named: [])
     code, out, _ = rl("--gpus", "4xH100", "--provider", "prime", "--max-price", "9", "--dry-run")
     assert code == 0
@@ -277,7 +273,7 @@ def test_a_rented_machine_is_planned_with_its_price_to_come(rl, wording, monkeyp
         "--model gpt-4o-mini --dataset my-org/my-tasks",
     ],
 )
-def test_what_makes_no_sense_is_one_message_and_exit_code_2(rl, project, words, wording):
+def test_invalid_flags_are_one_error_with_exit_code_2(rl, project, words, wording):
     before = files(project)
     code, out, err = rl(*words.split())
     assert (code, out) == (2, "")
@@ -285,7 +281,7 @@ def test_what_makes_no_sense_is_one_message_and_exit_code_2(rl, project, words, 
     assert files(project) == before
 
 
-def test_without_a_terminal_what_is_missing_or_not_clear_is_said_with_its_flag(rl, project, wording):
+def test_missing_or_ambiguous_parts_without_terminal_name_the_flag(rl, project, wording):
     (project / "configs" / "other.yaml").write_text(CONFIG)
     assert rl()[2] == wording
     (project / "configs" / "other.yaml").unlink()
@@ -333,7 +329,7 @@ def test_tasks_without_servers_become_a_dataset_on_the_image_of_the_lock_file(
     assert "name: my-env-tasks" in (project / "buckeye.lock.yaml").read_text()
 
 
-def test_tasks_that_no_rollout_could_be_played_with_are_refused(rl, project, wording):
+def test_tasks_that_cannot_run_are_refused(rl, project, wording):
     (project / "tasks.json").write_text(json.dumps([task(0, evaluate_tool={"name": "go"})]))
     assert rl("--yes")[2] == wording
 
@@ -349,7 +345,7 @@ def remote(monkeypatch):
     return handed
 
 
-def test_tasks_that_nothing_grades_are_refused_before_a_machine_is_rented(rl, project, remote):
+def test_tasks_without_grading_are_refused_before_an_order(rl, project, remote):
     (project / "tasks.json").write_text(json.dumps([task(0), task(1, evaluate_tool=[])]))
     for words in (["--dry-run"], ["--gpus", "4xH100", "--provider", "prime", "--yes"]):
         code, _, err = rl(*words)
@@ -357,7 +353,7 @@ def test_tasks_that_nothing_grades_are_refused_before_a_machine_is_rented(rl, pr
     assert not (project / "outputs").exists()
 
 
-def test_a_run_elsewhere_gets_the_file_and_all_that_was_asked_for(rl, project, remote, wording):
+def test_remote_run_gets_the_file_and_all_flags(rl, project, remote, wording):
     words = ("--gpus", "2xA100", "--provider", "prime", "--max-price", "5", "--max-hours", "2", "--keep")
     assert rl(*words, "--yes")[0] == 0
     ((path, request),) = remote
@@ -392,7 +388,7 @@ def test_the_file_of_a_run_that_was_refused_before_an_order_is_removed(
     assert (project / "outputs/my-env/run.toml").exists() == stays
 
 
-def test_an_image_that_is_only_here_is_not_sent_elsewhere(rl, project, remote, wording):
+def test_local_image_is_refused_for_a_remote_run(rl, project, remote, wording):
     server = {"buckeye": {"url": "http://localhost:8765/mcp", "headers": {"Mcp-Image": "my-env:latest"}}}
     (project / "tasks.json").write_text(json.dumps([task(0, mcp_config=server)]))
     words = ("--gpus", "1xH100", "--provider", "prime")
@@ -409,7 +405,7 @@ def test_an_image_that_is_only_here_is_not_sent_elsewhere(rl, project, remote, w
     assert (rl(*words)[0], len(remote)) == (0, 1)
 
 
-def test_gpus_that_are_here_are_shared_out_by_their_own_numbers(rl, project, tmp_path, monkeypatch, wording):
+def test_local_gpus_keep_their_device_ids(rl, project, tmp_path, monkeypatch, wording):
     smi = tmp_path / "bin" / "nvidia-smi"
     smi.parent.mkdir()
     rows = "".join(f"{i}, GPU-{i}, NVIDIA H100 80GB HBM3, 81559, 81000\n" for i in range(4))
@@ -430,7 +426,7 @@ def test_gpus_that_are_here_are_shared_out_by_their_own_numbers(rl, project, tmp
         assert re.sub(r"\d+ cores", "N cores", err) == wording
 
 
-def test_no_eval_leaves_the_evaluation_out_and_says_so(rl, project, wording):
+def test_no_eval_is_shown_in_the_plan(rl, project, wording):
     held_out = [task(i, metadata={"split": "eval"}) for i in (4, 5)]
     (project / "tasks.json").write_text(json.dumps([*(task(i) for i in range(4)), *held_out]))
     with_it = json.loads(rl("--dry-run", "--json")[1])
@@ -440,7 +436,7 @@ def test_no_eval_leaves_the_evaluation_out_and_says_so(rl, project, wording):
     assert without["tasks"] == wording
 
 
-def test_a_run_without_end_says_so(rl, wording):
+def test_plan_of_a_run_without_max_steps(rl, wording):
     assert json.loads(rl("--dry-run", "--json", "--max-steps", "None")[1])["steps"] == wording
 
 
@@ -450,7 +446,7 @@ def test_flags_that_contradict_each_other_are_refused(flag, refusal):
         parse_train_args(("--no-eval", flag)).check_composed()
 
 
-def test_flags_of_a_run_put_together_here_are_refused_with_a_file(refusal):
+def test_flags_of_a_composed_run_are_refused_with_a_file(refusal):
     with refusal(UsageError):
         parse_train_args(["@", "run.toml", "--no-eval"]).plain_settings()
     assert (
@@ -458,7 +454,7 @@ def test_flags_of_a_run_put_together_here_are_refused_with_a_file(refusal):
     )
 
 
-def test_an_empty_folder_is_told_what_is_missing_in_order_and_stays_empty(rl, project, monkeypatch, wording):
+def test_empty_folder_reports_missing_parts_in_order_and_stays_empty(rl, project, monkeypatch, wording):
     shutil.rmtree(project)
     project.mkdir()
     monkeypatch.chdir(project)
@@ -472,7 +468,7 @@ def test_an_empty_folder_is_told_what_is_missing_in_order_and_stays_empty(rl, pr
     assert rl()[2] == wording
 
 
-def test_a_model_that_is_not_whole_is_refused(rl, project, wording):
+def test_damaged_model_is_refused(rl, project, wording):
     weights, description = project / "tiny" / "model.safetensors", project / "tiny" / "config.json"
     whole = weights.read_bytes()
     weights.write_bytes(whole[:20])

@@ -99,15 +99,15 @@ def to_the_model(child):
     child.expect(r"\[1\]: ")
 
 
-def test_it_asks_for_the_model_shows_the_plan_and_starts_only_with_consent(wizard, project):
+def test_wizard_prompts_for_the_model_and_confirms_the_plan(wizard, project):
     before = everything(project)
     child = wizard(NO_COLOR="1")
     to_the_model(child)
-    assert "tiny  (here)" in child.before
+    assert "tiny  (local)" in child.before
     child.sendline("77")
     child.expect("There is no 77")
     child.sendline("tiny")
-    child.expect(r"batch +32 rollouts: 4 tasks, each played 8 times")
+    child.expect(r"batch +32 rollouts: 4 tasks with 8 rollouts each")
     child.expect(r"Start\? \[Y/n\]: ")
     child.sendline("n")
     code, said = end(child)
@@ -127,7 +127,7 @@ def test_ctrl_c_at_the_last_question_leaves_nothing(wizard, project):
 
 
 @pytest.mark.slow
-def test_several_of_a_kind_are_a_choice(wizard, project):
+def test_wizard_prompts_for_one_of_several_parts(wizard, project):
     (project / "configs" / "other.yaml").write_text(CONFIG)
     (project / "more_tasks.json").write_text(json.dumps([task(0)]))
     child = wizard("--model", "tiny", "--provider", "local")
@@ -143,7 +143,7 @@ def test_several_of_a_kind_are_a_choice(wizard, project):
 
 
 @pytest.mark.slow
-def test_an_empty_folder_is_asked_for_one_part_after_the_other(wizard, project, tmp_path):
+def test_wizard_creates_all_parts_in_an_empty_folder(wizard, project, tmp_path):
     leave_out(project, "all")
     tools = tmp_path / "tools.json"
     tools.write_text(json.dumps(TOOLS))
@@ -156,7 +156,7 @@ def test_an_empty_folder_is_asked_for_one_part_after_the_other(wizard, project, 
     child.expect("Write y or n")
     child.sendline("")
     child.expect("go +worked")
-    child.expect(r"There are no tasks here.*\(empty: begin a file\): ")
+    child.expect(r"No tasks found.*\(empty: create a file\): ")
     child.sendline("")
     child.expect("the prompt of the first task: ")
     child.sendline("Go home.")
@@ -176,7 +176,7 @@ def test_an_empty_folder_is_asked_for_one_part_after_the_other(wizard, project, 
     [
         ("configs", (), "a command line: "),
         ("configs", (f"{sys.executable} {SERVER} tools.json",), r"Write configs/tool_server.yaml\? "),
-        ("tasks", (), r"begin a file\): "),
+        ("tasks", (), r"create a file\): "),
         ("tasks", ("",), "the prompt of the first task: "),
         ("tasks", ("", "Go home."), r"Write tasks.json\? "),
         ("servers", (), "Make the dataset "),

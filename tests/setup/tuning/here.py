@@ -38,7 +38,7 @@ id = "{env}"
 
 
 def play(argv, log, seconds):
-    """Replace `forks._carry_out`."""
+    """Replace `forks._run_command`."""
     carry_out(load_config(RLConfig, argv[4:]))
     return ""
 

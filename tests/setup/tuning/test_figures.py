@@ -20,7 +20,9 @@ def tuned(tmp_path, monkeypatch):
     def run(gain):
         def train(config, directory, rate, steps, *, seconds):
             rewards = (
-                AT_START if rate == tune._STILL else [[0.3 + gain * step / 11] * 8 for step in range(12)]
+                AT_START
+                if rate == tune._BASELINE_RATE
+                else [[0.3 + gain * step / 11] * 8 for step in range(12)]
             )
             return Fork(rate=rate, directory=directory, seconds=1.0, step_seconds=0.1, rewards=rewards)
 
@@ -35,7 +37,7 @@ def tuned(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("gain", "learns"), [(0.6, True), (0.0, False)])
-def test_the_rewards_that_are_shown_are_those_that_decide(tuned, gain, learns):
+def test_result_shows_the_rewards_that_decided(tuned, gain, learns):
     found, told = tuned(gain)
     every = [reward for step in AT_START for reward in step]
     assert found.by_training is learns
@@ -46,7 +48,7 @@ def test_the_rewards_that_are_shown_are_those_that_decide(tuned, gain, learns):
     assert {fork["reward_at_end"] for fork in found.forks} == {found.reward_at_end}
 
 
-def test_the_command_prints_them(tuned, tmp_path, monkeypatch, capsys, wording):
+def test_tune_prints_the_rewards(tuned, tmp_path, monkeypatch, capsys, wording):
     argv = ["@", str(tmp_path / "run" / "run.toml"), "--output", str(tmp_path / "tuned")]
     found, _ = tuned(0.6)
     monkeypatch.setattr(tune.Tuning, "run", lambda self: found)

@@ -22,7 +22,7 @@ TARGET = 0.01
 
 
 @given(st.floats(-9.0, 3.0), st.floats(1.5, 2.5), st.floats(-6.0, 0.0))
-def test_the_target_is_found_from_far_away(start, power, where):
+def test_search_by_change_reaches_a_distant_target(start, power, where):
     """The change grows as a power of the rate, is on target at 10^where, and is NaN above 1000 times that."""
 
     def change(rate):
@@ -33,7 +33,7 @@ def test_the_target_is_found_from_far_away(start, power, where):
     assert TARGET / 2 <= change(nearest_rate(found, TARGET)) <= TARGET * 2
 
 
-def test_what_always_breaks_ends_with_the_smallest_rate():
+def test_nearest_rate_is_the_smallest_if_all_break():
     found = search_by_change(lambda rate: math.nan, 1.0, TARGET, tries=3, has_time=lambda: True)
     assert list(found) == [1.0, pytest.approx(1 / 30), pytest.approx(1 / 900)]
     assert nearest_rate(found, TARGET) == min(found)
@@ -45,7 +45,7 @@ def test_what_always_breaks_ends_with_the_smallest_rate():
 
 
 @given(st.integers(-4, 4))
-def test_the_best_of_a_grid_is_climbed_to(best):
+def test_search_by_score_finds_the_best_rate_of_a_grid(best):
     found = search_by_score(lambda rate: -abs(math.log(rate, 3) - best), 1.0)
     assert round(math.log(max(found, key=found.get), 3)) == best
     tried = sorted(round(math.log(rate, 3)) for rate in found)
@@ -63,7 +63,7 @@ def test_the_best_of_a_grid_is_climbed_to(best):
         "@ run.toml -o there",
     ],
 )
-def test_wrong_words(tmp_path, words, wording):
+def test_tune_refuses_invalid_arguments(tmp_path, words, wording):
     (tmp_path / "run.toml").write_text("max_steps = 2\n")
     (tmp_path / "there").mkdir()
     done = run_here("rl", "tune", *words.split(), cwd=tmp_path)
@@ -72,8 +72,8 @@ def test_wrong_words(tmp_path, words, wording):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run.toml", "there"]
 
 
-def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
-    monkeypatch.setattr(forks, "_carry_out", lambda argv, log, seconds: "not today")
+def test_forks_have_no_trackers(tmp_path, monkeypatch):
+    monkeypatch.setattr(forks, "_run_command", lambda argv, log, seconds: "not today")
     config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3)
     logged = {"wandb": WandbConfig(), "trackio": TrackioConfig(), "tensorboard": TensorboardConfig()}
     config = config.model_copy(update=logged)
@@ -84,7 +84,7 @@ def test_forks_are_logged_nowhere_else(tmp_path, monkeypatch):
     assert made["trainer"]["optim"]["lr"] == 1e-4
 
 
-def test_below_a_rate_that_is_too_high_lower_ones_are_tried():
+def test_search_by_score_tries_lower_rates_after_a_failure():
     scores = {3e-3: -math.inf, 1e-3: 0.4, 1e-3 / 3: 0.2}
     found = search_by_score(
         lambda rate: next(value for known, value in scores.items() if known == pytest.approx(rate)), 3e-3
@@ -99,7 +99,7 @@ def fork(*steps):
     return Fork(rate=1e-3, directory=Path("fork"), seconds=1.0, rewards=[[step] * 8 for step in steps])
 
 
-def test_a_fork_is_judged_by_its_second_half_and_then_by_its_first():
+def test_score_weighs_the_second_half_more():
     assert fork(0.0, 0.1, 0.4, 0.6).score == pytest.approx((0.1 + 10 * 1.0) / 22)
     assert fork(0.1, 0.2, 0.4).score == pytest.approx((0.1 + 10 * 0.6) / 21)
     assert fork(0.0, 0.5, 1.0, 1.0).score > fork(0.0, 0.1, 1.0, 1.0).score  # as far, but sooner
@@ -108,7 +108,7 @@ def test_a_fork_is_judged_by_its_second_half_and_then_by_its_first():
     assert fork(0.0, 0.6, 0.4, 0.2).lost_reward
 
 
-def test_a_fork_that_had_lost_all_for_a_while_is_not_trusted():
+def test_fork_that_lost_reward_temporarily_is_excluded():
     assert fork(0.2, 0.9, 0.0, 0.1, 0.0, *[1.0] * 15).lost_reward
     assert not fork(0.2, 0.9, 0.0, 0.0, *[1.0] * 16).lost_reward  # two steps may be hard tasks
     assert not fork(0.2, 0.9, 0.3, 0.3, 0.3, *[1.0] * 15).lost_reward
@@ -118,7 +118,7 @@ def test_a_fork_that_had_lost_all_for_a_while_is_not_trusted():
     ("budget", "ends", "steps"),
     [(500.0, 60, 45), (500.0, 30, 30), (5000.0, None, 100), (60.0, 60, 12), (60.0, 4, 4)],
 )
-def test_forks_are_as_long_as_there_is_time_for(tmp_path, monkeypatch, budget, ends, steps):
+def test_fork_steps_fit_the_budget(tmp_path, monkeypatch, budget, ends, steps):
     monkeypatch.setattr(Tuning, "_left", lambda self: self.budget)
     config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3)
     tuning = Tuning(
@@ -132,8 +132,8 @@ def test_forks_are_as_long_as_there_is_time_for(tmp_path, monkeypatch, budget, e
 
 
 @pytest.mark.parametrize(("steps", "scheduler"), [(40, "linear"), (12, "constant")])
-def test_a_fork_that_is_all_of_the_run_keeps_its_scheduler(tmp_path, monkeypatch, steps, scheduler):
-    monkeypatch.setattr(forks, "_carry_out", lambda argv, log, seconds: "not today")
+def test_fork_as_long_as_the_run_keeps_its_scheduler(tmp_path, monkeypatch, steps, scheduler):
+    monkeypatch.setattr(forks, "_run_command", lambda argv, log, seconds: "not today")
     config = config_of(tmp_path / "run", tmp_path / "model", tmp_path / "env.py", lr=1e-3, steps=40)
     falling = config.trainer.model_copy(update={"scheduler": LinearSchedulerConfig(decay=10)})
     config = config.model_copy(update={"trainer": falling})

@@ -36,8 +36,8 @@ def environment(folder, reward):
 
 
 @pytest.mark.parametrize("start", [0.15, 0.00016])
-def test_from_thirty_times_too_high_or_too_low_it_reaches_the_target(tmp_path, warm, monkeypatch, start):
-    monkeypatch.setattr(forks, "_carry_out", play)
+def test_tuning_reaches_the_target_from_distant_rates(tmp_path, warm, monkeypatch, start):
+    monkeypatch.setattr(forks, "_run_command", play)
     env, told = environment(tmp_path, LETTERS), []
     tuning = Tuning(
         config=config_of(tmp_path / "run", warm, env, lr=start),

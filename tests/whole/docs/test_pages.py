@@ -99,7 +99,7 @@ def test_every_flag_that_a_page_names_exists(page):
 
 @cache
 def _flags():
-    typed = [typer_command(command.words) for command in COMMANDS if not command.takes_settings]
+    typed = [typer_command(command.name) for command in COMMANDS if not command.takes_settings]
     options = {name for one in typed for param in one.params for name in (*param.opts, *param.secondary_opts)}
     settings = {name for kind in configurations().values() for name in flag_names(kind)}
     ours = {f"--{flag_name(field)}" for field in TrainFlags.model_fields}

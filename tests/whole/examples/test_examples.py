@@ -12,7 +12,7 @@ import pytest
 import yaml
 from tests.places import ROOT
 
-from buckeye.cli.tree import BY_WORDS, GROUPS
+from buckeye.cli.tree import BY_NAME, GROUPS
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
@@ -84,7 +84,7 @@ def test_the_scripts_are_valid_shell_of_commands_that_exist(scripts):
     for script in scripts:
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
         for line in re.findall(r"\bbuckeye ([a-z]+(?: [a-z]+)?)", script):
-            assert line in BY_WORDS.keys() | GROUPS.keys()
+            assert line in BY_NAME.keys() | GROUPS.keys()
     assert sum("exec rl @ run.toml" in script for script in scripts) == 2
 
 

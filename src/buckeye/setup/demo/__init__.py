@@ -1,1 +1,1 @@
-"""`buckeye demo`: create a small model, warm it up, train it with RL, show what it learned."""
+"""`buckeye demo`: create a small model, warm-start it, train it with RL, show that it improved."""

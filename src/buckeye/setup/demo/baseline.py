@@ -16,7 +16,7 @@ from buckeye.evaluation.content_free import (
 )
 from buckeye.setup.demo.held_out import Part
 
-_MOST_TASKS = 200
+_MAX_TASKS = 200
 """Maximum tasks per family and split for each policy."""
 
 
@@ -29,9 +29,9 @@ async def measure_baselines(
     Raises UsageError without a train split.
     """
     runner = ScriptedRunner(environment)
-    train = sample_splits(environment, [TRAIN], per_family=_MOST_TASKS, seed=seed)[0]
-    made = content_free_policies(environment, train, probes=probes_of(environment), seed=seed)
-    policies = await with_constants(runner, made, train)
+    train = sample_splits(environment, [TRAIN], per_family=_MAX_TASKS, seed=seed)[0]
+    content_free = content_free_policies(environment, train, probes=probes_of(environment), seed=seed)
+    policies = await with_constants(runner, content_free, train)
     tasks = [task for task in environment.tasks(split) if task.id in evaluated]
     return _best_of_parts(await score_content_free(runner, policies, _samples(tasks)))
 
@@ -41,7 +41,7 @@ def _samples(tasks: Sequence[Task]) -> list[SplitSample]:
     cells: dict[str, dict[str, list[Task]]] = defaultdict(lambda: defaultdict(list))
     for task in tasks:
         cell = cells[str(task.data.get("split"))][family_of(task)]
-        if len(cell) < _MOST_TASKS:
+        if len(cell) < _MAX_TASKS:
             cell.append(task)
     return [
         SplitSample(name=split, size=len(tasks), scanned=(), families=families)
@@ -58,4 +58,4 @@ def _best_of_parts(scores: Sequence[ContentFreeScore]) -> dict[Part, float]:
                 passed[part][score.policy] += score.exact * score.scored
                 scored[part][score.policy] += score.scored
     # a task that a policy could not answer counts as failed
-    return {part: max(found.values()) / max(scored[part].values()) for part, found in passed.items()}
+    return {part: max(counts.values()) / max(scored[part].values()) for part, counts in passed.items()}

@@ -77,9 +77,9 @@ def read_held_out_tasks(file: Path) -> dict[str, HeldOutTask]:
 
 def parts_of(tasks: Iterable[HeldOutTask]) -> Iterator[Part]:
     """Yield every family, every split, and all tasks. A dimension with a single value is skipped."""
-    listed = list(tasks)
-    families = sorted({task.family for task in listed if task.family is not None})
-    splits = sorted({task.split for task in listed if task.split is not None})
+    all_tasks = list(tasks)
+    families = sorted({task.family for task in all_tasks if task.family is not None})
+    splits = sorted({task.split for task in all_tasks if task.split is not None})
     yield from ((family, None) for family in families if len(families) > 1)
     yield from ((None, split) for split in splits if len(splits) > 1)
     yield None, None
@@ -123,13 +123,15 @@ def _change(pairs: Sequence[tuple[HeldOutTask, HeldOutTask]]) -> Estimate | None
 
 def _cells(row: HeldOutRow) -> tuple[str, ...]:
     counts = ("0", "0") if row.after is None else (str(row.after.n), str(row.after.clusters))
-    shown = (_shown(row.before, ".1f"), _shown(row.after, ".1f"), _shown(row.change, "+.1f"))
+    estimates = (_percent(row.before, ".1f"), _percent(row.after, ".1f"), _percent(row.change, "+.1f"))
     baseline = "-" if row.baseline is None else f"{100 * row.baseline:.1f}"
-    return (row.label, *counts, *shown, baseline)
+    return (row.label, *counts, *estimates, baseline)
 
 
-def _shown(estimate: Estimate | None, form: str) -> str:
+def _percent(estimate: Estimate | None, form: str) -> str:
+    """Return an estimate with its interval, in per cent."""
     if estimate is None:
         return "-"
-    value, low, high = (format(100 * one, form) for one in (estimate.value, estimate.low, estimate.high))
+    shares = (estimate.value, estimate.low, estimate.high)
+    value, low, high = (format(100 * share, form) for share in shares)
     return f"{value} [{low}, {high}]"

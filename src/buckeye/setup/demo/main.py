@@ -1,4 +1,4 @@
-"""The complete demonstration."""
+"""Run the complete demonstration."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from buckeye.setup.demo.write_results import write_results
 
 
 def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> None:
-    """Run the stages that are missing under `output_dir`, then `show` the results.
+    """Run the stages that `output_dir` does not have yet, then `show` the results.
 
-    Raises UsageError if the directory holds the demonstration with another seed.
+    Raises UsageError if the directory has the demonstration with another seed.
     """
     need("torch", "The demonstration")
     started = time.monotonic()
@@ -25,23 +25,24 @@ def run_demo(output_dir: Path, *, seed: int, show: Callable[[str], None]) -> Non
     record = read_json(record_file) if record_file.exists() else {"seed": seed, "seconds": 0.0}
     if record["seed"] != seed:
         raise UsageError(
-            f"{output_dir} holds the demonstration with seed {record['seed']}. For seed {seed} choose "
-            f"another directory: buckeye demo --seed {seed} --output-dir {output_dir}-{seed}"
+            f"{output_dir} has the demonstration with seed {record['seed']}, not {seed}",
+            code="BK-FILE-EXISTS",
+            hint=f"Use another directory: `buckeye demo --seed {seed} --output-dir {output_dir}-{seed}`",
         )
     paths = DemoPaths(root=output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
-    done = paths.figures("after").exists()
+    is_done = paths.figures("after").exists()
     write_file(record_file, json.dumps(record))
     try:
         run_stages(paths, seed=seed)
     finally:
-        if not done:  # showing a finished demonstration again must not add to its time
+        if not is_done:  # showing a finished demonstration must not add to its time
             record["seconds"] += time.monotonic() - started
             write_file(record_file, json.dumps(record))
     table = write_results(paths, seconds=record["seconds"])
     show(f"\n{table}\n")
-    show(f"report:        buckeye rl report {paths.rl}, which writes one file to send")
     show(f"figures:       {output_dir / 'summary.json'}")
     show(f"model:         {paths.model}")
-    show(f"talk to it:    buckeye chat {paths.model}")
-    show(f"look at it:    buckeye ui {paths.rl}, which serves it at http://127.0.0.1:8420/")
+    show(f"chat:          buckeye chat {paths.model}")
+    show(f"report:        buckeye rl report {paths.rl}")
+    show(f"browser:       buckeye ui {paths.rl}")

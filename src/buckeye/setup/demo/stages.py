@@ -1,4 +1,4 @@
-"""The demonstration as commands that a user could type; each runs once and is resumed if interrupted."""
+"""Stages of the demonstration: commands that a user could type. Each runs once; interrupted ones resume."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class DemoPaths:
         return self.evals(name) / "settings.json"
 
     def figures(self, name: str) -> Path:
-        """Return the file with the figures, which exists only once the evaluation is complete."""
+        """Return the file with the figures, which exists after a complete evaluation."""
         return self.evals(name) / "figures.json"
 
     @property
@@ -102,7 +102,7 @@ def weights(run: Path, config: str) -> Path:
 def _make_base_model(paths: DemoPaths, seed: int) -> None:
     if not paths.base.exists():
         size = ("--layers", "3", "--hidden", "192")
-        _command(
+        _run_command(
             "buckeye", "model", "tiny", str(paths.base), "--env", ENVIRONMENT, *size, "--seed", str(seed)
         )
 
@@ -110,14 +110,14 @@ def _make_base_model(paths: DemoPaths, seed: int) -> None:
 def _write_demonstrations(paths: DemoPaths, seed: int) -> None:
     if not paths.chats.exists():
         arguments = read_json(config_file("demonstrations.json"))
-        words = [word for key, value in arguments.items() for word in _option(key, value)]
+        options = [arg for key, value in arguments.items() for arg in _option_args(key, value)]
         bundle = find_bundled_project(ENVIRONMENT)
-        path = ["env", f"PYTHONPATH={bundle / 'src'}"] if bundle is not None else []
-        python = [*path, "python", "-m", "dakota1890"]
-        _command(*python, "demonstrations", str(paths.chats), *words, "--seed", str(seed))
+        env = ["env", f"PYTHONPATH={bundle / 'src'}"] if bundle is not None else []
+        python = [*env, "python", "-m", "dakota1890"]
+        _run_command(*python, "demonstrations", str(paths.chats), *options, "--seed", str(seed))
 
 
-def _option(key: str, value: object) -> list[str]:
+def _option_args(key: str, value: object) -> list[str]:
     return [f"--{key}"] if value is True else [f"--{key}", str(value)]
 
 
@@ -127,7 +127,7 @@ def _warm_start(paths: DemoPaths, seed: int) -> None:
     resume = ["--ckpt.resume-step", "-1"] if list_checkpoints(paths.sft / "checkpoints") else []
     if not resume and paths.sft.exists():
         shutil.rmtree(paths.sft)  # killed before its first checkpoint, so nothing to resume
-    _command(
+    _run_command(
         *("buckeye", "sft", "@"),
         str(config_file("sft.toml")),
         *("--model.name", str(paths.base), "--data.path", str(paths.chats)),
@@ -137,15 +137,17 @@ def _warm_start(paths: DemoPaths, seed: int) -> None:
 
 
 def reinforce(paths: DemoPaths, *, seed: int) -> None:
-    """Run RL from the warm-started model to its end, unless that has been done."""
+    """Run RL from the warm-started model to its end, unless it is complete."""
     if weights(paths.rl, "train.toml").exists():
         return
-    begun = bool(files_of_a_run(paths.rl))
-    resume = ["--resume"] if begun and list_checkpoints(paths.rl / "checkpoints") else ["--clean"] * begun
-    _command("rl", *rl_words(paths, seed=seed), *resume)
+    has_started = bool(files_of_a_run(paths.rl))
+    resume = ["--clean"] * has_started
+    if has_started and list_checkpoints(paths.rl / "checkpoints"):
+        resume = ["--resume"]
+    _run_command("rl", *rl_args(paths, seed=seed), *resume)
 
 
-def rl_words(paths: DemoPaths, *, seed: int) -> list[str]:
+def rl_args(paths: DemoPaths, *, seed: int) -> list[str]:
     """Return the arguments of `rl`."""
     return [
         *("--trainer", "@", str(config_file("train.toml"))),
@@ -159,13 +161,13 @@ def rl_words(paths: DemoPaths, *, seed: int) -> list[str]:
 def _evaluate(paths: DemoPaths, name: str, model: Path, seed: int) -> None:
     """Evaluate greedy answers to every held-out task of the trained families.
 
-    The dictionary family is left out: a word that the model has never seen cannot be recalled, only guessed.
+    Leaves out the dictionary family: the model can only guess words that it has never seen.
     """
     if paths.figures(name).exists():
         return
     arguments = config_file("evaluation.json").read_text(encoding="utf-8").strip()
     resume = ["--resume"] if paths.settings(name).exists() else []
-    _command(
+    _run_command(
         *("buckeye", "eval", ENVIRONMENT, "--args", arguments),
         *("--model", str(model), "--temperature", "0", "--max-tokens", "64", "--max-concurrent", "128"),
         *("--output-dir", str(paths.evals(name)), "--seed", str(seed)),
@@ -173,22 +175,23 @@ def _evaluate(paths: DemoPaths, name: str, model: Path, seed: int) -> None:
     )
 
 
-def _command(program: str, *words: str) -> None:
+def _run_command(program: str, *args: str) -> None:
     """Print a command and run it. Raises RunError if it fails, KeyboardInterrupt if it was interrupted."""
     started = time.monotonic()
-    print(f"\n$ {shlex.join([program, *words])}", flush=True)
-    status = _run(_argv(program, words))
+    print(f"\n$ {shlex.join([program, *args])}", flush=True)
+    status = _run(_argv(program, args))
     if status == EXIT_INTERRUPTED:
         raise KeyboardInterrupt
     if status:
-        raise RunError(f"`{program}` ended with exit code {status}; its messages are above")
+        hint = "Read its messages above"
+        raise RunError(f"`{program}` ended with exit code {status}", code="BK-RUN-PROCESS", hint=hint)
     print(f"  ({time.monotonic() - started:.0f} s)", flush=True)
 
 
 def _run(argv: Sequence[str]) -> int:
     """Run a command to its end and return its exit code.
 
-    Passes SIGTERM on, so that the command can end cleanly. Ctrl-C on a terminal reaches it anyway.
+    Forwards SIGTERM, so that the command can end cleanly. Ctrl-C on a terminal reaches the command directly.
     """
     child = subprocess.Popen(argv)  # noqa: S603  a list of args, without a shell
     before = {
@@ -202,12 +205,12 @@ def _run(argv: Sequence[str]) -> int:
             signal.signal(number, handler)
 
 
-def _argv(program: str, words: Sequence[str]) -> list[str]:
-    """Return the command with the executables of this environment, also if its `bin` is not on the PATH."""
+def _argv(program: str, args: Sequence[str]) -> list[str]:
+    """Return the command with the executables of this environment, even if its `bin` is not in PATH."""
     if program in ("env", "python"):
-        return [sys.executable if word == "python" else word for word in (program, *words)]
+        return [sys.executable if arg == "python" else arg for arg in (program, *args)]
     script = Path(sys.executable).with_name(program)
     if os.access(script, os.X_OK):
-        return [str(script), *words]
+        return [str(script), *args]
     module = [] if program == "buckeye" else [program]
-    return [sys.executable, "-m", "buckeye", *module, *words]
+    return [sys.executable, "-m", "buckeye", *module, *args]

@@ -1,4 +1,4 @@
-"""Results of the demonstration: table, model card, summary."""
+"""Write the results of the demonstration: table, model card, summary."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def write_results(paths: DemoPaths, *, seconds: float) -> str:
         read_held_out_tasks(paths.rollouts("before")),
         read_held_out_tasks(paths.rollouts("after")),
     )
-    measured = read_json(paths.settings("after"))
-    environment = load_environment(ENVIRONMENT, **measured["args"])
-    rows = make_rows(before, after, asyncio.run(measure_baselines(environment, measured["split"], after)))
+    settings = read_json(paths.settings("after"))
+    environment = load_environment(ENVIRONMENT, **settings["args"])
+    rows = make_rows(before, after, asyncio.run(measure_baselines(environment, settings["split"], after)))
     write_file(paths.root / "summary.json", json.dumps(_summary(rows, seconds), indent=1))
     table = exact_table(rows)
     _export_model(paths, table)
@@ -34,11 +34,11 @@ def write_results(paths: DemoPaths, *, seconds: float) -> str:
 
 
 def _summary(rows: Sequence[HeldOutRow], seconds: float) -> dict[str, Any]:
-    everything = rows[-1]
+    total = rows[-1]
     return {
-        "before": _score(everything.before),
-        "after": _score(everything.after),
-        "content_free": {"exact": everything.baseline},
+        "before": _score(total.before),
+        "after": _score(total.after),
+        "content_free": {"exact": total.baseline},
         "families": {
             row.label: {"before": _score(row.before), "after": _score(row.after)}
             for row in rows
@@ -55,12 +55,12 @@ def _score(exact: Estimate | None) -> dict[str, Any] | None:
 def _export_model(paths: DemoPaths, table: str) -> None:
     source = weights(paths.rl, "train.toml")
 
-    def fill(directory: Path) -> None:
+    def write_files(directory: Path) -> None:
         shutil.copytree(source, directory, dirs_exist_ok=True)
         (directory / "manifest.json").unlink(missing_ok=True)
         (directory / "README.md").write_text(model_card(table), encoding="utf-8")
 
-    write_directory(paths.model, fill, replace=True)
+    write_directory(paths.model, write_files, replace=True)
 
 
 def model_card(table: str) -> str:
@@ -72,17 +72,17 @@ tags: [reinforcement-learning, dakota, buckeye]
 ---
 # A small model of Dakota grammar
 
-A small Qwen3-architecture model, made and trained from nothing by `buckeye demo`
+A small Qwen3-architecture model, trained from random weights by `buckeye demo`
 (Buckeye {__version__}): a warm start on generated question-answer pairs, then reinforcement learning against
 the deterministic grader of the `dakota1890` environment.
 
-Exact match in per cent on held-out tasks, greedy decoding, with 95 % intervals that take tasks about the same
-words as one observation. *No content* is the best policy that never looks at what is asked.
+Exact match in per cent on held-out tasks, greedy decoding, with 95 % intervals. Tasks about the same words
+count as one observation. *No content* is the best policy that does not read the task.
 
 ```
 {table}
 ```
 
 The Dakota forms follow a grammar and dictionary printed in the nineteenth century. They are historical Santee
-Dakota and have not been checked by speakers. The model knows nothing but these exercises.
+Dakota and have not been checked by speakers. The model was trained only on these exercises.
 """

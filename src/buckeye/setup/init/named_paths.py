@@ -1,4 +1,4 @@
-"""Folders and files in a command line: find them, and copy them so that tools can be tried on the copies."""
+"""Find folders and files in a command line, and copy them, so that tools can be tried on the copies."""
 
 from __future__ import annotations
 
@@ -20,91 +20,113 @@ _LAUNCHERS = {
     "yarn", "x",
 }  # fmt: skip
 _PYTHON = re.compile(r"(python|pypy)[\d.]*")
-_WITH_VALUE = {
+_OPTIONS_WITH_VALUE = {
     "-m", "-W", "-X", "-p", "-r", "--directory", "--project", "--from", "--with", "--with-editable",
     "--with-requirements", "--python", "--package", "--index", "--index-url", "--extra-index-url",
     "--require", "--import", "--loader", "--env-file", "--default-index", "--find-links",
 }  # fmt: skip
-_BEFORE = re.compile(r"(--?[\w-]+=|\w+=)?(sqlite:///|file://)?")
+_PREFIX = re.compile(r"(--?[\w-]+=|\w+=)?(sqlite:///|file://)?")
 _MOUNT = re.compile(r"(?:type=bind,)?(?:src=|source=)?(?P<path>[^:,]+)(?P<rest>[:,].+)")
-_KEYS = [".env", ".env.*", ".netrc", "_netrc", ".npmrc", ".pypirc", ".git-credentials", ".pgpass", ".ssh"]
-_KEYS += [".aws", ".gnupg", ".kube", ".docker", "id_rsa", "id_ed25519", "*.pem", "*.p12", "*.pfx", "*.key"]
-_NO_KEYS = (".env.example", ".env.sample", ".env.template")
-_MOST_BYTES, _MOST_FILES = 200_000_000, 20_000
+_KEY_FILES = [
+    ".env",
+    ".env.*",
+    ".netrc",
+    "_netrc",
+    ".npmrc",
+    ".pypirc",
+    ".git-credentials",
+    ".pgpass",
+    ".ssh",
+]
+_KEY_FILES += [
+    ".aws",
+    ".gnupg",
+    ".kube",
+    ".docker",
+    "id_rsa",
+    "id_ed25519",
+    "*.pem",
+    "*.p12",
+    "*.pfx",
+    "*.key",
+]
+_EXAMPLE_FILES = (".env.example", ".env.sample", ".env.template")
+_MAX_BYTES, _MAX_FILES = 200_000_000, 20_000
 
 
-def program_index(words: Sequence[str]) -> int:
+def program_index(argv: Sequence[str]) -> int:
     """Return the index of the program in a command line.
 
     The program is the module, package or script that `python`, `npx`, `uv run` and the like start.
     """
-    at = 0
-    while at < len(words) - 1:
-        word = words[at]
-        if word == "-m" or word in _WITH_VALUE:
-            if word == "-m":
-                return at + 1
-            at += 2
-        elif word.startswith("-") or _is_launcher(word) or re.match(r"\w+=", word):
-            at += 1
+    index = 0
+    while index < len(argv) - 1:
+        arg = argv[index]
+        if arg == "-m":
+            return index + 1
+        if arg in _OPTIONS_WITH_VALUE:
+            index += 2
+        elif arg.startswith("-") or _is_launcher(arg) or re.match(r"\w+=", arg):
+            index += 1
         else:
             break
-    return min(at, len(words) - 1)
+    return min(index, len(argv) - 1)
 
 
-def _is_launcher(word: str) -> bool:
-    name = Path(word).name
+def _is_launcher(arg: str) -> bool:
+    name = Path(arg).name
     return name in _LAUNCHERS or _PYTHON.fullmatch(name) is not None
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class PortableCommand:
     """A command line with `{workdir}` in place of its paths, and these paths by their name in that folder."""
 
-    words: tuple[str, ...]
+    argv: tuple[str, ...]
     paths: dict[str, Path]
 
 
-def named_paths(words: Sequence[str]) -> Named:
+def named_paths(argv: Sequence[str]) -> PortableCommand:
     """Find the folders and files in the arguments of a command, without its own program."""
-    program, made, paths = program_index(words), list(words), dict[str, Path]()
-    for at, word in enumerate(words):
-        if at <= program and not re.match(r"[A-Z_]+=", word):
+    program, portable_argv, paths = program_index(argv), list(argv), dict[str, Path]()
+    is_container = Path(argv[0]).name in ("docker", "podman")
+    for index, arg in enumerate(argv):
+        if index <= program and not re.match(r"[A-Z_]+=", arg):
             continue
-        of_a_flag = at > 0 and words[at - 1].startswith("--")
-        found = _path_in(word, of_a_flag=of_a_flag, mount=Path(words[0]).name in ("docker", "podman"))
-        if found is not None:
-            before, path, after = found
-            made[at] = before + _placed(path, paths) + after
-    return Named(tuple(made), paths)
+        follows_flag = index > 0 and argv[index - 1].startswith("--")
+        parts = _split_path(arg, follows_flag=follows_flag, is_container=is_container)
+        if parts is not None:
+            before, path, after = parts
+            portable_argv[index] = before + _workdir_path(path, paths) + after
+    return PortableCommand(tuple(portable_argv), paths)
 
 
-def _path_in(word: str, *, of_a_flag: bool, mount: bool) -> tuple[str, Path, str] | None:
+def _split_path(arg: str, *, follows_flag: bool, is_container: bool) -> tuple[str, Path, str] | None:
     """Return the text before a path in an argument, the path, and the text after it; None without a path.
 
-    A bare name of an existing file counts only after a flag. Elsewhere it is more likely a command of the
-    server.
+    A bare name of an existing file counts only after a flag. In other positions it is more likely a command
+    of the server.
     """
-    match = _BEFORE.match(word)
+    match = _PREFIX.match(arg)
     before = match[0] if match is not None else ""
-    rest, after = word[len(before) :], ""
-    if mount and (volume := _MOUNT.fullmatch(rest)) is not None:
+    rest, after = arg[len(before) :], ""
+    if is_container and (volume := _MOUNT.fullmatch(rest)) is not None:
         before, rest, after = before + rest[: volume.start("path")], volume["path"], volume["rest"]
     path = Path(rest).expanduser()
     if not rest or rest.startswith("-") or len(rest) > 4096:
         return None
     path = Path(os.path.abspath(path))
-    whole = rest.startswith(("/", "~"))
-    written = of_a_flag or "/" in rest or rest in (".", "..") or bool(path.suffix) or bool(before)
+    is_absolute = rest.startswith(("/", "~"))
+    looks_like_path = follows_flag or "/" in rest or rest in (".", "..") or bool(path.suffix) or bool(before)
     if os.path.exists(path) and not (path.is_dir() or path.is_file()):
         return None  # a device, a pipe, a socket
-    is_there = written and os.path.exists(path)
-    may_be_made = whole and path.parent != Path("/") and path.parent.is_dir()
-    return (before, path, after) if is_there or may_be_made else None
+    is_existing = looks_like_path and os.path.exists(path)
+    may_be_created = is_absolute and path.parent != Path("/") and path.parent.is_dir()
+    return (before, path, after) if is_existing or may_be_created else None
 
 
-def _placed(path: Path, paths: dict[str, Path]) -> str:
-    """Return the place of a path in `{workdir}`; add it to `paths`, unless one of them contains it."""
+def _workdir_path(path: Path, paths: dict[str, Path]) -> str:
+    """Return the path of a copy in `{workdir}`; add it to `paths`, unless one of them contains it."""
     for name, known in paths.items():
         if path.is_relative_to(known):
             return str(Path(WORKDIR, name, path.relative_to(known)))
@@ -119,35 +141,35 @@ def _placed(path: Path, paths: dict[str, Path]) -> str:
 
 @dataclass(slots=True)
 class Copy:
-    """Counts of the copied files and bytes, and the names that were left out."""
+    """Counts of the copied files and bytes, of files above the limit, and the names that were left out."""
 
     files: int = 0
     bytes: int = 0
-    cut: int = 0
-    left: set[str] = field(default_factory=set)
+    above_limit: int = 0
+    excluded: set[str] = field(default_factory=set)
 
     def __str__(self) -> str:
-        left = [f"without {name}" for name in sorted(self.left)]
-        left += [f"{self.cut} files more are too much to copy"] if self.cut else []
-        return "; ".join([f"{counted(self.files, 'file')}, {human_bytes(self.bytes)}", *left])
+        notes = [f"without {name}" for name in sorted(self.excluded)]
+        notes += [f"without {counted(self.above_limit, 'file')} above the limit"] if self.above_limit else []
+        return "; ".join([f"{counted(self.files, 'file')}, {human_bytes(self.bytes)}", *notes])
 
     def file(self, source: str, target: str) -> None:
         """Copy one file, unless the total would exceed the limits."""
         size = os.stat(source).st_size
-        if self.files >= _MOST_FILES or self.bytes + size > _MOST_BYTES:
-            self.cut += 1
+        if self.files >= _MAX_FILES or self.bytes + size > _MAX_BYTES:
+            self.above_limit += 1
             return
         shutil.copy2(source, target)
         self.files, self.bytes = self.files + 1, self.bytes + size
 
-    def left_out(self, root: Path, folder: str, names: list[str]) -> set[str]:
+    def exclude(self, root: Path, folder: str, names: list[str]) -> set[str]:
         """Return the names in a folder below `root` to leave out: keys, git's settings, links out of it."""
         keys = {name for name in names if _is_key(name)}
         hooks = {"hooks", "config"} & set(names) if "HEAD" in names else set()
         outside = {name for name in names if _leads_out(Path(folder, name), root)} - keys
-        self.left |= keys
-        self.left |= {"git's configuration and hooks"} if hooks else set()
-        self.left |= {"links and mounts that lead out of it"} if outside else set()
+        self.excluded |= keys
+        self.excluded |= {"git's configuration and hooks"} if hooks else set()
+        self.excluded |= {"links and mounts to other folders"} if outside else set()
         return keys | hooks | outside
 
 
@@ -157,13 +179,13 @@ def copy_without_keys(source: Path, target: Path) -> Copy:
     Leaves out everything that gives access beyond it: keys, links out of it, and git's configuration and
     hooks. Raises OSError if it cannot be read at all.
     """
-    done = Copy()
+    copy = Copy()
     if not source.is_dir():
-        done.file(str(source), str(target))
-        return done
-    ignore = functools.partial(done.left_out, source)
-    shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=done.file)
-    return done
+        copy.file(str(source), str(target))
+        return copy
+    ignore = functools.partial(copy.exclude, source)
+    shutil.copytree(source, target, symlinks=True, ignore=ignore, copy_function=copy.file)
+    return copy
 
 
 def _leads_out(path: Path, root: Path) -> bool:
@@ -177,4 +199,4 @@ def _leads_out(path: Path, root: Path) -> bool:
 
 
 def _is_key(name: str) -> bool:
-    return name not in _NO_KEYS and any(fnmatch.fnmatch(name, pattern) for pattern in _KEYS)
+    return name not in _EXAMPLE_FILES and any(fnmatch.fnmatch(name, pattern) for pattern in _KEY_FILES)

@@ -1,4 +1,4 @@
-"""Output of `buckeye rl init`."""
+"""Texts that `buckeye rl init` prints."""
 
 from __future__ import annotations
 
@@ -16,55 +16,54 @@ def summary_text(generated: GeneratedConfig, path: Path, files: Path | None) -> 
     plan = generated.plan
     lines = [f"{path}: {counted(len(plan.actions), 'action')}, and done()"]
     if files is not None:
-        lines.append(f"{files}: what every rollout begins with")
+        lines.append(f"{files}: copied for every rollout")
     if plan.flagged:
-        lines.append(f"not mapped, to be looked at: {', '.join(one.action.name for one in plan.flagged)}")
+        lines.append(f"not mapped, check: {', '.join(flagged.action.name for flagged in plan.flagged)}")
     lines += [f"note: {note}" for note in generated.notes]
     if generated.decisions:
-        lines.append(f"{counted(len(generated.decisions), 'decision')} for you; see CHECK in the file")
+        lines.append(
+            f"{counted(len(generated.decisions), 'decision')} for you: the lines marked CHECK in the file"
+        )
     return "\n".join(lines)
 
 
-def trials_text(proof: TrialResult, shown: str, without: Sequence[str] = ()) -> str:
-    """Return the result of the scripted rollout; `without` is the command that leaves out failed actions."""
-    lines = [f"Scripted rollout on {shown}"]
-    width = max((len(trial.action) for trial in proof.trials), default=0)
-    for trial in proof.trials:
-        what = trial.call if trial.ending in ("worked", "refused", "failed") else ""
-        line = f"  {trial.action:{width}}  {trial.ending:9}  {what}"
+def trials_text(result: TrialResult, environment: str, without_failed: Sequence[str] = ()) -> str:
+    """Return the result of the scripted rollout; `without_failed` is the command without failed actions."""
+    lines = [f"Scripted rollout on {environment}"]
+    width = max((len(trial.action) for trial in result.trials), default=0)
+    for trial in result.trials:
+        call = trial.call if trial.ending in ("worked", "refused", "failed") else ""
+        line = f"  {trial.action:{width}}  {trial.ending:9}  {call}"
         lines.append((line + (f"  {trial.message}" if trial.message else "")).rstrip())
-    if proof.note:
-        lines.append(f"note: {proof.note}")
-    if proof.reward is not None:
-        lines.append(f"  the first task's grading gave {proof.reward:g}")
-    if proof.passed:
-        lines.append("The rollout went through the configuration to the tools, and ended with done().")
+    if result.note:
+        lines.append(f"note: {result.note}")
+    if result.reward is not None:
+        lines.append(f"  reward of the first task: {result.reward:g}")
+    if result.passed:
+        lines.append("Passed: the calls reached the tools, and done() ended the rollout.")
     else:
-        lines.append(f"not proven: {_why(proof, without)}")
+        lines.append(f"Failed: {_failure_text(result, without_failed)}")
     return "\n".join(lines)
 
 
 def next_step_text(path: Path, tasks: Path | None) -> str:
     """Return the next command to type, with `tasks` if they are known."""
     train = ["buckeye", "rl", "--config", str(path), "--dataset", str(tasks or "tasks.json")]
-    return (
-        "Next: train on its tasks, which may be a JSON file or a dataset (`buckeye hf`).\n"
-        f"  {shlex.join(train)}"
-    )
+    return f"Next: train on tasks from a JSON file or a dataset (`buckeye hf`)\n  {shlex.join(train)}"
 
 
-def _why(proof: TrialResult, without: Sequence[str]) -> str:
-    if proof.problem:
-        return f"{proof.problem}\nThe file stays; look at the environment."
-    if proof.failed:
-        failed = "\n".join(f"  {trial.call or trial.action}: {trial.message}" for trial in proof.failed)
-        what, it = ("this call", "it") if len(proof.failed) == 1 else ("these calls", "them")
-        text = f"{what} failed:\n{failed}\nThe file stays. Fix the server, then try again with --force."
-        if without:
-            text += f"\nTo continue without {it}:\n  {shlex.join(without)}"
+def _failure_text(result: TrialResult, without_failed: Sequence[str]) -> str:
+    if result.problem:
+        return f"{result.problem}\nThe configuration was written. Check the environment."
+    if result.failed:
+        calls = "\n".join(f"  {trial.call or trial.action}: {trial.message}" for trial in result.failed)
+        text = f"{counted(len(result.failed), 'call')} did not succeed\n{calls}\n"
+        text += "The configuration was written. Fix the server, then retry with --force."
+        if without_failed:
+            text += f"\nTo continue without the failed actions:\n  {shlex.join(without_failed)}"
         return text
-    if all(trial.ending == "not tried" for trial in proof.trials):
-        return "no action could be tried. Look at what is marked CHECK in the file, or add --include TOOL."
-    if proof.stop_reason != "done":
-        return f"the rollout ended with {proof.stop_reason}, not with done."
-    return "every tool refused made-up arguments. Name tasks that prepare the environment with --dataset."
+    if all(trial.ending == "not tried" for trial in result.trials):
+        return "no action was tried. Check the lines marked CHECK in the file, or add --include TOOL."
+    if result.stop_reason != "done":
+        return f"the stop reason of the rollout is {result.stop_reason}, not done."
+    return "every tool refused the generated arguments. Add --dataset with tasks that set up the environment."

@@ -52,11 +52,12 @@ class PreparedConfig:
 
     def command_without(self, actions: Collection[str]) -> tuple[str, ...]:
         """Return the command that generates it without these actions; () if no actions would be left."""
-        left_out = [one.tool.name for one in self.generated.plan.actions if one.name in actions]
-        if len(left_out) == len(self.generated.plan.actions):
+        planned = self.generated.plan.actions
+        tools = [action.tool.name for action in planned if action.name in actions]
+        if len(tools) == len(planned):
             return ()
-        excluded = [word for tool in left_out for word in ("--exclude", tool)]
-        return (*self.argv, *excluded, "--force")
+        flags = [arg for tool in tools for arg in ("--exclude", tool)]
+        return (*self.argv, *flags, "--force")
 
 
 def prepare_config(
@@ -74,34 +75,34 @@ def prepare_config(
 
     Raises UsageError; if the output file exists already, before anything is started.
     """
-    argv = _argv(env, command, headers or {}, output, tasks, include, exclude)
+    argv = _command_line(env, command, headers or {}, output, tasks, include, exclude)
     if env is None and command is None and tasks is not None:
-        known = read_tasks(tasks)
-        source = source_of_tasks(known)
+        task_list = read_tasks(tasks)
+        source = source_of_tasks(task_list)
     else:
         source = find_source(env, command=command, headers=headers or {})
         tasks = tasks or source.tasks
-        known = read_tasks(tasks) if tasks is not None else []
-        source = with_task_servers(source, known)
-    path = _free_path(output, source, force=force)
+        task_list = read_tasks(tasks) if tasks is not None else []
+        source = with_task_servers(source, task_list)
+    path = _new_path(output, source, force=force)
     files = path.with_name(f"{path.stem}-files") if source.paths else None
     if files is not None:
-        _refuse_taken(files, force=force)
-    apart = with_copies(source)
-    listed = tools_of(apart)
+        _refuse_existing(files, force=force)
+    source = with_copies(source)
+    listed = tools_of(source)
     return PreparedConfig(
-        generated=_generated(apart, choose_tools(listed, include, exclude), files, known, include),
+        generated=_generate(source, choose_tools(listed, include, exclude), files, task_list, include),
         listed=listed,
-        source=apart,
+        source=source,
         path=path,
         files=files,
-        tasks=known,
+        tasks=task_list,
         task_file=tasks,
         argv=argv,
     )
 
 
-def _argv(
+def _command_line(
     env: str | None,
     command: str | None,
     headers: Mapping[str, str],
@@ -111,10 +112,10 @@ def _argv(
     exclude: Sequence[str],
 ) -> tuple[str, ...]:
     """Return the command line with these arguments."""
-    given = [("--command", command), ("--output", output), ("--dataset", tasks)]
-    given += [("--header", f"{name}={value}") for name, value in headers.items()]
-    given += [("--include", tool) for tool in include] + [("--exclude", tool) for tool in exclude]
-    flags = [word for flag, value in given if value is not None for word in (flag, str(value))]
+    options = [("--command", command), ("--output", output), ("--dataset", tasks)]
+    options += [("--header", f"{name}={value}") for name, value in headers.items()]
+    options += [("--include", tool) for tool in include] + [("--exclude", tool) for tool in exclude]
+    flags = [arg for flag, value in options if value is not None for arg in (flag, str(value))]
     return ("buckeye", "rl", "init", *([env] if env is not None else []), *flags)
 
 
@@ -126,16 +127,19 @@ def read_tasks(file: Path) -> list[McpTask]:
 
 
 def tools_of(source: EnvironmentSource) -> list[ToolEntry]:
-    """Return the tools that an environment announces. Raises McpEnvironmentError, or an error of its runtime."""
+    """Return the tools that an environment announces.
+
+    Raises McpEnvironmentError, or an error of its runtime.
+    """
     if source.tools is not None:
         return list(source.tools)
     program = source.task_server.command if isinstance(source.task_server, StdioServer) else ""
     seconds = DefaultsConfig().setup_timeout * (5 if Path(program).name in _FETCHERS else 1)
-    with status_line(f"waiting for {source.display_name} to start and tell its tools, at most {seconds:g} s"):
+    with status_line(f"waiting for {source.display_name} to start and list its tools, at most {seconds:g} s"):
         return asyncio.run(timed_tools(source, seconds))[0]
 
 
-def _generated(
+def _generate(
     source: EnvironmentSource,
     tools: list[ToolEntry],
     files: Path | None,
@@ -143,7 +147,7 @@ def _generated(
     requested: Sequence[str],
 ) -> GeneratedConfig:
     calls = [call for task in tasks for call in (*task.setup_tool, *task.evaluate_tool)]
-    made = generate_config(
+    generated = generate_config(
         source.environment,
         tools,
         setup_tools={call.name for task in tasks for call in task.setup_tool},
@@ -156,17 +160,17 @@ def _generated(
         files=files.name if files is not None else None,
         workdir_path=f"{WORKDIR}/{next(iter(source.paths))}" if len(source.paths) == 1 else None,
     )
-    return replace(made, notes=(*source.notes, *made.notes))
+    return replace(generated, notes=(*source.notes, *generated.notes))
 
 
 def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
     """Return the arguments that have the same value in all calls that set them."""
     values: dict[str, set[str | int]] = {}
-    for one in arguments:
-        for name, value in one.items():
+    for call_arguments in arguments:
+        for name, value in call_arguments.items():
             if isinstance(value, str | int):
                 values.setdefault(name, set()).add(value)
-    return {name: next(iter(found)) for name, found in values.items() if len(found) == 1}
+    return {name: next(iter(distinct)) for name, distinct in values.items() if len(distinct) == 1}
 
 
 def try_config(prepared: PreparedConfig, config: GymConfig, *, try_all: bool) -> TrialResult:
@@ -179,15 +183,16 @@ def try_config(prepared: PreparedConfig, config: GymConfig, *, try_all: bool) ->
         return TrialResult((), problem=str(error))
 
 
-def _free_path(output: Path | None, source: EnvironmentSource, *, force: bool) -> Path:
+def _new_path(output: Path | None, source: EnvironmentSource, *, force: bool) -> Path:
     name = re.sub(r"[^\w.\-]+", "-", source.environment.name).strip("-.") or "env"
     path = output or Path("configs", f"{name}.yaml")
     if path.is_dir():
-        raise UsageError(f"{path} is a folder: name a file with -o")
-    _refuse_taken(path, force=force)
+        raise UsageError(f"{path} is a folder", code="BK-FILE-EXISTS", hint="Name a file with -o")
+    _refuse_existing(path, force=force)
     return path
 
 
-def _refuse_taken(path: Path, *, force: bool) -> None:
+def _refuse_existing(path: Path, *, force: bool) -> None:
     if os.path.lexists(path) and not force:
-        raise UsageError(f"{path} exists already. Add --force to replace it, or name another file with -o.")
+        hint = "Add --force to replace it, or name another file with -o"
+        raise UsageError(f"{path} exists", code="BK-FILE-EXISTS", hint=hint)

@@ -30,15 +30,15 @@ from buckeye.setup.init.trial_server import trial_task
 Ending = Literal["worked", "refused", "failed", "not tried", "held back"]
 """How the trial of an action ended.
 
-`refused`: the tool answered with an error, as it may to made-up arguments. `failed`: the call did not reach
-the tool, or the environment broke. `not tried`: no arguments can be made up for it. `held back`: the tool
+`refused`: the tool replied with an error, as it may to generated arguments. `failed`: the call did not reach
+the tool, or the environment failed. `not tried`: no arguments can be generated. `held back`: the tool
 announces that it is destructive or acts on the outside world, or it may change data without a copy.
 """
 
 _HINTS = ("destructiveHint", "openWorldHint")
 _CALL_SECONDS = 20.0
-_SECONDS = 300.0
-_LONGEST_SAID = 160
+_TIMEOUT_SECONDS = 300.0
+_MAX_MESSAGE_LENGTH = 160
 _REFUSAL = re.compile(r'error|\{\s*"(?:error"|(?:success|ok)":\s*false|status":\s*"(?:error|fail))', re.I)
 
 
@@ -68,7 +68,7 @@ class TrialResult:
 
     @property
     def failed(self) -> tuple[ActionTrial, ...]:
-        """Actions whose call did not reach the tool, or broke the environment."""
+        """Actions whose call did not reach the tool, or made the environment fail."""
         return tuple(trial for trial in self.trials if trial.ending == "failed")
 
     @property
@@ -89,34 +89,35 @@ async def try_actions(
     *,
     try_all: bool,
 ) -> TrialResult:
-    """Run every action with made-up arguments, then `done`.
+    """Run every action with generated arguments, then `done`.
 
     `task` defines setup and grading. Without one, or if it uses tools of another server for them, `setup` is
-    called with made-up arguments if that tool exists, and the rollout is not graded. Tools that announce that
-    they are destructive or act on the outside world are called only with `try_all`.
+    called with generated arguments if that tool exists, and the rollout is not graded. Tools that announce
+    that they are destructive or act on the outside world are called only with `try_all`.
     """
     limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
     files = task.files if task is not None and task.files is not None else config.files
     config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits), "files": files})
     by_name = {tool.name: tool for tool in tools}
-    place = _place(config.files)
+    sample_path = _sample_path(config.files)
     trials: dict[str, ActionTrial] = {}
     pending: list[tuple[str, str]] = []
     for action in config.actions.values():
         if action.tool is not None:
             tool = by_name.get(action.tool)
-            calls, trial = _prepared(action, tool, config, place)
-            if tool is not None and not try_all and (reason := _held_back(tool, source.uncopied_address)):
+            calls, trial = _prepare_calls(action, tool, config, sample_path)
+            reason = "" if tool is None or try_all else _held_back_reason(tool, source.uncopied_address)
+            if reason:
                 calls, trial = [], ActionTrial(action.name, "", "held back", f"{reason}; --try-all calls it")
             pending += [(action.name, call) for call in calls]
             trials[action.name] = trial
-    play = _Play(config, source, trials, pending, _calls(task, by_name))
+    runner = _TrialRunner(config, source, trials, pending, _task_calls(task, by_name))
     try:
-        async with asyncio.timeout(_SECONDS):
-            await play.run()
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            await runner.run()
     except TimeoutError:
-        play.problem = f"it did not end within {_SECONDS:g} s"
-    return TrialResult(tuple(trials.values()), play.stop_reason, play.reward, play.problem, play.note)
+        runner.problem = f"the rollout did not end within {_TIMEOUT_SECONDS:g} s"
+    return TrialResult(tuple(trials.values()), runner.stop_reason, runner.reward, runner.problem, runner.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +126,23 @@ class _TaskCalls:
 
     setup: list[ToolCall]
     evaluate: list[ToolCall]
-    made_up: bool
+    is_generated: bool
 
 
-def _calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> _TaskCalls:
+def _task_calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> _TaskCalls:
     if task is not None and {call.name for call in (*task.setup_tool, *task.evaluate_tool)} <= set(tools):
-        return _TaskCalls(task.setup_tool, task.evaluate_tool, made_up=False)
+        return _TaskCalls(task.setup_tool, task.evaluate_tool, is_generated=False)
     setup = tools.get("setup")
     try:
         arguments = make_example(setup.input_schema, setup.input_schema or {}) if setup is not None else None
     except NoExampleError:
         arguments = None
     calls = [ToolCall(name="setup", arguments=arguments or {})] if setup is not None else []
-    return _TaskCalls(calls, [], made_up=True)
+    return _TaskCalls(calls, [], is_generated=True)
 
 
 @dataclass(slots=True)
-class _Play:
+class _TrialRunner:
     """Runs rollouts until every call was made; one suffices unless the environment ends it early."""
 
     _config: GymConfig
@@ -158,23 +159,23 @@ class _Play:
         """Run the rollouts; the attributes and the trials hold the results."""
         while not self.problem and self.stop_reason != "done":
             before = len(self._pending)
-            policy = _Script(self._pending, self._trials)
+            policy = _ScriptedPolicy(self._pending, self._trials)
             outcome = await self._rollout(policy)
             self.stop_reason = outcome.stop_reason
             if outcome.error is None:
                 self.reward = outcome.components.get("task_completion") if self._calls.evaluate else None
                 if len(self._pending) == before and outcome.stop_reason != "done":
-                    self.problem = f"a rollout ended at once ({outcome.stop_reason})"
-            elif outcome.stop_reason == "setup_failed" and self._calls.made_up and self._calls.setup:
-                self.note = f"setup refuses made-up arguments: {_said(outcome.error)}"
-                self._calls = _TaskCalls([], [], made_up=True)
-            elif not policy.broke(outcome.error):
+                    self.problem = f"the rollout ended before the first call ({outcome.stop_reason})"
+            elif outcome.stop_reason == "setup_failed" and self._calls.is_generated and self._calls.setup:
+                self.note = f"setup refused the generated arguments: {_short_line(outcome.error)}"
+                self._calls = _TaskCalls([], [], is_generated=True)
+            elif not policy.record_failure(outcome.error):
                 self.problem = outcome.error
-            if policy.broken:
-                policy.explain(outcome.explanations.get(SERVER_LOST, ""))
+            if policy.failed_action:
+                policy.add_server_exit(outcome.explanations.get(SERVER_LOST, ""))
                 self.stop_reason = ""  # the remaining calls need a new server
 
-    async def _rollout(self, policy: _Script) -> Outcome:
+    async def _rollout(self, policy: _ScriptedPolicy) -> Outcome:
         async with trial_task(self._source) as task:
             calls = {"setup_tool": self._calls.setup, "evaluate_tool": self._calls.evaluate}
             task = task.model_copy(update=calls)
@@ -182,55 +183,56 @@ class _Play:
             return await environment.rollout(environment.tasks(TRAIN)[0], policy)
 
 
-class _Script:
+class _ScriptedPolicy:
     """A policy that makes the calls, records the result of each, and then ends the rollout."""
 
     def __init__(self, pending: list[tuple[str, str]], trials: dict[str, ActionTrial]) -> None:
         self._pending, self._trials = pending, trials
-        self._made: tuple[str, str] | None = None
-        self.broken = ""
-        """The action whose call broke its server, or ""."""
+        self._current: tuple[str, str] | None = None  # action and call
+        self.failed_action = ""
+        """The action whose call ended its server, or ""."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Return the next call."""
         del tools
-        if self._made is not None:
-            self._note(str(messages[-1]["content"]))
+        if self._current is not None:
+            self._record_result(str(messages[-1]["content"]))
         while self._pending and self._trials[self._pending[0][0]].ending == "worked":
             self._pending.pop(0)
-        self._made = self._pending.pop(0) if self._pending and not self.broken else None
-        call = self._made[1] if self._made is not None else f"{DONE}()"
+        self._current = self._pending.pop(0) if self._pending and not self.failed_action else None
+        call = self._current[1] if self._current is not None else f"{DONE}()"
         text = f"<think>I try this.</think><tool>{call}</tool>"
-        if self._made is not None:  # stays if the rollout ends with this call, without an answer
-            self._trials[self._made[0]] = ActionTrial(*self._made, "worked", "ended the rollout")
+        if self._current is not None:  # final if the rollout ends with this call, without a result
+            self._trials[self._current[0]] = ActionTrial(*self._current, "worked", "ended the rollout")
         return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
 
-    def broke(self, error: str) -> bool:
+    def record_failure(self, error: str) -> bool:
         """Record an error of the environment for the current call; return False without such a call."""
-        if self._made is None:
+        if self._current is None:
             return False
-        self._trials[self._made[0]] = ActionTrial(*self._made, "failed", _said(error))
+        self._trials[self._current[0]] = ActionTrial(*self._current, "failed", _short_line(error))
         return True
 
-    def explain(self, lost: str) -> None:
-        """Add how the server ended, which the model does not see, to the call that broke it."""
-        if lost:
-            trial = self._trials[self.broken]
-            self._trials[self.broken] = replace(trial, message=_said(lost.rpartition("): ")[2]))
+    def add_server_exit(self, explanation: str) -> None:
+        """Add the exit of the server, which the model does not see, to the call that caused it."""
+        if explanation:
+            trial = self._trials[self.failed_action]
+            message = _short_line(explanation.rpartition("): ")[2])
+            self._trials[self.failed_action] = replace(trial, message=message)
 
-    def _note(self, answer: str) -> None:
-        assert self._made is not None
-        said = answer.removeprefix("<result>").removesuffix("</result>").strip()
-        ending: Ending = "refused" if _REFUSAL.match(said) else "worked"
-        self.broken = self._made[0] if reports_server_failure(said) else ""
-        if self.broken or said.startswith("Invalid tool call"):
+    def _record_result(self, content: str) -> None:
+        assert self._current is not None
+        result = content.removeprefix("<result>").removesuffix("</result>").strip()
+        ending: Ending = "refused" if _REFUSAL.match(result) else "worked"
+        self.failed_action = self._current[0] if reports_server_failure(result) else ""
+        if self.failed_action or result.startswith("Invalid tool call"):
             ending = "failed"
-        shown = "" if ending == "worked" else _said(said)
-        self._trials[self._made[0]] = ActionTrial(*self._made, ending, shown)
+        message = "" if ending == "worked" else _short_line(result)
+        self._trials[self._current[0]] = ActionTrial(*self._current, ending, message)
 
 
-def _prepared(
-    action: Action, tool: ToolEntry | None, config: GymConfig, place: str
+def _prepare_calls(
+    action: Action, tool: ToolEntry | None, config: GymConfig, sample_path: str
 ) -> tuple[list[str], ActionTrial]:
     """Return the calls to try for an action, and its preliminary result; check that each parses and binds."""
     schema = (tool.input_schema if tool is not None else None) or {}
@@ -240,22 +242,22 @@ def _prepared(
     try:
         values = {given: make_example(known.get(name), schema) for name, given in needed}
     except NoExampleError as error:
-        return [], ActionTrial(action.name, "", "not tried", f"no arguments can be made up: {error}")
-    shown = {n: "example".ljust(len(v), "s") if _is_filler(v) else v for n, v in values.items()}
-    if place:
-        shown |= {n: place for n, v in values.items() if PATH_NAME.search(n) and _is_filler(v)}
-    call = f"{action.name}({', '.join(map(format_literal, shown.values()))})"
-    if problem := _unusable(call, config, {action.tool or "": schema}):
+        return [], ActionTrial(action.name, "", "not tried", f"cannot generate arguments: {error}")
+    arguments = {n: "example".ljust(len(v), "s") if _is_filler(v) else v for n, v in values.items()}
+    if sample_path:
+        arguments |= {n: sample_path for n, v in values.items() if PATH_NAME.search(n) and _is_filler(v)}
+    call = f"{action.name}({', '.join(map(format_literal, arguments.values()))})"
+    if problem := _rejection_reason(call, config, {action.tool or "": schema}):
         return [], ActionTrial(action.name, call, "failed", problem)
-    return [call], ActionTrial(action.name, call, "not tried", "the rollout ended before")
+    return [call], ActionTrial(action.name, call, "not tried", "the rollout ended earlier")
 
 
-def _held_back(tool: ToolEntry, reaches: str) -> str:
+def _held_back_reason(tool: ToolEntry, uncopied_address: str) -> str:
     """Return the reason why a tool is not called without `try_all`, or ""."""
-    if (hint := next((one for one in _HINTS if has_hint(tool, one)), None)) is not None:
-        return f"it announces {hint}"
-    if reaches and not has_hint(tool, "readOnlyHint"):
-        return f"it may change what is at {reaches}, of which there is no copy"
+    if (hint := next((hint for hint in _HINTS if has_hint(tool, hint)), None)) is not None:
+        return f"announces {hint}"
+    if uncopied_address and not has_hint(tool, "readOnlyHint"):
+        return f"may change data at {uncopied_address}, which is not a copy"
     return ""
 
 
@@ -264,17 +266,17 @@ def _is_filler(value: Any) -> bool:
     return isinstance(value, str) and bool(value) and not value.strip(".")
 
 
-def _place(files: str | None) -> str:
+def _sample_path(files: str | None) -> str:
     """Return the first entry of a rollout's folder, to use as a path argument; "" if it has none."""
     names = sorted(path.name for path in Path(files).glob("[!.]*")) if files is not None else []
     return f"{WORKDIR}/{names[0]}" if names else ""
 
 
-def _unusable(call: str, config: GymConfig, schemas: Mapping[str, Mapping[str, Any]]) -> str:
+def _rejection_reason(call: str, config: GymConfig, schemas: Mapping[str, Mapping[str, Any]]) -> str:
     """Return the reason why the configuration rejects a call, or ""."""
     parsed = parse_reply(f"<think>I try this.</think><tool>{call}</tool>", config.parser, config.actions)
     if parsed.problems or not parsed.calls:
-        return str(parsed.problems[0]) if parsed.problems else "no call was read"
+        return str(parsed.problems[0]) if parsed.problems else "no call found"
     try:
         bind_call(parsed.calls[0], config.actions, schemas)
     except ActionError as error:
@@ -282,6 +284,6 @@ def _unusable(call: str, config: GymConfig, schemas: Mapping[str, Mapping[str, A
     return ""
 
 
-def _said(text: str) -> str:
+def _short_line(text: str) -> str:
     line = sanitize_text(text)
-    return line if len(line) <= _LONGEST_SAID else f"{line[:_LONGEST_SAID]}…"
+    return line if len(line) <= _MAX_MESSAGE_LENGTH else f"{line[:_MAX_MESSAGE_LENGTH]}…"

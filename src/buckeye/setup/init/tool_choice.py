@@ -1,4 +1,4 @@
-"""Choice of an environment's tools for the model, and of the parameters of their actions."""
+"""Choose the tools of an environment for the model, and the parameters of their actions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEAK = {
 }  # fmt: skip
 _DESTRUCTION = {"delete", "drop", "destroy", "wipe", "purge", "truncate"}
 _POWER = {"shell", "bash", "exec", "eval", "terminal", "subprocess"}
-_SAID = re.compile(
+_DESCRIPTION = re.compile(
     r"\b(admin(?:istrator|istrative)?s?(?: only)?|for debugging|debug only|ground.truth|"
     r"(?:correct|right|expected|hidden) answers?|the solution|"
     r"resets? the (?:environment|game|state|episode|task|world)|irreversibl[ey]|"
@@ -109,18 +109,19 @@ def choose_tools(
     names = [tool.name for tool in tools]
     for flag, patterns in (("--include", include), ("--exclude", exclude)):
         for pattern in patterns:
-            if not any(_fits(name, [pattern]) for name in names):
-                all_names = f" There are: {', '.join(map(sanitize_text, names))}."
-                near = did_you_mean(closest(pattern, names)) or all_names
-                raise UsageError(f"{flag} {pattern}: no tool is called so.{near}")
-    kept = [tool for tool in tools if not include or _fits(tool.name, include)]
-    kept = [tool for tool in kept if not _fits(tool.name, exclude)]
-    if not kept:
-        raise UsageError("--include and --exclude leave no tool")
-    return kept
+            if not any(_matches(name, [pattern]) for name in names):
+                all_names = f"Use one of: {', '.join(map(sanitize_text, names))}"
+                hint = did_you_mean(closest(pattern, names)).strip() or all_names
+                raise UsageError(f"{flag}: no tool matches {pattern!r}", code="BK-CLI-ARGUMENT", hint=hint)
+    chosen = [tool for tool in tools if not include or _matches(tool.name, include)]
+    chosen = [tool for tool in chosen if not _matches(tool.name, exclude)]
+    if not chosen:
+        message = "no tool is left after --include and --exclude"
+        raise UsageError(message, code="BK-CLI-CONFLICT", hint="Exclude fewer tools")
+    return chosen
 
 
-def _fits(name: str, patterns: Sequence[str]) -> bool:
+def _matches(name: str, patterns: Sequence[str]) -> bool:
     return name in patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
@@ -136,10 +137,10 @@ def plan_actions(
 ) -> ActionPlan:
     """Return the plan for these tools.
 
-    Tasks use the tools `setup_tools` for setup and `grading_tools` for grading. `requested` has names or patterns of
-    tools that the user requested, which are never flagged. Destructive tools are harmless if they act on
-    files that are `private` to a rollout. An argument that every action requires, and that denotes where it
-    acts, gets its value from `values`, by name, or is the `workdir_path`.
+    Tasks use the tools `setup_tools` for setup and `grading_tools` for grading. `requested` has names or
+    patterns of tools that the user requested, which are never flagged. Destructive tools are harmless if they
+    act on files that are `private` to a rollout. An argument that every action requires, and that denotes
+    where it acts, gets its value from `values`, by name, or is the `workdir_path`.
     """
     actions: list[PlannedAction] = []
     flagged: list[FlaggedAction] = []
@@ -147,21 +148,23 @@ def plan_actions(
     taken = {DONE}
     for tool in tools:
         if tool.name.rpartition("/")[2] in RESERVED_TOOLS or tool.name in grading_tools:
-            left_out[tool.name] = "it prepares or grades, which is not for the model"
+            left_out[tool.name] = "reserved for setup and grading"
             continue
-        action = _action(tool, taken)
+        action = _plan_action(tool, taken)
         taken.add(action.name)
         if impossible := [name for name in action.dropped if name in _required(tool)]:
-            left_out[tool.name] = f"its argument {impossible[0]!r} has a name that no action can give"
-        elif _fits(tool.name, requested):
+            left_out[tool.name] = f"the name of its required argument {impossible[0]!r} is not supported"
+        elif _matches(tool.name, requested):
             actions.append(action)
         elif tool.name in setup_tools:
-            flagged.append(FlaggedAction(action, "tasks prepare the environment with it"))
+            flagged.append(FlaggedAction(action, "tasks use it for setup"))
         elif reason := why_flagged(tool, private=private):
             flagged.append(FlaggedAction(action, reason))
         else:
             actions.append(action)
-    return ActionPlan(tuple(actions), tuple(flagged), _context(actions, values, workdir_path), left_out)
+    return ActionPlan(
+        tuple(actions), tuple(flagged), _common_arguments(actions, values, workdir_path), left_out
+    )
 
 
 def has_hint(tool: ToolEntry, hint: str) -> bool:
@@ -174,21 +177,21 @@ def why_flagged(tool: ToolEntry, *, private: bool = False) -> str:
     """Return the reason why the model should perhaps not get a tool, or ""."""
     words = {word.lower() for word in _WORD.findall(tool.name)} | {tool.name.lower().replace("_", "")}
     kinds = (
-        (_LEAK, "may tell the model its answer or its reward"),
-        (_ADMINISTRATION, "looks like administration of the environment"),
-        (set[str]() if private else _DESTRUCTION, "destroys"),
-        (_POWER, "runs commands, and so may reach what grades"),
+        (_LEAK, "may show the model the answer or the reward"),
+        (_ADMINISTRATION, "may administer the environment"),
+        (set[str]() if private else _DESTRUCTION, "may delete data"),
+        (_POWER, "runs commands, and may access the grading"),
     )
-    for vocabulary, meaning in kinds:
-        if found := sorted(words & vocabulary):
-            return f'"{found[0]}" in its name: it {meaning}'
+    for vocabulary, risk in kinds:
+        if risky := sorted(words & vocabulary):
+            return f'"{risky[0]}" in its name: it {risk}'
     if has_hint(tool, "destructiveHint") and not private:
-        return "it is announced as destructive"
-    said = _SAID.search(tool.description)
-    return f'"{" ".join(said[0].split())}" in its description' if said is not None else ""
+        return "announces destructiveHint"
+    match = _DESCRIPTION.search(tool.description)
+    return f'"{" ".join(match[0].split())}" in its description' if match is not None else ""
 
 
-def _action(tool: ToolEntry, taken: Collection[str]) -> PlannedAction:
+def _plan_action(tool: ToolEntry, taken: Collection[str]) -> PlannedAction:
     properties = (tool.input_schema or {}).get("properties")
     properties = properties if isinstance(properties, Mapping) else {}
     required = _required(tool)
@@ -197,11 +200,12 @@ def _action(tool: ToolEntry, taken: Collection[str]) -> PlannedAction:
     for name in ordered:
         if not name or name.startswith("_"):
             continue
-        given_as = _unique(_spelled(name, _PARAMETER), [one.argument_name for one in parameters])
+        taken_names = [parameter.argument_name for parameter in parameters]
+        argument_name = _unique_name(_callable_name(name, _PARAMETER), taken_names)
         schema = properties[name] if isinstance(properties[name], Mapping) else {}
-        parameters.append(Parameter(name, given_as, schema, name in required))
+        parameters.append(Parameter(name, argument_name, schema, name in required))
     return PlannedAction(
-        name=_unique(_spelled(tool.name, _NAME), taken),
+        name=_unique_name(_callable_name(tool.name, _NAME), taken),
         tool=tool,
         parameters=tuple(parameters),
         dropped=tuple(name for name in ordered if not name or name.startswith("_")),
@@ -213,28 +217,28 @@ def _required(tool: ToolEntry) -> list[str]:
     return [str(name) for name in required] if isinstance(required, list) else []
 
 
-def _spelled(name: str, pattern: re.Pattern[str]) -> str:
+def _callable_name(name: str, pattern: re.Pattern[str]) -> str:
     """Return the name, or the closest one that a call can contain."""
     if pattern.fullmatch(name):
         return name
-    spelled = re.sub(r"[^\w.\-]+", "_", name).strip("_") or "tool"
-    return spelled if pattern.fullmatch(spelled) else f"n_{spelled}"
+    replaced = re.sub(r"[^\w.\-]+", "_", name).strip("_") or "tool"
+    return replaced if pattern.fullmatch(replaced) else f"n_{replaced}"
 
 
-def _unique(name: str, taken: Collection[str]) -> str:
+def _unique_name(name: str, taken: Collection[str]) -> str:
     numbered = (f"{name}_{number}" for number in itertools.count(2))
-    return next(one for one in itertools.chain([name], numbered) if one not in taken)
+    return next(candidate for candidate in itertools.chain([name], numbered) if candidate not in taken)
 
 
-def _context(
+def _common_arguments(
     actions: Sequence[PlannedAction], values: Mapping[str, str | int], workdir_path: str | None
 ) -> dict[str, str | int]:
-    required = [{one.name for one in action.parameters if one.required} for action in actions]
+    required = [{p.name for p in action.parameters if p.required} for action in actions]
     if len(actions) < 3:
         return {}
-    found = {}
+    common = {}
     for name in sorted(set.intersection(*required)):
         value = values.get(name, workdir_path if PATH_NAME.search(name) else None)
         if value is not None and _CONTEXT.fullmatch(name):
-            found[name] = value
-    return found
+            common[name] = value
+    return common

@@ -25,7 +25,7 @@ from buckeye.mcp.workdir.server_environment import resolve_local_paths
 from buckeye.setup.init.environment_source import EnvironmentSource, Server
 from buckeye.setup.init.named_paths import copy_without_keys
 
-_FETCHED = {
+_CACHE_VARIABLES = {
     "UV_CACHE_DIR": "uv",
     "UV_TOOL_DIR": "uv-tools",
     "npm_config_cache": "npm",
@@ -33,7 +33,7 @@ _FETCHED = {
     "DENO_DIR": "deno",
     "BUN_INSTALL_CACHE_DIR": "bun",
 }
-"""Caches of programs that download a server: trials must not fill those in the user's home."""
+"""Cache variables of programs that download a server, with folders: trials must not fill the user's home."""
 
 
 @functools.cache
@@ -50,10 +50,10 @@ def with_copies(source: EnvironmentSource) -> EnvironmentSource:
     files, notes = rollout_folders().create() if source.paths else None, list(source.notes)
     for name, path in source.paths.items():
         assert files is not None
-        made = copy_without_keys(path, files / name)
-        notes.append(f"{path} is not touched: tools act on a copy ({made})")
+        copy = copy_without_keys(path, files / name)
+        notes.append(f"{path} is not changed: tools act on a copy ({copy})")
     if isinstance(source.task_server, StdioServer) and (reason := find_writable_problem()):
-        notes.append(f"nothing keeps tools from writing elsewhere here: {reason}")
+        notes.append(f"tools can write to all folders of this user: {reason}")
     return replace(source, files=files, notes=tuple(notes))
 
 
@@ -61,42 +61,42 @@ def with_copies(source: EnvironmentSource) -> EnvironmentSource:
 async def trial_task(source: EnvironmentSource) -> AsyncIterator[McpTask]:
     """Yield a task on a server of the source for one session. It has no grading, unlike tasks of a file."""
     async with source.open_server() as server:
-        others = {name: kept_apart(other) for name, other in source.other_servers.items()}
-        own = server if source.task_server is None else kept_apart(server)
-        servers = {source.name: own, **others}
+        others = {name: confine(other) for name, other in source.other_servers.items()}
+        main = server if source.task_server is None else confine(server)
+        servers = {source.name: main, **others}
         yield McpTask.model_construct(id="init", prompt="Try every tool.", mcp_config=servers)
 
 
-def kept_apart(server: Server) -> Server:
+def confine(server: Server) -> Server:
     """Return the server confined: it can write only to the rollout's folder and to this process's scratch."""
     if not isinstance(server, StdioServer):
         return server
-    fetched = _scratch() / "fetched"
-    fetched.mkdir(exist_ok=True)
-    env = {name: str(fetched / below) for name, below in _FETCHED.items()}
-    env |= {"PYTHONPYCACHEPREFIX": str(fetched / "python"), **server.env}
+    cache = _scratch() / "fetched"
+    cache.mkdir(exist_ok=True)
+    env = {name: str(cache / folder) for name, folder in _CACHE_VARIABLES.items()}
+    env |= {"PYTHONPYCACHEPREFIX": str(cache / "python"), **server.env}
     server = resolve_local_paths(server).model_copy(update={"env": env})
     if find_writable_problem():
         return server
-    limits = SandboxLimits(writable=(f"{WORKDIR}/..", str(fetched)))
-    around = build_confine_spec(limits=limits, sandbox_support=sandbox_support(), cwd=Path(WORKDIR))
-    argv = apply_confine_spec(around, [find_executable(server.command), *server.args])
+    limits = SandboxLimits(writable=(f"{WORKDIR}/..", str(cache)))
+    spec = build_confine_spec(limits=limits, sandbox_support=sandbox_support(), cwd=Path(WORKDIR))
+    argv = apply_confine_spec(spec, [find_executable(server.command), *server.args])
     return StdioServer(command=argv[0], args=list(argv[1:]), env=env)
 
 
 async def timed_tools(source: EnvironmentSource, seconds: float) -> tuple[list[ToolEntry], float]:
     """Return the tools that the environment announces, and the seconds from its start to the announcement.
 
-    `seconds` limits the start. Time to download and unpack an image does not count. Raises McpEnvironmentError, or an
-    error of its runtime.
+    `seconds` limits the start. Time to download and unpack an image does not count. Raises
+    McpEnvironmentError, or an error of its runtime.
     """
     from buckeye.mcp.client.rollout_sessions import open_sessions
     from buckeye.mcp.client.session import SessionTimeouts
 
     config = GymConfig.model_construct(files=None if source.files is None else str(source.files))
     async with trial_task(source) as task, open_workdir(task, config) as workdir:
-        begun = time.monotonic()
+        started = time.monotonic()
         async with open_sessions(task, SessionTimeouts(start=seconds), workdir=workdir) as sessions:
-            took = time.monotonic() - begun
+            duration = time.monotonic() - started
             tools = [ToolEntry(**asdict(replace(tool, name=name))) for name, tool in sessions.tools.items()]
-    return tools, took
+    return tools, duration

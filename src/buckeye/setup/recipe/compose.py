@@ -83,30 +83,31 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
     return values
 
 
-def config_text(recipe: Recipe, words: Sequence[str] = ()) -> str:
-    """Return the text of the file: the settings of the recipe, overridden by the flags `words`.
+def config_text(recipe: Recipe, argv: Sequence[str] = ()) -> str:
+    """Return the text of the file: the settings of the recipe, overridden by the flags in `argv`.
 
     Raises ConfigError for unknown flags, and UsageError for None in a table of names and values.
     """
     settings = Settings(settings_of(recipe))
-    flags = parse_flags(RLConfig, words)
+    flags = parse_flags(RLConfig, argv)
     problems = [*flags.problems, *apply_flags(flags.assignments, settings)]
     if problems:
         raise config_error(problems)
-    given = {one.path for one in flags.assignments}
+    assigned = {assignment.path for assignment in flags.assignments}
     for path, value in list(settings.leaves()):
         if value is None:
-            settings.get(path[:-1])[path[-1]] = _none(path)
+            settings.get(path[:-1])[path[-1]] = _none_text(path)
     evaluation, steps = settings.get(_INTERVAL[:-1]), settings.get(("max_steps",))
-    if isinstance(evaluation, dict) and isinstance(steps, int) and _INTERVAL not in given:
+    if isinstance(evaluation, dict) and isinstance(steps, int) and _INTERVAL not in assigned:
         evaluation[_INTERVAL[-1]] = steps  # evaluate after the last step, also if a flag changed max_steps
-    head = "# Written by `buckeye rl`. Start it again, from the same folder, with\n"
-    head += f"#   buckeye rl @ {recipe.file} --output-dir ANOTHER\n\n"
+    head = "# Written by `buckeye rl`. To start this run again, in the same folder:\n"
+    head += f"#   buckeye rl @ {recipe.file} --output-dir NEW_DIR\n\n"
     return head + tomli_w.dumps(settings.values)
 
 
-def _none(path: KeyPath) -> str:
+def _none_text(path: KeyPath) -> str:
     """Return the text for None in a TOML file; only settings can be None there."""
     if shape_at(RLConfig, path) is None:
-        raise UsageError(f"{dotted(path)}: a TOML file cannot say None here. Leave it out")
+        message = f"{dotted(path)}: a TOML file cannot represent None here"
+        raise UsageError(message, code="BK-CONFIG-VALUE", hint="Leave the argument out")
     return "None"

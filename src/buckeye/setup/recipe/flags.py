@@ -21,59 +21,60 @@ from buckeye.errors import UsageError
 
 _WITH_FILES = {"dry_run", "provider", "yes"}
 _RESUME = "--resume"
-_ELSEWHERE = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "identity_file"}
-_REMOTE = {"gpus"} | _ELSEWHERE
+_REMOTE_ONLY = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "identity_file"}
+_REMOTE = {"gpus"} | _REMOTE_ONLY
 _EVALUATION = ("orchestrator", "eval")
 _WANDB = "wandb"
-_WHOLE = ("--trainer", "--orchestrator")  # sections that every complete configuration has
-_INSTEAD = {
-    ("clean",): "a new run has a folder of its own, so that there is nothing to delete. Leave it out",
-    ("resume",): "this makes a new run. To go on with one that is there, type\n  buckeye rl resume RUN",
-    ("output_dir",): "where a run is put together here, this flag is called --output",
+_COMPLETE = ("--trainer", "--orchestrator")  # sections that every complete configuration has
+_REPLACED = {
+    ("clean",): ("a composed run has a new folder", "Leave it out"),
+    ("resume",): ("a composed run is a new run", "To resume a run: `buckeye rl resume RUN`"),
+    ("output_dir",): ("not a flag of a composed run", "Use --output"),
 }
+"""Settings that a composed run does not accept: the reason, and what to do."""
 
 
 class TrainFlags(BaseConfig):
     """Flags of `buckeye rl` for the parts of a run and its machine."""
 
     model: str | None = None
-    """A folder, or a name on the Hugging Face hub."""
+    """Folder, or name on the Hugging Face hub."""
     dataset: str | None = None
-    """A JSON file, a folder of `buckeye hf`, or a hub name."""
+    """JSON file, folder of `buckeye hf`, or hub name."""
     config: Path | None = None
-    """The environment, as `buckeye rl init` writes it."""
+    """Configuration of the environment, from `buckeye rl init`."""
     gpus: str | None = None
-    """Number and type; else the GPUs that are here."""
+    """Number and type. Default: all GPUs of this machine."""
     provider: Literal["local", "prime", "ssh"] | None = None
-    """This machine, a rented one, a host of yours."""
+    """This machine, a rented one, or your host."""
     output: Path | None = None
-    """Where all is written; with @ FILE it is --output-dir."""
+    """Run directory; with @ FILE, use --output-dir."""
     no_eval: bool = False
-    """No evaluation on held-out tasks, at start and end."""
+    """Do not evaluate on held-out tasks."""
     no_wandb: bool = False
-    """No Weights & Biases, although its key is known."""
+    """Do not log to Weights & Biases."""
     max_price: PositiveFloat | None = None
-    """The most that renting may cost, in US $ an hour."""
+    """Maximum price of a rented machine, in US $ per hour."""
     max_hours: PositiveFloat | None = None
-    """Stop after so long, however far the run is."""
+    """Stop the run after this time."""
     keep: bool = False
-    """Do not end a rented machine; it goes on to cost."""
+    """Do not end the rented machine; it continues to cost."""
     host: list[str] = Field(default_factory=list)
-    """For ssh: [USER@]HOST[:PORT]."""
+    """Host for ssh: [USER@]HOST[:PORT]."""
     region: list[str] = Field(default_factory=list)
-    """Rent in these regions only."""
+    """Rent only in these regions."""
     disk_gb: PositiveInt | None = None
-    """Disk to rent; else what the run should need."""
+    """Disk to rent. Default: an estimate for the run."""
     identity_file: Path | None = None
-    """The private key for ssh."""
+    """Private key for ssh."""
     dry_run: bool = False
     """Show the plan; write and start nothing."""
     trust: bool = False
-    """Allow what a hub's tasks use: programs, addresses."""
+    """Trust the programs and addresses of the hub's tasks."""
     yes: bool = False
-    """Ask nothing: decide, or say which flag is missing."""
+    """Do not prompt: use defaults, or report a missing flag."""
     quiet: bool = False
-    """Print no plan."""
+    """Do not print the plan."""
     as_json: bool = False
     """Print the plan as one JSON object."""
 
@@ -93,14 +94,14 @@ class TrainArgs:
     @property
     def has_files(self) -> bool:
         """True if the settings include files, which then define the whole run."""
-        return any(word.startswith("@") for word in self.settings)
+        return any(arg.startswith("@") for arg in self.settings)
 
     @property
     def is_composed(self) -> bool:
         """True if the run is to be composed from parts."""
         given = self.flags.model_fields_set - {"dry_run"}
-        whole = all(any(word.startswith(name) for word in self.settings) for name in _WHOLE)
-        return not self.has_files and (bool(given) or not whole)
+        is_complete = all(any(arg.startswith(name) for arg in self.settings) for name in _COMPLETE)
+        return not self.has_files and (bool(given) or not is_complete)
 
     def check_composed(self) -> None:
         """Check the args as far as possible without the parts.
@@ -111,51 +112,52 @@ class TrainArgs:
         parsed = parse_flags(RLConfig, self.settings)
         if parsed.problems:
             raise config_error(parsed.problems)
-        for one in parsed.assignments:
-            if one.path == ("model",) and not one.value:
-                raise UsageError("--model: needs a value: a folder, or a name on the Hugging Face hub")
-            if one.path in _INSTEAD:
-                raise UsageError(f"{one.location.text}: {_INSTEAD[one.path]}")
-            if one.path[:2] == _EVALUATION and self.flags.no_eval:
-                raise UsageError(
-                    f"{one.location.text} sets an evaluation, and --no-eval has none: leave one out"
-                )
-            if self.flags.no_wandb and _WANDB in one.path:
-                raise UsageError(f"{one.location.text} logs to W&B, and --no-wandb does not: leave one out")
-        given = sorted(self.flags.model_fields_set & _ELSEWHERE)
-        if given and not self.flags.remote:
+        for assignment in parsed.assignments:
+            flag, path = assignment.location.text, assignment.path
+            if path == ("model",) and not assignment.value:
+                hint = "Name a folder, or a model on the Hugging Face hub"
+                raise UsageError("--model has no value", code="BK-CLI-MISSING", hint=hint)
+            if path in _REPLACED:
+                reason, hint = _REPLACED[path]
+                raise UsageError(f"{flag}: {reason}", code="BK-CLI-CONFLICT", hint=hint)
+            if path[:2] == _EVALUATION and self.flags.no_eval:
+                raise _conflict(flag, "--no-eval")
+            if self.flags.no_wandb and _WANDB in path:
+                raise _conflict(flag, "--no-wandb")
+        remote_flags = sorted(self.flags.model_fields_set & _REMOTE_ONLY)
+        if remote_flags and not self.flags.remote:
             raise UsageError(
-                f"--{flag_name(given[0])} is for a run on another machine: add --provider prime or "
-                "ssh, or leave it out"
+                f"--{flag_name(remote_flags[0])} is for a run on a remote machine",
+                code="BK-CLI-CONFLICT",
+                hint="Add --provider prime or --provider ssh, or leave it out",
             )
 
     @property
     def seq_len(self) -> int | None:
         """The `--seq-len` among the settings; None if it is missing or not a number."""
-        values = [
-            one.value for one in parse_flags(RLConfig, self.settings).assignments if one.path == ("seq_len",)
-        ]
+        assignments = parse_flags(RLConfig, self.settings).assignments
+        values = [assignment.value for assignment in assignments if assignment.path == ("seq_len",)]
         return values[-1] if values and isinstance(values[-1], int) else None
 
     @property
     def selects_tracker(self) -> bool:
         """True if the settings select a tracker."""
-        names = {name for one in parse_flags(RLConfig, self.settings).assignments for name in one.path}
+        assignments = parse_flags(RLConfig, self.settings).assignments
+        names = {name for assignment in assignments for name in assignment.path}
         return not names.isdisjoint({_WANDB, "trackio", "tensorboard"})
 
     def plain_settings(self) -> list[str]:
-        """Return the settings if they are the whole run. Raises UsageError for flags that need parts."""
-        given = self.flags.model_fields_set - _WITH_FILES
-        given -= _REMOTE if self.flags.remote else set()
-        if given:
-            first = flag_name(sorted(given)[0])
-            where = "; for another machine add --provider" if sorted(given)[0] in _REMOTE else ""
-            raise UsageError(
-                f"--{first} is for a run that is put together here, and @ FILE is a whole one: leave out one "
-                f"of them, or change what the file says by a setting, as --model.name or --output-dir{where}"
-            )
-        said = [f"--dry-run={self.flags.dry_run}".lower()] if "dry_run" in self.flags.model_fields_set else []
-        return [*self.settings, *said]
+        """Return the settings if they are a complete run. Raises UsageError for flags of a composed run."""
+        flags = self.flags.model_fields_set - _WITH_FILES
+        flags -= _REMOTE if self.flags.remote else set()
+        if flags:
+            first = sorted(flags)[0]
+            hint = "Leave one of them out, or use a setting, such as --model.name or --output-dir"
+            hint += "; for a remote machine, add --provider" if first in _REMOTE else ""
+            message = f"--{flag_name(first)} is a flag of a composed run, and @ FILE is a complete run"
+            raise UsageError(message, code="BK-CLI-CONFLICT", hint=hint)
+        has_dry_run = "dry_run" in self.flags.model_fields_set
+        return [*self.settings, *([f"--dry-run={self.flags.dry_run}".lower()] if has_dry_run else [])]
 
     @property
     def is_resume(self) -> bool:
@@ -164,59 +166,68 @@ class TrainArgs:
 
     def only_file(self) -> Path:
         """Return the only file of a remote run. Raises UsageError if there are other settings."""
-        words = [word for word in self.settings if word != _RESUME]
-        name = words[1] if words[:1] == ["@"] and len(words) == 2 else words[0][1:] if len(words) == 1 else ""
+        args = [arg for arg in self.settings if arg != _RESUME]
+        name = args[1] if args[:1] == ["@"] and len(args) == 2 else args[0][1:] if len(args) == 1 else ""
         if not name:
             raise UsageError(
-                "--provider: put all settings into one file, and name it: `buckeye rl @ run.toml ...`; only "
-                "--resume may stand beside it"
+                "--provider: a remote run accepts one file, and --resume",
+                code="BK-CLI-CONFLICT",
+                hint="Put all settings into the file: `buckeye rl @ run.toml --provider ...`",
             )
         return Path(name)
 
 
 def parse_train_args(argv: Sequence[str]) -> TrainArgs:
     """Separate the flags of the command from the settings of the run. Raises ConfigError for invalid ones."""
-    own, settings = _split(list(argv))
-    parsed = parse_flags(TrainFlags, own)
-    for one in parsed.assignments:
-        if one.value == "":
-            raise UsageError(f"{one.location.text} is empty")
+    command_args, settings = _split_args(list(argv))
+    parsed = parse_flags(TrainFlags, command_args)
+    for assignment in parsed.assignments:
+        if assignment.value == "":
+            raise UsageError(
+                f"{assignment.location.text} is empty", code="BK-CLI-MISSING", hint="Add a value"
+            )
     values = Settings()
     problems = [*parsed.problems, *apply_flags(parsed.assignments, values)]
-    flags, wrong = validate(TrainFlags, values)
-    problems += wrong
+    flags, invalid = validate(TrainFlags, values)
+    problems += invalid
     if flags is None or problems:
         raise config_error(problems)
     return TrainArgs(flags, tuple(settings))
 
 
-def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    own: list[str] = []
+def _conflict(flag: str, other: str) -> UsageError:
+    message = f"{flag} and {other} exclude each other"
+    return UsageError(message, code="BK-CLI-CONFLICT", hint="Leave one of them out")
+
+
+def _split_args(args: list[str]) -> tuple[list[str], list[str]]:
+    """Return the args of the command's flags, and those of settings."""
+    command_args: list[str] = []
     settings: list[str] = []
-    while words:
-        word = words.pop(0)
-        word = "--as-json" if word == "--json" else word
-        name = _own_name(word)
-        if name is None or (name == "model" and _is_section(word, words)):
-            _refuse_misspelt(word)
-            settings.append(word)
+    while args:
+        arg = args.pop(0)
+        arg = "--as-json" if arg == "--json" else arg
+        name = _field_of(arg)
+        if name is None or (name == "model" and _is_section(arg, args)):
+            _refuse_misspelled(arg)
+            settings.append(arg)
             continue
-        own.append(word)
-        if "=" in word:
+        command_args.append(arg)
+        if "=" in arg:
             continue
-        following = words[0] if words else "--"
+        following = args[0] if args else "--"
         if fields_of(TrainFlags)[name].is_flag:
-            own += [words.pop(0)] if parse_bool(following) is not None else []
+            command_args += [args.pop(0)] if parse_bool(following) is not None else []
         elif not following.startswith(("--", "@")):
-            own.append(words.pop(0))
-    return own, settings
+            command_args.append(args.pop(0))
+    return command_args, settings
 
 
-def _own_name(word: str) -> str | None:
+def _field_of(arg: str) -> str | None:
     """Return the field that a flag of the command sets, or None for other args."""
-    if not word.startswith("--"):
+    if not arg.startswith("--"):
         return None
-    name = word[2:].partition("=")[0].replace("-", "_")
+    name = arg[2:].partition("=")[0].replace("-", "_")
     return name if name in fields_of(TrainFlags) else None
 
 
@@ -225,19 +236,20 @@ def flag_name(field: str) -> str:
     return "json" if field == "as_json" else field.replace("_", "-")
 
 
-def _is_section(word: str, following: Sequence[str]) -> bool:
+def _is_section(arg: str, following: Sequence[str]) -> bool:
     """Return True if `--model` is the section of that name: with a file, with JSON, or alone."""
-    value = word.partition("=")[2] if "=" in word else (following[0] if following else "--")
+    value = arg.partition("=")[2] if "=" in arg else (following[0] if following else "--")
     return value.startswith(("@", "{", "--"))
 
 
-def _refuse_misspelt(word: str) -> None:
+def _refuse_misspelled(arg: str) -> None:
     """Raise UsageError for an unknown flag that resembles a flag of the command."""
-    if not word.startswith("--") or len(word) == 2 or "." in word:
+    if not arg.startswith("--") or len(arg) == 2 or "." in arg:
         return
-    name = word[2:].partition("=")[0]
+    name = arg[2:].partition("=")[0]
     known = [flag_name(field) for field in fields_of(TrainFlags)]
     near = closest(name, known)
     bare = name.removeprefix("no-").removeprefix("no_")
     if near and resolve(RLConfig, [bare]).shape is None and resolve(RLConfig, [name]).shape is None:
-        raise UsageError(f"--{name}: no such flag. Did you mean --{near[0]}? `buckeye rl --help` lists all.")
+        hint = f"Did you mean --{near[0]}?"
+        raise UsageError(f"no such option: --{name}", code="BK-CLI-UNKNOWN", hint=hint)

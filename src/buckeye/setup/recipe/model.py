@@ -12,47 +12,48 @@ from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import find_model, read_shape
 from buckeye.mcp.environment import NAME
 
-_OF_OPENAI = r"(openai/)?(chatgpt-|gpt-(?!oss|2|neo|j\b|sw3)|o[1-9](-|$))"
+_OPENAI_MODELS = r"(openai/)?(chatgpt-|gpt-(?!oss|2|neo|j\b|sw3)|o[1-9](-|$))"
 _GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
 _SERVICES = (
-    ("OpenAI", _OF_OPENAI, "https://api.openai.com/v1", "OPENAI_API_KEY"),
+    ("OpenAI", _OPENAI_MODELS, "https://api.openai.com/v1", "OPENAI_API_KEY"),
     ("Anthropic", r"(anthropic/)?claude", "https://api.anthropic.com/v1", "ANTHROPIC_API_KEY"),
     ("Google", r"(google/)?gemini", _GOOGLE, "GEMINI_API_KEY"),
     ("xAI", r"(xai/|x-ai/)?grok-", "https://api.x.ai/v1", "XAI_API_KEY"),
 )
-"""Services with models whose weights are not public: name, pattern of the models, address, and key."""
+"""Services with models whose weights are not public: name, pattern of the models, URL, and key."""
 
 
 def refuse_hosted(model: str, *, dataset: str, config: str) -> None:
     """Raise UsageError if only a service has the weights of `model`.
 
-    The message has the command that evaluates it on these tasks.
+    The hint has the command that evaluates it on these tasks.
     """
-    service = next((one for one in _SERVICES if re.match(one[1], model, re.I)), None)
+    service = next((service for service in _SERVICES if re.match(service[1], model, re.I)), None)
     if service is None:
         return
     name, _, base_url, key = service
-    words = ["buckeye", "eval", NAME, "--model", model.rpartition("/")[2]]
-    words += ["--base-url", base_url, *([] if name == "OpenAI" else ["--api-key-var", key])]
-    words += ["--arg", f"dataset={dataset}", "--arg", f"config_path={config}"]
+    argv = ["buckeye", "eval", NAME, "--model", model.rpartition("/")[2]]
+    argv += ["--base-url", base_url, *([] if name == "OpenAI" else ["--api-key-var", key])]
+    argv += ["--arg", f"dataset={dataset}", "--arg", f"config_path={config}"]
     raise UsageError(
-        f"--model {model}: {name} serves it and gives nobody its weights, so it cannot be trained "
-        f"here. Name a model whose weights can be had, as --model Qwen/Qwen3-0.6B.\n"
-        f"To see how it does on these tasks (with {key} set):\n"
-        f"  {shlex.join(words)}"
+        f"--model {model}: cannot be trained, because {name} does not publish its weights",
+        code="BK-MODEL-UNSUPPORTED",
+        hint="Use a model with public weights, such as --model Qwen/Qwen3-0.6B.\n"
+        f"To evaluate this one on these tasks (with {key} set):\n"
+        f"  {shlex.join(argv)}",
     )
 
 
-_IN_A_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.I)
+_SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.I)
 _UNIT = {"b": 1_000_000_000, "m": 1_000_000}
 _UNKNOWN_PARAMETERS = 1_000_000_000
-_USUAL_POSITIONS = 4096
+_DEFAULT_POSITIONS = 4096
 
 SUGGESTED = (
-    ("HuggingFaceTB/SmolLM2-135M-Instruct", "the smallest; the only one of these for a CPU"),
-    ("Qwen/Qwen3-0.6B", "small, thinks, any GPU"),
-    ("Qwen/Qwen3-1.7B", "a GPU with 24 GB, or two"),
-    ("Qwen/Qwen3-4B", "a GPU with 80 GB, or two with 48"),
+    ("HuggingFaceTB/SmolLM2-135M-Instruct", "smallest; the only one that fits a CPU"),
+    ("Qwen/Qwen3-0.6B", "small reasoning model; any GPU"),
+    ("Qwen/Qwen3-1.7B", "a GPU with 24 GB, or two GPUs"),
+    ("Qwen/Qwen3-4B", "a GPU with 80 GB, or two with 48 GB"),
 )
 """Public models that the embedded engine supports, with the hardware they suit."""
 
@@ -69,7 +70,7 @@ class ModelFacts:
     path: Path | None
     parameters: int
     is_estimated: bool = False
-    positions: int = _USUAL_POSITIONS
+    positions: int = _DEFAULT_POSITIONS
 
 
 def default_model(*, on_gpu: bool) -> str:
@@ -88,20 +89,24 @@ def model_facts(name: str) -> ModelFacts:
         return ModelFacts(name=name, path=path, parameters=shape.parameters, positions=shape.max_positions)
     if path is None and (name.startswith((".", "/", "~")) or Path(name).exists()):
         raise UsageError(
-            f"--model {name}: this is no folder with a model (it has no config.json). Name one that is, or a "
-            "model of the Hugging Face hub, as --model Qwen/Qwen3-0.6B"
+            f"--model {name}: not a folder with a config.json",
+            code="BK-MODEL-NOT-FOUND",
+            hint="Name a folder with a model, or one on the Hugging Face hub, such as Qwen/Qwen3-0.6B",
         )
-    if path is not None and not isinstance(_described(name, path), dict):
-        raise UsageError(f"--model {name}: {path}/config.json does not describe a model. Copy it again")
-    named = _IN_A_NAME.search(name.rpartition("/")[2])
-    parameters = int(float(named[1]) * _UNIT[named[2].lower()]) if named else _UNKNOWN_PARAMETERS
-    return ModelFacts(name=name, path=path, parameters=parameters, is_estimated=named is None)
+    if path is not None:
+        _check_config(name, path / "config.json")
+    size = _SIZE_IN_NAME.search(name.rpartition("/")[2])
+    parameters = int(float(size[1]) * _UNIT[size[2].lower()]) if size else _UNKNOWN_PARAMETERS
+    return ModelFacts(name=name, path=path, parameters=parameters, is_estimated=size is None)
 
 
-def _described(name: str, path: Path) -> object:
+def _check_config(name: str, file: Path) -> None:
+    """Raise UsageError unless the file is a JSON object."""
+    hint = "Download or copy the model again"
     try:
-        return read_json(path / "config.json")
+        is_object = isinstance(read_json(file), dict)
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--model {name}: {path}/config.json cannot be read: {error}. Copy it again"
-        ) from None
+        message = f"--model {name}: {file} cannot be read: {error}"
+        raise UsageError(message, code="BK-MODEL-DAMAGED", hint=hint) from None
+    if not is_object:
+        raise UsageError(f"--model {name}: {file} is not a JSON object", code="BK-MODEL-DAMAGED", hint=hint)

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from buckeye.mcp.tasks.trust import TaskResources
     from buckeye.setup.recipe.compose import Recipe
 
-_GAP = 13
+_NAME_WIDTH = 13
 _BYTES_PER_PARAMETER = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlan:
-    """A planned run: its parts, its configuration, and the resources that it will take."""
+    """A planned run: its parts, its configuration, and the resources that it needs."""
 
     recipe: Recipe
     config: RLConfig
@@ -49,8 +49,8 @@ def plan_text(plan: RunPlan) -> str:
         lines += textwrap.wrap(
             value,
             width,
-            initial_indent=f"{name:<{_GAP}}",
-            subsequent_indent=" " * _GAP,
+            initial_indent=f"{name:<{_NAME_WIDTH}}",
+            subsequent_indent=" " * _NAME_WIDTH,
             break_long_words=False,
             break_on_hyphens=False,
         )
@@ -66,25 +66,22 @@ def _rows(plan: RunPlan) -> dict[str, str]:
     recipe, orchestrator, disk = plan.recipe, plan.config.orchestrator, plan.disk.total
     sizes, steps = recipe.sizes, plan.config.trainer.max_steps
     groups = math.ceil(orchestrator.batch_size / orchestrator.rollouts_per_example)
-    needed = f"up to {human_bytes(disk)} of" if disk else "not known before the model is here;"
+    needed = f"up to {human_bytes(disk)} of" if disk else "unknown before the model is downloaded;"
     held_out = f"{plan.held_out} held out" if plan.held_out else "none held out"
     held_out += ", without evaluation" if plan.held_out and not orchestrator.eval else ""
     epochs = (steps or 0) * groups / plan.tasks
-    tracker = f"Weights & Biases, project {recipe.wandb}; --no-wandb turns it off"
+    tracker = f"Weights & Biases, project {recipe.wandb}; to disable: --no-wandb"
     return {
         "environment": f"{plan.environment} ({recipe.config}: {', '.join(plan.actions)})",
         "tools": description_share_text(sizes, len(plan.actions) - 1),
         "tasks": f"{plan.tasks} to train on, {held_out} ({recipe.dataset})",
         "they use": "; ".join(plan.uses.lines()),
-        "model": _model(recipe),
-        "batch": f"{counted(orchestrator.batch_size, 'rollout')}: {counted(groups, 'task')}, each played "
-        f"{counted(orchestrator.rollouts_per_example, 'time')}; that needs at least "
-        f"{counted(groups, 'task')}",
-        "rollout": f"up to {counted(orchestrator.seq_len, 'token')}; the longest prompt has "
-        f"{sizes.prompt_tokens}" + ("" if sizes.is_exact else " (estimated by its characters)"),
-        "steps": f"{steps}; every task is in a batch about {counted(epochs, 'time')}"
-        if steps
-        else "without end",
+        "model": _model_text(recipe),
+        "batch": f"{counted(orchestrator.batch_size, 'rollout')}: {counted(groups, 'task')} with "
+        f"{counted(orchestrator.rollouts_per_example, 'rollout')} each",
+        "rollout": f"up to {counted(orchestrator.seq_len, 'token')}; longest prompt: "
+        f"{sizes.prompt_tokens}" + ("" if sizes.is_exact else " (estimated from characters)"),
+        "steps": f"{steps}; about {counted(epochs, 'epoch')} over the tasks" if steps else "no limit",
         "where": plan.where,
         "disk": f"{needed} {human_bytes(plan.free)} free",
         "price": plan.price,
@@ -93,10 +90,10 @@ def _rows(plan: RunPlan) -> dict[str, str]:
     }
 
 
-def _model(recipe: Recipe) -> str:
+def _model_text(recipe: Recipe) -> str:
     model, count = recipe.model, recipe.model.parameters
     size = f"{count:,}" if count < 1_000_000 else f"{count / 1e6:.3g} million"
     size = f"{count / 1e9:.2g} billion" if count >= 1_000_000_000 else size
-    trained = "adapters are trained" if recipe.lora else "all of them trained"
-    to_fetch = "" if model.path else f"; about {human_bytes(count * _BYTES_PER_PARAMETER)} to fetch"
-    return f"{model.name} ({'perhaps ' if model.is_estimated else ''}{size} parameters, {trained}{to_fetch})"
+    trained = "trains adapters" if recipe.lora else "trains all"
+    download = "" if model.path else f"; about {human_bytes(count * _BYTES_PER_PARAMETER)} to download"
+    return f"{model.name} ({'perhaps ' if model.is_estimated else ''}{size} parameters, {trained}{download})"

@@ -16,19 +16,19 @@ from buckeye.setup.recipe.model import ModelFacts
 GROUP = 8
 """Rollouts per task, which form a group."""
 
-_MOST_GROUPS = {"gpu": 16, "cpu": 4}  # tasks in a batch
-_LONGEST_ROLLOUT = {"gpu": 8192, "cpu": 2048}  # tokens
+_MAX_GROUPS = {"gpu": 16, "cpu": 4}  # tasks in a batch
+_MAX_ROLLOUT_TOKENS = {"gpu": 8192, "cpu": 2048}
 _TURNS = 12  # turns that fit into a rollout; more if they are short or if max_turns is higher
-_FEWEST_TURNS = 4  # turns that must fit, even if the rollout gets longer than usual
-_MOST_DESCRIBED = 1 / 3  # share of a rollout for descriptions of tools; above it the plan warns
-_RESULT_TOKENS = 96  # of a tool's result
+_MIN_TURNS = 4  # turns that must fit, even above _MAX_ROLLOUT_TOKENS
+_MAX_DESCRIPTION_SHARE = 1 / 3  # share of a rollout for descriptions of tools; above it the plan warns
+_RESULT_TOKENS = 96  # of a tool call
 _REPLY_TOKENS = 128
 _THOUGHT_TOKENS = 512
 _TEMPLATE_TOKENS = 32  # added by a chat template
 _CHARS_PER_TOKEN = 3.0
-_ROUND = 64
+_ROUNDING = 64  # tokens
 _EPOCHS = 3
-_FEWEST_STEPS, _MOST_STEPS = 20, 200
+_MIN_STEPS, _MAX_STEPS = 20, 200
 _HELD_OUT = 32
 _LEARNING_RATES = ((10_000_000, 3e-4), (100_000_000, 1e-4), (1_000_000_000, 5e-6))
 _LARGE_LEARNING_RATE = 1e-6
@@ -39,8 +39,8 @@ _ADAPTER_FACTOR = 10
 class RunSizes:
     """Sizes for the configuration.
 
-    `prompt_tokens` is the longest prompt, and `system_tokens` its part that describes the tools. `is_exact` is
-    True if the model's tokenizer counted them, False if they are estimated from characters.
+    `prompt_tokens` is the longest prompt, and `system_tokens` its part that describes the tools. `is_exact`
+    is True if the model's tokenizer counted them, False if they are estimated from characters.
     """
 
     groups: int
@@ -70,37 +70,39 @@ def choose_sizes(
 ) -> RunSizes:
     """Return sizes for a run that works and ends.
 
-    No batch has a task twice. A rollout has `requested_seq_len` tokens if given, else what its turns need, within limits.
-    Raises UsageError for prompts that do not fit.
+    No batch has a task twice. A rollout has `requested_seq_len` tokens if given, else the tokens that its
+    turns need, within limits. Raises UsageError for prompts that do not fit.
     """
     kind = "gpu" if on_gpu else "cpu"
-    groups = min(len(tasks), _MOST_GROUPS[kind])
+    groups = min(len(tasks), _MAX_GROUPS[kind])
     count, is_exact = token_counter(model.path)
     system = count(gym.system_prompt)
     prompt = _TEMPLATE_TOKENS + system + max(count(task.prompt) for task in tasks)
     reply = _THOUGHT_TOKENS if gym.parser.use_thinking else _REPLY_TOKENS
-    longest, why = model.positions, f"{model.name} reads {model.positions} at most"
-    if requested_seq_len is not None and requested_seq_len < longest:
-        longest, why = requested_seq_len, f"--seq-len is {requested_seq_len}"
-    if prompt + _REPLY_TOKENS // 2 > longest:
+    max_length, limit = model.positions, f"the context of {model.name} has {model.positions}"
+    if requested_seq_len is not None and requested_seq_len < max_length:
+        max_length, limit = requested_seq_len, f"--seq-len is {requested_seq_len}"
+    if prompt + _REPLY_TOKENS // 2 > max_length:
         raise UsageError(
-            f"the longest prompt, with the system_prompt before it, has {prompt} tokens, and {why}. "
-            f"{system} of them describe tools: `buckeye rl init ... --include TOOL` describes fewer. Or "
-            "shorten the tasks, or choose another --model"
+            f"the longest prompt has {prompt} tokens with the system_prompt ({system} of them describe "
+            f"tools), and {limit}",
+            code="BK-PROMPT-TOO-LONG",
+            hint="Shorten the tasks, describe fewer tools (`buckeye rl init ... --include TOOL`), or choose "
+            "another --model",
         )
-    a_turn, turns = reply + _RESULT_TOKENS, gym.defaults.max_turns
-    usual = longest
+    turn_tokens, turns = reply + _RESULT_TOKENS, gym.defaults.max_turns
+    usual_length = max_length
     if turns == DefaultsConfig().max_turns:  # the default, so the number of turns needed is unknown
-        turns, usual = _TURNS, max(_LONGEST_ROLLOUT[kind], prompt + _FEWEST_TURNS * a_turn)
-    wanted = math.ceil(min(usual, prompt + turns * a_turn) / _ROUND) * _ROUND
-    seq_len = min(longest, requested_seq_len or wanted)
+        turns, usual_length = _TURNS, max(_MAX_ROLLOUT_TOKENS[kind], prompt + _MIN_TURNS * turn_tokens)
+    needed = math.ceil(min(usual_length, prompt + turns * turn_tokens) / _ROUNDING) * _ROUNDING
+    seq_len = min(max_length, requested_seq_len or needed)
     steps = math.ceil(_EPOCHS * len(tasks) / groups)
     return RunSizes(
         groups=groups,
         rollouts_per_example=GROUP,
         seq_len=seq_len,
         max_tokens=min(reply, seq_len - prompt),
-        max_steps=min(max(steps, _FEWEST_STEPS), _MOST_STEPS),
+        max_steps=min(max(steps, _MIN_STEPS), _MAX_STEPS),
         held_out=min(len(held_out), _HELD_OUT),
         prompt_tokens=prompt,
         system_tokens=system,
@@ -111,11 +113,11 @@ def choose_sizes(
 def description_share_text(sizes: RunSizes, actions: int) -> str:
     """Return the share of a rollout that the descriptions of tools take, and advice if it is high."""
     share = sizes.system_tokens / sizes.seq_len
-    how = "" if sizes.is_exact else " (estimated by their characters)"
-    text = f"{actions} described in {sizes.system_tokens} tokens{how}, {share:.0%} of a rollout"
-    if share <= _MOST_DESCRIBED:
+    estimated = "" if sizes.is_exact else " (estimated from characters)"
+    text = f"{actions} described in {sizes.system_tokens} tokens{estimated}, {share:.0%} of a rollout"
+    if share <= _MAX_DESCRIPTION_SHARE:
         return text
-    return f"{text}; that is much: `buckeye rl init ... --include TOOL` describes only what the tasks need"
+    return f"{text}; to describe fewer tools: `buckeye rl init ... --include TOOL`"
 
 
 def default_learning_rate(parameters: int, *, lora: bool) -> float:

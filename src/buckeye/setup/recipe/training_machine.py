@@ -10,15 +10,15 @@ from buckeye.errors import UsageError
 from buckeye.launch.preflight.devices import GpuSpec, this_machine
 from buckeye.launch.preflight.devices import gpus as present_gpus
 
-_SMALL = 20_000_000  # parameters of a model that two cores train in minutes
+_MAX_PARAMETERS_ON_CPU = 20_000_000  # two cores train such a model in minutes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingMachine:
     """A machine for a run.
 
-    `gpus` are the GPUs to use, or None, and `ids` their device ids there. `name` is its name in the plan.
-    `problem` is the reason why it is not available, for a plan that is only shown.
+    `gpus` are the GPUs to use, or None, and `ids` their device ids. `name` is its name in the plan.
+    `problem` is the reason why it is unavailable, for a plan that is only shown.
     """
 
     name: str
@@ -26,7 +26,7 @@ class TrainingMachine:
     ids: tuple[int, ...] = ()
     cores: int = 1
     remote: bool = False
-    problem: str | None = None
+    problem: UsageError | None = None
 
     def layout(self, parameters: int) -> GpuLayout | None:
         """Return the layout of the GPUs for a model of this size, or None without GPUs.
@@ -35,65 +35,76 @@ class TrainingMachine:
         """
         if self.gpus is None:
             return None
-        planned = plan_gpus(self.gpus, parameters)
+        layout = plan_gpus(self.gpus, parameters)
         if not self.ids:
-            return planned
+            return layout
         return replace(
-            planned,
-            inference=tuple(self.ids[i] for i in planned.inference),
-            trainer=tuple(self.ids[i] for i in planned.trainer),
+            layout,
+            inference=tuple(self.ids[i] for i in layout.inference),
+            trainer=tuple(self.ids[i] for i in layout.trainer),
         )
 
 
-def local_machine(asked: GpuSpec | None) -> TrainingMachine:
+def local_machine(requested: GpuSpec | None) -> TrainingMachine:
     """Return this machine with all its GPUs, or with the requested ones.
 
     If it does not have those, the result has a `problem`.
     """
     visible = this_machine().gpus
-    here = [gpu for gpu in present_gpus() if gpu.index in visible]
+    gpus = [gpu for gpu in present_gpus() if gpu.index in visible]
     cores = usable_cores()
-    kind = here[0].name if here else ""
-    memory = min((gpu.total for gpu in here), default=0) / 1e9 or 80.0
-    if asked is None:
-        gpus = GpuSpec(len(visible), memory_gb=memory) if visible else None
-        return TrainingMachine(name="this machine", gpus=gpus, ids=visible, cores=cores)
-    if len(visible) >= asked.count and _is_type(kind, asked.type):
-        gpus = replace(asked, memory_gb=memory)
-        return TrainingMachine(name="this machine", gpus=gpus, ids=visible[: asked.count], cores=cores)
-    there = f"{len(visible)} x {kind or 'GPU'}" if visible else f"no GPU, and {cores} cores"
-    use = "use them all" if visible else "train on the cores (fit for a small model)"
-    problem = (
-        f"--gpus {asked}: this machine has {there}. Either\n"
-        f"  rent them:     add --provider prime\n"
-        f"  a host of yours: add --provider ssh --host USER@HOST\n"
-        f"  or {use}: leave --gpus out"
+    kind = gpus[0].name if gpus else ""
+    memory = min((gpu.total for gpu in gpus), default=0) / 1e9 or 80.0
+    if requested is None:
+        spec = GpuSpec(len(visible), memory_gb=memory) if visible else None
+        return TrainingMachine(name="this machine", gpus=spec, ids=visible, cores=cores)
+    if len(visible) >= requested.count and _is_type(kind, requested.type):
+        spec = replace(requested, memory_gb=memory)
+        return TrainingMachine(name="this machine", gpus=spec, ids=visible[: requested.count], cores=cores)
+    problem = UsageError(
+        f"--gpus {requested}: this machine has "
+        + (f"{len(visible)} x {kind or 'GPU'}" if visible else f"no GPU, and {cores} cores"),
+        code="BK-DEVICE",
+        hint="Use one of\n"
+        "  rented GPUs:   add --provider prime\n"
+        "  your host:     add --provider ssh --host USER@HOST\n"
+        f"  this machine:  leave --gpus out{'' if visible else ' (trains on the CPU: small models only)'}",
     )
-    return TrainingMachine(name=f"{asked}, which are not here", gpus=asked, cores=cores, problem=problem)
+    name = f"{requested}, not on this machine"
+    return TrainingMachine(name=name, gpus=requested, cores=cores, problem=problem)
 
 
-def remote_machine(provider: str, asked: GpuSpec | None, hosts: list[str]) -> TrainingMachine:
+def remote_machine(provider: str, requested: GpuSpec | None, hosts: list[str]) -> TrainingMachine:
     """Return a remote machine. Raises UsageError if flags to find one are missing."""
     if provider == "prime":
-        if asked is None:
-            raise UsageError("--provider prime: which GPUs? Add --gpus, as --gpus 2xA100")
-        if not asked.type:
-            raise UsageError(f"--provider prime: {asked} of which type? Write both, as --gpus 2xA100")
+        hint = "Add number and type: --gpus 2xA100"
+        if requested is None:
+            raise UsageError("--provider prime: needs --gpus", code="BK-CLI-MISSING", hint=hint)
+        if not requested.type:
+            message = f"--provider prime: --gpus {requested.count} has no type"
+            raise UsageError(message, code="BK-CLI-MISSING", hint=hint)
         if hosts:
-            raise UsageError("--host is for a machine of yours: --provider ssh")
-        return TrainingMachine(name=f"{asked}, rented from Prime Intellect", gpus=asked, remote=True)
+            raise UsageError(
+                "--host and --provider prime exclude each other",
+                code="BK-CLI-CONFLICT",
+                hint="For your own host, use --provider ssh",
+            )
+        name = f"{requested}, rented from Prime Intellect"
+        return TrainingMachine(name=name, gpus=requested, remote=True)
     if not hosts:
-        raise UsageError("--provider ssh: which host? Add --host USER@HOST")
-    return TrainingMachine(name=f"{', '.join(hosts)}, by ssh", gpus=asked, remote=True)
+        hint = "Add --host USER@HOST"
+        raise UsageError("--provider ssh: needs --host", code="BK-CLI-MISSING", hint=hint)
+    return TrainingMachine(name=f"{', '.join(hosts)}, by ssh", gpus=requested, remote=True)
 
 
 def devices_text(machine: TrainingMachine, layout: GpuLayout | None, parameters: int) -> str:
     """Return which devices sample and which train, as text."""
     if layout is None:
         if machine.remote:
-            return "without --gpus it is taken for a machine without any"
-        size = "takes long here; without a GPU up to 20 million parameters are sensible"
-        return f"{machine.cores} cores, no GPU" + (f": this model {size}" if parameters > _SMALL else "")
+            return "no GPU, because --gpus is not given"
+        is_slow = parameters > _MAX_PARAMETERS_ON_CPU
+        advice = ": slow for this model; use up to 20 million parameters without a GPU" if is_slow else ""
+        return f"{machine.cores} cores, no GPU{advice}"
     if layout.is_shared:
         return f"GPU {_ids(layout.inference)} samples and trains"
     tp = f" ({layout.tp} hold one copy)" if layout.tp > 1 else ""
@@ -148,23 +159,23 @@ def plan_gpus(gpus: GpuSpec, parameters: int) -> GpuLayout:
     """
     memory = gpus.memory_gb * 1e9
     if gpus.count == 1:
-        return _one(parameters, memory, gpus)
-    least = math.ceil(_SERVED_BYTES * parameters / (_ENGINE_ROOM * memory))
-    tp = 1 << max(0, least - 1).bit_length()  # attention heads can be divided among 1, 2, 4 or 8 GPUs
+        return _plan_one_gpu(parameters, memory, gpus)
+    min_gpus = math.ceil(_SERVED_BYTES * parameters / (_ENGINE_ROOM * memory))
+    tp = 1 << max(0, min_gpus - 1).bit_length()  # attention heads can be divided among 1, 2, 4 or 8 GPUs
     for lora in (False, True):
-        least = math.ceil(_trained_bytes(parameters, lora=lora) / (_TRAINER_ROOM * memory))
-        train = max(least, gpus.count // _TRAINING_SHARE, 1)
+        min_gpus = math.ceil(_trained_bytes(parameters, lora=lora) / (_TRAINER_ROOM * memory))
+        train = max(min_gpus, gpus.count // _TRAINING_SHARE, 1)
         sample = (gpus.count - train) // tp * tp
         if sample > 0:
             return GpuLayout(
                 inference=tuple(range(sample)), trainer=tuple(range(sample, gpus.count)), tp=tp, lora=lora
             )
-    raise UsageError(_too_large(parameters, gpus, tp))
+    raise _too_large_error(parameters, gpus, tp)
 
 
-def _one(parameters: int, memory: float, gpus: GpuSpec) -> GpuLayout:
+def _plan_one_gpu(parameters: int, memory: float, gpus: GpuSpec) -> GpuLayout:
     if _SERVED_BYTES * parameters > _SHARED_ROOM * memory:
-        raise UsageError(_too_large(parameters, gpus, 1))
+        raise _too_large_error(parameters, gpus, 1)
     full = _trained_bytes(parameters, lora=False) <= (1 - _SHARED_ROOM) * _TRAINER_ROOM * memory
     return GpuLayout(inference=(0,), trainer=(0,), lora=not full)
 
@@ -173,10 +184,12 @@ def _trained_bytes(parameters: int, *, lora: bool) -> int:
     return parameters * (_CAST_BYTES if lora else _TRAINED_BYTES + _CAST_BYTES)
 
 
-def _too_large(parameters: int, gpus: GpuSpec, tp: int) -> str:
+def _too_large_error(parameters: int, gpus: GpuSpec, tp: int) -> UsageError:
     needed = max(2, tp + math.ceil(_CAST_BYTES * parameters / (_TRAINER_ROOM * gpus.memory_gb * 1e9)))
     needs = f"{needed}x{gpus.type}" if gpus.type else f"{needed} such GPUs"
-    return (
-        f"{parameters / 1e9:.3g} billion parameters do not fit on {gpus} ({gpus.memory_gb:g} GB each), not "
-        f"even with adapters. That takes at least {needs} (--gpus); or take a smaller model (--model)"
+    return UsageError(
+        f"{parameters / 1e9:.3g} billion parameters do not fit on {gpus} ({gpus.memory_gb:g} GB each), even "
+        "with adapters",
+        code="BK-MEMORY",
+        hint=f"Use at least {needs} (--gpus), or a smaller model (--model)",
     )

@@ -23,11 +23,11 @@ from buckeye.config.rl import RLConfig
 from buckeye.monitor.tracker_threads import TRACKER_FOLDERS
 
 _END_SECONDS = 60.0
-_NEVER = 10**9  # steps between two checkpoints
-_LAST_LINES = 3
-_IN_A_ROW = 3
-_LATER = 10.0
-_PARTS = 4
+_NO_INTERVAL = 10**9  # steps between checkpoints: none is written
+_LOG_LINES = 3  # last lines of a failed fork's log, for the message
+_CONSECUTIVE_STEPS = 3
+_LATE_WEIGHT = 10.0
+_QUARTERS = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,7 +52,7 @@ class Fork:
         equally well.
         """
         means, early = list(map(statistics.fmean, self.rewards)), len(self.rewards) // 2
-        weights = [1.0] * early + [_LATER] * (len(means) - early)
+        weights = [1.0] * early + [_LATE_WEIGHT] * (len(means) - early)
         return None if self.failure_reason else statistics.fmean(means, weights)
 
     @property
@@ -74,9 +74,10 @@ class Fork:
         """
         if self.failure_reason:
             return False
-        ends = range(_IN_A_ROW + 1, len(self.rewards) + 1)
-        lost = any(is_below(self._pooled(end - _IN_A_ROW, end), self.rewards[0]) for end in ends)
-        return lost or is_below(self.last_rewards, max(self._quarters(), key=statistics.fmean))
+        count = _CONSECUTIVE_STEPS
+        ends = range(count + 1, len(self.rewards) + 1)
+        has_fallen = any(is_below(self._pooled(end - count, end), self.rewards[0]) for end in ends)
+        return has_fallen or is_below(self.last_rewards, max(self._quarters(), key=statistics.fmean))
 
     @property
     def outcome(self) -> dict[str, Any]:
@@ -90,7 +91,7 @@ class Fork:
         }
 
     def _quarters(self) -> Sequence[Sequence[float]]:
-        size = max(1, len(self.rewards) // _PARTS)
+        size = max(1, len(self.rewards) // _QUARTERS)
         return [self._pooled(end - size, end) for end in range(len(self.rewards), size - 1, -size)][::-1]
 
     def _pooled(self, start: int, end: int) -> list[float]:
@@ -105,20 +106,20 @@ def train_fork(config: RLConfig, directory: Path, rate: float, steps: int, *, se
     file = directory.with_name(f"{directory.name}.json")
     settings = _settings(config, directory, rate, steps)
     write_file(file, json.dumps(settings, indent=1) + "\n", mode=0o600)
-    begun = time.monotonic()
+    started = time.monotonic()
     argv = [sys.executable, "-m", "buckeye", "rl", "@", str(file)]
-    why = _carry_out(argv, file.with_suffix(".log"), seconds)
-    points = [] if why else points_of(runs.open(directory))
-    if not why and len(points) < steps:
-        why = f"it played {len(points)} of {steps} steps"
-    took = points[-1].seconds - points[0].seconds if points else math.nan
+    failure = _run_command(argv, file.with_suffix(".log"), seconds)
+    points = [] if failure else points_of(runs.open(directory))
+    if not failure and len(points) < steps:
+        failure = f"only {len(points)} of {steps} steps were done"
+    duration = points[-1].seconds - points[0].seconds if points else math.nan
     return Fork(
         rate=rate,
         directory=directory,
-        seconds=time.monotonic() - begun,
-        step_seconds=took / max(1, len(points) - 1),
+        seconds=time.monotonic() - started,
+        step_seconds=duration / max(1, len(points) - 1),
         rewards=[[reward for group in point.rewards.values() for reward in group] for point in points],
-        failure_reason=why,
+        failure_reason=failure,
     )
 
 
@@ -131,32 +132,32 @@ def delete_weights(fork: Fork) -> None:
 
 def _settings(config: RLConfig, directory: Path, rate: float, steps: int) -> dict[str, Any]:
     """Return the configuration with the changes for this fork."""
-    made: dict[str, Any] = json.loads(to_json(config))
-    for section in (made, made["trainer"], made["orchestrator"], made["inference"] or {}):
+    settings: dict[str, Any] = json.loads(to_json(config))
+    for section in (settings, settings["trainer"], settings["orchestrator"], settings["inference"] or {}):
         section |= {name: None for name in TRACKER_FOLDERS if name in section}
         if isinstance(section.get("ckpt"), dict):
-            section["ckpt"] |= {"interval": _NEVER, "store": None, "resume_step": None}
+            section["ckpt"] |= {"interval": _NO_INTERVAL, "store": None, "resume_step": None}
         section |= {"output_dir": str(directory)} if "output_dir" in section else {}
         section |= {"max_steps": steps} if "max_steps" in section else {}
-    made["orchestrator"] |= {"eval": None}
-    made["trainer"]["optim"]["lr"] = rate
+    settings["orchestrator"] |= {"eval": None}
+    settings["trainer"]["optim"]["lr"] = rate
     if steps != config.max_steps:  # only a part of the run, which ends before the rate decays
-        made["trainer"]["scheduler"] = {"type": "constant"}
-    made["trainer"]["trained"]["keep"] = None
-    return made
+        settings["trainer"]["scheduler"] = {"type": "constant"}
+    settings["trainer"]["trained"]["keep"] = None
+    return settings
 
 
-def _carry_out(argv: list[str], log: Path, seconds: float) -> str:
-    """Run a command to its end. Return the reason why it failed, or an empty text."""
+def _run_command(argv: list[str], log: Path, seconds: float) -> str:
+    """Run a command to its end. Return the reason if it failed, else ""."""
     with log.open("wb") as out:
         child = ChildProcess(argv, stdout=out, stderr=out, guarded=True)
         try:
             code = child.wait(seconds)
         except subprocess.TimeoutExpired:
-            return "the time was up"
+            return "timed out"
         finally:
             child.end(_END_SECONDS, session=False)
     if code == 0:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return f"exit code {code}: {' '.join(lines[-_LAST_LINES:])}"
+    return f"exit code {code}: {' '.join(lines[-_LOG_LINES:])}"

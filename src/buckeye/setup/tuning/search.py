@@ -11,8 +11,8 @@ FACTOR = 3.0
 MIN_STEPS = 12
 """Default minimum number of steps of a fork."""
 
-_FAR = 30.0
-_NEAR = 1.5
+_MAX_JUMP = 30.0
+_TOLERANCE = 1.5
 
 
 def search_by_change(
@@ -20,33 +20,33 @@ def search_by_change(
 ) -> dict[float, float]:
     """Try learning rates until the policy's change per step is within a factor of 1.5 of `target`.
 
-    Begins with `start`, and stops earlier when `has_time` returns False. Returns each rate with its change, which
-    is NaN if the rate breaks the model.
+    Begins with `start`, and stops earlier when `has_time` returns False. Returns each rate with its change,
+    which is NaN if the rate breaks the model.
     """
-    found = dict[float, float]()
+    changes = dict[float, float]()
     rate, below, above = start, 0.0, math.inf
     for _ in range(tries):
-        found[rate] = seen = change(rate)
-        if target / _NEAR <= seen <= target * _NEAR or not has_time():
+        changes[rate] = measured = change(rate)
+        if target / _TOLERANCE <= measured <= target * _TOLERANCE or not has_time():
             break
-        below, above = (max(below, rate), above) if seen < target else (below, min(above, rate))
-        rate = _next(rate, seen, target)
+        below, above = (max(below, rate), above) if measured < target else (below, min(above, rate))
+        rate = _next_rate(rate, measured, target)
         if not below < rate < above:  # noise, or the change does not grow with the rate
             rate = math.sqrt(below * above) if below > 0.0 and above < math.inf else rate
-    return found
+    return changes
 
 
-def _next(rate: float, seen: float, target: float) -> float:
+def _next_rate(rate: float, measured: float, target: float) -> float:
     """Return the rate expected to hit the target: while a change is small, it grows with the rate squared."""
-    if not math.isfinite(seen) or seen <= 0.0:
-        return rate * _FAR if seen <= 0.0 else rate / _FAR
-    return rate * min(max(math.sqrt(target / seen), 1.0 / _FAR), _FAR)
+    if not math.isfinite(measured) or measured <= 0.0:
+        return rate * _MAX_JUMP if measured <= 0.0 else rate / _MAX_JUMP
+    return rate * min(max(math.sqrt(target / measured), 1.0 / _MAX_JUMP), _MAX_JUMP)
 
 
-def nearest_rate(found: Mapping[float, float], target: float) -> float:
+def nearest_rate(changes: Mapping[float, float], target: float) -> float:
     """Return the rate whose change is closest to the target, by ratio; the smallest rate if all broke."""
-    known = {rate: change for rate, change in found.items() if math.isfinite(change) and change > 0.0}
-    return min(known, key=lambda rate: abs(math.log(known[rate] / target)), default=min(found))
+    known = {rate: change for rate, change in changes.items() if math.isfinite(change) and change > 0.0}
+    return min(known, key=lambda rate: abs(math.log(known[rate] / target)), default=min(changes))
 
 
 def search_by_score(score: Callable[[float], float | None], start: float) -> dict[float, float]:
@@ -56,11 +56,11 @@ def search_by_score(score: Callable[[float], float | None], start: float) -> dic
     left. Returns the rates with their scores. A score of -inf means that the rate is too high: then only
     lower rates are tried.
     """
-    found = dict[int, float]()
+    scores = dict[int, float]()
     power: int | None = 0
-    while power is not None and (known := score(start * FACTOR**power)) is not None:
-        found[power] = known
-        best = max(found, key=found.__getitem__)
-        around = (best + 1, best - 1) if found[best] > -math.inf else (min(found) - 1,)
-        power = next((near for near in around if near not in found), None)
-    return {start * FACTOR**power: known for power, known in found.items()}
+    while power is not None and (new := score(start * FACTOR**power)) is not None:
+        scores[power] = new
+        best = max(scores, key=scores.__getitem__)
+        neighbors = (best + 1, best - 1) if scores[best] > -math.inf else (min(scores) - 1,)
+        power = next((neighbor for neighbor in neighbors if neighbor not in scores), None)
+    return {start * FACTOR**power: known for power, known in scores.items()}

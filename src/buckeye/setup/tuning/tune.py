@@ -23,12 +23,12 @@ from buckeye.setup.tuning.search import MIN_STEPS, nearest_rate, search_by_chang
 TARGET = 0.01
 """Change of the policy per step at which training trials begin: KL divergence, in nats per token."""
 _BATCHES = 3
-_STILL = 1e-12  # a learning rate that does not change the policy
+_BASELINE_RATE = 1e-12  # a learning rate that does not change the policy
 _TRIES = 6
-_LEARNT = 3.0  # standard errors
+_SIGNIFICANCE = 3.0  # standard errors
 _FORKS = 5
-_MOST_STEPS = 100  # of a fork, if the run has no max_steps
-_LONGEST = 1.5  # timeout of a fork, as a multiple of its expected time
+_MAX_STEPS = 100  # of a fork, if the run has no max_steps
+_TIMEOUT_FACTOR = 1.5  # timeout of a fork, as a multiple of its expected time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,93 +58,98 @@ class Tuning:
     budget: float
     tell: Callable[[str], None]
     forks: list[Fork] = field(default_factory=list)
-    _begun: float = field(default_factory=time.monotonic)
+    _started: float = field(default_factory=time.monotonic)
 
     def run(self) -> TuningResult:
         """Find the rate. Raises UsageError if the folder exists, RunError if the first fork fails."""
         if self.root.exists():
-            raise UsageError(f"{self.root} exists already. Name a new folder: -o DIR")
+            hint = "Name a new folder with -o"
+            raise UsageError(f"{self.root} exists", code="BK-FILE-EXISTS", hint=hint)
         self.root.mkdir(parents=True)
         start = float(self.config.trainer.optim.lr)
-        self._note("begin", rate=start, budget=self.budget)
-        still = self._still()
+        self._record("begin", rate=start, budget=self.budget)
+        baseline = self._run_baseline()
         changes = search_by_change(
-            partial(self._change, still),
+            partial(self._change, baseline),
             start,
             TARGET,
             tries=_TRIES,
             has_time=lambda: self._left() > self.budget / 2,
         )
         center = nearest_rate(changes, TARGET)
-        self._note("center", rate=center, change=changes[center], target=TARGET)
-        steps = self._fork_steps(still)
-        search_by_score(lambda rate: self._score(still, rate, steps), center)
-        delete_weights(still)
-        kept = [fork for fork in self.forks if not fork.failure_reason and not fork.lost_reward]
-        best = max(kept, key=lambda fork: fork.score or 0.0, default=None)
-        sure = best is not None and is_below(still.all_rewards, best.last_rewards, _LEARNT)
-        rate = best.rate if best is not None and sure else center
+        self._record("center", rate=center, change=changes[center], target=TARGET)
+        steps = self._fork_steps(baseline)
+        search_by_score(lambda rate: self._score(baseline, rate, steps), center)
+        delete_weights(baseline)
+        usable = [fork for fork in self.forks if not fork.failure_reason and not fork.lost_reward]
+        best = max(usable, key=lambda fork: fork.score or 0.0, default=None)
+        has_learned = best is not None and is_below(baseline.all_rewards, best.last_rewards, _SIGNIFICANCE)
+        rate = best.rate if best is not None and has_learned else center
         file = self.root / "tuned.toml"
-        write_file(file, f"# by `buckeye rl tune`\n[trainer.optim]\nlr = {rate:.3e}\n")
-        self._note("chosen", rate=rate, by="training" if sure else "change", file=str(file))
+        write_file(file, f"# Written by `buckeye rl tune`\n[trainer.optim]\nlr = {rate:.3e}\n")
+        self._record("chosen", rate=rate, by="training" if has_learned else "change", file=str(file))
         return TuningResult(
             lr=rate,
-            by_training=sure,
-            reward_at_start=statistics.fmean(still.all_rewards),
+            by_training=has_learned,
+            reward_at_start=statistics.fmean(baseline.all_rewards),
             reward_at_end=None if best is None else statistics.fmean(best.last_rewards),
             changes=[{"lr": tried, "kl": change} for tried, change in changes.items()],
             forks=[{"lr": fork.rate, "run": str(fork.directory), **fork.outcome} for fork in self.forks],
             file=str(file),
         )
 
-    def _still(self) -> Fork:
+    def _run_baseline(self) -> Fork:
         """Run a fork that does not change the policy, and return it.
 
         Its batches measure the policy's changes, and its rewards are the initial ones. Forks that train run
         their own rollouts.
         """
-        still = train_fork(self.config, self.root / "still", _STILL, _BATCHES, seconds=self._left())
-        if still.score is None:
-            raise RunError(f"Nothing can be tried: {still.failure_reason}. See {self.root / 'still.log'}")
-        self._note(
-            "still", reward_at_start=statistics.fmean(still.all_rewards), seconds=round(still.seconds, 1)
+        fork = train_fork(self.config, self.root / "still", _BASELINE_RATE, _BATCHES, seconds=self._left())
+        if fork.score is None:
+            raise RunError(
+                f"the first fork failed: {fork.failure_reason}",
+                code="BK-RUN-PROCESS",
+                at=str(self.root / "still.log"),
+            )
+        self._record(
+            "still", reward_at_start=statistics.fmean(fork.all_rewards), seconds=round(fork.seconds, 1)
         )
-        return still
+        return fork
 
-    def _change(self, still: Fork, rate: float) -> float:
+    def _change(self, baseline: Fork, rate: float) -> float:
         """Return the policy's change per step: the median, because the optimizer's first step is atypical."""
-        found = policy_changes(still.directory, rate)
-        change = statistics.median(found) if math.isfinite(found[-1]) else math.nan
-        self._note("change", rate=rate, change=change)
+        changes = policy_changes(baseline.directory, rate)
+        change = statistics.median(changes) if math.isfinite(changes[-1]) else math.nan
+        self._record("change", rate=rate, change=change)
         return change
 
-    def _fork_steps(self, still: Fork) -> int:
+    def _fork_steps(self, baseline: Fork) -> int:
         """Return the number of steps per fork that leaves time for _FORKS forks."""
-        room = (self._left() / _FORKS - _fork_seconds(still, 0)) / still.step_seconds
-        return min(self.config.max_steps or _MOST_STEPS, max(MIN_STEPS, int(room)))
+        steps = (self._left() / _FORKS - _fork_seconds(baseline, 0)) / baseline.step_seconds
+        return min(self.config.max_steps or _MAX_STEPS, max(MIN_STEPS, int(steps)))
 
-    def _score(self, still: Fork, rate: float, steps: int) -> float | None:
+    def _score(self, baseline: Fork, rate: float, steps: int) -> float | None:
         """Return the score of a fork with this rate.
 
         -inf means that it failed or fell; None that no time is left for it.
         """
         known = [fork.seconds for fork in self.forks if fork.score is not None]
-        needed = max(known, default=_fork_seconds(still, steps))
+        needed = max(known, default=_fork_seconds(baseline, steps))
         if self._left() < needed:
-            self._note("no time", rate=rate, left=round(self._left(), 1), needed=round(needed, 1))
+            self._record("no time", rate=rate, left=round(self._left(), 1), needed=round(needed, 1))
             return None
-        seconds = max(self._left(), needed) * _LONGEST
+        seconds = max(self._left(), needed) * _TIMEOUT_FACTOR
         fork = train_fork(self.config, self.root / f"lr-{rate:.2e}", rate, steps, seconds=seconds)
         self.forks.append(fork)
         delete_weights(fork)
-        self._note("fork", rate=rate, steps=steps, **fork.outcome)
+        self._record("fork", rate=rate, steps=steps, **fork.outcome)
         return -math.inf if fork.score is None or fork.lost_reward else fork.score
 
     def _left(self) -> float:
-        return self.budget - (time.monotonic() - self._begun)
+        return self.budget - (time.monotonic() - self._started)
 
-    def _note(self, what: str, **details: Any) -> None:
-        """Record a decision with its figures, and report it."""
+    def _record(self, what: str, **details: Any) -> None:
+        """Write an event about a decision with its figures, and report it."""
         write_event(self.root, "tune", attempt=1, what=what, **details)
         shown = [
             f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
@@ -154,6 +159,6 @@ class Tuning:
         self.tell(f"{what}: {', '.join(shown)}")
 
 
-def _fork_seconds(still: Fork, steps: int) -> float:
-    """Return the expected seconds of a fork: start and end as for the still fork, plus its steps."""
-    return max(0.0, still.seconds - still.step_seconds * _BATCHES) + still.step_seconds * steps
+def _fork_seconds(baseline: Fork, steps: int) -> float:
+    """Return the expected seconds of a fork: start and end of the baseline fork, plus its steps."""
+    return max(0.0, baseline.seconds - baseline.step_seconds * _BATCHES) + baseline.step_seconds * steps
