@@ -334,7 +334,7 @@ def test_project_folder_is_installed_once_per_state_of_its_files(tmp_path):
     with gateway(tmp_path, "--dir", str(project)) as running:
         client = Client(running.url, **{"Mcp-Image": "your-org/your-env:latest"}).open()
         assert client.call("who")["cwd"].endswith("/work")
-        assert "your-org/your-env:latest get --dir" in running.log()
+        assert "Header `Mcp-Image: your-org/your-env:latest` ignored" in running.log()
     assert sorted(path.name for path in project.iterdir()) == before
     environments = tmp_path / "cache" / "buckeye" / "environments"
     (first,) = environments.glob("my-game-*")
