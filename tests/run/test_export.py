@@ -364,7 +364,7 @@ def test_push_fills_a_new_repository_and_no_other(tuned, monkeypatch, refusal):
         monkeypatch.setenv("HF_TOKEN", "hf_of_the_environment")
         with refusal(UsageError):
             _export(tuned, step="last", push="me/used")
-        with pytest.raises(UsageError, match="as ORG/NAME"):
+        with pytest.raises(UsageError, match="ORG/NAME"):
             _export(tuned, step="last", push="new")
         assert not (tuned / "exports").exists()
         hub.broken = True

@@ -59,7 +59,7 @@ def test_a_run_says_it_at_its_end(runs, caplog):
         assert caplog.messages == []
         report_findings(runs / "bad")
     first, last = caplog.messages
-    assert first.startswith("Found (sure): 232 of 320 samples are trained with another advantage")
+    assert first.startswith("Found (sure): 232 of 320 samples have an advantage that differs")
     assert last == f"All of it, with evidence: buckeye rl diagnose {runs / 'bad'}"
 
 
@@ -95,5 +95,5 @@ def test_a_diagnosis_that_fails_ends_nothing(runs, caplog, one_rule_fails):
         report_findings(runs / "good")
         report_findings(runs / "none")
     failed, impossible = caplog.messages
-    assert failed.startswith("Not looked at: rule broken_rule failed")
-    assert impossible.startswith("What may be wrong with the run could not be looked at: ")
+    assert failed.startswith("Not checked: rule broken_rule failed")
+    assert impossible.startswith("The diagnosis of the run failed: ")

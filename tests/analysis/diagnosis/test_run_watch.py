@@ -38,7 +38,7 @@ def told(tmp_path, caplog):
 def test_it_is_told_after_three_batches_in_a_row_and_seldom_again(told):
     said = told([[EQUAL, EQUAL]] * 2 + [[EQUAL, DIFFERENT]] + [[EQUAL]] * 2 + [[DIFFERENT]] + [[EQUAL]] * 60)
     assert list(said) == [18, 65]
-    assert "the batches of steps 16 to 18" in said[18][0]
+    assert "batches of steps 16 to 18" in said[18][0]
     assert "(mean reward 0.5000)" in said[18][0]
     assert "of steps 16 to 65" in said[65][0]
 
@@ -56,11 +56,11 @@ def test_rewards_that_are_advantages_need_no_spread(told):
     [
         ([group(rollout(0.0), rollout(0.0, turns=(4,)))], "no task was solved"),
         ([group(rollout(1.0), rollout(1.0))], "every task was solved"),
-        ([group(rollout(0.4)), group(rollout(0.7))], "without siblings"),
+        ([group(rollout(0.4)), group(rollout(0.7))], "a group of one rollout"),
         ([group(CUT_BACK, rollout(0.0, turns=(4,), shaping={"length": 0.0}))], "no task was solved"),
-        ([group(rollout(0.4), rollout(0.4))] * 2 + [EQUAL], "word for word, so the policy has collapsed"),
-        ([group(rollout(0.4), rollout(0.4)), EQUAL], "choose tasks that are solved now and then"),
-        ([EQUAL], "every reply earns the same reward, 0.5000"),
+        ([group(rollout(0.4), rollout(0.4))] * 2 + [EQUAL], "identical, so the policy has collapsed"),
+        ([group(rollout(0.4), rollout(0.4)), EQUAL], "use tasks that are sometimes solved"),
+        ([EQUAL], "every reply gets the same reward, 0.5000"),
         ([group(rollout(0.0, truncated=True), rollout(0.0, turns=(4,), truncated=True))], "was cut off"),
     ],
 )
