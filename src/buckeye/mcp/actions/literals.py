@@ -80,9 +80,9 @@ class _Reader:
         self.position = match.end() if match is not None else self.position
 
     def take(self, sign: str) -> bool:
-        found = self.text.startswith(sign, self.position)
-        self.position += len(sign) * found
-        return found
+        is_next = self.text.startswith(sign, self.position)
+        self.position += len(sign) * is_next
+        return is_next
 
     def call(self) -> CallText:
         self.blank()
@@ -148,15 +148,15 @@ class _Reader:
     def items(self, bracket: str, depth: int) -> Any:
         """Parse a list or tuple. Parentheses around one value without a comma mean that value."""
         closing = _CLOSING[bracket]
-        found, commas = [], False
+        items, has_comma = [], False
         while not self.closed(closing):
-            found.append(self.value(depth))
+            items.append(self.value(depth))
             self.separator(closing)
-            commas = commas or self.text[self.position - 1] == ","
-        return found[0] if bracket == "(" and len(found) == 1 and not commas else found
+            has_comma = has_comma or self.text[self.position - 1] == ","
+        return items[0] if bracket == "(" and len(items) == 1 and not has_comma else items
 
     def mapping(self, depth: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         while not self.closed("}"):
             start = self.position
             quote = _QUOTE.match(self.text, self.position)
@@ -166,11 +166,11 @@ class _Reader:
             self.blank()
             if not self.take(":"):
                 raise self.error(f"expected : after the key {shorten(key)!r}")
-            if key in found:
+            if key in values:
                 raise self.error(f"the key {shorten(key)!r} is there twice", start)
-            found[key] = self.value(depth)
+            values[key] = self.value(depth)
             self.separator("}")
-        return found
+        return values
 
     def number(self, digits: str) -> int | float:
         if len(digits) > _MAX_DIGITS:

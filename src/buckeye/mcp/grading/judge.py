@@ -150,8 +150,8 @@ def judge_calls(grader: CallsGrader, calls: Sequence[RecordedCall]) -> GraderVer
     matching = [call for call in calls if grader.call is None or _is_call(grader.call, call)]
     of_call = "" if grader.call is None else f" of {_describe_call(grader.call)}"
     if grader.at_most is not None and len(matching) > grader.at_most:
-        most = counted(grader.at_most, "call")
-        return GraderVerdict(0.0, f"expected at most {most}{of_call}, found {len(matching)}")
+        limit = counted(grader.at_most, "call")
+        return GraderVerdict(0.0, f"expected at most {limit}{of_call}, found {len(matching)}")
     succeeded = [call for call in matching if not call.error]
     least = grader.at_least or (1 if grader.tool is not None and grader.at_most is None else 0)
     if len(succeeded) < least:
