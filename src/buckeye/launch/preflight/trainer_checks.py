@@ -46,9 +46,7 @@ def reference_warnings(loss: LossConfig) -> list[str]:
     """Return a line if the trainer must download the reference model of the loss, else nothing."""
     if loss.reference_model is None or find_model(loss.reference_model) is not None:
         return []
-    return [
-        f"trainer.loss.reference_model: {loss.reference_model} is not on this machine: it is downloaded"
-    ]
+    return [f"trainer.loss.reference_model: {loss.reference_model} is not on this machine: it is downloaded"]
 
 
 def _function_warnings(config: RLConfig) -> Iterator[str]:
