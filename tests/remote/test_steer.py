@@ -54,7 +54,7 @@ def notes(tmp_path):
     ("held", "changes", "state", "reason"),
     [
         (True, {}, "starting", "Waiting for the pod: PROVISIONING 40%"),
-        (False, {}, "failed", "who started it was killed after: Waiting for the pod"),
+        (False, {}, "failed", "the starting command was killed after: Waiting for the pod"),
         (False, {"state": "over", "doing": "No offer fits."}, "failed", "No offer fits."),
     ],
 )

@@ -113,7 +113,7 @@ def test_run_with_failing_environment_fails(runner):
     assert all(one["dropped"] == "errored" and "unplugged" in one["error"] for one in map(json.loads, played))
     assert not (runner.root / "out" / "rollouts" / "step_0.jsonl").exists()
     again = runner.here(runner.rl("out", "--dry-run"))
-    assert (again.returncode, "holds a run" in again.stderr) == (0, False), (
+    assert (again.returncode, "has a run" in again.stderr) == (0, False), (
         again.stderr
     )  # no step was made, so the directory is free
 

@@ -67,7 +67,10 @@ def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
         recorded = read_json(path)
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"cannot read the recorded settings of the run: {error}", code="BK-FILE-UNREADABLE", at=str(path)
+            f"cannot read the recorded settings of the run: {error}",
+            code="BK-FILE-UNREADABLE",
+            at=str(path),
+            hint="restore this file, or start a new run in another `--output-dir`",
         ) from error
     current = to_recorded_form(config).model_dump(mode="json")
     return [

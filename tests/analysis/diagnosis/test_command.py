@@ -50,7 +50,7 @@ def test_what_is_damaged_is_said(runs):
 def test_no_run(runs):
     done = run_here("rl", "diagnose", "none", cwd=runs)
     assert done.returncode == 2
-    assert "none is no directory, name or id of a known run" in done.stderr
+    assert "no run 'none'" in done.stderr
 
 
 def test_a_run_says_it_at_its_end(runs, caplog):

@@ -27,14 +27,14 @@ _SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokeni
 class DiskNeed:
     """Disk space of one kind of files, at the maximum during a run.
 
-    `size` is in bytes, None while the model's size is unknown. `why` is the arithmetic, and `setting` the
+    `size` is in bytes, None while the model's size is unknown. `calculation` explains it, and `setting` is the
     setting to lower. `at_most` is True if the files may be smaller. `paths` are the files in the run
     directory.
     """
 
     kind: str
     size: int | None
-    why: str
+    calculation: str
     setting: str
     at_most: bool
     paths: tuple[str, ...]
@@ -83,7 +83,7 @@ def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
         if need.size == 0:
             continue
         size = f"{'up to ' if need.at_most else ''}{human_bytes(need.size)}"
-        rows.append((f"  {need.kind}", size, need.why, need.setting))
+        rows.append((f"  {need.kind}", size, need.calculation, need.setting))
     free, reserve = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
     existing = sum(_existing_bytes(config, need) for need in estimate.needs)
     note = f"free: {human_bytes(free)}, including a reserve of {human_bytes(reserve)}"
@@ -128,7 +128,9 @@ def _shortage(config: RLConfig, estimate: DiskEstimate, needs: Sequence[DiskNeed
         existing = _existing_bytes(config, need)
         state = "to be deleted" if config.clean else "existing"
         note = f", {human_bytes(existing)} {state}" if existing else ""
-        lines.append(f"  {need.kind}: {human_bytes(size)} ({need.why}){note}; lower with `{need.setting}`")
+        lines.append(
+            f"  {need.kind}: {human_bytes(size)} ({need.calculation}){note}; lower with `{need.setting}`"
+        )
     lines.append(f"  reserve: {human_bytes(reserve)}")
     lines.append(f"  free: {human_bytes(free)}")
     return "\n".join(lines)
@@ -142,16 +144,16 @@ def _checkpoints(config: RLConfig, model_path: Path | None, steps: int) -> DiskN
     ckpt = config.trainer.ckpt
     interval, keep = (ckpt.interval, ckpt.keep) if ckpt is not None else (None, None)
     written = 1 if interval is None else math.ceil(steps / interval)
-    count, why = written, f"{written} of"
+    count, calculation = written, f"{written} of"
     if keep is not None:
         best = int(config.orchestrator.eval is not None)
         count = min(written, keep + best + 1)
-        why = f"{keep} kept{' and the best' if best else ''}, and one being written:"
+        calculation = f"{keep} kept{' and the best' if best else ''}, and one being written:"
     size = _checkpoint_bytes(config, model_path)
     return DiskNeed(
         kind="checkpoints",
         size=None if size is None else count * size,
-        why=f"{why} {human_bytes(size)}",
+        calculation=f"{calculation} {human_bytes(size)}",
         setting="ckpt.keep" if keep is None or keep > 1 else "ckpt.interval",
         at_most=False,
         paths=("checkpoints",),
@@ -193,7 +195,7 @@ def _weights(config: RLConfig, model_path: Path | None) -> DiskNeed:
     return DiskNeed(
         kind="weights",
         size=None if size is None else versions * size,
-        why=f"{versions - 1} versions in use, and one being written: {human_bytes(size)}",
+        calculation=f"{versions - 1} versions in use, and one being written: {human_bytes(size)}",
         setting="max_async_level",
         at_most=False,
         paths=("weights",),
@@ -207,7 +209,7 @@ def _trained_batches(config: RLConfig, steps: int) -> DiskNeed:
     return DiskNeed(
         kind="trained",
         size=count * size if trained.record_order else min(count * size, trained.max_bytes),
-        why=f"{count} batches of {human_bytes(size)}, for `rl replay`",
+        calculation=f"{count} batches of {human_bytes(size)}, for `rl replay`",
         setting=f"trainer.trained.{'record_order' if trained.record_order else 'max_bytes'}",
         at_most=True,
         paths=("trained",),
@@ -221,7 +223,7 @@ def _rollouts(orchestrator: OrchestratorConfig, steps: int) -> DiskNeed:
     return DiskNeed(
         kind="rollouts",
         size=count * orchestrator.batch_size * size,
-        why=f"{count} steps x {orchestrator.batch_size} rollouts x {human_bytes(size)}",
+        calculation=f"{count} steps x {orchestrator.batch_size} rollouts x {human_bytes(size)}",
         setting="orchestrator.rollouts.keep",
         at_most=True,
         paths=("rollouts",),
