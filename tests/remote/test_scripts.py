@@ -137,7 +137,7 @@ LAYERS = """#!/bin/sh
 case "$*" in
   -m\\ venv*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
   *purelib*) echo "$HOME" ;;
-  *attention_here*) echo "SDPA, as there is no GPU" ;;
+  *detect_attention*) echo "SDPA, as there is no GPU" ;;
 esac
 """
 

@@ -22,12 +22,11 @@ ME = RunIdentity(run_id="run", attempt=1)
 class OtherRanks:
     """Ranks as seen by one that is not the first; `answer` is the value of the other ranks."""
 
-    first = False
+    is_rank_zero = False
+    world_size = 2
 
     def __init__(self, answer: int) -> None:
         self.answer = answer
-
-    count = 2
 
     def max(self, value: int) -> int:
         return max(value, self.answer)
@@ -56,18 +55,18 @@ def _batch(step):
     return Batch(step=step, samples=(sample,), orchestrator_state={})
 
 
-def test_the_deadline_says_what_was_waited_for(tmp_path, refusal):
+def test_receiver_times_out_with_a_message(tmp_path, refusal):
     with refusal(TransportError):
         _receiver(tmp_path).next_batch(7)
 
 
-def test_a_stop_ends_the_wait(tmp_path):
+def test_stop_request_ends_the_wait(tmp_path):
     waiting = _receiver(tmp_path)
     waiting.stop.requested = True
     assert waiting.next_batch(0) is None
 
 
-def test_a_damaged_batch_is_set_aside_and_read_when_it_is_there_again(tmp_path):
+def test_damaged_batch_is_quarantined_and_read_after_a_rewrite(tmp_path):
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
     again = threading.Thread(target=_put_when_gone, args=(tmp_path,))
     again.start()
@@ -83,14 +82,14 @@ def _put_when_gone(root):
     _put(root)
 
 
-def test_a_damaged_batch_that_does_not_come_again_ends_the_wait(tmp_path, monkeypatch, refusal):
+def test_damaged_batch_without_a_rewrite_ends_the_wait(tmp_path, monkeypatch, refusal):
     (_put(tmp_path) / "batch.safetensors").write_bytes(b"x")
-    monkeypatch.setattr(batch_receiver, "_AGAIN_SECONDS", 0.05)
+    monkeypatch.setattr(batch_receiver, "_REWRITE_SECONDS", 0.05)
     with refusal(TransportError):
         _receiver(tmp_path, timeout=HANG).next_batch(0)
 
 
-def test_a_batch_that_is_always_damaged_ends_the_wait(tmp_path, monkeypatch):
+def test_repeatedly_damaged_batch_ends_the_wait(tmp_path, monkeypatch):
     def damaged(root, step, *, identity):
         raise TransportError("SHA-256 differs")
 
@@ -99,25 +98,27 @@ def test_a_batch_that_is_always_damaged_ends_the_wait(tmp_path, monkeypatch):
         _receiver(tmp_path, timeout=HANG).next_batch(0)
 
 
-def test_batches_of_others_are_told_and_not_read(tmp_path, monkeypatch, caplog):
+def test_batches_of_other_runs_are_warned_about_and_not_read(tmp_path, monkeypatch, caplog):
     _put(tmp_path)
     write_batch(tmp_path, _batch(step=3), identity=RunIdentity(run_id="run", attempt=2))
     write_batch(tmp_path, _batch(step=5), identity=RunIdentity(run_id="other", attempt=1))
     monkeypatch.setattr(logging.getLogger("buckeye"), "propagate", True)
     with caplog.at_level("WARNING"):
         _receiver(tmp_path).warn_about_other_runs()
-    assert "2 batches" in caplog.text
-    assert "ignored: steps 3, 5" in caplog.text
-    with pytest.raises(TransportError, match="No batch 3 arrived"):
+    assert "Ignoring 2 batches" in caplog.text
+    assert "steps 3, 5" in caplog.text
+    with pytest.raises(TransportError) as raised:
         _receiver(tmp_path).next_batch(3)
+    assert raised.value.code == "BK-RUN-STALLED"
 
 
-def test_other_ranks_follow_the_first_and_need_not_see_its_disk(tmp_path):
+def test_other_ranks_receive_the_batch_from_rank_zero(tmp_path):
     ready, stop, failed = 1, 2, 3
     batch = _receiver(tmp_path, ranks=OtherRanks(ready)).next_batch(0)
     assert batch is not None
     assert len(batch.samples) == 1
     assert batch.samples[0].token_ids.tolist() == _batch(step=0).samples[0].token_ids.tolist()
     assert _receiver(tmp_path, ranks=OtherRanks(stop)).next_batch(0) is None
-    with pytest.raises(TransportError, match="Another rank"):
+    with pytest.raises(TransportError) as raised:
         _receiver(tmp_path, ranks=OtherRanks(failed)).next_batch(0)
+    assert raised.value.code == "BK-BATCH"

@@ -53,7 +53,7 @@ def find_leftovers(run: Path) -> list[Path]:
     "point",
     [p if p == "checkpoint.before_commit" else pytest.param(p, marks=pytest.mark.slow) for p in POINTS],
 )
-def test_a_kill_leaves_the_old_checkpoint_or_the_new_one(tmp_path, train, tiny_model, batches, point):
+def test_killed_writer_leaves_the_old_or_the_new_checkpoint(tmp_path, train, tiny_model, batches, point):
     straight, broken, marks = tmp_path / "straight", tmp_path / "broken", tmp_path / "marks"
     marks.mkdir()
     train(straight, batches)
@@ -77,7 +77,7 @@ def test_a_kill_leaves_the_old_checkpoint_or_the_new_one(tmp_path, train, tiny_m
     assert find_leftovers(broken) == []
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, train, batches, monkeypatch):
+def test_training_continues_while_a_checkpoint_is_written(tmp_path, train, batches, monkeypatch):
     """The writer of step 1 waits until step 2 is trained, and still writes the state after step 1."""
     trained = threading.Event()
     real = output_module.write_state
@@ -111,7 +111,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path, train, batches
     assert written[1]["seconds_blocked"] >= 0
 
 
-def test_an_error_of_the_writer_ends_the_trainer(tmp_path, tiny_model, batches, monkeypatch, refusal):
+def test_checkpoint_write_error_ends_the_trainer(tmp_path, tiny_model, batches, monkeypatch, refusal):
     def write_state(learner, directory, captured):
         raise CheckpointError("the disk is made of cheese")
 
@@ -124,7 +124,7 @@ def test_an_error_of_the_writer_ends_the_trainer(tmp_path, tiny_model, batches, 
     assert find_leftovers(tmp_path) == []
 
 
-def test_work_in_the_background_is_awaited_and_its_error_is_raised_once():
+def test_background_thread_is_awaited_and_raises_its_error_once():
     def fail() -> None:
         raise ValueError("no")
 
@@ -155,7 +155,7 @@ def test_the_best_checkpoint_by_evaluation_is_kept(tmp_path, tiny_model, batches
     assert steps(tmp_path) == [1, 4]
 
 
-def test_nothing_is_deleted_while_the_best_is_not_known(tmp_path, train, batches, wording):
+def test_no_checkpoint_is_deleted_if_the_best_is_unknown(tmp_path, train, batches, wording):
     _evaluate(tmp_path, 1, 0.5)
     (tmp_path / "evals" / "step_1" / "words.json").write_text("{")
     train(tmp_path, batches[:2], ckpt={"interval": 1, "keep": 1})
@@ -163,9 +163,7 @@ def test_nothing_is_deleted_while_the_best_is_not_known(tmp_path, train, batches
     assert warnings(tmp_path) == wording
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over(
-    tmp_path, train, tiny_model, batches, monkeypatch, wording
-):
+def test_resume_skips_a_damaged_newest_checkpoint(tmp_path, train, tiny_model, batches, monkeypatch, wording):
     train(tmp_path, batches[:2], ckpt={"interval": 1})
     weights = tmp_path / "checkpoints" / "step_2" / "trainer" / "model" / "model.safetensors"
     content = bytearray(weights.read_bytes())
@@ -181,7 +179,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over(
     verify_checkpoint(resolve_checkpoint(tmp_path / "checkpoints", 2))  # written again
 
 
-def test_the_generator_of_random_numbers_continues():
+def test_random_generators_are_restored():
     device = torch.device("cpu")
     state = get_random_state(device)
     expected = torch.rand(3)

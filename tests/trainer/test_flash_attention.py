@@ -73,7 +73,7 @@ def row_of(name: str, lengths: list[int], device: torch.device = CPU):
 
 @pytest.mark.parametrize("name", SAMPLES)
 @pytest.mark.parametrize("window", [None, 4, 25])
-def test_it_is_the_padded_attention(build_model, monkeypatch, name, window):
+def test_varlen_attention_equals_padded_attention(build_model, monkeypatch, name, window):
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
     sliding = {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
     directory = build_model(Qwen3Config, **(sliding if window else {}))
@@ -90,7 +90,7 @@ def test_it_is_the_padded_attention(build_model, monkeypatch, name, window):
 
 
 @pytest.mark.parametrize("window", [None, 4])
-def test_torch_takes_these_arguments(window):
+def test_torch_accepts_the_varlen_arguments(window):
     layout = row_of("a group", SAMPLES["a group"], device=torch.device("meta")).layout
     tokens = int(layout.blocks[-1].end)
     query = torch.empty(1, 4, tokens, 64, dtype=torch.bfloat16, device="meta", requires_grad=True)
@@ -107,7 +107,7 @@ def test_torch_takes_these_arguments(window):
 @pytest.mark.parametrize(
     ("gpu", "flash", "words"), [(False, False, "SDPA"), (True, True, "flash"), (True, False, "SDPA")]
 )
-def test_the_attention_of_a_machine_has_a_name(monkeypatch, gpu, flash, words):
+def test_detect_attention(monkeypatch, gpu, flash, words):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Tesla T4")
     monkeypatch.setattr(attention, "flash_available", lambda device: flash)

@@ -71,7 +71,7 @@ def test_a_new_adapter_changes_nothing(tiny_model):
 
 
 @pytest.mark.parametrize("modules_to_save", [[], ["lm_head", "norm"]])
-def test_merged_equals_adapted_here_and_in_peft(tmp_path, tiny_llama, modules_to_save):
+def test_merged_model_equals_adapted_model_and_peft(tmp_path, tiny_llama, modules_to_save):
     policy = adapted(tiny_llama, modules_to_save=modules_to_save, alpha=6.0)
     expected = logprobs(policy)
     adapter = saved(policy, tmp_path / "adapter")
@@ -85,7 +85,7 @@ def test_merged_equals_adapted_here_and_in_peft(tmp_path, tiny_llama, modules_to
         )
 
 
-def test_an_adapter_of_another_model_is_not_merged(tmp_path, tiny_model, refusal):
+def test_adapter_of_another_model_is_not_merged(tmp_path, tiny_model, refusal):
     adapter = saved(adapted(tiny_model, target_modules=["q_proj"]), tmp_path / "adapter")
     tensors = load_file(adapter / "adapter_model.safetensors")
     save_file(
@@ -96,7 +96,7 @@ def test_an_adapter_of_another_model_is_not_merged(tmp_path, tiny_model, refusal
         merge_adapter(str(tiny_model), adapter, tmp_path / "merged")
 
 
-def test_frozen_matrices_are_counted_apart(tiny_model, tiny_llama):
+def test_frozen_matrices_are_counted_separately(tiny_model, tiny_llama):
     """Two layers of hidden size 32: base and head are frozen, the rank-4 adapter of q_proj is trained."""
     layer = 32 * (32 + 16 + 16 + 32) + 3 * 32 * 48
     adapter = 2 * 4 * (32 + 32)
@@ -107,7 +107,7 @@ def test_frozen_matrices_are_counted_apart(tiny_model, tiny_llama):
         assert policy.frozen_matrix_elements == 2 * layer + (0 if trained_head else head)
 
 
-def test_without_the_adapter_it_is_the_base(tiny_llama):
+def test_without_adapter_equals_the_base_model(tiny_llama):
     policy = adapted(tiny_llama, modules_to_save=["lm_head"])
     trainable, before = set(policy.trainable), logprobs(policy)
     with without_adapter(policy.model):
@@ -151,7 +151,7 @@ def test_recomputed_activations_give_the_same_gradients(tiny_model):
         torch.testing.assert_close(gradients[1][name], gradient, msg=name)
 
 
-def test_the_canary_does_not_see_dropout(tiny_model):
+def test_canary_has_no_dropout(tiny_model):
     policy = adapted(tiny_model, dropout=0.5)
     assert not torch.equal(logprobs(policy), logprobs(policy))
     assert make_canary(policy) == make_canary(policy)
@@ -185,7 +185,7 @@ def test_in_bfloat16_the_adapter_stays_precise(tiny_llama):
         (torch.float32, "auto", torch.float32),
     ],
 )
-def test_a_base_is_never_wider_than_it_must_be(tmp_path, tiny_model, stored, computed, loaded):
+def test_frozen_base_has_the_narrowest_dtype(tmp_path, tiny_model, stored, computed, loaded):
     """The adapter and the modules trained in full are float32."""
     AutoModelForCausalLM.from_pretrained(tiny_model, dtype=stored).save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), CPU, compute_dtype=computed, frozen=True)
@@ -211,13 +211,13 @@ def test_modules_that_cannot_be_adapted(tiny_model, settings, refusal):
 
 
 @pytest.mark.parametrize("settings", [{"alpha": 8.0}, {"target_modules": ["q_proj"]}])
-def test_another_adapter_is_not_loaded(tmp_path, tiny_model, settings, refusal):
+def test_adapter_with_other_settings_is_not_loaded(tmp_path, tiny_model, settings, refusal):
     adapter = saved(adapted(tiny_model), tmp_path)
     with refusal(CheckpointError):
         load_adapter(adapted(tiny_model, **settings).model, adapter)
 
 
-def test_an_adapter_for_other_shapes_is_not_loaded(tmp_path, tiny_model, tiny_llama, refusal):
+def test_adapter_with_other_shapes_is_not_loaded(tmp_path, tiny_model, tiny_llama, refusal):
     adapter = saved(adapted(tiny_model, target_modules=["q_proj"]), tmp_path)
     tensors = load_file(adapter / "adapter_model.safetensors")
     save_file(
@@ -228,7 +228,7 @@ def test_an_adapter_for_other_shapes_is_not_loaded(tmp_path, tiny_model, tiny_ll
 
 
 @pytest.mark.parametrize("at", [0.0, 0.5, 0.99])
-def test_an_adapter_for_other_weights_of_the_same_shape_is_not_loaded(tmp_path, tiny_llama, at, refusal):
+def test_adapter_of_other_weights_is_not_loaded(tmp_path, tiny_llama, at, refusal):
     adapter = saved(adapted(tiny_llama), tmp_path / "adapter")
     moved = shutil.copytree(tiny_llama, tmp_path / "moved")
     load_adapter(adapted(moved).model, adapter)
@@ -262,7 +262,7 @@ def _adapter(run: Path, step: int) -> dict[str, torch.Tensor]:
     return load_file(run / "weights" / f"step_{step}" / "adapter_model.safetensors")
 
 
-def test_a_run_publishes_and_saves_the_adapter_alone(tmp_path, tiny_model, batches):
+def test_run_publishes_and_saves_only_the_adapter(tmp_path, tiny_model, batches):
     put(tmp_path, batches[:2])
     base = _digest(tiny_model)
     _train(tiny_model, tmp_path, max_steps=2)
@@ -310,7 +310,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path, tiny_model, batches
     assert [r["loss"] for r in losses[0].values()] == [r["loss"] for r in losses[1].values()]
 
 
-def test_a_checkpoint_of_the_other_kind_is_one_message(tmp_path, tiny_model, batches, refusal):
+def test_checkpoint_of_an_adapter_is_refused_for_full_training(tmp_path, tiny_model, batches, refusal):
     put(tmp_path, batches[:1])
     _train(tiny_model, tmp_path, max_steps=1)
     with refusal(CheckpointError):

@@ -183,7 +183,7 @@ def test_on_policy_all_losses_are_the_policy_gradient(kind):
 
 
 @pytest.mark.parametrize("kind", ALL_TYPES)
-def test_an_impossible_token_gives_a_finite_gradient(kind):
+def test_token_of_probability_zero_gives_a_finite_gradient(kind):
     """The sampler gave a probability of e^-1000 to a token that it sampled: its ratio is infinite."""
     inputs = LossInputs(
         logprobs=torch.tensor([-1.0, -1.0], requires_grad=True),
@@ -211,7 +211,7 @@ def test_no_tokens(kind):
 
 
 @pytest.mark.parametrize("kind", ALL_TYPES)
-def test_a_broken_log_probability_is_not_hidden(kind):
+def test_nan_logprob_gives_a_nan_loss(kind):
     inputs = inputs_of([1.0, math.nan], [1.0, 1.0])
     assert math.isnan(sums_of(inputs, kind).loss.item())
 

@@ -100,7 +100,7 @@ def test_the_correction_of_gspo_is_of_the_sequence():
 
 
 @pytest.mark.parametrize("kind", ["reinforce", "cispo"])
-def test_weights_that_are_none_or_already_truncated_are_not_truncated(kind, refusal):
+def test_truncation_is_refused_for_losses_without_untruncated_weights(kind, refusal):
     with refusal(ValueError):
         config_of(kind, **correct("truncate", high=5.0))
 
@@ -225,12 +225,12 @@ OTHER_SAMPLERS = [[0.3, 0.3, 0.2, 0.2], [0.1, 0.1, 0.2, 0.6]]
 
 
 @pytest.mark.parametrize("sampler", [POLICY, *OTHER_SAMPLERS])
-def test_the_weighted_estimator_has_the_gradient_of_the_divergence_whoever_sampled(sampler):
+def test_k3_weighted_has_the_gradient_of_the_kl_for_any_sampler(sampler):
     found = expected_gradient("k3_weighted", sampler)
     assert found.tolist() == pytest.approx(kl_gradient(POLICY, REFERENCE_POLICY)[0].tolist())
 
 
-def test_the_gradients_that_the_other_estimators_have():
+def test_gradients_of_the_other_kl_estimators():
     """On policy, k2 has the gradient of KL(pi || reference), and k3 that of KL(reference || pi).
 
     Off policy, neither does.
@@ -288,12 +288,12 @@ def test_default_divisors(kind, settings, expected):
     assert divisor([3, 1], config_of(kind, **settings), seq_len=50) == expected
 
 
-def test_an_empty_batch_is_divided_by_something():
+def test_divisor_of_an_empty_batch_is_positive():
     assert divisor([], config_of("ppo"), seq_len=5) == divisor([0], config_of("gspo"), seq_len=5) == 1
 
 
 @pytest.mark.parametrize("kind", sorted(LOSS_TYPES))
-def test_statistics_have_the_names_that_are_announced(kind):
+def test_statistics_match_statistic_names(kind):
     inputs = inputs_of([1.0, 3.0], [1.0, -1.0], reference=[-1.0, -1.0])
     for settings in ({}, {"kl_coef": 0.1}, correct("mask") if kind != "masked_ratio" else {}):
         given = inputs if "kl_coef" in settings else inputs_of([1.0, 3.0], [1.0, -1.0])
@@ -312,7 +312,7 @@ ALL_LOSSES = [
 
 
 @pytest.mark.parametrize(("kind", "settings"), ALL_LOSSES, ids=str)
-def test_figures_are_of_the_same_tokens_whatever_the_loss(kind, settings):
+def test_statistics_cover_equal_tokens_for_every_loss(kind, settings):
     """All losses report figures of the same tokens.
 
     Five tokens of three samples. The last sample has zero advantages, so not every loss needs it; the first
@@ -340,7 +340,7 @@ def test_figures_are_of_the_same_tokens_whatever_the_loss(kind, settings):
     assert values["trained_tokens"] == 5
 
 
-def test_what_is_masked_in_samples_without_advantage_is_not_counted():
+def test_masks_of_samples_without_advantage_are_not_counted():
     inputs = inputs_of([9.0, 1.0, 9.0], [1.0, 1.0, 0.0], [0, 0, 1])
     values = averages(
         {k: float(v) for k, v in sums_of(inputs, "masked_ratio", kl_tau=0.1).statistics.items()}
@@ -348,7 +348,7 @@ def test_what_is_masked_in_samples_without_advantage_is_not_counted():
     assert values["masked_high"] == 0.5
 
 
-def test_without_tokens_of_age_0_nothing_is_said_of_them():
+def test_fresh_statistics_are_left_out_without_fresh_tokens():
     values = averages({k: float(v) for k, v in sums_of(inputs_of([2.0], [1.0]), "ppo").statistics.items()})
     assert "entropy" in values
     assert not [name for name in values if name.endswith("_fresh")]
@@ -394,7 +394,7 @@ def own_loss(tmp_path):
     return path
 
 
-def test_a_loss_of_ones_own(own_loss):
+def test_custom_loss(own_loss):
     settings = {"import_path": f"{own_loss}:power", "kwargs": {"exponent": 2}}
     inputs = inputs_of([3.0, 1.0], [1.0, -1.0], [0, 1])
     loss, gradient = loss_and_gradient(inputs, "custom", **settings)
@@ -402,7 +402,7 @@ def test_a_loss_of_ones_own(own_loss):
     assert gradient == pytest.approx([-18.0, 2.0])
 
 
-def test_a_loss_in_a_module_is_corrected_like_any_other(own_loss, monkeypatch):
+def test_custom_loss_is_corrected(own_loss, monkeypatch):
     monkeypatch.syspath_prepend(own_loss.parent)
     settings = {"import_path": "own_loss:power", "kwargs": {"exponent": 1}}
     inputs = inputs_of([3.0, 1.0], [1.0, -1.0], [0, 1])
@@ -419,18 +419,18 @@ def test_a_loss_in_a_module_is_corrected_like_any_other(own_loss, monkeypatch):
         ("value", {}, "has no function 'value'"),
     ],
 )
-def test_a_loss_that_is_not_there_is_refused_early(own_loss, name, kwargs, message):
+def test_missing_custom_loss_is_refused_early(own_loss, name, kwargs, message):
     config = CustomLossConfig(import_path=f"{own_loss}:{name}", kwargs=kwargs)
     with pytest.raises(UsageError, match=message):
         check_loss(config)
 
 
-def test_a_module_that_cannot_be_imported(refusal):
+def test_custom_loss_module_that_cannot_be_imported_is_refused(refusal):
     with refusal(UsageError):
         check_loss(CustomLossConfig(import_path="no_such_module:loss"))
 
 
-def test_a_loss_must_say_something_of_every_token(own_loss):
+def test_custom_loss_without_one_value_per_token_is_refused(own_loss):
     with pytest.raises(UsageError, match=r"returned a tensor \[\]; expected .* \[2\]"):
         sums_of(inputs_of([1.0, 1.0], [1.0, 1.0]), "custom", import_path=f"{own_loss}:scalar")
 

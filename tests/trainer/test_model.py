@@ -35,7 +35,7 @@ def test_packed_equals_per_sample(tiny_model, lengths):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=1e-4 * scale + 1e-5, msg=name)
 
 
-def test_padding_may_never_reach_a_real_token(tiny_model):
+def test_padding_does_not_affect_real_tokens(tiny_model):
     policy = load_policy(str(tiny_model), CPU)
     ids = torch.randint(0, 256, (7,))
     alone = policy.hidden_states(ids, [7])
@@ -43,7 +43,7 @@ def test_padding_may_never_reach_a_real_token(tiny_model):
     torch.testing.assert_close(alone, other, rtol=0, atol=logprob_error(layers=2, width=48))
 
 
-def test_the_head_agrees_with_the_model(tiny_model):
+def test_chunked_head_equals_model_logits(tiny_model):
     policy = load_policy(str(tiny_model), CPU)
     ids = torch.randint(0, 256, (9,))
     hidden = policy.hidden_states(ids, [9])[:-1]
@@ -55,12 +55,12 @@ def test_the_head_agrees_with_the_model(tiny_model):
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=logprob_error(layers=2, width=48))
 
 
-def test_a_missing_model_is_one_message(tmp_path, refusal):
+def test_missing_model_is_refused(tmp_path, refusal):
     with refusal(UsageError):
         load_policy(str(tmp_path), CPU)
 
 
-def test_an_incomplete_model_is_one_message(tiny_model, tmp_path, refusal):
+def test_incomplete_model_is_refused(tiny_model, tmp_path, refusal):
     copy = shutil.copytree(tiny_model, tmp_path / "m")
     tensors = load_file(copy / "model.safetensors")
     del tensors["model.norm.weight"]
@@ -154,7 +154,7 @@ def test_norms_equal_those_of_transformers(tiny_model):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to take")
-def test_a_missing_gpu_is_one_message():
+def test_missing_gpu_is_refused():
     assert pick_device("auto").type == "cpu"
     with pytest.raises(UsageError, match="0 GPUs"):
         pick_device("cuda")

@@ -59,7 +59,7 @@ KINDS = ["adamw", "muon", "sgd", pytest.param("adamw8bit", marks=needs_bitsandby
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_state_survives_a_file_bit_for_bit(kind):
+def test_optimizer_state_round_trips_exactly(kind):
     def build(parameters):
         return build_optimizer(parameters, kind=kind, weight_decay=0.1, embeddings={"embed.weight"})
 
@@ -100,15 +100,15 @@ def test_only_matrices_decay():
         torch.testing.assert_close(parameter.detach(), before[name] * factor)
 
 
-def test_state_of_another_model_is_refused():
+def test_load_state_refuses_state_of_another_model():
     optimizer = build_optimizer(_parameters(), kind="adamw", weight_decay=0)
-    with pytest.raises(CheckpointError, match="another model"):
+    with pytest.raises(CheckpointError, match="parameters that the model does not have"):
         optimizer.load_state({"other.weight/adamw.exp_avg": torch.zeros(2)})
 
 
 @pytest.mark.parametrize("written", ["adamw", "muon", "sgd"])
 @pytest.mark.parametrize("now", KINDS)
-def test_state_of_another_optimizer_is_refused(written, now, refusal):
+def test_load_state_refuses_state_of_another_optimizer(written, now, refusal):
     """With matrices only, as in an adapter, momentum of muon and of sgd has the same names."""
     parameters = {name: nn.Parameter(torch.randn(8, 4)) for name in ("lora_A", "lora_B")}
     optimizer = build_optimizer(parameters, kind=written, weight_decay=0)
@@ -122,7 +122,7 @@ def test_state_of_another_optimizer_is_refused(written, now, refusal):
         other.load_state(stored)
 
 
-def test_muon_has_momentum_of_its_own():
+def test_muon_keeps_a_separate_momentum():
     """Without momentum only the second gradient counts; orthogonalized, it is plus or minus the identity."""
     for momentum, moved in ((0.0, 0.0), (0.9, -2.0)):
         parameters = {"a": nn.Parameter(torch.zeros(4, 4))}
@@ -136,7 +136,7 @@ def test_muon_has_momentum_of_its_own():
         assert parameters["a"].diagonal().mean().item() == pytest.approx(moved * size, abs=0.5 * size)
 
 
-def test_muon_where_everything_is_hidden():
+def test_muon_without_other_parameters():
     parameters = {"a": nn.Parameter(torch.eye(4)), "b": nn.Parameter(torch.eye(4))}
     optimizer = build_optimizer(parameters, kind="muon", weight_decay=0)
     _step(parameters, optimizer, 0)
@@ -166,7 +166,7 @@ def test_moments_in_8_bits_follow_those_in_32():
     torch.testing.assert_close(exact["norm.weight"], small["norm.weight"])  # too small for 8 bits
 
 
-def test_8_bits_without_the_library_is_one_message(monkeypatch):
+def test_adamw8bit_without_bitsandbytes_is_refused(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=re.escape(install_command("optim8bit"))):
         build_optimizer(_parameters(), kind="adamw8bit", weight_decay=0)

@@ -89,7 +89,7 @@ def _assert_same_training(run: Path, undisturbed: Path) -> None:
         torch.testing.assert_close(one[name], other[name], rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_is_tried_again_in_rows_of_half_the_length(tmp_path, tiny_model, batches, fault):
+def test_out_of_memory_retries_the_step_with_half_the_tokens(tmp_path, tiny_model, batches, fault):
     undisturbed = _train(tiny_model, tmp_path / "undisturbed", batches)
     fault("trainer.oom=oom@2")  # at the second of three rows: the first has left a gradient
     run = _train(tiny_model, tmp_path / "run", batches)
@@ -99,9 +99,7 @@ def test_a_step_is_tried_again_in_rows_of_half_the_length(tmp_path, tiny_model, 
 
 
 @pytest.mark.parametrize(("settings", "second"), [({}, (LENGTH, 1)), ({"seq_len": 60}, (60, 0))])
-def test_a_later_attempt_begins_with_what_was_possible(
-    tmp_path, tiny_model, batches, fault, settings, second
-):
+def test_later_attempt_starts_with_the_lowered_limit(tmp_path, tiny_model, batches, fault, settings, second):
     """With other settings it starts with the full size again."""
     fault("trainer.oom=oom")
     ckpt = {"interval": 1}
@@ -110,15 +108,15 @@ def test_a_later_attempt_begins_with_what_was_possible(
     assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(tmp_path)] == [(LENGTH, 1), second]
 
 
-def test_a_sample_that_does_not_fit_alone_ends_the_trainer(tmp_path, tiny_model, batches, fault):
+def test_out_of_memory_with_one_sample_ends_the_trainer(tmp_path, tiny_model, batches, fault):
     fault("trainer.oom=oom,trainer.oom=oom@2")
-    message = "with 20 tokens at once, and fewer cannot be: a sample has 20. Set model.ac"
+    message = "with 20 tokens per micro-batch; the longest sample has 20"
     with pytest.raises(RunError, match=message):
         _train(tiny_model, tmp_path, batches)
     assert not _records(tmp_path)
 
 
-def test_fine_tuning_does_the_same(tmp_path, tiny_model, fault):
+def test_out_of_memory_retries_a_fine_tuning_step(tmp_path, tiny_model, fault):
     chat = tmp_path / "chat.jsonl"
     turns = [{"role": "user", "content": "one two three"}, {"role": "assistant", "content": "waŋži nuŋpa"}]
     chat.write_text("\n".join(json.dumps({"messages": turns[:1] + turns[1:]}) for _ in range(6)))
@@ -136,7 +134,7 @@ def test_fine_tuning_does_the_same(tmp_path, tiny_model, fault):
         assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
 
 
-def test_ranks_that_divide_a_model_give_up_and_their_next_attempt_computes_less(
+def test_out_of_memory_ends_sharded_ranks_and_lowers_the_next_limit(
     tmp_path, tiny_model, batches, fault, refusal
 ):
     divided = {"model": ModelConfig(name=str(tiny_model), device="cpu", sharding="full")}
@@ -151,7 +149,7 @@ def test_ranks_that_divide_a_model_give_up_and_their_next_attempt_computes_less(
 
 
 @pytest.mark.e2e
-def test_ranks_with_whole_models_try_again_together(tmp_path, tiny_model, batches):
+def test_out_of_memory_retries_on_unsharded_ranks_together(tmp_path, tiny_model, batches):
     undisturbed = _train(tiny_model, tmp_path / "undisturbed", batches)
     run = tmp_path / "run"
     put(run, batches)
@@ -163,7 +161,7 @@ def test_ranks_with_whole_models_try_again_together(tmp_path, tiny_model, batche
     assert [(r["micro_batch_tokens"], r["oom_retries"]) for r in _records(run)] == [(LENGTH, 1)] * STEPS
 
 
-def test_what_torch_says_when_main_memory_is_short():
+def test_main_memory_errors_of_torch_are_recognized():
     with pytest.raises(RuntimeError) as raised:
         torch.empty(2**58, dtype=torch.uint8)
     assert is_out_of_memory(raised.value)

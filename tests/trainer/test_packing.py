@@ -29,7 +29,7 @@ def test_pack_by_hand():
     assert pack([3, 7, 5, 2, 4], 10) == [[1, 0], [2, 4], [3]]
 
 
-def test_families_by_hand():
+def test_prefix_groups_by_hand():
     group, other = [[1, 2, 3, 4, n] for n in range(3)], [[1, 2, 9, 9, 9, n] for n in range(2)]
     found = prefix_groups(_arrays([*group, [7, 7], *other]))
     assert {(frozenset(f.members), f.prefix) for f in found} == {
@@ -39,13 +39,13 @@ def test_families_by_hand():
     }
 
 
-def test_equal_samples_keep_a_suffix_of_their_own():
+def test_equal_samples_keep_separate_suffixes():
     (family,) = prefix_groups(_arrays([[5, 6, 7, 8, 9], [5, 6, 7, 8, 9], [5, 6, 7, 8, 9, 1]]))
     assert (family.members, family.prefix) == ((0, 1, 2), 4)
 
 
 @given(batches)
-def test_families_share_what_they_say(samples):
+def test_prefix_groups_have_equal_prefixes(samples):
     arrays = _arrays(samples)
     found = prefix_groups(arrays)
     assert sorted(m for f in found for m in f.members) == list(range(len(arrays)))
@@ -78,8 +78,8 @@ def test_bins_by_hand():
     assert [b.tokens for b in plan_bins(group, 8)] == [8, 8]  # two with the prefix, twice
 
 
-def test_a_sample_longer_than_a_bin_is_an_error():
-    with pytest.raises(TransportError, match=r"Sample 1 .* 11 tokens.*seq_len = 10"):
+def test_plan_bins_refuses_a_sample_longer_than_the_capacity():
+    with pytest.raises(TransportError, match=r"sample 1 .* 11 tokens.*seq_len = 10"):
         plan_bins(_arrays([[1] * 3, [1] * 11]), 10)
 
 

@@ -157,7 +157,7 @@ def test_two_shards_equal_one_rank(tmp_path, tiny_model, batches):
 
 
 @pytest.mark.slow
-def test_a_rank_that_is_killed_in_a_checkpoint(tmp_path, tiny_model, batches, monkeypatch):
+def test_resume_after_a_rank_was_killed_during_a_checkpoint(tmp_path, tiny_model, batches, monkeypatch):
     """The other rank commits nothing without it; the run resumes from the previous checkpoint."""
     straight, broken, marks = tmp_path / "straight", tmp_path / "broken", tmp_path / "marks"
     marks.mkdir()
@@ -212,9 +212,7 @@ def test_tensor_parallel_llama(tmp_path, build_model, batches):
         ("muon", [(2, TENSOR), (2, FSDP), (4, REPLICAS), (1, WHOLE)]),
     ],
 )
-def test_a_run_goes_on_with_another_number_of_ranks(
-    tmp_path, uneven_model, batches, kind, stages, monkeypatch
-):
+def test_run_resumes_with_another_number_of_ranks(tmp_path, uneven_model, batches, kind, stages, monkeypatch):
     """Each stage resumes from the previous stage's checkpoint with exactly the same weights."""
     straight, moved = tmp_path / "straight", tmp_path / "moved"
     common = {"optim": {"type": kind}, "scheduler": {"type": "linear", "warmup": 2, "decay": 0}}
@@ -243,7 +241,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("division", [{"sharding": "full"}, {"tp": 2}])
-def test_shards_may_be_read_by_themselves(tmp_path, uneven_model, batches, division):
+def test_load_using_meta_gives_equal_weights(tmp_path, uneven_model, batches, division):
     train(uneven_model, tmp_path / "one", batches)
     division = {**division, "load_using_meta": True}
     train(uneven_model, tmp_path / "two", batches, ranks=2, division=division, max_async_level=STEPS)
@@ -331,14 +329,14 @@ def test_a_reference_divided_among_ranks(tmp_path, tiny_model, batches, lora):
 
 
 @pytest.mark.slow
-def test_heads_that_do_not_divide_are_refused(tmp_path, build_model, batches, capfd):
+def test_indivisible_heads_are_refused(tmp_path, build_model, batches, capfd):
     model = build_model(Qwen3Config, num_key_value_heads=1)
     with pytest.raises(AssertionError):
         train(model, tmp_path, batches[:1], ranks=2, division={"tp": 2})
     assert "trainer.model.tp = 2" in capfd.readouterr().err
 
 
-def test_ranks_that_cannot_be_divided_are_one_message(tmp_path, tiny_model, monkeypatch, refusal):
+def test_indivisible_number_of_ranks_is_refused(tmp_path, tiny_model, monkeypatch, refusal):
     monkeypatch.setenv("WORLD_SIZE", "3")
     with refusal(UsageError):
         train(tiny_model, tmp_path, [], division={"dp_replicate": 2})

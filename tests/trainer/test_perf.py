@@ -33,7 +33,7 @@ def test_the_cpu_has_memory_but_no_known_peak():
     assert peak_memory_gib(torch.device("cpu")) > 0.01
 
 
-def test_the_line_of_a_step():
+def test_format_step():
     values = {
         "seconds": 5.1,
         "loss": -0.00123,

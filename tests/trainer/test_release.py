@@ -14,7 +14,7 @@ from buckeye.trainer.output.hf_directory import read_tokenizer_files
 
 
 @pytest.mark.parametrize("dtype", [None, "bfloat16"])
-def test_a_model_that_is_trained_in_bfloat16_is_exported(tmp_path, tiny_model, monkeypatch, dtype):
+def test_bfloat16_model_is_exported(tmp_path, tiny_model, monkeypatch, dtype):
     monkeypatch.setattr(model, "auto_compute_dtype", lambda parameters, device: torch.bfloat16)
     shutil.copytree(tiny_model, tmp_path / "state" / "model")
     verified = write_model(tmp_path / "state", tmp_path / "out", dtype=dtype, passages=Passages())
@@ -22,7 +22,7 @@ def test_a_model_that_is_trained_in_bfloat16_is_exported(tmp_path, tiny_model, m
     assert verified.divergence < (1e-3 if dtype else 1e-6)
 
 
-def test_every_chat_template_of_a_model_goes_with_it(tmp_path, tiny_model):
+def test_export_copies_every_chat_template(tmp_path, tiny_model):
     """transformers reads the template for tool conversations from a separate folder."""
     model_folder = shutil.copytree(tiny_model, tmp_path / "state" / "model")
     written = model_folder / "additional_chat_templates" / "tool_use.jinja"

@@ -32,7 +32,7 @@ def assert_equal(one, other) -> None:
         assert torch.equal(one[name], other[name]), name
 
 
-def test_a_run(tmp_path, train, batches, capsys):
+def test_run_trains_publishes_and_checkpoints(tmp_path, train, batches, capsys):
     train(tmp_path, batches, ckpt={"interval": 2})
     assert sorted(p.name for p in (tmp_path / "weights").iterdir()) == ["step_2", "step_3", "step_4"]
     assert list((tmp_path / "batches").iterdir()) == []
@@ -82,7 +82,7 @@ def test_resume_is_bit_exact(tmp_path, train, tiny_model, batches, optimizer):
     train(straight, batches, **common)
     put(broken, batches[:2])
     common["max_steps"] = 4
-    with pytest.raises(TransportError, match="No batch 2 arrived"):
+    with pytest.raises(TransportError, match="no batch 2 arrived"):
         run_trainer(trainer_config(tiny_model, broken, ckpt={"interval": 2}, batch_timeout=0.1, **common))
     train(broken, batches[2:], attempt=2, ckpt={"resume_step": -1}, **common)
     assert_equal(weights(broken, 4), weights(straight, 4))
@@ -95,24 +95,24 @@ def test_resume_is_bit_exact(tmp_path, train, tiny_model, batches, optimizer):
     assert_equal(*optimizers)
 
 
-def test_resuming_without_a_checkpoint_is_one_message(tmp_path, tiny_model, refusal):
+def test_resume_without_a_checkpoint_is_refused(tmp_path, tiny_model, refusal):
     with refusal(CheckpointError):
         run_trainer(trainer_config(tiny_model, tmp_path, max_steps=4, ckpt={"resume_step": -1}))
 
 
 @pytest.mark.parametrize(
     ("warmup", "decay", "said"),
-    [(1, 5, "falls as soon as it has risen"), (4, 0, "never reaches its peak"), (1, 1, None)],
+    [(1, 5, "falls right after the warm-up"), (4, 0, "never reaches its peak"), (1, 1, None)],
 )
-def test_a_schedule_that_is_longer_than_the_run_is_told(tmp_path, train, batches, warmup, decay, said):
+def test_schedule_longer_than_the_run_is_warned_about(tmp_path, train, batches, warmup, decay, said):
     schedule = {"type": "linear", "warmup": warmup, "decay": decay}
     train(tmp_path, batches[:2], scheduler=schedule)
     log = (tmp_path / "logs" / "run.log").read_text()
-    assert (f"are more than the 2 steps of the run: the lr {said}" in log) is (said is not None)
-    assert ("more than the 2 steps" in log) is (said is not None)
+    assert (f"exceed the 2 steps of the run: the lr {said}" in log) is (said is not None)
+    assert ("exceed the 2 steps" in log) is (said is not None)
 
 
-def test_muon_has_the_momentum_that_is_set(tmp_path, train, batches):
+def test_muon_uses_the_configured_momentum(tmp_path, train, batches):
     moved = {}
     for momentum in (0.95, 0.0):
         optim = {"type": "muon", "momentum": momentum}
@@ -153,14 +153,14 @@ def _with(sample: Sample, **changes) -> Sample:
     return replace(sample, **arrays)
 
 
-def test_a_step_whose_gradient_is_no_number_is_left_out_and_counted(tmp_path, train, batches, wording):
+def test_step_with_a_non_finite_gradient_is_skipped_and_counted(tmp_path, train, batches, wording):
     poisoned = _with(batches[0].samples[0], advantages=3e38)  # finite, unlike its product with a ratio
     train(
         tmp_path, [replace(batches[0], samples=(poisoned, *batches[0].samples[1:])), batches[1]], max_steps=2
     )
     log = (tmp_path / "logs" / "run.log").read_text()
     assert "SUCCESS Step 0 | Time: " in log
-    assert "WARNING Step 0 left out" in log
+    assert "WARNING Step 0 skipped" in log
     assert "SUCCESS Step 1 | Time: " in log
     assert [r["skipped"] for r in records(tmp_path)] == [1, 0]
     assert_equal(weights(tmp_path, 0), weights(tmp_path, 1))
@@ -183,7 +183,7 @@ CANNOT_BE_LEARNED_FROM = {
 
 
 @pytest.mark.parametrize("cause", CANNOT_BE_LEARNED_FROM)
-def test_samples_that_cannot_be_learned_from_change_nothing(tmp_path, train, batches, cause, wording):
+def test_invalid_samples_do_not_change_the_step(tmp_path, train, batches, cause, wording):
     train(tmp_path / "without", batches[:2])
     good = batches[1].samples[0]
     bad = [
@@ -200,7 +200,7 @@ def test_samples_that_cannot_be_learned_from_change_nothing(tmp_path, train, bat
     assert len(read_batch(run / "skipped", 1, identity=ME).samples) == len(bad)
 
 
-def test_a_sample_that_is_older_than_allowed_is_left_out(tmp_path, train, batches):
+def test_too_old_sample_is_left_out(tmp_path, train, batches):
     old = _with(batches[2].samples[0], versions=0)
     train(
         tmp_path,
@@ -247,7 +247,7 @@ def test_a_rollout_across_five_updates_has_the_ratio_of_each_token_to_the_versio
     assert record["loss"] == pytest.approx(loss, rel=1e-4)
 
 
-def test_ten_batches_without_anything_to_learn_from_end_the_run(tmp_path, tiny_model, batches, refusal):
+def test_ten_batches_without_usable_samples_end_the_run(tmp_path, tiny_model, batches, refusal):
     nothing = (_with(batches[0].samples[0], token_ids=264),)
     put(tmp_path, [replace(batches[0], step=step, samples=nothing) for step in range(10)])
     with refusal(FinalRunError):
@@ -255,7 +255,7 @@ def test_ten_batches_without_anything_to_learn_from_end_the_run(tmp_path, tiny_m
     assert records(tmp_path)[-1]["skipped_steps"] == 9
 
 
-def test_not_all_that_was_left_out_is_kept(tmp_path, train, batches):
+def test_number_of_kept_untrained_samples_is_limited(tmp_path, train, batches):
     poisoned = (_with(batches[0].samples[0], advantages=3e38, versions=0),)
     train(
         tmp_path,
@@ -269,7 +269,7 @@ def test_not_all_that_was_left_out_is_kept(tmp_path, train, batches):
     assert "WARNING RL trainer finished!" in (tmp_path / "logs" / "run.log").read_text()
 
 
-def test_a_batch_without_advantage_is_a_step_of_loss_zero(tmp_path, train, batches):
+def test_batch_without_advantage_has_loss_zero(tmp_path, train, batches):
     silent = tuple(replace(s, advantages=np.zeros_like(s.advantages)) for s in batches[0].samples)
     train(tmp_path, [replace(batches[0], samples=silent), replace(batches[1], samples=())])
     assert [(r["loss"], r["grad_norm"]) for r in records(tmp_path)] == [(0, 0), (0, 0)]
@@ -293,7 +293,9 @@ def _far(batch):
     ("optimizer", "teaches_nothing"),
     [("adamw", _silent), ("adamw", _masked), ("adamw", _far), ("muon", _silent), ("sgd", _silent)],
 )
-def test_a_step_that_teaches_nothing_moves_nothing(tmp_path, train, batches, optimizer, teaches_nothing):
+def test_step_without_a_gradient_does_not_move_the_weights(
+    tmp_path, train, batches, optimizer, teaches_nothing
+):
     """With momentum and weight decay; the schedule and the run's weight version still advance."""
     optim = {"type": optimizer, "weight_decay": 0.1}
     schedule = {"type": "linear", "warmup": 0, "decay": 4}
@@ -310,7 +312,7 @@ def test_a_step_that_teaches_nothing_moves_nothing(tmp_path, train, batches, opt
     assert not (tmp_path / "skipped").exists()
 
 
-def test_a_run_of_steps_that_teach_nothing_resumes_bit_exactly(tmp_path, train, batches):
+def test_resume_after_steps_without_a_gradient_is_bit_exact(tmp_path, train, batches):
     given = [batches[0], _silent(batches[1]), _silent(batches[2]), batches[3]]
     common = {"scheduler": {"type": "cosine", "warmup": 1}, "max_steps": 4}
     straight, broken = tmp_path / "straight", tmp_path / "broken"

@@ -21,7 +21,7 @@ LOSSES = [
 
 
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss["type"])
-def test_a_loss_does_not_depend_on_the_rows(tmp_path, tiny_model, batches, loss):
+def test_loss_is_independent_of_packing(tmp_path, tiny_model, batches, loss):
     found = []
     for seq_len in (40, 1000):
         put(tmp_path / str(seq_len), batches[:1])
@@ -53,7 +53,7 @@ def written(sample, version, **changes):
     return replace(sample, versions=np.where(sample.loss_mask, version, -1).astype(np.int32), **changes)
 
 
-def test_the_figures_of_a_batch_do_not_depend_on_the_loss(tmp_path, train, batches):
+def test_batch_statistics_are_independent_of_the_loss(tmp_path, train, batches):
     """The second batch has samples of the current and of the previous version.
 
     One sample of the previous version has zero advantages: not every loss computes it.
@@ -79,7 +79,7 @@ def test_the_figures_of_a_batch_do_not_depend_on_the_loss(tmp_path, train, batch
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4, "target_modules": ["q_proj", "down_proj"]}])
-def test_the_reference_is_the_model_that_the_run_starts_from(tmp_path, tiny_model, batches, lora):
+def test_default_reference_is_the_initial_model(tmp_path, tiny_model, batches, lora):
     put(tmp_path, batches[:2])
     config = trainer_config(
         tiny_model,
@@ -94,20 +94,20 @@ def test_the_reference_is_the_model_that_the_run_starts_from(tmp_path, tiny_mode
     assert second > 1e-4
 
 
-def test_another_reference(tmp_path, train, tiny_llama, batches):
+def test_reference_model_setting_is_used(tmp_path, train, tiny_llama, batches):
     loss = {"kl_coef": 0.1, "reference_model": str(tiny_llama)}
     train(tmp_path, batches[:1], loss=loss)
     assert records(tmp_path)[0]["reference_kl"] > 0.01
 
 
-def test_a_reference_with_another_vocabulary(tmp_path, tiny_model, build_model, refusal):
+def test_reference_with_another_vocabulary_is_refused(tmp_path, tiny_model, build_model, refusal):
     other = build_model(Qwen3Config, vocab_size=300)
     config = trainer_config(tiny_model, tmp_path, loss={"kl_coef": 0.1, "reference_model": str(other)})
     with refusal(UsageError):
         run_trainer(config)
 
 
-def test_a_broken_loss_of_ones_own_is_found_before_the_model_is_loaded(tmp_path, refusal):
+def test_invalid_custom_loss_is_refused_before_the_model_is_loaded(tmp_path, refusal):
     loss = {"type": "custom", "import_path": "no_such_module:loss"}
     with refusal(UsageError):
         run_trainer(trainer_config(tmp_path / "no-model", tmp_path, loss=loss))

@@ -22,7 +22,7 @@ def rounded(values, seed=0):
 
 
 @given(st.floats(width=32), st.integers(0, 2**32))
-def test_a_value_becomes_one_of_its_two_neighbours(value, seed):
+def test_stochastic_rounding_gives_one_of_two_neighbors(value, seed):
     x = torch.tensor([value])
     [found] = rounded([value], seed).tolist()
     if not math.isfinite(value):
@@ -38,7 +38,7 @@ def test_a_value_becomes_one_of_its_two_neighbours(value, seed):
         assert math.copysign(1, found) == math.copysign(1, value)
 
 
-def test_the_mean_is_the_value_itself():
+def test_stochastic_rounding_is_unbiased():
     # Between 1 and 1 + 2^-7: the mean of 40,000 draws has a standard deviation of 2^-7 * sqrt(p (1 - p) /
     # 40000)
     for part in (0.0, 0.01, 0.3, 0.5, 0.95):
@@ -48,7 +48,7 @@ def test_the_mean_is_the_value_itself():
             assert abs(mean - value) <= 4.5 * 2**-7 * math.sqrt(part * (1 - part) / 40_000) + 1e-7
 
 
-def test_what_is_drawn_depends_on_the_seed_and_the_name_alone():
+def test_random_bits_depend_only_on_seed_and_name():
     x = torch.randn(64, 64)
     tensors = {"a": x, "b": x.clone(), "tied": x}
     once = round_tensors(tensors, torch.bfloat16, stochastic=True, seed=3)
@@ -60,7 +60,7 @@ def test_what_is_drawn_depends_on_the_seed_and_the_name_alone():
     assert not torch.equal(once["a"], other["a"])
 
 
-def test_a_weight_that_float16_cannot_hold_is_no_infinity(refusal):
+def test_weight_beyond_float16_is_refused(refusal):
     with refusal(RunError):
         round_tensors({"w": torch.tensor([1.0, -7e4])}, torch.float16, stochastic=False, seed=0)
     kept = round_tensors({"w": torch.tensor([1.0, math.inf])}, torch.float16, stochastic=False, seed=0)
@@ -75,7 +75,7 @@ def test_a_weight_that_float16_cannot_hold_is_no_infinity(refusal):
         ({"dtype": "bfloat16"}, {}, "adapter"),
     ],
 )
-def test_what_does_not_go_together_is_refused(weights, lora, named):
+def test_conflicting_weight_settings_are_refused(weights, lora, named):
     with pytest.raises((UsageError, ValueError), match=named):
         TrainerConfig(weights=weights, model={"experimental": {"lora": lora}})
 
@@ -89,7 +89,7 @@ def test_what_does_not_go_together_is_refused(weights, lora, named):
         ({"rounding": "stochastic"}, torch.bfloat16),
     ],
 )
-def test_a_trainer_publishes_as_it_is_told(tmp_path, train, batches, weights, dtype):
+def test_trainer_publishes_in_the_configured_dtype(tmp_path, train, batches, weights, dtype):
     train(tmp_path, batches[:1], weights=weights)
     directory = tmp_path / "weights" / "step_1"
     tensors = load_file(directory / "model.safetensors")
@@ -108,7 +108,7 @@ def test_a_trainer_publishes_as_it_is_told(tmp_path, train, batches, weights, dt
         ("bfloat16", {"rounding": "nearest"}, False),
     ],
 )
-def test_a_step_computes_with_the_weights_that_were_sampled_with(
+def test_training_step_uses_the_published_weights(
     tmp_path, train, batches, monkeypatch, compute, weights, same
 ):
     """The step then updates the trained weights, which are exact."""

@@ -17,12 +17,12 @@ def _row(samples, trained_from, **options):
     return pack_micro_batch(arrays, masks, CPU, **options)
 
 
-def test_a_shared_prefix_is_there_once():
+def test_shared_prefix_is_in_the_row_once():
     row = _row([[1, 2, 3, 4, 5], [9, 8], [1, 2, 3, 4, 6, 7]], 4)
     # alone, prefix, then the longer suffix first
     assert row.token_ids.tolist() == [9, 8, 1, 2, 3, 4, 6, 7, 5]
     assert row.position_ids.tolist() == [0, 1, 0, 1, 2, 3, 4, 5, 4]
-    assert row.places.tolist() == [2, 3, 4, 5, 8, 0, 1, 2, 3, 4, 5, 6, 7]
+    assert row.row_indices.tolist() == [2, 3, 4, 5, 8, 0, 1, 2, 3, 4, 5, 6, 7]
     assert row.targets.tolist() == [5, 6, 7]
     assert row.sources.tolist() == [5, 5, 6]
     assert row.sequences.tolist() == [0, 2, 2]
@@ -34,7 +34,7 @@ def test_without_sharing_every_sample_is_whole():
     assert row.sources.tolist() == [9, 3, 4]
 
 
-def test_the_same_for_kernels_of_any_length():
+def test_varlen_layout():
     layout = _row([[1, 2, 3, 4, 5], [9, 8], [1, 2, 3, 4, 6, 7]], 4).layout
     assert layout.query_ends.tolist() == [0, 2, 6, 8, 9]
     assert layout.key_ends.tolist() == [0, 2, 6, 12, 17]
@@ -47,7 +47,7 @@ def test_one_token():
     assert (row.token_ids.tolist(), len(row.targets)) == ([7], 0)
 
 
-def test_a_first_token_cannot_be_trained():
+def test_trained_first_token_is_refused():
     with pytest.raises(TransportError, match="first token"):
         _row([[1, 2]], 0)
 
@@ -72,7 +72,7 @@ def test_a_token_sees_its_own_sample_up_to_itself(window):
         )
         start = 0
         for ids in samples:
-            places = row.places[start : start + len(ids)]
+            places = row.row_indices[start : start + len(ids)]
             start += len(ids)
             for position, place in enumerate(places):
                 first = 0 if window is None else max(0, position + 1 - window)

@@ -52,7 +52,7 @@ def scale(policy, factor):
         parameter.mul_(factor)
 
 
-def test_weights_that_have_not_moved_are_the_same(policy):
+def test_unchanged_weights_have_no_divergence(policy):
     served = RoundingMonitor(policy, nearest, interval=5)
     assert served.measure([sample(5, 6, 7)]) == {
         "weights/changed_share": 0.0,
@@ -60,7 +60,7 @@ def test_weights_that_have_not_moved_are_the_same(policy):
     }
 
 
-def test_a_change_of_a_tenth_of_a_last_place_does_not_arrive_and_stochastically_it_does(policy):
+def test_small_change_is_lost_unless_rounding_is_stochastic(policy):
     found = {}
     for store in (nearest, stochastic):
         trained = copy.deepcopy(policy)
@@ -72,7 +72,7 @@ def test_a_change_of_a_tenth_of_a_last_place_does_not_arrive_and_stochastically_
     assert found[stochastic]["weights/arrived_share"] == pytest.approx(1.0, abs=0.15)
 
 
-def test_the_divergence_is_that_of_two_models_made_by_hand(policy):
+def test_divergence_by_hand(policy):
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in policy.trainable.values():
@@ -105,7 +105,7 @@ def load_logprobs(model, ids):
     return (hidden @ policy.head_weight.T).log_softmax(-1)
 
 
-def test_weights_are_put_back_whatever_happens(policy):
+def test_weights_are_restored_after_an_error(policy):
     before = {name: parameter.clone() for name, parameter in policy.trainable.items()}
     calls = []
 
@@ -124,12 +124,12 @@ def test_weights_are_put_back_whatever_happens(policy):
         assert torch.equal(parameter, before[name])
 
 
-def test_when_it_is_measured(policy):
+def test_measurement_is_due_at_powers_of_two_and_intervals(policy):
     served = RoundingMonitor(policy, nearest, interval=20)
     assert [step for step in range(1, 61) if served.is_due(step)] == [1, 2, 4, 8, 16, 20, 40, 60]
 
 
-def test_a_large_divergence_is_told_once(policy, caplog, wording):
+def test_large_divergence_is_warned_about_once(policy, caplog, wording):
     served = RoundingMonitor(policy, lambda name, values: values.round(decimals=1), interval=5)
     scale(policy, 1.3)
     with caplog.at_level(logging.WARNING):
@@ -148,7 +148,7 @@ def test_a_large_divergence_is_told_once(policy, caplog, wording):
         ({"dtype": "bfloat16", "measure_interval": None}, []),
     ],
 )
-def test_a_trainer_measures_what_it_publishes(tmp_path, train, batches, weights, steps):
+def test_trainer_measures_published_weights(tmp_path, train, batches, weights, steps):
     train(tmp_path, batches[:3], weights=weights)
     measured = [r["step"] for r in records(tmp_path) if "weights/served_kl" in r]
     assert measured == steps

@@ -47,7 +47,7 @@ def records(output_dir, process="sft"):
     return [r for r in read_metrics(output_dir / "metrics.jsonl") if r["process"] == process]
 
 
-def test_it_learns_and_leaves_a_model(tmp_path, tiny_model, chat_file, capsys):
+def test_sft_reduces_the_loss_and_writes_a_model(tmp_path, tiny_model, chat_file, capsys):
     data = {"val_path": str(chat_file)}
     sft(tiny_model, tmp_path, chat_file, max_steps=40, data=data, ckpt={"interval": 20})
     logged = records(tmp_path)
@@ -87,21 +87,21 @@ def test_resume_is_bit_exact(tmp_path, tiny_model, chat_file):
     assert tail == [(r["step"], r["loss"], r["grad_norm"], r["lr"]) for r in records(straight)][2:]
 
 
-def test_other_data_is_noticed_on_resume(tmp_path, tiny_model, chat_file):
+def test_resume_with_other_data_is_refused(tmp_path, tiny_model, chat_file):
     data = tmp_path / "data.jsonl"
     data.write_text(chat_file.read_text())
     sft(tiny_model, tmp_path, data, max_steps=1)
     data.write_text(chat_file.read_text().replace("topa", "tópa"))
-    changed = r"sha256: \w+, now \w+\).*place in the data.*skip_dataloader"
-    with pytest.raises(CheckpointError, match=changed):
+    with pytest.raises(CheckpointError, match=r"sha256 is \w+, recorded \w+") as raised:
         sft(tiny_model, tmp_path, data, max_steps=2, ckpt={"resume_step": -1})
-    with pytest.raises(CheckpointError, match="; seed: 0, now 1"):
+    assert raised.value.code == "BK-CHECKPOINT-MISMATCH"
+    with pytest.raises(CheckpointError, match="seed is 1, recorded 0"):
         sft(tiny_model, tmp_path, data, max_steps=2, ckpt={"resume_step": -1}, data={"seed": 1})
     anew = {"resume_step": -1, "skip_dataloader": True}
     sft(tiny_model, tmp_path, data, max_steps=2, ckpt=anew)
     assert [(r["step"], r["epoch"]) for r in records(tmp_path)] == [(0, 0.0), (1, 0.0)]
     data.write_text("\n".join(chat_file.read_text().splitlines()[:4]))
-    with pytest.raises(CheckpointError, match=r"conversations: 5, now 4\)"):
+    with pytest.raises(CheckpointError, match="conversations is 4, recorded 5"):
         sft(tiny_model, tmp_path, data, max_steps=3, ckpt={"resume_step": -1})
 
 
@@ -136,7 +136,7 @@ def test_the_loss_is_per_assistant_token(tmp_path, tiny_model, chat_file):
     assert min(abs(first["loss"] - mean) for mean in means) < 1e-4
 
 
-def test_short_conversations_share_a_pass_and_learn_what_each_alone_would(tmp_path, tiny_model, chat_file):
+def test_packed_conversations_train_like_separate_ones(tmp_path, tiny_model, chat_file):
     """Each has 26 to 34 tokens; the first six are the same in all."""
     passes = {}
     for tokens in (1, 64, 2048):
@@ -174,7 +174,7 @@ def counted_rows():
         hook.remove()
 
 
-def test_long_samples_are_left_out_and_said(tmp_path, tiny_model, chat_file, refusal):
+def test_too_long_samples_are_left_out(tmp_path, tiny_model, chat_file, refusal):
     long = json.dumps(
         {"messages": [{"role": "user", "content": "x" * 500}, {"role": "assistant", "content": "y"}]}
     )
@@ -187,7 +187,7 @@ def test_long_samples_are_left_out_and_said(tmp_path, tiny_model, chat_file, ref
         sft(tiny_model, tmp_path / "none", path)
 
 
-def test_the_best_checkpoint_is_known_and_kept(tmp_path, tiny_model, chat_file):
+def test_best_checkpoint_is_recorded_and_kept(tmp_path, tiny_model, chat_file):
     """The learning rate destroys the model, so the first checkpoint remains the best."""
     other = tmp_path / "val.jsonl"
     other.write_text(chat_file.read_text().splitlines()[0])

@@ -47,9 +47,9 @@ def config_of(folder, tmp_path, **changes):
 
 
 @pytest.mark.parametrize("model", [LORA, {}], ids=["further", "merged"])
-def test_a_learner_and_its_reference_start_from_the_adapter(adapter, tmp_path, tiny_model, expected, model):
+def test_learner_and_reference_start_from_the_adapter(adapter, tmp_path, tiny_model, expected, model):
     config = config_of(adapter, tmp_path, model=model, loss={"kl_coef": 0.1})
-    learner = build_learner(config, Ranks(rank=0, count=1, device=CPU), None, max_steps=1)
+    learner = build_learner(config, Ranks(rank=0, world_size=1, device=CPU), None, max_steps=1)
     close = {"rtol": 0, "atol": 2 * logprob_error(layers=2, width=48)}
     torch.testing.assert_close(logprobs(learner.policy), expected, **close)
     whole = sum(p.numel() for p in AutoModelForCausalLM.from_pretrained(tiny_model).parameters())
@@ -76,7 +76,7 @@ def test_a_run_from_an_adapter_publishes_and_resumes(adapter, tmp_path, batches,
     assert (tmp_path / "weights" / "step_3" / "adapter_config.json").is_file() is bool(model)
 
 
-def test_the_settings_of_all_processes_name_the_base(adapter, tiny_model, tmp_path):
+def test_all_process_settings_name_the_base_model(adapter, tiny_model, tmp_path):
     words = ["--trainer", "--orchestrator", "--inference", "--model.name", str(adapter)]
     config = load_config(RLConfig, [*words, "--trainer.model.experimental.lora.dropout", "0.1"])
     sections = (config.trainer, config.orchestrator, config.inference)
@@ -100,7 +100,7 @@ def test_the_settings_of_all_processes_name_the_base(adapter, tiny_model, tmp_pa
         (None, []),
     ],
 )
-def test_what_does_not_fit_is_refused_before_a_start(adapter, tmp_path, changes, words, refusal):
+def test_mismatched_adapter_is_refused_before_start(adapter, tmp_path, changes, words, refusal):
     content = json.loads((adapter / "adapter_config.json").read_text())
     text = "[]" if changes is None else json.dumps(content | changes)
     (tmp_path / "adapter_config.json").write_text(text)

@@ -137,7 +137,7 @@ def compare(config) -> None:
 @pytest.mark.parametrize(
     "family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES]
 )
-def test_a_family_is_packed_as_it_is_computed_alone(family):
+def test_packed_rows_of_a_family_equal_separate_samples(family):
     config = small_config(family)
     assert untrainable_reasons(config.to_dict()) == []
     compare(config)
@@ -194,7 +194,7 @@ def packed_or_refused(family):
         *(pytest.param(family, 40, marks=pytest.mark.slow) for family in FAMILIES),
     ],
 )
-def test_a_configuration_is_packed_as_it_is_computed_alone_or_refused(family, examples):
+def test_configuration_is_refused_or_packed_correctly(family, examples):
     settings(max_examples=examples)(packed_or_refused(family))()
 
 
@@ -225,7 +225,7 @@ def folder(tiny_model, tmp_path):
         ),
     ],
 )
-def test_what_cannot_be_trained_is_refused_before_it_is_loaded(folder, changes, said):
+def test_untrainable_model_is_refused_before_loading(folder, changes, said):
     directory = folder(**changes)
     for build in (load_policy, lambda *words: empty_policy(*words, flash=False)):
         with pytest.raises(UsageError, match=said):
@@ -237,7 +237,7 @@ def test_what_cannot_be_trained_is_refused_before_it_is_loaded(folder, changes, 
 
 
 @pytest.mark.slow
-def test_every_mixture_of_experts_that_transformers_knows_is_refused_as_one():
+def test_every_mixture_of_experts_of_transformers_is_refused():
     mixtures = []
     for family in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         fields = CONFIG_MAPPING[family].__dataclass_fields__

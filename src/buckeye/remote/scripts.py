@@ -81,8 +81,8 @@ for tool in uv uvx; do
   [ ! -e "$root/packages-@PACKAGES@/bin/$tool" ] || ln -s "$root/packages-@PACKAGES@/bin/$tool" "$place/bin/"
 done
 "$place/bin/python" -c 'import buckeye.cli.main
-from buckeye.trainer.model.attention import attention_here
-print(attention_here())' > "$place/attention"
+from buckeye.trainer.model.attention import detect_attention
+print(detect_attention())' > "$place/attention"
 """
 
 ENVIRONMENTS = """

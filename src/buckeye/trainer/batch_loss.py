@@ -49,6 +49,11 @@ logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = "out of memory"  # key in the sums of a step: the number of ranks that ran out of memory
 
+ReferenceLogprobs = Callable[[PackedMicroBatch, Tensor], Tensor]
+"""Function `(row, temperatures [N])` -> log-probs [N] of the row's targets under the reference model,
+detached.
+"""
+
 
 class BatchLoss:
     """Accumulation of the gradient of batches on a learner's policy."""
@@ -102,14 +107,14 @@ class BatchLoss:
         after sample. All ranks must call it. A token that no rank computed is NaN.
         """
         counts = [int(sample.loss_mask.sum()) for sample in samples]
-        found = torch.full((sum(counts),), math.nan)
-        for place, part in zip(range(len(counts)), found.split(counts), strict=True):
-            if place in self.logprobs:
-                part.copy_(self.logprobs[place])
-        whole, *others = self._learner.ranks.all_gather(found)
+        local = torch.full((sum(counts),), math.nan)
+        for index, part in enumerate(local.split(counts)):
+            if index in self.logprobs:
+                part.copy_(self.logprobs[index])
+        merged, *others = self._learner.ranks.all_gather(local)
         for other in others:
-            whole = torch.where(torch.isnan(whole), other, whole)
-        return np.asarray(whole.cpu().numpy(), np.float32)
+            merged = torch.where(torch.isnan(merged), other, merged)
+        return np.asarray(merged.cpu().numpy(), np.float32)
 
     def _inputs(self, samples: Sequence[Sample], step: int) -> LossInputs:
         policy = self._learner.policy
@@ -121,8 +126,8 @@ class BatchLoss:
 
     def _ratio_range(self, ranges: Sequence[tuple[float, float]]) -> dict[str, float]:
         lows, highs = zip(*ranges, strict=True)
-        found = self._learner.ranks.maxima({"low": -min(lows), "high": max(highs)})
-        return {"ratio_min": -found["low"], "ratio_max": found["high"]}
+        extremes = self._learner.ranks.maxima({"low": -min(lows), "high": max(highs)})
+        return {"ratio_min": -extremes["low"], "ratio_max": extremes["high"]}
 
 
 def run_micro_batches(
@@ -141,11 +146,11 @@ def run_micro_batches(
     size, device = learner.micro_batch_size, learner.policy.device
     longest = max(map(len, token_ids), default=0)
     while True:
-        fair = -(-sum(map(len, token_ids)) // learner.ranks.dp_size)  # so that every rank has a row
-        capacity = min(size.capacity(longest), max(fair, longest))
+        rank_share = -(-sum(map(len, token_ids)) // learner.ranks.dp_size)  # gives every rank a row
+        capacity = min(size.capacity(longest), max(rank_share, longest))
         bins = plan_bins(token_ids, capacity, pair_cost=learner.policy.pair_cost)
         largest = max((b.tokens for b in bins), default=0)
-        sums = _compute(learner, bins, work, names)
+        sums = _run_bins(learner, bins, work, names)
         if sums[_OUT_OF_MEMORY] and learner.ranks.mesh is not None:
             size.halve(largest, longest, device=device)  # raises `RunError`: sharded ranks cannot retry alone
         sums = learner.ranks.sum(sums)
@@ -158,61 +163,14 @@ def run_micro_batches(
     return sums
 
 
-def _compute(
-    learner: Learner,
-    bins: Sequence[Bin],
-    work: Callable[[Sequence[int]], Mapping[str, float]],
-    names: Sequence[str],
-) -> dict[str, float]:
-    """Run this rank's bins for `run_micro_batches`. Set the `_OUT_OF_MEMORY` sum to 1 if memory ran out."""
-    shares = distribute([b.cost for b in bins], learner.ranks.dp_size)
-    mine = shares[learner.ranks.dp_rank]
-    logger.debug(
-        "%d samples in %d bins, %d tokens to compute; %d bins are computed here",
-        sum(len(b.indices) for b in bins),
-        len(bins),
-        sum(b.tokens for b in bins),
-        len(mine),
-    )
-    sums = dict.fromkeys((*names, _OUT_OF_MEMORY), 0.0)
-    try:
-        with learner.policy.cast_weights():
-            for number, index in enumerate(mine, start=1):
-                heartbeat.report(f"computes micro-batch {number} of {len(mine)}")
-                fault_point("trainer.oom")
-                for name, value in work(bins[index].indices).items():
-                    sums[name] += value
-            if learner.ranks.mesh is not None:
-                for _ in range(max(map(len, shares)) - len(mine)):
-                    _empty_pass(learner)
-    except RuntimeError as error:
-        if not is_out_of_memory(error):
-            raise
-        logger.warning("%s", str(error).partition("\n")[0])
-        sums[_OUT_OF_MEMORY] = 1.0
-    return sums
-
-
-def _empty_pass(learner: Learner) -> None:
-    """Join the other ranks' forward and backward pass with a gradient of zero."""
-    row = pack_micro_batch([np.zeros(1, np.int32)], [np.zeros(1, np.bool_)], learner.policy.device)
-    temperatures = torch.ones(0, device=learner.policy.device)
-    for reference_forward in learner.reference_forwards:
-        reference_forward(row, temperatures)
-    logprobs, entropies = learner.policy.token_logprobs(row, temperatures)
-    nothing = logprobs.sum() + entropies.sum()
-    if nothing.requires_grad:
-        nothing.backward()
-
-
 def samples_to_train(batch: Batch, config: LossConfig) -> list[Sample]:
     """Return the samples that can move the weights.
 
     A sample without advantage cannot, unless the loss has another term; skipping it saves its forward pass.
     The statistics of the step cover only the samples with an advantage in either case.
     """
-    useful = (lambda s: bool(s.loss_mask.any())) if needs_every_sample(config) else has_advantage
-    return [s for s in batch.samples if useful(s)]
+    is_needed = (lambda s: bool(s.loss_mask.any())) if needs_every_sample(config) else has_advantage
+    return [s for s in batch.samples if is_needed(s)]
 
 
 def has_advantage(sample: Sample) -> bool:
@@ -226,8 +184,8 @@ def staleness(batch: Batch) -> dict[str, float]:
     Counts the trained tokens of samples with an advantage: mean, maximum, and the share of tokens of each
     age.
     """
-    written = [s.versions[s.loss_mask] for s in batch.samples if has_advantage(s)]
-    versions = np.concatenate(written or [np.zeros(0, np.int32)])
+    trained = [s.versions[s.loss_mask] for s in batch.samples if has_advantage(s)]
+    versions = np.concatenate(trained or [np.zeros(0, np.int32)])
     if not len(versions):
         return {}
     ages, counts = np.unique(batch.step - versions, return_counts=True)
@@ -239,6 +197,72 @@ def staleness(batch: Batch) -> dict[str, float]:
             for age, count in zip(ages, counts, strict=True)
         },
     }
+
+
+def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs | None:
+    """Return the reference model that the loss needs, or None without `kl_coef`.
+
+    It is sharded like the policy. A run that trains an adapter on the reference model needs no second copy,
+    unless it started from an adapter, which is part of the reference. Raise `UsageError` if the vocabularies
+    differ.
+    """
+    model, name = config.model, config.loss.reference_model
+    if not config.loss.kl_coef:
+        return None
+    if model.experimental.lora is not None and name is None and model.adapter is None:
+        reference = _reference_without_adapter(learner)
+    else:
+        adapter = model.adapter if name is None else None
+        reference = _load_frozen_reference(name or model.name, adapter, config, learner)
+    learner.reference_forwards.append(reference)
+    return reference
+
+
+def _run_bins(
+    learner: Learner,
+    bins: Sequence[Bin],
+    work: Callable[[Sequence[int]], Mapping[str, float]],
+    names: Sequence[str],
+) -> dict[str, float]:
+    """Run this rank's bins for `run_micro_batches`. Set the `_OUT_OF_MEMORY` sum to 1 if memory ran out."""
+    shares = distribute([b.cost for b in bins], learner.ranks.dp_size)
+    rank_bins = shares[learner.ranks.dp_rank]
+    logger.debug(
+        "%d samples in %d bins, %d tokens to compute; %d bins on this rank",
+        sum(len(b.indices) for b in bins),
+        len(bins),
+        sum(b.tokens for b in bins),
+        len(rank_bins),
+    )
+    sums = dict.fromkeys((*names, _OUT_OF_MEMORY), 0.0)
+    try:
+        with learner.policy.cast_weights():
+            for number, index in enumerate(rank_bins, start=1):
+                heartbeat.report(f"computes micro-batch {number} of {len(rank_bins)}")
+                fault_point("trainer.oom")
+                for name, value in work(bins[index].indices).items():
+                    sums[name] += value
+            if learner.ranks.mesh is not None:
+                for _ in range(max(map(len, shares)) - len(rank_bins)):
+                    _run_empty_pass(learner)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        logger.warning("%s", str(error).partition("\n")[0])
+        sums[_OUT_OF_MEMORY] = 1.0
+    return sums
+
+
+def _run_empty_pass(learner: Learner) -> None:
+    """Join the other ranks' forward and backward pass with a gradient of zero."""
+    row = pack_micro_batch([np.zeros(1, np.int32)], [np.zeros(1, np.bool_)], learner.policy.device)
+    temperatures = torch.ones(0, device=learner.policy.device)
+    for reference_forward in learner.reference_forwards:
+        reference_forward(row, temperatures)
+    logprobs, entropies = learner.policy.token_logprobs(row, temperatures)
+    zero = logprobs.sum() + entropies.sum()
+    if zero.requires_grad:
+        zero.backward()
 
 
 def _loss_inputs(
@@ -264,32 +288,7 @@ def _loss_inputs(
     )
 
 
-ReferenceLogprobs = Callable[[PackedMicroBatch, Tensor], Tensor]
-"""Function `(row, temperatures [N])` -> log-probs [N] of the row's targets under the reference model,
-detached.
-"""
-
-
-def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs | None:
-    """Return the reference model that the loss needs, or None without `kl_coef`.
-
-    It is sharded like the policy. A run that trains an adapter on the reference model needs no second copy,
-    unless it started from an adapter, which is part of the reference. Raise `UsageError` if the vocabularies
-    differ.
-    """
-    model, named = config.model, config.loss.reference_model
-    if not config.loss.kl_coef:
-        return None
-    if model.experimental.lora is not None and named is None and model.adapter is None:
-        reference = _without_adapter(learner)
-    else:
-        start = model.adapter if named is None else None
-        reference = _frozen(named or model.name, start, config, learner)
-    learner.reference_forwards.append(reference)
-    return reference
-
-
-def _without_adapter(learner: Learner) -> ReferenceLogprobs:
+def _reference_without_adapter(learner: Learner) -> ReferenceLogprobs:
     from buckeye.trainer.model.lora import without_adapter  # importing takes seconds
 
     policy = learner.policy
@@ -302,7 +301,9 @@ def _without_adapter(learner: Learner) -> ReferenceLogprobs:
     return logprobs
 
 
-def _frozen(source: str, adapter: Path | None, config: TrainerConfig, learner: Learner) -> ReferenceLogprobs:
+def _load_frozen_reference(
+    source: str, adapter: Path | None, config: TrainerConfig, learner: Learner
+) -> ReferenceLogprobs:
     logger.info("Loading the reference model %s", source)
     sharded = learner.ranks.mesh is not None
     reference = load_policy(
@@ -315,9 +316,11 @@ def _frozen(source: str, adapter: Path | None, config: TrainerConfig, learner: L
     vocabularies = [policy.model.config.vocab_size for policy in (reference, learner.policy)]
     if vocabularies[0] != vocabularies[1]:
         raise UsageError(
-            f"The reference model {source!r} has {vocabularies[0]} tokens and the trained one "
-            f"{vocabularies[1]}: they cannot be compared. Set trainer.loss.reference_model to a model with "
-            "the same tokenizer."
+            f"the reference model {source!r} has a vocabulary of {vocabularies[0]} tokens, the trained model "
+            f"of {vocabularies[1]}",
+            code="BK-CONFIG-CONFLICT",
+            at="trainer.loss.reference_model",
+            hint="set it to a model with the same tokenizer",
         )
     if adapter is not None:
         merge_adapter_into(reference.model, source, adapter)

@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 _POLL_SECONDS = 0.02
 _AGREE_SECONDS = 1.0
 _REPORT_SECONDS = 60.0
-_AGAIN_SECONDS = 60.0
-_MOST_DAMAGED = 3
+_REWRITE_SECONDS = 60.0
+_MAX_DAMAGED = 3
 
 
-class _Verdict(IntEnum):
+class _PollResult(IntEnum):
     """Result of a poll. The ranks agree on the largest one."""
 
     WAIT = 0
@@ -75,18 +75,22 @@ class BatchReceiver:
         started = reported = time.monotonic()
         wait = _Wait(step, started + self.timeout_seconds)
         while True:
-            verdict, batch, error = self._look(wait)
-            verdict = _Verdict(self.ranks.max(verdict))
-            if verdict == _Verdict.FAILED:
-                raise error or TransportError(f"Another rank could not get batch {step}; see its log.")
-            if verdict == _Verdict.STOP:
+            result, batch, error = self._poll(wait)
+            result = _PollResult(self.ranks.max(result))
+            if result == _PollResult.FAILED:
+                raise error or TransportError(
+                    f"batch {step} was not received: rank 0 failed",
+                    code="BK-BATCH",
+                    hint="see the log of rank 0",
+                )
+            if result == _PollResult.STOP:
                 return None
-            if verdict == _Verdict.READY:
-                return self._given(batch, step)
+            if result == _PollResult.READY:
+                return self._share_batch(batch, step)
             if time.monotonic() - reported >= _REPORT_SECONDS:
                 reported = time.monotonic()
                 logger.info(
-                    "Still waiting for batch %d in %s, for %.0f s (limit %.0f s)",
+                    "Still waiting for batch %d in %s after %.0f s (limit %.0f s)",
                     step,
                     self.root,
                     reported - started,
@@ -95,35 +99,35 @@ class BatchReceiver:
 
     def warn_about_other_runs(self) -> None:
         """Log a warning if the directory has batches of other runs or attempts; they are not read."""
-        foreign = (
-            list_other_runs_batches(self.root, identity=self.identity) if self.ranks.is_rank_zero else []
-        )
-        if foreign:
+        if not self.ranks.is_rank_zero:
+            return
+        steps = list_other_runs_batches(self.root, identity=self.identity)
+        if steps:
             logger.warning(
-                "%d batches in %s are of another run or attempt and ignored: steps %s",
-                len(foreign),
+                "Ignoring %d batches of other runs or attempts in %s: steps %s",
+                len(steps),
                 self.root,
-                ", ".join(map(str, foreign)),
+                ", ".join(map(str, steps)),
             )
 
-    def _look(self, wait: _Wait) -> tuple[_Verdict, Batch | None, TransportError | None]:
+    def _poll(self, wait: _Wait) -> tuple[_PollResult, Batch | None, TransportError | None]:
         """Poll for the batch for up to one second. Ranks other than rank 0 only report stop requests."""
         until = time.monotonic() + _AGREE_SECONDS
         while True:
             if self.stop.requested:
-                return _Verdict.STOP, None, None
+                return _PollResult.STOP, None, None
             if not self.ranks.is_rank_zero:
-                return _Verdict.WAIT, None, None
+                return _PollResult.WAIT, None, None
             try:
                 batch = self._read(wait)
             except TransportError as error:
-                return _Verdict.FAILED, None, error
+                return _PollResult.FAILED, None, error
             if batch is not None:
-                return _Verdict.READY, batch, None
+                return _PollResult.READY, batch, None
             if time.monotonic() > wait.deadline:
-                return _Verdict.FAILED, None, self._too_late(wait.step)
+                return _PollResult.FAILED, None, self._timeout_error(wait.step)
             if time.monotonic() >= until:
-                return _Verdict.WAIT, None, None
+                return _PollResult.WAIT, None, None
             time.sleep(_POLL_SECONDS)
 
     def _read(self, wait: _Wait) -> Batch | None:
@@ -132,25 +136,28 @@ class BatchReceiver:
             batch = read_batch(self.root, wait.step, identity=self.identity)
         except TransportError as error:
             wait.damaged.append(time.monotonic())
-            if len(wait.damaged) == _MOST_DAMAGED:
+            if len(wait.damaged) == _MAX_DAMAGED:
                 raise
-            logger.warning("%s It is set aside; the orchestrator should write it again.", error)
+            logger.warning("Waiting for the orchestrator to write batch %d again: %s", wait.step, error)
             quarantine_batch(self.skipped, batch_directory(self.root, wait.step))
             return None
-        if batch is None and wait.damaged and time.monotonic() - wait.damaged[-1] >= _AGAIN_SECONDS:
+        if batch is None and wait.damaged and time.monotonic() - wait.damaged[-1] >= _REWRITE_SECONDS:
             raise TransportError(
-                f"Batch {wait.step} in {self.root} was damaged, and the orchestrator did not write it again "
-                f"within {_AGAIN_SECONDS:g} s."
+                f"batch {wait.step} in {self.root} was damaged, and was not written again within "
+                f"{_REWRITE_SECONDS:g} s",
+                code="BK-BATCH",
+                hint="see the orchestrator's log",
             )
         return batch
 
-    def _too_late(self, step: int) -> TransportError:
+    def _timeout_error(self, step: int) -> TransportError:
         return TransportError(
-            f"No batch {step} arrived in {self.root} within {self.timeout_seconds:g} s. "
-            "See the orchestrator's log for what it waits for, or raise trainer.batch_timeout."
+            f"no batch {step} arrived in {self.root} within {self.timeout_seconds:g} s",
+            code="BK-RUN-STALLED",
+            hint="see the orchestrator's log, or raise trainer.batch_timeout",
         )
 
-    def _given(self, batch: Batch | None, step: int) -> Batch:
+    def _share_batch(self, batch: Batch | None, step: int) -> Batch:
         """Return rank 0's batch on all ranks. Only rank 0 has the orchestrator's state."""
         if self.ranks.world_size == 1 and batch is not None:
             return batch

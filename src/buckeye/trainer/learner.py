@@ -31,6 +31,19 @@ from buckeye.trainer.parallel.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
+# Dense bfloat16 FLOP/s without sparsity, from the vendors' data sheets, by a substring of the device's name.
+_PEAK_FLOPS = {
+    "B200": 2250e12,
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "L40S": 362e12,
+    "RTX A6000": 155e12,
+    "RTX 4090": 165e12,
+    "RTX 3090": 71e12,
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearningRateSchedule:
@@ -145,29 +158,29 @@ class Learner:
             self.optimizer.step(rate)
         elif empty and is_power_of_ten(count := self.progress.empty + 1):
             logger.warning(
-                "Step %d has a gradient of 0 (%d such steps so far): no trained token has an advantage, or "
-                "the loss masks all that have one. The weights are unchanged.",
+                "Step %d has a gradient of 0 (%d such steps so far), weights unchanged: no trained token has "
+                "an advantage, or the loss masks all tokens that have one",
                 self.progress.step,
                 count,
             )
         elif skipped:
             logger.warning(
-                "Step %d left out: loss %s, gradient norm %s. The weights are unchanged.",
+                "Step %d skipped, weights unchanged: loss %s, gradient norm %s",
                 self.progress.step,
                 loss,
                 norm,
             )
         self.clear_gradients()
-        done = self.progress
+        previous = self.progress
         self.progress = replace(
-            done,
-            step=done.step + 1,
-            schedule_step=done.schedule_step + 1,
-            data_position=done.data_position + samples,
-            tokens=done.tokens + tokens,
-            samples=done.samples + samples,
-            skipped=done.skipped + skipped,
-            empty=done.empty + empty,
+            previous,
+            step=previous.step + 1,
+            schedule_step=previous.schedule_step + 1,
+            data_position=previous.data_position + samples,
+            tokens=previous.tokens + tokens,
+            samples=previous.samples + samples,
+            skipped=previous.skipped + skipped,
+            empty=previous.empty + empty,
         )
         return Update(
             skipped=skipped,
@@ -226,7 +239,7 @@ def drop_non_finite(values: Mapping[str, float]) -> dict[str, float]:
 
 def format_step(step: int, values: Mapping[str, float]) -> str:
     """Return the log line of a finished step; quantities without a value are left out."""
-    forms = {
+    formats = {
         "seconds": "Time: {:.2f}s",
         "loss": "Loss: {:.4f}",
         "entropy": "Entropy: {:.4f}",
@@ -237,22 +250,8 @@ def format_step(step: int, values: Mapping[str, float]) -> str:
         "mfu": "MFU: {:.1%}",
         "peak_memory_gib": "Peak Mem.: {:.1f} GiB",
     }
-    parts = [form.format(values[name]) for name, form in forms.items() if name in values]
+    parts = [text.format(values[name]) for name, text in formats.items() if name in values]
     return " | ".join([f"Step {step}", *parts])
-
-
-# Dense bfloat16 FLOP/s without sparsity, from the vendors' data sheets, by a substring of the device's name.
-_PEAK_FLOPS = {
-    "B200": 2250e12,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "RTX A6000": 155e12,
-    "RTX 4090": 165e12,
-    "RTX 3090": 71e12,
-}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,13 +22,14 @@ logger = logging.getLogger(__name__)
 
 MICRO_BATCH_FILE = "micro_batch.json"
 # torch has no class for these out-of-memory errors
-_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+_OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 
 
 @dataclass(slots=True)
 class MicroBatchSize:
-    """Limit of tokens per micro-batch: `tokens` is the current limit, `max_tokens` the configured one. `retries`
-    counts the halvings of this run. Both are stored in `path`, for a restart under equal `conditions`.
+    """Limit of tokens per micro-batch: `tokens` is the current limit, `max_tokens` the configured one.
+    `retries` counts the halvings of this run. Both are stored in `path`, for a restart under equal
+    `conditions`.
     """
 
     max_tokens: int
@@ -54,22 +55,26 @@ class MicroBatchSize:
         """
         if computed <= longest:
             raise FinalRunError(
-                f"Out of memory on {device} with {computed} tokens at once, and fewer cannot be: a sample "
-                f"has {longest}. Set model.ac to recompute activations, lower seq_len, or give the trainer "
-                "more memory; `buckeye rl doctor` shows what it is used for."
+                f"out of memory on {device} with {computed} tokens per micro-batch; the longest sample has "
+                f"{longest}",
+                code="BK-MEMORY",
+                hint="set model.ac to recompute activations, lower seq_len, or use a device with more "
+                "memory; `buckeye rl doctor` shows the memory use",
             )
         self.tokens = max(longest, computed // 2)
         self.retries += 1
         if self.is_sharded or self.is_rank_zero:
-            self._remember()
+            self._write_limit()
         if self.is_sharded:
             raise RunError(
-                f"Out of memory on {device} with {computed} tokens at once. Ranks that divide a model "
-                f"cannot go back one alone: the next attempt computes {self.tokens} at once ({self.path})."
+                f"out of memory on {device} with {computed} tokens per micro-batch: a sharded model cannot "
+                f"retry the step, and the next attempt uses {self.tokens} ({self.path})",
+                code="BK-MEMORY",
+                hint="lower seq_len, or set model.ac, to avoid the restart",
             )
         logger.warning(
-            "Out of memory with %d tokens at once: this step is tried again with %d, as are later ones. A "
-            "lower seq_len of the trainer (in sft: micro_batch_tokens), or model.ac, would have avoided it",
+            "Out of memory with %d tokens per micro-batch: retrying the step with %d, the limit from now on. "
+            "To avoid the retry, lower seq_len of the trainer (sft: micro_batch_tokens), or set model.ac",
             computed,
             self.tokens,
         )
@@ -81,7 +86,7 @@ class MicroBatchSize:
         """Return the values for a step's record."""
         return {"micro_batch_tokens": float(self.tokens), "oom_retries": float(self.retries)}
 
-    def _remember(self) -> None:
+    def _write_limit(self) -> None:
         record = {"tokens": self.tokens, "retries": self.retries, "conditions": self.conditions}
         write_file(self.path, json.dumps(record, indent=1))
 
@@ -92,17 +97,19 @@ def micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBa
     """
     path = config.output_dir / MICRO_BATCH_FILE
     cuda = ranks.device.type == "cuda"
-    most = max(config.seq_len, config.micro_batch_tokens) if isinstance(config, SFTConfig) else config.seq_len
+    max_tokens = config.seq_len
+    if isinstance(config, SFTConfig):
+        max_tokens = max(max_tokens, config.micro_batch_tokens)
     conditions = {
-        "seq_len": most,
+        "seq_len": max_tokens,
         "ranks": ranks.world_size,
         "device": torch.cuda.get_device_name(ranks.device) if cuda else "cpu",
         "optimizer": config.optim.type,
         "model": config.model.model_dump(mode="json"),
     }
-    tokens, retries = _remembered(path, conditions) or (most, 0)
+    tokens, retries = _read_limit(path, conditions) or (max_tokens, 0)
     return MicroBatchSize(
-        max_tokens=most,
+        max_tokens=max_tokens,
         tokens=-ranks.max(-tokens),
         retries=retries,
         path=path,
@@ -114,21 +121,25 @@ def micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBa
 
 def is_out_of_memory(error: RuntimeError) -> bool:
     """Return True if a torch error means that GPU or main memory ran out."""
-    return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in _MESSAGES)
+    return isinstance(error, torch.OutOfMemoryError) or any(
+        part in str(error) for part in _OUT_OF_MEMORY_TEXTS
+    )
 
 
-def _remembered(path: Path, conditions: Mapping[str, Any]) -> tuple[int, int] | None:
+def _read_limit(path: Path, conditions: Mapping[str, Any]) -> tuple[int, int] | None:
     """Return (tokens, retries) of an earlier attempt, or None if not found or if its conditions differ."""
     try:
         record = read_json(path)
         if record["conditions"] != conditions:
-            logger.info("%s was written under other settings or on another device: it does not count", path)
+            logger.info("Ignoring %s: written under other settings, or on another device", path)
             return None
         tokens, retries = int(record["tokens"]), int(record["retries"])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        logger.warning("%s cannot be read (%s): starting with as many as the settings say", path, error)
+        logger.warning("Ignoring %s, starting with the configured limit: it cannot be read: %s", path, error)
         return None
-    logger.info("%d tokens are computed at once, as %s says, because memory ran out", tokens, path)
+    logger.info(
+        "Using %d tokens per micro-batch, from %s: an earlier attempt ran out of memory", tokens, path
+    )
     return tokens, retries

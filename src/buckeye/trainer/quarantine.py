@@ -18,23 +18,33 @@ from buckeye.transport.batches import Batch, Sample, write_batch
 
 logger = logging.getLogger(__name__)
 
-_MOST = 10
+_MAX_KEPT = 10
+
+CAUSES = {
+    "not_finite": "a log-prob or an advantage of a trained token is not finite",
+    "vocabulary": "token ids outside the model's vocabulary: sampled from another model",
+    "version": "policy versions newer than the step, or older than max_off_policy_steps allows",
+    "temperature": "temperature 0: greedy tokens have no log-prob to train on; set "
+    "orchestrator.sampling.temperature above 0",
+    "first_token": "its first token is trained, but no token predicts it",
+}
+"""Reasons for leaving a sample out, by the name under which they are counted."""
 
 
 def write_skipped_samples(root: Path, batch: Batch, identity: RunIdentity) -> None:
-    """Write the left-out samples of a step to `<root>/step_<N>`, as a batch. Only the first few steps are
-    kept.
+    """Write the samples of a step that were not trained on to `<root>/step_<N>`, as a batch. Only the first
+    few steps are kept.
     """
-    if _full(root, f"What was left out of step {batch.step}"):
+    if _is_full(root, f"the untrained samples of step {batch.step}"):
         return
     path = write_batch(root, batch, identity=identity)
-    logger.warning("What was left out of step %d is kept in %s.", batch.step, path)
+    logger.warning("Wrote the untrained samples of step %d to %s", batch.step, path)
 
 
 def quarantine_batch(root: Path, damaged: Path) -> None:
     """Move an unreadable batch to `<root>/damaged_<name>`, or delete it if enough are kept."""
     target = root / f"damaged_{damaged.name}"
-    if target.exists() or _full(root, f"The damaged {damaged}"):
+    if target.exists() or _is_full(root, f"the damaged batch {damaged}"):
         storage.remove_directory(damaged)
         return
     root.mkdir(parents=True, exist_ok=True)
@@ -42,26 +52,7 @@ def quarantine_batch(root: Path, damaged: Path) -> None:
         damaged.rename(target)
     except FileNotFoundError:  # another process deleted it
         return
-    logger.warning("%s is kept as %s.", damaged, target)
-
-
-def _full(root: Path, what: str) -> bool:
-    full = len(list(root.glob("*step_*"))) >= _MOST
-    if full:
-        logger.warning("%s is not kept: %s holds %d.", what, root, _MOST)
-    return full
-
-
-CAUSES = {
-    "not_finite": "a log-prob or an advantage of a trained token is no finite number",
-    "vocabulary": "token ids outside the model's vocabulary: it was sampled from another model",
-    "version": "written by a policy version that this step cannot have, or that is older than "
-    "max_off_policy_steps allows",
-    "temperature": "temperature 0: greedy tokens have no log-probability to learn from; set "
-    "orchestrator.sampling.temperature above 0",
-    "first_token": "its first token is to be trained on, and nothing comes before it",
-}
-"""Reasons for leaving a sample out, by the name under which they are counted."""
+    logger.warning("Moved the damaged batch %s to %s", damaged, target)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -78,34 +69,43 @@ class ValidatedBatch:
 
     def values(self) -> dict[str, float]:
         """Return the values for a step's record: the number of left-out samples, in total and by cause."""
-        counts = {f"samples_left_out/{cause}": len(found) for cause, found in self._by_cause().items()}
+        counts = {f"samples_left_out/{cause}": len(indices) for cause, indices in self._by_cause().items()}
         return {"samples_left_out": len(self.left_out), **counts}
 
     def describe(self) -> str:
         """Return the left-out samples and causes as text."""
-        parts = [f"{_numbers(found)} ({cause}: {CAUSES[cause]})" for cause, found in self._by_cause().items()]
-        return "; ".join(parts)
+        return "; ".join(
+            f"{_format_indices(indices)} ({cause}: {CAUSES[cause]})"
+            for cause, indices in self._by_cause().items()
+        )
 
     def _by_cause(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = defaultdict(list)
+        by_cause: dict[str, list[int]] = defaultdict(list)
         for index, cause in self.left_out.items():
-            found[cause].append(index)
-        return found
+            by_cause[cause].append(index)
+        return by_cause
 
 
 def remove_invalid_samples(batch: Batch, *, vocab_size: int, max_age: int) -> ValidatedBatch:
     """Remove the samples that cannot be trained on from a batch."""
     oldest = batch.step - max_age
-    found = {
+    left_out = {
         index: cause
         for index, sample in enumerate(batch.samples)
-        if (cause := _cause(sample, vocab_size=vocab_size, oldest=oldest, newest=batch.step)) is not None
+        if (cause := _find_cause(sample, vocab_size=vocab_size, oldest=oldest, newest=batch.step)) is not None
     }
-    usable = tuple(sample for index, sample in enumerate(batch.samples) if index not in found)
-    return ValidatedBatch(usable=replace(batch, samples=usable), left_out=found)
+    usable = tuple(sample for index, sample in enumerate(batch.samples) if index not in left_out)
+    return ValidatedBatch(usable=replace(batch, samples=usable), left_out=left_out)
 
 
-def _cause(sample: Sample, *, vocab_size: int, oldest: int, newest: int) -> str | None:
+def _is_full(root: Path, what: str) -> bool:
+    is_full = len(list(root.glob("*step_*"))) >= _MAX_KEPT
+    if is_full:
+        logger.warning("Not keeping %s: %s already has %d", what, root, _MAX_KEPT)
+    return is_full
+
+
+def _find_cause(sample: Sample, *, vocab_size: int, oldest: int, newest: int) -> str | None:
     trained = sample.loss_mask
     if sample.token_ids.min() < 0 or sample.token_ids.max() >= vocab_size:
         return "vocabulary"
@@ -121,7 +121,7 @@ def _cause(sample: Sample, *, vocab_size: int, oldest: int, newest: int) -> str 
     return None
 
 
-def _numbers(indices: list[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, indices[:most]))
-    more = f" and {len(indices) - most} more" if len(indices) > most else ""
-    return f"{'samples' if len(indices) > 1 else 'sample'} {shown}{more}"
+def _format_indices(indices: list[int], limit: int = 8) -> str:
+    listed = ", ".join(map(str, indices[:limit]))
+    more = f" and {len(indices) - limit} more" if len(indices) > limit else ""
+    return f"{'samples' if len(indices) > 1 else 'sample'} {listed}{more}"

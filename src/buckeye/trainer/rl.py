@@ -47,7 +47,7 @@ from buckeye.version import __version__
 
 logger = logging.getLogger(__name__)
 
-_MOST_UNUSABLE_BATCHES = 10
+_MAX_UNUSABLE_BATCHES = 10
 
 
 def run_trainer(config: TrainerConfig) -> bool:
@@ -98,9 +98,11 @@ class RLTrainer:
             stop=stop,
             timeout_seconds=config.batch_timeout,
         )
-        self.output = OutputWriter.of(config, learner, identity, self.metrics)
+        self.output = OutputWriter.from_config(config, learner, identity, self.metrics)
         interval = config.weights.measure_interval
-        self._served = self.output.rounding_monitor(interval=interval) if interval is not None else None
+        self._rounding_monitor = (
+            self.output.rounding_monitor(interval=interval) if interval is not None else None
+        )
         self._orchestrator_state: Mapping[str, Any] = {}
         self._unusable_batches = 0  # in a row
 
@@ -151,69 +153,69 @@ class RLTrainer:
         step, started = self.step, time.monotonic()
         logger.info("Starting training step %d", step)
         heartbeat.report(f"trains on batch {step}")
-        found = self._inspect(batch)
-        samples = samples_to_train(found.usable, self.config.loss)
+        validated = self._validate(batch)
+        samples = samples_to_train(validated.usable, self.config.loss)
         tokens = sum(len(s.token_ids) for s in batch.samples)
         with self.stopwatch.of("compute"):
             logger.info("Starting forward and backward pass (batch_size=%d)", len(samples))
             with self.output.use_published_weights():
-                record = self._backward(found, samples)
+                record = self._backward(validated, samples)
             fault_point("trainer.step")
             heartbeat.report(f"updates the weights of step {step}")
             update = self.learner.update(record["loss"], tokens=tokens, samples=len(batch.samples))
-        self._keep_left_out(batch, found, skipped=update.skipped)
+        self._write_untrained_samples(batch, validated, skipped=update.skipped)
         self._orchestrator_state = batch.orchestrator_state
         self._publish()
         seconds = time.monotonic() - started
         values = {
             **record,
             "samples": len(batch.samples),
-            **found.values(),
+            **validated.values(),
             **update.values(),
             "seconds": seconds,
-            **self._measure_served(found.usable.samples),
+            **self._measure_rounding(validated.usable.samples),
             **self.learner.throughput(tokens, seconds),
             **self.stopwatch.take(),
         }
         # left-out samples have their own warning before this line
         logger.log(SUCCESS, format_step(step, values))
         write_on_rank_zero(self.ranks, lambda: self.metrics.write("trainer", step, drop_non_finite(values)))
-        self._let_go(batch, samples, values)
+        self._release_batch(batch, samples, values)
 
-    def _let_go(self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float]) -> None:
+    def _release_batch(self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float]) -> None:
         """Delete a trained batch, after storing the data of `rl replay` if configured. All ranks must call
         it.
         """
-        keep = self.config.trained
-        if keep.keep != 0:
+        settings = self.config.trained
+        if settings.keep != 0:
             logprobs = self.batch_loss.gather_logprobs(samples)
-            write = partial(self._keep, batch, samples, logprobs, values)
-            if keep.record_order:
-                what, needed = f"batch {batch.step}, which is kept", logprobs.nbytes
+            write = partial(self._archive, batch, samples, logprobs, values)
+            if settings.record_order:
+                what, needed = f"the archive of batch {batch.step}", logprobs.nbytes
                 write_on_rank_zero(
                     self.ranks, lambda: write_when_room(self._trained, write, what=what, needed=needed)
                 )
             elif self.ranks.is_rank_zero:
-                self._keep_some(write, batch.step)
+                self._try_to_archive(write, batch.step)
         if self.ranks.is_rank_zero:
             remove_batch(self.receiver.root, batch.step)
 
-    def _keep_some(self, write: Callable[[], None], step: int) -> None:
-        keep = self.config.trained
+    def _try_to_archive(self, write: Callable[[], None], step: int) -> None:
+        settings = self.config.trained
         try:
             write()
-            prune_trained_batches(self._trained, keep=keep.keep, max_bytes=keep.max_bytes)
+            prune_trained_batches(self._trained, keep=settings.keep, max_bytes=settings.max_bytes)
         except OSError as error:  # only `rl replay` needs it: not a reason to end the run
-            logger.warning("Batch %d is not kept for `rl replay`: %s", step, error)
+            logger.warning("Not keeping batch %d for `rl replay`: %s", step, error)
 
-    def _keep(
+    def _archive(
         self,
         batch: Batch,
         samples: Sequence[Sample],
         logprobs: npt.NDArray[np.float32],
         values: Mapping[str, float],
     ) -> None:
-        places = {id(sample): place for place, sample in enumerate(batch.samples)}
+        indices = {id(sample): index for index, sample in enumerate(batch.samples)}
         record = {
             "values": drop_non_finite(values),
             "weights": read_weights_manifest(step_directory(self._weights, self.step)).checksum,
@@ -224,7 +226,7 @@ class RLTrainer:
             "torch": torch.__version__,
         }
         trained = TrainedBatch(
-            samples=np.array([places[id(sample)] for sample in samples], np.int32),
+            samples=np.array([indices[id(sample)] for sample in samples], np.int32),
             logprobs=logprobs,
             record=record,
         )
@@ -232,46 +234,48 @@ class RLTrainer:
             self.receiver.root, self._trained, batch, trained, identity=self.receiver.identity
         )
 
-    def _measure_served(self, samples: Sequence[Sample]) -> dict[str, float]:
-        if self._served is None or not self._served.is_due(self.step):
+    def _measure_rounding(self, samples: Sequence[Sample]) -> dict[str, float]:
+        if self._rounding_monitor is None or not self._rounding_monitor.is_due(self.step):
             return {}
-        heartbeat.report(f"compares the weights of step {self.step} with those that are sampled with")
-        return self._served.measure(samples)
+        heartbeat.report(f"measures the rounding of weights {self.step}")
+        return self._rounding_monitor.measure(samples)
 
-    def _inspect(self, batch: Batch) -> ValidatedBatch:
+    def _validate(self, batch: Batch) -> ValidatedBatch:
         """Return the usable part of a batch. Log a warning about the rest. Raise `FinalRunError` after ten
         unusable batches in a row.
         """
         vocab_size = self.learner.policy.model.config.vocab_size
         config = self.config
         max_age = max_token_age(config.max_async_level, config.max_off_policy_steps)
-        found = remove_invalid_samples(batch, vocab_size=vocab_size, max_age=max_age)
-        if found.left_out:
+        validated = remove_invalid_samples(batch, vocab_size=vocab_size, max_age=max_age)
+        if validated.left_out:
             logger.warning(
-                "%d of the %d samples of batch %d are left out: %s",
-                len(found.left_out),
+                "Leaving out %d of %d samples of batch %d: %s",
+                len(validated.left_out),
                 len(batch.samples),
                 batch.step,
-                found.describe(),
+                validated.describe(),
             )
-        self._unusable_batches = self._unusable_batches + 1 if found.has_no_usable_samples else 0
-        if self._unusable_batches == _MOST_UNUSABLE_BATCHES:
+        self._unusable_batches = self._unusable_batches + 1 if validated.has_no_usable_samples else 0
+        if self._unusable_batches == _MAX_UNUSABLE_BATCHES:
             raise FinalRunError(
-                f"{_MOST_UNUSABLE_BATCHES} batches in a row had no sample to learn from, the last "
-                f"(batch {batch.step}) because of: {found.describe()}."
+                f"{_MAX_UNUSABLE_BATCHES} batches in a row had no usable sample; the last was batch "
+                f"{batch.step}: {validated.describe()}",
+                code="BK-TRAINING",
+                hint=f"inspect the samples in {self._skipped}",
             )
-        return found
+        return validated
 
-    def _backward(self, found: ValidatedBatch, samples: Sequence[Sample]) -> dict[str, float]:
-        if found.has_no_usable_samples:
+    def _backward(self, validated: ValidatedBatch, samples: Sequence[Sample]) -> dict[str, float]:
+        if validated.has_no_usable_samples:
             return {"loss": math.nan}  # makes the optimizer skip the step
-        return self.batch_loss.backward(found.usable, samples)
+        return self.batch_loss.backward(validated.usable, samples)
 
-    def _keep_left_out(self, batch: Batch, found: ValidatedBatch, *, skipped: bool) -> None:
+    def _write_untrained_samples(self, batch: Batch, validated: ValidatedBatch, *, skipped: bool) -> None:
         """Write the samples that were not trained on to `skipped/`: the whole batch of a skipped step, else
         the left-out samples.
         """
-        if not self.ranks.is_rank_zero or not (skipped or found.left_out):
+        if not self.ranks.is_rank_zero or not (skipped or validated.left_out):
             return
-        samples = batch.samples if skipped else tuple(batch.samples[i] for i in found.left_out)
+        samples = batch.samples if skipped else tuple(batch.samples[i] for i in validated.left_out)
         write_skipped_samples(self._skipped, replace(batch, samples=samples), self.receiver.identity)

@@ -75,10 +75,14 @@ def find_resume_checkpoint(config: TrainerConfig | SFTConfig, ranks: Ranks) -> C
         error: CheckpointError | None = None
         try:
             verify_checkpoint(info, share=ranks.rank, shares=ranks.world_size)
-        except CheckpointError as found:
-            error = found
+        except CheckpointError as damage:
+            error = damage
         if ranks.max(int(error is not None)):
-            raise error or CheckpointError("Another rank found a damaged file; see its log.")
+            raise error or CheckpointError(
+                f"the checkpoint of step {info.step} is damaged: another rank found a damaged file",
+                code="BK-CHECKPOINT-DAMAGED",
+                hint="see the logs of the other ranks",
+            )
 
     info = find_usable_checkpoint(root, step, verify)
     logger.info("Resuming training from checkpoint step `%d`", info.step)
@@ -91,22 +95,22 @@ def build_learner(
     """Return the learner at the start of the run, or as restored from the checkpoint. The schedule ends at
     `max_steps`.
     """
-    source = _source(config, resume)
-    policy = _load(source, config, ranks)
-    start = config.model.adapter if resume is None else None
+    source = _model_source(config, resume)
+    policy = _load_policy(source, config, ranks)
+    adapter = config.model.adapter if resume is None else None
     if config.model.experimental.lora is not None:
-        directory = start if resume is None else trainer_state_directory(resume) / ADAPTER_DIRECTORY
-        _adapt(policy, config.model.experimental.lora, source, directory)
-    elif start is not None:
-        merge_adapter_into(policy.model, source, start)
-        logger.info("Merged the adapter %s into the model", start)
+        directory = adapter if resume is None else trainer_state_directory(resume) / ADAPTER_DIRECTORY
+        _add_adapter(policy, config.model.experimental.lora, source, directory)
+    elif adapter is not None:
+        merge_adapter_into(policy.model, source, adapter)
+        logger.info("Merged the adapter %s into the model", adapter)
     shard_policy(policy, config.model, ranks)
     if policy.model.device.type == "meta":
         load_policy_shards(policy, source, offloaded=offloads(config.model, ranks.device))
     learner = Learner(
         policy,
-        _optimizer(policy, config.optim),
-        _schedule(config.scheduler, peak=config.optim.lr, max_steps=max_steps),
+        _build_optimizer(policy, config.optim),
+        _build_schedule(config.scheduler, peak=config.optim.lr, max_steps=max_steps),
         ranks,
         read_tokenizer_files(source),
         micro_batch_size(config, ranks),
@@ -118,7 +122,7 @@ def build_learner(
     return learner
 
 
-def _source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) -> str:
+def _model_source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) -> str:
     """Return the name or directory of the model to load. A checkpoint of an adapter does not contain the
     base.
     """
@@ -127,37 +131,38 @@ def _source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) ->
     model = trainer_state_directory(resume) / MODEL_DIRECTORY
     if not model.is_dir():
         raise CheckpointError(
-            f"{resume.path} holds an adapter and no complete model: set trainer.model.experimental.lora as "
-            "it was, or start a new run."
+            f"the checkpoint {resume.path} has an adapter instead of a complete model",
+            code="BK-CHECKPOINT-MISMATCH",
+            hint="set trainer.model.experimental.lora as in the earlier attempt, or start a new run",
         )
     return str(model)
 
 
-def _adapt(policy: PolicyNetwork, lora: LoRAConfig, base: str, directory: Path | None) -> None:
+def _add_adapter(policy: PolicyNetwork, lora: LoRAConfig, base: str, directory: Path | None) -> None:
     """Add an adapter to the policy, with the values from `directory` if given."""
     from buckeye.trainer.model.lora import add_adapter  # importing takes seconds
 
     add_adapter(policy.model, lora, base=base, frozen_dtype=policy.compute_dtype)
     if directory is not None:
         load_adapter(policy.model, directory)
-        logger.info("Training the adapter %s further", directory)
+        logger.info("Continuing the training of the adapter %s", directory)
     logger.info(
-        "Training %d parameters of an adapter; the model's %d are frozen",
+        "Training %d parameters of the adapter; %d parameters of the model are frozen",
         sum(p.numel() for p in policy.trainable.values()),
         sum(p.numel() for p in policy.model.parameters() if not p.requires_grad),
     )
 
 
-def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> PolicyNetwork:
+def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> PolicyNetwork:
     model, flash, sharded = config.model, config.model.attn != "sdpa", ranks.mesh is not None
     dtype = model.compute_dtype
     resumed = source != model.name  # a checkpoint stores every parameter under its own name
     if sharded and (model.load_using_meta or resumed):
         policy = empty_policy(source, ranks.device, flash=flash, compute_dtype=dtype)
     else:
-        adapted = model.experimental.lora is not None
+        frozen = model.experimental.lora is not None
         policy = load_policy(
-            source, ranks.device, flash=flash, sharded=sharded, compute_dtype=dtype, frozen=adapted
+            source, ranks.device, flash=flash, sharded=sharded, compute_dtype=dtype, frozen=frozen
         )
     if model.ac is not None or model.ac_offloading is not None:
         policy.checkpoint_activations(
@@ -166,7 +171,12 @@ def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Polic
         )
     if model.compile is not None:
         if model.compile.fullgraph and not policy.flash:
-            raise UsageError("trainer.model.compile.fullgraph needs a GPU and attn = 'flash_attention_2'.")
+            raise UsageError(
+                "fullgraph needs flash attention on a GPU",
+                code="BK-CONFIG-CONFLICT",
+                at="trainer.model.compile.fullgraph",
+                hint="set trainer.model.attn = 'flash_attention_2' on a GPU, or leave fullgraph out",
+            )
         # with flash attention one graph covers all layers and rows of every layout
         parts = policy.model.base_model.layers if policy.flash else [policy.model.base_model]
         for part in parts:
@@ -174,7 +184,7 @@ def _load(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -> Polic
     return policy
 
 
-def _optimizer(policy: PolicyNetwork, optim: OptimizerConfig) -> NamedOptimizer:
+def _build_optimizer(policy: PolicyNetwork, optim: OptimizerConfig) -> NamedOptimizer:
     settings: dict[str, Any] = {}
     if isinstance(optim, SGDConfig | MuonConfig):
         settings |= {"momentum": optim.momentum, "nesterov": optim.nesterov}
@@ -188,17 +198,19 @@ def _optimizer(policy: PolicyNetwork, optim: OptimizerConfig) -> NamedOptimizer:
     )
 
 
-def _schedule(scheduler: SchedulerConfig, *, peak: float, max_steps: int | None) -> LearningRateSchedule:
+def _build_schedule(
+    scheduler: SchedulerConfig, *, peak: float, max_steps: int | None
+) -> LearningRateSchedule:
     if isinstance(scheduler, ConstantSchedulerConfig):
         return LearningRateSchedule(schedule="constant", peak=peak)
     decay = scheduler.decay if isinstance(scheduler, LinearSchedulerConfig) else 0
     if max_steps is not None and scheduler.warmup + decay > max_steps:
         logger.warning(
-            "scheduler.warmup = %d and decay = %d are more than the %d steps of the run: the lr %s",
+            "scheduler.warmup = %d and scheduler.decay = %d exceed the %d steps of the run: the lr %s",
             scheduler.warmup,
             decay,
             max_steps,
-            "never reaches its peak" if scheduler.warmup > max_steps else "falls as soon as it has risen",
+            "never reaches its peak" if scheduler.warmup > max_steps else "falls right after the warm-up",
         )
     return LearningRateSchedule(
         schedule=scheduler.type,

@@ -55,7 +55,7 @@ def run_sft(config: SFTConfig) -> bool:
         if resume is not None and config.ckpt is not None and not config.ckpt.skip_dataloader:
             _check_same_data(saved, data, resume)
         learner = build_learner(config, ranks, resume, max_steps=max_steps)
-        trainer = SFTTrainer(config, learner, stop, data, validation, max_steps, _best_so_far(saved))
+        trainer = SFTTrainer(config, learner, stop, data, validation, max_steps, _recorded_best(saved))
         with trainer.output:
             return trainer.run()
 
@@ -91,7 +91,7 @@ class SFTTrainer:
         self.best = best
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
         self.stopwatch = Stopwatch("data", "compute", "validate", "checkpoint")
-        self.output = OutputWriter.of(config, learner, run_identity(), self.metrics)
+        self.output = OutputWriter.from_config(config, learner, run_identity(), self.metrics)
 
     def run(self) -> bool:
         """Train to the end, or until any rank receives a stop request. Return True if all steps are done."""
@@ -103,7 +103,7 @@ class SFTTrainer:
                 logger.info("Stopping on request at step %d", self.step)
                 break
             self._train()
-            if self._validation_due():
+            if self._is_validation_due():
                 self._validate()
             if self.output.is_due():
                 self._checkpoint()
@@ -124,13 +124,13 @@ class SFTTrainer:
     def _complete(self) -> bool:
         return self.step >= self.max_steps
 
-    def _checkpointed(self) -> bool:
+    def _is_checkpoint_due(self) -> bool:
         """Return True if the current state will be checkpointed."""
         return self.step > 0 and (self.output.is_due() or self._complete())
 
-    def _validation_due(self) -> bool:
+    def _is_validation_due(self) -> bool:
         at_interval = self.val_interval is not None and self.step % self.val_interval == 0
-        return at_interval or self._checkpointed()
+        return at_interval or self._is_checkpoint_due()
 
     def _checkpoint(self) -> None:
         best = asdict(self.best) if self.best is not None else None
@@ -144,7 +144,7 @@ class SFTTrainer:
             samples = self.data.take(progress.data_position, self.batch_size)
         tokens = sum(len(s.token_ids) for s in samples)
         with self.stopwatch.of("compute"):
-            sums = self._sums(samples, train=True)
+            sums = self._run_samples(samples, train=True)
             update = self.learner.update(sums["loss"], tokens=tokens, samples=self.batch_size)
         seconds = time.monotonic() - started
         values = {
@@ -167,9 +167,9 @@ class SFTTrainer:
         if not self.validation:
             return
         with self.stopwatch.of("validate"):
-            sums = self._sums(self.validation, train=False)
+            sums = self._run_samples(self.validation, train=False)
         loss = sums["loss"]
-        if self._checkpointed() and (self.best is None or loss < self.best.val_loss):
+        if self._is_checkpoint_due() and (self.best is None or loss < self.best.val_loss):
             self.best = Best(step=self.step, val_loss=loss)
         best = "" if self.best is None else f" | Best: {self.best.val_loss:.4f} at step {self.best.step}"
         level = training_log_level(1, left_out=int(not math.isfinite(loss)))
@@ -177,7 +177,7 @@ class SFTTrainer:
         values = {"val_loss": loss, "trained_tokens": sums["trained_tokens"], "samples": len(self.validation)}
         self._record("validation", self.step, values)
 
-    def _sums(self, samples: Sequence[ChatSample], *, train: bool) -> dict[str, float]:
+    def _run_samples(self, samples: Sequence[ChatSample], *, train: bool) -> dict[str, float]:
         """Return the loss per trained token of all samples, and sums of statistics, over all ranks. With
         `train`, accumulate this rank's share of the gradient.
         """
@@ -212,18 +212,23 @@ class SFTTrainer:
 
 def _check_same_data(saved: Mapping[str, Any], data: ChatFile, resume: CheckpointInfo) -> None:
     """Raise `CheckpointError` if the checkpoint's data position belongs to other data."""
-    now = data.identity()
-    then = saved.get("data", now)
-    differences = [f"{key}: {then.get(key)}, now {now[key]}" for key in now if then.get(key) != now[key]]
+    current = data.identity()
+    recorded = saved.get("data", current)
+    differences = [
+        f"{key} is {value}, recorded {recorded.get(key)}"
+        for key, value in current.items()
+        if recorded.get(key) != value
+    ]
     if differences:
         raise CheckpointError(
-            f"{data.path} is not the training data that {resume.path} was written with "
-            f"({'; '.join(differences)}), so its place in the data means nothing. Put the old data and "
-            "settings back, or begin the new data at its start with ckpt.skip_dataloader."
+            f"the training data {data.path} differs from that of {resume.path}: {', '.join(differences)}",
+            code="BK-CHECKPOINT-MISMATCH",
+            hint="restore the recorded data and settings, or set ckpt.skip_dataloader to start the new data "
+            "from its beginning",
         )
 
 
-def _best_so_far(saved: Mapping[str, Any]) -> Best | None:
+def _recorded_best(saved: Mapping[str, Any]) -> Best | None:
     """Return the best checkpoint that the interrupted run had recorded."""
     best = saved.get("best")
     return Best(**best) if best is not None else None

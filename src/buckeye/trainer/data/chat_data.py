@@ -23,9 +23,9 @@ from buckeye.trainer.data.chat_messages import BrokenCallError, is_trained, read
 logger = logging.getLogger(__name__)
 
 _SECONDS_BETWEEN_REPORTS = 10.0
-_MOST_SHOWN = 10
+_MAX_LOGGED = 10
 """Number of skipped lines that are logged; further ones are only counted."""
-_HALF_PAIR = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
+_HIGH_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,17 +38,6 @@ class ChatSample:
     loss_mask: npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Turn:
-    """Assistant message. `context` is the text between the previous turn and this one, or everything before
-    it unless it `continues` that turn. `reply` is the text that the policy would sample.
-    """
-
-    context: list[int]
-    reply: list[int]
-    continues: bool
-
-
 class ChatFormat:
     """Chat format of a model: rendered by the `renderers` library for known model families, else by the
     model's chat template. Prompts equal those of reinforcement learning and serving.
@@ -58,9 +47,13 @@ class ChatFormat:
         try:
             self._renderer = ChatRenderer(model)
         except InferenceError as error:
-            raise UsageError(str(error)) from error
+            raise UsageError(error.message, code=error.code, at=error.at, hint=error.hint) from error
         if not self._renderer.tokenizer.chat_template:
-            raise UsageError(f"The tokenizer of the model {model!r} has no chat template.")
+            raise UsageError(
+                f"the tokenizer of the model {model!r} has no chat template",
+                code="BK-TEMPLATE",
+                hint="choose a model with a chat template, or add chat_template.jinja to the model directory",
+            )
         self.tokenizer = self._renderer.tokenizer
         self._stops = self.tokenizer.convert_ids_to_tokens(list(self._renderer.stop_token_ids))
 
@@ -80,7 +73,7 @@ class ChatFormat:
         turns = self._family_turns(messages, indices, tools)
         if turns is None:
             turns = list(self._template_turns(messages, indices, tools))
-        return _joined(turns, trained)
+        return _join_turns(turns, trained)
 
     def _family_turns(
         self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
@@ -89,18 +82,18 @@ class ChatFormat:
         messages.
         """
         family = self._renderer.family
-        literal = self._renderer.template.escaper
-        words = [(literal.escape_message(message), message) for message in messages]
-        words += [(literal.escape_tool(tool), tool) for tool in tools]
-        if family is None or any(marked != written for marked, written in words):
+        escaper = self._renderer.template.escaper
+        pairs = [(escaper.escape_message(message), message) for message in messages]
+        pairs += [(escaper.escape_tool(tool), tool) for tool in tools]
+        if family is None or any(escaped != original for escaped, original in pairs):
             return None  # the library parses control tokens anywhere in the text
         turns: list[_Turn] = []
         ids: list[int] = []
         for index in indices:
-            written = family.training_turn(messages[: index + 1], tools)
-            if written is None:
+            turn = family.training_turn(messages[: index + 1], tools)
+            if turn is None:
                 return None
-            prompt, reply = written
+            prompt, reply = turn
             continues = bool(ids) and prompt[: len(ids)] == ids
             context = prompt[len(ids) :] if continues else prompt
             turns.append(_Turn(context=context, reply=reply, continues=continues))
@@ -116,28 +109,29 @@ class ChatFormat:
         If the template ends a turn with the first token of the next message, or not at all, the reply ends
         with that token or with the tokenizer's own: a policy that is never trained on an end never stops.
         """
-        write, encode = self._renderer.template.text, self._renderer.encode
+        render, encode = self._renderer.template.text, self._renderer.encode
         text = ""
         for index in indices:
-            prompt = write(messages[:index], tools, prompt=True)
-            done = write(messages[: index + 1], tools, prompt=False)
-            if not done.startswith(prompt):
+            prompt = render(messages[:index], tools, prompt=True)
+            full = render(messages[: index + 1], tools, prompt=False)
+            if not full.startswith(prompt):
                 raise UsageError(
-                    "the chat template does not continue its own generation prompt for message "
-                    f"{index}; such a template cannot be trained on"
+                    f"the chat template does not continue its own generation prompt for message {index}",
+                    code="BK-TEMPLATE",
+                    hint="use another chat template",
                 )
             continues = bool(text) and prompt.startswith(text)
-            end = _end_of_turn(done, len(prompt), self._stops)
+            end = _end_of_turn(full, len(prompt), self._stops)
             if end is None and index + 1 < len(messages):
-                following = write(messages[: index + 2], tools, prompt=False)
-                done += next((stop for stop in self._stops if following.startswith(done + stop)), "")
-                end = _end_of_turn(done, len(prompt), self._stops)
+                next_full = render(messages[: index + 2], tools, prompt=False)
+                full += next((stop for stop in self._stops if next_full.startswith(full + stop)), "")
+                end = _end_of_turn(full, len(prompt), self._stops)
             context = prompt[len(text) :] if continues else prompt
-            reply = encode(done[len(prompt) : end])
+            reply = encode(full[len(prompt) : end])
             if end is None:
                 reply += self._renderer.stop_token_ids[:1]
             yield _Turn(context=encode(context), reply=reply, continues=continues)
-            text = "" if end is None else done[:end]  # no later prompt has that token
+            text = "" if end is None else full[:end]  # no later prompt has that token
 
 
 @dataclass(slots=True)
@@ -156,20 +150,20 @@ class ChatCounts:
     """Number of conversations in which a trained call has no name, or its arguments are not an object."""
 
     def __str__(self) -> str:
-        kept = (
+        usable = (
             f"{counted(self.conversations, 'conversation')}, {counted(self.samples, 'sample')}, "
             f"{counted(self.tokens, 'token')}, "
             f"{self.trained_tokens} of them trained"
         )
         left_out = self.left_out()
-        return f"{kept}; left out: {left_out}" if left_out else kept
+        return f"{usable}; left out: {left_out}" if left_out else usable
 
     def left_out(self) -> str:
         """Return the number of skipped conversations for each reason; "" if none were skipped."""
         reasons = (
             (self.too_long, "longer than seq_len"),
             (self.untrained, "without a trained message"),
-            (self.broken_calls, "with a call that has no name or whose arguments are not a JSON object"),
+            (self.broken_calls, "with a call without a name, or with arguments that are not a JSON object"),
         )
         return "; ".join(f"{count} {reason}" for count, reason in reasons if count)
 
@@ -189,7 +183,7 @@ class ChatFile:
         self._chat = chat
         self._seed = seed
         self._seq_len = seq_len
-        content = _read(path)
+        content = _read_bytes(path)
         self._digest = hashlib.sha256(content).hexdigest()
         self._lines = self._usable(self._parse_lines(content))
 
@@ -237,8 +231,10 @@ class ChatFile:
         counts.conversations = len(usable)
         if not usable:
             raise UsageError(
-                f"No conversation of {self.path} can be trained on with seq_len = {self._seq_len}. "
-                f"Left out: {counts.left_out()}."
+                f"no conversation of {self.path} can be trained on with seq_len = {self._seq_len}; left out: "
+                f"{counts.left_out()}",
+                code="BK-DATA-FORMAT",
+                hint="raise seq_len, or use other data",
             )
         return usable
 
@@ -247,19 +243,19 @@ class ChatFile:
         try:
             lines = content.decode("utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
-            raise UsageError(f"The chat data {self.path} cannot be read: {error}") from error
+            raise UsageError(f"chat data {self.path} is not UTF-8: {error}", code="BK-FILE-FORMAT") from error
         if not any(line.strip() for line in lines):
-            raise UsageError(f"The chat data {self.path} is empty.")
-        found = []
+            raise UsageError(f"chat data {self.path} is empty", code="BK-DATA-FORMAT")
+        parsed = []
         for number, line in enumerate(lines, 1):
             try:
                 if line.strip():
-                    found.append((number, _parse(line, f"{self.path}:{number}")))
+                    parsed.append((number, _parse_conversation(line, f"{self.path}:{number}")))
             except BrokenCallError as error:
                 self.counts.broken_calls += 1
-                if self.counts.broken_calls <= _MOST_SHOWN:
-                    logger.warning("Conversation left out: %s", error)
-        return found
+                if self.counts.broken_calls <= _MAX_LOGGED:
+                    logger.warning("Leaving out a conversation: %s", error)
+        return parsed
 
     def _fitting(self, number: int, conversation: Mapping[str, Any]) -> list[ChatSample]:
         samples = self._samples(number, conversation)
@@ -269,10 +265,22 @@ class ChatFile:
         try:
             return self._chat.samples(conversation)
         except UsageError as error:
-            raise UsageError(f"{self.path}:{number}: {error}") from error
+            error.at = f"{self.path}:{number}"
+            raise
 
 
-def _joined(turns: Sequence[_Turn], trained: Sequence[bool]) -> list[ChatSample]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Turn:
+    """Assistant message. `context` is the text between the previous turn and this one, or everything before
+    it unless it `continues` that turn. `reply` is the text that the policy would sample.
+    """
+
+    context: list[int]
+    reply: list[int]
+    continues: bool
+
+
+def _join_turns(turns: Sequence[_Turn], trained: Sequence[bool]) -> list[ChatSample]:
     """Join turns that continue each other into one sample, up to its last trained token."""
     samples: list[tuple[list[int], list[bool]]] = []
     for turn, train in zip(turns, trained, strict=True):
@@ -281,10 +289,10 @@ def _joined(turns: Sequence[_Turn], trained: Sequence[bool]) -> list[ChatSample]
         ids, mask = samples[-1]
         ids += [*turn.context, *turn.reply]
         mask += [False] * len(turn.context) + [train] * len(turn.reply)
-    return [_cut(ids, mask) for ids, mask in samples if any(mask)]
+    return [_make_sample(ids, mask) for ids, mask in samples if any(mask)]
 
 
-def _cut(ids: Sequence[int], mask: Sequence[bool]) -> ChatSample:
+def _make_sample(ids: Sequence[int], mask: Sequence[bool]) -> ChatSample:
     end = int(np.flatnonzero(mask)[-1]) + 1
     return ChatSample(token_ids=np.array(ids[:end], np.int32), loss_mask=np.array(mask[:end], np.bool_))
 
@@ -294,32 +302,39 @@ def _end_of_turn(text: str, start: int, stop_tokens: Sequence[str]) -> int | Non
     return max(ends, default=None)
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise UsageError(f"The chat data {path} cannot be read: {error}") from error
+        is_missing = isinstance(error, FileNotFoundError)
+        code = "BK-FILE-NOT-FOUND" if is_missing else "BK-FILE-UNREADABLE"
+        raise UsageError(f"chat data {path} cannot be read: {error.strerror}", code=code) from error
 
 
-def _parse(line: str, where: str) -> dict[str, Any]:
+def _format_error(message: str, where: str) -> UsageError:
+    return UsageError(message, code="BK-DATA-FORMAT", at=where)
+
+
+def _parse_conversation(line: str, where: str) -> dict[str, Any]:
     try:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON: {error}") from error
-    if _HALF_PAIR.search(line) and not _is_unicode(value):
-        raise UsageError(f"{where}: half of a surrogate pair, as in a cut emoji, which no tokenizer can read")
+        raise _format_error(f"not JSON: {error}", where) from error
+    if _HIGH_SURROGATE.search(line) and not _is_unicode(value):
+        raise _format_error("half of a surrogate pair, as in a truncated emoji", where)
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
-        raise UsageError(f'{where}: expected {{"messages": [{{"role": ..., "content": ...}}, ...]}}')
+        raise _format_error('expected {"messages": [{"role": ..., "content": ...}, ...]}', where)
     if len(messages) < 2 or not any(m["role"] == "assistant" for m in messages[1:]):
-        raise UsageError(f"{where}: no assistant message after a first message: nothing to learn")
+        raise _format_error("no assistant message after the first message", where)
     tools = value.get("tools")
     if tools is not None and not (isinstance(tools, list) and all(isinstance(t, dict) for t in tools)):
-        raise UsageError(f'{where}: "tools" must be a list of objects')
+        raise _format_error('"tools" is not a list of objects', where)
     try:
         return {**value, "messages": [read_message(m, i) for i, m in enumerate(messages)]}
     except UsageError as error:
-        raise error.prefixed(where) from None
+        error.at = where
+        raise
 
 
 def _is_unicode(value: Any) -> bool:

@@ -12,12 +12,13 @@ from buckeye.chat.messages import ChatMessage
 from buckeye.envs.call_arguments import read_arguments
 from buckeye.errors import UsageError
 
+_KNOWN = frozenset(ChatMessage.__struct_fields__)
+
 
 class BrokenCallError(UsageError):
-    """Trained message with an invalid tool call; its conversation is skipped."""
+    """Trained message with an invalid tool call; its conversation is left out."""
 
-
-_KNOWN = frozenset(ChatMessage.__struct_fields__)
+    code = "BK-DATA-FORMAT"
 
 
 def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
@@ -29,22 +30,23 @@ def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
     trained message with a call that has no name, or arguments that are not an object.
     """
     known = {key: value for key, value in message.items() if key in _KNOWN}
-    broken: list[str] = []
+    defects: list[str] = []
     if isinstance(known.get("tool_calls"), list):
         calls = enumerate(known["tool_calls"])
-        known["tool_calls"] = [_full_call(call, place, broken) for place, call in calls]
+        known["tool_calls"] = [_complete_call(call, number, defects) for number, call in calls]
     try:
         plain = msgspec.convert(known, ChatMessage).to_template_message()
     except msgspec.ValidationError as error:
-        raise UsageError(f"message {index}: {error}") from error
-    says = any(plain.get(field) for field in ("content", "tool_calls", "reasoning_content"))
-    if index and plain["role"] == "assistant" and not says and is_trained(message):
+        raise UsageError(f"message {index}: {error}", code="BK-DATA-FORMAT") from error
+    has_content = any(plain.get(field) for field in ("content", "tool_calls", "reasoning_content"))
+    if index and plain["role"] == "assistant" and not has_content and is_trained(message):
         raise UsageError(
-            f"message {index} is the assistant's and has no content, tool_calls or reasoning_content: the "
-            'model would be trained to say nothing; give it "weight": 0 to leave it out'
+            f"message {index} of the assistant is empty: it has no content, tool_calls or reasoning_content",
+            code="BK-DATA-FORMAT",
+            hint='add "weight": 0 to the message to exclude it from training',
         )
-    if broken and plain["role"] == "assistant" and is_trained(message):
-        raise BrokenCallError(f"message {index}: {broken[0]}")
+    if defects and plain["role"] == "assistant" and is_trained(message):
+        raise BrokenCallError(f"message {index}: {defects[0]}")
     return {**{key: value for key, value in message.items() if key not in _KNOWN}, **plain}
 
 
@@ -55,30 +57,34 @@ def is_trained(message: Mapping[str, Any]) -> bool:
     flags = [message[key] for key in ("weight", "train") if message.get(key) is not None]
     wrong = [flag for flag in flags if flag not in (0, 1)]
     if wrong:
-        raise UsageError(f"an assistant message has the weight {wrong[0]!r}; it can be 0 or 1 only")
+        raise UsageError(
+            f"an assistant message has the weight {wrong[0]!r}",
+            code="BK-DATA-FORMAT",
+            hint="set it to 0 or 1",
+        )
     return all(flags)
 
 
-def _full_call(call: Any, place: int, broken: list[str]) -> Any:
+def _complete_call(call: Any, number: int, defects: list[str]) -> Any:
     """Return a call with an id, and with its arguments as the JSON text of an object: data sets omit the id
-    and write arguments in many forms. Append any defect to `broken`.
+    and write arguments in many forms. Append each defect to `defects`.
     """
     if not isinstance(call, dict):
         return call
-    full = {"id": f"call{place}", **call}
+    full = {"id": f"call{number}", **call}
     function = full.get("function")
     if not isinstance(function, dict):
         return full
     written, name = function.get("arguments"), function.get("name")
     if not name:
-        broken.append("a call has no name")
+        defects.append("a call has no name")
     try:
-        found = read_arguments(written)
+        arguments = read_arguments(written)
     except ValueError as error:
-        broken.append(f"the arguments of {name} {error}")
+        defects.append(f"the arguments of {name} {error}")
         text = written if isinstance(written, str) else json.dumps(written, ensure_ascii=False)
     else:
         is_object_text = isinstance(written, str) and written.lstrip().startswith("{")
-        text = str(written) if is_object_text else json.dumps(found, ensure_ascii=False)
+        text = str(written) if is_object_text else json.dumps(arguments, ensure_ascii=False)
     full["function"] = {**function, "arguments": text}
     return full

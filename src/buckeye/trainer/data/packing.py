@@ -26,11 +26,9 @@ from buckeye.trainer.model.attention import SHORT_KEYS, Block, Layout
 
 Tokens = npt.NDArray[np.int32]
 
-_SHORTEST = 0.75  # of the longest in a block: at most 1 / 0.75^2 = 1.8 times the necessary work,
+_MIN_LENGTH_SHARE = 0.75  # of the longest in a block: at most 1 / 0.75^2 = 1.8 times the necessary work,
 _SLACK = 16  # or at most this many tokens shorter: a kernel call costs more than a little padding
-_SHORTEST_PREFIX = 4  # tokens: sharing fewer costs more (longer keys) than it saves
-
-# Samples into bins, and bins onto ranks.
+_MIN_PREFIX = 4  # tokens: sharing fewer costs more (longer keys) than it saves
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +63,9 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
     for index, length in enumerate(lengths):
         if length > capacity:
             raise TransportError(
-                f"Sample {index} of the batch has {length} tokens, more than the trainer's seq_len = "
-                f"{capacity}. Raise trainer.seq_len, or lower the orchestrator's."
+                f"sample {index} of the batch has {length} tokens, more than trainer.seq_len = {capacity}",
+                code="BK-BATCH",
+                hint="raise trainer.seq_len, or lower the orchestrator's",
             )
     parts = [part for group in prefix_groups(token_ids) for part in _split(group, lengths, capacity)]
     tokens = [_tokens(part, lengths) for part in parts]
@@ -110,6 +109,96 @@ def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
     return shares
 
 
+def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
+    """Return groups of samples that share a prefix, such that few tokens remain. Every sample is in exactly
+    one group, and has a suffix of at least one token.
+
+    Samples are sorted by their tokens, so that samples with a common beginning are neighbors. Then groups
+    merge, longest common prefix first, while that saves tokens.
+    """
+    order = sorted(range(len(token_ids)), key=lambda i: (token_ids[i].astype(">i4").tobytes(), i))
+    common = [_common_prefix(token_ids[a], token_ids[b]) for a, b in pairwise(order)]
+    # of the interval that contains an index
+    begins, ends = list(range(len(order))), list(range(1, len(order) + 1))
+    prefixes = [len(token_ids[i]) for i in order]  # of the interval that begins at an index
+    for index in sorted(range(len(common)), key=lambda i: (-common[i], i)):
+        left, middle, right = begins[index], index + 1, ends[index + 1]
+        saved_apart = (middle - left - 1) * prefixes[left] + (right - middle - 1) * prefixes[middle]
+        if common[index] >= _MIN_PREFIX and (right - left - 1) * common[index] >= saved_apart:
+            prefixes[left] = common[index]
+            begins[right - 1], ends[left] = left, right
+    groups = []
+    start = 0
+    while start < len(order):
+        members = tuple(order[start : ends[start]])
+        is_shared = len(members) > 1 and prefixes[start] >= _MIN_PREFIX
+        groups += (
+            [PrefixGroup(members, prefixes[start])] if is_shared else [PrefixGroup((i,), 0) for i in members]
+        )
+        start = ends[start]
+    return groups
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedMicroBatch:
+    """Samples laid out for one forward pass, with shared prefixes once.
+
+    `token_ids` i64[tokens], `position_ids` i64[tokens], and the attention `layout`, which defines which
+    tokens see each other. `row_indices` i64: the row index of each token of each sample, sample after
+    sample. For each of the N trained tokens, sample after sample: `sources` i64[N], the row index of the
+    hidden state that predicts it; `targets` i64[N], its token id; `sequences` i64[N], the index of its
+    sample.
+    """
+
+    token_ids: Tensor
+    position_ids: Tensor
+    layout: Layout
+    row_indices: Tensor
+    sources: Tensor
+    targets: Tensor
+    sequences: Tensor
+
+
+def pack_micro_batch(
+    token_ids: Sequence[Tokens],
+    loss_masks: Sequence[npt.NDArray[np.bool_]],
+    device: torch.device,
+    *,
+    share_prefixes: bool = True,
+) -> PackedMicroBatch:
+    """Lay samples out in a row; without `share_prefixes`, each sample whole.
+
+    Raise `TransportError` if the first token of a sample is trained: no token predicts it.
+    """
+    if any(mask[0] for mask in loss_masks):
+        raise TransportError(
+            "the loss mask of a sample includes its first token, which no token predicts", code="BK-BATCH"
+        )
+    groups = (
+        prefix_groups(token_ids) if share_prefixes else [PrefixGroup((i,), 0) for i in range(len(token_ids))]
+    )
+    blocks = _segments_in_blocks(groups, token_ids)
+    segments = [segment for block in blocks for segment in block]
+    starts = [0, *accumulate(s.length for s in segments)]
+    row = np.concatenate([token_ids[s.sample][s.begin : s.begin + s.length] for s in segments])
+    row = row.astype(np.int64)
+    trained = np.flatnonzero(np.concatenate(loss_masks))
+    row_indices = np.concatenate(_row_indices(groups, segments, starts, token_ids))
+    sequences = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
+    tensors = {
+        "token_ids": row,
+        "position_ids": np.concatenate([np.arange(s.begin, s.begin + s.length) for s in segments]),
+        "row_indices": row_indices,
+        "sources": row_indices[trained - 1],
+        "targets": row[row_indices[trained]],
+        "sequences": sequences[trained],
+    }
+    return PackedMicroBatch(
+        layout=_layout(groups, blocks, segments, starts, device),
+        **{name: torch.from_numpy(t).to(device) for name, t in tensors.items()},
+    )
+
+
 def _split(group: PrefixGroup, lengths: Sequence[int], capacity: int) -> list[PrefixGroup]:
     """Split a group into parts that fit, each with the prefix."""
     suffixes = [lengths[m] - group.prefix for m in group.members]
@@ -134,62 +223,10 @@ def _cost(group: PrefixGroup, lengths: Sequence[int], pair_cost: float) -> float
     return _tokens(group, lengths) + pair_cost * pairs
 
 
-def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
-    """Return groups of samples that share a prefix, such that few tokens remain. Every sample is in exactly
-    one group, and has a suffix of at least one token.
-
-    Samples are sorted by their tokens, so that samples with a common beginning are neighbors. Then groups
-    merge, longest common prefix first, while that saves tokens.
-    """
-    order = sorted(range(len(token_ids)), key=lambda i: (token_ids[i].astype(">i4").tobytes(), i))
-    common = [_common_prefix(token_ids[a], token_ids[b]) for a, b in pairwise(order)]
-    # of the interval that contains an index
-    begins, ends = list(range(len(order))), list(range(1, len(order) + 1))
-    prefixes = [len(token_ids[i]) for i in order]  # of the interval that begins at an index
-    for place in sorted(range(len(common)), key=lambda i: (-common[i], i)):
-        left, middle, right = begins[place], place + 1, ends[place + 1]
-        apart = (middle - left - 1) * prefixes[left] + (right - middle - 1) * prefixes[middle]
-        if common[place] >= _SHORTEST_PREFIX and (right - left - 1) * common[place] >= apart:
-            prefixes[left] = common[place]
-            begins[right - 1], ends[left] = left, right
-    found = []
-    start = 0
-    while start < len(order):
-        members = tuple(order[start : ends[start]])
-        shared = len(members) > 1 and prefixes[start] >= _SHORTEST_PREFIX
-        found += (
-            [PrefixGroup(members, prefixes[start])] if shared else [PrefixGroup((i,), 0) for i in members]
-        )
-        start = ends[start]
-    return found
-
-
-def _common_prefix(one: Tokens, other: Tokens) -> int:
-    length = min(len(one), len(other)) - 1
-    different = np.flatnonzero(one[:length] != other[:length])
+def _common_prefix(first: Tokens, second: Tokens) -> int:
+    length = min(len(first), len(second)) - 1
+    different = np.flatnonzero(first[:length] != second[:length])
     return int(different[0]) if len(different) else length
-
-
-# A bin of samples as the tensors for a forward pass and a loss.
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PackedMicroBatch:
-    """Samples laid out for one forward pass, with shared prefixes once.
-
-    `token_ids` i64[tokens], `position_ids` i64[tokens], and the attention `layout`, which defines which
-    tokens see each other. `places` i64: the row index of each token of each sample, sample after sample. For
-    each of the N trained tokens, sample after sample: `sources` i64[N], the row index of the hidden state
-    that predicts it; `targets` i64[N], its token id; `sequences` i64[N], the index of its sample.
-    """
-
-    token_ids: Tensor
-    position_ids: Tensor
-    layout: Layout
-    places: Tensor
-    sources: Tensor
-    targets: Tensor
-    sequences: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,61 +239,24 @@ class _Segment:
     prefix_group: int | None = None
 
 
-def pack_micro_batch(
-    token_ids: Sequence[Tokens],
-    loss_masks: Sequence[npt.NDArray[np.bool_]],
-    device: torch.device,
-    *,
-    share_prefixes: bool = True,
-) -> PackedMicroBatch:
-    """Lay samples out in a row; without `share_prefixes`, each sample whole. Raise `TransportError` if the first token
-    of a sample is trained: no token predicts it.
-    """
-    if any(mask[0] for mask in loss_masks):
-        raise TransportError("The loss mask of a sample includes its first token, which nothing predicts.")
-    found = (
-        prefix_groups(token_ids) if share_prefixes else [PrefixGroup((i,), 0) for i in range(len(token_ids))]
-    )
-    blocks = _segments_in_blocks(found, token_ids)
-    segments = [segment for block in blocks for segment in block]
-    starts = [0, *accumulate(s.length for s in segments)]
-    row = np.concatenate([token_ids[s.sample][s.begin : s.begin + s.length] for s in segments])
-    row = row.astype(np.int64)
-    trained = np.flatnonzero(np.concatenate(loss_masks))
-    places = np.concatenate(_places(found, segments, starts, token_ids))
-    sequences = np.repeat(np.arange(len(token_ids)), [len(ids) for ids in token_ids])
-    tensors = {
-        "token_ids": row,
-        "position_ids": np.concatenate([np.arange(s.begin, s.begin + s.length) for s in segments]),
-        "places": places,
-        "sources": places[trained - 1],
-        "targets": row[places[trained]],
-        "sequences": sequences[trained],
-    }
-    return PackedMicroBatch(
-        layout=_layout(found, blocks, segments, starts, device),
-        **{name: torch.from_numpy(t).to(device) for name, t in tensors.items()},
-    )
-
-
-def _segments_in_blocks(found: Sequence[PrefixGroup], token_ids: Sequence[Tokens]) -> list[list[_Segment]]:
+def _segments_in_blocks(groups: Sequence[PrefixGroup], token_ids: Sequence[Tokens]) -> list[list[_Segment]]:
     """Return segments in row order, grouped into blocks: first those without a prefix, longest first; then
     prefixes, longest first, with each block of prefixes followed by the blocks of its suffixes.
     """
-    alone = [_Segment(m, 0, len(token_ids[m])) for f in found if not f.prefix for m in f.members]
-    groups = _similar(alone)
-    prefixes = [_Segment(f.members[0], 0, f.prefix, number) for number, f in enumerate(found) if f.prefix]
-    for block in _similar(prefixes):
+    unshared = [_Segment(m, 0, len(token_ids[m])) for g in groups if not g.prefix for m in g.members]
+    blocks = _group_by_length(unshared)
+    prefixes = [_Segment(g.members[0], 0, g.prefix, number) for number, g in enumerate(groups) if g.prefix]
+    for block in _group_by_length(prefixes):
         suffixes = [
             _Segment(m, p.length, len(token_ids[m]) - p.length, p.prefix_group)
             for p in block
-            for m in found[p.prefix_group if p.prefix_group is not None else -1].members
+            for m in groups[p.prefix_group if p.prefix_group is not None else -1].members
         ]
-        groups += [block, *_similar(suffixes, padded_prefix=block[0].length)]
-    return groups
+        blocks += [block, *_group_by_length(suffixes, padded_prefix=block[0].length)]
+    return blocks
 
 
-def _similar(segments: Sequence[_Segment], *, padded_prefix: int = 0) -> list[list[_Segment]]:
+def _group_by_length(segments: Sequence[_Segment], *, padded_prefix: int = 0) -> list[list[_Segment]]:
     """Return groups of segments of similar length.
 
     Suffixes of different prefixes share a group only where attention masks the padding of the prefixes: if
@@ -265,19 +265,19 @@ def _similar(segments: Sequence[_Segment], *, padded_prefix: int = 0) -> list[li
     groups: list[list[_Segment]] = []
     for segment in sorted(segments, key=lambda s: (-s.length, -s.begin)):
         longest = groups[-1][0].length if groups else 0
-        similar = segment.length >= _SHORTEST * longest or longest - segment.length <= _SLACK
-        alike = groups and (
+        is_similar = segment.length >= _MIN_LENGTH_SHARE * longest or longest - segment.length <= _SLACK
+        can_share = groups and (
             all(s.begin == segment.begin for s in groups[-1]) or padded_prefix + longest <= SHORT_KEYS
         )
-        if similar and alike:
+        if is_similar and can_share:
             groups[-1].append(segment)
         else:
             groups.append([segment])
     return groups
 
 
-def _places(
-    found: Sequence[PrefixGroup],
+def _row_indices(
+    groups: Sequence[PrefixGroup],
     segments: Sequence[_Segment],
     starts: Sequence[int],
     token_ids: Sequence[Tokens],
@@ -285,15 +285,15 @@ def _places(
     prefix_starts = {
         s.prefix_group: start for s, start in zip(segments, starts, strict=False) if _is_prefix(s)
     }
-    places: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(token_ids)
+    row_indices: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)] * len(token_ids)
     for segment, start in zip(segments, starts, strict=False):
         if not _is_prefix(segment):
             own = np.arange(start, start + segment.length)
             if segment.prefix_group is not None:
                 first = prefix_starts[segment.prefix_group]
-                own = np.concatenate([np.arange(first, first + found[segment.prefix_group].prefix), own])
-            places[segment.sample] = own
-    return tuple(places)
+                own = np.concatenate([np.arange(first, first + groups[segment.prefix_group].prefix), own])
+            row_indices[segment.sample] = own
+    return tuple(row_indices)
 
 
 def _is_prefix(segment: _Segment) -> bool:
@@ -301,22 +301,22 @@ def _is_prefix(segment: _Segment) -> bool:
 
 
 def _layout(
-    found: Sequence[PrefixGroup],
-    groups: Sequence[Sequence[_Segment]],
+    groups: Sequence[PrefixGroup],
+    block_segments: Sequence[Sequence[_Segment]],
     segments: Sequence[_Segment],
     starts: Sequence[int],
     device: torch.device,
 ) -> Layout:
     slots = {  # group -> (number of the block with its prefix, number within the block)
         s.prefix_group: (number, slot)
-        for number, group in enumerate(groups)
-        for slot, s in enumerate(group)
+        for number, block in enumerate(block_segments)
+        for slot, s in enumerate(block)
         if _is_prefix(s)
     }
     prefix_starts = {s.prefix_group: a for s, a in zip(segments, starts, strict=False) if _is_prefix(s)}
     blocks, keys, start = [], [], 0
-    for group in groups:
-        blocks.append(_block(group, start, slots, device))
+    for block in block_segments:
+        blocks.append(_make_block(block, start, slots, device))
         start = blocks[-1].end
     for segment, begin in zip(segments, starts, strict=False):
         if segment.begin:
@@ -324,21 +324,21 @@ def _layout(
             keys.append(np.arange(first, first + segment.begin))
         keys.append(np.arange(begin, begin + segment.length))
     key_counts = [s.begin + s.length for s in segments]
-    shared = any(f.prefix for f in found)
+    is_shared = any(group.prefix for group in groups)
     return Layout(
         blocks=tuple(blocks),
         query_ends=torch.tensor(starts, dtype=torch.int32, device=device),
         key_ends=torch.tensor([0, *accumulate(key_counts)], dtype=torch.int32, device=device),
         longest_query=max(s.length for s in segments),
         longest_keys=max(key_counts),
-        keys=torch.from_numpy(np.concatenate(keys)).to(device) if shared else None,
+        keys=torch.from_numpy(np.concatenate(keys)).to(device) if is_shared else None,
     )
 
 
-def _block(
-    group: Sequence[_Segment], start: int, slots: dict[int | None, tuple[int, int]], device: torch.device
+def _make_block(
+    block: Sequence[_Segment], start: int, slots: dict[int | None, tuple[int, int]], device: torch.device
 ) -> Block:
-    lengths = [s.length for s in group]
+    lengths = [s.length for s in block]
     total, longest = sum(lengths), max(lengths)
     gather = scatter = None
     if longest * len(lengths) != total:
@@ -346,8 +346,8 @@ def _block(
         real = torch.arange(longest)[None] < torch.tensor(lengths)[:, None]
         gather = (begins + torch.arange(longest)[None]).clamp_max(total - 1).flatten().to(device)
         scatter = real.flatten().nonzero().squeeze(1).to(device)
-    suffixes = group[0].begin > 0
-    same = all(s.begin == group[0].begin for s in group)
+    has_prefixes = block[0].begin > 0
+    has_common_prefix = has_prefixes and all(s.begin == block[0].begin for s in block)
     return Block(
         start=start,
         end=start + total,
@@ -355,10 +355,10 @@ def _block(
         length=longest,
         gather=gather,
         scatter=scatter,
-        prefix_block=slots[group[0].prefix_group][0] if suffixes else None,
-        prefix_rows=torch.tensor([slots[s.prefix_group][1] for s in group], device=device)
-        if suffixes
+        prefix_block=slots[block[0].prefix_group][0] if has_prefixes else None,
+        prefix_rows=torch.tensor([slots[s.prefix_group][1] for s in block], device=device)
+        if has_prefixes
         else None,
-        prefix_lengths=torch.tensor([s.begin for s in group], device=device) if suffixes else None,
-        common_prefix=group[0].begin if suffixes and same else None,
+        prefix_lengths=torch.tensor([s.begin for s in block], device=device) if has_prefixes else None,
+        common_prefix=block[0].begin if has_common_prefix else None,
     )

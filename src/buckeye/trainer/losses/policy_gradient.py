@@ -43,9 +43,25 @@ from buckeye.trainer.losses.base import (
 from buckeye.trainer.losses.regularization import regularization, with_kl_reward
 from buckeye.trainer.losses.statistics import REFERENCE_SUMS, SUMS, token_sums
 
-# A loss that is a user's function.
-
 _SETTING = "trainer.loss"
+_SEQUENCE_LIMIT = 10.0
+
+CLIP_MASKS = ("clipped_low", "clipped_high")
+PPO_CLIP_MASKS = (*CLIP_MASKS, "clipped_dual")
+CISPO_CLIP_MASKS = CLIP_MASKS
+DPPO_CLIP_MASKS = ("masked_low", "masked_high")
+MASKED_RATIO_MASKS = (*DPPO_CLIP_MASKS, "masked_sequence")
+CORRECTION_MASKS = ("corrected_low", "corrected_high")
+
+RECIPES: Mapping[str, str] = {
+    "grpo": "ppo",
+    "dapo": "ppo",
+    "rloo": "reinforce",
+    "tis": "cispo",
+    "icepop": "masked_ratio",
+    "areal": "decoupled_ppo",
+}
+"""Loss type of each paper's recipe, which has other defaults."""
 
 
 def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
@@ -56,11 +72,13 @@ def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
     """
     values = load_custom_loss(config)(inputs, **config.kwargs)
     if not isinstance(values, Tensor) or values.shape != inputs.logprobs.shape:
-        found = f"a tensor {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
+        returned = f"a tensor {list(values.shape)}" if isinstance(values, Tensor) else type(values).__name__
         raise UsageError(
-            f"{_SETTING}.import_path = {config.import_path!r} returned {found}; expected one loss per "
-            f"token, a tensor {list(inputs.logprobs.shape)}. The batch is averaged after it, as "
-            "`normalization` says."
+            f"the loss function returned {returned}; expected one loss per token, a tensor "
+            f"{list(inputs.logprobs.shape)}",
+            code="BK-TRAINING",
+            at=f"{_SETTING}.import_path = {config.import_path!r}",
+            hint="return the loss of each token; `normalization` averages over the batch afterwards",
         )
     return TokenLosses(policy=values)
 
@@ -71,9 +89,6 @@ def load_custom_loss(config: CustomLossConfig) -> Callable[..., Any]:
 
 
 # Losses that weight or mask the policy gradient of a token.
-
-CISPO_CLIP_MASKS = ("clipped_low", "clipped_high")
-DPPO_CLIP_MASKS = ("masked_low", "masked_high")
 
 
 def cispo_loss(inputs: LossInputs, *, clip_low: float = 1.0, clip_high: float = 4.0) -> TokenLosses:
@@ -107,10 +122,10 @@ def dppo_loss(
     tokens, is the regularizer of Kimi k1.5 (arXiv 2501.12599, section 2.3.2).
     """
     difference, advantages = log_ratios(inputs), inputs.advantages
-    moved = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
+    change = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
     masks = {
-        "masked_low": (advantages <= 0) & (moved < -mask_low),
-        "masked_high": (advantages > 0) & (moved > mask_high),
+        "masked_low": (advantages <= 0) & (change < -mask_low),
+        "masked_high": (advantages > 0) & (change > mask_high),
     }
     kept = ~(masks["masked_low"] | masks["masked_high"])
     return TokenLosses(
@@ -121,9 +136,6 @@ def dppo_loss(
 
 
 # Losses with PPO's ratio clipping.
-
-CLIP_MASKS = ("clipped_low", "clipped_high")
-PPO_CLIP_MASKS = (*CLIP_MASKS, "clipped_dual")
 
 
 def ppo_loss(
@@ -172,9 +184,9 @@ def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: 
     """
     difference = log_ratios(inputs)
     staleness = inputs.staleness.to(difference.dtype)
-    weight_of_sampler = torch.where(staleness > 0, 1.0 / staleness.clamp_min(1.0), 0.0)
-    log_weights = (1.0 - weight_of_sampler) * difference.detach()
-    ratios = with_gradient_of(weight_of_sampler * difference, inputs.logprobs).exp()
+    sampler_weight = torch.where(staleness > 0, 1.0 / staleness.clamp_min(1.0), 0.0)
+    log_weights = (1.0 - sampler_weight) * difference.detach()
+    ratios = with_gradient_of(sampler_weight * difference, inputs.logprobs).exp()
     objective, masks = _clipped_objective(ratios, inputs.advantages, clip_low, clip_high)
     return TokenLosses(policy=-log_weights.exp() * objective, log_weights=log_weights, masks=masks)
 
@@ -192,37 +204,30 @@ def _clipped_objective(
     return objective, masks
 
 
-CORRECTION_MASKS = ("corrected_low", "corrected_high")
-
-
 def correction_factors(
     log_weights: Tensor, sequences: Tensor, config: CorrectionConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the factor of each token's term, [N] and detached, and the tokens below and above the limits.
     `log_weights` [N] are the logarithms of the tokens' importance weights.
     """
-    levelled = _at_level(log_weights.detach(), sequences, config.level)
-    above = levelled > math.log(config.high)
+    log_weights = _aggregate(log_weights.detach(), sequences, config.level)
+    above = log_weights > math.log(config.high)
     if isinstance(config, MaskCorrectionConfig):
-        below = levelled < (math.log(config.low) if config.low else -math.inf)
-        factors = (~(below | above)).to(levelled.dtype)
+        below = log_weights < (math.log(config.low) if config.low else -math.inf)
+        factors = (~(below | above)).to(log_weights.dtype)
     else:
         below = torch.zeros_like(above)
-        factors = (math.log(config.high) - levelled).clamp_max(0.0).exp()
+        factors = (math.log(config.high) - log_weights).clamp_max(0.0).exp()
     return factors, {"corrected_low": below, "corrected_high": above}
 
 
-def _at_level(log_weights: Tensor, sequences: Tensor, level: Level) -> Tensor:
+def _aggregate(log_weights: Tensor, sequences: Tensor, level: Level) -> Tensor:
     if level == "token":
         return log_weights
     totals = sequence_sums(log_weights, sequences)
     if level == "geometric":
         totals = totals / sequence_sums(torch.ones_like(log_weights), sequences)
     return totals[sequences]
-
-
-MASKED_RATIO_MASKS = ("masked_low", "masked_high", "masked_sequence")
-_SEQUENCE_LIMIT = 10.0
 
 
 def masked_ratio_loss(
@@ -302,20 +307,6 @@ LOSS_TYPES: Mapping[str, LossType] = {
 }
 """All loss types except `custom` and the recipes."""
 
-RECIPES: Mapping[str, str] = {
-    "grpo": "ppo",
-    "dapo": "ppo",
-    "rloo": "reinforce",
-    "tis": "cispo",
-    "icepop": "masked_ratio",
-    "areal": "decoupled_ppo",
-}
-"""Loss type of each paper's recipe, which has other defaults."""
-
-
-def _loss_type(config: LossConfig) -> LossType:
-    return LOSS_TYPES[RECIPES.get(config.type, config.type)]
-
 
 def check_loss(config: LossConfig) -> None:
     """Raise `UsageError` if the loss cannot be computed. Runs before the model is loaded."""
@@ -325,8 +316,7 @@ def check_loss(config: LossConfig) -> None:
 
 def total_loss(inputs: LossInputs, config: LossConfig) -> LossSums:
     """Return the loss of a row, with correction, reference KL, entropy bonus and normalization weights."""
-    rewarded = with_kl_reward(inputs, config)
-    losses = _token_losses(rewarded, config)
+    losses = _token_losses(with_kl_reward(inputs, config), config)
     terms, masks = losses.policy, dict(losses.masks)
     if isinstance(config, NormalizedLossConfig) and config.correction is not None:
         log_weights = losses.log_weights if losses.log_weights is not None else log_ratios(inputs)
@@ -364,10 +354,10 @@ def divisor(trained: Sequence[int], config: LossConfig, *, seq_len: int) -> floa
     (Dr. GRPO, Liu et al. 2025, arXiv 2503.20783, section 3.2).
     """
     tokens, sequences = sum(trained), sum(map(bool, trained))
-    kind = normalization_of(config)
-    if kind == "token":
+    normalization = normalization_of(config)
+    if normalization == "token":
         return float(max(1, tokens))
-    if kind == "sequence":
+    if normalization == "sequence":
         return float(max(1, sequences))
     assert isinstance(config, NormalizedLossConfig)
     return float(max(1, sequences) * (config.normalization_length or seq_len))
@@ -377,6 +367,10 @@ def needs_every_sample(config: LossConfig) -> bool:
     """Return True if samples without advantage also move the weights."""
     penalized = isinstance(config, MaskedRatioLossConfig | DPPOLossConfig) and config.kl_tau
     return bool(penalized or config.kl_coef or config.entropy_coef or isinstance(config, CustomLossConfig))
+
+
+def _loss_type(config: LossConfig) -> LossType:
+    return LOSS_TYPES[RECIPES.get(config.type, config.type)]
 
 
 def _token_losses(inputs: LossInputs, config: LossConfig) -> TokenLosses:

@@ -11,16 +11,16 @@ from buckeye.trainer.losses.base import LossInputs, log_ratios, sequence_sums
 from buckeye.trainer.losses.regularization import estimate_kl
 
 _COUNTS = ("trained_tokens", "tokens", "tokens_fresh")
-_OF_AGE_0 = ("entropy", "mismatch_kl")
-_FRESH = tuple(f"{name}_fresh" for name in _OF_AGE_0)
-SUMS = (*_COUNTS, *_OF_AGE_0, *_FRESH, "ratio", "squared_ratio")
+_WITH_FRESH = ("entropy", "mismatch_kl")
+_FRESH = tuple(f"{name}_fresh" for name in _WITH_FRESH)
+SUMS = (*_COUNTS, *_WITH_FRESH, *_FRESH, "ratio", "squared_ratio")
 REFERENCE_SUMS = ("reference_kl",)
 
 
 def with_advantage(inputs: LossInputs) -> Tensor:
     """Return the tokens of samples with a non-zero advantage on any token, bool[N]."""
-    found = (inputs.advantages != 0).to(inputs.logprobs.dtype)
-    return sequence_sums(found, inputs.sequences)[inputs.sequences] > 0
+    nonzero = (inputs.advantages != 0).to(inputs.logprobs.dtype)
+    return sequence_sums(nonzero, inputs.sequences)[inputs.sequences] > 0
 
 
 @torch.no_grad()
@@ -52,7 +52,7 @@ def token_sums(inputs: LossInputs, masks: Mapping[str, Tensor]) -> dict[str, Ten
     }
     if inputs.reference_logprobs is not None:
         sums["reference_kl"] = estimate_kl(inputs.logprobs, inputs.reference_logprobs, "k3").sum()
-    return sums | {name: (mark & recorded).sum() for name, mark in masks.items()}
+    return sums | {name: (mask & recorded).sum() for name, mask in masks.items()}
 
 
 @torch.no_grad()
@@ -74,9 +74,9 @@ def averages(sums: Mapping[str, float]) -> dict[str, float]:
     effective_sample_size = (sum r)^2 / (n sum r^2), from 1/n to 1 (Kong 1992): the share of the n tokens that
     would carry as much information if all had the same weight. A mean over zero tokens is left out.
     """
-    rest = [name for name in sums if name not in (*_COUNTS, *_FRESH, *REFERENCE_SUMS)]
+    per_token = [name for name in sums if name not in (*_COUNTS, *_FRESH, *REFERENCE_SUMS)]
     means = {
-        **_means(sums, rest, "tokens"),
+        **_means(sums, per_token, "tokens"),
         **_means(sums, _FRESH, "tokens_fresh"),
         **_means(sums, [name for name in REFERENCE_SUMS if name in sums], "trained_tokens"),
     }
@@ -86,9 +86,9 @@ def averages(sums: Mapping[str, float]) -> dict[str, float]:
     return {**means, "trained_tokens": sums["trained_tokens"]}
 
 
-def _sum(values: Tensor, where: Tensor) -> Tensor:
-    return torch.where(where, values, 0.0).sum()
+def _sum(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0).sum()
 
 
-def _means(sums: Mapping[str, float], names: Sequence[str], over: str) -> dict[str, float]:
-    return {name: sums[name] / sums[over] for name in names} if sums[over] else {}
+def _means(sums: Mapping[str, float], names: Sequence[str], count: str) -> dict[str, float]:
+    return {name: sums[name] / sums[count] for name in names} if sums[count] else {}

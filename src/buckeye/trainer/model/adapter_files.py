@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from buckeye.errors import CheckpointError, UsageError
+from buckeye.trainer.model.trainable import model_load_error
 from buckeye.trainer.output.hf_directory import read_tokenizer_files, save_model, write_tokenizer_files
 from buckeye.transport.checkpoint.base_digest import BASE_DIGEST_KEY, base_digest
 
@@ -62,7 +63,7 @@ def save_adapter(
         _stored_name(name): tensor.detach().to("cpu", torch.float32).contiguous()
         for name, tensor in tensors.items()
     }
-    config = _config(model)
+    config = _adapter_config(model)
     digest = base_digest(config["base_model_name_or_path"])
     metadata = {"format": "pt", **({BASE_DIGEST_KEY: digest} if digest is not None else {})}
     save_file(stored, directory / WEIGHTS_FILE, metadata=metadata)
@@ -83,23 +84,31 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> None:
         stored = load_file(directory / WEIGHTS_FILE)
         base = _recorded_base(directory)
     except (OSError, ValueError, SafetensorError) as error:
-        raise CheckpointError(f"The adapter in {directory} cannot be read ({error}).") from error
-    own = _config(model)
-    differing = [key for key in _MUST_AGREE if _ends(content.get(key)) != _ends(own[key])]
-    if differing:
-        pairs = ", ".join(f"{key} = {content.get(key)} there and {own[key]} here" for key in differing)
         raise CheckpointError(
-            f"The adapter in {directory} is not the configured one: {pairs}. Set "
-            "trainer.model.experimental.lora as it was, or start a new run."
+            f"the adapter in {directory} cannot be read: {error}", code="BK-ADAPTER"
+        ) from error
+    config = _adapter_config(model)
+    differing = [key for key in _MUST_AGREE if _comparable(content.get(key)) != _comparable(config[key])]
+    if differing:
+        pairs = ", ".join(f"{key} is {config[key]}, recorded {content.get(key)}" for key in differing)
+        raise CheckpointError(
+            f"the adapter in {directory} does not fit the settings: {pairs}",
+            code="BK-ADAPTER",
+            hint="set trainer.model.experimental.lora to the recorded values, or start a new run",
         )
     targets = {_stored_name(name): p for name, p in model.named_parameters() if p.requires_grad}
     if targets.keys() != stored.keys() or any(stored[n].shape != p.shape for n, p in targets.items()):
-        raise CheckpointError(f"The adapter in {directory} is of another base model.")
-    if _other_base(base, own["base_model_name_or_path"]):
         raise CheckpointError(
-            f"The adapter in {directory} was trained on other weights than those of "
-            f"{own['base_model_name_or_path']}. Set model.name to the model it was trained on, or start a "
-            "new run."
+            f"the adapter in {directory} belongs to another base model: its tensors differ in name or shape",
+            code="BK-ADAPTER",
+            hint="set model.name to the base model of the adapter, or start a new run",
+        )
+    if _is_other_base(base, config["base_model_name_or_path"]):
+        raise CheckpointError(
+            f"the adapter in {directory} was trained on other weights than those of "
+            f"{config['base_model_name_or_path']}",
+            code="BK-ADAPTER",
+            hint="set model.name to the base model of the adapter, or start a new run",
         )
     for name, parameter in targets.items():
         parameter.copy_(stored[name])
@@ -112,12 +121,12 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> None:
     loaded.
     """
     try:
-        round_tensors = AutoConfig.from_pretrained(base).dtype or torch.float32
+        dtype = AutoConfig.from_pretrained(base).dtype or torch.float32
         model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"The model {base!r} cannot be loaded: {error}") from error
+        raise model_load_error(base, error) from error
     merge_adapter_into(model, base, adapter)
-    save_model(model, read_tokenizer_files(base), out, dtype=round_tensors)
+    save_model(model, read_tokenizer_files(base), out, dtype=dtype)
 
 
 def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None:
@@ -133,30 +142,40 @@ def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None
         stored = load_file(adapter / WEIGHTS_FILE).keys()
         check_adapter_base(adapter, base)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise UsageError(f"The adapter {adapter} cannot be merged into {base!r}: {error}") from error
+        raise UsageError(
+            f"the adapter {adapter} cannot be merged into {base!r}: {error}", code="BK-ADAPTER"
+        ) from error
     if stored != get_peft_model_state_dict(adapted, save_embedding_layers=False).keys():
-        raise UsageError(f"The adapter {adapter} does not fit the model {base!r}: it is of another one.")
+        raise UsageError(
+            f"the adapter {adapter} does not fit the model {base!r}: the names of its tensors differ",
+            code="BK-ADAPTER",
+            hint="use the base model of the adapter",
+        )
     adapted.merge_and_unload()
     model.requires_grad_(True)
 
 
 def check_adapter_base(adapter: Path, base: str) -> None:
     """Raise `UsageError` if an adapter was trained on other weights than those of `base`."""
-    if _other_base(_recorded_base(adapter), base):
-        raise UsageError(f"The adapter {adapter} was trained on other weights than those of {base!r}.")
+    if _is_other_base(_recorded_base(adapter), base):
+        raise UsageError(
+            f"the adapter {adapter} was trained on other weights than those of {base!r}",
+            code="BK-ADAPTER",
+            hint="use the base model of the adapter",
+        )
 
 
-def _ends(value: Any) -> Any:
+def _comparable(value: Any) -> Any:
     """Return a setting in comparable form. Names of modules become their sorted last parts, because tools
     write different full names; the names of the weights show which modules are meant.
     """
     return sorted({name.rpartition(".")[2] for name in value}) if isinstance(value, list) else value or None
 
 
-def _other_base(recorded: str | None, base: str) -> bool:
+def _is_other_base(recorded: str | None, base: str) -> bool:
     """Return True if the recorded and the actual digest of the base are both known and differ."""
-    here = base_digest(base)
-    return None not in (recorded, here) and recorded != here
+    actual = base_digest(base)
+    return None not in (recorded, actual) and recorded != actual
 
 
 def _recorded_base(directory: Path) -> str | None:
@@ -173,7 +192,7 @@ def _stored_name(name: str) -> str:
     return _PREFIX + plain
 
 
-def _config(model: PreTrainedModel) -> dict[str, Any]:
+def _adapter_config(model: PreTrainedModel) -> dict[str, Any]:
     """Return peft's configuration for inference, with sets as sorted lists."""
     content = model.peft_config[ADAPTER_NAME].to_dict()
     plain = {key: sorted(value) if isinstance(value, set) else value for key, value in content.items()}

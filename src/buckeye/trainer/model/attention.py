@@ -19,7 +19,22 @@ from transformers import AttentionInterface
 
 from buckeye.trainer.model.segment_attention import short_attention
 
+PACKED_ATTENTION = "buckeye_packed"
 SHORT_KEYS = 256  # up to this many keys, the scores are few and masks are affordable
+
+
+def _varlen_arguments() -> frozenset[str]:
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return frozenset()
+    return frozenset(inspect.signature(varlen_attn).parameters)
+
+
+# Older versions of torch lack this function, or its window argument. Some versions accept groups of query
+# heads without `enable_gqa`.
+_VARLEN_ARGUMENTS = _varlen_arguments()
+_GQA_ARGUMENTS = {"enable_gqa": True} if "enable_gqa" in _VARLEN_ARGUMENTS else {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +66,7 @@ class Block:
         """
         key = (keys, window, dtype)
         if key not in self.masks:
-            self.masks[key] = _mask(self, keys, window, dtype, device)
+            self.masks[key] = _make_mask(self, keys, window, dtype, device)
         return self.masks[key]
 
 
@@ -71,43 +86,6 @@ class Layout:
     keys: Tensor | None
 
 
-def _mask(block: Block, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-    own = torch.arange(block.length, device=device)
-    padded = keys - block.length
-    prefix = torch.zeros(1, dtype=torch.int64, device=device)
-    if block.prefix_lengths is not None:
-        prefix = block.prefix_lengths
-        if block.common_prefix is not None:
-            prefix = prefix[:1]
-    position = torch.arange(padded, device=device).expand(len(prefix), padded)
-    absent = position >= prefix[:, None]
-    position = torch.cat([position, prefix[:, None] + own], dim=1)
-    distance = (prefix[:, None] + own)[:, :, None] - position[:, None]
-    hidden = distance < 0
-    hidden[:, :, :padded] |= absent[:, None]
-    if window is not None:
-        hidden |= distance >= window
-    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
-
-
-PACKED_ATTENTION = "buckeye_packed"
-
-
-def _varlen_arguments() -> frozenset[str]:
-    try:
-        from torch.nn.attention.varlen import varlen_attn
-    except ImportError:
-        return frozenset()
-    return frozenset(inspect.signature(varlen_attn).parameters)
-
-
-# Older versions of torch lack this function, or its window argument. Some versions accept groups of query
-# Older versions of torch lack this function, or its window argument. Some versions accept groups of query
-# heads without `enable_gqa`.
-_VARLEN = _varlen_arguments()
-_GROUPS = {"enable_gqa": True} if "enable_gqa" in _VARLEN else {}
-
-
 def flash_available(device: torch.device) -> bool:
     """Return True if torch has variable-length flash attention for this device (NVIDIA GPUs since Ampere)."""
     return (
@@ -115,19 +93,20 @@ def flash_available(device: torch.device) -> bool:
         and torch.version.hip is None
         and torch.backends.cuda.is_flash_attention_available()
         and torch.cuda.get_device_capability(device) >= (8, 0)
-        and "window_size" in _VARLEN
+        and "window_size" in _VARLEN_ARGUMENTS
     )
 
 
 def detect_attention() -> str:
     """Return the attention that a trainer on this machine uses, unless a setting asks for SDPA. The package
-    flash-attn is never imported: the kernels are those in torch."""
+    flash-attn is never imported: the kernels are those in torch.
+    """
     if not torch.cuda.is_available():
-        return "SDPA, as there is no GPU"
+        return "SDPA (no GPU)"
     device = torch.device("cuda")
     if flash_available(device):
         return f"flash attention of torch {torch.__version__}"
-    return f"SDPA, as torch {torch.__version__} has none for {torch.cuda.get_device_name(device)}"
+    return f"SDPA (torch {torch.__version__} has no flash attention for {torch.cuda.get_device_name(device)})"
 
 
 def packed_attention(
@@ -152,12 +131,36 @@ def packed_attention(
     """
     q, k, v = (t[0].transpose(0, 1).to(value.dtype) for t in (query, key, value))  # [tokens, heads, dim]
     if flash:
-        return _flash(q, k, v, layout, scaling, sliding_window)[None], None
-    return _blocks(q, k, v, layout, scaling or q.shape[-1] ** -0.5, dropout, sliding_window)[None], None
+        return _attend_varlen(q, k, v, layout, scaling, sliding_window)[None], None
+    return _attend_in_blocks(q, k, v, layout, scaling or q.shape[-1] ** -0.5, dropout, sliding_window)[
+        None
+    ], None
+
+
+def _make_mask(
+    block: Block, keys: int, window: int | None, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    offsets = torch.arange(block.length, device=device)
+    prefix_keys = keys - block.length
+    lengths = torch.zeros(1, dtype=torch.int64, device=device)
+    if block.prefix_lengths is not None:
+        lengths = block.prefix_lengths
+        if block.common_prefix is not None:
+            lengths = lengths[:1]
+    positions = torch.arange(prefix_keys, device=device).expand(len(lengths), prefix_keys)
+    is_padding = positions >= lengths[:, None]
+    query_positions = lengths[:, None] + offsets
+    positions = torch.cat([positions, query_positions], dim=1)
+    distance = query_positions[:, :, None] - positions[:, None]
+    hidden = distance < 0
+    hidden[:, :, :prefix_keys] |= is_padding[:, None]
+    if window is not None:
+        hidden |= distance >= window
+    return torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
 
 
 @torch.compiler.disable  # each layout would be compiled separately
-def _blocks(
+def _attend_in_blocks(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -171,18 +174,18 @@ def _blocks(
     for block in layout.blocks:
         own = [_pad(rows[block.start : block.end], block) for rows in (query, key, value)]
         padded.append(own)
-        before = None
+        prefixes = None
         if block.prefix_block is not None and block.prefix_rows is not None:
-            before = [
+            prefixes = [
                 rows[:, : block.common_prefix].index_select(0, block.prefix_rows)
                 for rows in padded[block.prefix_block]
             ]
-        attended = _attend(own, before, block, scaling, dropout, window).flatten(0, 1)
+        attended = _attend_block(own, prefixes, block, scaling, dropout, window).flatten(0, 1)
         outputs.append(attended if block.scatter is None else _Unpad.apply(attended, block.scatter))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
-def _attend(
+def _attend_block(
     own: Sequence[Tensor],
     prefixes: Sequence[Tensor] | None,
     block: Block,
@@ -258,7 +261,7 @@ class _Unpad(torch.autograd.Function):
         return gradient.new_zeros(ctx.shape).index_copy_(0, ctx.saved_tensors[0], gradient), None
 
 
-def _flash(
+def _attend_varlen(
     query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float | None, window: int | None
 ) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
@@ -276,7 +279,7 @@ def _flash(
         layout.longest_keys,
         scale=scaling,
         window_size=(-1 if window is None else window - 1, 0),
-        **_GROUPS if query.shape[1] != key.shape[1] else {},
+        **_GQA_ARGUMENTS if query.shape[1] != key.shape[1] else {},
     )
 
 

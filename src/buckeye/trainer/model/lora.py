@@ -40,7 +40,7 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen
         lora_alpha=config.alpha,
         lora_dropout=config.dropout,
         target_modules=list(config.target_modules),
-        modules_to_save=_trained_in_full(model, config.modules_to_save) or None,
+        modules_to_save=_full_module_names(model, config.modules_to_save) or None,
         base_model_name_or_path=str(Path(base).resolve()) if Path(base).is_dir() else base,
         task_type="CAUSAL_LM",
     )
@@ -67,34 +67,44 @@ def without_adapter(model: nn.Module) -> Iterator[None]:
 def _check_targets(model: PreTrainedModel, targets: Iterable[str]) -> None:
     head = model.get_output_embeddings()
     linear = [n for n, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head]
-    missing = [target for target in targets if not _ending_in(target, linear)]
+    missing = [target for target in targets if not _names_ending_in(target, linear)]
     if missing or not targets:
         kinds = dict.fromkeys(name.rpartition(".")[2] for name in linear)
         raise UsageError(
-            f"{_SECTION}.target_modules: {', '.join(missing) or 'an empty list'} is no hidden linear layer "
-            f"of this model. It has {', '.join(kinds)}. Embeddings and the output layer can be trained in "
-            "full: name them in modules_to_save."
+            f"no hidden linear layer of the model is named {', '.join(missing)}"
+            if missing
+            else "the list is empty",
+            code="BK-CONFIG-VALUE",
+            at=f"{_SECTION}.target_modules",
+            hint=f"choose from {', '.join(kinds)}; to train embeddings or the output layer in full, "
+            "name them in modules_to_save",
         )
 
 
-def _trained_in_full(model: PreTrainedModel, modules: Iterable[str]) -> list[str]:
-    """Return the full names of the fully trained modules."""
+def _full_module_names(model: PreTrainedModel, modules: Iterable[str]) -> list[str]:
     names = [name for name, module in model.named_modules() if any(True for _ in module.parameters())]
-    outer = (model.get_input_embeddings(), model.get_output_embeddings())
-    tied = outer[0].weight is outer[1].weight
-    found: list[str] = []
+    embeddings = (model.get_input_embeddings(), model.get_output_embeddings())
+    is_tied = embeddings[0].weight is embeddings[1].weight
+    full_names: list[str] = []
     for module in modules:
-        matching = _ending_in(module, names)
+        matching = _names_ending_in(module, names)
         if not matching:
-            raise UsageError(f"{_SECTION}.modules_to_save: this model has no module {module!r}.")
-        if tied and any(model.get_submodule(name) in outer for name in matching):
             raise UsageError(
-                f"{_SECTION}.modules_to_save: input and output embedding of this model are one matrix, and "
-                f"training a copy of it as {module!r} would part them; leave it out."
+                f"the model has no module {module!r}",
+                code="BK-CONFIG-VALUE",
+                at=f"{_SECTION}.modules_to_save",
+                hint="name a module of the model, such as lm_head",
             )
-        found += [name for name in matching if name not in found]
-    return found
+        if is_tied and any(model.get_submodule(name) in embeddings for name in matching):
+            raise UsageError(
+                f"{module!r} cannot be trained in full: input and output embedding are one matrix",
+                code="BK-CONFIG-VALUE",
+                at=f"{_SECTION}.modules_to_save",
+                hint="leave it out",
+            )
+        full_names += [name for name in matching if name not in full_names]
+    return full_names
 
 
-def _ending_in(wanted: str, names: Iterable[str]) -> list[str]:
-    return [name for name in names if name == wanted or name.endswith("." + wanted)]
+def _names_ending_in(suffix: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name == suffix or name.endswith("." + suffix)]

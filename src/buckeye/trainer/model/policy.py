@@ -22,7 +22,7 @@ from buckeye.trainer.data.packing import PackedMicroBatch, pack_micro_batch
 from buckeye.trainer.model.attention import PACKED_ATTENTION, flash_available
 from buckeye.trainer.model.logprobs import token_logprobs
 from buckeye.trainer.model.rms_norm import replace_norms
-from buckeye.trainer.model.trainable import check_trainable
+from buckeye.trainer.model.trainable import check_trainable, model_load_error
 
 logger = logging.getLogger(__name__)
 
@@ -113,9 +113,9 @@ class PolicyNetwork:
         i64[tokens].
         """
         samples = [ids.int().numpy() for ids in token_ids.cpu().split(list(lengths))]
-        nothing = [np.zeros(len(ids), np.bool_) for ids in samples]
-        row = pack_micro_batch(samples, nothing, self.device, share_prefixes=False)
-        return self.module.hidden_states(row).index_select(0, row.places)
+        masks = [np.zeros(len(ids), np.bool_) for ids in samples]
+        row = pack_micro_batch(samples, masks, self.device, share_prefixes=False)
+        return self.module.hidden_states(row).index_select(0, row.row_indices)
 
     def checkpoint_activations(self, *, every: int, offload: bool = False) -> None:
         """Recompute the activations of every `every`-th layer in the backward pass instead of storing them.
@@ -133,20 +133,20 @@ class PolicyNetwork:
     @property
     def embedding_names(self) -> set[str]:
         """Names of the input embedding and the output projection among `trainable`."""
-        outer = (self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight)
-        return {name for name, p in self.trainable.items() if any(p is weight for weight in outer)}
+        embeddings = (self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight)
+        return {name for name, p in self.trainable.items() if any(p is weight for weight in embeddings)}
 
     @property
     def matrix_elements(self) -> int:
         """Number of matrix elements that each token is multiplied with. An embedding lookup multiplies
         none.
         """
-        return sum(matrix.numel() for matrix in self._multiplied)
+        return sum(matrix.numel() for matrix in self._multiplied_matrices)
 
     @property
     def frozen_matrix_elements(self) -> int:
         """Number of `matrix_elements` without a gradient; with an adapter, most of them."""
-        return sum(matrix.numel() for matrix in self._multiplied if not matrix.requires_grad)
+        return sum(matrix.numel() for matrix in self._multiplied_matrices if not matrix.requires_grad)
 
     @property
     def pair_cost(self) -> float:
@@ -157,14 +157,14 @@ class PolicyNetwork:
         return 2.0 * config.num_hidden_layers * heads * head_dim / self.matrix_elements
 
     @property
-    def _multiplied(self) -> list[nn.Parameter]:
-        looked_up = self.model.get_input_embeddings().weight
-        tied = looked_up is self.head_weight
+    def _multiplied_matrices(self) -> list[nn.Parameter]:
+        embedding = self.model.get_input_embeddings().weight
+        is_tied = embedding is self.head_weight
         return [
             parameter
             for name, parameter in self.model.named_parameters()
             if parameter.dim() >= 2
-            and (tied or parameter is not looked_up)
+            and (is_tied or parameter is not embedding)
             and ".original_module." not in name  # an adapter uses its own copy instead
         ]
 
@@ -182,8 +182,10 @@ def pick_device(choice: str, local_rank: int = 0) -> torch.device:
         return torch.device("cpu")
     if not torch.cuda.is_available() or local_rank >= torch.cuda.device_count():
         raise UsageError(
-            f"Device {choice!r} was asked for, but this process sees {torch.cuda.device_count()} GPUs and "
-            f"needs number {local_rank}. Set trainer.model.device to 'cpu', or give it GPUs."
+            f"device {choice!r} needs GPU {local_rank}; this process sees {torch.cuda.device_count()} GPUs",
+            code="BK-DEVICE",
+            at="trainer.model.device",
+            hint="set it to 'cpu', or make more GPUs visible",
         )
     return torch.device("cuda", local_rank)
 
@@ -214,20 +216,16 @@ def load_policy(
             output_loading_info=True,
         )
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
-        raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
+        raise model_load_error(name, error) from error
     if info["missing_keys"]:
         raise UsageError(
-            f"The model {name!r} is incomplete: {sorted(info['missing_keys'])[:3]} ... not stored."
+            f"the model {name!r} is incomplete: {sorted(info['missing_keys'])[:3]} ... missing",
+            code="BK-MODEL-DAMAGED",
+            hint="download or copy the model again",
         )
     return make_policy(
         model if sharded else model.to(device), name, device, flash=flash, compute_dtype=compute_dtype
     )
-
-
-def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dtype | Literal["auto"]:
-    if compute_dtype == "auto":
-        return "auto" if device.type == "cpu" else torch.bfloat16
-    return torch.float32 if compute_dtype == "float32" else torch.bfloat16
 
 
 def read_trainable_config(name: str) -> PreTrainedConfig:
@@ -239,7 +237,7 @@ def read_trainable_config(name: str) -> PreTrainedConfig:
             check_sizes(Path(name))
         config = AutoConfig.from_pretrained(name)
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
-        raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
+        raise model_load_error(name, error) from error
     check_trainable(name, config.to_dict())
     return config
 
@@ -255,25 +253,36 @@ def make_policy(
     """
     head = model.get_output_embeddings()
     if head is None or head.bias is not None:
-        raise UsageError(f"The model {name!r} is not supported: its output layer has a bias.")
+        raise UsageError(
+            f"the model {name!r} cannot be trained: its output layer has a bias",
+            code="BK-MODEL-UNSUPPORTED",
+            hint="choose another model",
+        )
     if model.config.tie_word_embeddings and head.weight is not model.get_input_embeddings().weight:
         raise UsageError(
-            f"The model {name!r} has an output layer that is not its embedding, and tie_word_embeddings is "
-            "true in its config.json. Set it to false if the model has a head of its own."
+            f"the model {name!r} has a separate output layer, but tie_word_embeddings is true",
+            code="BK-MODEL-UNSUPPORTED",
+            hint="set tie_word_embeddings to false in its config.json",
         )
     replace_norms(model)
-    _train_every_row(model)
+    _enable_padding_gradient(model)
     if compute_dtype == "auto":
         dtype = auto_compute_dtype(sum(p.numel() for p in model.parameters()), device)
     else:
         dtype = getattr(torch, compute_dtype)
-    fast = flash and dtype == torch.bfloat16 and flash_available(device)
-    if flash and device.type == "cuda" and not fast:
-        logger.info("No flash attention for this GPU and %s: the padded kernel of torch is used", dtype)
-    return PolicyNetwork(PolicyModule(model.train(), compute_dtype=dtype, flash=fast), device)
+    use_flash = flash and dtype == torch.bfloat16 and flash_available(device)
+    if flash and device.type == "cuda" and not use_flash:
+        logger.info("Using torch's padded attention: no flash attention for this GPU and %s", dtype)
+    return PolicyNetwork(PolicyModule(model.train(), compute_dtype=dtype, flash=use_flash), device)
 
 
-def _train_every_row(model: PreTrainedModel) -> None:
+def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dtype | Literal["auto"]:
+    if compute_dtype == "auto":
+        return "auto" if device.type == "cpu" else torch.bfloat16
+    return torch.float32 if compute_dtype == "float32" else torch.bfloat16
+
+
+def _enable_padding_gradient(model: PreTrainedModel) -> None:
     """Give the embedding row of the padding token a gradient. Rows are packed without padding, and in many
     models the padding token also ends a turn.
     """

@@ -38,7 +38,9 @@ class TinySize:
 
     def __post_init__(self) -> None:
         if self.hidden % _HEAD_DIM:
-            raise UsageError(f"hidden = {self.hidden} is not a multiple of {_HEAD_DIM}")
+            raise UsageError(
+                f"{self.hidden} is not a multiple of {_HEAD_DIM}", code="BK-CLI-ARGUMENT", at="--hidden"
+            )
 
 
 def make_tiny_model(directory: Path, *, texts: Sequence[str], size: TinySize, seed: int) -> int:
@@ -47,7 +49,11 @@ def make_tiny_model(directory: Path, *, texts: Sequence[str], size: TinySize, se
     The tokenizer is trained on `texts`. Raise `UsageError` if the directory exists.
     """
     if directory.exists():
-        raise UsageError(f"{directory} exists already; choose another name (nothing was overwritten)")
+        raise UsageError(
+            f"{directory} exists already; nothing was overwritten",
+            code="BK-FILE-EXISTS",
+            hint="choose another name",
+        )
     tokenizer = train_tokenizer(texts, vocab_size=size.vocab_size)
     model = _random_model(size, tokenizer, seed)
 
@@ -85,7 +91,7 @@ def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Any:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(_with_every_letter(texts), trainer)
+    tokenizer.train_from_iterator(_training_texts(texts), trainer)
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in tags])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -101,12 +107,12 @@ def common_tags(texts: Sequence[str]) -> list[str]:
     return sorted(tag for tag, count in counts.items() if 2 * count >= len(texts))
 
 
-def _with_every_letter(texts: Sequence[str]) -> Iterable[str]:
+def _training_texts(texts: Sequence[str]) -> Iterable[str]:
     """Yield the multi-byte letters, often enough that their bytes are merged first, then the corpus."""
     letters = {char for text in texts for char in text if ord(char) > 127}
-    often = sum(len(text) for text in texts) // 4 + 2
+    repetitions = sum(len(text) for text in texts) // 4 + 2
     for letter in sorted(letters):
-        yield from repeat(letter, often)
+        yield from repeat(letter, repetitions)
     yield from texts
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from buckeye.errors import UsageError
+from buckeye.errors import BuckeyeError, UsageError
 from buckeye.inference.engine.architecture import read_model_config
 from buckeye.inference.engine.model_fields import format_value
 
@@ -39,14 +39,14 @@ def untrainable_reasons(config: Mapping[str, Any]) -> list[str]:
     """Return the reasons why a model cannot be trained, with keys and values; empty if it can. The
     configuration is a `config.json` or one of transformers.
     """
-    experts = [*_experts(config)]
+    experts = [*_expert_reasons(config)]
     family = config.get("model_type")
     if not experts and family not in FAMILIES:
         return [
-            f"model_type is {format_value(family)}, whose packed rows were not compared with what transformers "
-            f"computes; those of {', '.join(FAMILIES)} were"
+            f"model_type is {format_value(family)}, which the trainer does not support; it supports "
+            f"{', '.join(FAMILIES)}"
         ]
-    return [*experts, *_unpackable(config)]
+    return [*experts, *_packing_reasons(config)]
 
 
 def check_trainable(name: str, config: Mapping[str, Any] | None = None) -> None:
@@ -55,10 +55,23 @@ def check_trainable(name: str, config: Mapping[str, Any] | None = None) -> None:
     """
     reasons = untrainable_reasons(read_model_config(Path(name) / "config.json") if config is None else config)
     if reasons:
-        raise UsageError(f"The model {name!r} cannot be trained: {'; '.join(reasons)}.")
+        raise UsageError(
+            f"the model {name!r} cannot be trained: {'; '.join(reasons)}",
+            code="BK-MODEL-UNSUPPORTED",
+            hint="choose another model",
+        )
 
 
-def _experts(config: Mapping[str, Any]) -> Iterator[str]:
+def model_load_error(name: str, error: Exception) -> UsageError:
+    """Return the error for a model directory or hub name that cannot be loaded because of `error`."""
+    what = f"the model {name!r} cannot be loaded"
+    if isinstance(error, BuckeyeError):
+        return UsageError(f"{what}: {error.message}", code=error.code, at=error.at, hint=error.hint)
+    has_config = (Path(name) / "config.json").is_file()
+    return UsageError(f"{what}: {error}", code="BK-MODEL-DAMAGED" if has_config else "BK-MODEL-NOT-FOUND")
+
+
+def _expert_reasons(config: Mapping[str, Any]) -> Iterator[str]:
     """Yield a reason for each expert setting of the configuration or of its parts (text, feed-forward
     layers).
     """
@@ -66,15 +79,15 @@ def _experts(config: Mapping[str, Any]) -> Iterator[str]:
         for key in _EXPERTS:
             if part.get(key):
                 yield (
-                    f"{key} is {format_value(part[key])}, and mixtures of experts are not supported in training "
+                    f"{key} is {format_value(part[key])}: the trainer does not support mixtures of experts "
                     "(vLLM serves them)"
                 )
 
 
-def _unpackable(config: Mapping[str, Any]) -> Iterator[str]:
+def _packing_reasons(config: Mapping[str, Any]) -> Iterator[str]:
     for key in _SCALES:
         if config.get(key) not in (None, 1.0):
-            yield f"{key} is {format_value(config[key])}, and neither the packed attention nor the head scales"
+            yield f"{key} is {format_value(config[key])}: the trainer does not scale scores or logits"
     for key in _SWITCHES:
         if config.get(key):
             yield f"{key} is {format_value(config[key])}"
@@ -83,12 +96,12 @@ def _unpackable(config: Mapping[str, Any]) -> Iterator[str]:
     kinds = {str(kind) for kind in config.get("layer_types") or ()}
     if kinds - set(_LAYERS):
         others = ", ".join(sorted(kinds - set(_LAYERS)))
-        yield f"layer_types has {others}; only {' and '.join(_LAYERS)} are computed"
+        yield f"layer_types has {others}: only {' and '.join(_LAYERS)} are supported"
     if "sliding_attention" in kinds and config.get("use_sliding_window") is False:
-        yield "layer_types has sliding_attention, and use_sliding_window is False"
+        yield "layer_types has sliding_attention, but use_sliding_window is False"
     for kind in _rope_kinds(config.get("rope_scaling") or config.get("rope_parameters") or {}):
         if kind in _ROPE_OF_LENGTH:
-            yield f"rope type {kind!r} depends on how long a sample is, and a row holds several"
+            yield f"rope type {kind!r} depends on the sample length, but a row has several samples"
 
 
 def _rope_kinds(rope: Mapping[str, Any]) -> Iterator[Any]:

@@ -17,7 +17,13 @@ from buckeye.errors import CheckpointError, UsageError
 from buckeye.trainer.parallel.fsdp import gather_tensor, shard_like
 from buckeye.trainer.parallel.ranks import TENSOR, Ranks
 
-# Muon for sharded matrices.
+OptimizerType = Literal["adamw", "adamw8bit", "muon", "sgd"]
+ScheduleType = Literal["constant", "linear", "cosine"]
+
+_BUCKET_ELEMENTS = 16 * 2**20  # 64 MiB of float32
+
+# Every tensor-parallel rank normalizes only the queries and keys of the heads it holds.
+_PARTIAL_GRADIENTS = ("q_norm.weight", "k_norm.weight")
 
 
 class ShardedMuon(torch.optim.Muon):
@@ -54,12 +60,6 @@ class ShardedMuon(torch.optim.Muon):
         settings = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
         torch.optim.Muon([change], momentum=0.0, nesterov=False, weight_decay=0.0, **settings).step()
         return change
-
-
-# Learning-rate schedules, and several optimizers behind one interface.
-
-OptimizerType = Literal["adamw", "adamw8bit", "muon", "sgd"]
-ScheduleType = Literal["constant", "linear", "cosine"]
 
 
 def learning_rate(
@@ -132,26 +132,30 @@ class NamedOptimizer:
         """
         unknown = {key.rpartition("/")[0] for key in state} - set(self._names.values())
         if unknown:
-            raise CheckpointError(f"The optimizer's state is of another model: {sorted(unknown)[:3]} ...")
+            raise CheckpointError(
+                f"the optimizer state has parameters that the model does not have: {sorted(unknown)[:3]} ...",
+                code="BK-CHECKPOINT-MISMATCH",
+                hint="resume with the model of the checkpoint, or start a new run",
+            )
         kinds = {key.rpartition("/")[2].rpartition(".")[0] or "an earlier version" for key in state}
         if kinds - {self.kind}:
             written = ", ".join(sorted(kinds))
             raise CheckpointError(
-                f"The optimizer's state was written with {written}, and trainer.optim.type is now "
-                f"{self.kind}. Set it back, or start a new run from the weights."
+                f"the optimizer state was written with {written}, but trainer.optim.type is {self.kind}",
+                code="BK-CHECKPOINT-MISMATCH",
+                hint="restore trainer.optim.type, or start a new run from the weights",
             )
         by_parameter: dict[str, dict[str, Any]] = {}
         for key, value in state.items():
-            name, _, stored = key.rpartition("/")
-            entry = stored.rpartition(".")[2]
+            name, _, entry = key.rpartition("/")
             # torch's optimizers count their steps in float tensors, the 8-bit one in an int
-            counted = value.dim() == 0 and not value.is_floating_point()
-            by_parameter.setdefault(name, {})[entry] = int(value) if counted else value
+            is_int = value.dim() == 0 and not value.is_floating_point()
+            by_parameter.setdefault(name, {})[entry.rpartition(".")[2]] = int(value) if is_int else value
         for part in self._parts:
-            own = part.state_dict()
-            indices = {self._names[parameter]: index for parameter, index in _indices(part).items()}
-            own["state"] = {i: by_parameter[name] for name, i in indices.items() if name in by_parameter}
-            part.load_state_dict(own)
+            part_state = part.state_dict()
+            indices = {self._names[parameter]: i for parameter, i in _parameter_indices(part).items()}
+            part_state["state"] = {i: by_parameter[n] for n, i in indices.items() if n in by_parameter}
+            part.load_state_dict(part_state)
 
 
 def build_optimizer(
@@ -175,16 +179,16 @@ def build_optimizer(
     Raise `UsageError` if `adamw8bit` cannot run.
     """
 
-    def arranged(names: Collection[str]) -> list[dict[str, object]]:
+    def groups_of(names: Collection[str]) -> list[dict[str, object]]:
         return _torch_groups([parameters[name] for name in names], weight_decay)
 
     if kind == "sgd":
         sgd = torch.optim.SGD(
-            arranged(parameters), lr=0.0, momentum=momentum, nesterov=nesterov and momentum > 0
+            groups_of(parameters), lr=0.0, momentum=momentum, nesterov=nesterov and momentum > 0
         )
         return NamedOptimizer(parameters, [sgd], kind=kind)
     if kind == "adamw8bit":
-        return NamedOptimizer(parameters, [_adamw8bit(arranged(parameters), parameters, betas)], kind=kind)
+        return NamedOptimizer(parameters, [_adamw8bit(groups_of(parameters), parameters, betas)], kind=kind)
     hidden = [n for n, p in parameters.items() if kind == "muon" and p.dim() == 2 and n not in embeddings]
     others = [name for name in parameters if name not in set(hidden)]
     parts: list[torch.optim.Optimizer] = []
@@ -193,46 +197,16 @@ def build_optimizer(
         muon = ShardedMuon if sharded else torch.optim.Muon
         parts.append(
             muon(
-                arranged(hidden), lr=0.0, momentum=momentum, nesterov=nesterov, adjust_lr_fn="match_rms_adamw"
+                groups_of(hidden),
+                lr=0.0,
+                momentum=momentum,
+                nesterov=nesterov,
+                adjust_lr_fn="match_rms_adamw",
             )
         )
     if others:
-        parts.append(torch.optim.AdamW(arranged(others), lr=0.0, betas=betas, fused=True))
+        parts.append(torch.optim.AdamW(groups_of(others), lr=0.0, betas=betas, fused=True))
     return NamedOptimizer(parameters, parts, kind=kind)
-
-
-def _adamw8bit(
-    groups: list[dict[str, object]], parameters: Mapping[str, nn.Parameter], betas: tuple[float, float]
-) -> torch.optim.Optimizer:
-    need("bitsandbytes", "trainer.optim.type = 'adamw8bit'")
-    from bitsandbytes.optim import AdamW8bit
-
-    if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
-        raise UsageError(
-            "trainer.optim.type = 'adamw8bit' cannot update a model that is divided among ranks. Set "
-            "trainer.model.sharding = 'none', or use type = 'adamw', whose moments are divided with it."
-        )
-    return AdamW8bit(groups, lr=0.0, betas=betas)
-
-
-def _torch_groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
-    """Return torch parameter groups: matrices with weight decay, vectors without."""
-    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
-    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
-    groups = ((matrices, weight_decay), (vectors, 0.0))
-    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
-
-
-def _indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
-    """Return each parameter's index in `state_dict`: its order over the groups."""
-    ordered = [parameter for group in part.param_groups for parameter in group["params"]]
-    return {parameter: index for index, parameter in enumerate(ordered)}
-
-
-_BUCKET_ELEMENTS = 16 * 2**20  # 64 MiB of float32
-
-# Every tensor-parallel rank normalizes only the queries and keys of the heads it holds.
-_PARTIAL = ("q_norm.weight", "k_norm.weight")
 
 
 def sum_gradients(
@@ -248,18 +222,7 @@ def sum_gradients(
         if ranks.world_size > 1:
             _all_reduce(map(_gradient, parameters.values()), ranks, None, dtype)
     elif ranks.mesh[TENSOR].size() > 1:
-        _agree(parameters, ranks, ranks.mesh[TENSOR])
-
-
-def _agree(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMesh) -> None:
-    """Complete the gradients of parameters that all tensor-parallel ranks hold. Gradients that all ranks
-    computed are averaged: they are equal except for rounding, and must not drift apart.
-    """
-    undivided = {name: p for name, p in parameters.items() if TENSOR not in _split_over(p)}
-    for name, parameter in undivided.items():
-        if not name.endswith(_PARTIAL):
-            _gradient(parameter).div_(mesh.size())
-    _all_reduce(map(_gradient, undivided.values()), ranks, mesh.get_group(), torch.float32)
+        _reduce_replicated(parameters, ranks, ranks.mesh[TENSOR])
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
@@ -268,7 +231,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
     """
     groups: dict[tuple[str, ...], list[Tensor]] = {}
     for parameter in parameters:
-        groups.setdefault(_split_over(parameter), []).append(_gradient(parameter))
+        groups.setdefault(_sharded_dimensions(parameter), []).append(_gradient(parameter))
     squares = []
     for dimensions, gradients in groups.items():
         square = torch.nn.utils.get_total_norm(gradients).to(ranks.device, torch.float64) ** 2
@@ -287,13 +250,54 @@ def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float
         torch._foreach_mul_([_gradient(p) for p in parameters], limit / norm)
 
 
+def _adamw8bit(
+    groups: list[dict[str, object]], parameters: Mapping[str, nn.Parameter], betas: tuple[float, float]
+) -> torch.optim.Optimizer:
+    need("bitsandbytes", "trainer.optim.type = 'adamw8bit'")
+    from bitsandbytes.optim import AdamW8bit
+
+    if any(isinstance(parameter, DTensor) for parameter in parameters.values()):
+        raise UsageError(
+            "adamw8bit cannot update a sharded model",
+            code="BK-CONFIG-CONFLICT",
+            at="trainer.optim.type",
+            hint="set trainer.model.sharding = 'none', or use adamw, whose moments are sharded too",
+        )
+    return AdamW8bit(groups, lr=0.0, betas=betas)
+
+
+def _torch_groups(parameters: Sequence[nn.Parameter], weight_decay: float) -> list[dict[str, object]]:
+    """Return torch parameter groups: matrices with weight decay, vectors without."""
+    matrices = [parameter for parameter in parameters if parameter.dim() >= 2]
+    vectors = [parameter for parameter in parameters if parameter.dim() < 2]
+    groups = ((matrices, weight_decay), (vectors, 0.0))
+    return [{"params": members, "weight_decay": decay} for members, decay in groups if members]
+
+
+def _parameter_indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
+    """Return each parameter's index in `state_dict`: its order over the groups."""
+    ordered = [parameter for group in part.param_groups for parameter in group["params"]]
+    return {parameter: index for index, parameter in enumerate(ordered)}
+
+
+def _reduce_replicated(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMesh) -> None:
+    """Complete the gradients of parameters that all tensor-parallel ranks hold. Gradients that all ranks
+    computed are averaged: they are equal except for rounding, and must not drift apart.
+    """
+    replicated = {name: p for name, p in parameters.items() if TENSOR not in _sharded_dimensions(p)}
+    for name, parameter in replicated.items():
+        if not name.endswith(_PARTIAL_GRADIENTS):
+            _gradient(parameter).div_(mesh.size())
+    _all_reduce(map(_gradient, replicated.values()), ranks, mesh.get_group(), torch.float32)
+
+
 def _gradient(parameter: nn.Parameter) -> Tensor:
     """Return this rank's part of a parameter's gradient."""
     assert parameter.grad is not None
     return parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
 
 
-def _split_over(parameter: nn.Parameter) -> tuple[str, ...]:
+def _sharded_dimensions(parameter: nn.Parameter) -> tuple[str, ...]:
     """Return the mesh dimensions along which ranks hold different parts of a parameter."""
     if not isinstance(parameter, DTensor):
         return ()

@@ -87,7 +87,7 @@ def write_model(state: Path, out: Path, *, dtype: str | None, passages: Passages
     """
     source = state / MODEL_DIRECTORY
     policy = load_policy(str(source), torch.device("cpu"), compute_dtype="float32")
-    reference = _Reference(_of_policy(policy), source, passages, policy.model.config)
+    reference = _Reference(_policy_distributions(policy), source, passages, policy.model.config)
     stored = getattr(torch, dtype) if dtype is not None else torch.float32
     save_model(policy.model, read_tokenizer_files(str(source)), out, dtype=stored)
     del policy
@@ -99,7 +99,7 @@ def write_merged(state: Path, out: Path, *, base: Path, passages: Passages) -> V
     Raise `RunError` if the written model differs.
     """
     adapter = state / ADAPTER_DIRECTORY
-    reference = _of_adapter(base, adapter, passages)
+    reference = _adapter_reference(base, adapter, passages)
     merge_adapter(str(base), adapter, out)
     write_tokenizer_files(out, read_tokenizer_files(str(adapter)))
     return reference.verify(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), out)
@@ -115,16 +115,16 @@ def write_adapter(
     """
     adapter = state / ADAPTER_DIRECTORY
     check_adapter_base(adapter, str(base))
-    reference = _of_adapter(base, adapter, passages)
+    reference = _adapter_reference(base, adapter, passages)
     try:
         list(list_regular_files(adapter))
     except NotRegularFileError as error:
-        raise UsageError(f"{error}: it is not copied") from None
+        raise UsageError(f"the adapter cannot be copied: {error}", code="BK-FILE-UNREADABLE") from None
     shutil.copytree(adapter, out, dirs_exist_ok=True)
     content = json.loads((out / CONFIG_FILE).read_text(encoding="utf-8"))
     content |= {"base_model_name_or_path": base_name, "revision": revision}
     (out / CONFIG_FILE).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    return reference.verify(_adapted(base, out), out)
+    return reference.verify(_load_adapted_model(base, out), out)
 
 
 def is_adapter_checkpoint(state: Path) -> bool:
@@ -137,9 +137,11 @@ class _Reference:
 
     def __init__(self, model: _Distributions, tokenizer: Path, passages: Passages, config: Any) -> None:
         context = min(_CONTEXT, config.max_position_embeddings)
-        found = [ids[-context:] for ids in _token_ids(passages, tokenizer) if ids]
-        self._source = passages.source if found else "arbitrary ids: the run has kept nothing to read"
-        self._passages = found or [[i * config.vocab_size // _COMPARED for i in range(_COMPARED)][-context:]]
+        token_ids = [ids[-context:] for ids in _token_ids(passages, tokenizer) if ids]
+        self._source = passages.source if token_ids else "arbitrary token ids (the run has no texts)"
+        self._passages = token_ids or [
+            [i * config.vocab_size // _COMPARED for i in range(_COMPARED)][-context:]
+        ]
         self._expected = [model(ids) for ids in self._passages]
 
     def verify(self, model: Any, directory: Path) -> Verified:
@@ -148,7 +150,7 @@ class _Reference:
         """
         AutoTokenizer.from_pretrained(directory)
         stored = _stored_dtype(directory)
-        exported = _of_transformers(model)
+        exported = _model_distributions(model)
         total, tokens = 0.0, 0
         for ids, expected in zip(self._passages, self._expected, strict=True):
             total += float((expected.exp() * (expected - exported(ids))).sum(-1).double().sum())
@@ -157,9 +159,10 @@ class _Reference:
         limit = _ROUNDING_FLOAT32 if stored == "float32" else _ROUNDING_HALF
         if not divergence <= limit:  # written so that NaN is rejected too
             raise RunError(
-                "What was exported is not the model of the checkpoint: its KL divergence from it is "
-                f"{divergence:.2g} nats a token, on {tokens} tokens of {self._source} (at most {limit:g} is "
-                f"rounding to {stored}). Nothing was kept."
+                f"the exported model differs from the checkpoint: KL divergence {divergence:.2g} nats a "
+                f"token on {tokens} tokens of {self._source}; rounding to {stored} explains at most "
+                f"{limit:g}; nothing was kept",
+                code="BK-CHECKPOINT",
             )
         return Verified(dtype=stored, divergence=divergence, tokens=tokens, source=self._source)
 
@@ -167,31 +170,30 @@ class _Reference:
 def _token_ids(passages: Passages, tokenizer: Path) -> list[list[int]]:
     """Return the token ids of the passages. Skip those that the chat template rejects."""
     encode = AutoTokenizer.from_pretrained(tokenizer).encode
-    found = [encode(text, add_special_tokens=False) for text in passages.texts[:_PASSAGES]]
+    token_ids = [encode(text, add_special_tokens=False) for text in passages.texts[:_PASSAGES]]
     if passages.chats:
         try:
-            chat = ChatFormat(str(tokenizer))
-            found += [
-                s.token_ids.tolist() for one in passages.chats[:_PASSAGES] for s in chat.samples(one)[-1:]
-            ]
+            chat_format = ChatFormat(str(tokenizer))
+            for chat in passages.chats[:_PASSAGES]:
+                token_ids += [sample.token_ids.tolist() for sample in chat_format.samples(chat)[-1:]]
         except UsageError:
-            return found
-    return found
+            return token_ids
+    return token_ids
 
 
-def _of_adapter(base: Path, adapter: Path, passages: Passages) -> _Reference:
-    model = _adapted(base, adapter)
-    return _Reference(_of_transformers(model), adapter, passages, model.config)
+def _adapter_reference(base: Path, adapter: Path, passages: Passages) -> _Reference:
+    model = _load_adapted_model(base, adapter)
+    return _Reference(_model_distributions(model), adapter, passages, model.config)
 
 
-def _adapted(base: Path, adapter: Path) -> Any:
+def _load_adapted_model(base: Path, adapter: Path) -> Any:
     from peft import PeftModel  # importing takes seconds
 
     model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
     return PeftModel.from_pretrained(model, str(adapter))
 
 
-def _of_policy(policy: PolicyNetwork) -> _Distributions:
+def _policy_distributions(policy: PolicyNetwork) -> _Distributions:
     @torch.no_grad()
     def distributions(ids: Sequence[int]) -> Tensor:
         hidden = policy.hidden_states(torch.tensor(ids, device=policy.device), [len(ids)])[-_COMPARED:]
@@ -201,7 +203,7 @@ def _of_policy(policy: PolicyNetwork) -> _Distributions:
     return distributions
 
 
-def _of_transformers(model: Any) -> _Distributions:
+def _model_distributions(model: Any) -> _Distributions:
     @torch.no_grad()
     def distributions(ids: Sequence[int]) -> Tensor:
         return model(torch.tensor([list(ids)]), logits_to_keep=_COMPARED).logits[0].float().log_softmax(-1)

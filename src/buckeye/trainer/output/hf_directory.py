@@ -39,17 +39,17 @@ def read_tokenizer_files(name: str) -> dict[str, bytes]:
     if folder.is_dir():
         try:
             paths = {path.relative_to(folder).as_posix(): path for path in list_regular_files(folder)}
-            return {file: read_regular(path) for file, path in paths.items() if _is_tokenizers(file)}
+            return {file: read_regular(path) for file, path in paths.items() if _is_tokenizer_file(file)}
         except NotRegularFileError as error:
-            raise UsageError(f"{error}: the tokenizer is not copied") from None
+            raise UsageError(f"the tokenizer cannot be copied: {error}", code="BK-FILE-UNREADABLE") from None
     templates = [
         f"{CHAT_TEMPLATE_DIR}/{stem}.jinja" for stem in list_repo_templates(name, local_files_only=True)
     ]
-    found = {
+    cached = {
         file: cached_file(name, file, local_files_only=True, _raise_exceptions_for_missing_entries=False)
         for file in (*_TOKENIZER_FILES, *templates)
     }
-    return {file: Path(path).read_bytes() for file, path in found.items() if path}
+    return {file: Path(path).read_bytes() for file, path in cached.items() if path}
 
 
 def write_tokenizer_files(directory: Path, contents: Mapping[str, bytes]) -> None:
@@ -57,11 +57,6 @@ def write_tokenizer_files(directory: Path, contents: Mapping[str, bytes]) -> Non
     for name, content in contents.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_bytes(content)
-
-
-def _is_tokenizers(file: str) -> bool:
-    folder, _, name = file.rpartition("/")
-    return file in _TOKENIZER_FILES or (folder == CHAT_TEMPLATE_DIR and name.endswith(".jinja"))
 
 
 def save_model(
@@ -81,11 +76,16 @@ def save_model(
     if tensors is None:
         tensors = gather_tensors(model.state_dict(keep_vars=True), keep=True, dtype=dtype)
     model.save_pretrained(directory, state_dict=dict(tensors), max_shard_size="256MB")
-    _state_dtype(directory / "config.json", dtype)
+    _write_dtype(directory / "config.json", dtype)
     write_tokenizer_files(directory, tokenizer)
 
 
-def _state_dtype(config: Path, dtype: torch.dtype) -> None:
+def _is_tokenizer_file(file: str) -> bool:
+    folder, _, name = file.rpartition("/")
+    return file in _TOKENIZER_FILES or (folder == CHAT_TEMPLATE_DIR and name.endswith(".jinja"))
+
+
+def _write_dtype(config: Path, dtype: torch.dtype) -> None:
     # transformers writes the dtype of the parameters in memory, not the stored one
     content = json.loads(config.read_text(encoding="utf-8"))
     content["dtype"] = str(dtype).removeprefix("torch.")

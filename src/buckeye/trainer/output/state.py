@@ -32,8 +32,8 @@ OPTIMIZER_DIRECTORY = "optimizer"
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
     """Training state after a step, in main memory. `model` has unsharded tensors by name, on rank 0. So has
-    `optimizer`, unless the model is `is_sharded`: then every rank has its shards. `random` has the generators of
-    all ranks.
+    `optimizer`, unless the model is `is_sharded`: then every rank has its shards. `random` has the
+    generators of all ranks.
     """
 
     progress: TrainingProgress
@@ -45,15 +45,15 @@ class TrainingState:
 
 def capture_state(learner: Learner) -> TrainingState:
     """Copy the current state, so that training can continue. All ranks must call it."""
-    random = _random_of_all(learner.ranks, learner.policy.device)
+    random = _gather_random_states(learner.ranks, learner.policy.device)
     model, optimizer = learner.local_tensors(), learner.optimizer.state()
     is_sharded = is_model_sharded(learner.ranks) and not has_adapter(learner.policy.model)
-    first = learner.ranks.is_rank_zero
+    keep = learner.ranks.is_rank_zero
     return TrainingState(
         progress=learner.progress,
         random=random,
-        model=gather_tensors(model, keep=first, dtype=torch.float32, copy=True),
-        optimizer=copy_to_cpu(optimizer) if is_sharded else gather_tensors(optimizer, keep=first, copy=True),
+        model=gather_tensors(model, keep=keep, dtype=torch.float32, copy=True),
+        optimizer=copy_to_cpu(optimizer) if is_sharded else gather_tensors(optimizer, keep=keep, copy=True),
         is_sharded=is_sharded,
     )
 
@@ -80,37 +80,14 @@ def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) ->
     try:
         progress = TrainingProgress(**json.loads((directory / "progress.json").read_text(encoding="utf-8")))
         learner.optimizer.load_state(_read_optimizer(learner, directory))
-        _set_random(load_file(directory / "random.safetensors"), learner)
+        _restore_random_states(load_file(directory / "random.safetensors"), learner)
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"The trainer's state in {directory} cannot be read ({error}).") from error
+        raise CheckpointError(
+            f"the trainer state in {directory} cannot be read: {error}",
+            code="BK-CHECKPOINT-DAMAGED",
+            hint="resume from another step",
+        ) from error
     learner.progress = replace(progress, data_position=0) if skip_data else progress
-
-
-def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
-    """Return this rank's part of the optimizer's state, read one tensor at a time."""
-    parameters = learner.policy.trainable
-    shards = directory / OPTIMIZER_DIRECTORY
-    if shards.is_dir():
-        return load_shards(shards, lambda name: parameters.get(name.rpartition("/")[0]))
-    with safe_open(directory / "optimizer.safetensors", "pt") as file:
-        tensors = ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118, not a mapping
-        return {key: shard_like(tensor, parameters.get(key.rpartition("/")[0])) for key, tensor in tensors}
-
-
-def _random_of_all(ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
-    return {
-        f"{rank}/{name}": state
-        for name, tensor in get_random_state(device).items()
-        for rank, state in enumerate(ranks.all_gather(tensor))
-    }
-
-
-def _set_random(states: Mapping[str, Tensor], learner: Learner) -> None:
-    """Restore each rank's own generators; an additional rank takes those of another."""
-    written_by = 1 + max(int(key.partition("/")[0]) for key in states)
-    prefix = f"{learner.ranks.rank % written_by}/"
-    own = {key.removeprefix(prefix): value for key, value in states.items() if key.startswith(prefix)}
-    set_random_state(own, learner.policy.device)
 
 
 def get_random_state(device: torch.device) -> dict[str, Tensor]:
@@ -126,3 +103,30 @@ def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
+    """Return this rank's part of the optimizer's state, read one tensor at a time."""
+    parameters = learner.policy.trainable
+    shards = directory / OPTIMIZER_DIRECTORY
+    if shards.is_dir():
+        return load_shards(shards, lambda name: parameters.get(name.rpartition("/")[0]))
+    with safe_open(directory / "optimizer.safetensors", "pt") as file:
+        tensors = ((key, file.get_tensor(key)) for key in file.keys())  # noqa: SIM118, not a mapping
+        return {key: shard_like(tensor, parameters.get(key.rpartition("/")[0])) for key, tensor in tensors}
+
+
+def _gather_random_states(ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
+    return {
+        f"{rank}/{name}": state
+        for name, tensor in get_random_state(device).items()
+        for rank, state in enumerate(ranks.all_gather(tensor))
+    }
+
+
+def _restore_random_states(states: Mapping[str, Tensor], learner: Learner) -> None:
+    """Restore each rank's own generators; an additional rank takes those of another."""
+    stored_ranks = 1 + max(int(key.partition("/")[0]) for key in states)
+    prefix = f"{learner.ranks.rank % stored_ranks}/"
+    own = {key.removeprefix(prefix): value for key, value in states.items() if key.startswith(prefix)}
+    set_random_state(own, learner.policy.device)

@@ -23,17 +23,21 @@ from buckeye.transport.weights import Canary
 
 logger = logging.getLogger(__name__)
 
-Store = Callable[[str, Tensor], Tensor]
+RoundFunction = Callable[[str, Tensor], Tensor]
 """Function: a parameter's name and values -> the values as stored."""
 
 KL_WARNING_THRESHOLD = 0.02
 """KL divergence to warn about, in nats per token: log-probs differ by sqrt(2 * 0.02) = 0.2, the limit of one
 training step with the usual clip range.
 """
-_LOOKED_AT = 4_000_000  # weights, spread over all parameters
+_SAMPLED_WEIGHTS = 4_000_000  # spread over all parameters
 _SAMPLES = 4
 _CONTEXT = 512  # tokens of a sample that are read
 _POSITIONS = 32  # positions of a sample at which the whole next-token distribution is compared
+_CANARY_PROMPT_TOKENS = 8
+_CANARY_TOKENS = 4
+_DROPPED_BITS = 16  # a bfloat16 is the upper half of a float32
+_CHUNK_ELEMENTS = 2**18  # rounded together: they fit the processor's cache
 
 
 class RoundingMonitor:
@@ -41,13 +45,13 @@ class RoundingMonitor:
     steps 1, 2, 4, ... Only for a model that is unsharded and trained without an adapter.
     """
 
-    def __init__(self, policy: PolicyNetwork, store: Store, *, interval: int) -> None:
+    def __init__(self, policy: PolicyNetwork, store: RoundFunction, *, interval: int) -> None:
         self._policy = policy
         self._store = store
         self._interval = interval
-        self._stride = max(1, sum(p.numel() for p in policy.trainable.values()) // _LOOKED_AT)
-        self._first = self._sample()
-        self._told = False
+        self._stride = max(1, sum(p.numel() for p in policy.trainable.values()) // _SAMPLED_WEIGHTS)
+        self._initial = self._sample_weights()
+        self._has_warned = False
 
     def is_due(self, step: int) -> bool:
         """Return True if the weights are compared after this step."""
@@ -63,20 +67,20 @@ class RoundingMonitor:
         """
         values = {**self._changes(), **self._divergence(samples)}
         kl = values.get("weights/served_kl", 0.0)
-        if kl > KL_WARNING_THRESHOLD and not self._told:
-            self._told = True
+        if kl > KL_WARNING_THRESHOLD and not self._has_warned:
+            self._has_warned = True
             logger.warning(
-                "The engines do not sample with what is trained: rounding the weights for them leaves "
-                "%.0f %% of the change, and a KL divergence of %.2g nats a token. Let them have float32 "
-                '(trainer.weights.dtype = "float32", inference.model.dtype = "float32"), or set '
-                'trainer.weights.rounding = "stochastic"; docs/explanation/precision.md has what each '
-                "costs and brings.",
+                "Rounding changes the published weights: %.0f %% of the weight change reaches the engines, "
+                "and the KL divergence is %.2g nats a token (limit %g). Set trainer.weights.dtype and "
+                'inference.model.dtype to "float32", or trainer.weights.rounding = "stochastic"; see '
+                "docs/explanation/precision.md",
                 100 * values.get("weights/arrived_share", 0.0),
                 kl,
+                KL_WARNING_THRESHOLD,
             )
         return values
 
-    def _sample(self) -> tuple[Tensor, Tensor]:
+    def _sample_weights(self) -> tuple[Tensor, Tensor]:
         """Return a sample of the weights, as trained and as stored, float32 on the CPU."""
         trained, stored = [], []
         for name, parameter in self._policy.trainable.items():
@@ -86,80 +90,32 @@ class RoundingMonitor:
         return torch.cat(trained), torch.cat(stored)
 
     def _changes(self) -> dict[str, float]:
-        trained, stored = self._sample()
-        change, arrived = trained - self._first[0], stored - self._first[1]
-        found = {"weights/changed_share": float((arrived != 0).double().mean())}
+        trained, stored = self._sample_weights()
+        change, arrived = trained - self._initial[0], stored - self._initial[1]
+        values = {"weights/changed_share": float((arrived != 0).double().mean())}
         size = float(change.double().square().sum())
-        return found | (
-            {"weights/arrived_share": float((change * arrived).double().sum()) / size} if size else {}
-        )
+        if size:
+            values["weights/arrived_share"] = float((change * arrived).double().sum()) / size
+        return values
 
     @torch.no_grad()
     def _divergence(self, samples: Sequence[Sample]) -> dict[str, float]:
         model, device = self._policy.model, self._policy.device
         exact = PolicyNetwork(PolicyModule(model, compute_dtype=torch.float32, flash=False), device)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-        total, places = 0.0, 0
-        training = model.training
+        total, positions = 0.0, 0
+        was_training = model.training
         model.eval()
         for sample in [s for s in samples if s.loss_mask[:_CONTEXT].any()][:_SAMPLES]:
-            before = _expected(exact, sample, exact.head_weight)
-            with _as_stored(model, names, self._store):
+            trained = _next_token_logprobs(exact, sample, exact.head_weight)
+            with _use_stored_weights(model, names, self._store):
                 head = self._store(names[id(exact.head_weight)], exact.head_weight).float()
-                after = _expected(exact, sample, head)
-            total += float((before.exp() * (before - after)).sum(-1).double().sum())
-            places += len(before)
-        model.train(training)
+                stored = _next_token_logprobs(exact, sample, head)
+            total += float((trained.exp() * (trained - stored)).sum(-1).double().sum())
+            positions += len(trained)
+        model.train(was_training)
         # rounding may make it negative
-        return {"weights/served_kl": max(0.0, total / places)} if places else {}
-
-
-def _expected(policy: PolicyNetwork, sample: Sample, head: Tensor) -> Tensor:
-    """Return the next-token log-probs, float32 [positions, vocabulary], before the trained tokens of a
-    sample.
-    """
-    ids = torch.from_numpy(sample.token_ids[:_CONTEXT]).long().to(policy.device)
-    places = torch.from_numpy(sample.loss_mask[:_CONTEXT]).nonzero()[:_POSITIONS, 0].to(policy.device) - 1
-    hidden = policy.hidden_states(ids, [len(ids)])[places]
-    return (hidden @ head.T).float().log_softmax(-1)
-
-
-@contextmanager
-def _as_stored(model: nn.Module, names: Mapping[int, str], store: Store) -> Iterator[None]:
-    """Run every module with its parameters as stored. Only one module is converted at a time, so this needs
-    no second model.
-    """
-    kept: dict[nn.Parameter, Tensor] = {}
-
-    def before(module: nn.Module, inputs: Any) -> None:
-        del inputs
-        for parameter in module.parameters(recurse=False):
-            kept[parameter] = parameter.data
-            parameter.data = store(names[id(parameter)], parameter.data).to(parameter.dtype)
-
-    def after(module: nn.Module, inputs: Any, output: Any) -> None:
-        del inputs, output
-        restore(module.parameters(recurse=False))
-
-    def restore(parameters: Iterator[nn.Parameter]) -> None:
-        for parameter in parameters:
-            if parameter in kept:
-                parameter.data = kept.pop(parameter)
-
-    hooks = []
-    for module in model.modules():
-        if any(True for _ in module.parameters(recurse=False)):
-            hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
-        restore(iter(list(kept)))
-
-
-_PROMPT_TOKENS = 8
-_TOKENS = 4
+        return {"weights/served_kl": max(0.0, total / positions)} if positions else {}
 
 
 @torch.no_grad()
@@ -167,31 +123,25 @@ def make_canary(policy: PolicyNetwork, stored: torch.dtype = torch.float32) -> C
     """Return the four greedy tokens after a prompt of eight tokens spread over the vocabulary. Its dtype is
     the narrower of the compute dtype and the `stored` one.
     """
-    training = policy.model.training
+    was_training = policy.model.training
     policy.model.eval()  # an adapter may have dropout
     vocabulary = policy.model.config.vocab_size
-    prompt = [i * vocabulary // _PROMPT_TOKENS for i in range(_PROMPT_TOKENS)]
+    prompt = [i * vocabulary // _CANARY_PROMPT_TOKENS for i in range(_CANARY_PROMPT_TOKENS)]
     tokens: list[int] = []
     logprobs: list[float] = []
-    for _ in range(_TOKENS):
+    for _ in range(_CANARY_TOKENS):
         ids = torch.tensor([*prompt, *tokens], device=policy.device)
         hidden = policy.hidden_states(ids, [len(ids)])[-1]
         best = (policy.head_weight.to(hidden.dtype) @ hidden).float().log_softmax(-1).max(-1)
         tokens.append(int(best.indices))
         logprobs.append(float(best.values))
-    policy.model.train(training)
+    policy.model.train(was_training)
     return Canary(
         dtype=str(min(policy.compute_dtype, stored, key=lambda dtype: dtype.itemsize)).removeprefix("torch."),
         prompt_ids=prompt,
         token_ids=tokens,
         logprobs=logprobs,
     )
-
-
-_DROPPED_BITS = 16
-"""A bfloat16 is the upper half of a float32."""
-_AT_A_TIME = 2**18
-"""Number of elements rounded together: they fit the processor's cache."""
 
 
 def round_tensors(
@@ -207,23 +157,8 @@ def round_tensors(
     stored: dict[int, Tensor] = {}
     for name, tensor in tensors.items():
         if id(tensor) not in stored:
-            stored[id(tensor)] = _stored(name, tensor, dtype, seed=seed if stochastic else None)
+            stored[id(tensor)] = _round_tensor(name, tensor, dtype, seed=seed if stochastic else None)
     return {name: stored[id(tensor)] for name, tensor in tensors.items()}
-
-
-def _stored(name: str, tensor: Tensor, dtype: torch.dtype, *, seed: int | None) -> Tensor:
-    if not tensor.is_floating_point():
-        return tensor
-    if seed is not None and dtype is torch.bfloat16:
-        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
-        return round_stochastically(tensor, generator)
-    rounded = tensor.to(dtype)
-    if dtype is torch.float16 and not torch.equal(rounded.isfinite(), tensor.isfinite()):
-        raise RunError(
-            f"{name} has a weight of {float(tensor.abs().max()):.3g}, and float16 ends at 65504: set "
-            'trainer.weights.dtype = "bfloat16".'
-        )
-    return rounded
 
 
 def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
@@ -233,23 +168,83 @@ def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
     A value between the largest finite bfloat16 and infinity becomes the former.
     """
     rounded = torch.empty(x.shape, dtype=torch.bfloat16)
-    values = x.contiguous().view(-1).split(_AT_A_TIME)
-    for part, found in zip(values, rounded.view(-1).split(_AT_A_TIME), strict=True):
-        found.copy_(_rounded_up_or_down(part, generator))
+    values = x.contiguous().view(-1).split(_CHUNK_ELEMENTS)
+    for part, target in zip(values, rounded.view(-1).split(_CHUNK_ELEMENTS), strict=True):
+        target.copy_(_round_chunk(part, generator))
     return rounded
 
 
-def _rounded_up_or_down(x: Tensor, generator: torch.Generator) -> Tensor:
+def _next_token_logprobs(policy: PolicyNetwork, sample: Sample, head: Tensor) -> Tensor:
+    """Return the next-token log-probs, float32 [positions, vocabulary], before the trained tokens of a
+    sample.
+    """
+    ids = torch.from_numpy(sample.token_ids[:_CONTEXT]).long().to(policy.device)
+    positions = torch.from_numpy(sample.loss_mask[:_CONTEXT]).nonzero()[:_POSITIONS, 0].to(policy.device) - 1
+    hidden = policy.hidden_states(ids, [len(ids)])[positions]
+    return (hidden @ head.T).float().log_softmax(-1)
+
+
+@contextmanager
+def _use_stored_weights(model: nn.Module, names: Mapping[int, str], store: RoundFunction) -> Iterator[None]:
+    """Run every module with its parameters as stored. Only one module is converted at a time, so this needs
+    no second model.
+    """
+    exact: dict[nn.Parameter, Tensor] = {}
+
+    def before(module: nn.Module, inputs: Any) -> None:
+        del inputs
+        for parameter in module.parameters(recurse=False):
+            exact[parameter] = parameter.data
+            parameter.data = store(names[id(parameter)], parameter.data).to(parameter.dtype)
+
+    def after(module: nn.Module, inputs: Any, output: Any) -> None:
+        del inputs, output
+        restore(module.parameters(recurse=False))
+
+    def restore(parameters: Iterator[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter in exact:
+                parameter.data = exact.pop(parameter)
+
+    hooks = []
+    for module in model.modules():
+        if any(True for _ in module.parameters(recurse=False)):
+            hooks += [module.register_forward_pre_hook(before), module.register_forward_hook(after)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        restore(iter(list(exact)))
+
+
+def _round_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *, seed: int | None) -> Tensor:
+    if not tensor.is_floating_point():
+        return tensor
+    if seed is not None and dtype is torch.bfloat16:
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{seed}/{name}".encode()))
+        return round_stochastically(tensor, generator)
+    rounded = tensor.to(dtype)
+    if dtype is torch.float16 and not torch.equal(rounded.isfinite(), tensor.isfinite()):
+        raise RunError(
+            f"a weight of {name} is {float(tensor.abs().max()):.3g}, beyond the float16 maximum of 65504",
+            code="BK-TRAINING",
+            hint='set trainer.weights.dtype = "bfloat16"',
+        )
+    return rounded
+
+
+def _round_chunk(x: Tensor, generator: torch.Generator) -> Tensor:
     """Add 16 random bits to the dropped bits and let them carry into the kept ones."""
     bits = x.view(torch.int32)
-    drawn = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    added = drawn.view(torch.int16)[: x.numel()].to(torch.int32).bitwise_and_((1 << _DROPPED_BITS) - 1)
-    found = _first_half(added.add_(bits))
+    random = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    added = random.view(torch.int16)[: x.numel()].to(torch.int32).bitwise_and_((1 << _DROPPED_BITS) - 1)
+    rounded = _upper_half(added.add_(bits))
     if x.abs().amax() < torch.finfo(torch.bfloat16).max:
-        return found
-    found = torch.where(found.isfinite(), found, _first_half(bits))
-    return torch.where(x.isfinite(), found, x.to(torch.bfloat16))
+        return rounded
+    rounded = torch.where(rounded.isfinite(), rounded, _upper_half(bits))
+    return torch.where(x.isfinite(), rounded, x.to(torch.bfloat16))
 
 
-def _first_half(bits: Tensor) -> Tensor:
+def _upper_half(bits: Tensor) -> Tensor:
     return (bits >> _DROPPED_BITS).to(torch.int16).view(torch.bfloat16)

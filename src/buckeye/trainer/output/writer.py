@@ -45,6 +45,8 @@ from buckeye.transport.weights import prune_weights, publish_weights
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.1
+_THREAD_POLL_SECONDS = 0.5
+_LOG_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +61,7 @@ class CheckpointPolicy:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stored:
+class WeightFormat:
     """Format of published weights: `dtype` (None: the policy's compute dtype), and whether rounding is
     `stochastic`, from `seed`.
     """
@@ -83,7 +85,7 @@ class OutputWriter:
         identity: RunIdentity,
         metrics: MetricsLog,
         policy: CheckpointPolicy,
-        stored: Stored,
+        weight_format: WeightFormat,
     ) -> None:
         self._run = output_dir
         self._weights = output_dir / "weights"
@@ -92,27 +94,27 @@ class OutputWriter:
         self._identity = identity
         self._metrics = metrics
         self._policy = policy
-        self._stored = stored
-        self._saved = learner.progress.step
-        self._writing = BackgroundThread()
+        self._format = weight_format
+        self._last_step = learner.progress.step
+        self._background = BackgroundThread()
         ranks = learner.ranks
         self._group: ProcessGroup | None = None
         if is_model_sharded(ranks) and not has_adapter(learner.policy.model):
             check_shared_folder(ranks, self._checkpoints)
             self._group = create_checkpoint_group(timeout_seconds=policy.timeout_seconds)
-        self._first_pid = ranks.max(os.getpid() if ranks.is_rank_zero else 0)
+        self._rank_zero_pid = ranks.max(os.getpid() if ranks.is_rank_zero else 0)
 
     @classmethod
-    def of(
+    def from_config(
         cls, config: TrainerConfig | SFTConfig, learner: Learner, identity: RunIdentity, metrics: MetricsLog
     ) -> OutputWriter:
-        """Return the output of a configured run."""
+        """Return the writer of a configured run."""
         policy = CheckpointPolicy(
             interval=config.ckpt.interval if config.ckpt is not None else None,
             keep=config.ckpt.keep if config.ckpt is not None else None,
             timeout_seconds=config.dist_timeout_seconds,
         )
-        return cls(config.output_dir, learner, identity, metrics, policy, _stored(config, learner))
+        return cls(config.output_dir, learner, identity, metrics, policy, _weight_format(config, learner))
 
     def __enter__(self) -> OutputWriter:
         return self
@@ -126,16 +128,16 @@ class OutputWriter:
             if error is None:
                 raise
             # logged only: `error` ends this process
-            logger.error("A checkpoint was not written: %s", failure)
+            logger.error("Checkpoint not written: %s", failure)
 
     def publish(self, *, versions: int, durable: bool) -> None:
         """Publish the current weights to the engines, and sync them to disk if `durable`. Only the newest
         `versions` remain. Raise the error of a checkpoint that failed in the background.
         """
-        self._writing.check()
+        self._background.check()
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
         adapter = has_adapter(policy.model)
-        dtype = torch.float32 if adapter else self._stored.dtype or policy.compute_dtype
+        dtype = torch.float32 if adapter else self._format.dtype or policy.compute_dtype
         with self.use_published_weights():
             canary = make_canary(policy, dtype)
         tensors = self._published_tensors(dtype)
@@ -163,29 +165,28 @@ class OutputWriter:
 
     def _published_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return the trained tensors, unsharded, in their stored dtype, on rank 0; nothing on the others."""
-        stored = self._stored
-        if dtype is torch.float16 or stored.stochastic:
+        stochastic = self._format.stochastic
+        if dtype is torch.float16 or stochastic:
             exact = self._learner.gather_model_tensors(torch.float32)
-            return round_tensors(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)
+            return round_tensors(exact, dtype, stochastic=stochastic, seed=self._format.seed)
         return self._learner.gather_model_tensors(dtype)
 
     def rounding_monitor(self, *, interval: int) -> RoundingMonitor | None:
         """Return the comparison of trained and published weights. None if they are equal, or cannot be
         compared on this rank.
         """
-        learner, stored = self._learner, self._stored
-        dtype = stored.dtype or learner.policy.compute_dtype
-        whole = learner.ranks.is_rank_zero and learner.ranks.mesh is None
-        if not whole or dtype is torch.float32 or has_adapter(learner.policy.model):
+        learner = self._learner
+        dtype = self._format.dtype or learner.policy.compute_dtype
+        has_model = learner.ranks.is_rank_zero and learner.ranks.mesh is None
+        if not has_model or dtype is torch.float32 or has_adapter(learner.policy.model):
             return None
+        return RoundingMonitor(learner.policy, partial(self._round, dtype), interval=interval)
 
-        return RoundingMonitor(learner.policy, partial(self._store, dtype), interval=interval)
-
-    def _store(self, dtype: torch.dtype, name: str, values: torch.Tensor) -> torch.Tensor:
+    def _round(self, dtype: torch.dtype, name: str, values: torch.Tensor) -> torch.Tensor:
         """Return a parameter as published, on its own device."""
-        stored = self._stored
-        exact = {name: values.cpu() if stored.stochastic else values}
-        rounded = round_tensors(exact, dtype, stochastic=stored.stochastic, seed=stored.seed)[name]
+        stochastic = self._format.stochastic
+        exact = {name: values.cpu() if stochastic else values}
+        rounded = round_tensors(exact, dtype, stochastic=stochastic, seed=self._format.seed)[name]
         return rounded.to(values.device)
 
     @contextmanager
@@ -195,14 +196,14 @@ class OutputWriter:
         With rounding to nearest, the policy's own cast already computes with them. With stochastic rounding
         they replace the exact weights, which are restored at the end.
         """
-        if not self._stored.stochastic:
+        if not self._format.stochastic:
             yield
             return
         trained = self._learner.policy.trainable
         exact = {name: parameter.data for name, parameter in trained.items()}
         try:
             for name, parameter in trained.items():
-                parameter.data = self._store(torch.bfloat16, name, exact[name]).to(parameter.dtype)
+                parameter.data = self._round(torch.bfloat16, name, exact[name]).to(parameter.dtype)
             yield
         finally:
             for name, parameter in trained.items():
@@ -219,9 +220,9 @@ class OutputWriter:
         Checkpoints of `protected` steps are never deleted.
         """
         step = self._learner.progress.step
-        if step == self._saved:
+        if step == self._last_step:
             return
-        self._saved = step
+        self._last_step = step
         began = time.monotonic()
         self._wait_together()
         captured = capture_state(self._learner)
@@ -234,18 +235,18 @@ class OutputWriter:
             save = partial(self._save_optimizer, captured)
         else:
             return
-        self._writing.start(f"the checkpoint of step {step}", save)
+        self._background.start(f"the checkpoint of step {step}", save)
 
     def wait(self) -> None:
         """Wait until everything is written."""
-        self._writing.wait()
+        self._background.wait()
 
     def _wait_together(self) -> None:
         """Wait on all ranks. No rank is in a collective meanwhile: collectives have a timeout."""
         if self._learner.ranks.world_size > 1:
-            while self._learner.ranks.max(int(self._writing.is_busy)):
+            while self._learner.ranks.max(int(self._background.is_busy)):
                 time.sleep(_POLL_SECONDS)
-        self._writing.wait()
+        self._background.wait()
 
     def _save(
         self, captured: TrainingState, state: Mapping[str, Any], protected: Collection[int], blocked: float
@@ -295,7 +296,7 @@ class OutputWriter:
 
     def _staging(self, step: int) -> Path:
         """Return a path that all ranks see, named as a temporary file of rank 0's process."""
-        return self._checkpoints / f".step_{step}.{OPTIMIZER_DIRECTORY}.tmp-{self._first_pid}"
+        return self._checkpoints / f".step_{step}.{OPTIMIZER_DIRECTORY}.tmp-{self._rank_zero_pid}"
 
     def _prune(self, protected: Collection[int]) -> None:
         if self._policy.keep is None:
@@ -303,34 +304,10 @@ class OutputWriter:
         try:
             best = find_best_checkpoint(list_checkpoints(self._checkpoints), read_scores(self._run))
         except BuckeyeError as error:
-            logger.warning("No old checkpoint is deleted, since the best one is not known: %s", error)
+            logger.warning("Keeping all old checkpoints, because the best one is unknown: %s", error)
             return
-        kept = {*protected, best.info.step} if best is not None else protected
-        prune_checkpoints(self._checkpoints, self._policy.keep, protected=kept)
-
-
-def _stored(config: TrainerConfig | SFTConfig, learner: Learner) -> Stored:
-    if isinstance(config, SFTConfig):
-        return Stored()
-    weights, policy, is_sharded = config.weights, learner.policy, learner.ranks.mesh is not None
-    named = None if weights.dtype == "auto" else getattr(torch, weights.dtype)
-    stochastic = weights.rounding == "stochastic"
-    if weights.rounding == "auto" and not is_sharded and not has_adapter(policy.model):
-        stochastic = policy.device.type == "cpu" and (named or policy.compute_dtype) is torch.bfloat16
-    if stochastic and is_sharded:
-        raise UsageError(
-            'trainer.weights.rounding = "stochastic" is for a model that is whole on each rank, and this one '
-            "is divided: leave it out."
-        )
-    return Stored(
-        dtype=torch.bfloat16 if stochastic else named,
-        stochastic=stochastic,
-        seed=config.seed,
-    )
-
-
-_THREAD_POLL_SECONDS = 0.5
-_TELL_SECONDS = 60.0
+        protected = {*protected, best.info.step} if best is not None else protected
+        prune_checkpoints(self._checkpoints, self._policy.keep, protected=protected)
 
 
 class BackgroundThread:
@@ -365,16 +342,16 @@ class BackgroundThread:
         """Wait until the work is done, then raise its error, if any. The work has deadlines for all its own
         waits.
         """
-        began = told = time.monotonic()
+        began = logged = time.monotonic()
         thread = self._thread
         if thread is not None and thread.is_alive():
-            logger.info("Waiting for %s, which is still being written", self._what)
+            logger.info("Waiting for %s to be written", self._what)
         while thread is not None and thread.is_alive():
             heartbeat.report(f"{self._what} to be written", on="disk")
             thread.join(_THREAD_POLL_SECONDS)
-            if time.monotonic() > told + _TELL_SECONDS:
-                told = time.monotonic()
-                logger.info("Still waiting for %s, for %.0f s", self._what, told - began)
+            if time.monotonic() > logged + _LOG_SECONDS:
+                logged = time.monotonic()
+                logger.info("Still waiting for %s after %.0f s", self._what, logged - began)
         self._thread = None
         self.check()
 
@@ -383,3 +360,25 @@ class BackgroundThread:
             work()
         except BaseException as error:
             self._error = error
+
+
+def _weight_format(config: TrainerConfig | SFTConfig, learner: Learner) -> WeightFormat:
+    if isinstance(config, SFTConfig):
+        return WeightFormat()
+    weights, policy, is_sharded = config.weights, learner.policy, learner.ranks.mesh is not None
+    dtype = None if weights.dtype == "auto" else getattr(torch, weights.dtype)
+    stochastic = weights.rounding == "stochastic"
+    if weights.rounding == "auto" and not is_sharded and not has_adapter(policy.model):
+        stochastic = policy.device.type == "cpu" and (dtype or policy.compute_dtype) is torch.bfloat16
+    if stochastic and is_sharded:
+        raise UsageError(
+            "stochastic rounding does not support a sharded model",
+            code="BK-CONFIG-CONFLICT",
+            at="trainer.weights.rounding",
+            hint="leave it out",
+        )
+    return WeightFormat(
+        dtype=torch.bfloat16 if stochastic else dtype,
+        stochastic=stochastic,
+        seed=config.seed,
+    )

@@ -47,9 +47,6 @@ _TENSOR_PLAN: dict[str, type[ParallelStyle]] = {
     "mlp.down_proj": RowwiseParallel,
 }
 
-# torch warns at the first gathering of every matrix sharded twice that this takes two collectives
-logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
-
 
 def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> None:
     """Shard the policy's parameters among the ranks, in place. Call it before creating the optimizer.
@@ -59,7 +56,7 @@ def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> Non
     """
     mesh = ranks.mesh
     if model.fsdp_cpu_offload and not offloads(model, policy.device):
-        logger.warning("fsdp_cpu_offload changes nothing on a CPU: all is in main memory.")
+        logger.warning("fsdp_cpu_offload has no effect on a CPU")
     if mesh is None:
         return
     layers = list(policy.model.base_model.layers)
@@ -76,7 +73,7 @@ def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> Non
     _shard_unit(policy.module, data, policy, model, reshard=None)
     register_fsdp_forward_method(policy.module, "hidden_states")
     logger.info(
-        "Model divided among %d ranks: %d replicas of %d shards, tensor parallel over %d",
+        "Sharded the model among %d ranks: %d replicas of %d shards, tensor parallel over %d",
         ranks.world_size,
         *(mesh[name].size() for name in (REPLICATE, SHARD, TENSOR)),
     )
@@ -85,56 +82,6 @@ def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> Non
 def offloads(model: ModelConfig, device: torch.device) -> bool:
     """Return True if shards are kept in main memory while the device is a GPU."""
     return model.fsdp_cpu_offload and device.type == "cuda"
-
-
-def _shard_unit(
-    unit: nn.Module, mesh: DeviceMesh, policy: PolicyNetwork, model: ModelConfig, *, reshard: bool | None
-) -> None:
-    low = policy.compute_dtype if policy.compute_dtype != torch.float32 else None
-    fully_shard(
-        unit,
-        mesh=mesh,
-        reshard_after_forward=reshard,
-        mp_policy=MixedPrecisionPolicy(
-            param_dtype=low, reduce_dtype=getattr(torch, model.reduce_dtype), cast_forward_inputs=False
-        ),
-        offload_policy=CPUOffloadPolicy() if offloads(model, policy.device) else OffloadPolicy(),
-    )
-    assert isinstance(unit, FSDPModule)
-    unit.set_force_sum_reduction_for_comms(True)  # gloo lacks NCCL's multiply-and-sum
-    unit.set_gradient_divide_factor(1.0)
-
-
-def _check_tensor_parallel(policy: PolicyNetwork, ranks: int) -> None:
-    config = policy.model.config
-    absent = [
-        name
-        for name in _TENSOR_PLAN
-        if not all(_is_linear(layer, name) for layer in policy.model.base_model.layers)
-    ]
-    if absent:
-        raise UsageError(
-            f"trainer.model.tp = {ranks} needs a dense Qwen or Llama model: the layers of this one "
-            f"({config.model_type}) have no linear {', '.join(absent)}. Set tp = 1."
-        )
-    sizes = {
-        "attention heads": config.num_attention_heads,
-        "key-value heads": config.num_key_value_heads,
-        "intermediate units": config.intermediate_size,
-    }
-    uneven = [f"{size} {name}" for name, size in sizes.items() if size % ranks]
-    if uneven:
-        raise UsageError(
-            f"trainer.model.tp = {ranks} does not divide the model's {' and '.join(uneven)}. "
-            "Set tp to a number that does, or to 1."
-        )
-
-
-def _is_linear(layer: nn.Module, name: str) -> bool:
-    try:
-        return isinstance(layer.get_submodule(name), nn.Linear)
-    except AttributeError:
-        return False
 
 
 def reshard_policy(policy: PolicyNetwork) -> None:
@@ -159,7 +106,7 @@ def gather_tensors(
     for tensor in tensors.values():
         if id(tensor) not in gathered:
             full = gather_tensor(tensor)
-            gathered[id(tensor)] = _stored(full, dtype, copy=copy) if keep else full.new_empty(0)
+            gathered[id(tensor)] = _to_cpu(full, dtype, copy=copy) if keep else full.new_empty(0)
     return {name: gathered[id(tensor)] for name, tensor in tensors.items()} if keep else {}
 
 
@@ -173,13 +120,6 @@ def gather_tensor(tensor: Tensor) -> Tensor:
     return tensor.to(tensor.device_mesh.device_type).full_tensor()  # a shard in main memory cannot be sent
 
 
-def _stored(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
-    wanted = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
-    if wanted.itemsize < tensor.dtype.itemsize:
-        return tensor.to(wanted).cpu().contiguous()  # this order halves the transfer from a GPU
-    return tensor.to("cpu", wanted, copy=copy).contiguous()
-
-
 def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
     """Return this rank's shard of a whole tensor that belongs to `parameter` and has its shape. Other
     tensors, and those of an unsharded parameter, are returned unchanged.
@@ -189,3 +129,72 @@ def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
     mesh = parameter.device_mesh
     shard = distribute_tensor(tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None)
     return shard.to(parameter.device)
+
+
+def _shard_unit(
+    unit: nn.Module, mesh: DeviceMesh, policy: PolicyNetwork, model: ModelConfig, *, reshard: bool | None
+) -> None:
+    param_dtype = policy.compute_dtype if policy.compute_dtype != torch.float32 else None
+    fully_shard(
+        unit,
+        mesh=mesh,
+        reshard_after_forward=reshard,
+        mp_policy=MixedPrecisionPolicy(
+            param_dtype=param_dtype,
+            reduce_dtype=getattr(torch, model.reduce_dtype),
+            cast_forward_inputs=False,
+        ),
+        offload_policy=CPUOffloadPolicy() if offloads(model, policy.device) else OffloadPolicy(),
+    )
+    assert isinstance(unit, FSDPModule)
+    unit.set_force_sum_reduction_for_comms(True)  # gloo lacks NCCL's multiply-and-sum
+    unit.set_gradient_divide_factor(1.0)
+
+
+def _check_tensor_parallel(policy: PolicyNetwork, ranks: int) -> None:
+    config = policy.model.config
+    absent = [
+        name
+        for name in _TENSOR_PLAN
+        if not all(_is_linear(layer, name) for layer in policy.model.base_model.layers)
+    ]
+    if absent:
+        raise UsageError(
+            f"tensor parallelism needs a dense Qwen or Llama model: the layers of {config.model_type} "
+            f"have no linear {', '.join(absent)}",
+            code="BK-MODEL-UNSUPPORTED",
+            at=f"trainer.model.tp = {ranks}",
+            hint="set it to 1",
+        )
+    sizes = {
+        "attention heads": config.num_attention_heads,
+        "key-value heads": config.num_key_value_heads,
+        "intermediate units": config.intermediate_size,
+    }
+    uneven = [f"{size} {name}" for name, size in sizes.items() if size % ranks]
+    if uneven:
+        raise UsageError(
+            f"the model has {' and '.join(uneven)}, which cannot be divided by {ranks}",
+            code="BK-CONFIG-VALUE",
+            at=f"trainer.model.tp = {ranks}",
+            hint="set it to a divisor of these numbers, or to 1",
+        )
+
+
+def _is_linear(layer: nn.Module, name: str) -> bool:
+    try:
+        return isinstance(layer.get_submodule(name), nn.Linear)
+    except AttributeError:
+        return False
+
+
+def _to_cpu(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
+    if dtype is None or not tensor.is_floating_point():
+        dtype = tensor.dtype
+    if dtype.itemsize < tensor.dtype.itemsize:
+        return tensor.to(dtype).cpu().contiguous()  # this order halves the transfer from a GPU
+    return tensor.to("cpu", dtype, copy=copy).contiguous()
+
+
+# torch warns at the first gathering of every matrix sharded twice that this takes two collectives
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)

@@ -26,6 +26,8 @@ from buckeye.errors import DiskFullError, UsageError
 
 REPLICATE, SHARD, TENSOR = "replicate", "shard", "tensor"
 
+_BACKLOG = 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
@@ -89,17 +91,17 @@ class Ranks:
         """
         if self.world_size == 1:
             return [tensor]
-        mine = tensor.to(self.device)
-        found = [torch.empty_like(mine) for _ in range(self.world_size)]
-        dist.all_gather(found, mine)
-        return [each.cpu() for each in found]
+        local = tensor.to(self.device)
+        gathered = [torch.empty_like(local) for _ in range(self.world_size)]
+        dist.all_gather(gathered, local)
+        return [part.cpu() for part in gathered]
 
     def broadcast(self, data: bytes | None) -> bytes:
         """Return rank 0's data on all ranks; the others pass None. The data must not be empty."""
         size = self.max(len(data or b""))
-        given = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(self.device)
-        dist.broadcast(given, src=0)
-        return given.cpu().numpy().tobytes()
+        buffer = torch.frombuffer(bytearray(data or size), dtype=torch.uint8).to(self.device)
+        dist.broadcast(buffer, src=0)
+        return buffer.cpu().numpy().tobytes()
 
     def close(self) -> None:
         """End the communication. All ranks call it once."""
@@ -114,23 +116,21 @@ def local_rank() -> int:
 
 def check_shared_folder(ranks: Ranks, folder: Path) -> None:
     """Raise `UsageError` unless all ranks see `folder` of rank 0. A collective."""
-    seen = folder / f".ranks-{ranks.max(secrets.randbits(62) if ranks.is_rank_zero else 0):x}"
+    probe = folder / f".ranks-{ranks.max(secrets.randbits(62) if ranks.is_rank_zero else 0):x}"
     if ranks.is_rank_zero:
         folder.mkdir(parents=True, exist_ok=True)
-        seen.touch()
+        probe.touch()
     ranks.max(0)
-    missing = ranks.all_gather(torch.tensor([int(not seen.exists())]))
+    missing = ranks.all_gather(torch.tensor([int(not probe.exists())]))
     if ranks.is_rank_zero:
-        seen.unlink()
+        probe.unlink()
     listed = ", ".join(str(rank) for rank, absent in enumerate(missing) if int(absent))
     if listed:
         raise UsageError(
-            f"Trainer rank {listed} does not see {folder}. Ranks that divide a model write their checkpoints "
-            "to one folder: put output_dir on a file system that all nodes share."
+            f"the checkpoint folder {folder} is not visible to trainer rank {listed}",
+            code="BK-CLUSTER",
+            hint="put output_dir on a file system that all nodes share",
         )
-
-
-_QUEUED = 1024
 
 
 def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: float) -> Ranks:
@@ -144,8 +144,11 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
     copies = model.dp_replicate * model.tp
     if world_size % copies:
         raise UsageError(
-            f"{world_size} trainer ranks cannot be divided into dp_replicate = {model.dp_replicate} replicas of "
-            f"tp = {model.tp} tensor-parallel ranks: start a multiple of {copies}, or change trainer.model."
+            f"{world_size} trainer ranks cannot be divided into dp_replicate = {model.dp_replicate} replicas "
+            f"of tp = {model.tp} tensor-parallel ranks",
+            code="BK-CONFIG-CONFLICT",
+            at="trainer.model",
+            hint=f"start a multiple of {copies} ranks, or change dp_replicate or tp",
         )
     sharded = _is_sharded(model, world_size, device)
     if device.type == "cuda":
@@ -156,7 +159,7 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
         timeout = timedelta(seconds=timeout_seconds)
         dist.init_process_group(
             _backend(device),
-            store=_meeting(rank, world_size, timeout),
+            store=_open_store(rank, world_size, timeout),
             rank=rank,
             world_size=world_size,
             timeout=timeout,
@@ -166,7 +169,19 @@ def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: flo
     return Ranks(rank, world_size, device, _make_mesh(model, world_size, device) if sharded else None)
 
 
-def _meeting(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+def write_on_rank_zero(ranks: Ranks, write: Callable[[], object]) -> None:
+    """Write on rank 0 alone. A collective: all ranks return together, or raise `DiskFullError` together."""
+    error: DiskFullError | None = None
+    if ranks.is_rank_zero:
+        try:
+            write()
+        except DiskFullError as disk_full:
+            error = disk_full
+    if ranks.max(int(error is not None)):
+        raise error or DiskFullError("the disk of rank 0 is full", hint="see the log of rank 0")
+
+
+def _open_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Return the store in which ranks exchange their addresses.
 
     On one host started by `rl` it is a private file. Between hosts it is a server of rank 0 on `MASTER_ADDR`
@@ -179,13 +194,13 @@ def _meeting(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
         store.set_timeout(timeout)
         return store
     address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    serves = rank == 0 and not os.environ.get("TORCHELASTIC_RUN_ID")  # torchrun serves it itself
-    listener = _listen(address, port) if serves else None
+    is_server = rank == 0 and not os.environ.get("TORCHELASTIC_RUN_ID")  # torchrun has its own server
+    listener = _listen(address, port) if is_server else None
     return dist.TCPStore(
         address,
         port,
         world_size=world_size,
-        is_master=serves,
+        is_master=is_server,
         timeout=timeout,
         wait_for_workers=False,
         master_listen_fd=None if listener is None else listener.detach(),
@@ -193,17 +208,19 @@ def _meeting(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
 
 
 def _listen(address: str, port: int) -> socket.socket:
-    family, kind, protocol, _, place = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    family, kind, protocol, _, socket_address = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
     listener = socket.socket(family, kind, protocol)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(place)
-        listener.listen(_QUEUED)
+        listener.bind(socket_address)
+        listener.listen(_BACKLOG)
     except OSError as error:
         listener.close()
         raise UsageError(
-            f"Rank 0 cannot listen on MASTER_ADDR {address}, port {port} ({error.strerror}): it is to be an "
-            "address of this host, and the port free."
+            f"rank 0 cannot listen on {address}, port {port}: {error.strerror}",
+            code="BK-CLUSTER",
+            at="MASTER_ADDR",
+            hint="set MASTER_ADDR to an address of this host, and MASTER_PORT to a free port",
         ) from None
     return listener
 
@@ -225,15 +242,3 @@ def _make_mesh(model: ModelConfig, world_size: int, device: torch.device) -> Dev
     replicas = groups if model.sharding == "none" else model.dp_replicate
     shape = (replicas, groups // replicas, model.tp)
     return init_device_mesh(device.type, shape, mesh_dim_names=(REPLICATE, SHARD, TENSOR))
-
-
-def write_on_rank_zero(ranks: Ranks, write: Callable[[], object]) -> None:
-    """Write on rank 0 alone. A collective: all ranks return together, or raise `DiskFullError` together."""
-    error: DiskFullError | None = None
-    if ranks.is_rank_zero:
-        try:
-            write()
-        except DiskFullError as found:
-            error = found
-    if ranks.max(int(error is not None)):
-        raise error or DiskFullError("The disk of rank 0 is full; see its log.")

@@ -23,6 +23,7 @@ from buckeye.base.disk import is_disk_full
 from buckeye.errors import CheckpointError, DiskFullError, UsageError
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import ComputeDtype, PolicyNetwork, make_policy, read_trainable_config
+from buckeye.trainer.model.trainable import model_load_error
 from buckeye.trainer.parallel.ranks import SHARD, TENSOR, Ranks
 
 _FILE = "model.safetensors"
@@ -51,7 +52,7 @@ def copy_to_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_shards(directory: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup) -> None:
-    """Write the `copy_to_cpu` shards of all ranks to `directory`, one safetensors file per rank. A collective.
+    """Write the `copy_to_cpu` shards of all ranks to `directory`, one file per rank. A collective.
 
     Raise `DiskFullError` or `CheckpointError`, on all ranks, if any rank fails.
     """
@@ -62,9 +63,9 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor], group: dist.Proc
         failures = {rank: failure for rank, (failure, _) in error.failures.items()}
         listed = "; ".join(f"rank {rank}: {failure!r}" for rank, failure in sorted(failures.items()))
         kind = DiskFullError if any(map(is_disk_full, failures.values())) else CheckpointError
-        raise kind(f"The shards in {directory} were not written ({listed}).") from error
+        raise kind(f"the shards in {directory} cannot be written: {listed}") from error
     except RuntimeError as error:  # a rank has died
-        raise CheckpointError(f"The shards in {directory} were not written ({error}).") from error
+        raise CheckpointError(f"the shards in {directory} cannot be written: {error}") from error
 
 
 def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
@@ -73,52 +74,21 @@ def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[s
     Each tensor is sharded like `like(name)` if that has its shape, so only this rank's shard is read; else it
     is whole. Raise `OSError` or `CheckpointError` if a file is damaged.
     """
-    with _reading(directory) as reader:
+    with _open_reader(directory) as reader:
         stored = _complete_tensors(reader)
         tensors = {
-            name: _empty(tuple(meta.size), meta.properties.dtype, like(name)) for name, meta in stored.items()
+            name: _allocate(tuple(meta.size), meta.properties.dtype, like(name))
+            for name, meta in stored.items()
         }
         dcp.load(tensors, storage_reader=reader, no_dist=True)
     return tensors
 
 
-def _complete_tensors(reader: dcp.HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:
-    stored = reader.read_metadata().state_dict_metadata
-    tensors = {name: meta for name, meta in stored.items() if isinstance(meta, TensorStorageMetadata)}
-    for name, meta in tensors.items():
-        found, whole = sum(chunk.sizes.numel() for chunk in meta.chunks), meta.size.numel()
-        if found != whole:
-            raise CheckpointError(
-                f"The shards in {reader.path} have only {found} of {whole} elements of {name}: a rank's file "
-                "is missing. Resume from another step."
-            )
-    return tensors
-
-
-def _empty(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None) -> Tensor:
-    if not isinstance(like, DTensor) or tuple(like.shape) != shape:
-        return torch.empty(shape, dtype=dtype)
-    return torch.empty_like(like, dtype=dtype, requires_grad=False)
-
-
-@contextmanager
-def _reading(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
-    try:
-        with warnings.catch_warnings():
-            # each rank reads alone
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            yield dcp.HuggingFaceStorageReader(str(directory))
-    except SafetensorError as error:
-        raise CheckpointError(f"The shards in {directory} cannot be read ({error!r}).") from error
-    except dcp.CheckpointException as error:
-        reasons = "; ".join(sorted({repr(failure) for failure, _ in error.failures.values()}))
-        raise CheckpointError(f"The shards in {directory} cannot be read ({reasons}).") from error
-
-
 def empty_policy(
     name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
 ) -> PolicyNetwork:
-    """Return a policy with parameters that have shapes but no memory yet: shard it, then call `load_policy_shards`.
+    """Return a policy with parameters that have shapes but no memory yet. Shard it, then call
+    `load_policy_shards`.
 
     Raise `UsageError` if the model does not exist or cannot be trained.
     """
@@ -129,7 +99,7 @@ def empty_policy(
                 config, dtype=torch.float32, attn_implementation=PACKED_ATTENTION
             )
     except Exception as error:  # transformers raises arbitrary exceptions for an incomplete model directory
-        raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
+        raise model_load_error(name, error) from error
     return make_policy(model, name, device, flash=flash, compute_dtype=compute_dtype)
 
 
@@ -146,21 +116,66 @@ def load_policy_shards(policy: PolicyNetwork, name: str, *, offloaded: bool) -> 
     model.base_model.rotary_emb = rotary(model.config).to(policy.device)
     parameters = dict(model.named_parameters())
     try:
-        with _reading(_directory(name)) as reader:
+        with _open_reader(_weights_directory(name)) as reader:
             missing = sorted(parameters.keys() - reader.read_metadata().state_dict_metadata.keys())
             if missing:
-                raise UsageError(f"The model {name!r} is incomplete: {missing[:3]} ... not stored.")
+                raise UsageError(
+                    f"the model {name!r} is incomplete: {missing[:3]} ... missing",
+                    code="BK-MODEL-DAMAGED",
+                    hint="download or copy the model again",
+                )
             dcp.load(parameters, storage_reader=reader, no_dist=True)
     except (OSError, RuntimeError, CheckpointError) as error:
-        raise UsageError(f"The model {name!r} cannot be loaded: {error}") from error
+        raise UsageError(f"the model {name!r} cannot be loaded: {error}", code="BK-MODEL-DAMAGED") from error
 
 
-def _directory(name: str) -> Path:
+def _complete_tensors(reader: dcp.HuggingFaceStorageReader) -> dict[str, TensorStorageMetadata]:
+    stored = reader.read_metadata().state_dict_metadata
+    tensors = {name: meta for name, meta in stored.items() if isinstance(meta, TensorStorageMetadata)}
+    for name, meta in tensors.items():
+        stored_elements, elements = sum(chunk.sizes.numel() for chunk in meta.chunks), meta.size.numel()
+        if stored_elements != elements:
+            raise CheckpointError(
+                f"the shards in {reader.path} have {stored_elements} of {elements} elements of {name}: the "
+                "file of a rank is missing",
+                code="BK-CHECKPOINT-DAMAGED",
+                hint="resume from another step",
+            )
+    return tensors
+
+
+def _allocate(shape: tuple[int, ...], dtype: torch.dtype, like: Tensor | None) -> Tensor:
+    if not isinstance(like, DTensor) or tuple(like.shape) != shape:
+        return torch.empty(shape, dtype=dtype)
+    return torch.empty_like(like, dtype=dtype, requires_grad=False)
+
+
+@contextmanager
+def _open_reader(directory: Path) -> Iterator[dcp.HuggingFaceStorageReader]:
+    try:
+        with warnings.catch_warnings():
+            # each rank reads alone
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield dcp.HuggingFaceStorageReader(str(directory))
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"the shards in {directory} cannot be read: {error!r}", code="BK-CHECKPOINT-DAMAGED"
+        ) from error
+    except dcp.CheckpointException as error:
+        reasons = "; ".join(sorted({repr(failure) for failure, _ in error.failures.values()}))
+        raise CheckpointError(
+            f"the shards in {directory} cannot be read: {reasons}", code="BK-CHECKPOINT-DAMAGED"
+        ) from error
+
+
+def _weights_directory(name: str) -> Path:
     """Return the folder with the weights of a model directory or hub name."""
     for file in (_INDEX, _FILE):
         path = cached_file(name, file, _raise_exceptions_for_missing_entries=False)
         if path:
             return Path(path).parent
     raise UsageError(
-        f"The model {name!r} has neither {_FILE} nor {_INDEX}. Leave trainer.model.load_using_meta out."
+        f"the model {name!r} has neither {_FILE} nor {_INDEX}",
+        code="BK-MODEL-UNSUPPORTED",
+        hint="leave trainer.model.load_using_meta out",
     )
