@@ -53,7 +53,7 @@ def test_newest_is_by_attempt_then_step(tmp_path):
     assert [info.step for info in list_checkpoints(tmp_path)] == [2, 3, 9]
 
 
-def test_the_error_names_what_there_is(tmp_path, refusal):
+def test_resolve_checkpoint_error_lists_the_steps(tmp_path, refusal):
     with refusal(CheckpointError):
         resolve_checkpoint(tmp_path, -1)
     _save(tmp_path, 2)
@@ -62,7 +62,7 @@ def test_the_error_names_what_there_is(tmp_path, refusal):
         resolve_checkpoint(tmp_path, 5)
 
 
-def test_uncommitted_directories_are_not_seen(tmp_path):
+def test_uncommitted_directories_are_ignored(tmp_path):
     _save(tmp_path, 1)
     (tmp_path / "step_2" / "trainer").mkdir(parents=True)
     (tmp_path / "step_3").mkdir()
@@ -90,7 +90,7 @@ def test_damage_is_noticed(tmp_path, refusal):
         read_orchestrator_state(info)
 
 
-def test_the_newest_that_is_whole(tmp_path, caplog, refusal, wording):
+def test_find_usable_checkpoint_skips_damaged_ones(tmp_path, caplog, refusal, wording):
     for step in (1, 2, 3):
         _save(tmp_path, step)
     (tmp_path / "step_4").mkdir()
@@ -164,7 +164,7 @@ save_checkpoint(root, 4, fill, orchestrator_state={}, identity=RunIdentity(run_i
         ("checkpoint.committed", 2),
     ],
 )
-def test_a_kill_at_any_point_leaves_one_of_the_two_and_the_earlier_ones(tmp_path, when, attempt):
+def test_killed_writer_leaves_the_old_or_the_new_and_earlier_checkpoints(tmp_path, when, attempt):
     root, marks = tmp_path / "checkpoints", tmp_path / "marks"
     marks.mkdir()
     _save(root, 2)

@@ -39,7 +39,7 @@ def cuts(length: int) -> st.SearchStrategy[list[int]]:
 
 @settings(max_examples=25)
 @given(st.data(), st.integers(1, 7), st.integers(1, 5))
-def test_any_grid_of_pieces_makes_the_tensor(tmp_path_factory, data, rows, columns):
+def test_shards_of_any_grid_load_as_the_tensor(tmp_path_factory, data, rows, columns):
     whole = torch.arange(rows * columns, dtype=torch.float32).reshape(rows, columns)
     grid = list(product(pairwise(data.draw(cuts(rows))), pairwise(data.draw(cuts(columns)))))
     parts = [{"w": (whole[top:bottom, left:right], (top, left))} for (top, bottom), (left, right) in grid]
@@ -54,7 +54,7 @@ def test_any_grid_of_pieces_makes_the_tensor(tmp_path_factory, data, rows, colum
     assert loaded["w/code"].tolist() == [0, 1, 2]
 
 
-def test_a_file_that_is_missing_or_damaged_is_an_error(tmp_path, refusal):
+def test_missing_or_damaged_shard_is_refused(tmp_path, refusal):
     whole = torch.ones(4, 2)
     directory = tmp_path / "optimizer"
     write_shards(directory, [{"w": (whole[:2], (0, 0))}, {"w": (whole[2:], (2, 0))}])
@@ -80,7 +80,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from buckeye.errors import CheckpointError
 from buckeye.launch.preflight.model import fetch_model
-from buckeye.trainer.parallel.shards import checkpoint_group, load_shards, save_shards, staged
+from buckeye.trainer.parallel.shards import copy_to_cpu, create_checkpoint_group, load_shards, save_shards
 
 rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=4)
@@ -93,9 +93,9 @@ tensors = {
     "short": distribute_tensor(torch.ones(1), mesh, [Replicate(), Shard(0)]),
     "step": torch.tensor(7.0),
 }
-copies = staged(tensors)
+copies = copy_to_cpu(tensors)
 local.to_local().zero_()
-group = checkpoint_group(timeout_seconds=60)
+group = create_checkpoint_group(timeout_seconds=60)
 save_shards(directory, copies, group)
 dist.barrier()
 loaded = load_shards(directory, {"rows": tensors["both"], "both": None, "short": local}.get)
@@ -129,7 +129,7 @@ def test_four_ranks_save_and_load_shards(tmp_path):
     assert suffixes == [".safetensors"] * 4  # no pickle
 
 
-def test_the_old_format_is_one_clear_error(tmp_path, refusal):
+def test_old_shard_format_is_refused(tmp_path, refusal):
     path = tmp_path / "run" / "checkpoints" / "step_4"
     (path / "trainer" / "shards").mkdir(parents=True)
     with refusal(CheckpointError):

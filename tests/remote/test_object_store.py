@@ -418,7 +418,7 @@ def test_a_store_that_fails_ends_nothing(tmp_path, url, quick, monkeypatch, capl
     assert told(run)["failures"] == 0
 
 
-@pytest.mark.parametrize(("place", "name"), [(CheckpointStore, "checkpoints"), (uploads, "read_commit")])
+@pytest.mark.parametrize(("place", "name"), [(CheckpointStore, "list_checkpoints"), (uploads, "read_commit")])
 def test_a_checkpoint_that_is_deleted_before_it_is_uploaded_is_no_failure(
     tmp_path, url, quick, monkeypatch, caplog, place, name
 ):

@@ -119,12 +119,12 @@ def _all_text(root):
 @pytest.mark.parametrize(
     ("changes", "place", "said"),
     [
-        ({}, "s3://no-such-bucket/x", "there is no such bucket"),
-        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, f"s3://{BUCKET}/x", "it does not answer"),
+        ({}, "s3://no-such-bucket/x", "the bucket does not exist"),
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, f"s3://{BUCKET}/x", "no reply"),
         (
             {"AWS_ACCESS_KEY_ID": None, "AWS_SECRET_ACCESS_KEY": None, "HOME": "/nonexistent"},
             f"s3://{BUCKET}/x",
-            "there are no credentials for it",
+            "no valid credentials",
         ),
     ],
 )

@@ -51,7 +51,7 @@ for number in range(400):
 """
 
 
-def test_writers_that_share_a_full_disk_mix_no_lines(disk):
+def test_concurrent_writers_on_a_full_disk_do_not_mix_lines(disk):
     fill(disk, leave=200_000)
     path = disk / "shared"
     writers = [
@@ -65,7 +65,7 @@ def test_writers_that_share_a_full_disk_mix_no_lines(disk):
     assert all(line.endswith("x" * 500) and line.count(" ") == 2 for line in lines)
 
 
-def test_a_suspended_writer_holds_nobody_up_for_ever(tmp_path):
+def test_suspended_writer_does_not_block_others(tmp_path):
     path = tmp_path / "x"
     holder = (
         "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX)\n"
@@ -118,7 +118,7 @@ log.info("after")
 """
 
 
-def test_printing_and_logging_to_a_full_disk_ends_no_process_and_is_told(disk):
+def test_full_disk_does_not_end_a_process_that_prints_or_logs(disk):
     root = Path(__file__).parents[2]
     (disk / "logs").mkdir()
     with (disk / "logs" / "trainer.stdout").open("ab") as stdout:

@@ -106,7 +106,7 @@ def test_write_directory_refuses_to_replace_unless_told(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_files_are_for_those_whom_the_umask_lets(tmp_path):
+def test_files_follow_the_umask(tmp_path):
     """Files that a library made private, as safetensors does, get the same modes."""
 
     def fill(directory: Path) -> None:
@@ -143,7 +143,7 @@ def test_a_failing_fill_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_works_where_names_cannot_be_exchanged(tmp_path, monkeypatch):
+def test_replace_works_without_rename_exchange(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_exchange", lambda one, other: False)
     storage.write_directory(tmp_path / "x", _put("1"))
     storage.write_directory(tmp_path / "x", _put("2"), replace=True)
@@ -151,7 +151,7 @@ def test_works_where_names_cannot_be_exchanged(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_leftovers_of_living_processes_are_left_alone(tmp_path):
+def test_leftovers_of_running_processes_are_kept(tmp_path):
     mine = tmp_path / f".other.tmp-{os.getpid()}"
     mine.mkdir()
     storage.write_file(tmp_path / "x", b"1")

@@ -66,7 +66,7 @@ def test_round_trip(tmp_path_factory, written):
             assert np.array_equal(getattr(read, name), getattr(sample, name))
 
 
-def test_a_batch_not_there_or_of_another_attempt_is_none(tmp_path):
+def test_missing_batch_or_batch_of_another_attempt_is_none(tmp_path):
     assert read_batch(tmp_path, 0, identity=ME) is None
     write_batch(tmp_path, ONE, identity=RunIdentity(run_id="run", attempt=2))
     assert read_batch(tmp_path, 0, identity=ME) is None
@@ -74,7 +74,7 @@ def test_a_batch_not_there_or_of_another_attempt_is_none(tmp_path):
     assert read_batch(tmp_path, 0, identity=ME) is not None
 
 
-def test_a_batch_that_appears_while_it_is_looked_for(tmp_path, monkeypatch):
+def test_batch_that_appears_during_the_read_is_none(tmp_path, monkeypatch):
     read_json = storage.read_json
 
     def too_early(path):
@@ -105,7 +105,7 @@ def test_damage_is_an_error(tmp_path, refusal):
 
 
 @pytest.mark.parametrize("name", FIELDS)
-def test_an_uneven_sample_is_refused(tmp_path, name, refusal):
+def test_sample_with_unequal_lengths_is_refused(tmp_path, name, refusal):
     arrays = {field: getattr(make_sample(), field) for field in FIELDS}
     arrays[name] = arrays[name][:-1]
     bad = Batch(step=0, samples=(Sample(temperature=1.0, **arrays),), orchestrator_state={})

@@ -49,7 +49,7 @@ def test_publish_read_verify(tmp_path):
     assert (directory / "config.json").exists()
 
 
-def test_an_adapter_says_that_it_is_one(tmp_path):
+def test_manifest_marks_an_adapter(tmp_path):
     model = publish(tmp_path, 1, 1.0)
     adapter = publish(tmp_path, 2, 1.0, adapter=True)
     assert [read_weights_manifest(directory).adapter for directory in (model, adapter)] == [False, True]
@@ -63,7 +63,7 @@ def test_equal_weights_have_equal_checksums(tmp_path):
     assert checksums[0] == checksums[1] != checksums[2]
 
 
-def test_newest_sees_only_this_attempt(tmp_path):
+def test_newest_weights_ignores_other_attempts(tmp_path):
     assert newest_weights(tmp_path / "none", identity=ME) is None
     publish(tmp_path, 9, 1, identity=RunIdentity(run_id="run", attempt=1))
     publish(tmp_path, 8, 1, identity=RunIdentity(run_id="other", attempt=2))
@@ -90,12 +90,12 @@ def test_damage_is_noticed(tmp_path):
     with pytest.raises(TransportError, match="model-00001-of-00002"):
         verify_weights(directory)
     shard.unlink()
-    with pytest.raises(TransportError, match="lacks model-00001"):
+    with pytest.raises(TransportError, match=r"incomplete: model-00001.* missing"):
         read_weights_manifest(directory)
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"run_id": "x"}'])
-def test_a_torn_manifest_is_an_error(tmp_path, content):
+def test_invalid_manifest_is_refused(tmp_path, content):
     directory = publish(tmp_path, 1, 1)
     (directory / "manifest.json").write_text(content)
     with pytest.raises(TransportError, match=r"manifest\.json"):
@@ -103,13 +103,14 @@ def test_a_torn_manifest_is_an_error(tmp_path, content):
     assert newest_weights(tmp_path, identity=ME) is None
 
 
-def test_a_changed_digest_contradicts_the_checksum(tmp_path):
+def test_changed_digest_is_refused(tmp_path):
     directory = publish(tmp_path, 1, 1)
     manifest = json.loads((directory / "manifest.json").read_text())
     manifest["files"]["model-00001-of-00002.safetensors"] = "0" * 64
     (directory / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(TransportError, match="contradicts"):
+    with pytest.raises(TransportError, match="checksum") as raised:
         read_weights_manifest(directory)
+    assert raised.value.code == "BK-WEIGHTS-DAMAGED"
 
 
 def test_weights_without_tensors_are_refused(tmp_path):

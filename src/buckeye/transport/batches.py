@@ -28,6 +28,14 @@ DATA = "batch.safetensors"
 TRAINED = "trained.safetensors"
 RECORD = "record.json"
 
+_DTYPES: dict[str, npt.DTypeLike] = {
+    "token_ids": np.int32,
+    "loss_mask": np.bool_,
+    "logprobs": np.float32,
+    "versions": np.int32,
+    "advantages": np.float32,
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Sample:
@@ -57,15 +65,6 @@ class Batch:
     orchestrator_state: Mapping[str, Any]
 
 
-_DTYPES: dict[str, npt.DTypeLike] = {
-    "token_ids": np.int32,
-    "loss_mask": np.bool_,
-    "logprobs": np.float32,
-    "versions": np.int32,
-    "advantages": np.float32,
-}
-
-
 def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
     """Publish a batch to the trainer. Raise `TransportError` for a sample with arrays of unequal length."""
     data = pack_samples(batch.samples)
@@ -89,8 +88,8 @@ def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
 
 def batch_bytes(batch: Batch) -> int:
     """Return the approximate disk size of a batch: its arrays, without the orchestrator's state."""
-    bytes_a_token = sum(np.dtype(dtype).itemsize for dtype in _DTYPES.values())
-    return bytes_a_token * sum(len(sample.token_ids) for sample in batch.samples)
+    bytes_per_token = sum(np.dtype(dtype).itemsize for dtype in _DTYPES.values())
+    return bytes_per_token * sum(len(sample.token_ids) for sample in batch.samples)
 
 
 def batch_directory(root: Path, step: int) -> Path:
@@ -101,14 +100,6 @@ def batch_directory(root: Path, step: int) -> Path:
 def list_other_runs_batches(root: Path, *, identity: RunIdentity) -> list[int]:
     """Return the steps of batches that another run or attempt wrote; they are never read."""
     return [step for step, path in storage.step_directories(root).items() if _owner(path) != identity]
-
-
-def _owner(directory: Path) -> RunIdentity | None:
-    try:
-        manifest = storage.read_json(directory / MANIFEST)
-        return RunIdentity(run_id=manifest["run_id"], attempt=manifest["attempt"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
@@ -123,16 +114,16 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
             return None
         data = (directory / DATA).read_bytes()
         if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-            raise TransportError(f"{directory / DATA} is not the file that was written (SHA-256 differs).")
+            raise _damage(f"{directory / DATA} is damaged: its SHA-256 differs from the written one")
         samples = unpack_samples(data)
         state = manifest["orchestrator_state"]
     except FileNotFoundError as error:
         # a check for the manifest now could blame one that has just appeared
         if Path(error.filename).name == DATA:
-            raise TransportError(f"{directory} has a manifest but no {DATA}: someone deleted it.") from None
+            raise _damage(f"{directory} has a manifest but no {DATA}: the file was deleted") from None
         return None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise TransportError(f"The batch in {directory} cannot be read ({error!r}).") from error
+        raise _damage(f"the batch in {directory} cannot be read: {error!r}") from error
     return Batch(step=step, samples=samples, orchestrator_state=state)
 
 
@@ -195,15 +186,17 @@ def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
     owner = _owner(directory)
     batch = read_batch(kept, step, identity=owner) if owner is not None else None
     if batch is None:
-        raise TransportError(f"{directory} is not there: batch {step} was not kept, or not trained on.")
+        raise TransportError(
+            f"{directory} does not exist: batch {step} was not kept, or not trained on",
+            code="BK-RUN-NO-DATA",
+            hint="raise trainer.trained.keep and trainer.trained.max_bytes to keep more batches",
+        )
     try:
         arrays = load((directory / TRAINED).read_bytes())
         record = storage.read_json(directory / RECORD)
         trained = TrainedBatch(samples=arrays["samples"], logprobs=arrays["logprobs"], record=record)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise TransportError(
-            f"What was made of batch {step} in {directory} cannot be read ({error})."
-        ) from None
+        raise _damage(f"the results of batch {step} in {directory} cannot be read: {error}") from None
     return batch, trained
 
 
@@ -217,11 +210,23 @@ def unpack_samples(data: bytes) -> tuple[Sample, ...]:
     return _from_arrays(load(data))
 
 
+def _owner(directory: Path) -> RunIdentity | None:
+    try:
+        manifest = storage.read_json(directory / MANIFEST)
+        return RunIdentity(run_id=manifest["run_id"], attempt=manifest["attempt"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _damage(message: str) -> TransportError:
+    return TransportError(message, code="BK-BATCH")
+
+
 def _to_arrays(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
     for index, sample in enumerate(samples):
         lengths = {name: len(getattr(sample, name)) for name in _DTYPES}
         if len(set(lengths.values())) != 1 or not len(sample.token_ids):
-            raise TransportError(f"Sample {index} of the batch is empty or uneven: {lengths}.")
+            raise _damage(f"sample {index} of the batch is empty, or its arrays differ in length: {lengths}")
     arrays = {
         name: np.concatenate([np.asarray(getattr(s, name), dtype) for s in samples] or [np.empty(0, dtype)])
         for name, dtype in _DTYPES.items()

@@ -43,24 +43,10 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PARTS = ("trainer", "orchestrator")
 _FILES_AT_ONCE = 4
 _PARTS_AT_ONCE = 4  # of one uploaded file
-_MOST_MANIFEST = 64 * 2**20
-_MOST_RUN = 2**20
+_MAX_MANIFEST_BYTES = 64 * 2**20
+_MAX_RUN_BYTES = 2**20
 _PAUSES = (1.0, 30.0)  # after the first failure, and at most
 _REQUEST_SECONDS = 60
-
-
-class _Attempt(msgspec.Struct, kw_only=True, frozen=True):
-    attempt: int
-    started: float
-    resumed_step: int | None
-
-
-class _Run(msgspec.Struct, kw_only=True, frozen=True):
-    """Content of `run.json`: required to resume a run after its directory is lost."""
-
-    run_id: str
-    attempt: int
-    attempts: list[_Attempt]
 
 
 class StoreManifest(msgspec.Struct, kw_only=True, frozen=True):
@@ -95,15 +81,15 @@ class CheckpointStore:
         settings: dict[str, Any] = {"use_listings_cache": False}
         settings |= {"requests_timeout": _REQUEST_SECONDS} if kind == "gs" else {}
         settings |= {"max_concurrency": _PARTS_AT_ONCE} if kind == "s3" else {}
-        with self._telling("be opened"):
+        with self._converted_errors("open"):
             self._fs, self._root = fsspec.core.url_to_fs(self.url, **settings)
 
     def probe(self) -> None:
         """Write a test object and delete it again."""
         name = f"{self._root}/.buckeye-probe-{secrets.token_hex(8)}"
-        with self._telling("be written to"):
-            self._fs.pipe_file(name, b"written to see whether checkpoints can be")
-        with self._telling("have objects deleted"):
+        with self._converted_errors("write to"):
+            self._fs.pipe_file(name, b"write test")
+        with self._converted_errors("delete objects of"):
             self._fs.rm_file(name)
 
     def list_checkpoints(self) -> list[CheckpointInfo]:
@@ -115,16 +101,16 @@ class CheckpointStore:
         unsafe.
         """
         objects = self._objects(info.path.name)
-        if not 0 < objects.get(COMMITTED, 0) <= _MOST_MANIFEST:
-            raise CheckpointError(f"{self.url}/{info.path}/{COMMITTED} is missing, empty or too large.")
-        with self._telling("be read"):
+        if not 0 < objects.get(COMMITTED, 0) <= _MAX_MANIFEST_BYTES:
+            raise _damage(f"{self.url}/{info.path}/{COMMITTED} is missing, empty or too large")
+        with self._converted_errors("read"):
             text = self._fs.cat_file(f"{self._root}/{info.path}/{COMMITTED}")
         try:
-            found = msgspec.json.decode(text, type=StoreManifest)
-            _check(found, info, objects)
+            manifest = msgspec.json.decode(text, type=StoreManifest)
+            _check_manifest(manifest, info, objects)
         except (ValueError, RecursionError) as error:
-            raise CheckpointError(f"{self.url}/{info.path}/{COMMITTED} cannot be trusted: {error}.") from None
-        return found
+            raise _damage(f"{self.url}/{info.path}/{COMMITTED} is invalid: {error}") from None
+        return manifest
 
     def upload(
         self,
@@ -141,18 +127,20 @@ class CheckpointStore:
         files are not sent again, since the name identifies their content. Raise `FileNotFoundError` if the
         directory is deleted meanwhile.
         """
-        here = {file: directory / file for file in commit["files"]}
-        sizes = {file: path.stat().st_size for file, path in here.items()}
-        there = self._objects(name)
-        sent = self._send({f: here[f] for f in here if there.get(f) != sizes[f]}, name)
-        there = self._objects(name)
-        wrong = [f for f in commit["files"] if there.get(f) != sizes[f]]
-        if wrong:
-            raise StoreError(f"{self.url}/{name} lacks {wrong[0]} ({len(wrong)} files), or part of it.")
-        about = {"run": storage.read_json(run / "run.json"), "kept": sorted(kept)}
-        manifest = {**commit, "sizes": {file: there[file] for file in commit["files"]}, **about}
+        paths = {file: directory / file for file in commit["files"]}
+        sizes = {file: path.stat().st_size for file, path in paths.items()}
+        stored_sizes = self._objects(name)
+        sent = self._send({f: paths[f] for f in paths if stored_sizes.get(f) != sizes[f]}, name)
+        stored_sizes = self._objects(name)
+        incomplete = [f for f in paths if stored_sizes.get(f) != sizes[f]]
+        if incomplete:
+            raise StoreError(
+                f"{self.url}/{name} is incomplete after the upload: {incomplete[0]} ({len(incomplete)} files)"
+            )
+        run_fields = {"run": storage.read_json(run / "run.json"), "kept": sorted(kept)}
+        manifest = {**commit, "sizes": {file: stored_sizes[file] for file in paths}, **run_fields}
         fault_point("store.before_commit")
-        with self._telling("be written to"):
+        with self._converted_errors("write to"):
             self._fs.pipe_file(f"{self._root}/{name}/{COMMITTED}", json.dumps(manifest).encode())
         fault_point("store.committed")
         return sent
@@ -161,11 +149,11 @@ class CheckpointStore:
         """Upload files of the checkpoint `name`, several at a time. Return their total bytes."""
 
         def put(file: str) -> None:
-            with self._telling("be written to", local=files[file]):
+            with self._converted_errors("write to", local=files[file]):
                 self._fs.put_file(str(files[file]), f"{self._root}/{name}/{file}")
             fault_point("store.upload")
 
-        _at_once(put, list(files))
+        _run_in_parallel(put, list(files))
         return sum(path.stat().st_size for path in files.values())
 
     def prune(self, keep: int | None, *, protected: Collection[int]) -> list[int]:
@@ -177,17 +165,17 @@ class CheckpointStore:
         committed = _committed(objects)
         if not committed:
             return []
-        whole = {info.path.name for info in committed}
-        begun = (_named(name.partition("/")[0]) for name in objects)
-        left = {
+        infos = (_parse_name(name.partition("/")[0]) for name in objects)
+        older = {
             info.path.name
-            for info in begun
+            for info in infos
             if info is not None and recency_key(info) < recency_key(committed[-1])
         }
+        leftovers = older - {info.path.name for info in committed}
         old = [info for info in committed[: -keep if keep else 0] if info.step not in protected]
-        for name in [*(info.path.name for info in old), *sorted(left - whole)]:
-            ours = [each for each in objects if each.startswith(f"{name}/") and _is_ours(each)]
-            self._delete(sorted(ours, key=lambda each: not each.endswith(COMMITTED)))
+        for folder in [*(info.path.name for info in old), *sorted(leftovers)]:
+            files = [name for name in objects if name.startswith(f"{folder}/") and _is_checkpoint_file(name)]
+            self._delete(sorted(files, key=lambda name: not name.endswith(COMMITTED)))
         self._abort_uploads(committed[-1])
         return [info.step for info in old]
 
@@ -199,8 +187,8 @@ class CheckpointStore:
         manifest = self.manifest(info)
         final, incoming = storage.step_directory(root, info.step), root / f".{info.path.name}{DOWNLOAD}"
         incoming.mkdir(parents=True, exist_ok=True)
-        _make_room(manifest, incoming, f"{self.url}/{info.path}")
-        here, began = _same_here(final, manifest), time.monotonic()
+        _check_room(manifest, incoming, f"{self.url}/{info.path}")
+        local, began = _reusable_files(final, manifest), time.monotonic()
         size = human_bytes(sum(manifest.sizes.values()))
         log.info("Downloading the checkpoint of step %d: %s", info.step, size)
 
@@ -208,20 +196,18 @@ class CheckpointStore:
             target = incoming / file
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                if file in here and not target.exists():
+                if file in local and not target.exists():
                     storage.link_or_copy(str(final / file), str(target))
                 self._get(f"{self._root}/{info.path}/{file}", target, manifest.files[file])
             except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
-                raise CheckpointError(
-                    f"{self.url}/{info.path} has two files in one place: {error}."
-                ) from None
+                raise _damage(f"{self.url}/{info.path} has conflicting file names: {error}") from None
             fault_point("store.download")
 
-        _at_once(get, list(manifest.files))
+        _run_in_parallel(get, list(manifest.files))
         (incoming / COMMITTED).write_bytes(msgspec.json.encode(manifest))
-        storage.write_directory(final, lambda made: _move(incoming, made), replace=True)
-        for rest in root.glob(f".*{DOWNLOAD}"):
-            shutil.rmtree(rest, ignore_errors=True)
+        storage.write_directory(final, lambda directory: _move(incoming, directory), replace=True)
+        for leftover in root.glob(f".*{DOWNLOAD}"):
+            shutil.rmtree(leftover, ignore_errors=True)
         log.info("Downloaded the checkpoint of step %d in %.1f s", info.step, time.monotonic() - began)
 
     @staticmethod
@@ -229,42 +215,42 @@ class CheckpointStore:
         """Retry `work` until the store does not fail. Raise `StoreError` after `seconds`, or if the store
         refuses.
         """
-        began, (pause, most) = time.monotonic(), _PAUSES
-        tried = 0
+        began, (pause, max_pause) = time.monotonic(), _PAUSES
+        attempts = 0
         while True:
             try:
                 work()
                 return
             except StoreError as error:
-                tried += 1
+                attempts += 1
                 if error.denied or time.monotonic() + pause > began + seconds:
                     raise
-                log.warning("%s This was try %d; the next is in %.0f s", error, tried, pause)
+                log.warning("Attempt %d failed, retrying in %.0f s: %s", attempts, pause, error)
             time.sleep(pause)
-            pause = min(most, 2 * pause)
+            pause = min(max_pause, 2 * pause)
 
     def _get(self, source: str, target: Path, digest: str) -> None:
         """Download a file, unless an earlier attempt completed it, and check its SHA-256."""
         if target.is_file() and storage.sha256_file(target) == digest:
             return
         target.unlink(missing_ok=True)
-        with self._telling("be read"):
+        with self._converted_errors("read"):
             self._fs.get_file(source, str(target))
         if storage.sha256_file(target) != digest:
             target.unlink()
             name = self.url + source.removeprefix(self._root)
-            raise CheckpointError(f"{name} is not the file that was committed (SHA-256 differs).")
+            raise _damage(f"{name} is damaged: its SHA-256 differs from the committed one")
 
-    def _objects(self, below: str = "") -> dict[str, int]:
-        """Return the sizes of all objects below a name, by the rest of their names."""
-        path = f"{self._root}/{below}" if below else self._root
-        with self._telling("be listed"):
+    def _objects(self, folder: str = "") -> dict[str, int]:
+        """Return the sizes of all objects in a folder, by their names in it."""
+        path = f"{self._root}/{folder}" if folder else self._root
+        with self._converted_errors("list"):
             self._fs.invalidate_cache()
-            found = self._fs.find(path, detail=True)
-        return {name[len(path) + 1 :]: int(about["size"]) for name, about in found.items() if name != path}
+            objects = self._fs.find(path, detail=True)
+        return {name[len(path) + 1 :]: int(info["size"]) for name, info in objects.items() if name != path}
 
     def _delete(self, names: Sequence[str]) -> None:
-        with self._telling("have objects deleted"):
+        with self._converted_errors("delete objects of"):
             for name in names:
                 self._fs.rm_file(f"{self._root}/{name}")
                 fault_point("store.deleted")
@@ -276,15 +262,15 @@ class CheckpointStore:
         if not hasattr(self._fs, "call_s3"):  # other stores drop them automatically
             return
         bucket, prefix, _ = self._fs.split_path(f"{self._root}/step_")
-        with self._telling("be tidied"):
+        with self._converted_errors("abort uploads to"):
             listed = self._fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=prefix)
-            for each in listed.get("Uploads", []):
-                about = _named(each["Key"].removeprefix(prefix[: -len("step_")]).partition("/")[0])
-                if about is not None and recency_key(about) <= recency_key(newest):
-                    self._fs.abort_mpu(bucket, each["Key"], each["UploadId"])
+            for upload in listed.get("Uploads", []):
+                info = _parse_name(upload["Key"].removeprefix(prefix[: -len("step_")]).partition("/")[0])
+                if info is not None and recency_key(info) <= recency_key(newest):
+                    self._fs.abort_mpu(bucket, upload["Key"], upload["UploadId"])
 
     @contextmanager
-    def _telling(self, what: str, *, local: Path | None = None) -> Iterator[None]:
+    def _converted_errors(self, action: str, *, local: Path | None = None) -> Iterator[None]:
         """Convert the libraries' errors to `StoreError`, except a missing `local` file."""
         try:
             yield
@@ -293,8 +279,8 @@ class CheckpointStore:
         except Exception as error:
             if isinstance(error, FileNotFoundError) and local is not None and not local.exists():
                 raise
-            why, denied = _reason(error)
-            raise StoreError(f"{self.url} cannot {what}: {why}", denied=denied) from None
+            reason, denied, hint = _explain(error)
+            raise StoreError(f"cannot {action} {self.url}: {reason}", denied=denied, hint=hint) from None
 
 
 def name_in_store(info: CheckpointInfo, commit: Mapping[str, Any]) -> str:
@@ -308,7 +294,25 @@ def recency_key(info: CheckpointInfo) -> tuple[int, int]:
     return info.attempt, info.step
 
 
-def _named(name: str) -> CheckpointInfo | None:
+class _Attempt(msgspec.Struct, kw_only=True, frozen=True):
+    attempt: int
+    started: float
+    resumed_step: int | None
+
+
+class _Run(msgspec.Struct, kw_only=True, frozen=True):
+    """Content of `run.json`: required to resume a run after its directory is lost."""
+
+    run_id: str
+    attempt: int
+    attempts: list[_Attempt]
+
+
+def _damage(message: str) -> CheckpointError:
+    return CheckpointError(message, code="BK-CHECKPOINT-DAMAGED")
+
+
+def _parse_name(name: str) -> CheckpointInfo | None:
     """Return the checkpoint with a name in the store, committed or not. None if the name is not a
     checkpoint's.
     """
@@ -318,80 +322,83 @@ def _named(name: str) -> CheckpointInfo | None:
 
 def _committed(objects: Mapping[str, int]) -> list[CheckpointInfo]:
     names = (name.removesuffix(f"/{COMMITTED}") for name in objects if name.endswith(f"/{COMMITTED}"))
-    found = [info for name in names if (info := _named(name)) is not None]
-    return sorted(found, key=lambda info: (*recency_key(info), info.path.name))
+    infos = [info for name in names if (info := _parse_name(name)) is not None]
+    return sorted(infos, key=lambda info: (*recency_key(info), info.path.name))
 
 
-def _is_ours(name: str) -> bool:
-    rest = name.partition("/")[2]
-    return rest == COMMITTED or rest.partition("/")[0] in _PARTS
+def _is_checkpoint_file(name: str) -> bool:
+    file = name.partition("/")[2]
+    return file == COMMITTED or file.partition("/")[0] in _PARTS
 
 
-def _check(found: StoreManifest, info: CheckpointInfo, objects: Mapping[str, int]) -> None:
+def _check_manifest(manifest: StoreManifest, info: CheckpointInfo, objects: Mapping[str, int]) -> None:
     """Raise `ValueError` for an inconsistent manifest, or one with unsafe file names."""
-    if (found.step, found.attempt) != (info.step, info.attempt):
-        raise ValueError("it is of another step or attempt")
-    if not _ID.fullmatch(found.run.run_id):
-        raise ValueError("the id of its run is none")
-    if len(msgspec.json.encode(found.run)) > _MOST_RUN or not found.files:
-        raise ValueError("it has no files, or too long a history")
-    for name, digest in found.files.items():
-        first, *others = name.split("/")
-        if first not in _PARTS or not others or not all(map(_is_file_name, others)) or len(name) > 1024:
-            raise ValueError(f"{name[:80]!r} is no name of a file of a checkpoint")
+    if (manifest.step, manifest.attempt) != (info.step, info.attempt):
+        raise ValueError("it belongs to another step or attempt")
+    if not _ID.fullmatch(manifest.run.run_id):
+        raise ValueError("the run id is invalid")
+    if not manifest.files:
+        raise ValueError("it has no files")
+    if len(msgspec.json.encode(manifest.run)) > _MAX_RUN_BYTES:
+        raise ValueError("the history of the run is too long")
+    for name, digest in manifest.files.items():
+        part, *others = name.split("/")
+        if part not in _PARTS or not others or not all(map(_is_file_name, others)) or len(name) > 1024:
+            raise ValueError(f"{name[:80]!r} is not the name of a checkpoint file")
         if not _SHA256.fullmatch(digest):
-            raise ValueError(f"{name} has no SHA-256")
-        if name not in objects or found.sizes.get(name) != objects[name]:
-            raise ValueError(f"{name} is missing, or not as long as it says")
+            raise ValueError(f"the SHA-256 of {name} is invalid")
+        if name not in objects or manifest.sizes.get(name) != objects[name]:
+            raise ValueError(f"{name} is missing, or its size differs")
 
 
 def _is_file_name(part: str) -> bool:
     return part not in ("", ".", "..") and len(part) <= 255 and part.isprintable() and "\\" not in part
 
 
-def _same_here(final: Path, manifest: StoreManifest) -> set[str]:
+def _reusable_files(final: Path, manifest: StoreManifest) -> set[str]:
     """Return the files that the step's local directory has with the right size."""
-    sizes = {name: final / name for name in manifest.files}
-    return {name for name, path in sizes.items() if path.is_file() and _size(path) == manifest.sizes[name]}
+    paths = {name: final / name for name in manifest.files}
+    return {name for name, path in paths.items() if path.is_file() and _size(path) == manifest.sizes[name]}
 
 
 def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def _make_room(manifest: StoreManifest, incoming: Path, source: str) -> None:
-    there = sum(_size(path) for path in incoming.rglob("*") if path.is_file())
-    needed, free = sum(manifest.sizes.values()) - there, free_bytes(incoming)
+def _check_room(manifest: StoreManifest, incoming: Path, source: str) -> None:
+    downloaded = sum(_size(path) for path in incoming.rglob("*") if path.is_file())
+    needed, free = sum(manifest.sizes.values()) - downloaded, free_bytes(incoming)
     if needed + reserve_bytes(incoming) > free:
         raise DiskFullError(
-            f"The rest of {source} takes {human_bytes(needed)}, and {human_bytes(free)} are free on the file "
-            f"system of {incoming.parent}. Free some, or choose another --output-dir."
+            f"not enough disk space to download {source}: {human_bytes(needed)} needed, {human_bytes(free)} "
+            f"free on the file system of {incoming.parent}",
+            hint="free disk space, or choose another --output-dir",
         )
 
 
-def _move(incoming: Path, made: Path) -> None:
+def _move(incoming: Path, directory: Path) -> None:
     for path in list(incoming.iterdir()):
-        shutil.move(path, made / path.name)
+        shutil.move(path, directory / path.name)
 
 
-def _at_once(work: Callable[[str], None], names: Sequence[str]) -> None:
+def _run_in_parallel(work: Callable[[str], None], names: Sequence[str]) -> None:
     """Run `work` on several names at a time; the first error cancels the pending ones."""
     pool = ThreadPoolExecutor(_FILES_AT_ONCE, "store")
     try:
-        for each in [pool.submit(work, name) for name in names]:
-            each.result()
+        for future in [pool.submit(work, name) for name in names]:
+            future.result()
     finally:
         pool.shutdown(cancel_futures=True)
 
 
-def _reason(error: Exception) -> tuple[str, bool]:
-    """Return the reason of an error, and True if a retry is useless."""
+def _explain(error: Exception) -> tuple[str, bool, str | None]:
+    """Return the reason of an error, True if a retry is useless, and what to do."""
     name = type(error).__name__
     text = f"{name}: {(str(error).splitlines() or [''])[0][:300]}"
     if isinstance(error, PermissionError):
-        return f"it refuses these credentials ({text})", True
+        return f"permission denied ({text})", True, "check the credentials and their rights"
     if "Credentials" in name or "Token" in name or name in ("RefreshError", "ProfileNotFound"):
-        return f"there are no credentials for it where its own programs look for them ({text})", True
+        return f"no valid credentials found ({text})", True, "log in with the tool of the provider"
     if isinstance(error, FileNotFoundError):
-        return f"there is no such bucket ({text})", True
-    return f"it does not answer, or not as it should ({text})", False
+        return f"the bucket does not exist ({text})", True, "check ckpt.store, or create the bucket"
+    return f"no reply, or an unexpected one ({text})", False, None

@@ -33,11 +33,15 @@ def request_restart(output_dir: Path, url: str, reason: str) -> None:
 
 def take_restart_requests(output_dir: Path) -> list[RestartRequest]:
     """Return and remove all requests. Raise `TransportError` for an unreadable one."""
-    taken = []
+    requests = []
     for path in sorted((output_dir / RESTART_FOLDER).glob("*.json")):
         try:
-            taken.append(msgspec.convert(storage.read_json(path), RestartRequest))
+            requests.append(msgspec.convert(storage.read_json(path), RestartRequest))
         except (OSError, ValueError, TypeError) as error:
-            raise TransportError(f"{path} cannot be read ({error}); delete it.") from error
+            raise TransportError(
+                f"the restart request {path} cannot be read: {error}",
+                code="BK-FILE-FORMAT",
+                hint="delete the file",
+            ) from error
         path.unlink()
-    return taken
+    return requests

@@ -87,7 +87,10 @@ def publish_weights(
             if flushed is not None:
                 flushed.result()
         if not files:
-            raise TransportError(f"The weights of step {step} have no .safetensors file; none was written.")
+            raise TransportError(
+                f"the weights of step {step} cannot be published: no .safetensors file was written",
+                code="BK-WEIGHTS-DAMAGED",
+            )
         manifest = WeightsManifest(
             run_id=identity.run_id,
             attempt=identity.attempt,
@@ -115,15 +118,17 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
         canary = content.pop("canary", None)
         manifest = WeightsManifest(**content, canary=Canary(**canary) if canary is not None else None)
         missing = [name for name in manifest.files if not (directory / check_file_name(name)).is_file()]
-        consistent = combined_checksum(manifest.files) == manifest.checksum
+        is_consistent = combined_checksum(manifest.files) == manifest.checksum
     except FileNotFoundError:
-        raise TransportError(f"{directory} has no {MANIFEST}: no weights were published there.") from None
+        raise TransportError(
+            f"{directory} has no published weights: {MANIFEST} is missing", code="BK-WEIGHTS-DAMAGED"
+        ) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise TransportError(f"{path} cannot be read ({error}); publish the weights again.") from error
+        raise _damage(f"{path} cannot be read: {error}") from error
     if missing:
-        raise TransportError(f"{directory} lacks {', '.join(missing)}; publish the weights again.")
-    if not consistent:
-        raise TransportError(f"{path} contradicts itself (checksum of its files); publish the weights again.")
+        raise _damage(f"the weights in {directory} are incomplete: {', '.join(missing)} missing")
+    if not is_consistent:
+        raise _damage(f"{path} is damaged: its checksum does not match its list of files")
     return manifest
 
 
@@ -142,7 +147,7 @@ def verify_weights(directory: Path) -> WeightsManifest:
     manifest = read_weights_manifest(directory)
     for name, digest in _hashes(directory, list(manifest.files)).items():
         if digest != manifest.files[name]:
-            raise TransportError(f"{directory / name} is not the file that was published (SHA-256 differs).")
+            raise _damage(f"{directory / name} is damaged: its SHA-256 differs from the published one")
     return manifest
 
 
@@ -154,7 +159,7 @@ def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | N
         try:
             manifest = read_weights_manifest(directory)
         except TransportError as error:
-            logger.debug("Passing over %s: %s", directory, error)
+            logger.debug("Skipping %s: %s", directory, error)
             continue
         if (manifest.run_id, manifest.attempt) == (identity.run_id, identity.attempt):
             return step, directory
@@ -163,17 +168,21 @@ def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | N
 
 def has_weights(root: Path, step: int, *, run_id: str) -> bool:
     """Return True if an attempt of a run has published this version, and it still exists."""
-    return _owner(storage.step_directory(root, step)) == run_id
+    return _owner_run_id(storage.step_directory(root, step)) == run_id
 
 
 def prune_weights(root: Path, run_id: str, *, keep: Callable[[int], bool]) -> None:
     """Delete every version of this run unless `keep(step)` is true. Directories of other runs stay."""
     for step, directory in storage.step_directories(root).items():
-        if not keep(step) and _owner(directory) == run_id:
+        if not keep(step) and _owner_run_id(directory) == run_id:
             storage.remove_directory(directory)
 
 
-def _owner(directory: Path) -> str | None:
+def _damage(message: str) -> TransportError:
+    return TransportError(message, code="BK-WEIGHTS-DAMAGED", hint="publish the weights again")
+
+
+def _owner_run_id(directory: Path) -> str | None:
     try:
         return read_weights_manifest(directory).run_id
     except TransportError:

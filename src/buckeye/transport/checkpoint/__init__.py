@@ -26,6 +26,11 @@ COMMITTED = "COMMITTED"
 MODEL_DIRECTORY = "model"
 """Directory of the complete model, in the trainer's part of a checkpoint."""
 
+UPLOADS_FILE = Path("checkpoints", "store.json")
+"""State of the uploads to an object store, in a run's directory."""
+
+_ORCHESTRATOR_STATE = Path("orchestrator", "state.json")
+
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
@@ -38,8 +43,8 @@ class CheckpointInfo:
 
 def list_checkpoints(root: Path) -> list[CheckpointInfo]:
     """Return every committed checkpoint under `root`, by step. Directories without a commit are ignored."""
-    found = ((step, path, _attempt_of(path)) for step, path in storage.step_directories(root).items())
-    return [CheckpointInfo(step, attempt, path) for step, path, attempt in found if attempt is not None]
+    attempts = ((step, path, _committed_attempt(path)) for step, path in step_directories(root).items())
+    return [CheckpointInfo(step, attempt, path) for step, path, attempt in attempts if attempt is not None]
 
 
 def checkpoints_oldest_first(root: Path) -> list[CheckpointInfo]:
@@ -53,14 +58,22 @@ def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
     """
     available = checkpoints_oldest_first(root)
     if not available:
-        raise CheckpointError(f"There is no committed checkpoint in {root}. Start without a resume step.")
+        raise CheckpointError(
+            f"no committed checkpoint in {root}",
+            code="BK-CHECKPOINT-NOT-FOUND",
+            hint="start without a resume step",
+        )
     if resume_step == -1:
         return available[-1]
     for info in available:
         if info.step == resume_step:
             return info
     steps = ", ".join(str(step) for step in sorted(info.step for info in available))
-    raise CheckpointError(f"There is no checkpoint of step {resume_step} in {root}. There are: {steps}.")
+    raise CheckpointError(
+        f"no checkpoint of step {resume_step} in {root}",
+        code="BK-CHECKPOINT-NOT-FOUND",
+        hint=f"choose one of the steps {steps}",
+    )
 
 
 def find_usable_checkpoint(
@@ -80,19 +93,20 @@ def find_usable_checkpoint(
         info = resolve_checkpoint(root, resume_step)
         verify(info)
         return info
-    for path in _unreadable(root):
-        log.warning("Passing over %s: it has no readable %s", path, COMMITTED)
+    for path in _uncommitted_directories(root):
+        log.warning("Skipping %s: it has no readable %s", path, COMMITTED)
     resolve_checkpoint(root, -1)  # raises if the folder has no checkpoint
     first = [preferred] if preferred is not None else []
-    whole = first_valid_checkpoint(
+    intact = first_valid_checkpoint(
         [*first, *(i for i in reversed(checkpoints_oldest_first(root)) if i not in first)], verify
     )
-    if whole is None:
+    if intact is None:
         raise CheckpointError(
-            f"Every checkpoint in {root} is damaged; the warnings above say how. Start again with --clean, "
-            "or in a new directory."
+            f"every checkpoint in {root} is damaged; see the warnings above",
+            code="BK-CHECKPOINT-DAMAGED",
+            hint="start again with --clean, or in a new directory",
         )
-    return whole
+    return intact
 
 
 def first_valid_checkpoint(
@@ -103,7 +117,7 @@ def first_valid_checkpoint(
         try:
             verify(info)
         except CheckpointError as error:
-            log.warning("Passing over the checkpoint of step %d, which is damaged: %s", info.step, error)
+            log.warning("Skipping the damaged checkpoint of step %d: %s", info.step, error)
         else:
             return info
     return None
@@ -124,12 +138,11 @@ def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ())
     return [info.step for info in old]
 
 
-def _unreadable(root: Path) -> list[Path]:
-    """Return the step directories without a readable commit."""
-    return [path for path in storage.step_directories(root).values() if _attempt_of(path) is None]
+def _uncommitted_directories(root: Path) -> list[Path]:
+    return [path for path in step_directories(root).values() if _committed_attempt(path) is None]
 
 
-def _attempt_of(path: Path) -> int | None:
+def _committed_attempt(path: Path) -> int | None:
     """Return the attempt that committed a directory, or None."""
     try:
         return int(read_commit(path)["attempt"])
@@ -155,9 +168,11 @@ def read_commit(path: Path) -> dict[str, Any]:
         if not isinstance(commit["files"], dict) or not isinstance(commit["attempt"], int):
             raise TypeError("not a commit manifest")
         if any("\0" in name for name in commit["files"]):
-            raise ValueError("a name of a file has a zero byte")
+            raise ValueError("a file name has a zero byte")
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a committed checkpoint ({error}).") from error
+        raise CheckpointError(
+            f"{path} is not a committed checkpoint: {error}", code="BK-CHECKPOINT-DAMAGED"
+        ) from error
     return commit
 
 
@@ -165,8 +180,6 @@ def read_commit(path: Path) -> dict[str, Any]:
 #
 # `step_<N>/{trainer/..., orchestrator/state.json, COMMITTED}` is the state after N optimizer steps.
 # `COMMITTED` lists every file with its SHA-256 and is written last. The directory is then renamed atomically.
-
-_ORCHESTRATOR_STATE = Path("orchestrator", "state.json")
 
 
 def save_checkpoint(
@@ -211,17 +224,12 @@ def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) 
     for name, digest in committed[share::shares]:
         path = info.path / name
         try:
-            found = storage.sha256_file(path)
+            actual = storage.sha256_file(path)
         except OSError as error:
-            reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read ({error})"
-            raise CheckpointError(
-                f"{path} {reason}. Resume from another step, or delete {info.path}."
-            ) from None
-        if found != digest:
-            raise CheckpointError(
-                f"{path} is not the file that was committed (SHA-256 differs). "
-                f"Resume from another step, or delete {info.path}."
-            )
+            reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
+            raise _damage(f"{path} {reason}", info.path) from None
+        if actual != digest:
+            raise _damage(f"{path} is damaged: its SHA-256 differs from the committed one", info.path)
 
 
 def trainer_state_directory(info: CheckpointInfo) -> Path:
@@ -235,10 +243,10 @@ def check_shard_format(state: Path) -> None:
     """Raise `CheckpointError` if an earlier version wrote the trainer part in its own shard format."""
     if state.name == "trainer" and (state / "shards").is_dir():
         raise CheckpointError(
-            f"{state.parent} has the sharded format of an earlier version (trainer/shards/), which this "
-            "version does not read: shards are now in trainer/optimizer/, and trainer/model/ is a complete "
-            "model. Start a new run from the weights of that step, if they remain: "
-            f"--model.name {state.parents[2] / 'weights' / state.parent.name}"
+            f"{state.parent} has the sharded format of an earlier version (trainer/shards/)",
+            code="BK-CHECKPOINT-MISMATCH",
+            hint="start a new run from the weights of that step, if they still exist: "
+            f"--model.name {state.parents[2] / 'weights' / state.parent.name}",
         )
 
 
@@ -248,7 +256,13 @@ def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
     try:
         return storage.read_json(path)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read ({error}). Resume from another step.") from error
+        raise _damage(f"{path} cannot be read: {error}", info.path) from error
+
+
+def _damage(message: str, checkpoint: Path) -> CheckpointError:
+    return CheckpointError(
+        message, code="BK-CHECKPOINT-DAMAGED", hint=f"resume from another step, or delete {checkpoint}"
+    )
 
 
 def _hashes(directory: Path) -> dict[str, str]:
@@ -301,19 +315,19 @@ def read_scores(run: Path) -> list[Score]:
     """Return every complete evaluation in a run directory, by step. Raise `UsageError` if one cannot be
     read.
     """
-    restarts = _restarts(run)
-    found = []
+    restarts = _read_restarts(run)
+    scores = []
     for step, folder in step_directories(run / "evals").items():
         for path in sorted(folder.glob("*.json")):
             if not path.with_suffix(".jsonl").exists():  # the .jsonl file is written last
                 continue
-            figures = _figures(path)
+            figures = _read_figures(path)
             if figures.get("mean_reward") is not None:
-                found.append(_score(path, step, figures, restarts))
-    return found
+                scores.append(_make_score(path, step, figures, restarts))
+    return scores
 
 
-def _score(path: Path, step: int, figures: Mapping[str, Any], restarts: Mapping[int, int]) -> Score:
+def _make_score(path: Path, step: int, figures: Mapping[str, Any], restarts: Mapping[int, int]) -> Score:
     try:
         return Score(
             environment=path.stem,
@@ -323,13 +337,13 @@ def _score(path: Path, step: int, figures: Mapping[str, Any], restarts: Mapping[
             rollouts=int(figures["n"]),
             split=str(figures.get("split", "eval")),
             restarts=restarts,
-            exact=_exact(figures),
+            exact=_exact_share(figures),
         )
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"The evaluation {path} cannot be read: {error!r}") from None
+        raise UsageError(f"the evaluation {path} cannot be read: {error!r}", code="BK-FILE-FORMAT") from None
 
 
-def _exact(figures: Mapping[str, Any]) -> tuple[float, float, float] | None:
+def _exact_share(figures: Mapping[str, Any]) -> tuple[float, float, float] | None:
     if figures.get("exact") is None or figures.get("ci95") is None:
         return None
     low, high = figures["ci95"]
@@ -342,8 +356,8 @@ def checkpoint_scores(info: CheckpointInfo, scores: Sequence[Score]) -> list[Sco
     Evaluations of other weights do not count: of another step, of an attempt before the checkpoint's, or of a
     later attempt that trained its step again.
     """
-    found = [s for s in scores if s.step == info.step and s.is_of(info)]
-    return sorted(found, key=lambda score: score.environment)
+    matching = [s for s in scores if s.step == info.step and s.is_of(info)]
+    return sorted(matching, key=lambda score: score.environment)
 
 
 def find_best_checkpoint(
@@ -352,45 +366,41 @@ def find_best_checkpoint(
     """Return the checkpoint with the highest mean reward over all evaluated environments; ties go to the
     later step. None if no checkpoint was evaluated on all of them.
     """
-    measured = [(info, checkpoint_scores(info, scores)) for info in checkpoints]
-    environments = {s.environment for _, found in measured for s in found}
+    evaluated = [(info, checkpoint_scores(info, scores)) for info in checkpoints]
+    environments = {s.environment for _, own_scores in evaluated for s in own_scores}
     complete = [
         BestCheckpoint(
             info=info,
-            mean_reward=statistics.fmean(s.mean_reward for s in found),
-            scores=found,
+            mean_reward=statistics.fmean(s.mean_reward for s in own_scores),
+            scores=own_scores,
             num_compared=0,
         )
-        for info, found in measured
-        if found and {s.environment for s in found} == environments
+        for info, own_scores in evaluated
+        if own_scores and {s.environment for s in own_scores} == environments
     ]
     if not complete:
         return None
-    best = max(complete, key=lambda one: (one.mean_reward, one.info.step))
+    best = max(complete, key=lambda checkpoint: (checkpoint.mean_reward, checkpoint.info.step))
     return BestCheckpoint(
         info=best.info, mean_reward=best.mean_reward, scores=best.scores, num_compared=len(complete)
     )
 
 
-def _restarts(run: Path) -> dict[int, int]:
+def _read_restarts(run: Path) -> dict[int, int]:
     """Return the resume step of each resumed attempt."""
     try:
         attempts = read_json(run / "run.json")["attempts"]
-        resumed = {int(each["attempt"]): each["resumed_step"] for each in attempts}
+        resumed = {int(attempt["attempt"]): attempt["resumed_step"] for attempt in attempts}
         return {attempt: int(step) for attempt, step in resumed.items() if step is not None}
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise UsageError(f"{run / 'run.json'} cannot be read: {error!r}") from error
+        raise UsageError(f"{run / 'run.json'} cannot be read: {error!r}", code="BK-FILE-FORMAT") from error
 
 
-def _figures(path: Path) -> Mapping[str, Any]:
+def _read_figures(path: Path) -> Mapping[str, Any]:
     try:
         figures = read_json(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"The evaluation {path} cannot be read: {error}") from error
+        raise UsageError(f"the evaluation {path} cannot be read: {error}", code="BK-FILE-FORMAT") from error
     return figures if isinstance(figures, dict) else {}
-
-
-UPLOADS_FILE = Path("checkpoints", "store.json")
-"""State of the uploads to an object store, in a run's directory."""

@@ -21,8 +21,8 @@ def read_base_digest(adapter_file: Path) -> str | None:
     """
     with adapter_file.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    found = (header.get("__metadata__") or {}).get(BASE_DIGEST_KEY)
-    return found if isinstance(found, str) else None
+    digest = (header.get("__metadata__") or {}).get(BASE_DIGEST_KEY)
+    return digest if isinstance(digest, str) else None
 
 
 @cache
@@ -36,11 +36,11 @@ def base_digest(base: str) -> str | None:
     digest = hashlib.sha256()
     for path in files:
         with path.open("rb") as file:
-            _add(digest, file, path.name, path.stat().st_size)
+            _update_digest(digest, file, path.name, path.stat().st_size)
     return digest.hexdigest() if files else None
 
 
-def _add(digest: hashlib._Hash, file: BinaryIO, name: str, size: int) -> None:
+def _update_digest(digest: hashlib._Hash, file: BinaryIO, name: str, size: int) -> None:
     prefix = file.read(8)
     header = int.from_bytes(prefix, "little")
     digest.update(f"{name} {size} ".encode() + prefix + file.read(header))
