@@ -80,7 +80,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from buckeye.errors import CheckpointError
 from buckeye.launch.preflight.model import fetch_model
-from buckeye.trainer.parallel.shards import create_checkpoint_group, load_shards, save_shards, copy_to_cpu
+from buckeye.trainer.parallel.shards import copy_to_cpu, create_checkpoint_group, load_shards, save_shards
 
 rank, port, directory = int(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
 dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=4)

@@ -44,7 +44,7 @@ def test_what_is_damaged_is_said(runs):
     run = make(runs / "torn", Made(steps=4))
     (run / "trained" / "step_1" / "batch.safetensors").write_bytes(b"torn")
     done = run_here("rl", "diagnose", "torn", cwd=runs)
-    assert "not checked: torn/trained/step_1/batch.safetensors is damaged" in done.stdout
+    assert "torn/trained/step_1/batch.safetensors is damaged" in done.stdout
 
 
 def test_no_run(runs):
