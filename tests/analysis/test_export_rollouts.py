@@ -112,7 +112,7 @@ def test_inspect_reads_its_logs(run):
     ("words", "message"),
     [
         (("jsonl", "--out", "made"), "made exists, and nothing is overwritten"),
-        (("csv",), "error: Invalid value for '--export': 'csv' is not one of 'jsonl'"),
+        (("csv",), "BK-CLI-ARGUMENT"),
     ],
 )
 def test_wrong_usage(run, words, message):
