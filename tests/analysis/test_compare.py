@@ -158,7 +158,7 @@ def test_what_cannot_be_compared_is_a_failure(tmp_path, wording):
     assert done.stderr == wording
     done = run_here("rl", "compare", "a", cwd=tmp_path)
     assert done.returncode == 2
-    assert "Missing argument 'B'" in done.stderr
+    assert "BK-CLI-MISSING" in done.stderr
 
 
 @pytest.mark.parametrize("values", [[3.0], [3.0, 3.0, 3.0]])

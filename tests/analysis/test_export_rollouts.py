@@ -111,8 +111,8 @@ def test_inspect_reads_its_logs(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("jsonl", "--out", "made"), "BK-FILE-EXISTS"),
-        (("csv",), "error: Invalid value for '--export': 'csv' is not one of 'jsonl'"),
+        (("jsonl", "--out", "made"), "made exists, and nothing is overwritten"),
+        (("csv",), "BK-CLI-ARGUMENT"),
     ],
 )
 def test_wrong_usage(run, words, message):

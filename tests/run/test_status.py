@@ -40,7 +40,7 @@ def test_numbers_of_a_run(tmp_path):
     assert seen.reward == 0.21  # not that of batch 23, which is not trained yet
     assert seen.reward_mean == pytest.approx(0.165)  # of 0.12 to 0.21
     assert seen.reward_change == pytest.approx(0.1)
-    shown = "reward      0.2100 (mean of the last 10 steps: 0.1650, +0.1000 against those before)"
+    shown = "reward      0.2100 (mean of the last 10 steps: 0.1650, +0.1000 from the 10 before)"
     assert shown in status_text(seen, STARTED)
     assert seen.checkpoint_step == 10
     assert seen.last_step_time == STARTED + 420
@@ -141,7 +141,7 @@ def test_a_state_has_an_age_and_is_called_stale(tmp_path, age, stale):
     seen = run_status(run)
     assert (seen.state, seen.stale, seen.seen) == ("running", stale, pytest.approx(then, abs=1e-3))
     text = status_text(seen, then + age)
-    expected = "stale: running on far-away when it was last heard of, 2.0 h ago" if stale else "seen 5 s ago"
+    expected = "stale: last status running, on far-away, 2.0 h ago" if stale else "seen 5 s ago"
     assert expected in text
     assert ("stale (running)" in run_list([seen])) is stale
     finished = made_run(tmp_path / "over", run_id="bbbb2222", state="finished", host="far-away")

@@ -26,6 +26,8 @@ from buckeye.launch.preflight.ports import UnassignedPorts
 from buckeye.launch.resume import find_run_origin, resume_command
 from buckeye.run_files.directory import check_unused
 
+_CHILD_VARIABLES = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_NO_CACHE": "1"}
+
 
 def describe_run(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
     """Return the text to print and the warnings of a dry run."""
@@ -73,9 +75,6 @@ def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
     except BuckeyeError as error:
         return [str(error)]
     return []
-
-
-_CHILD_VARIABLES = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_NO_CACHE": "1"}
 
 
 def run_or_show(config: RLConfig, *, show: Callable[[], None], start: Callable[[], int]) -> int:

@@ -13,6 +13,13 @@ from buckeye.base import heartbeat
 from buckeye.base.process import PROGRESS_BAR_SWITCHES, raise_open_files_limit, receive_secrets
 from buckeye.errors import DEBUG_VARIABLE, BuckeyeError, UsageError
 
+_CODES = {
+    "NoSuchOption": "BK-CLI-UNKNOWN",
+    "MissingParameter": "BK-CLI-MISSING",
+    "BadOptionUsage": "BK-CLI-MISSING",  # an option without its value
+}
+"""Codes of typer's errors, by class name; the others are BK-CLI-ARGUMENT."""
+
 
 def run_command(command: Callable[[], int | None]) -> None:
     """Run a command and exit: 0, 1 for a failure, 2 for wrong usage, 130 for Ctrl-C.
@@ -51,14 +58,6 @@ def _run_with_extras(command: Callable[[], int | None]) -> int | None:
         if missing_package is None:
             raise
         raise missing_package from error
-
-
-_CODES = {
-    "NoSuchOption": "BK-CLI-UNKNOWN",
-    "MissingParameter": "BK-CLI-MISSING",
-    "BadOptionUsage": "BK-CLI-MISSING",  # an option without its value
-}
-"""Codes of typer's errors, by class name; the others are BK-CLI-ARGUMENT."""
 
 
 def run_typer(app: Callable[..., Any], argv: Sequence[str] | None, program: str) -> int:

@@ -19,6 +19,8 @@ from buckeye.errors import RunError, UsageError
 if TYPE_CHECKING:
     from buckeye.mcp.tasks.task_schema import McpTask
 
+_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
+
 
 def hf(
     tasks: Annotated[
@@ -169,9 +171,6 @@ def _record_in_lock(lock_file: Path | None, reference: str, count: int) -> None:
         return
     update_lock(lock_file, {"primary_dataset": dataset_reference(reference, count)})
     typer.echo(f"{lock_file}: primary_dataset is {reference}")
-
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 
 
 class DatasetRepository:

@@ -17,6 +17,8 @@ from buckeye.launch.serve import served_model
 from buckeye.runs.export import ExportRequest, export_model
 from buckeye.workers.loading import load_environment
 
+_EXIT = ("", "/exit", "/quit")
+
 
 def model_tiny(
     directory: Annotated[Path, typer.Argument(help="New directory for the model.")],
@@ -83,9 +85,6 @@ async def _chat(model: str, prompt: str | None, temperature: float, max_tokens: 
             messages.append({"role": "assistant", "content": reply})
             if prompt is not None:
                 return
-
-
-_EXIT = ("", "/exit", "/quit")
 
 
 def _read_line() -> str:

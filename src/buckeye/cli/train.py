@@ -16,6 +16,7 @@ from buckeye.errors import UsageError
 from buckeye.setup.recipe.flags import parse_train_args
 
 Start = Callable[[RLConfig, list[str]], int]
+_HINT = "Fix these; `buckeye rl doctor` with the same configuration shows all checks"
 
 
 def rl(argv: list[str]) -> int:
@@ -68,9 +69,6 @@ def start(config: RLConfig, command: list[str]) -> int:
     if code != EXIT_INTERRUPTED:
         report_findings(config.output_dir)
     return code
-
-
-_HINT = "Fix these; `buckeye rl doctor` with the same configuration shows all checks"
 
 
 def _check_before_start(config: RLConfig) -> None:

@@ -180,8 +180,9 @@ def test_wrong_usage(hf, monkeypatch, tmp_path, words, refusal):
 def test_the_usual_file_is_found(hf):
     assert "tasks.json: 1 task (" in hf("-n", "d", "--no-push", tasks=task())
     Path("more_tasks.json").write_text(json.dumps(task()))
-    with pytest.raises(UsageError, match="which tasks"):
+    with pytest.raises(UsageError) as refused:
         hf("-n", "e", "--no-push")
+    assert refused.value.code == "BK-CLI-MISSING"
 
 
 def test_a_push(hf, hub, refusal, wording):

@@ -21,6 +21,17 @@ _SERVICES = (
     ("xAI", r"(xai/|x-ai/)?grok-", "https://api.x.ai/v1", "XAI_API_KEY"),
 )
 """Services with models whose weights are not public: name, pattern of the models, URL, and key."""
+_SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.I)
+_UNIT = {"b": 1_000_000_000, "m": 1_000_000}
+_UNKNOWN_PARAMETERS = 1_000_000_000
+_DEFAULT_POSITIONS = 4096
+SUGGESTED = (
+    ("HuggingFaceTB/SmolLM2-135M-Instruct", "smallest; the only one that fits a CPU"),
+    ("Qwen/Qwen3-0.6B", "small reasoning model; any GPU"),
+    ("Qwen/Qwen3-1.7B", "a GPU with 24 GB, or two GPUs"),
+    ("Qwen/Qwen3-4B", "a GPU with 80 GB, or two with 48 GB"),
+)
+"""Public models that the embedded engine supports, with the hardware they suit."""
 
 
 def refuse_hosted(model: str, *, dataset: str, config: str) -> None:
@@ -42,20 +53,6 @@ def refuse_hosted(model: str, *, dataset: str, config: str) -> None:
         f"To evaluate this one on these tasks (with {key} set):\n"
         f"  {shlex.join(argv)}",
     )
-
-
-_SIZE_IN_NAME = re.compile(r"(?<![A-Za-z0-9.])(\d+(?:\.\d+)?)([BM])(?![A-Za-z0-9])", re.I)
-_UNIT = {"b": 1_000_000_000, "m": 1_000_000}
-_UNKNOWN_PARAMETERS = 1_000_000_000
-_DEFAULT_POSITIONS = 4096
-
-SUGGESTED = (
-    ("HuggingFaceTB/SmolLM2-135M-Instruct", "smallest; the only one that fits a CPU"),
-    ("Qwen/Qwen3-0.6B", "small reasoning model; any GPU"),
-    ("Qwen/Qwen3-1.7B", "a GPU with 24 GB, or two GPUs"),
-    ("Qwen/Qwen3-4B", "a GPU with 80 GB, or two with 48 GB"),
-)
-"""Public models that the embedded engine supports, with the hardware they suit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,6 +11,13 @@ from buckeye.launch.preflight.devices import GpuSpec, this_machine
 from buckeye.launch.preflight.devices import gpus as present_gpus
 
 _MAX_PARAMETERS_ON_CPU = 20_000_000  # two cores train such a model in minutes
+_TRAINED_BYTES = 16  # per parameter: weights, gradients and AdamW's two moments in float32
+_CAST_BYTES = 2  # per parameter: a copy in bfloat16, of layers that are gathered whole
+_SERVED_BYTES = 2
+_TRAINER_ROOM = 0.75  # share of a GPU's memory; activations and logits take the rest
+_ENGINE_ROOM = 0.6  # share for weights; keys and values of rollouts take the rest
+_SHARED_ROOM = 0.4  # share for the engine if one GPU samples and trains
+_TRAINING_SHARE = 4  # at least one GPU in this many trains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,15 +128,6 @@ def _is_type(name: str, wanted: str) -> bool:
     """Return True if a GPU named like `NVIDIA GeForce RTX 4090` is of a type like RTX4090_24GB."""
     short = wanted.rpartition("_")[0] if "_" in wanted else wanted
     return short.replace("_", "").lower() in name.replace(" ", "").replace("-", "").lower()
-
-
-_TRAINED_BYTES = 16  # per parameter: weights, gradients and AdamW's two moments in float32
-_CAST_BYTES = 2  # per parameter: a copy in bfloat16, of layers that are gathered whole
-_SERVED_BYTES = 2
-_TRAINER_ROOM = 0.75  # share of a GPU's memory; activations and logits take the rest
-_ENGINE_ROOM = 0.6  # share for weights; keys and values of rollouts take the rest
-_SHARED_ROOM = 0.4  # share for the engine if one GPU samples and trains
-_TRAINING_SHARE = 4  # at least one GPU in this many trains
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
