@@ -99,7 +99,7 @@ def test_text_is_bounded_by_tokens_and_by_what_is_kept(tmp_path):
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_room, "_LARGEST_RESERVE", 1000)
+    monkeypatch.setattr(disk_room, "_MAX_RESERVE", 1000)
     with small_disk(tmp_path / "out", size=4_000_000) as path:
         yield path
 

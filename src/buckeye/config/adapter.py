@@ -55,23 +55,6 @@ def start_from_adapter(config: T) -> T:
     return config.model_copy(update=_run_changes(config)) if isinstance(config, RLConfig) else config
 
 
-def _run_changes(config: RLConfig) -> dict[str, Any]:
-    """Return the changed sections of a run, which all name the model."""
-    model = config.trainer.model
-    started = start_model(model)
-    if started is model:
-        return {}
-    changes: dict[str, Any] = {"trainer": config.trainer.model_copy(update={"model": started})}
-    if config.model is not None:
-        changes["model"] = config.model.model_copy(update={"name": started.name})
-    for name in ("orchestrator", "inference"):
-        section = getattr(config, name)
-        if section is not None and section.model.name == model.name:
-            named = section.model.model_copy(update={"name": started.name})
-            changes[name] = section.model_copy(update={"model": named})
-    return changes
-
-
 def start_model(model: ModelConfig) -> ModelConfig:
     """Return a model's settings with those that its adapter determines; unchanged without an adapter. Raise
     `UsageError` if the adapter cannot be read, or if settings contradict it.
@@ -90,6 +73,23 @@ def start_model(model: ModelConfig) -> ModelConfig:
     if names_adapter:
         changes["name"] = _base_model(folder, content)[0]
     return model.model_copy(update=changes)
+
+
+def _run_changes(config: RLConfig) -> dict[str, Any]:
+    """Return the changed sections of a run, which all name the model."""
+    model = config.trainer.model
+    started = start_model(model)
+    if started is model:
+        return {}
+    changes: dict[str, Any] = {"trainer": config.trainer.model_copy(update={"model": started})}
+    if config.model is not None:
+        changes["model"] = config.model.model_copy(update={"name": started.name})
+    for name in ("orchestrator", "inference"):
+        section = getattr(config, name)
+        if section is not None and section.model.name == model.name:
+            named = section.model.model_copy(update={"name": started.name})
+            changes[name] = section.model_copy(update={"model": named})
+    return changes
 
 
 def _lora_settings(lora: LoRAConfig, folder: Path, content: Mapping[str, Any]) -> LoRAConfig:

@@ -114,8 +114,8 @@ class OrchestratorConfig(BaseConfig):
     """Maximum number of retries of a rollout that failed before its first sample, or because its engine or
     worker was lost."""
     min_group_size: PositiveInt | None = None
-    """Minimum number of rollouts with a reward in a group. Smaller groups are dropped; larger ones are trained
-    without failed rollouts. None: half of rollouts_per_example, rounded up, at least 2."""
+    """Minimum number of rollouts with a reward in a group. Smaller groups are dropped, larger ones are
+    trained without failed rollouts. None: half of rollouts_per_example, rounded up, at least 2."""
     rollouts: RolloutsConfig = RolloutsConfig()
     """Content of `rollouts/`."""
     max_empty_batches: PositiveInt = 10

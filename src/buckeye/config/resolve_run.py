@@ -7,6 +7,7 @@ orchestrator. Two different values in one layer are an error.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -69,9 +70,8 @@ class _Entry:
     location: Location
 
     def __str__(self) -> str:
-        value = "{...}" if isinstance(self.value, dict) else self.value
-        text = f'"{value}"' if isinstance(self.value, str) else str(value)
-        return f"`{dotted(self.path)}` = {text}"
+        text = "{...}" if isinstance(self.value, dict) else json.dumps(self.value, ensure_ascii=False)
+        return f"`{dotted(self.path)}` = {'None' if self.value is None else text}"
 
 
 def resolve_run(settings: Settings) -> list[Problem]:

@@ -95,53 +95,6 @@ def paths_of(model: type[BaseConfig], under: KeyPath = ()) -> Iterator[KeyPath]:
             yield from paths_of(table, path)
 
 
-def _field_shape(info: FieldInfo) -> Shape:
-    shape = _shape(info.annotation)
-    return replace(shape, bounds=shape.bounds + _bounds(info.metadata)) if info.metadata else shape
-
-
-def _shape(annotation: Any) -> Shape:
-    origin, args = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        shape = _shape(args[0])
-        return replace(shape, bounds=shape.bounds + _bounds(args[1:]))
-    if origin in (Union, types.UnionType):
-        return _union([_shape(arg) for arg in args])
-    if origin is Literal:
-        return Shape(choices=args)
-    if origin is list:
-        return Shape(element=_shape(args[0]))
-    if origin is dict:
-        return Shape(free=args[1] if isinstance(args[1], type) else object)
-    if annotation is type(None):
-        return Shape(optional=True)
-    if isinstance(annotation, type) and issubclass(annotation, BaseConfig):
-        return Shape(tables=(annotation,))
-    return Shape(scalars=frozenset({annotation}))
-
-
-def _union(parts: list[Shape]) -> Shape:
-    """Return one shape that allows the values of all parts."""
-    return Shape(
-        tables=tuple(table for part in parts for table in part.tables),
-        element=next((part.element for part in parts if part.element), None),
-        free=next((part.free for part in parts if part.free), None),
-        choices=tuple(choice for part in parts for choice in part.choices),
-        scalars=frozenset().union(*(part.scalars for part in parts)),
-        bounds=tuple(bound for part in parts for bound in part.bounds),
-        optional=any(part.optional for part in parts),
-    )
-
-
-def _bounds(metadata: Any) -> tuple[str, ...]:
-    bounds = []
-    for constraint in metadata:
-        parts = constraint.metadata if isinstance(constraint, FieldInfo) else (constraint,)
-        for part in parts:
-            bounds += [f"{sign} {getattr(part, name):g}" for name, sign in _BOUNDS if hasattr(part, name)]
-    return tuple(bounds)
-
-
 @dataclass(frozen=True, slots=True)
 class Target:
     """Target of a dotted name. If the setting does not exist, `shape` has the value None, `path` ends with
@@ -170,14 +123,6 @@ def resolve(model: type[BaseConfig], parts: Sequence[str]) -> Target:
             return Target(path, None, owner)
         shape = inner
     return Target(path, shape, shape)
-
-
-def _find_part(shape: Shape, part: str) -> tuple[Shape | None, str | int]:
-    if shape.element is not None and shape.element.tables:
-        is_index = part.isascii() and part.isdigit() and len(part) < 4
-        return (shape.element, int(part)) if is_index else (None, part)
-    name = part.replace("-", "_")
-    return shape.find(name), name
 
 
 def drop_unknown(shape: Shape, value: Any) -> None:
@@ -225,6 +170,61 @@ def unknown_setting(
         more = f", or {hidden} more (--help-all)" if hidden > 0 else ""
         hint = suggestion(names) or f"use one of {', '.join(known[:_MAX_LISTED_NAMES])}{more}"
     return Problem(path=path, location=location, message=message, hint=hint, code="BK-CONFIG-UNKNOWN-KEY")
+
+
+def _field_shape(info: FieldInfo) -> Shape:
+    shape = _shape(info.annotation)
+    return replace(shape, bounds=shape.bounds + _bounds(info.metadata)) if info.metadata else shape
+
+
+def _shape(annotation: Any) -> Shape:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        shape = _shape(args[0])
+        return replace(shape, bounds=shape.bounds + _bounds(args[1:]))
+    if origin in (Union, types.UnionType):
+        return _union([_shape(arg) for arg in args])
+    if origin is Literal:
+        return Shape(choices=args)
+    if origin is list:
+        return Shape(element=_shape(args[0]))
+    if origin is dict:
+        return Shape(free=args[1] if isinstance(args[1], type) else object)
+    if annotation is type(None):
+        return Shape(optional=True)
+    if isinstance(annotation, type) and issubclass(annotation, BaseConfig):
+        return Shape(tables=(annotation,))
+    return Shape(scalars=frozenset({annotation}))
+
+
+def _union(parts: list[Shape]) -> Shape:
+    """Return one shape that allows the values of all parts."""
+    return Shape(
+        tables=tuple(table for part in parts for table in part.tables),
+        element=next((part.element for part in parts if part.element), None),
+        free=next((part.free for part in parts if part.free), None),
+        choices=tuple(choice for part in parts for choice in part.choices),
+        scalars=frozenset().union(*(part.scalars for part in parts)),
+        bounds=tuple(bound for part in parts for bound in part.bounds),
+        optional=any(part.optional for part in parts),
+    )
+
+
+def _bounds(metadata: Any) -> tuple[str, ...]:
+    bounds = []
+    for constraint in metadata:
+        parts = constraint.metadata if isinstance(constraint, FieldInfo) else (constraint,)
+        for part in parts:
+            bounds += [f"{sign} {getattr(part, name):g}" for name, sign in _BOUNDS if hasattr(part, name)]
+    return tuple(bounds)
+
+
+def _find_part(shape: Shape, part: str) -> tuple[Shape | None, str | int]:
+    if shape.element is not None and shape.element.tables:
+        is_index = part.isascii() and part.isdigit() and len(part) < 4
+        return (shape.element, int(part)) if is_index else (None, part)
+    name = part.replace("-", "_")
+    return shape.find(name), name
 
 
 def _similar_settings(model: type[BaseConfig], name: str) -> list[KeyPath]:

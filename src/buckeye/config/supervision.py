@@ -21,6 +21,6 @@ class SupervisionConfig(BaseConfig):
     """Seconds without a heartbeat after which a process is killed and restarted."""
     stall_timeout: PositiveFloat = 1800.0
     """Seconds without progress after which a process is killed and restarted, unless it waits for another
-    one. After half of it without a step, the run prints which process waits for which."""
+    one. After half of it without a step, the run logs what each process waits for."""
     start_timeout: PositiveFloat = 600.0
     """Seconds from the start of a process to its first heartbeat."""
