@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[1]
         ),
     ],
 )
-def test_more_is_installed_from_where_it_came(tmp_path, monkeypatch, origin, what):
+def test_install_command_uses_the_source_of_the_installation(tmp_path, monkeypatch, origin, what):
     info = tmp_path / "buckeye_rl-0.1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Name: buckeye-rl\nVersion: 0.1.0\n")
@@ -37,7 +37,7 @@ def test_more_is_installed_from_where_it_came(tmp_path, monkeypatch, origin, wha
     assert install_command("mcp", "hub").endswith(f" install {what}")
 
 
-def test_what_installs_is_of_this_interpreter(tmp_path, monkeypatch):
+def test_install_command_uses_the_installer_of_this_interpreter(tmp_path, monkeypatch):
     python = tmp_path / "bin" / "python"
     pip = tmp_path / "bin" / "pip"
     pip.parent.mkdir()
@@ -52,7 +52,7 @@ def test_what_installs_is_of_this_interpreter(tmp_path, monkeypatch):
     assert install_command("hub").startswith(f"uv pip install --python {python} ")
 
 
-def test_the_lock_names_the_public_index_alone():
+def test_lock_uses_only_the_public_index():
     addresses = re.findall(r"https?://([^/\"]+)", (ROOT / "uv.lock").read_text())
     assert set(addresses) == {"pypi.org", "files.pythonhosted.org"}
 

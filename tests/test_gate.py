@@ -14,9 +14,9 @@ WITH_KEY = {"authorization": "Bearer secret"}
 
 
 def status(rules, path="/v1/models", **headers):
-    given = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    why = find_denial({"path": path, "headers": given, "scheme": "http"}, rules)
-    return None if why is None else why.status
+    header_list = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    denial = find_denial({"path": path, "headers": header_list, "scheme": "http"}, rules)
+    return None if denial is None else denial.status
 
 
 @pytest.mark.parametrize(
@@ -38,11 +38,11 @@ def status(rules, path="/v1/models", **headers):
         (OPEN_TO_OTHERS, "evil.example", 403),
     ],
 )
-def test_the_host_is_one_that_the_server_is_reached_by(rules, host, expected):
+def test_host_header_must_name_the_server(rules, host, expected):
     assert status(rules, host=host, **WITH_KEY) == expected
 
 
-def test_a_request_without_a_host_or_with_two_is_refused():
+def test_request_without_host_or_with_two_hosts_is_refused():
     assert status(LOCAL, **WITH_KEY) == 403
     two = [(b"host", b"localhost"), (b"host", b"evil.example"), (b"authorization", b"Bearer secret")]
     assert find_denial({"path": "/", "headers": two}, LOCAL).reason == "host"
@@ -60,19 +60,19 @@ def test_a_request_without_a_host_or_with_two_is_refused():
         ("", 401),
     ],
 )
-def test_the_key(authorization, expected):
+def test_key_is_required_except_for_health(authorization, expected):
     assert status(LOCAL, host="localhost", authorization=authorization) == expected
     assert status(LOCAL, "/health", host="localhost", authorization=authorization) is None
 
 
-def test_the_servers_own_page_may_use_it_and_no_other():
+def test_only_the_own_origin_is_allowed():
     own = {"host": "localhost:9", **WITH_KEY}
     assert status(LOCAL, origin="http://localhost:9", **own) is None
     assert status(LOCAL, origin="http://localhost:8", **own) == 403
     assert status(LOCAL, origin="https://localhost:9", **own) == 403
 
 
-def test_without_a_key_what_is_public_is_served_and_what_is_below_it():
+def test_without_a_key_only_public_paths_are_served():
     rules = AccessRules(host="127.0.0.1", key=None, public=("/v1/models",))
     paths = {"/v1/models": None, "/v1/models/a/b": None, "/v1/modelsx": 403, "/pause": 403, "/health": None}
     assert {path: status(rules, path, host="localhost") for path in paths} == paths
@@ -90,5 +90,5 @@ def test_without_a_key_what_is_public_is_served_and_what_is_below_it():
         ({}, None),
     ],
 )
-def test_a_body_is_json(headers, expected):
+def test_body_must_be_json(headers, expected):
     assert status(LOCAL, host="localhost", **WITH_KEY, **headers) == expected

@@ -2,7 +2,7 @@
 
     BuckeyeError              one short message for a person: what, where, what to do
     ├── UsageError            invalid input: flags, files, keys, values   (exit code 2)
-    │   ├── ConfigError       a configuration file or flag; has every problem found
+    │   ├── ConfigError       an invalid configuration file or flag; lists every problem found
     │   └── EnvironmentNotFoundError   an environment id that does not exist
     ├── InferenceError        an engine or its server replied incorrectly, or not at all
     │   ├── PortTakenError    its port is in use
@@ -31,7 +31,7 @@ DEBUG_VARIABLE = "BUCKEYE_DEBUG"
 """Environment variable: 1 prints errors with their traceback."""
 
 THIRD_PARTY_ERRORS: tuple[type[BaseException], ...] = (Exception, SystemExit)
-"""Errors that code of others may raise where Buckeye calls it: `exit()` there ends the call, not the run."""
+"""Errors that third-party code may raise where Buckeye calls it. Its `exit()` must not end the run."""
 
 
 class BuckeyeError(Exception):
@@ -71,7 +71,8 @@ class BuckeyeError(Exception):
         text = f"{self.at}: {self.message}" if self.at else self.message
         if not self.hint:
             return text
-        return f"{text.rstrip().removesuffix('.')}. {self.hint[:1].upper()}{self.hint[1:]}"
+        end = "\n" if "\n" in text else ". "
+        return f"{text.rstrip().removesuffix('.')}{end}{self.hint[:1].upper()}{self.hint[1:]}"
 
     @property
     def text(self) -> str:
@@ -91,7 +92,7 @@ class UsageError(BuckeyeError):
 
 
 class ConfigError(UsageError):
-    """Configuration that cannot be used. The message lists every problem found, one per paragraph."""
+    """Configuration that cannot be used. The message lists every problem found, one per line."""
 
     code = "BK-CONFIG"
 

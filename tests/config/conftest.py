@@ -30,8 +30,8 @@ def folder(tmp_path, monkeypatch):
 def load():
     """Return a function that loads a configuration; the arguments may be one text."""
 
-    def load(model, *words):
-        argv = words[0].split() if len(words) == 1 else list(words)
+    def load(model, *argv):
+        argv = argv[0].split() if len(argv) == 1 else list(argv)
         return load_config(model, argv)
 
     return load
@@ -44,8 +44,8 @@ def load_run(load):
     It puts bare `--trainer --orchestrator --inference` before the arguments.
     """
 
-    def load_run(*words):
-        argv = words[0].split() if len(words) == 1 else list(words)
+    def load_run(*argv):
+        argv = argv[0].split() if len(argv) == 1 else list(argv)
         return load(RLConfig, "--trainer", "--orchestrator", "--inference", *argv)
 
     return load_run
@@ -53,11 +53,11 @@ def load_run(load):
 
 @pytest.fixture
 def refused(load):
-    """Return a function that returns the message of the ConfigError that loading raises."""
+    """Return a function that returns the code and the text of the ConfigError that loading raises."""
 
-    def refused(model, *words):
+    def refused(model, *argv):
         with pytest.raises(ConfigError) as caught:
-            load(model, *words)
-        return str(caught.value)
+            load(model, *argv)
+        return f"[{caught.value.code}] {caught.value}"
 
     return refused

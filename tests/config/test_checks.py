@@ -28,12 +28,12 @@ def test_defaults_give_no_warnings():
     ],
 )
 def test_trainer_conflicts_name_the_flag(refused, words):
-    assert refused(TrainerConfig, words).startswith(words.split()[0])
+    assert refused(TrainerConfig, words).startswith(f"[BK-CONFIG-CONFLICT] {words.split()[0]}")
 
 
 @pytest.mark.parametrize("words", ["--parallel.tp 2", "--vllm.max-num-seqs 3"])
-def test_what_the_embedded_engine_refuses_and_vllm_takes(refused, words):
-    assert refused(InferenceConfig, words).startswith(words.split()[0])
+def test_embedded_engine_refuses_settings_of_vllm(refused, words):
+    assert refused(InferenceConfig, words).startswith(f"[BK-CONFIG-CONFLICT] {words.split()[0]}")
     assert not _warnings(InferenceConfig, f"--backend vllm {words}")
 
 
@@ -44,18 +44,18 @@ def _warnings(model, words):
 RUN = "--trainer --orchestrator --inference --orchestrator.rollouts-per-example 8"
 
 
-def test_vllm_has_no_modules_that_are_trained_in_full(refused, wording):
+def test_vllm_refuses_modules_to_save(refused, wording):
     words = f"{RUN} --trainer.model.experimental.lora.modules-to-save norm"
     assert _warnings(RLConfig, words) == []
     assert refused(RLConfig, f"{words} --inference.backend vllm") == wording
 
 
-def test_a_run_without_inference_says_where_it_expects_servers():
+def test_run_without_inference_warns_with_server_addresses():
     (warning,) = _warnings(RLConfig, RUN.replace("--inference", ""))
     assert "http://localhost:8000/v1" in warning
 
 
-def test_what_is_implemented_is_silent():
+def test_implemented_settings_give_no_warnings():
     words = """--trainer.optim.type muon --trainer.scheduler.type cosine --trainer.loss.ratio-type sequence
         --trainer.loss.ratio-length-norm --trainer.loss.kl-tau 0.1 --trainer.loss.kl-mask-type masked
         --trainer.model.experimental.lora.rank 8
@@ -69,7 +69,7 @@ def test_what_is_implemented_is_silent():
     assert _warnings(RLConfig, f"{RUN} {words}") == []
 
 
-def test_a_group_of_one_learns_nothing(wording):
+def test_groups_of_one_rollout_give_a_warning(wording):
     (warning,) = _warnings(OrchestratorConfig, "--rollouts-per-example 1")
     assert warning == wording
     assert _warnings(OrchestratorConfig, "--rollouts-per-example 4") == []
@@ -77,5 +77,5 @@ def test_a_group_of_one_learns_nothing(wording):
 
 
 @pytest.mark.parametrize("name", ["DAPO", "gspu"])
-def test_names_of_elsewhere_are_translated(refused, name, wording):
+def test_unknown_loss_gets_suggestions(refused, name, wording):
     assert refused(RLConfig, f"{RUN} --trainer.loss.type {name}") == wording

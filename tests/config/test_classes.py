@@ -47,14 +47,14 @@ def test_names_and_defaults(load, model, wording):
     assert flat(load(model, "")) == wording
 
 
-def test_names_and_defaults_of_a_run(load, wording):
+def test_run_names_and_defaults(load, wording):
     run = flat(load(RLConfig, "--trainer --orchestrator"))
     parts = ("trainer.", "orchestrator.", "inference.")
     assert {name: value for name, value in run.items() if not name.startswith(parts)} == wording
 
 
 @pytest.mark.parametrize(("model", "words"), SECTIONS)
-def test_sections_that_are_off_by_default(load, model, words, wording):
+def test_optional_sections_have_these_defaults(load, model, words, wording):
     default = flat(load(model, ""))
     on = flat(load(model, words))
     assert {
@@ -98,24 +98,24 @@ def test_configurations_cannot_be_changed(load):
         load(TrainerConfig, "").optim.lr = 1.0
 
 
-def test_values_that_python_would_take_for_numbers(refused, folder, wording):
+def test_booleans_and_infinities_are_not_numbers(refused, folder, wording):
     folder.write("t.toml", "max_steps = true\nseed = 1.5\n[optim]\nlr = nan\nmax_norm = inf\n")
     assert refused(TrainerConfig, "@ t.toml") == wording
 
 
 @pytest.mark.parametrize("words", ["--batch-size 10 --rollouts-per-example 4", "--sampling.temperature 0"])
-def test_settings_that_do_not_go_together(refused, words, wording):
+def test_conflicting_orchestrator_settings_are_refused(refused, words, wording):
     assert refused(OrchestratorConfig, words) == wording
 
 
-def test_reading_configurations_is_light():
+def test_loading_configurations_imports_no_heavy_libraries():
     code = "import sys, buckeye.config.load; print([m for m in sys.modules if m in sys.argv[1:]])"
     heavy = ("torch", "transformers", "numpy", "rich", "typer", "httpx")
     output = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True)
     assert output.stdout.strip() == "[]"
 
 
-def test_sampling_runs_no_further_ahead_than_tokens_may_be_old():
+def test_run_ahead_is_limited_by_max_off_policy_steps():
     levels = {(0, 8): (0, 0), (1, 8): (1, 8), (4, 2): (2, 2), (1, 0): (0, 0)}
     for (level, age), expected in levels.items():
         config = OrchestratorConfig(max_async_level=level, max_off_policy_steps=age)

@@ -14,11 +14,11 @@ def given(load, words):
     return load(OrchestratorConfig, words)
 
 
-def test_a_batch_of_groups_that_differ_in_size_needs_no_multiple(load, refused):
+def test_batch_size_needs_no_multiple_if_group_sizes_differ(load, refused):
     sizes = "--env.0.rollouts-per-example 4 --env.1.rollouts-per-example 7 --batch-size 25"
     assert given(load, f"{TWO} {sizes}").group_sizes == [4, 7]
     same = sizes.replace("7", "4")
-    assert "use e.g. batch_size = 24 or 28" in refused(OrchestratorConfig, f"{TWO} {same}")
+    assert "to 24 or 28" in refused(OrchestratorConfig, f"{TWO} {same}")
 
 
 @pytest.mark.parametrize(
@@ -35,11 +35,11 @@ def test_a_batch_of_groups_that_differ_in_size_needs_no_multiple(load, refused):
         '--env.0.isolation none --env.0.variables ["A"]',
     ],
 )
-def test_what_does_not_go_together_is_refused(refused, words, wording):
+def test_conflicting_environment_settings_are_refused(refused, words, wording):
     assert refused(OrchestratorConfig, f"{TWO} {words}") == wording
 
 
-def test_all_of_it_is_built():
+def test_valid_environment_settings_give_no_warnings():
     words = f"""{TWO}
         --env.0.rollouts-per-example 4 --env.1.rollouts-per-example 8 --env.0.sampling.temperature 0.7
         --env.0.max-concurrent 4 --env.1.rate-limit 0.5 --env.0.rollout-timeout 30 --env.1.max-turns 4
@@ -48,24 +48,24 @@ def test_all_of_it_is_built():
     assert load_with_warnings(OrchestratorConfig, words.split())[1] == []
 
 
-def test_a_limit_for_all_is_ignored_in_lockstep_and_that_is_said(wording):
+def test_max_concurrent_in_lockstep_gives_a_warning(wording):
     words = "--max-async-level 0 --max-concurrent 3 --rollouts-per-example 8"
     (warning,) = load_with_warnings(OrchestratorConfig, words.split())[1]
     assert str(warning) == wording
 
 
-def test_variables_are_given_by_name_and_a_value_is_not_repeated(load, refused, refusal, wording):
+def test_variables_are_names_and_errors_hide_values(load, refused, refusal, wording):
     env = given(load, '--env.0.id e --env.0.variables ["SEARCH_API_KEY","B2"]').env[0]
     settings = worker_settings(env, "e", 600.0, None)
     assert (settings.isolation, settings.variables) == ("process", ("SEARCH_API_KEY", "B2"))
     with refusal(UsageError):
         load_environments([env.model_copy(update={"name": "e"})])
-    said = refused(OrchestratorConfig, '--env.0.variables ["A","SEARCH_API_KEY=sesame"]')
-    assert said == wording
-    assert "sesame" not in said
+    message = refused(OrchestratorConfig, '--env.0.variables ["A","SEARCH_API_KEY=sesame"]')
+    assert message == wording
+    assert "sesame" not in message
 
 
-def test_an_evaluation_that_names_no_environment_is_on_those_of_the_run(load):
+def test_evaluation_without_environments_uses_those_of_the_run(load):
     words = "--env.0.id a --env.0.args.level 3 --env.0.ratio 2 --env.0.rollouts-per-example 4 --env.1.id b"
     words += " --env.1.sampling.temperature 0.5 --env.1.sampling.max-tokens 9 --batch-size 8"
     assert given(load, words).evaluation_environments == []
@@ -77,12 +77,12 @@ def test_an_evaluation_that_names_no_environment_is_on_those_of_the_run(load):
 
 
 @pytest.mark.parametrize("words", ["", "--env.0.ratio 2", "--env.0.id a --env.1.ratio 2"])
-def test_nothing_is_played_that_nobody_named(load, words, refusal):
+def test_environment_without_id_is_refused(load, words, refusal):
     with refusal(UsageError):
         load_environments(given(load, words).env)
 
 
-def test_limits_are_kept_by_workers(load):
+def test_limits_are_passed_to_workers(load):
     env = given(load, "--env.0.max-turns 4 --env.0.max-memory-gb 0.5 --env.0.sampling.max-tokens 9").env[0]
     settings = worker_settings(env, "e", 600.0, None)
     assert (settings.isolation, settings.max_turns, settings.max_memory_bytes) == ("process", 4, 500_000_000)

@@ -49,7 +49,7 @@ JSON = json.dumps({"a": [{"b": 'x"}'}, 2], "c": {"d": None}}, indent=1)
 @pytest.mark.parametrize(
     ("read", "text"), [(toml_line_numbers, TOML), (json_line_numbers, JSON)], ids=["toml", "json"]
 )
-def test_lines_of_values(read, text, wording):
+def test_line_numbers_of_values(read, text, wording):
     rows = text.split("\n")
     assert {".".join(map(str, path)): rows[line - 1] for path, line in read(text).items()} == wording
 
@@ -138,12 +138,12 @@ LINES_TO_CORRECT = [
 
 
 @pytest.mark.parametrize("line", LINES_TO_CORRECT)
-def test_corrected_lines(refused, folder, line, wording):
+def test_invalid_toml_gets_a_corrected_line(refused, folder, line, wording):
     folder.write("f.toml", f"first = 1\n{line}\n")
     assert refused(TrainerConfig, "@ f.toml") == wording
 
 
 @pytest.mark.parametrize("text", ["seed = 1\nlr = 2\nseed = 3\n", "[seed]\nx = 1\n[seed]\n"])
-def test_set_twice(refused, folder, text, wording):
+def test_duplicate_keys_are_refused(refused, folder, text, wording):
     folder.write("f.toml", text)
     assert refused(TrainerConfig, "@ f.toml") == wording

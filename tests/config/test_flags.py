@@ -16,11 +16,11 @@ from buckeye.config.trainer import SGDConfig, TrainerConfig
         "--max-steps 3 --max-steps 7",
     ],
 )
-def test_ways_to_write_a_flag(load, words):
+def test_flag_forms_are_equivalent(load, words):
     assert load(TrainerConfig, words).max_steps == 7
 
 
-def test_values_are_never_rewritten(load):
+def test_dashes_in_values_are_kept(load):
     config = load(TrainerConfig, "--output_dir=my_dir-1", "--model.name", "a_b-c=d")
     assert str(config.output_dir) == "my_dir-1"
     assert config.model.name == "a_b-c=d"
@@ -66,7 +66,7 @@ def test_a_text_where_a_list_is_meant(load):
     assert load(OrchestratorConfig, *words[:2]).client.base_url == ["http://a:1/v1"]
 
 
-def test_dotted_flag_enables_the_section_around_it(load):
+def test_dotted_flag_enables_its_section(load):
     assert load(TrainerConfig, "--ckpt.interval 7").ckpt.interval == 7
     assert load(TrainerConfig, "--ckpt --ckpt.keep 2").ckpt.keep == 2
     assert load(TrainerConfig, "--ckpt.keep 2 --ckpt").ckpt.keep == 2
@@ -139,7 +139,7 @@ def test_a_file_for_a_section(load_run, folder, reference):
     assert load_run(reference).inference.model.name == "m"
 
 
-def test_files_are_merged_deeply_and_flags_win(load, folder):
+def test_files_are_merged_and_flags_override_them(load, folder):
     folder.write("a.toml", "[trainer]\nmax_steps = 5\n[trainer.optim]\nlr = 1.0\nweight_decay = 2.0\n")
     folder.write("b.toml", "optim = {lr = 3.0}\nseed = 4\n")
     config = load(RLConfig, "@ a.toml --trainer.seed 9 --trainer @ b.toml --orchestrator")

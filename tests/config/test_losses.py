@@ -27,7 +27,7 @@ def test_losses_by_flags(load, words, wording):
     assert load(TrainerConfig, words).loss.model_dump() == wording
 
 
-def test_a_recipe_sets_both_sides_and_what_is_said_stands(load):
+def test_recipe_sets_trainer_and_orchestrator_unless_set_explicitly(load):
     words = "--trainer --orchestrator --inference --orchestrator.rollouts-per-example 8"
     grpo = load(RLConfig, f"{words} --trainer.loss.type grpo")
     assert grpo.trainer.loss.kl_coef == 0.04
@@ -36,14 +36,14 @@ def test_a_recipe_sets_both_sides_and_what_is_said_stands(load):
     dapo = load(RLConfig, f"{words} --trainer.loss.type dapo")
     assert (dapo.trainer.loss.clip_low, dapo.trainer.loss.clip_high) == (0.2, 0.28)
     assert (dapo.orchestrator.zero_spread, dapo.orchestrator.advantage.std_norm) == ("drop", "local")
-    said = load(
+    explicit = load(
         RLConfig,
         f"{words} --trainer.loss.type dapo --trainer.loss.clip-high 0.3 --orchestrator.zero-spread keep "
         "--orchestrator.advantage.type max_rl",
     )
-    assert said.trainer.loss.clip_high == 0.3
-    assert said.orchestrator.zero_spread == "keep"
-    assert said.orchestrator.advantage.type == "max_rl"
+    assert explicit.trainer.loss.clip_high == 0.3
+    assert explicit.orchestrator.zero_spread == "keep"
+    assert explicit.orchestrator.advantage.type == "max_rl"
     assert load(RLConfig, f"{words} --trainer.loss.type rloo").orchestrator.advantage.leave_one_out
     assert load(RLConfig, words).orchestrator.advantage.std_norm is None
 
@@ -71,5 +71,5 @@ def test_a_loss_in_a_file(load, folder):
         "--loss.type custom --loss.import-path my_loss.py",
     ],
 )
-def test_settings_of_another_loss_are_refused(refused, words, wording):
+def test_invalid_loss_settings_are_refused(refused, words, wording):
     assert refused(TrainerConfig, words) == wording

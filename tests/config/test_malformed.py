@@ -76,10 +76,10 @@ def test_all_problems_are_reported_at_once(refused, folder, wording):
     assert refused(RLConfig, words) == wording
 
 
-def test_files_that_are_no_text(refused, folder, wording):
+def test_file_that_is_not_utf8_is_refused(refused, folder, wording):
     (folder.path / "f.toml").write_bytes(b"seed = 1\nname = '\xff'\n")
     assert refused(TrainerConfig, "@ f.toml") == wording
 
 
-def test_the_error_is_for_the_command_line():
+def test_config_error_exits_with_2():
     assert ConfigError.exit_code == 2

@@ -27,7 +27,7 @@ def _merged(values, more):
     return values if more is None else more
 
 
-def test_a_recorded_configuration_with_removed_settings_is_read(load, folder, refused):
+def test_recorded_configuration_with_removed_settings_is_loaded(load, folder, refused):
     words = ["--trainer", "--orchestrator", "--inference", "--orchestrator.env.0.id", "e"]
     config = load(RLConfig, *words)
     old = json.dumps(_merged(json.loads(to_json(config)), REMOVED))

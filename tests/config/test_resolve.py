@@ -47,7 +47,7 @@ def _assert_arrives(config, path, value):
         assert _value(getattr(config, role), path) == value, f"{role} was not told"
 
 
-def test_the_table_has_what_the_classes_have_in_common():
+def test_shared_table_matches_the_classes():
     shared, sections = {}, {}
     for path in dict.fromkeys(paths_of(RLConfig)):
         having = tuple(role for role, model in ROLES.items() if shape_at(model, path) is not None)
@@ -63,7 +63,7 @@ def test_the_table_has_what_the_classes_have_in_common():
 
 
 @pytest.mark.parametrize("path", SETTABLE, ids=flag_of)
-def test_every_shared_setting_arrives_from_wherever_it_is_written(load_run, load, folder, path):
+def test_shared_setting_reaches_every_process_from_flag_or_file(load_run, load, folder, path):
     value = _other_value(path)
     _assert_arrives(load_run(_words(path, value)), path, value)
     processes = {role: {} for role in ROLES}
@@ -75,7 +75,7 @@ def test_every_shared_setting_arrives_from_wherever_it_is_written(load_run, load
 
 
 @pytest.mark.parametrize("path", SETTABLE, ids=flag_of)
-def test_a_shared_setting_that_contradicts_a_process_is_an_error(load, refused, folder, path, wording):
+def test_shared_setting_that_differs_in_a_process_is_refused(load, refused, folder, path, wording):
     """Only log settings may differ: the value of the process is kept."""
     value, own = _other_value(path), _value(RLConfig().trainer, path)
     if own is None:
@@ -132,7 +132,7 @@ def test_checkpoints_can_be_off(load, load_run, folder, words):
     assert load(RLConfig, "@ on.toml --ckpt None").trainer.ckpt is None
 
 
-def test_what_a_process_has_of_its_own_stands_over_none_of_the_run(load, folder):
+def test_process_section_overrides_none_of_the_run(load, folder):
     folder.write("run.json", '{"ckpt": null, "trainer": {"ckpt": {"interval": 3}}, "orchestrator": {}}')
     config = load(RLConfig, "@ run.json")
     assert config.trainer.ckpt.interval == config.orchestrator.ckpt.interval == 3
@@ -155,7 +155,7 @@ def test_resume_turns_on_the_checkpoints_of_a_file(load, refused, folder, wordin
     assert refused(RLConfig, "@ both.json") == wording
 
 
-def test_a_flag_of_the_run_stands_over_the_files_of_its_processes(load, folder):
+def test_run_flag_overrides_files_of_processes(load, folder):
     folder.write("t.toml", 'max_steps = 9\noutput_dir = "a"\n[model]\nname = "m"\n[ckpt]\nresume_step = 3\n')
     folder.write("o.toml", 'max_steps = 8\nseq_len = 99\n[model]\nname = "n"\n')
     words = "--trainer @ t.toml --orchestrator @ o.toml --max-steps 5 --model.name k --output-dir b"
@@ -176,18 +176,20 @@ def test_a_flag_of_the_run_stands_over_the_files_of_its_processes(load, folder):
         ('wandb.name = "a"', 'wandb.name = "b"'),
     ],
 )
-def test_disagreements_name_both_places(refused, folder, in_trainer, in_orchestrator, wording):
+def test_different_values_in_processes_are_refused_with_both_locations(
+    refused, folder, in_trainer, in_orchestrator, wording
+):
     folder.write("t.toml", f"\n{in_trainer}\n")
     folder.write("o.toml", f"\n\n{in_orchestrator}\n")
     assert refused(RLConfig, "--trainer @ t.toml --orchestrator @ o.toml") == wording
 
 
-def test_values_that_are_written_differently_and_mean_the_same(load_run):
+def test_equivalent_values_are_accepted(load_run):
     words = "--trainer.output-dir a/ --orchestrator.output-dir ./a --output-dir a"
     assert str(load_run(words).output_dir) == "a"
 
 
-def test_a_section_that_one_process_has_off(refused, folder, wording):
+def test_section_that_is_off_in_one_process_is_refused(refused, folder, wording):
     folder.write("t.json", '{"ckpt": null}')
     folder.write("o.json", '{"ckpt": {"interval": 3}}')
     assert refused(RLConfig, "--trainer @ t.json --orchestrator @ o.json") == wording
@@ -213,7 +215,7 @@ def test_all_processes_are_one_wandb_run(load_run):
         "--trainer --orchestrator --model.name m --max-model-len 3 --inference-gpu-ids 0,1",
     ],
 )
-def test_servers_are_started_only_for_who_names_neither_them_nor_the_trainer(load, words):
+def test_run_starts_servers_only_without_settings_of_trainer_and_servers(load, words):
     assert load(RLConfig, words).inference is None
 
 
@@ -247,11 +249,11 @@ def test_devices(load_run, words, inference, trainer, dp):
         "--resume --trainer.ckpt.resume-step 5",
     ],
 )
-def test_devices_and_rows_that_do_not_go_together(refused, words, wording):
+def test_conflicting_run_settings_are_refused(refused, words, wording):
     assert refused(RLConfig, f"--trainer --orchestrator --inference {words}") == wording
 
 
-def test_devices_by_flag_decide_over_replicas_in_a_file(load, folder):
+def test_devices_by_flag_override_replicas_in_a_file(load, folder):
     folder.write("r.toml", "inference.parallel.dp = 3\norchestrator = {}\ntrainer = {}\n")
     assert load(RLConfig, "@ r.toml --inference-gpu-ids 0,1").inference.parallel.dp == 2
 
@@ -270,7 +272,7 @@ def test_rows_may_be_longer(load_run):
         ("", None),
     ],
 )
-def test_engines_have_room_for_the_adapters_that_are_trained(load_run, words, rank):
+def test_max_lora_rank_is_the_rank_of_trained_adapters(load_run, words, rank):
     assert load_run(words).inference.max_lora_rank == rank
 
 
@@ -284,5 +286,5 @@ def test_engines_have_room_for_the_adapters_that_are_trained(load_run, words, ra
         ("--trainer-gpu-ids 0 --inference.gpu-memory-utilization 0.6", 0.6),
     ],
 )
-def test_vllm_leaves_room_on_a_shared_gpu(load_run, words, share):
+def test_gpu_memory_utilization_is_lower_on_a_shared_gpu(load_run, words, share):
     assert load_run(words).inference.gpu_memory_utilization == share

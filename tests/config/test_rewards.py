@@ -43,20 +43,23 @@ BELOW_ZERO = [
     [
         "--advantage.type max_rl --advantage.std-norm local",
         "--advantage.type turn --advantage.discount 1.5",
-        *(f"--reward-shaping.{one}" for one in SHAPING),
-        *(f"--advantage.type max_rl --sampling.max-tokens 99 --reward-shaping.{one}" for one in BELOW_ZERO),
+        *(f"--reward-shaping.{words}" for words in SHAPING),
+        *(
+            f"--advantage.type max_rl --sampling.max-tokens 99 --reward-shaping.{words}"
+            for words in BELOW_ZERO
+        ),
     ],
 )
-def test_rewards_that_do_not_go_together(refused, words, wording):
+def test_conflicting_reward_settings_are_refused(refused, words, wording):
     assert refused(OrchestratorConfig, words) == wording
 
 
-def test_shaping_that_stays_above_zero_goes_with_max_rl(load):
+def test_max_rl_accepts_shaping_that_stays_above_zero(load):
     words = "--advantage.type max_rl --reward-shaping.stop-reason-rewards.length 0.25"
     assert load(OrchestratorConfig, words).advantage == MaxRLAdvantageConfig()
 
 
-def test_difficulty_borders(load):
+def test_online_difficulty_limits_are_set(load):
     words = "--buffer.type online-difficulty --buffer.max-reward 0.9"
     config = load(OrchestratorConfig, words)
     assert config.buffer == OnlineDifficultyBufferConfig(max_reward=0.9)

@@ -80,7 +80,7 @@ def _loaded_from_json(model, text):
 
 
 @given(some_of_a_run)
-def test_what_is_written_comes_back(flat):
+def test_configuration_survives_a_round_trip(flat):
     config = _loaded_from_json(RLConfig, json.dumps(_nested(flat)))
     assert _loaded_from_json(RLConfig, to_json(config)) == config
     for part in (config.trainer, config.orchestrator, config.inference):
@@ -88,7 +88,7 @@ def test_what_is_written_comes_back(flat):
             assert _loaded_from_json(type(part), to_json(part)) == part
 
 
-def test_none_over_a_default_comes_back(load):
+def test_none_over_a_default_survives_a_round_trip(load):
     config = load(TrainerConfig, "--optim.max-norm None --ckpt --ckpt.keep None")
     again = _loaded_from_json(TrainerConfig, to_json(config))
     assert again == config
@@ -106,7 +106,7 @@ def _text(value):
 
 
 @given(st.data(), some_of_a_run)
-def test_the_order_of_flags_does_not_matter_and_files_say_the_same(data, flat):
+def test_flags_in_any_order_equal_a_file(data, flat):
     flat.pop("inference.server.host", None)
     groups = [["--trainer"], ["--orchestrator"], *_flags(flat)]
     shuffled = data.draw(st.permutations(groups))
@@ -131,7 +131,7 @@ words = st.lists(
 
 
 @given(st.sampled_from(ROOTS), words)
-def test_any_command_line_is_read_or_refused(model, argv):
+def test_any_command_line_loads_or_raises_usage_error(model, argv):
     try:
         load_config(model, argv)
     except UsageError as error:
@@ -144,7 +144,7 @@ pieces = st.sampled_from([*PIECES.split(" "), *lines]) | st.text(max_size=4)
 
 
 @given(st.lists(pieces, max_size=12).map("".join), st.sampled_from([".toml", ".json"]))
-def test_any_file_is_read_or_refused(text, suffix):
+def test_any_file_loads_or_raises_config_error(text, suffix):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"f{suffix}"
         file.write_bytes(text.encode("utf-8", "surrogatepass"))
@@ -155,7 +155,7 @@ def test_any_file_is_read_or_refused(text, suffix):
 
 
 @given(st.binary(max_size=40))
-def test_any_bytes_are_read_or_refused(content):
+def test_any_bytes_load_or_raise_config_error(content):
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "f.toml"
         file.write_bytes(content)

@@ -37,7 +37,7 @@ def _references(node):
             yield from _references(item)
 
 
-def test_schemas_know_none(wording):
+def test_schema_accepts_the_text_none(wording):
     properties = json_schema(TrainerConfig)["properties"]
     assert {"const": "None"}.items() <= properties["max_steps"]["anyOf"][-1].items()
     assert properties["max_steps"]["description"] == wording
@@ -53,7 +53,7 @@ def test_help_has_a_line_for_every_setting(model):
     assert flags == {flag_of(path) for path in leaves}
 
 
-def test_help_says_type_default_and_meaning(wording):
+def test_help_line_has_meaning_type_and_default(wording):
     text = help_text(RLConfig, "rl")
     settings = ("--trainer.optim.lr", "--trainer.loss.kl-mask-type")
     sections = ("[trainer.ckpt]", "[trainer.model.ac]", "[trainer.optim]", "[[orchestrator.env]]")

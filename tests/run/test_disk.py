@@ -99,7 +99,7 @@ def test_disk_estimate_of_rollouts_is_bounded_by_seq_len_and_keep(tmp_path):
 
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk_room, "_LARGEST_RESERVE", 1000)
+    monkeypatch.setattr(disk_room, "_MAX_RESERVE", 1000)
     with small_disk(tmp_path / "out", size=4_000_000) as path:
         yield path
 

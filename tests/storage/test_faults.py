@@ -40,14 +40,14 @@ def _run(marks: Path, written: str, *, code: str = _PASSES) -> subprocess.Comple
         ("trainer.oom=error, trainer.step=kill", 0, "1\nRuntimeError \n2\n3\n"),
     ],
 )
-def test_a_fault_happens_at_its_passage_and_once_in_a_run(tmp_path, written, code, printed):
+def test_fault_happens_once_at_its_passage(tmp_path, written, code, printed):
     result = _run(tmp_path, written)
     assert (result.returncode, result.stdout) == (code, printed), result.stderr
     again = _run(tmp_path, written)
     assert (again.returncode, again.stdout) == (0, "1\n2\n3\n"), again.stderr
 
 
-def test_every_point_in_the_code_is_listed_and_every_listed_one_is_in_the_code():
+def test_listed_points_are_those_in_the_code():
     source = Path(faults.__file__).parents[1]
     called = {
         name
@@ -58,7 +58,7 @@ def test_every_point_in_the_code_is_listed_and_every_listed_one_is_in_the_code()
     assert called == set(faults.POINTS)
 
 
-def test_nothing_of_a_file_remains_if_the_disk_is_full_at_any_point(tmp_path, monkeypatch, refusal):
+def test_write_file_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch, refusal):
     monkeypatch.setattr(faults, "_passages", faults.Counter())
     (tmp_path / "marks").mkdir()
     (tmp_path / "files").mkdir()

@@ -16,7 +16,7 @@ from buckeye.run_files.events import read_events, write_event
 from tests.small_disk import fill
 
 
-def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(disk, refusal):
+def test_append_without_room_leaves_the_file_unchanged(disk, refusal):
     file = LineFile(disk / "x")
     file.append(b"one\n")
     ballast = fill(disk)
@@ -29,7 +29,7 @@ def test_a_line_that_does_not_fit_leaves_the_file_as_it_was(disk, refusal):
     assert (disk / "x").read_bytes() == b"one\ntwo\n"
 
 
-def test_half_a_line_of_a_killed_writer_is_ended(tmp_path):
+def test_append_terminates_a_partial_line(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n{"st')
     file = LineFile(path)
@@ -51,7 +51,7 @@ for number in range(400):
 """
 
 
-def test_concurrent_writers_on_a_full_disk_do_not_mix_lines(disk):
+def test_concurrent_writers_on_a_full_disk_mix_no_lines(disk):
     fill(disk, leave=200_000)
     path = disk / "shared"
     writers = [
@@ -65,7 +65,7 @@ def test_concurrent_writers_on_a_full_disk_do_not_mix_lines(disk):
     assert all(line.endswith("x" * 500) and line.count(" ") == 2 for line in lines)
 
 
-def test_suspended_writer_does_not_block_others(tmp_path):
+def test_append_continues_if_a_suspended_writer_has_the_lock(tmp_path):
     path = tmp_path / "x"
     holder = (
         "import fcntl, sys, time; f = open(sys.argv[1], 'a'); fcntl.flock(f, fcntl.LOCK_EX)\n"
@@ -81,7 +81,7 @@ def test_suspended_writer_does_not_block_others(tmp_path):
 
 
 @given(st.lists(st.text(alphabet="ab\nŋ\ud800", max_size=8), max_size=12))
-def test_a_stream_writes_what_it_is_given(tmp_path_factory, parts):
+def test_stream_writes_its_input(tmp_path_factory, parts):
     path = tmp_path_factory.mktemp("stream") / "x"
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     stream = LineStream(descriptor)
@@ -118,7 +118,7 @@ log.info("after")
 """
 
 
-def test_full_disk_does_not_end_a_process_that_prints_or_logs(disk):
+def test_stream_on_a_full_disk_reports_lost_lines_later(disk):
     root = Path(__file__).parents[2]
     (disk / "logs").mkdir()
     with (disk / "logs" / "trainer.stdout").open("ab") as stdout:
@@ -129,7 +129,7 @@ def test_full_disk_does_not_end_a_process_that_prints_or_logs(disk):
         lines = (disk / "logs" / name).read_text().splitlines()
         assert lines[0].endswith("before")
         assert lines[-1].endswith("after")
-        notes = [line for line in lines if line.endswith(" lines are missing here: the disk was full)")]
+        notes = [line for line in lines if line.endswith(" lines lost: the disk was full)")]
         lost = sum(int(note[1:].split()[0]) for note in notes)
         assert lost > 0
         between = [line for line in lines[1:-1] if line not in notes]
@@ -137,7 +137,7 @@ def test_full_disk_does_not_end_a_process_that_prints_or_logs(disk):
         assert all(line.endswith("x" * 500) or line.split()[0] in ("printed", "told") for line in between)
 
 
-def test_events_that_find_no_room_are_lost_and_later_ones_written(disk):
+def test_events_without_room_are_dropped_and_later_ones_written(disk):
     write_event(disk, "start", attempt=1)
     ballast = fill(disk)
     for step in range(3):

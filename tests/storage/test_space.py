@@ -39,7 +39,7 @@ def _free_when_told(caplog, ballast):
 
     def free():
         for _ in range(1000):
-            if any("Waiting for space" in message for message in caplog.messages):
+            if any("for space" in message for message in caplog.messages):
                 break
             threading.Event().wait(0.01)
         ballast.unlink()
@@ -65,7 +65,7 @@ def test_a_write_waits_for_its_bytes_and_the_reserve(disk, caplog, wording):
     assert told == wording
 
 
-def test_a_disk_that_gets_full_in_the_middle_is_tried_again(disk, caplog):
+def test_write_is_retried_if_the_disk_becomes_full(disk, caplog):
     ballast = fill(disk, leave=50_000)
     tries = []
 
@@ -80,7 +80,7 @@ def test_a_disk_that_gets_full_in_the_middle_is_tried_again(disk, caplog):
     assert [path.name for path in disk.iterdir()] == ["x"]
 
 
-def test_small_write_uses_the_reserve(disk):
+def test_small_write_may_use_the_reserve(disk):
     fill(disk, leave=50_000)
     write_when_room(disk / "x", lambda: storage.write_file(disk / "x", "1"), what="it", needed=0)
     assert (disk / "x").read_text() == "1"
@@ -99,7 +99,7 @@ def test_needed_space_is_the_size_of_the_newest_step(disk, caplog, wording):
     assert caplog.messages[0] == wording
 
 
-def test_wait_for_space_times_out(disk, monkeypatch, refusal):
+def test_wait_ends_with_disk_full_error(disk, monkeypatch, refusal):
     monkeypatch.setattr(disk_room, "WAIT_SECONDS", 0.05)
     fill(disk)
     with refusal(DiskFullError):
@@ -107,7 +107,7 @@ def test_wait_for_space_times_out(disk, monkeypatch, refusal):
     assert [path.name for path in disk.iterdir()] == ["ballast"]
 
 
-def test_another_error_is_raised_at_once(tmp_path):
+def test_other_errors_are_raised_at_once(tmp_path):
     def fails():
         raise OSError(5, "Input/output error")
 
@@ -159,12 +159,12 @@ def test_few_free_files_are_counted(tmp_path, wording):
         assert free_space_text(disk) == wording
 
 
-def test_missing_path_has_size_zero(tmp_path):
+def test_size_of_impossible_path_is_zero(tmp_path):
     (tmp_path / "file").write_text("x")
     assert size_of(tmp_path / "file" / "weights") == size_of(tmp_path / "gone") == 0
 
 
-def test_full_disk_error_of_a_library_is_recognized(disk, refusal):
+def test_disk_full_error_of_a_library_is_recognized(disk, refusal):
     import torch
     from safetensors.torch import save_file
 

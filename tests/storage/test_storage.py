@@ -66,7 +66,7 @@ def _put(version: str):
         pytest.param("directory", False, marks=pytest.mark.slow),
     ],
 )
-def test_a_writer_killed_anywhere_leaves_the_old_state_or_the_new_one(tmp_path, kind, existed):
+def test_killed_writer_leaves_the_old_or_the_new_state(tmp_path, kind, existed):
     def state(final: Path) -> str:
         if kind == "file":
             return final.read_text() if final.exists() else "none"
@@ -96,7 +96,7 @@ def test_a_writer_killed_anywhere_leaves_the_old_state_or_the_new_one(tmp_path, 
     assert seen == ({"1", "2"} if existed else {"none", "2"})
 
 
-def test_write_directory_refuses_to_replace_unless_told(tmp_path):
+def test_write_directory_replaces_only_with_replace(tmp_path):
     storage.write_directory(tmp_path / "x", _put("1"))
     with pytest.raises(FileExistsError):
         storage.write_directory(tmp_path / "x", _put("2"))
@@ -106,7 +106,7 @@ def test_write_directory_refuses_to_replace_unless_told(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["x"]
 
 
-def test_files_follow_the_umask(tmp_path):
+def test_files_have_the_permissions_of_the_umask(tmp_path):
     """Files that a library made private, as safetensors does, get the same modes."""
 
     def fill(directory: Path) -> None:
@@ -118,7 +118,7 @@ def test_files_follow_the_umask(tmp_path):
         (directory / "link").symlink_to(shared)
         os.link(shared, directory / "shared")
 
-    shared = tmp_path / "of somebody else"
+    shared = tmp_path / "of another user"
     shared.touch(0o600)
     before = os.umask(0o027)
     try:
@@ -143,7 +143,7 @@ def test_a_failing_fill_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_replace_works_without_rename_exchange(tmp_path, monkeypatch):
+def test_replace_works_without_atomic_exchange(tmp_path, monkeypatch):
     monkeypatch.setattr(storage, "_exchange", lambda one, other: False)
     storage.write_directory(tmp_path / "x", _put("1"))
     storage.write_directory(tmp_path / "x", _put("2"), replace=True)

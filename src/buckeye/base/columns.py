@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-_NARROWEST = 8
+_MIN_WIDTH = 8
 
 
 def counted(number: float, noun: str) -> str:
@@ -21,23 +21,23 @@ def align_columns(rows: Sequence[Sequence[str]]) -> str:
     fit.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    return "\n".join(_lines(rows, width))
+    return "\n".join(_format_lines(rows, width))
 
 
-def _lines(rows: Sequence[Sequence[str]], width: int | None) -> list[str]:
+def _format_lines(rows: Sequence[Sequence[str]], limit: int | None) -> list[str]:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    while width is not None and sum(widths) + 2 * (len(widths) - 1) > width and max(widths) > _NARROWEST:
+    while limit is not None and sum(widths) + 2 * (len(widths) - 1) > limit and max(widths) > _MIN_WIDTH:
         widths[widths.index(max(widths))] -= 1
     lines = []
     for row in rows:
-        cells = [_folded(cell, room) for cell, room in zip(row, widths, strict=True)]
+        cells = [_fold(cell, width) for cell, width in zip(row, widths, strict=True)]
         for number in range(max(map(len, cells))):
             pieces = [cell[number] if number < len(cell) else "" for cell in cells]
-            line = "  ".join(piece.ljust(room) for piece, room in zip(pieces, widths, strict=True))
+            line = "  ".join(piece.ljust(width) for piece, width in zip(pieces, widths, strict=True))
             lines.append(line.rstrip())
     return lines
 
 
-def _folded(cell: str, room: int) -> list[str]:
+def _fold(cell: str, width: int) -> list[str]:
     """Return the lines of a cell; a cell that fits is one line."""
-    return [cell] if len(cell) <= room else textwrap.wrap(cell, room) or [""]
+    return [cell] if len(cell) <= width else textwrap.wrap(cell, width) or [""]

@@ -27,7 +27,7 @@ T = TypeVar("T")
 WAIT_SECONDS = 60.0
 """Maximum wait for disk space. It is shorter than the timeout of collectives, in which other ranks wait."""
 
-_LARGEST_RESERVE = 256_000_000
+_MAX_RESERVE = 256_000_000
 _POLL_SECONDS = 2.0
 _FEW_FILES = 100  # a checkpoint of many ranks has a few dozen
 
@@ -40,20 +40,20 @@ def write_when_room(path: Path, write: Callable[[], T], *, what: str, needed: in
     reserve. `what` is for messages. Raise `DiskFullError` after `WAIT_SECONDS` without room, or if the
     process received a stop request.
     """
-    writing = _Writing(path, write, what, needed)
-    while not writing.attempt():
+    writer = _Writer(path, write, what, needed)
+    while not writer.attempt():
         time.sleep(_POLL_SECONDS)
-    return writing.result
+    return writer.result
 
 
 async def write_when_room_async(
     path: Path, write: Callable[[], T], *, what: str, needed: int | None = None
 ) -> T:
     """Write as `write_when_room` does, while other tasks run."""
-    writing = _Writing(path, write, what, needed)
-    while not writing.attempt():
+    writer = _Writer(path, write, what, needed)
+    while not writer.attempt():
         await asyncio.sleep(_POLL_SECONDS)
-    return writing.result
+    return writer.result
 
 
 def wait_for_room(path: Path, *, what: str, needed: int) -> None:
@@ -63,8 +63,8 @@ def wait_for_room(path: Path, *, what: str, needed: int) -> None:
     write_when_room(path, lambda: None, what=what, needed=needed)
 
 
-class _Writing(Generic[T]):
-    """Write that is retried until there is room, or the wait is over."""
+class _Writer(Generic[T]):
+    """Write operation that is retried until there is room, or the wait is over."""
 
     result: T
 
@@ -86,22 +86,22 @@ class _Writing(Generic[T]):
         return False
 
     def _wait(self) -> None:
-        now, run = time.monotonic(), _run_of(self._path)
-        shortage = self._shortage(run)
+        now, run = time.monotonic(), _run_directory(self._path)
+        message = f"the disk is full: cannot write {self._what}, {self._shortage(run)}"
         if self._deadline is None:
             self._deadline = now + WAIT_SECONDS
             log.warning(
-                "%s Waiting for space, at most %.0f s. %s", shortage, WAIT_SECONDS, disk_usage_advice(run)
+                "%s; waiting up to %.0f s for space; %s", message, WAIT_SECONDS, disk_usage_advice(run)
             )
         if stop_requested() or now >= self._deadline:
-            raise DiskFullError(f"{shortage} {disk_usage_advice(run)}. When there is space: rl resume {run}")
+            raise DiskFullError(message, hint=f"{disk_usage_advice(run)}; then: rl resume {run}")
 
     def _shortage(self, run: Path) -> str:
-        free = f"{free_space_text(self._path)} are free on the file system of {run}."
-        if self._needed > 1:
-            kept = human_bytes(reserve_bytes(self._path))
-            free = f"It takes {human_bytes(self._needed)}, {kept} are kept in reserve, and {free}"
-        return f"The disk is full: {self._what} cannot be written. {free}"
+        free = f"{free_space_text(self._path)} free on the file system of {run}"
+        if self._needed <= 1:
+            return free
+        reserve = human_bytes(reserve_bytes(self._path))
+        return f"which requires {human_bytes(self._needed)} and a reserve of {reserve}: {free}"
 
 
 def is_disk_full(error: BaseException) -> bool:
@@ -115,47 +115,35 @@ def is_disk_full(error: BaseException) -> bool:
 
 def free_bytes(path: Path) -> int:
     """Return the bytes that this user may use on the file system of `path`, which need not exist."""
-    return shutil.disk_usage(_existing(path)).free
+    return shutil.disk_usage(_nearest_existing(path)).free
 
 
 def total_bytes(path: Path) -> int:
     """Return the size in bytes of the file system of `path`, which need not exist."""
-    return shutil.disk_usage(_existing(path)).total
+    return shutil.disk_usage(_nearest_existing(path)).total
 
 
 def free_space_text(path: Path) -> str:
     """Return the free space of the file system of `path` as text, such as `12.3 GB`, with the number of files
     if only few can be created.
     """
-    counts = os.statvfs(_existing(path))
-    few = counts.f_files > 0 and counts.f_favail < _FEW_FILES
-    return human_bytes(free_bytes(path)) + (f" and room for {counts.f_favail} more files" if few else "")
+    counts = os.statvfs(_nearest_existing(path))
+    are_few = counts.f_files > 0 and counts.f_favail < _FEW_FILES
+    return human_bytes(free_bytes(path)) + (f" and room for {counts.f_favail} more files" if are_few else "")
 
 
 def reserve_bytes(path: Path) -> int:
     """Return the number of bytes that large files leave free on the file system of `path`: 1 %, at most 256
     MB.
     """
-    return min(_LARGEST_RESERVE, total_bytes(path) // 100)
+    return min(_MAX_RESERVE, total_bytes(path) // 100)
 
 
 def disk_usage_advice(run: Path) -> str:
     """Return the largest folders of a run as text, with the command that shows what can be deleted."""
     sizes = sorted(((size_of(path), path.name) for path in run.iterdir() if path.is_dir()), reverse=True)
     largest = ", ".join(f"{name} {human_bytes(size)}" for size, name in sizes[:6] if size)
-    return f"The run holds {largest or 'nothing'}; see what can go: rl clean {run} --dry-run"
-
-
-def _run_of(path: Path) -> Path:
-    """Return the run directory of `path`: the nearest parent with a run.json."""
-    above = list(path.absolute().parents)
-    return next((folder for folder in above if (folder / "run.json").exists()), _existing(above[0]))
-
-
-def _existing(path: Path) -> Path:
-    while not path.exists():
-        path = path.parent
-    return path
+    return f"list files to delete: rl clean {run} --dry-run (the run has {largest or 'no files'})"
 
 
 def size_of_newest_step(folder: Path) -> int:
@@ -187,3 +175,17 @@ def human_bytes(count: int | None) -> str:
             return f"{value:.1f} {unit}" if unit != "B" else f"{count} B"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def _run_directory(path: Path) -> Path:
+    """Return the run directory of `path`: the nearest parent with a run.json."""
+    parents = list(path.absolute().parents)
+    return next(
+        (folder for folder in parents if (folder / "run.json").exists()), _nearest_existing(parents[0])
+    )
+
+
+def _nearest_existing(path: Path) -> Path:
+    while not path.exists():
+        path = path.parent
+    return path

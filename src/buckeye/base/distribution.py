@@ -26,11 +26,13 @@ from buckeye.errors import UsageError
 
 DISTRIBUTION = "buckeye-rl"
 """Name in package indexes. The module is `buckeye`, which is the name of an unrelated distribution there."""
+CODE_FOLDER = str(Path(__file__).parents[1])
+"""Folder of the package `buckeye`."""
 
-_ASKED_FOR = ("hub", "mcp", "remote", "train")
+_COMMON_EXTRAS = ("hub", "mcp", "remote", "train")
 _LIBRARIES = (DISTRIBUTION, "torch", "transformers", "peft", "vllm")
 _EXTRA = re.compile(r"""(?: and )?extra == ["']([^"']+)["']""")
-_CPU_TORCH = "https://download.pytorch.org/whl/cpu"
+_CPU_TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 
 
 def need(module: str, what: str) -> None:
@@ -44,69 +46,92 @@ def missing(module: str, what: str) -> UsageError | None:
     extra = _extra_with(module)
     if extra is None:
         return None
-    return UsageError(f"{what} needs {module}, of the extra `{extra}`. Install it: {install_command(extra)}")
+    return UsageError(
+        f"{what} requires {module}, of the extra `{extra}`",
+        code="BK-PACKAGE-MISSING",
+        hint=f"install it: {install_command(extra)}",
+    )
 
 
 def install_command(*extras: str) -> str:
     """Return the command that adds extras to this installation, from its source: a checkout, a file or an
     index.
     """
-    wanted = f"[{','.join(extras)}]"
+    bracket = f"[{','.join(extras)}]"
     try:
-        recorded = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+        direct_url = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
     except metadata.PackageNotFoundError:  # only its source is on the path
-        recorded = None
-    origin = json.loads(recorded or "{}")
+        direct_url = None
+    origin = json.loads(direct_url or "{}")
     if "dir_info" in origin:
         editable = ["-e"] if origin["dir_info"].get("editable") else []
-        what = [*editable, unquote(urlsplit(origin["url"]).path) + wanted]
+        requirement = [*editable, unquote(urlsplit(origin["url"]).path) + bracket]
     elif "vcs_info" in origin:
         vcs = origin["vcs_info"]
-        what = [f"{DISTRIBUTION}{wanted} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"]
+        requirement = [f"{DISTRIBUTION}{bracket} @ {vcs['vcs']}+{origin['url']}@{vcs['commit_id']}"]
     elif "url" in origin:
-        what = [f"{DISTRIBUTION}{wanted} @ {origin['url']}"]
+        requirement = [f"{DISTRIBUTION}{bracket} @ {origin['url']}"]
     else:
-        what = [DISTRIBUTION + wanted]
-    return shlex.join([*_installer(), *what])
+        requirement = [DISTRIBUTION + bracket]
+    return shlex.join([*_installer(), *requirement])
 
 
 def cpu_torch_command(*flags: str) -> str:
     """Return the command that installs torch without the gigabytes for GPUs."""
     installer = _installer()
-    build = ["--torch-backend=cpu"] if installer[0] == "uv" else ["--index-url", _CPU_TORCH]
+    build = ["--torch-backend=cpu"] if installer[0] == "uv" else ["--index-url", _CPU_TORCH_INDEX]
     return shlex.join([*installer, *flags, "torch", *build])
 
 
 def requirements(extras: Iterable[str]) -> list[str]:
     """Return the requirements with some extras, nested ones included, without Buckeye itself."""
-    base, optional = _declared()
-    of_extras = [line for extra in extras for line in optional.get(extra, [])]
-    return sorted(_reached([*base, *of_extras], optional))
+    base, optional = _declared_requirements()
+    extra_lines = [line for extra in extras for line in optional.get(extra, [])]
+    return sorted(_expand([*base, *extra_lines], optional))
 
 
-def _reached(lines: Iterable[str], optional: dict[str, list[str]]) -> set[str]:
+def versions() -> dict[str, str]:
+    """Return the versions of Python, Buckeye and the libraries that run models."""
+    result = {"Python": platform.python_version()}
+    for name in _LIBRARIES:
+        with suppress(metadata.PackageNotFoundError):
+            result[name] = metadata.version(name)
+    return result
+
+
+def code_digest() -> str:
+    """Return twelve hexadecimal digits that identify the code of Buckeye, independent of its version."""
+    digest, folder = hashlib.sha256(), Path(CODE_FOLDER)
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _expand(lines: Iterable[str], optional: dict[str, list[str]]) -> set[str]:
     """Return the lines, with Buckeye's own extras replaced by their requirements."""
-    queue, wanted, seen = list(lines), set(), set()
+    queue, expanded, seen = list(lines), set(), set()
     while queue:
         if (line := queue.pop()) in seen:
             continue
         seen.add(line)
-        need = Requirement(line)
-        name = canonicalize_name(need.name)
+        requirement = Requirement(line)
+        name = canonicalize_name(requirement.name)
         if name == DISTRIBUTION:
-            queue += [other for extra in need.extras for other in optional.get(extra, [])]
+            queue += [other for extra in requirement.extras for other in optional.get(extra, [])]
         else:
-            wanted.add(line)
-    return wanted
+            expanded.add(line)
+    return expanded
 
 
 def _extra_with(module: str) -> str | None:
     """Return the extra of a module's distribution, which has the module's name. Well-known extras come
     first.
     """
-    _, optional = _declared()
-    for extra in sorted(optional, key=lambda extra: _ASKED_FOR.index(extra) if extra in _ASKED_FOR else 9):
-        names = {canonicalize_name(Requirement(line).name) for line in _reached(optional[extra], optional)}
+    _, optional = _declared_requirements()
+    for extra in sorted(
+        optional, key=lambda extra: _COMMON_EXTRAS.index(extra) if extra in _COMMON_EXTRAS else 9
+    ):
+        names = {canonicalize_name(Requirement(line).name) for line in _expand(optional[extra], optional)}
         if extra != "dev" and canonicalize_name(module) in names:
             return extra
     return None
@@ -122,7 +147,7 @@ def _installer() -> list[str]:
     return [sys.executable, "-m", "pip", "install"]
 
 
-def _declared() -> tuple[list[str], dict[str, list[str]]]:
+def _declared_requirements() -> tuple[list[str], dict[str, list[str]]]:
     """Return the required and the optional dependencies, by extra. In a source tree they are read from its
     pyproject.toml.
     """
@@ -132,45 +157,25 @@ def _declared() -> tuple[list[str], dict[str, list[str]]]:
         if values.get("name") == DISTRIBUTION:
             return values["dependencies"], values["optional-dependencies"]
     try:
-        here = metadata.distribution(DISTRIBUTION)
+        distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:
         return [], {}
-    lines = [Requirement(line) for line in here.requires or []]
-    return list(_of_extra(lines, None)), {
-        extra: list(_of_extra(lines, extra)) for extra in here.metadata.get_all("Provides-Extra", [])
+    lines = [Requirement(line) for line in distribution.requires or []]
+    return list(_extra_requirements(lines, None)), {
+        extra: list(_extra_requirements(lines, extra))
+        for extra in distribution.metadata.get_all("Provides-Extra", [])
     }
 
 
-def _of_extra(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
+def _extra_requirements(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
     """Yield the requirements of an extra, or with None those without one. Conditions on the platform are
     kept, since they may be evaluated on another machine.
     """
     for line in lines:
         marker = str(line.marker or "")
-        named = _EXTRA.search(marker)
-        if extra == (named and named[1]):
-            rest = _EXTRA.sub("", marker).removeprefix(" and ")
-            kept = copy(line)
-            kept.marker = Marker(rest) if rest else None
-            yield str(kept)
-
-
-CODE_FOLDER = str(Path(__file__).parents[1])
-"""Folder of the package `buckeye`."""
-
-
-def versions() -> dict[str, str]:
-    """Return the versions of Python, Buckeye and the libraries that run models."""
-    found = {"Python": platform.python_version()}
-    for name in _LIBRARIES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found
-
-
-def code_digest() -> str:
-    """Return twelve hexadecimal digits that identify the code of Buckeye, independent of its version."""
-    digest, folder = hashlib.sha256(), Path(CODE_FOLDER)
-    for path in sorted(folder.rglob("*.py")):
-        digest.update(str(path.relative_to(folder)).encode() + path.read_bytes())
-    return digest.hexdigest()[:12]
+        match = _EXTRA.search(marker)
+        if extra == (match and match[1]):
+            condition = _EXTRA.sub("", marker).removeprefix(" and ")
+            requirement = copy(line)
+            requirement.marker = Marker(condition) if condition else None
+            yield str(requirement)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from pathlib import Path
 
@@ -28,25 +27,25 @@ def read_dotenv(path: Path) -> dict[str, str]:
     except FileNotFoundError:
         return {}
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise UsageError(f"{path} cannot be read: {reason}.") from None
-    found = {}
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise UsageError(f"cannot read {path}: {reason}", code="BK-FILE-UNREADABLE") from None
+    values = {}
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
             continue
         match = LINE.fullmatch(line)
         if match is None:
             raise UsageError(
-                f"{path}:{number}: expected NAME=value, with quotes around a value that has any."
+                "expected a line NAME=value",
+                code="BK-FILE-FORMAT",
+                at=f"{path}:{number}",
+                hint="put quotes around a value that has quotes",
             )
-        found[match["name"]] = _value(match)
-    return found
+        values[match["name"]] = _parse_value(match)
+    return values
 
 
-def _value(match: re.Match[str]) -> str:
+def _parse_value(match: re.Match[str]) -> str:
     if match["quoted"] is not None:
         return re.sub(r"\\(.)", lambda escape: _ESCAPES.get(escape[1], escape[1]), match["quoted"])
     return match["raw"] if match["raw"] is not None else match["bare"]
-
-
-log = logging.getLogger(__name__)

@@ -24,23 +24,23 @@ FAULTS_DONE = "BUCKEYE_FAULTS_DONE"
 
 POINTS = {
     "storage.temporary_written": "a file or directory is written under its temporary name, not yet flushed",
-    "storage.before_rename": "it is flushed to the disk, not yet renamed",
-    "storage.after_rename": "it has its name, and its folder is not yet flushed",
-    "checkpoint.captured": "the trainer has copied its state, and written nothing of it",
+    "storage.before_rename": "the file or directory is flushed to the disk, not yet renamed",
+    "storage.after_rename": "the file or directory has its name, and its folder is not yet flushed",
+    "checkpoint.captured": "the trainer has copied its state, and has not written it",
     "checkpoint.files": "some files of a checkpoint are written, not all",
-    "checkpoint.before_commit": "all files of a checkpoint are written, but COMMITTED",
-    "checkpoint.committed": "a checkpoint is there; older ones are not yet deleted",
+    "checkpoint.before_commit": "all files of a checkpoint are written, except COMMITTED",
+    "checkpoint.committed": "a checkpoint is complete; older ones are not yet deleted",
     "store.upload": "a file of a checkpoint is in the object store, maybe not all",
-    "store.before_commit": "all of them are, but COMMITTED",
-    "store.committed": "a checkpoint is in the store; older ones there are not yet deleted",
+    "store.before_commit": "all files of a checkpoint are in the object store, except COMMITTED",
+    "store.committed": "a checkpoint is in the object store; older ones are not yet deleted from it",
     "store.deleted": "an object of an old checkpoint is deleted, maybe not all",
-    "store.download": "a file of a checkpoint has come from the store, maybe not all",
+    "store.download": "a file of a checkpoint is downloaded, maybe not all",
     "weights.publish": "a step is done; its weights are not yet written",
-    "weights.published": "the weights of a step are there; nobody was told",
+    "weights.published": "the weights of a step are written, not yet announced",
     "batch.write": "a batch is complete in memory",
-    "batch.written": "a batch is there; what follows from it is not yet recorded",
+    "batch.written": "a batch is written; its effects are not yet recorded",
     "rollouts.write": "the text of a step's rollouts is about to be written",
-    "trainer.step": "the gradients of a step are there; the optimizer has not used them",
+    "trainer.step": "the gradients of a step are computed; the optimizer has not used them",
     "trainer.oom": "the trainer is about to compute the gradients of a micro-batch",
 }
 """Names of all fault points, with the state at each one."""
@@ -56,6 +56,7 @@ class Fault:
     mark: str
 
 
+_CODE = "BK-CONFIG-VALUE"
 _ENTRY = re.compile(r"^([a-z_.]+)=([a-z]+)(?:@([1-9]\d*))?$")
 _passages: Counter[str] = Counter()
 
@@ -64,49 +65,54 @@ def fault_point(name: str) -> None:
     """Fail here if `BUCKEYE_FAULTS` requests it. Raises `OSError` (no space), `RuntimeError`, `UsageError`
     for an unknown name, or torch's `OutOfMemoryError`.
     """
-    written = os.environ.get(FAULTS)
-    if not written:
+    text = os.environ.get(FAULTS)
+    if not text:
         return
     if name not in POINTS:
-        raise UsageError(f"{name} is no fault point; add it to buckeye/base/faults.py.")
+        raise UsageError(
+            f"unknown fault point {name}", code=_CODE, hint="add it to POINTS in buckeye/base/faults.py"
+        )
     _passages[name] += 1
-    for fault in read_faults(written):
-        if (fault.point, fault.passage) == (name, _passages[name]) and _first_to_mark(fault):
+    for fault in read_faults(text):
+        if (fault.point, fault.passage) == (name, _passages[name]) and _is_first_to_mark(fault):
             _KINDS[fault.kind]()
 
 
 @functools.cache
-def read_faults(written: str) -> tuple[Fault, ...]:
+def read_faults(text: str) -> tuple[Fault, ...]:
     """Parse a value of `BUCKEYE_FAULTS`. Raise `UsageError` for an invalid entry."""
-    return tuple(_read(entry.strip(), number) for number, entry in enumerate(written.split(","), start=1))
+    return tuple(_parse_fault(entry.strip(), number) for number, entry in enumerate(text.split(","), start=1))
 
 
-def _read(entry: str, number: int) -> Fault:
+def _parse_fault(entry: str, number: int) -> Fault:
     match = _ENTRY.match(entry)
     if match is None:
-        raise UsageError(f"{FAULTS}: {entry!r} is not like storage.before_rename=kill@2.")
+        hint = "write POINT=KIND@PASSAGE, as storage.before_rename=kill@2"
+        raise UsageError(f"invalid entry {entry!r}", code=_CODE, at=FAULTS, hint=hint)
     point, kind, passage = match.groups()
-    if point not in POINTS:
-        raise UsageError(f"{FAULTS}: there is no point {point!r}. There are: {', '.join(POINTS)}.")
-    if kind not in _KINDS:
-        raise UsageError(f"{FAULTS}: there is no fault {kind!r}. There are: {', '.join(_KINDS)}.")
+    for name, value, known in (("point", point, POINTS), ("kind", kind, _KINDS)):
+        if value not in known:
+            hint = f"use one of {', '.join(known)}"
+            raise UsageError(f"unknown {name} {value!r}", code=_CODE, at=FAULTS, hint=hint)
     return Fault(point=point, kind=kind, passage=int(passage or 1), mark=f"{number}-{entry}")
 
 
-def _first_to_mark(fault: Fault) -> bool:
+def _is_first_to_mark(fault: Fault) -> bool:
     try:
-        handle = os.open(_marks() / fault.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        handle = os.open(_marks_folder() / fault.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
         return False
     os.close(handle)
     return True
 
 
-def _marks() -> Path:
+def _marks_folder() -> Path:
     directory = os.environ.get(FAULTS_DONE)
     if not directory or not Path(directory).is_dir():
         raise UsageError(
-            f"{FAULTS} needs {FAULTS_DONE}, an existing directory for the marks of what has happened."
+            f"{FAULTS} requires {FAULTS_DONE}, a directory for the marks of past faults",
+            code=_CODE,
+            hint=f"set {FAULTS_DONE} to an existing directory",
         )
     return Path(directory)
 
@@ -122,11 +128,11 @@ def _no_space() -> None:
 def _out_of_memory() -> None:
     import torch
 
-    raise torch.OutOfMemoryError("out of memory, on purpose")
+    raise torch.OutOfMemoryError("out of memory, injected by BUCKEYE_FAULTS")
 
 
 def _error() -> None:
-    raise RuntimeError("an error, on purpose")
+    raise RuntimeError("error injected by BUCKEYE_FAULTS")
 
 
 _KINDS: dict[str, Callable[[], None]] = {
@@ -141,4 +147,4 @@ _KINDS: dict[str, Callable[[], None]] = {
 
 if FAULTS in os.environ:  # report mistakes at the start, not at the point
     read_faults(os.environ[FAULTS])
-    _marks()
+    _marks_folder()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 MAX_TEXT_BYTES = 256 * 2**20
-"""Maximum size of a file that is read whole; the largest tokenizers and indexes have a tenth of it."""
+"""Maximum size of a file to read. The largest tokenizers and indexes have a tenth of it."""
 
 
 class NotRegularFileError(ValueError):
@@ -25,12 +25,12 @@ def read_regular(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     with open(descriptor, "rb") as file:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode):
-            raise NotRegularFileError(f"{path} is {_kind(found.st_mode)}, and no file")
-        content = file.read(limit + 1) if found.st_size <= limit else b""
-    if found.st_size > limit or len(content) > limit:
-        raise NotRegularFileError(f"{path} has more than {limit} bytes")
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise NotRegularFileError(f"{path} is {_kind(status.st_mode)}, not a file")
+        content = file.read(limit + 1) if status.st_size <= limit else b""
+    if status.st_size > limit or len(content) > limit:
+        raise NotRegularFileError(f"{path} has more than {limit:,} bytes")
     return content
 
 
@@ -42,12 +42,12 @@ def data_folder(path: Path, root: Path) -> Path:
     """
     real, allowed = path.resolve(), root.resolve()
     if not real.is_relative_to(allowed):
-        raise NotRegularFileError(f"{path} is not below {allowed}, where this server takes weights from")
+        raise NotRegularFileError(f"{path} is not in {allowed}, the only folder to load weights from")
     with os.scandir(real) as entries:
         for entry in entries:
             mode = entry.stat(follow_symlinks=False).st_mode
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-                raise NotRegularFileError(f"{entry.path} is {_kind(mode)}, and no file")
+                raise NotRegularFileError(f"{entry.path} is {_kind(mode)}, not a file")
     return real
 
 
@@ -55,14 +55,14 @@ def list_regular_files(folder: Path) -> Iterator[Path]:
     """Yield the files under a model's folder, sorted. A link counts as a file if its target is in the folder
     too, or among the blobs of the folder's cache.
 
-    Raise `NotRegularFileError` for a link with another target: that file would be copied as part of the model.
-    """
+    Raise `NotRegularFileError` for a link with another target: that file would be copied as part of the
+    model."""
     top = folder.resolve()
     blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top
     for path in sorted(folder.rglob("*")):
         real = path.resolve()
         if path.is_symlink() and not (real.is_relative_to(top) or real.is_relative_to(blobs)):
-            raise NotRegularFileError(f"{path} is a link that leads out of the model's folder, to {real}")
+            raise NotRegularFileError(f"{path} is a link to {real}, outside of the model's folder")
         if path.is_file():
             yield path
 
@@ -71,7 +71,7 @@ def check_file_name(name: object) -> str:
     """Return `name` if it is a plain file name. Raise `NotRegularFileError` for a path."""
     if isinstance(name, str) and name not in ("", ".", "..") and not set(name) & {"/", "\\", "\0"}:
         return name
-    raise NotRegularFileError(f"{name!r} is not the name of a file")
+    raise NotRegularFileError(f"{name!r} is not a file name")
 
 
 def _kind(mode: int) -> str:

@@ -1,4 +1,4 @@
-"""Heartbeat of a process to the launcher: that it is alive, its activity, and the process it waits for.
+"""Heartbeat of a process to the launcher: its activity, and the process it waits for.
 
 The launcher passes every process the write end of a pipe. A thread writes a line of JSON about once a second.
 A full pipe drops the line, so no process waits for the launcher. Without the pipe this module does nothing.
@@ -21,12 +21,12 @@ from typing import Any
 HEARTBEAT_VARIABLE = "BUCKEYE_HEARTBEAT_FD"
 """Environment variable with the pipe's file descriptor."""
 
-_EVERY_SECONDS = 1.0
-_LONGEST_MESSAGE = 3000  # bytes; a pipe holds many lines of this length
+_INTERVAL_SECONDS = 1.0
+_MAX_MESSAGE = 3000  # bytes; a pipe holds many lines of this length
 
 
 @dataclass(frozen=True, slots=True)
-class _Now:
+class _Activity:
     """Current activity: `doing` is its name, `on` the kind of process it waits for, and `since` its start
     (monotonic clock, seconds). `progress` counts activities.
     """
@@ -37,11 +37,11 @@ class _Now:
     since: float
 
 
-_now = _Now(0, "starts", None, time.monotonic())
+_activity = _Activity(0, "starts", None, time.monotonic())
 _pulse: float | None = None
 _is_ready = False
 _pipe: int | None = None
-_writing = threading.Lock()
+_write_lock = threading.Lock()
 
 
 def report(doing: str, *, on: str | None = None) -> None:
@@ -51,12 +51,12 @@ def report(doing: str, *, on: str | None = None) -> None:
     "environment", "disk", "store"); repeating this report is not progress. Without `on` every call is
     progress. Costs about a microsecond.
     """
-    global _now
-    now = _now
-    same = now.doing == doing and now.on == on
-    if same and on is not None:
+    global _activity
+    last = _activity
+    is_same = last.doing == doing and last.on == on
+    if is_same and on is not None:
         return
-    _now = _Now(now.progress + 1, doing, on, now.since if same else time.monotonic())
+    _activity = _Activity(last.progress + 1, doing, on, last.since if is_same else time.monotonic())
 
 
 def pulse() -> None:
@@ -68,7 +68,7 @@ def pulse() -> None:
 
 
 def ready() -> None:
-    """Report that this process has started up and works from now on."""
+    """Report that this process has finished its start."""
     global _is_ready
     _is_ready = True
     _send()
@@ -78,8 +78,8 @@ def failed(message: str, *, error: str, final: bool, code: str) -> None:
     """Report why this process is about to end. `error` is the class of the error and `code` its stable code;
     `final` means that a restart cannot fix it.
     """
-    cut = message.encode(errors="replace")[:_LONGEST_MESSAGE].decode(errors="ignore")
-    _write({"failed": {"message": cut, "error": error, "final": final, "code": code}})
+    message = message.encode(errors="replace")[:_MAX_MESSAGE].decode(errors="ignore")
+    _write({"failed": {"message": message, "error": error, "final": final, "code": code}})
 
 
 def leave(code: int) -> None:
@@ -107,22 +107,25 @@ def start() -> None:
     os.set_inheritable(_pipe, False)
     os.set_blocking(_pipe, False)
     faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=True)
-    threading.Thread(target=_keep_telling, name="heartbeat", daemon=True).start()
+    threading.Thread(target=_send_repeatedly, name="heartbeat", daemon=True).start()
 
 
-def _keep_telling() -> None:
+def _send_repeatedly() -> None:
     while _pipe is not None:
         _send()
-        time.sleep(_EVERY_SECONDS)
+        time.sleep(_INTERVAL_SECONDS)
 
 
 def _send() -> None:
-    _write({"pid": os.getpid(), **asdict(_now), "pulse": _pulse, "ready": _is_ready})
+    _write({"pid": os.getpid(), **asdict(_activity), "pulse": _pulse, "ready": _is_ready})
 
 
 def _write(values: dict[str, Any]) -> None:
     if _pipe is None:
         return
     line = json.dumps(values).encode() + b"\n"
-    with _writing, contextlib.suppress(OSError):  # full, or the launcher is gone: then this process ends too
+    with (
+        _write_lock,
+        contextlib.suppress(OSError),
+    ):  # full, or the launcher is gone: then this process ends too
         os.write(_pipe, line)

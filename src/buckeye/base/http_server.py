@@ -17,17 +17,17 @@ from buckeye.errors import PortTakenError
 
 log = logging.getLogger(__name__)
 
-_CONNECTIONS = 4096
+_MAX_CONNECTIONS = 4096
 _SPARE_DESCRIPTORS = 24  # for the server's own files, pipes and processes
-_ACCEPTED_AT_ONCE = 1  # asyncio accepts up to its backlog before it can close any connection
-_QUEUED = 1024
-_TELL_SECONDS = 10.0
+_ACCEPT_BACKLOG = 1  # asyncio accepts up to its backlog before it can close any connection
+_QUEUE_LENGTH = 1024
+_LOG_SECONDS = 10.0
 
 
 def listen(host: str, port: int, *, change: str) -> socket.socket:
     """Return a listening socket, so that no other server can take the port during the start.
 
-    Raise `PortTakenError`, with `change` as the advice, if the port is unavailable.
+    Raise `PortTakenError`, with `change` as its hint, if the port is unavailable.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets with an explicit protocol; without it replies take 40 ms
@@ -36,12 +36,12 @@ def listen(host: str, port: int, *, change: str) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
-        listener.listen(_QUEUED)
+        listener.listen(_QUEUE_LENGTH)
     except (OSError, OverflowError) as error:
         listener.close()
         reason = getattr(error, "strerror", None) or error
         raise PortTakenError(
-            f"Cannot listen on {host}:{port} ({reason}): is another server running there? {change}"
+            f"cannot listen on {host}:{port}: {reason}", hint=change.removesuffix(".") or None
         ) from error
     return listener
 
@@ -54,7 +54,7 @@ def http_server(app: Any, **settings: Any) -> uvicorn.Server:
         app,
         interface="asgi3",
         http=BoundedProtocol,
-        backlog=_ACCEPTED_AT_ONCE,
+        backlog=_ACCEPT_BACKLOG,
         log_config=None,
         access_log=False,
         lifespan="off",
@@ -72,14 +72,7 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         for listener in sockets or []:
-            listener.listen(_QUEUED)  # asyncio reduced the queue to its backlog
-
-
-def _are_too_many(connections: int) -> bool:
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if connections > _CONNECTIONS or 4 * connections < most:
-        return connections > _CONNECTIONS
-    return len(os.listdir("/dev/fd")) > most - _SPARE_DESCRIPTORS
+            listener.listen(_QUEUE_LENGTH)  # asyncio reduced the queue to its backlog
 
 
 class BoundedProtocol(H11Protocol):
@@ -88,7 +81,7 @@ class BoundedProtocol(H11Protocol):
     """
 
     _idle_since = 0.0
-    _closed, _told = 0, 0.0
+    _closed_count, _logged_at = 0, 0.0
 
     def connection_made(self, transport: Any) -> None:
         """Accept a connection, and close another one or this one if there are too many."""
@@ -114,15 +107,19 @@ class BoundedProtocol(H11Protocol):
         return self.cycle is None or self.cycle.response_complete
 
     def _make_room(self) -> None:
-        others = [one for one in self.connections if isinstance(one, BoundedProtocol) and one is not self]
-        idle = [one for one in others if one._is_idle]
-        least = min(idle, key=lambda one: one._idle_since, default=self)
-        least.transport.abort()
-        self.connections.discard(least)
-        BoundedProtocol._closed += 1
-        if time.monotonic() - BoundedProtocol._told > _TELL_SECONDS:
-            BoundedProtocol._told = time.monotonic()
-            log.warning(
-                "Too many connections: %d were closed so far, those that asked nothing first",
-                BoundedProtocol._closed,
-            )
+        others = [peer for peer in self.connections if isinstance(peer, BoundedProtocol) and peer is not self]
+        idle = [peer for peer in others if peer._is_idle]
+        closed = min(idle, key=lambda peer: peer._idle_since, default=self)
+        closed.transport.abort()
+        self.connections.discard(closed)
+        BoundedProtocol._closed_count += 1
+        if time.monotonic() - BoundedProtocol._logged_at > _LOG_SECONDS:
+            BoundedProtocol._logged_at = time.monotonic()
+            log.warning("too many connections: %d closed, idle ones first", BoundedProtocol._closed_count)
+
+
+def _are_too_many(connections: int) -> bool:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if connections > _MAX_CONNECTIONS or 4 * connections < limit:
+        return connections > _MAX_CONNECTIONS
+    return len(os.listdir("/dev/fd")) > limit - _SPARE_DESCRIPTORS

@@ -38,11 +38,11 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """Yield the objects of JSON lines in order. Invalid lines are skipped."""
     for line in lines:
         try:
-            found = json.loads(line)
+            value = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(found, dict):
-            yield found
+        if isinstance(value, dict):
+            yield value
 
 
 def parse_lenient_json(line: bytes) -> Any:
@@ -93,12 +93,12 @@ def append_lines(descriptor: int, lines: bytes) -> None:
     if not is_file(descriptor):
         _write_all(descriptor, lines)
         return
-    with _locked(descriptor) as alone:
+    with _lock(descriptor) as is_locked:
         size = os.fstat(descriptor).st_size
         try:
-            _write_all(descriptor, b"\n" + lines if _ends_within_a_line(descriptor, size) else lines)
+            _write_all(descriptor, b"\n" + lines if _ends_with_partial_line(descriptor, size) else lines)
         except OSError:
-            if alone:  # otherwise the end of the file may be another process's line
+            if is_locked:  # otherwise the end of the file may be another process's line
                 os.ftruncate(descriptor, size)
             raise
 
@@ -106,49 +106,6 @@ def append_lines(descriptor: int, lines: bytes) -> None:
 def is_file(descriptor: int) -> bool:
     """Return True for a regular file, not a terminal or a pipe."""
     return stat.S_ISREG(os.fstat(descriptor).st_mode)
-
-
-def _write_all(descriptor: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        written = os.write(descriptor, left)
-        if not written:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        left = left[written:]
-
-
-def _ends_within_a_line(descriptor: int, size: int) -> bool:
-    if not size:
-        return False
-    try:
-        return os.pread(descriptor, 1, size - 1) != b"\n"
-    except OSError:  # open for writing only
-        return False
-
-
-@contextmanager
-def _locked(descriptor: int) -> Iterator[bool]:
-    """Lock the file while a line is appended. Yield False if another process keeps the lock, or if locking is
-    unavailable.
-    """
-    deadline = time.monotonic() + _LOCK_SECONDS
-    alone = _try_to_lock(descriptor)
-    while not alone and time.monotonic() < deadline:
-        time.sleep(0.01)
-        alone = _try_to_lock(descriptor)
-    try:
-        yield alone
-    finally:
-        if alone:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-
-
-def _try_to_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
 
 
 class LineStream(io.TextIOBase):
@@ -162,8 +119,8 @@ class LineStream(io.TextIOBase):
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._begun = ""
-        self._lost = 0
+        self._partial = ""
+        self._lost_lines = 0
         self._lock = threading.RLock()
 
     def fileno(self) -> int:
@@ -177,26 +134,26 @@ class LineStream(io.TextIOBase):
 
     def write(self, text: str) -> int:
         with self._lock:
-            whole, newline, self._begun = (self._begun + text).rpartition("\n")
-            self._put(whole + newline)
+            lines, newline, self._partial = (self._partial + text).rpartition("\n")
+            self._write_lines(lines + newline)
         return len(text)
 
     def flush(self) -> None:
         with self._lock:
-            begun, self._begun = self._begun, ""
-            self._put(begun)
+            partial, self._partial = self._partial, ""
+            self._write_lines(partial)
 
-    def _put(self, text: str) -> None:
+    def _write_lines(self, text: str) -> None:
         if not text:
             return
-        note = f"({self._lost} lines are missing here: the disk was full)\n" if self._lost else ""
+        note = f"({self._lost_lines} lines lost: the disk was full)\n" if self._lost_lines else ""
         try:
             append_lines(self._descriptor, (note + text).encode(self.encoding, "backslashreplace"))
-            self._lost = 0
+            self._lost_lines = 0
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            self._lost += text.count("\n") or 1
+            self._lost_lines += text.count("\n") or 1
 
 
 def printable(text: str) -> str:
@@ -204,4 +161,47 @@ def printable(text: str) -> str:
 
     Invisible characters become escapes (`\x1b`), except newlines and tabs.
     """
-    return "".join(sign if sign.isprintable() or sign in "\n\t" else repr(sign)[1:-1] for sign in text)
+    return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        written = os.write(descriptor, left)
+        if not written:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        left = left[written:]
+
+
+def _ends_with_partial_line(descriptor: int, size: int) -> bool:
+    if not size:
+        return False
+    try:
+        return os.pread(descriptor, 1, size - 1) != b"\n"
+    except OSError:  # open for writing only
+        return False
+
+
+@contextmanager
+def _lock(descriptor: int) -> Iterator[bool]:
+    """Lock the file while a line is appended. Yield False if another process keeps the lock, or if locking is
+    unavailable.
+    """
+    deadline = time.monotonic() + _LOCK_SECONDS
+    is_locked = _try_to_lock(descriptor)
+    while not is_locked and time.monotonic() < deadline:
+        time.sleep(0.01)
+        is_locked = _try_to_lock(descriptor)
+    try:
+        yield is_locked
+    finally:
+        if is_locked:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _try_to_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

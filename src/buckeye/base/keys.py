@@ -27,18 +27,18 @@ ENV_FILE = ".env"
 HOME_VARIABLE = "BUCKEYE_HOME"
 
 KEYS = {
-    "BUCKEYE_API_KEY": "the gateway that MCP environments run behind",
-    "HF_TOKEN": "private or licensed models and datasets, and pushing to the Hugging Face hub",
+    "BUCKEYE_API_KEY": "gateway of MCP environments",
+    "HF_TOKEN": "private or gated models and datasets, and uploads to the Hugging Face hub",
     "WANDB_API_KEY": "metrics in Weights & Biases",
-    "PRIME_API_KEY": "renting GPUs",
-    "OPENAI_API_KEY": "evaluating models that OpenAI serves",
+    "PRIME_API_KEY": "renting GPUs from Prime Intellect",
+    "OPENAI_API_KEY": "evaluating models of OpenAI",
 }
 """Keys that Buckeye looks up, and their purposes."""
 
-_OF_PLAYERS = ("HF_TOKEN", "BUCKEYE_API_KEY", "OPENAI_API_KEY")
-_OF_MODELS = ("HF_TOKEN", "BUCKEYE_INFERENCE_KEY")
+_ROLLOUT_KEYS = ("HF_TOKEN", "BUCKEYE_API_KEY", "OPENAI_API_KEY")
+_MODEL_KEYS = ("HF_TOKEN", "BUCKEYE_INFERENCE_KEY")
 
-_MARKS = (".git", ".hg", ".svn")
+_REPOSITORY_FOLDERS = (".git", ".hg", ".svn")
 _PLAIN = re.compile(r"[\w.:/+=@%,~-]+", re.ASCII)
 
 
@@ -64,12 +64,13 @@ def key_files(folder: Path | None = None) -> list[Path]:
     The first is the nearest `.env` from `folder` (default: the current one) up to the root of the project,
     the second the user's. Raise `UsageError` if another user placed a file in the current folder.
     """
-    here = (folder or Path()).absolute()
-    project = next((path for path in _upward(here) if path.is_file()), here / ENV_FILE)
+    start = (folder or Path()).absolute()
+    project = next((path for path in _project_files(start) if path.is_file()), start / ENV_FILE)
     if _is_planted(project):
         raise UsageError(
-            f"{project} is of another user, in a folder that everybody may write to, and is not read. Go to "
-            "a folder of your own"
+            f"{project} belongs to another user, in a folder that everyone can write to",
+            code="BK-FILE-PERMISSION",
+            hint="change to a folder that only you can write to",
         )
     return [project, home_folder() / ENV_FILE]
 
@@ -94,8 +95,9 @@ def check_variables(env_name: str, names: Iterable[str]) -> None:
     for name in names:
         if not key(name):
             raise UsageError(
-                f"environment {env_name} is to be given the variable {name}, which is neither in the "
-                f"environment nor in .env. Set it: buckeye auth set {name}"
+                f"environment {env_name} requires the variable {name}, which is not set, nor in .env",
+                code="BK-KEY-MISSING",
+                hint=f"set it: buckeye auth set {name}",
             )
 
 
@@ -104,15 +106,15 @@ def child_environment(environ: Mapping[str, str], *, runs_rollouts: bool) -> dic
     rollouts (`runs_rollouts`) may need keys of tasks and of grading models, under any name.
     """
     if runs_rollouts:
-        return {name: value for name, value in environ.items() if name not in KEYS or name in _OF_PLAYERS}
-    return {name: value for name, value in environ.items() if not is_secret(name) or name in _OF_MODELS}
+        return {name: value for name, value in environ.items() if name not in KEYS or name in _ROLLOUT_KEYS}
+    return {name: value for name, value in environ.items() if not is_secret(name) or name in _MODEL_KEYS}
 
 
 def key_states() -> list[KeyState]:
     """Return every known key and every other name in the key files, with the source that takes precedence."""
     files = {path: read_dotenv(path) for path in key_files()}
-    others = sorted({name for found in files.values() for name in found} - set(KEYS))
-    return [_state(name, files) for name in [*KEYS, *others]]
+    others = sorted({name for values in files.values() for name in values} - set(KEYS))
+    return [_key_state(name, files) for name in [*KEYS, *others]]
 
 
 def set_key(name: str, value: str) -> Path:
@@ -120,19 +122,21 @@ def set_key(name: str, value: str) -> Path:
     file. Raise `UsageError` for an invalid name or value.
     """
     if not name.isidentifier() or not name.isascii():
-        raise UsageError(f"{name} is no name of a variable. Write for example HF_TOKEN")
+        hint = "use letters, digits and _, as HF_TOKEN"
+        raise UsageError(f"{name!r} is not a variable name", code="BK-CLI-ARGUMENT", hint=hint)
     if not value or not value.replace("\n", "").isprintable():
-        raise UsageError(f"{name}: the value is empty, or has signs in it that cannot be seen")
+        message = f"the value of {name} is empty, or has invisible characters"
+        raise UsageError(message, code="BK-KEY-INVALID", hint="copy the value again")
     path = home_folder() / ENV_FILE
     read_dotenv(path)  # raises for a damaged file, which is then not overwritten
     lines = path.read_text(encoding="utf-8-sig").splitlines() if path.exists() else []
-    line = f"{name}={_written(value)}"
-    places = [number for number, there in enumerate(lines) if _name_of(there) == name]
-    if places:
-        lines[places[0]] = line
-        lines = [there for number, there in enumerate(lines) if number not in places[1:]]
+    new_line = f"{name}={_quote(value)}"
+    indices = [i for i, line in enumerate(lines) if _name_in(line) == name]
+    if indices:
+        lines[indices[0]] = new_line
+        lines = [line for i, line in enumerate(lines) if i not in indices[1:]]
     else:
-        lines.append(line)
+        lines.append(new_line)
     write_file(path, "\n".join(lines) + "\n", mode=0o600)
     return path
 
@@ -186,21 +190,21 @@ def masked(value: str) -> str:
     return f"{value[:3]}…{value[-2:]}" if len(value) >= 16 else "…"
 
 
-def _upward(folder: Path) -> Iterator[Path]:
+def _project_files(folder: Path) -> Iterator[Path]:
     """Yield `.env` of a folder and of its parents, up to the root of a repository, or below the home
     directory. Stop at a folder that another user owns or that everybody can write to.
     """
     home = Path.home()
     yield folder / ENV_FILE
-    while not any((folder / mark).exists() for mark in _MARKS):
-        above = folder.parent
-        if above in (folder, home) or folder == home or not _is_ours(above):
+    while not any((folder / name).exists() for name in _REPOSITORY_FOLDERS):
+        parent = folder.parent
+        if parent in (folder, home) or folder == home or not _is_private(parent):
             return
-        folder = above
+        folder = parent
         yield folder / ENV_FILE
 
 
-def _is_ours(folder: Path) -> bool:
+def _is_private(folder: Path) -> bool:
     try:
         status = folder.stat()
     except OSError:
@@ -214,22 +218,22 @@ def _is_planted(file: Path) -> bool:
     return file.stat().st_uid != os.geteuid()
 
 
-def _state(name: str, files: Mapping[Path, Mapping[str, str]]) -> KeyState:
-    purpose = KEYS.get(name, "used by tasks or programs of yours")
+def _key_state(name: str, files: Mapping[Path, Mapping[str, str]]) -> KeyState:
+    purpose = KEYS.get(name, "your tasks and programs")
     if os.environ.get(name):
         return KeyState(name, purpose, "environment", masked(os.environ[name]))
-    for path, found in files.items():
-        if found.get(name):
-            return KeyState(name, purpose, str(path), masked(found[name]))
+    for path, values in files.items():
+        if values.get(name):
+            return KeyState(name, purpose, str(path), masked(values[name]))
     return KeyState(name, purpose, None, None)
 
 
-def _name_of(line: str) -> str | None:
+def _name_in(line: str) -> str | None:
     match = LINE.fullmatch(line)
     return match["name"] if match is not None else None
 
 
-def _written(value: str) -> str:
+def _quote(value: str) -> str:
     if _PLAIN.fullmatch(value):
         return value
     escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

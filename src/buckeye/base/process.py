@@ -23,6 +23,32 @@ from typing import IO, Protocol
 
 from buckeye.base.process_guard import GUARD
 
+EXIT_INTERRUPTED = 130
+"""Exit code of a command that SIGTERM, SIGINT or SIGHUP ended before its work was done."""
+STORE_VARIABLE = "BUCKEYE_STORE"
+"""Environment variable with the name of the rendezvous file of one host's trainer ranks."""
+PROGRESS_BAR_SWITCHES = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
+"""Variables that switch off progress bars: of huggingface_hub and transformers, and of `datasets`."""
+
+_INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
+_CERTIFICATE_VARIABLES = (
+    "SSL_CERT_FILE",
+    "SSL_CERT_DIR",
+    "REQUESTS_CA_BUNDLE",
+    "CURL_CA_BUNDLE",
+    "NODE_EXTRA_CA_CERTS",
+)
+_DEFAULT_OPEN_FILES = 65_536  # if the system has no maximum
+_SECRET_NAME = re.compile(
+    r"(.*_)?(API)?(KEY|KEYS|TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|PAT)(_.*)?",
+    re.I,
+)
+_SECRETS_VARIABLE = "BUCKEYE_SECRETS_FD"
+_ENV_START, _ENV_END = 47, 48  # field indices after the name in /proc/PID/stat, see proc_pid_stat(5)
+_PR_SET_DUMPABLE = 4
+_MIN_SECRET_LENGTH = 6
+_MAX_SECRETS_BYTES = 60_000  # a pipe holds this much without a reader
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunIdentity:
@@ -32,19 +58,6 @@ class RunIdentity:
 
     run_id: str
     attempt: int
-
-
-_INHERITED = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "TZ")
-_CERTIFICATES = (
-    "SSL_CERT_FILE",
-    "SSL_CERT_DIR",
-    "REQUESTS_CA_BUNDLE",
-    "CURL_CA_BUNDLE",
-    "NODE_EXTRA_CA_CERTS",
-)
-
-STORE_VARIABLE = "BUCKEYE_STORE"
-"""Environment variable with the name of the rendezvous file of one host's trainer ranks."""
 
 
 def run_identity() -> RunIdentity:
@@ -83,23 +96,16 @@ def idle_spins(*, cores_to_itself: bool) -> str:
     return os.environ.get("GOMP_SPINCOUNT", "5000" if cores_to_itself else "1000")
 
 
-_OPEN_FILES = 65_536  # if the system has no maximum
-
-
 def raise_open_files_limit() -> None:
     """Raise the limit of open files for this process and its children to the user's maximum. Every running
     rollout has some open, and the default limit is 256 or 1024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = hard if hard != resource.RLIM_INFINITY else _OPEN_FILES
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    limit = hard if hard != resource.RLIM_INFINITY else _DEFAULT_OPEN_FILES
+    if soft == resource.RLIM_INFINITY or soft >= limit:
         return
     with suppress(ValueError, OSError):  # the effective limit may be lower than the reported one
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
-EXIT_INTERRUPTED = 130
-"""Exit code of a command that SIGTERM, SIGINT or SIGHUP ended before its work was done."""
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
 def run_program(
@@ -159,7 +165,7 @@ class ChildProcess:
         later the id may belong to another process.
         """
         if self._process.returncode is None and self._process.poll() is not None:
-            self._over()
+            self._finish()
         return self._process.returncode
 
     def signal(self, number: int, *, session: bool) -> None:
@@ -171,7 +177,7 @@ class ChildProcess:
         """Return its exit code. Raise `subprocess.TimeoutExpired` if it runs longer than `seconds`."""
         if self._process.returncode is None:
             self._process.wait(seconds)
-            self._over()
+            self._finish()
         return self._process.returncode
 
     def end(self, seconds: float, *, session: bool) -> bool:
@@ -187,7 +193,7 @@ class ChildProcess:
             return False
         return True
 
-    def _over(self) -> None:
+    def _finish(self) -> None:
         self._kill(signal.SIGKILL)
         if self._guarded:
             GUARD.forget(self.pid)
@@ -288,26 +294,13 @@ def clean_environment(given: Mapping[str, str]) -> dict[str, str]:
     the language, and the task's variables. It contains nothing else of this process's environment, neither
     keys nor settings.
     """
-    kept = (*_INHERITED, *_CERTIFICATES)
-    return {name: os.environ[name] for name in kept if name in os.environ} | dict(given)
-
-
-PROGRESS_BAR_SWITCHES = ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS")
-"""Variables that switch off progress bars: of huggingface_hub and transformers, and of `datasets`."""
-_NAME = re.compile(
-    r"(.*_)?(API)?(KEY|KEYS|TOKEN|TOKENS|SECRET|SECRETS|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS?|PAT)(_.*)?",
-    re.I,
-)
-_HANDED_OVER = "BUCKEYE_SECRETS_FD"
-_ENV_START, _ENV_END = 47, 48  # field indices after the name in /proc/PID/stat, see proc_pid_stat(5)
-_PR_SET_DUMPABLE = 4
-_SHORTEST_SECRET = 6
-_MOST_BYTES = 60_000  # a pipe holds this much without a reader
+    names = (*_INHERITED_VARIABLES, *_CERTIFICATE_VARIABLES)
+    return {name: os.environ[name] for name in names if name in os.environ} | dict(given)
 
 
 def is_secret(name: str) -> bool:
     """Return True if a variable of that name holds a key, a password or similar."""
-    return _NAME.fullmatch(name) is not None and name != _HANDED_OVER
+    return _SECRET_NAME.fullmatch(name) is not None and name != _SECRETS_VARIABLE
 
 
 def hand_over_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], int | None]:
@@ -318,13 +311,13 @@ def hand_over_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], int | Non
     """
     secrets = {name: value for name, value in env.items() if is_secret(name)}
     data = json.dumps(secrets).encode()
-    if not secrets or len(data) > _MOST_BYTES:
+    if not secrets or len(data) > _MAX_SECRETS_BYTES:
         return dict(env), None
     reading, writing = os.pipe()
     os.write(writing, data)
     os.close(writing)
     return {name: value for name, value in env.items() if name not in secrets} | {
-        _HANDED_OVER: str(reading)
+        _SECRETS_VARIABLE: str(reading)
     }, reading
 
 
@@ -332,7 +325,7 @@ def receive_secrets() -> None:
     """Read the secrets handed over to this process, and erase those it was started with. Call it first,
     before other threads exist.
     """
-    descriptor = os.environ.pop(_HANDED_OVER, None)
+    descriptor = os.environ.pop(_SECRETS_VARIABLE, None)
     if descriptor is not None:
         with open(int(descriptor), "rb") as pipe:
             os.environ.update(json.load(pipe))
@@ -359,16 +352,16 @@ def _blank_block(names: set[bytes]) -> None:
         return
     for name in names:
         os.environb[name] = os.environb[name]  # C's `environ` points to a copy now
-    place = start
+    address = start
     for entry in ctypes.string_at(start, end - start).split(b"\0"):
         if entry.partition(b"=")[0] in names:
-            ctypes.memset(place, 0, len(entry))
-        place += len(entry) + 1
+            ctypes.memset(address, 0, len(entry))
+        address += len(entry) + 1
 
 
 def remove_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return a message without secrets, which a failing server may have printed."""
+    """Return a text without secrets, which a failing server may have printed."""
     for secret in secrets:
-        if len(secret) >= _SHORTEST_SECRET:
+        if len(secret) >= _MIN_SECRET_LENGTH:
             text = text.replace(secret, "(redacted)")
     return text

@@ -28,13 +28,13 @@ def kill_marked(mark: str) -> None:
     """Kill every process that was started, directly or indirectly, with a mark with this prefix. Linux
     only.
     """
-    wanted = f"\0{MARK_VARIABLE}={mark}".encode()
+    entry = f"\0{MARK_VARIABLE}={mark}".encode()
     for _ in range(_ROUNDS):
-        found = [pid for pid in _processes() if wanted in _environment(pid)]
-        for pid in found:
+        marked = [pid for pid in _processes() if entry in _environment(pid)]
+        for pid in marked:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        if not found:
+        if not marked:
             return
 
 
@@ -76,14 +76,14 @@ class Guard:
         """Kill the group when this process ends."""
         with self._lock:
             self._groups.add(group)
-            if self._process is None or not self._told(f"+{group}"):
+            if self._process is None or not self._send(f"+{group}"):
                 self._start()
 
     def forget(self, group: int) -> None:
         """Remove a group that has ended."""
         with self._lock:
             self._groups.discard(group)
-            if self._process is not None and not self._told(f"-{group}"):
+            if self._process is not None and not self._send(f"-{group}"):
                 self._process = None
 
     def _start(self) -> None:
@@ -97,9 +97,10 @@ class Guard:
             start_new_session=True,
         )
         for group in self._groups:
-            self._told(f"+{group}")
+            self._send(f"+{group}")
 
-    def _told(self, line: str) -> bool:
+    def _send(self, line: str) -> bool:
+        """Send a line to the guard. Return False if the guard has ended."""
         assert self._process is not None
         assert self._process.stdin is not None
         try:

@@ -26,6 +26,10 @@ _App = Callable[[_Scope, _Receive, _Send], Awaitable[None]]
 
 _LIVENESS = frozenset({"/health", "/ping"})
 _POLICY_VIOLATION = 1008  # RFC 6455, 7.4.1
+_PREFLIGHT = [
+    (b"access-control-allow-methods", b"GET, POST, DELETE"),
+    (b"access-control-allow-headers", b"authorization, content-type, mcp-session-id, mcp-protocol-version"),
+]
 
 
 class Denial(NamedTuple):
@@ -66,22 +70,22 @@ def find_denial(scope: Mapping[str, Any], rules: AccessRules) -> Denial | None:
     for name, value in scope["headers"]:
         headers.setdefault(name.lower(), []).append(value)
     return (
-        _foreign_host(headers, rules)
-        or _foreign_page(headers, scope, rules)
-        or _without_key(headers, scope["path"], rules)
-        or _not_json(headers)
+        _check_host(headers, rules)
+        or _check_origin(headers, scope, rules)
+        or _check_key(headers, scope["path"], rules)
+        or _check_body_type(headers)
     )
 
 
-def _foreign_host(headers: Mapping[bytes, list[bytes]], rules: AccessRules) -> Denial | None:
-    given = [_host_of(f"//{value.decode('latin-1')}") for value in headers.get(b"host", [b""])]
-    if all(_is_ours(host, rules) for host in given):
+def _check_host(headers: Mapping[bytes, list[bytes]], rules: AccessRules) -> Denial | None:
+    hosts = [_host_of(f"//{value.decode('latin-1')}") for value in headers.get(b"host", [b""])]
+    if all(_is_own_host(host, rules) for host in hosts):
         return None
-    reached = "localhost" if is_loopback(rules.host) else "its address"
-    return Denial(403, "host", f"This server answers to {reached}, and not to Host: {given[0]!r}.")
+    expected = "localhost" if is_loopback(rules.host) else "the address of this server"
+    return Denial(403, "host", f"unexpected Host header {hosts[0]!r}: use {expected}")
 
 
-def _is_ours(host: str, rules: AccessRules) -> bool:
+def _is_own_host(host: str, rules: AccessRules) -> bool:
     if host in {name.lower() for name in rules.hosts}:
         return True
     if is_loopback(rules.host):
@@ -96,47 +100,49 @@ def _is_ours(host: str, rules: AccessRules) -> bool:
     return True  # no name was resolved, so none can point here maliciously
 
 
-def _foreign_page(
+def _check_origin(
     headers: Mapping[bytes, list[bytes]], scope: Mapping[str, Any], rules: AccessRules
 ) -> Denial | None:
     own = {f"{scope.get('scheme', 'http')}://{value.decode('latin-1')}" for value in headers.get(b"host", [])}
     for value in headers.get(b"origin", []):
         origin = value.decode("latin-1")
         if origin not in rules.origins and origin not in own:
-            return Denial(403, "origin", f"Pages of {origin!r} may not use this server.")
+            return Denial(403, "origin", f"pages of {origin!r} may not use this server")
     return None
 
 
-def _without_key(headers: Mapping[bytes, list[bytes]], path: str, rules: AccessRules) -> Denial | None:
+def _check_key(headers: Mapping[bytes, list[bytes]], path: str, rules: AccessRules) -> Denial | None:
     if path in _LIVENESS:
         return None
     if rules.key is None:
-        if rules.public is None or any(path == one or path.startswith(f"{one}/") for one in rules.public):
+        public = rules.public
+        if public is None or any(path == prefix or path.startswith(f"{prefix}/") for prefix in public):
             return None
-        return Denial(
-            403, "no-key", f"{path} steers the server, which was started without a key: start it with one."
-        )
-    scheme, _, given = headers.get(b"authorization", [b""])[0].partition(b" ")
-    if scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), rules.key.encode()):
+        message = f"{path} controls the server and requires a key, but the server was started without one"
+        return Denial(403, "no-key", message)
+    scheme, _, key = headers.get(b"authorization", [b""])[0].partition(b" ")
+    if scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), rules.key.encode()):
         return None
-    return Denial(401, "key", f"This server asks for its API key: {rules.key_hint}.")
+    return Denial(401, "key", f"missing or wrong API key: {rules.key_hint}")
 
 
-def _not_json(headers: Mapping[bytes, list[bytes]]) -> Denial | None:
+def _check_body_type(headers: Mapping[bytes, list[bytes]]) -> Denial | None:
     length = headers.get(b"content-length", [b"0"])[0]
     if length == b"0" and b"transfer-encoding" not in headers:
         return None
     kind = headers.get(b"content-type", [b""])[0].partition(b";")[0].strip().lower()
     if kind == b"application/json":
         return None
-    shown = kind.decode("latin-1") or "none"
-    return Denial(415, "type", f"The body must be JSON (Content-Type: application/json), not {shown}.")
+    message = (
+        f"the body must be JSON (Content-Type: application/json), not {kind.decode('latin-1') or 'untyped'}"
+    )
+    return Denial(415, "type", message)
 
 
-def openai_body(why: Denial) -> bytes:
+def openai_body(denial: Denial) -> bytes:
     """Return a refusal in OpenAI's error format."""
-    kind = "authentication_error" if why.status == 401 else "invalid_request_error"
-    error = {"message": why.message, "type": kind, "param": None, "code": why.status}
+    kind = "authentication_error" if denial.status == 401 else "invalid_request_error"
+    error = {"message": denial.message, "type": kind, "param": None, "code": denial.status}
     return json.dumps({"error": error}).encode()
 
 
@@ -153,39 +159,34 @@ class RequestGate:
             return
         origin = next((value for name, value in scope["headers"] if name == b"origin"), None)
         if origin is not None and origin.decode("latin-1") in self._rules.origins:
-            send = _readable_by(origin, send)
+            send = _allow_origin(origin, send)
             if scope.get("method") == "OPTIONS":  # preflight of a browser
-                await _answer(send, 204, b"", _PREFLIGHT)
+                await _respond(send, 204, b"", _PREFLIGHT)
                 return
-        why = find_denial(scope, self._rules)
-        if why is None:
+        denial = find_denial(scope, self._rules)
+        if denial is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": why.message})
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION, "reason": denial.message})
         else:
-            asks = [(b"www-authenticate", b"Bearer")] if why.status == 401 else []
-            await _answer(send, why.status, self._body(why), [(b"content-type", b"application/json"), *asks])
+            challenge = [(b"www-authenticate", b"Bearer")] if denial.status == 401 else []
+            headers = [(b"content-type", b"application/json"), *challenge]
+            await _respond(send, denial.status, self._body(denial), headers)
 
 
-_PREFLIGHT = [
-    (b"access-control-allow-methods", b"GET, POST, DELETE"),
-    (b"access-control-allow-headers", b"authorization, content-type, mcp-session-id, mcp-protocol-version"),
-]
-
-
-def _readable_by(origin: bytes, send: _Send) -> _Send:
-    async def marked(message: MutableMapping[str, Any]) -> None:
+def _allow_origin(origin: bytes, send: _Send) -> _Send:
+    async def send_with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
             allowed = [(b"access-control-allow-origin", origin), (b"vary", b"origin")]
             message = {**message, "headers": [*message["headers"], *allowed]}
         await send(message)
 
-    return marked
+    return send_with_headers
 
 
-async def _answer(send: _Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
-    own = (b"content-length", str(len(body)).encode())
-    await send({"type": "http.response.start", "status": status, "headers": [own, *headers]})
+async def _respond(send: _Send, status: int, body: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    length = (b"content-length", str(len(body)).encode())
+    await send({"type": "http.response.start", "status": status, "headers": [length, *headers]})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -32,8 +32,7 @@ from buckeye.base.foreign_files import read_regular
 from buckeye.errors import RunError
 
 _TEMPORARY = re.compile(r"^\..+\.tmp-(\d+)(?:-([0-9a-f]{8}))?$", re.DOTALL)
-_HASHED_AT_ONCE = 8
-_OF_YOUR_OWN = "XDG_RUNTIME_DIR to a directory of your own"
+_HASH_THREADS = 8
 _STEP = re.compile(r"^step_(0|[1-9]\d*)$")
 
 
@@ -50,13 +49,13 @@ def write_directory(
     _remove_leftovers(final.parent)
     if final.exists() and not replace:
         raise FileExistsError(errno.EEXIST, "directory exists already", str(final))
-    temporary = _temporary(final)
+    temporary = _temporary_path(final)
     _remove(temporary)
     temporary.mkdir()
     try:
         fill(temporary)
         fault_point("storage.temporary_written")
-        _open_to_those_of(temporary)
+        _apply_umask(temporary)
         if durable:
             sync_tree(temporary)
         fault_point("storage.before_rename")
@@ -73,7 +72,7 @@ def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path.parent)
-    temporary = _temporary(path)
+    temporary = _temporary_path(path)
     try:
         with open(temporary, "wb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(utf8(data) if isinstance(data, str) else data)
@@ -111,13 +110,13 @@ def well_formed(value: Any) -> Any:
 
 def remove_directory(path: Path) -> None:
     """Delete a directory atomically, as seen by readers. A missing one is fine."""
-    unseen = _temporary(path.with_name(f"{path.name}.removed"))
-    _remove(unseen)
+    hidden = _temporary_path(path.with_name(f"{path.name}.removed"))
+    _remove(hidden)
     try:
-        path.rename(unseen)
+        path.rename(hidden)
     except FileNotFoundError:
         return
-    _remove(unseen)
+    _remove(hidden)
 
 
 def link_or_copy(source: str, target: str) -> None:
@@ -136,7 +135,7 @@ def sha256_file(path: Path) -> str:
 
 def sha256_files(paths: Sequence[Path]) -> list[str]:
     """Return the SHA-256 of each file, computed in parallel: a model of many gigabytes takes seconds."""
-    with ThreadPoolExecutor(min(_HASHED_AT_ONCE, len(paths)) or 1, "sha256") as threads:
+    with ThreadPoolExecutor(min(_HASH_THREADS, len(paths)) or 1, "sha256") as threads:
         return list(threads.map(sha256_file, paths))
 
 
@@ -147,19 +146,21 @@ def private_folder(name: str) -> Path:
     """
     # `su` and containers may leave the path of a missing folder, or of another user's
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    usable = runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK)
-    base = Path(runtime or "") if usable else Path(tempfile.gettempdir(), f"buckeye-{os.getuid()}")
-    folder = base / (f"buckeye-{name}" if usable else name)
-    for one in (folder,) if usable else (base, folder):
+    is_usable = runtime and os.path.isdir(runtime) and os.access(runtime, os.W_OK)
+    base = Path(runtime or "") if is_usable else Path(tempfile.gettempdir(), f"buckeye-{os.getuid()}")
+    folder = base / (f"buckeye-{name}" if is_usable else name)
+    code, hint = "BK-FILE-PERMISSION", "set XDG_RUNTIME_DIR to a directory that only you can use"
+    for path in (folder,) if is_usable else (base, folder):
         try:
-            one.mkdir(mode=0o700, exist_ok=True)
-            seen = one.lstat()
+            path.mkdir(mode=0o700, exist_ok=True)
+            status = path.lstat()
         except OSError as error:
-            raise RunError(f"{one} cannot be made ({error}). Set {_OF_YOUR_OWN}.") from None
-        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid():
-            raise RunError(f"{one} belongs to another user, or is no folder. Set {_OF_YOUR_OWN}.")
-        if seen.st_mode & 0o077:
-            one.chmod(0o700)
+            raise RunError(f"cannot create the folder {path}: {error}", code=code, hint=hint) from None
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+            message = f"{path} belongs to another user, or is not a folder"
+            raise RunError(message, code=code, hint=hint)
+        if status.st_mode & 0o077:
+            path.chmod(0o700)
     return folder
 
 
@@ -197,7 +198,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_regular(path).decode())
     except RecursionError:
-        raise ValueError("its lists or tables are nested too deeply") from None
+        raise ValueError("lists or tables are nested too deeply") from None
 
 
 def step_directory(root: Path, step: int) -> Path:
@@ -211,31 +212,8 @@ def step_directories(root: Path) -> dict[int, Path]:
     """
     if not root.is_dir():
         return {}
-    found = {int(match[1]): path for path in root.iterdir() if (match := _STEP.match(path.name))}
-    return dict(sorted(found.items()))
-
-
-def _open_to_those_of(directory: Path) -> None:
-    """Give the files of a directory the permissions of the user's umask, as a new directory shows them: some
-    libraries make all files private.
-    """
-    granted = directory.stat().st_mode & 0o666
-    for folder, _, names in os.walk(directory):
-        for path in (Path(folder, name) for name in names):
-            seen = path.lstat()
-            # hard links are also files of another owner
-            own = stat.S_ISREG(seen.st_mode) and seen.st_nlink == 1
-            if own and seen.st_mode & granted != granted:
-                path.chmod(stat.S_IMODE(seen.st_mode) | granted)
-
-
-def _temporary(final: Path) -> Path:
-    return final.with_name(f".{final.name}.tmp-{os.getpid()}-{_this_host()}")
-
-
-def _this_host() -> str:
-    """Return eight hexadecimal digits that identify this host."""
-    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
+    steps = {int(match[1]): path for path in root.iterdir() if (match := _STEP.match(path.name))}
+    return dict(sorted(steps.items()))
 
 
 def find_leftovers(folder: Path) -> list[Path]:
@@ -244,9 +222,41 @@ def find_leftovers(folder: Path) -> list[Path]:
         path
         for path in folder.iterdir()
         if (match := _TEMPORARY.match(path.name))
-        and match[2] in (None, _this_host())
+        and match[2] in (None, _host_id())
         and not psutil.pid_exists(int(match[1]))
     ]
+
+
+def sync(path: Path) -> None:
+    """Wait until a file's content, or a folder's list of names, is on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _apply_umask(directory: Path) -> None:
+    """Give the files of a directory the permissions of the user's umask, since some libraries make all files
+    private.
+    """
+    granted = directory.stat().st_mode & 0o666
+    for folder, _, names in os.walk(directory):
+        for path in (Path(folder, name) for name in names):
+            status = path.lstat()
+            # a hard link may belong to another directory too
+            is_own = stat.S_ISREG(status.st_mode) and status.st_nlink == 1
+            if is_own and status.st_mode & granted != granted:
+                path.chmod(stat.S_IMODE(status.st_mode) | granted)
+
+
+def _temporary_path(final: Path) -> Path:
+    return final.with_name(f".{final.name}.tmp-{os.getpid()}-{_host_id()}")
+
+
+def _host_id() -> str:
+    """Return eight hexadecimal digits that identify this host."""
+    return f"{zlib.crc32(socket.gethostname().encode()):08x}"
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -261,15 +271,6 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def sync(path: Path) -> None:
-    """Wait until a file's content, or a folder's list of names, is on disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 def _move_into_place(temporary: Path, final: Path) -> None:
     if not final.exists():
         temporary.rename(final)
@@ -279,15 +280,17 @@ def _move_into_place(temporary: Path, final: Path) -> None:
         temporary.rename(final)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     """Exchange two names atomically. Return False if the system cannot."""
     library = ctypes.CDLL(None, use_errno=True)
     if sys.platform == "darwin":
         rename_swap = 2
-        result = library.renamex_np(os.fsencode(one), os.fsencode(other), rename_swap)
+        result = library.renamex_np(os.fsencode(first), os.fsencode(second), rename_swap)
     elif hasattr(library, "renameat2"):
         at_fdcwd, rename_exchange = -100, 2
-        result = library.renameat2(at_fdcwd, os.fsencode(one), at_fdcwd, os.fsencode(other), rename_exchange)
+        result = library.renameat2(
+            at_fdcwd, os.fsencode(first), at_fdcwd, os.fsencode(second), rename_exchange
+        )
     else:
         return False
     if result == 0:
@@ -295,4 +298,4 @@ def _exchange(one: Path, other: Path) -> bool:
     number = ctypes.get_errno()
     if number in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    raise OSError(number, os.strerror(number), str(second))

@@ -10,8 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-_MOST_LINES = 200
-_NARROWEST = 40
+FIRST_LINE, RAREST_LINE = 5.0, 60.0
+"""Pause in seconds before the first line without a terminal, and the maximum pause. Each pause is twice the
+previous one.
+"""
+
+_MAX_LINES = 200
+_MIN_WIDTH = 40
 
 
 def can_prompt(*, yes: bool, as_json: bool) -> bool:
@@ -24,61 +29,55 @@ def choose(title: str, options: Sequence[tuple[str, str]]) -> str:
     the first.
     """
     print(f"\n{title}")
-    width = max(shutil.get_terminal_size().columns, _NARROWEST)
+    width = max(shutil.get_terminal_size().columns, _MIN_WIDTH)
     for number, (value, note) in enumerate(options, 1):
         line = f"  {number}  {value}{f'  ({note})' if note else ''}"
         print(textwrap.fill(line, width, subsequent_indent=" " * 7, break_long_words=False))
     while True:
-        answer = _answer("Number or name [1]: ")
+        answer = _read_line("Number or name [1]: ")
         if not answer:
             return options[0][0]
         if answer.isdigit() and 1 <= int(answer) <= len(options):
             return options[int(answer) - 1][0]
         if answer in [value for value, _ in options]:
             return answer
-        print(f"There is no {answer}: write a number from 1 to {len(options)}.")
+        print(f"No option {answer}: enter a number from 1 to {len(options)}.")
 
 
 def prompt_for_text(title: str) -> str:
     """Prompt for a line of text; it may be empty."""
-    return _answer(f"\n{title}: ")
+    return _read_line(f"\n{title}: ")
 
 
 def confirm(question: str) -> bool:
     """Prompt for yes or no; an empty answer means yes."""
     while True:
-        answer = _answer(f"{question} [Y/n]: ").lower()
+        answer = _read_line(f"{question} [Y/n]: ").lower()
         if answer in ("", "y", "yes"):
             return True
         if answer in ("n", "no"):
             return False
-        print("Write y or n.")
+        print("Enter y or n.")
 
 
 def show_file(path: Path, text: str) -> None:
     """Print a file's planned content."""
     lines = text.splitlines()
     print(f"\n--- {path} ---")
-    for line in lines[:_MOST_LINES]:
+    for line in lines[:_MAX_LINES]:
         print(f"  {line}")
-    if len(lines) > _MOST_LINES:
-        print(f"  ... and {len(lines) - _MOST_LINES} more lines")
+    if len(lines) > _MAX_LINES:
+        print(f"  ... and {len(lines) - _MAX_LINES} more lines")
     print("---")
 
 
-def _answer(prompt: str) -> str:
+def _read_line(prompt: str) -> str:
     """Return the typed line. Treat the end of input as Ctrl-C."""
     try:
         return input(prompt).strip()
     except EOFError:
         print()
         raise KeyboardInterrupt from None
-
-
-FIRST_LINE, RAREST_LINE = 5.0, 60.0
-"""Pause in seconds before the first line without a terminal, and the maximum pause. Each pause is twice the
-previous one.
-"""
 
 
 @contextmanager
@@ -92,7 +91,7 @@ def status_line(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], 
         yield lambda _: None
         return
     if not sys.stderr.isatty():
-        with _now_and_then(first) as show:
+        with _print_periodically(first) as show:
             yield show
         return
     from rich.console import Console
@@ -103,21 +102,21 @@ def status_line(first: str, *, quiet: bool = False) -> Iterator[Callable[[str], 
 
 
 @contextmanager
-def _now_and_then(first: str) -> Iterator[Callable[[str], None]]:
-    newest, over, stream = [first], threading.Event(), sys.stderr
+def _print_periodically(first: str) -> Iterator[Callable[[str], None]]:
+    newest, stopped, stream = [first], threading.Event(), sys.stderr
 
-    def tell() -> None:
-        pause, said = FIRST_LINE, ""
-        while not over.wait(pause):
-            if newest[0] != said:
-                said = newest[0]
-                print(f"{said} ...", file=stream, flush=True)
+    def print_newest() -> None:
+        pause, printed = FIRST_LINE, ""
+        while not stopped.wait(pause):
+            if newest[0] != printed:
+                printed = newest[0]
+                print(f"{printed} ...", file=stream, flush=True)
             pause = min(2 * pause, RAREST_LINE)
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=print_newest, daemon=True)
     thread.start()
     try:
         yield lambda text: newest.__setitem__(0, text)
     finally:
-        over.set()
+        stopped.set()
         thread.join()

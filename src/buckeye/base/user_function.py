@@ -21,15 +21,17 @@ def load_user_function(import_path: str, kwargs: Mapping[str, Any], *, setting: 
     This runs its code. Raise `UsageError` if it does not exist, or does not take one argument and `kwargs`.
     """
     try:
-        function = _load(import_path)
+        function = _load_function(import_path)
     except UsageError as error:
-        raise UsageError(f"{setting}.import_path = {import_path!r}: {error}") from error.__cause__
+        raise error.prefixed(f"`{setting}.import_path` = {import_path!r}") from error.__cause__
     try:
         inspect.signature(function).bind(None, **kwargs)
     except (TypeError, ValueError) as error:
         raise UsageError(
-            f"{setting}.import_path = {import_path!r} cannot be called with one argument and "
-            f"{setting}.kwargs = {dict(kwargs)}: {error}."
+            f"`{setting}.import_path` = {import_path!r} cannot be called with one argument and "
+            f"`{setting}.kwargs` = {dict(kwargs)}: {error}",
+            code="BK-CONFIG-VALUE",
+            hint=f"change the function or `{setting}.kwargs`",
         ) from None
     return function
 
@@ -46,34 +48,36 @@ def find_missing_function(import_path: str) -> str | None:
         except (ImportError, ValueError):
             spec = None
         if spec is None:
-            return f"there is no module {source}"
+            return f"no module {source}"
         path = Path(spec.origin or "")
     elif not path.is_file():
-        return f"there is no file {source}"
+        return f"no file {source}"
     try:
         parsed = ast.parse(path.read_bytes())
     except (OSError, SyntaxError, ValueError):  # compiled code, or an error that the import will report
         return None
-    bound = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
-    bound |= {node.asname or node.name for node in ast.walk(parsed) if isinstance(node, ast.alias)}
-    bound |= {node.name for node in ast.walk(parsed) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    return None if bound & {name, "*", "__getattr__"} else f"{source} has no function {name!r}"
+    names = {node.id for node in ast.walk(parsed) if isinstance(node, ast.Name)}
+    names |= {node.asname or node.name for node in ast.walk(parsed) if isinstance(node, ast.alias)}
+    names |= {node.name for node in ast.walk(parsed) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return None if names & {name, "*", "__getattr__"} else f"{source} has no function {name!r}"
 
 
 @cache
-def _load(import_path: str) -> Callable[..., Any]:
+def _load_function(import_path: str) -> Callable[..., Any]:
     source, _, name = import_path.rpartition(":")
     try:
-        module = _from_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
+        module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except THIRD_PARTY_ERRORS as error:
-        raise UsageError(f"{source} cannot be imported ({type(error).__name__}: {error}).") from error
+        message = f"cannot import {source}: {type(error).__name__}: {error}"
+        raise UsageError(message, code="BK-CONFIG-VALUE", hint="fix the error or the path") from error
     function = getattr(module, name, None)
     if not callable(function):
-        raise UsageError(f"{source} has no function {name!r}.")
+        message, hint = f"{source} has no function {name!r}", "name a function that the module defines"
+        raise UsageError(message, code="BK-CONFIG-VALUE", hint=hint)
     return function  # type: ignore[no-any-return]
 
 
-def _from_file(path: Path) -> ModuleType:
+def _load_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path.expanduser())
     assert spec is not None
     assert spec.loader is not None

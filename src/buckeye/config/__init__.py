@@ -1,4 +1,1 @@
-"""Settings: files and flags become one object, or one error message with every problem.
-
-This room performs no actions.
-"""
+"""Settings: files and flags become one object, or one error with every problem. Nothing is started."""

@@ -18,8 +18,8 @@ from buckeye.errors import UsageError
 T = TypeVar("T", bound=BaseConfig)
 
 ADAPTER_CONFIG = "adapter_config.json"
-_STORED = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
-_OTHER_KINDS = (
+_PEFT_KEYS = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
+_UNSUPPORTED_KEYS = (
     "use_dora",
     "use_rslora",
     "use_qalora",
@@ -40,7 +40,7 @@ def read_base_model(adapter: Path) -> tuple[str, str | None]:
     """Return the name and the revision of an adapter's base model. Raise `UsageError` if the adapter does not
     name it.
     """
-    return _base(adapter, _read(adapter))
+    return _base_model(adapter, _read_adapter_config(adapter))
 
 
 def start_from_adapter(config: T) -> T:
@@ -55,8 +55,28 @@ def start_from_adapter(config: T) -> T:
     return config.model_copy(update=_run_changes(config)) if isinstance(config, RLConfig) else config
 
 
+def start_model(model: ModelConfig) -> ModelConfig:
+    """Return a model's settings with those that its adapter determines; unchanged without an adapter. Raise
+    `UsageError` if the adapter cannot be read, or if settings contradict it.
+    """
+    names_adapter = is_adapter(model.name)
+    folder = Path(model.name) if names_adapter else model.adapter
+    if folder is None:
+        return model
+    content = _read_adapter_config(folder)
+    lora = model.experimental.lora
+    stored_lora = None if lora is None else _lora_settings(lora, folder, content)
+    changes: dict[str, Any] = {
+        "adapter": folder.resolve(),
+        "experimental": model.experimental.model_copy(update={"lora": stored_lora}),
+    }
+    if names_adapter:
+        changes["name"] = _base_model(folder, content)[0]
+    return model.model_copy(update=changes)
+
+
 def _run_changes(config: RLConfig) -> dict[str, Any]:
-    """Return the changes to a run's sections, which all name the model."""
+    """Return the changed sections of a run, which all name the model."""
     model = config.trainer.model
     started = start_model(model)
     if started is model:
@@ -72,83 +92,67 @@ def _run_changes(config: RLConfig) -> dict[str, Any]:
     return changes
 
 
-def start_model(model: ModelConfig) -> ModelConfig:
-    """Return a model's settings with those that its adapter determines; unchanged without an adapter. Raise
-    `UsageError` if the adapter cannot be read, or if settings contradict it.
-    """
-    is_named = is_adapter(model.name)
-    folder = Path(model.name) if is_named else model.adapter
-    if folder is None:
-        return model
-    content = _read(folder)
-    lora = model.experimental.lora
-    adapted = None if lora is None else _continued(lora, folder, content)
-    changes: dict[str, Any] = {
-        "adapter": folder.resolve(),
-        "experimental": model.experimental.model_copy(update={"lora": adapted}),
-    }
-    if is_named:
-        changes["name"] = _base(folder, content)[0]
-    return model.model_copy(update=changes)
-
-
-def _continued(lora: LoRAConfig, folder: Path, content: Mapping[str, Any]) -> LoRAConfig:
+def _lora_settings(lora: LoRAConfig, folder: Path, content: Mapping[str, Any]) -> LoRAConfig:
     """Return the settings for training an adapter further."""
-    merge = "Leave experimental.lora out to train the model that it is merged into"
-    others = [f"{key} = {content[key]!r}" for key in _OTHER_KINDS if content.get(key)]
+    failure = f"cannot train the adapter {folder} further: its {ADAPTER_CONFIG} has"
+    hint = "leave `experimental.lora` out to merge the adapter into the model and train the model"
+    unsupported = [f"{key} = {content[key]!r}" for key in _UNSUPPORTED_KEYS if content.get(key)]
     if content.get("peft_type", "LORA") != "LORA":
-        others.append(f"peft_type = {content['peft_type']!r}")
+        unsupported.append(f"peft_type = {content['peft_type']!r}")
     if content.get("bias", "none") != "none":
-        others.append(f"bias = {content['bias']!r}")
-    if others:
-        raise UsageError(
-            f"The adapter {folder} cannot be trained further: {', '.join(others)} in its {ADAPTER_CONFIG}. "
-            f"{merge}."
-        )
-    stored = {name: content.get(key) for name, key in _STORED.items()}
-    stored["modules_to_save"] = content.get("modules_to_save") or []
+        unsupported.append(f"bias = {content['bias']!r}")
+    if unsupported:
+        raise UsageError(f"{failure} {', '.join(unsupported)}", code="BK-ADAPTER", hint=hint)
+    values = {name: content.get(key) for name, key in _PEFT_KEYS.items()}
+    values["modules_to_save"] = content.get("modules_to_save") or []
     try:
-        found = LoRAConfig.model_validate({"dropout": lora.dropout, **stored})
+        stored = LoRAConfig.model_validate({"dropout": lora.dropout, **values})
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise UsageError(
-            f"The adapter {folder} cannot be trained further: {where} in its {ADAPTER_CONFIG}: "
-            f"{problem['msg']}. {merge}."
-        ) from None
-    wrong = [
-        f"{name} = {getattr(lora, name)!r} is set, and the adapter has {getattr(found, name)!r}"
-        for name in stored
-        if name in lora.model_fields_set and _set(getattr(lora, name)) != _set(getattr(found, name))
+        details = error.errors()[0]
+        key = ".".join(map(str, details["loc"]))
+        message = f"{failure} an invalid value of {key}: {details['msg']}"
+        raise UsageError(message, code="BK-ADAPTER", hint=hint) from None
+    differences = [
+        f"`{name}` is {getattr(lora, name)!r}, and the adapter has {getattr(stored, name)!r}"
+        for name in values
+        if name in lora.model_fields_set and _sorted(getattr(lora, name)) != _sorted(getattr(stored, name))
     ]
-    if wrong:
+    if differences:
         raise UsageError(
-            f"model.experimental.lora does not fit the adapter {folder}: {'; '.join(wrong)}. Leave these "
-            "settings out."
+            f"`model.experimental.lora` does not fit the adapter {folder}: {'; '.join(differences)}",
+            code="BK-ADAPTER",
+            hint="leave these settings out",
         )
-    return found
+    return stored
 
 
-def _set(value: Any) -> Any:
+def _sorted(value: Any) -> Any:
     return sorted(value) if isinstance(value, list) else value
 
 
-def _read(adapter: Path) -> Mapping[str, Any]:
+def _read_adapter_config(adapter: Path) -> Mapping[str, Any]:
     path = adapter / ADAPTER_CONFIG
     try:
         content = read_json(path)
         if not isinstance(content, dict):
-            raise ValueError("it is not an object")
+            raise ValueError("not a JSON object")
     except (OSError, ValueError, RecursionError) as error:
-        raise UsageError(f"The adapter {adapter} cannot be read: {path}: {error}.") from None
+        raise UsageError(
+            f"cannot read the adapter {adapter}: {path}: {error}",
+            code="BK-ADAPTER",
+            hint=f"name a folder in PEFT format, which has {ADAPTER_CONFIG} and adapter_model.safetensors",
+        ) from None
     return content
 
 
-def _base(adapter: Path, content: Mapping[str, Any]) -> tuple[str, str | None]:
+def _base_model(adapter: Path, content: Mapping[str, Any]) -> tuple[str, str | None]:
     base, revision = content.get("base_model_name_or_path"), content.get("revision")
     if not isinstance(base, str) or not base or not isinstance(revision, str | None):
         raise UsageError(
-            f"{adapter / ADAPTER_CONFIG} does not name the model that it belongs to: base_model_name_or_path "
-            f"is {base!r}, revision is {revision!r}."
+            f"the adapter does not name its base model: base_model_name_or_path is {base!r}, revision is "
+            f"{revision!r}",
+            code="BK-ADAPTER",
+            at=str(adapter / ADAPTER_CONFIG),
+            hint="set `base_model_name_or_path` to the base model",
         )
     return base, revision

@@ -15,20 +15,20 @@ class SimpleBufferConfig(BaseConfig):
     """Buffer that uses groups in the order they finish."""
 
     type: Literal["simple"] = "simple"
-    """How the groups of a batch are chosen."""
+    """Selection of the groups of a batch."""
     online_difficulty_filtering: bool = False
-    """Drop groups that were solved by all rollouts, or by none."""
+    """Drop groups that all rollouts solved, and groups that no rollout solved."""
 
 
 class OnlineDifficultyBufferConfig(BaseConfig):
     """Buffer that drops groups that are too easy or too hard."""
 
     type: Literal["online-difficulty"] = "online-difficulty"
-    """How the groups of a batch are chosen."""
+    """Selection of the groups of a batch."""
     min_reward: Share = 0.01
-    """Groups with a smaller mean reward are too hard and dropped."""
+    """Drop groups with a smaller mean reward: they are too hard."""
     max_reward: Share = 0.99
-    """Groups with a larger mean reward are too easy and dropped."""
+    """Drop groups with a larger mean reward: they are too easy."""
 
 
 BufferConfig = Annotated[

@@ -12,24 +12,24 @@ NodeNumbers = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 
 class ClusterConfig(BaseConfig):
-    """Hosts of a run, which all see output_dir. Node 0 is where `rl` is started; an engine starts processes
-    on the others.
+    """Hosts of a run, which all share output_dir. `rl` starts on node 0; `engine` starts processes on the
+    others.
     """
 
     nodes: PositiveInt = 1
-    """How many hosts the run has."""
+    """Number of hosts."""
     trainer_nodes: NodeNumbers | None = None
-    """Nodes with a trainer on each of the trainer_gpu_ids; None is all of them."""
+    """Nodes of the trainer, each with trainer_gpu_ids. None: all nodes."""
     inference_nodes: NodeNumbers | None = None
-    """Nodes with inference on each of the inference_gpu_ids; None is all of them."""
+    """Nodes of inference, each with inference_gpu_ids. None: all nodes."""
     engine: Literal["auto", "srun", "ray"] = "auto"
-    """What starts processes on other nodes; auto is srun within a job of Slurm, and Ray elsewhere."""
+    """What starts processes on other nodes. auto: srun in a Slurm job, otherwise Ray."""
     ray_address: str = "auto"
-    """Where the Ray cluster is: HOST:PORT or ray://HOST:PORT; auto is the one that this host is part of."""
+    """Address of the Ray cluster: HOST:PORT or ray://HOST:PORT. auto: the cluster of this host."""
     address: str | None = None
-    """The address of node 0 under which the others reach it; None has the engine find it."""
+    """Address of node 0 for the other nodes. None: detected by the engine."""
     join_timeout: PositiveFloat = 600.0
-    """Seconds that are waited for a node, at the start and when it was lost."""
+    """Seconds to wait for a node, at the start and after it is lost."""
 
     @property
     def trainer_node_numbers(self) -> list[int]:
@@ -47,11 +47,12 @@ class ClusterConfig(BaseConfig):
             numbers = getattr(self, name) or []
             if any(number >= self.nodes for number in numbers):
                 raise conflict(
-                    f"{name} = {numbers} names a node beyond the last: nodes = {self.nodes} are numbered "
-                    f"0 to {self.nodes - 1}",
+                    f"`{name}` = {numbers} has a node that does not exist: `nodes` is {self.nodes}",
                     name,
                     "nodes",
+                    hint=f"use nodes 0 to {self.nodes - 1}, or raise `nodes`",
                 )
             if len(set(numbers)) < len(numbers):
-                raise conflict(f"{name} = {numbers} names a node twice", name)
+                hint = "name each node once"
+                raise conflict(f"`{name}` = {numbers} has a duplicate node", name, hint=hint)
         return self

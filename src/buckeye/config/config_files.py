@@ -8,94 +8,100 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.config.line_numbers import json_line_numbers, toml_line_numbers
-from buckeye.config.problems import closest, did_you_mean
+from buckeye.config.problems import closest, suggestion
 from buckeye.config.settings import KeyPath, Layer, Location, Settings
-from buckeye.config.toml_errors import explain_toml_error, show_position
+from buckeye.config.toml_errors import show_position, toml_error
 from buckeye.errors import ConfigError
 
+TOO_DEEP = "lists or tables are nested too deeply"
 
-def read_file(shown: str, asked: Location | None = None) -> Settings:
-    """Return the settings of a TOML or JSON file. `shown` is its path as the user wrote it; `asked` is the
-    flag that named it.
+
+def read_file(name: str, flag: Location | None = None) -> Settings:
+    """Return the settings of a TOML or JSON file. `name` is its path as the user wrote it; `flag` is the flag
+    that named it.
 
     Raise `ConfigError` if the file cannot be read.
     """
-    prefix = f"{asked.text}: " if asked is not None else ""
-    if shown.endswith((".yaml", ".yml")):
-        raise ConfigError(f"{prefix}{shown} is YAML; configuration files are TOML (or JSON).")
-    text = read_text(shown, prefix)
+    at = flag.text if flag is not None else None
+    if name.endswith((".yaml", ".yml")):
+        message = f"cannot read {name}: configuration files are TOML or JSON, not YAML"
+        raise ConfigError(message, code="BK-FILE-FORMAT", at=at, hint="write the settings as TOML")
+    text = read_text(name, at)
     try:
-        values, lines = _parse_json(shown, text) if shown.endswith(".json") else _parse_toml(shown, text)
+        values, lines = _parse_json(name, text) if name.endswith(".json") else _parse_toml(name, text)
     except RecursionError:
-        raise ConfigError(f"{shown}: its lists or tables are nested too deeply.") from None
-    locations = {path: Location(f"{shown}:{line}", Layer.FILE) for path, line in lines.items()}
+        raise ConfigError(f"cannot read {name}: {TOO_DEEP}", code="BK-CONFIG-SYNTAX") from None
+    locations = {path: Location(f"{name}:{line}", Layer.FILE) for path, line in lines.items()}
     return Settings(values, locations)
 
 
-def read_text(shown: str, prefix: str = "") -> str:
-    """Return the text of a file. Raise `ConfigError`, prefixed with `prefix`, if it cannot be read."""
-    path = Path(shown)
+def read_text(name: str, at: str | None = None) -> str:
+    """Return the text of a file. Raise `ConfigError` if it cannot be read; `at` is what named the file."""
+    path = Path(name)
     try:
         return path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
-        raise ConfigError(f"{prefix}there is no file {shown}.{_others(path)}") from None
+        message = f"cannot read {name}: the file does not exist"
+        raise ConfigError(message, code="BK-FILE-NOT-FOUND", at=at, hint=_hint_for_missing(path)) from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
-        raise ConfigError(f"{shown}:{line}: not UTF-8. Save the file as UTF-8.") from None
+        message, hint = "the file is not UTF-8 text", "save the file as UTF-8"
+        raise ConfigError(message, code="BK-FILE-UNREADABLE", at=f"{name}:{line}", hint=hint) from None
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"{prefix}{shown} cannot be read: {reason}.") from None
-
-
-def _others(path: Path) -> str:
-    """Return suggestions for a path that does not exist."""
-    folder = path.parent
-    if not folder.is_dir():
-        return f" The folder {folder} does not exist either (this is {Path.cwd()})."
-    files = [file.name for file in folder.glob("*") if file.suffix == path.suffix]
-    return did_you_mean([str(folder / name) for name in closest(path.name, files, count=1)])
-
-
-def _parse_toml(shown: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(explain_toml_error(shown, text, error)) from None
-    except ValueError as error:  # a number or date outside Python's range
-        raise ConfigError(f"{shown}: a value is out of range: {error}.") from None
-    return values, toml_line_numbers(text)
-
-
-def _parse_json(shown: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
-    try:
-        values = load_json(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{shown}:{error.lineno}:{error.colno}: not valid JSON: {error.msg}.\n"
-            + show_position(text, error.lineno, error.colno)
-        ) from None
-    except ValueError as error:
-        raise ConfigError(f"{shown}: {error}.") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f"{shown}:1: expected a JSON object, as {{ ... }}.")
-    return values, json_line_numbers(text)
+        code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-UNREADABLE"
+        raise ConfigError(f"cannot read {name}: {reason}", code=code, at=at) from None
 
 
 def load_json(text: str) -> Any:
     """Parse JSON strictly: no NaN, no duplicate keys. Raise `ValueError`, or `RecursionError` for excessive
     nesting.
     """
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)
+    return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _hint_for_missing(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"check the path: the folder {path.parent} does not exist in {Path.cwd()} either"
+    files = [file.name for file in path.parent.glob("*") if file.suffix == path.suffix]
+    near = [str(path.parent / name) for name in closest(path.name, files, count=1)]
+    return suggestion(near) or f"check the path: the working directory is {Path.cwd()}"
+
+
+def _parse_toml(name: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise toml_error(name, text, error) from None
+    except ValueError as error:  # a number or date outside Python's range
+        message = f"cannot read {name}: a value is out of range: {error}"
+        raise ConfigError(message, code="BK-CONFIG-SYNTAX") from None
+    return values, toml_line_numbers(text)
+
+
+def _parse_json(name: str, text: str) -> tuple[dict[str, Any], dict[KeyPath, int]]:
+    try:
+        values = load_json(text)
+    except json.JSONDecodeError as error:
+        message = f"not valid JSON: {error.msg}\n{show_position(text, error.lineno, error.colno)}"
+        at = f"{name}:{error.lineno}:{error.colno}"
+        raise ConfigError(message, code="BK-CONFIG-SYNTAX", at=at) from None
+    except ValueError as error:
+        raise ConfigError(f"cannot read {name}: {error}", code="BK-CONFIG-SYNTAX") from None
+    if not isinstance(values, dict):
+        message, hint = "expected a JSON object", "put the settings in braces: `{...}`"
+        raise ConfigError(message, code="BK-CONFIG-SYNTAX", at=f"{name}:1", hint=hint)
+    return values, json_line_numbers(text)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     values = dict(pairs)
     if len(values) < len(pairs):
         keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} is there twice")
+        duplicate = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"duplicate key {duplicate!r}")
     return values
 
 
-def _no_constant(name: str) -> Any:
+def _refuse_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from buckeye.config.problems import Problem
+from buckeye.config.problems import Problem, conflict_problem
 from buckeye.config.settings import MISSING, KeyPath, Layer, Location, Settings, dotted
 
 _INFERENCE_IDS: KeyPath = ("inference_gpu_ids",)
@@ -15,7 +15,7 @@ _TP: KeyPath = ("inference", "parallel", "tp")
 _TRAINER_TP: KeyPath = ("trainer", "model", "tp")
 _REPLICATE: KeyPath = ("trainer", "model", "dp_replicate")
 _MEMORY: KeyPath = ("inference", "gpu_memory_utilization")
-_MOST_DEVICES = 1024
+_MAX_DEVICES = 1024
 _SHARED_GPU_MEMORY = 0.4
 
 INFERENCE_DEVICES = [0]
@@ -29,14 +29,14 @@ def reconcile_devices(settings: Settings) -> list[Problem]:
     Values of a wrong type, and devices that cannot be divided, are left to validation.
     """
     has_inference = isinstance(settings.get(("inference",)), dict)
-    problems = _inference(settings) if has_inference else []
-    _trainer(settings)
+    problems = _reconcile_replicas(settings) if has_inference else []
+    _set_trainer_devices(settings)
     if has_inference:
         _share_memory(settings)
     return problems
 
 
-def _inference(settings: Settings) -> list[Problem]:
+def _reconcile_replicas(settings: Settings) -> list[Problem]:
     tp = settings.get(_TP)
     tp = 1 if tp is MISSING else tp
     ids, dp = settings.get(_INFERENCE_IDS), settings.get(_DP)
@@ -45,18 +45,15 @@ def _inference(settings: Settings) -> list[Problem]:
     if ids is MISSING:
         count = tp * (1 if dp is MISSING else dp)
         location = settings.location(_DP) or settings.location(_TP)
-        if location is not None and count <= _MOST_DEVICES:
+        if location is not None and count <= _MAX_DEVICES:
             settings.put(_INFERENCE_IDS, list(range(count)), location)
         return []
     if len(ids) % tp:
         return []
-    location = _location(settings, _INFERENCE_IDS)
-    return _agree(
-        settings, _DP, len(ids) // tp, location, f"{len(ids)} inference devices and {dotted(_TP)} = {tp}"
-    )
+    return _set_replicas(settings, len(ids) // tp, f"{len(ids)} inference devices and `{dotted(_TP)}` = {tp}")
 
 
-def _trainer(settings: Settings) -> None:
+def _set_trainer_devices(settings: Settings) -> None:
     ids = _free_devices(settings)
     if settings.get(_TRAINER_IDS) is MISSING and ids != TRAINER_DEVICES:
         reasons = (_TRAINER_TP, _REPLICATE, _INFERENCE_IDS)
@@ -76,30 +73,31 @@ def _share_memory(settings: Settings) -> None:
 
 def _free_devices(settings: Settings) -> list[int]:
     """Return the trainer's default devices: as few as its settings allow, without inference's devices."""
-    asked = [settings.get(path) for path in (_TRAINER_TP, _REPLICATE)]
-    count = math.prod(value for value in asked if _is_count(value))
+    values = [settings.get(path) for path in (_TRAINER_TP, _REPLICATE)]
+    count = math.prod(value for value in values if _is_count(value))
     first = TRAINER_DEVICES[0]
-    default = list(range(first, first + min(count, _MOST_DEVICES)))
-    taken = settings.get(_INFERENCE_IDS)
-    if not _are_ids(taken) or not set(default) & set(taken):
+    default = list(range(first, first + min(count, _MAX_DEVICES)))
+    inference_ids = settings.get(_INFERENCE_IDS)
+    if not _are_ids(inference_ids) or not set(default) & set(inference_ids):
         return default
-    return [device - first + max(taken) + 1 for device in default]
+    return [device - first + max(inference_ids) + 1 for device in default]
 
 
-def _agree(settings: Settings, path: KeyPath, value: int, location: Location, reason: str) -> list[Problem]:
-    """Set `path` to `value`, which follows from `reason`. Return a problem if an equal or higher layer set it
-    differently.
+def _set_replicas(settings: Settings, count: int, reason: str) -> list[Problem]:
+    """Set the number of replicas that follows from the devices. Return a problem if an equal or higher layer
+    set it differently.
     """
-    present = settings.get(path)
-    if present == value or not isinstance(settings.get(path[:-1]), dict | type(MISSING)):
+    present = settings.get(_DP)
+    if present == count or not isinstance(settings.get(_DP[:-1]), dict | type(MISSING)):
         return []
-    own = settings.location(path)
-    if present is MISSING or own is None or own.layer < location.layer:
-        settings.put(path, value, location)
-        return []
-    settings.put(path, value, location)
-    message = f"is {present}, but {reason} ({location.text}) make it {value}. Leave one of the two out."
-    return [Problem(path=path, location=own, message=message)]
+    location, own = _location(settings, _INFERENCE_IDS), settings.location(_DP)
+    problems = []
+    if present is not MISSING and own is not None and own.layer >= location.layer:
+        message = f"`{dotted(_DP)}` = {present}, but {reason} give {count}"
+        hint = f"leave `{dotted(_DP)}` or `{dotted(_INFERENCE_IDS)}` out"
+        problems.append(conflict_problem([(_DP, own), (_INFERENCE_IDS, location)], message, hint=hint))
+    settings.put(_DP, count, location)
+    return problems
 
 
 def _location(settings: Settings, path: KeyPath) -> Location:

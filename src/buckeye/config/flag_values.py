@@ -28,18 +28,18 @@ def parse_text(text: str, shape: Shape) -> Any:
     if is_none(text, shape):
         return None
     if shape.tables or shape.free is not None:
-        value = _json(text)
+        value = _parse_json(text)
         if not isinstance(value, dict):
-            raise ValueError(f"expected settings as JSON, as '{{\"name\": value}}', not {text}")
+            raise ValueError(f'expected a JSON object such as {{"name": value}}, not {text}')
         return value
     if shape.element is not None:
-        return _list(text, shape.element)
+        return _parse_list(text, shape.element)
     if shape.scalars or shape.choices:
-        return _scalar(text, shape)
-    return _anything(text)
+        return _parse_scalar(text, shape)
+    return _parse_any(text)
 
 
-def _scalar(text: str, shape: Shape) -> Any:
+def _parse_scalar(text: str, shape: Shape) -> Any:
     if bool in shape.scalars and (value := parse_bool(text)) is not None:
         return value
     for number in (int, float):
@@ -49,25 +49,25 @@ def _scalar(text: str, shape: Shape) -> Any:
     return text
 
 
-def _list(text: str, element: Shape) -> list[Any]:
+def _parse_list(text: str, element: Shape) -> list[Any]:
     if element.tables or text.lstrip().startswith("["):
-        value = _json(text)
+        value = _parse_json(text)
         return value if isinstance(value, list) else [value]
     return [parse_text(item.strip(), element) for item in text.split(",")] if text.strip() else []
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     try:
         return load_json(text)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{text!r} is not valid JSON: {error}") from None
+        raise ValueError(f"not valid JSON: {error}: {text!r}") from None
 
 
-def _anything(text: str) -> Any:
+def _parse_any(text: str) -> Any:
     """Return the value for third-party code: JSON or a Python constant if the text is one, else the text."""
-    words: dict[str, Any] = {"None": None, "True": True, "False": False}
-    if text in words:
-        return words[text]
+    constants: dict[str, Any] = {"None": None, "True": True, "False": False}
+    if text in constants:
+        return constants[text]
     try:
         return load_json(text)
     except (ValueError, RecursionError):

@@ -9,11 +9,12 @@ from typing import Any
 
 from buckeye.config.flag_values import is_none, parse_bool, parse_text
 from buckeye.config.problems import Problem
-from buckeye.config.settings import KeyPath, Layer, Location, Settings, dotted
+from buckeye.config.settings import KeyPath, Layer, Location, Settings, dotted, flag_of
 from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import Shape, resolve, unknown_setting
 
 AT = "@"
+_ARGUMENT = "BK-CLI-ARGUMENT"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +59,17 @@ def apply_flags(assignments: Sequence[Assignment], settings: Settings) -> list[P
     setting of a list item (`env.0.id`) overrides the list that contains it.
     """
     joined: dict[KeyPath, list[Any]] = {}
-    for one in assignments:
-        value = one.value
+    for assignment in assignments:
+        value = assignment.value
         if isinstance(value, list):
-            value = joined.setdefault(one.path, [])
-            value += one.value
-        if not _indices(one.path):
-            settings.put(one.path, value, one.location)
+            value = joined.setdefault(assignment.path, [])
+            value += assignment.value
+        if not _indices(assignment.path):
+            settings.put(assignment.path, value, assignment.location)
     problems = []
-    for one in sorted(assignments, key=lambda a: _indices(a.path)):
-        if _indices(one.path):
-            problems += _put_in_list(one, settings)
+    for assignment in sorted(assignments, key=lambda assignment: _indices(assignment.path)):
+        if _indices(assignment.path):
+            problems += _put_in_list(assignment, settings)
     return problems
 
 
@@ -76,131 +77,131 @@ def _indices(path: KeyPath) -> tuple[int, ...]:
     return tuple(key for key in path if isinstance(key, int))
 
 
-def _put_in_list(one: Assignment, settings: Settings) -> list[Problem]:
-    first = next(i for i, key in enumerate(one.path) if isinstance(key, int))
-    items = settings.get(one.path[:first])
+def _put_in_list(assignment: Assignment, settings: Settings) -> list[Problem]:
+    path = assignment.path
+    first = next(i for i, key in enumerate(path) if isinstance(key, int))
+    items = settings.get(path[:first])
     count = len(items) if isinstance(items, list) else 0
-    if isinstance(index := one.path[first], int) and index > count:
-        message = f"{dotted(one.path[:first])} has {count} entries, so the next one is number {count}."
-        return [Problem(path=one.path, location=one.location, message=message)]
-    settings.put(one.path, one.value, one.location)
+    if isinstance(index := path[first], int) and index > count:
+        message = f"`{dotted(path[:first])}` has no entry {index - 1}, so it cannot have an entry {index}"
+        hint = f"use `{flag_of((*path[:first], count, *path[first + 1 :]))}`: entries are numbered from 0"
+        return [Problem(path=path, location=assignment.location, message=message, hint=hint, code=_ARGUMENT)]
+    settings.put(path, assignment.value, assignment.location)
     return []
 
 
 class _Parser:
     def __init__(self, model: type[BaseConfig], argv: Sequence[str]) -> None:
         self.model = model
-        self.words = list(argv)
+        self.argv = list(argv)
         self.position = 0
         self.flags = Flags()
 
     def parse(self) -> Flags:
-        while self.position < len(self.words):
-            word = self._next()
-            if word.startswith(AT):
-                self._file((), word, None)
-            elif word.startswith("--") and len(word) > 2:
-                self._flag(word)
+        while self.position < len(self.argv):
+            arg = self._next()
+            if arg.startswith(AT):
+                self._add_file((), arg, None)
+            elif arg.startswith("--") and len(arg) > 2:
+                self._parse_flag(arg)
             else:
-                self._stray(word)
+                self._refuse(arg)
         return self.flags
 
     def _next(self) -> str:
         self.position += 1
-        return self.words[self.position - 1]
+        return self.argv[self.position - 1]
 
     def _peek(self) -> str | None:
-        return self.words[self.position] if self.position < len(self.words) else None
+        return self.argv[self.position] if self.position < len(self.argv) else None
 
-    def _value(self) -> str | None:
-        """Return the next word if it is a value, and advance."""
-        word = self._peek()
-        return self._next() if word is not None and _is_value(word) else None
+    def _next_value(self) -> str | None:
+        """Return the next argument if it is a value, and advance."""
+        arg = self._peek()
+        return self._next() if arg is not None and _is_value(arg) else None
 
-    def _flag(self, word: str) -> None:
-        name, sign, text = word[2:].partition("=")
-        given = text if sign else None
+    def _parse_flag(self, arg: str) -> None:
+        name, sign, value = arg[2:].partition("=")
+        text = value if sign else None
         location = Location(f"--{name}", Layer.FLAG)
         target = resolve(self.model, name.split("."))
-        if target.shape is None and given is None and name.startswith(("no-", "no_")):
-            switched = resolve(self.model, name[3:].split("."))
-            if switched.shape is not None and switched.shape.is_flag:
-                self._assign(switched.path, False, location)
+        if target.shape is None and text is None and name.startswith(("no-", "no_")):
+            negated = resolve(self.model, name[3:].split("."))
+            if negated.shape is not None and negated.shape.is_flag:
+                self._assign(negated.path, False, location)
                 return
         if target.shape is None:
             self._skip_values()
-            self._problem(unknown_setting(self.model, target.path, location, target.owner))
+            self._report(unknown_setting(self.model, target.path, location, target.owner))
         elif target.shape.tables:
-            self._section(target.path, target.shape, given, location)
+            self._set_section(target.path, target.shape, text, location)
         else:
-            self._setting(target.path, target.shape, given, location)
+            self._set_value(target.path, target.shape, text, location)
 
     def _skip_values(self) -> None:
         """Skip the values of an unusable flag."""
-        while self._value() is not None:
+        while self._next_value() is not None:
             pass
 
-    def _section(self, path: KeyPath, shape: Shape, given: str | None, location: Location) -> None:
-        if given is None and (self._peek() or "").startswith(AT):
-            self._file(path, self._next(), location)
+    def _set_section(self, path: KeyPath, shape: Shape, text: str | None, location: Location) -> None:
+        if text is None and (self._peek() or "").startswith(AT):
+            self._add_file(path, self._next(), location)
             return
-        given = self._value() if given is None else given
-        if given is None:
+        text = self._next_value() if text is None else text
+        if text is None:
             self._assign(path, {}, location)
-        elif given.lstrip().startswith("{") or is_none(given, shape):
-            self._parsed(path, shape, given, location)
+        elif text.lstrip().startswith("{") or is_none(text, shape):
+            self._assign_text(path, shape, text, location)
         else:
-            self._problem(
-                Problem(
-                    location=location,
-                    message=f"{given!r} is no section. Write {location.text}.NAME VALUE or {location.text} @ FILE",
-                )
-            )
+            message = f"`{location.text}` is a section, which cannot have the value {text!r}"
+            hint = f"write `{location.text}.NAME VALUE` or `{location.text} @ FILE`"
+            self._report(Problem(message=message, hint=hint, code=_ARGUMENT))
 
-    def _setting(self, path: KeyPath, shape: Shape, given: str | None, location: Location) -> None:
+    def _set_value(self, path: KeyPath, shape: Shape, text: str | None, location: Location) -> None:
         if bool in shape.scalars:
-            self._switch(path, shape, given, location)
-        elif given is None and (given := self._value()) is None:
-            self._problem(Problem(location=location, message=f"needs a value: {shape.expected()}."))
+            self._set_boolean(path, shape, text, location)
+        elif text is None and (text := self._next_value()) is None:
+            message, hint = f"`{location.text}` requires a value", f"give {shape.expected()}"
+            self._report(Problem(message=message, hint=hint, code="BK-CONFIG-MISSING"))
         else:
-            self._parsed(path, shape, given, location)
+            self._assign_text(path, shape, text, location)
 
-    def _switch(self, path: KeyPath, shape: Shape, given: str | None, location: Location) -> None:
+    def _set_boolean(self, path: KeyPath, shape: Shape, text: str | None, location: Location) -> None:
         following = self._peek()
-        if given is None and following is not None:
-            is_word = parse_bool(following) is not None or is_none(following, shape)
-            given = self._next() if is_word else None
-        self._parsed(path, shape, "true" if given is None else given, location)
+        if text is None and following is not None:
+            is_value = parse_bool(following) is not None or is_none(following, shape)
+            text = self._next() if is_value else None
+        self._assign_text(path, shape, "true" if text is None else text, location)
 
-    def _parsed(self, path: KeyPath, shape: Shape, text: str, location: Location) -> None:
+    def _assign_text(self, path: KeyPath, shape: Shape, text: str, location: Location) -> None:
         try:
             self._assign(path, parse_text(text, shape), location)
         except ValueError as error:
-            self._problem(Problem(path=path, location=location, message=f"{error}."))
+            self._report(Problem(message=f"`{location.text}`: {error}"))
 
-    def _file(self, section: KeyPath, word: str, location: Location | None) -> None:
-        file = word[1:] or self._value()
+    def _add_file(self, section: KeyPath, arg: str, location: Location | None) -> None:
+        file = arg[1:] or self._next_value()
         if not file:
-            where = f"{location.text} " if location is not None else ""
-            self._problem(Problem(message=f"{where}@ needs a file: {where}@ FILE.toml"))
+            flag = f"{location.text} @" if location is not None else "@"
+            message, hint = f"`{flag}` requires a file", f"write `{flag} FILE.toml`"
+            self._report(Problem(message=message, hint=hint, code="BK-CLI-MISSING"))
         else:
             self.flags.files.append(FileReference(section, file, location))
 
-    def _stray(self, word: str) -> None:
-        if Path(word).suffix in (".toml", ".json"):
-            hint = f"To read a file, write @ {word}"
-        else:
-            hint = "Settings are written --name VALUE, files @ FILE.toml"
-        self._problem(Problem(message=f"unexpected argument {word!r}. {hint}."))
+    def _refuse(self, arg: str) -> None:
+        hint = "write settings as `--NAME VALUE`, and files as `@ FILE.toml`"
+        if Path(arg).suffix in (".toml", ".json"):
+            hint = f"to read a file, write `@ {arg}`"
+        self._report(Problem(message=f"unexpected argument {arg!r}", hint=hint, code=_ARGUMENT))
 
     def _assign(self, path: KeyPath, value: Any, location: Location) -> None:
         self.flags.assignments.append(Assignment(path, value, location))
 
-    def _problem(self, problem: Problem) -> None:
+    def _report(self, problem: Problem) -> None:
         self.flags.problems.append(problem)
 
 
-def _is_value(word: str) -> bool:
-    """Return True if a word is a value: neither a file nor a flag. Negative numbers are values."""
-    dashed = word.startswith("--") or (word.startswith("-") and word[1:2].isalpha())
-    return not dashed and not word.startswith(AT)
+def _is_value(arg: str) -> bool:
+    """Return True if an argument is a value: neither a file nor a flag. Negative numbers are values."""
+    is_flag = arg.startswith("--") or (arg.startswith("-") and arg[1:2].isalpha())
+    return not is_flag and not arg.startswith(AT)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic.fields import FieldInfo
 
-from buckeye.config.problems import closest, did_you_mean
+from buckeye.config.problems import closest, suggestion
 from buckeye.config.settings import KeyPath, dotted, flag_of
 from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import Shape, fields_of
@@ -22,11 +22,12 @@ usage: {prog} [@ FILE.toml ...] [--SECTION @ FILE.toml ...] [--NAME VALUE ...]
 
 {summary}
 
-{words}
+{syntax}
 """
 CONFIG_USAGE = """\
-Files are TOML or JSON; later ones win, flags win over files. Write --a.b VALUE or --a.b=VALUE; --flag and
---no-flag; lists as 0,1 or [0,1]; None for nothing. The bare flag of a section that is off turns it on."""
+Files are TOML or JSON. A later file overrides an earlier one, and flags override files. Write --a.b VALUE or
+--a.b=VALUE, --flag or --no-flag, lists as 0,1 or [0,1], and None for no value. The flag of a section without
+a value turns the section on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ class Section:
     @property
     def settings(self) -> tuple[tuple[str, str], ...]:
         """Return the flag of each setting, and its description, allowed values and default in one text."""
-        return tuple((flag_of(row.path), _meaning(row)) for row in self.rows)
+        return tuple((flag_of(row.path), _description(row)) for row in self.rows)
 
 
 def help_text(model: type[BaseConfig], prog: str) -> str:
     """Return the help as plain text: usage of `prog`, then one line per setting, section by section."""
-    lines = [_USAGE.format(prog=prog, summary=summary_of(model), words=CONFIG_USAGE)]
+    lines = [_USAGE.format(prog=prog, summary=summary_of(model), syntax=CONFIG_USAGE)]
     for section in sections_of(model, prog):
         lines.append(f"{section.title} {section.text}".rstrip())
         for flag, text in section.settings:
@@ -79,14 +80,13 @@ def sections_named(model: type[BaseConfig], prog: str, name: str) -> list[Sectio
     """
     wanted = tuple(name.strip("-[]").replace("-", "_").split("."))
     sections = sections_of(model, prog)
-    found = [one for one in sections if _words(one.path)[: len(wanted)] == wanted]
-    if not found:
-        known = dict.fromkeys(dotted(_words(one.path)) for one in sections if one.path)
-        raise UsageError(
-            f"{prog} --help {name}: there is no such section.{did_you_mean(closest(name, known))} "
-            f"`{prog} --help` lists them, `{prog} --help-all` all settings"
-        )
-    return found
+    matching = [section for section in sections if _names(section.path)[: len(wanted)] == wanted]
+    if not matching:
+        known = dict.fromkeys(dotted(_names(section.path)) for section in sections if section.path)
+        near = suggestion(closest(name, known))
+        hint = f"{f'{near} ' if near else ''}`{prog} --help` lists all sections"
+        raise UsageError(f"{prog} has no section {name!r}", code="BK-CLI-ARGUMENT", hint=hint)
+    return matching
 
 
 def flag_names(model: type[BaseConfig]) -> list[str]:
@@ -99,7 +99,7 @@ def summary_of(model: type[BaseConfig]) -> str:
     return (inspect.getdoc(model) or "").strip()
 
 
-def _words(path: Sequence[str | int]) -> tuple[str, ...]:
+def _names(path: Sequence[str | int]) -> tuple[str, ...]:
     """Return the names in a path, without list indices."""
     return tuple(key for key in path if isinstance(key, str))
 
@@ -112,36 +112,36 @@ def _sections(model: type[BaseConfig], path: KeyPath, title: str, text: str) -> 
     yield Section(path, title, text, rows)
     for name, shape in shapes.items():
         if name not in plain:
-            yield from _inner((*path, name), shape, fields[name])
+            yield from _nested_sections((*path, name), shape, fields[name])
 
 
 def _holds_sections(shape: Shape) -> bool:
     return any(fields_of(table) for table in (shape.element or shape).tables)
 
 
-def _inner(path: KeyPath, shape: Shape, info: FieldInfo) -> Iterator[Section]:
+def _nested_sections(path: KeyPath, shape: Shape, info: FieldInfo) -> Iterator[Section]:
     is_list = shape.element is not None
     tables = shape.element.tables if shape.element is not None else shape.tables
-    below = (*path, 0) if is_list else path
+    inner_path = (*path, 0) if is_list else path
     header = f"[[{dotted(path)}]]" if is_list else f"[{dotted(path)}]"
     state = " Off by default." if info.get_default() is None and shape.optional else ""
     for table in tables:
         kind = f' type = "{fields_of(table)["type"].choices[0]}":' if len(tables) > 1 else ""
         text = summary_of(table) if kind else (info.description or "")
-        yield from _sections(table, below, f"{header}{kind}", f"{text}{state}")
+        yield from _sections(table, inner_path, f"{header}{kind}", f"{text}{state}")
 
 
 def _setting(path: KeyPath, shape: Shape, info: FieldInfo) -> Setting:
-    default = None if info.is_required() else _written(info.get_default(call_default_factory=True))
+    default = None if info.is_required() else _format_default(info.get_default(call_default_factory=True))
     return Setting(path, info.description or "", shape.expected(), default)
 
 
-def _meaning(row: Setting) -> str:
+def _description(row: Setting) -> str:
     default = "required" if row.default is None else f"default {row.default}"
     return f"{row.description} ({row.expected}; {default})"
 
 
-def _written(value: Any) -> str:
+def _format_default(value: Any) -> str:
     if isinstance(value, bool | list | dict):
         return json.dumps(value)
     return str(value)

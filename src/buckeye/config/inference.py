@@ -10,20 +10,22 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from buckeye.config.shared import BaseConfig, LogConfig, Port, conflict
 
+_SET_VLLM = 'set `inference.backend = "vllm"`'
+
 
 class ServerConfig(BaseConfig):
     """Address of the server, and the clients it accepts."""
 
     host: str | None = None
-    """The address; None is 127.0.0.1. Any other needs a key."""
+    """Address to listen on. None: 127.0.0.1. Any other address requires a key."""
     port: Port = 8000
-    """The port."""
+    """Port to listen on."""
     api_key_var: str = "BUCKEYE_INFERENCE_KEY"
-    """The environment variable that holds the key which clients must send; one is made where it is unset."""
+    """Environment variable with the key that clients must send. If it is unset, a key is generated."""
     allowed_hosts: list[str] = []
-    """Further names that clients reach it by (the `Host` of their requests), as behind a proxy."""
+    """Additional host names that clients may use (`Host` header), for example behind a proxy."""
     allowed_origins: list[str] = []
-    """Web pages that may use it, as `http://localhost:3000`."""
+    """Origins of web pages that may use the server, such as `http://localhost:3000`."""
 
 
 class ServedModelConfig(BaseConfig):
@@ -32,68 +34,68 @@ class ServedModelConfig(BaseConfig):
     name: str = "Qwen/Qwen3-0.6B"
     """A model directory, or a name on the Hugging Face hub."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it runs; auto takes a GPU if there is one."""
+    """Device of the model. auto: a GPU if available."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What it computes in; auto is bfloat16 on a GPU, and float32 on a CPU up to 5 million parameters
-    (above that bfloat16 where the processor has instructions for it)."""
+    """Data type of the computation. auto: bfloat16 on a GPU; on a CPU float32 up to 5 million parameters,
+    above that bfloat16 if the processor has instructions for it."""
     max_model_len: PositiveInt | None = None
-    """Longest sequence in tokens; None is the model's."""
+    """Maximum length of a sequence, in tokens. None: the limit of the model."""
     enforce_eager: bool = False
-    """Use no CUDA graphs."""
+    """Run without CUDA graphs."""
     trust_remote_code: bool = False
-    """Run code that comes with the model."""
+    """Allow code that comes with the model to run."""
     enable_auto_tool_choice: bool = False
-    """Parse tool calls out of replies."""
+    """Parse tool calls in replies."""
     tool_call_parser: str = "hermes"
-    """How they are written."""
+    """Parser of tool calls (vLLM)."""
 
 
 class ParallelConfig(BaseConfig):
     """Distribution of the server over devices."""
 
     tp: PositiveInt = 1
-    """Devices that share one copy of the model."""
+    """Number of devices for one replica of the model (tensor parallelism)."""
     dp: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Copies of the model, each a server of its own."""
+    """Number of replicas, each with its own server (data parallelism)."""
     pp: PositiveInt = 1
-    """Nodes that share one copy of the model, each with tp devices of it: vLLM, in a Ray cluster."""
+    """Number of nodes for one replica, each with tp devices (pipeline parallelism; vLLM in a Ray cluster)."""
 
 
 class InferenceConfig(BaseConfig):
     """Inference server of the model, for the orchestrator and any OpenAI client."""
 
     server: ServerConfig = ServerConfig()
-    """Where the server listens."""
+    """Address and access of the server."""
     model: ServedModelConfig = ServedModelConfig()
     """The model to serve."""
     parallel: ParallelConfig = ParallelConfig()
-    """How the server is spread over devices."""
+    """Distribution over devices."""
     backend: Literal["auto", "torch", "vllm"] = "auto"
-    """The engine: the embedded one (torch) or vLLM; auto is vLLM on a GPU if it is installed, else torch."""
+    """Inference engine: the embedded one (torch) or vLLM. auto: vLLM on a GPU if installed, else torch."""
     max_num_seqs: PositiveInt = 128
-    """Most sequences that are generated at a time."""
+    """Maximum number of sequences generated at a time."""
     kv_cache_gb: PositiveFloat | None = None
-    """Memory for keys and values in GB; None is what gpu_memory_utilization leaves on a GPU, and on a CPU a
-    quarter of the RAM, for vLLM 1 GB."""
+    """Memory of the KV cache in GB. None: on a GPU what gpu_memory_utilization leaves, on a CPU a quarter of
+    the RAM (vLLM: 1 GB)."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
-    """Share of a GPU's memory that the engine takes; 0.4 by default where the trainer uses the GPU too."""
+    """Fraction of GPU memory for the engine. Default 0.4 if the trainer uses the same GPU."""
     seed: int | None = None
-    """Seed of requests that bring none."""
+    """Seed of requests without a seed."""
     max_lora_rank: PositiveInt | None = None
-    """Largest rank of LoRA adapters that vLLM has room for; None is none. The embedded engine takes any. A
-    run that trains adapters sets it."""
+    """Maximum rank of LoRA adapters in vLLM. None: no adapters. The embedded engine has no limit. A run that
+    trains adapters sets it."""
     weights_dir: Path | None = None
-    """New weights and adapters are taken from below this folder only; None is output_dir."""
+    """Load new weights and adapters only from this folder. None: output_dir."""
     no_key: bool = False
-    """Ask for no key, on loopback; the routes that steer the server are closed then."""
+    """Require no key, on loopback only. The routes that control the server are then closed."""
     vllm: dict[str, Any] = {}
-    """Further arguments for vLLM, by its own names: `max_num_batched_tokens = 8192`."""
+    """Additional vLLM arguments, by vLLM's names: `max_num_batched_tokens = 8192`."""
     vllm_python: Path | None = None
-    """A Python that has vLLM; None looks here and in the environment of `buckeye vllm install`."""
+    """Python interpreter with vLLM. None: this one, or that of `buckeye vllm install`."""
     log: LogConfig = LogConfig()
-    """What is logged."""
+    """Logging."""
     output_dir: Path = Path("outputs")
-    """Where logs are written."""
+    """Directory of logs."""
 
     def warnings(self) -> Iterator[tuple[str, str]]:
         if self.backend == "vllm":
@@ -101,12 +103,14 @@ class InferenceConfig(BaseConfig):
         if self.model.tool_call_parser != ServedModelConfig.model_fields["tool_call_parser"].default:
             yield (
                 "model.tool_call_parser",
-                "is vLLM's: the embedded engine reads tool calls as the model's chat template writes them.",
+                "`model.tool_call_parser` has no effect in the embedded engine, which uses the chat template "
+                "of the model",
             )
         if self.model.trust_remote_code:
             yield (
                 "model.trust_remote_code",
-                "no code that comes with a model is run; it must be of the Qwen3 or Llama family.",
+                "`model.trust_remote_code` has no effect in the embedded engine, which runs only the Qwen3 "
+                "and Llama families",
             )
 
     @model_validator(mode="after")
@@ -114,15 +118,13 @@ class InferenceConfig(BaseConfig):
         if self.backend == "vllm":
             return self
         if self.vllm:
-            raise conflict('only vLLM understands these: set inference.backend = "vllm"', "vllm")
+            raise conflict("`vllm` has no effect without vLLM", "vllm", hint=_SET_VLLM)
         if self.parallel.tp > 1:
             raise conflict(
-                "the embedded engine uses one device: set tp to 1 and dp to the number of devices (or use "
-                "vLLM)",
+                f"`parallel.tp` = {self.parallel.tp} requires vLLM: the embedded engine uses one device",
                 "parallel.tp",
+                hint=f"{_SET_VLLM}, or set tp to 1 and dp to the number of devices",
             )
         if self.parallel.pp > 1:
-            raise conflict(
-                'only vLLM spreads a model over several nodes: set inference.backend = "vllm"', "parallel.pp"
-            )
+            raise conflict(f"`parallel.pp` = {self.parallel.pp} requires vLLM", "parallel.pp", hint=_SET_VLLM)
         return self

@@ -96,9 +96,9 @@ class _Scanner:
         self.lines.setdefault(path, line)
 
     def _take(self, sign: str) -> bool:
-        found = self.text.startswith(sign, self.position)
-        self.position += len(sign) * found
-        return found
+        is_next = self.text.startswith(sign, self.position)
+        self.position += len(sign) * is_next
+        return is_next
 
     def _closed(self, bracket: str) -> bool:
         """Skip to the next item. Return True if the bracket closes instead."""

@@ -10,7 +10,7 @@ from typing import TypeVar
 from buckeye.config.adapter import start_from_adapter
 from buckeye.config.config_files import read_file
 from buckeye.config.flags import apply_flags, parse_flags
-from buckeye.config.problems import Problem, config_error
+from buckeye.config.problems import Problem, config_error, qualified
 from buckeye.config.resolve_run import resolve_run
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings
@@ -46,10 +46,10 @@ def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str
     """Return the configuration, and a warning for every setting with a possibly unexpected effect. Raise
     `ConfigError` with every problem found.
     """
-    settings, problems = _gather(model, argv)
-    config, wrong = validate(model, settings, resolve_run if issubclass(model, RLConfig) else None)
+    settings, problems = _read_sources(model, argv)
+    config, invalid = validate(model, settings, resolve_run if issubclass(model, RLConfig) else None)
     if config is None or problems:
-        raise config_error([*problems, *wrong])
+        raise config_error([*problems, *invalid])
     config = start_from_adapter(config)
     return config, list(dict.fromkeys(_warnings(config, (), settings)))
 
@@ -57,16 +57,16 @@ def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str
 def _warnings(config: BaseConfig, path: KeyPath, settings: Settings) -> Iterator[str]:
     for name, message in config.warnings():
         at = (*path, *name.split("."))
-        yield str(Problem(path=at, location=settings.location(at), message=message))
+        yield str(Problem(path=at, location=settings.location(at), message=qualified(message, {name: at})))
     for name in type(config).model_fields:
         if isinstance(section := getattr(config, name), BaseConfig):
             yield from _warnings(section, (*path, name), settings)
 
 
-def _gather(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Settings, list[Problem]]:
+def _read_sources(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Settings, list[Problem]]:
     """Merge all sources. Raise `ConfigError` at once for unreadable files: their settings are unknown."""
     flags = parse_flags(model, argv)
-    settings, unread = Settings(), list[ConfigError]()
+    settings, unreadable = Settings(), list[ConfigError]()
     for reference in flags.files:
         try:
             content = read_file(reference.file, reference.location)
@@ -75,9 +75,9 @@ def _gather(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Settings, lis
                 drop_unknown(section or shape_of(model), content.values)
             settings.merge(content, at=reference.section)
         except ConfigError as error:
-            unread.append(error)
-    if unread:
-        raise config_error([*unread, *flags.problems])
+            unreadable.append(error)
+    if unreadable:
+        raise config_error([*unreadable, *flags.problems])
     problems = [*flags.problems, *apply_flags(flags.assignments, settings)]
     replace_none_texts(settings, model)
     return settings, problems

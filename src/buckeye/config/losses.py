@@ -19,32 +19,33 @@ class TruncateCorrectionConfig(BaseConfig):
     """Correction that reduces importance weights above `high` to `high` (truncated importance sampling)."""
 
     type: Literal["truncate"] = "truncate"
-    """How importance weights are corrected."""
+    """Correction of importance weights."""
     level: Level = "token"
-    """The weight of a token, the product over its sequence, or the geometric mean of that."""
+    """Weight of a token, product over its sequence, or geometric mean over its sequence."""
     high: PositiveFloat = 5.0
-    """The largest weight."""
+    """Maximum weight."""
 
 
 class MaskCorrectionConfig(BaseConfig):
     """Correction that removes the policy gradient of importance weights outside of [low, high]."""
 
     type: Literal["mask"] = "mask"
-    """How importance weights are corrected."""
+    """Correction of importance weights."""
     level: Level = "token"
-    """The weight of a token, the product over its sequence, or the geometric mean of that."""
+    """Weight of a token, product over its sequence, or geometric mean over its sequence."""
     low: NonNegativeFloat = 0.5
-    """The smallest weight that counts."""
+    """Minimum weight that is kept."""
     high: PositiveFloat = 5.0
-    """The largest weight that counts."""
+    """Maximum weight that is kept."""
 
     @model_validator(mode="after")
-    def _something_passes(self) -> MaskCorrectionConfig:
+    def _low_is_below_high(self) -> MaskCorrectionConfig:
         if self.low >= self.high:
             raise conflict(
-                f"low = {self.low:g} is not below high = {self.high:g}: nothing would give a gradient",
+                f"`low` = {self.low:g} is not below `high` = {self.high:g}, so no token has a gradient",
                 "low",
                 "high",
+                hint="lower `low`, or raise `high`",
             )
         return self
 
@@ -59,20 +60,25 @@ class BaseLossConfig(BaseConfig):
     """Settings of every loss."""
 
     kl_coef: NonNegativeFloat = 0.0
-    """Weight of the KL divergence to the reference model; 0 does without one."""
+    """Weight of the KL divergence to the reference model. 0: no reference model."""
     kl_estimator: KlEstimator = "k3"
-    """How it is estimated: k2 and k3 are terms of the loss, right on policy only, and k3's gradient that of
-    the reverse divergence; k3_weighted is k3 times the ratio, right off policy, too; k1 is taken off the
-    advantages."""
+    """Estimator of the KL divergence. k1: subtracted from the advantages. k2, k3: terms of the loss, correct
+    only on policy; the gradient of k3 is that of the reverse divergence. k3_weighted: k3 times the importance
+    ratio, also correct off policy."""
     reference_model: str | None = None
-    """The reference: a directory or name; None is the model that the run starts from."""
+    """Reference model: a directory or a name. None: the initial model of the run."""
     entropy_coef: NonNegativeFloat = 0.0
-    """Weight of the entropy, which is a bonus."""
+    """Weight of the entropy bonus."""
 
     @model_validator(mode="after")
     def _reference_is_used(self) -> Self:
         if self.reference_model is not None and not self.kl_coef:
-            raise conflict("reference_model has no effect with kl_coef = 0", "reference_model", "kl_coef")
+            raise conflict(
+                "`reference_model` has no effect with `kl_coef` = 0",
+                "reference_model",
+                "kl_coef",
+                hint="set `kl_coef`, or leave `reference_model` out",
+            )
         return self
 
 
@@ -80,30 +86,31 @@ class MaskedRatioLossConfig(BaseLossConfig):
     """Importance-weighted policy gradient without tokens of extreme ratios (the default)."""
 
     type: Literal["masked_ratio"] = "masked_ratio"
-    """The loss."""
+    """Name of the loss."""
     ratio_type: Literal["token", "sequence"] = "token"
     """Importance ratios of single tokens, or of whole sequences."""
     ratio_length_norm: bool = False
-    """Divide a sequence's log-ratio by its length."""
+    """Divide the log-ratio of a sequence by its length."""
     mask_ratio_high: PositiveFloat = 8.0
-    """Tokens with a larger ratio give no gradient."""
+    """Maximum ratio; tokens above it have no gradient."""
     mask_ratio_low: NonNegativeFloat = 0.125
-    """Tokens with a smaller ratio give no gradient."""
+    """Minimum ratio; tokens below it have no gradient."""
     sequence_mask_ratio_low: NonNegativeFloat = 0.0
-    """Sequences with any ratio below this give no gradient; 0 is off."""
+    """Minimum ratio of all tokens in a sequence; other sequences have no gradient. 0: off."""
     kl_tau: NonNegativeFloat = 0.0
-    """Weight of the log-ratio to the sampler: it makes sampled tokens rarer; see docs/reference/losses.md."""
+    """Weight of the log-ratio to the sampler, which makes sampled tokens less likely (see losses.md)."""
     kl_mask_type: KlMask = "all"
-    """Which tokens that term sees."""
+    """Tokens in the term of kl_tau."""
 
     @model_validator(mode="after")
-    def _some_tokens_pass(self) -> MaskedRatioLossConfig:
+    def _low_is_below_high(self) -> MaskedRatioLossConfig:
         if self.mask_ratio_low >= self.mask_ratio_high:
             raise conflict(
-                f"mask_ratio_low = {self.mask_ratio_low:g} is not below mask_ratio_high = "
-                f"{self.mask_ratio_high:g}: no token would give a gradient",
+                f"`mask_ratio_low` = {self.mask_ratio_low:g} is not below `mask_ratio_high` = "
+                f"{self.mask_ratio_high:g}, so no token has a gradient",
                 "mask_ratio_low",
                 "mask_ratio_high",
+                hint="lower `mask_ratio_low`, or raise `mask_ratio_high`",
             )
         return self
 
@@ -112,9 +119,9 @@ class NormalizedLossConfig(BaseLossConfig):
     """Settings of every loss except the default one."""
 
     normalization: Normalization = "token"
-    """Mean over tokens, mean over sequences of their means, or sum divided by a constant per sequence."""
+    """Mean over tokens, mean over sequences of token means, or sum divided by a constant per sequence."""
     normalization_length: PositiveInt | None = None
-    """That constant, in tokens; None is the trainer's seq_len."""
+    """Constant for normalization, in tokens. None: the trainer's seq_len."""
     correction: CorrectionConfig | None = None
     """Limits on the importance weights between sampler and trainer."""
 
@@ -122,9 +129,10 @@ class NormalizedLossConfig(BaseLossConfig):
     def _length_is_used(self) -> Self:
         if self.normalization_length is not None and self.normalization != "constant":
             raise conflict(
-                f'normalization_length has no effect with normalization = "{self.normalization}"',
+                f'`normalization_length` has no effect with `normalization` = "{self.normalization}"',
                 "normalization_length",
                 "normalization",
+                hint='set `normalization` = "constant", or leave `normalization_length` out',
             )
         return self
 
@@ -133,104 +141,101 @@ class ClippedRatioLossConfig(NormalizedLossConfig):
     """PPO's clipping of token-level importance ratios."""
 
     clip_low: ClipFraction = 0.2
-    """The ratio is clipped below 1 - clip_low."""
+    """Clip the ratio below 1 - clip_low."""
     clip_high: NonNegativeFloat = 0.2
-    """The ratio is clipped above 1 + clip_high."""
+    """Clip the ratio above 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """With a negative advantage, the ratio is clipped above this too."""
+    """Clip the ratio above this too if the advantage is negative."""
 
 
 class PPOLossConfig(ClippedRatioLossConfig):
     """PPO's clipped ratio."""
 
     type: Literal["ppo"] = "ppo"
-    """The loss."""
+    """Name of the loss."""
 
 
 class DrGRPOLossConfig(ClippedRatioLossConfig):
-    """PPO's clipped ratio, divided by a constant, so that the length of a reply does not change its
-    weight.
-    """
+    """PPO's clipped ratio, divided by a constant: the length of a reply does not change its weight."""
 
     type: Literal["dr_grpo"] = "dr_grpo"
-    """The loss."""
+    """Name of the loss."""
     normalization: Normalization = "constant"
-    """Mean over tokens, mean over sequences of their means, or sum divided by a constant per sequence."""
+    """Mean over tokens, mean over sequences of token means, or sum divided by a constant per sequence."""
 
 
 class GSPOLossConfig(NormalizedLossConfig):
     """PPO's clipping of one ratio per sequence: the geometric mean of its tokens' ratios."""
 
     type: Literal["gspo"] = "gspo"
-    """The loss."""
+    """Name of the loss."""
     clip_low: ClipFraction = 3e-4
-    """The ratio is clipped below 1 - clip_low."""
+    """Clip the ratio below 1 - clip_low."""
     clip_high: NonNegativeFloat = 4e-4
-    """The ratio is clipped above 1 + clip_high."""
+    """Clip the ratio above 1 + clip_high."""
     normalization: Normalization = "sequence"
-    """Mean over tokens, mean over sequences of their means, or sum divided by a constant per sequence."""
+    """Mean over tokens, mean over sequences of token means, or sum divided by a constant per sequence."""
 
 
 class CISPOLossConfig(NormalizedLossConfig):
-    """Policy gradient with a clipped importance weight: every token keeps its gradient."""
+    """Policy gradient with a clipped importance weight. Every token keeps its gradient."""
 
     type: Literal["cispo"] = "cispo"
-    """The loss."""
+    """Name of the loss."""
     clip_low: ClipFraction = 1.0
-    """The weight is clipped below 1 - clip_low; 1 does not."""
+    """Clip the weight below 1 - clip_low. 1: no clipping."""
     clip_high: NonNegativeFloat = 4.0
-    """The weight is clipped above 1 + clip_high."""
+    """Clip the weight above 1 + clip_high."""
 
     @model_validator(mode="after")
     def _truncates_once(self) -> Self:
         if isinstance(self.correction, TruncateCorrectionConfig):
             raise conflict(
-                "cispo truncates importance weights by itself, at 1 + clip_high; leave the correction out, "
-                'or set its type to "mask"',
+                "cispo truncates importance weights itself, at 1 + `clip_high`",
                 "correction",
                 "clip_high",
+                hint='leave `correction` out, or set its type to "mask"',
             )
         return self
 
 
 class DPPOLossConfig(NormalizedLossConfig):
-    """Importance-weighted policy gradient without tokens with a large change of probability."""
+    """Importance-weighted policy gradient without tokens whose probability changed much."""
 
     type: Literal["dppo"] = "dppo"
-    """The loss."""
+    """Name of the loss."""
     mask_low: ClipFraction = 0.2
-    """Tokens to be made rarer give no gradient if their probability has already fallen by more."""
+    """Drop the gradient of tokens with a negative advantage whose probability fell by more than this."""
     mask_high: ClipFraction = 0.2
-    """Tokens to be made likelier give no gradient if their probability has already risen by more."""
+    """Drop the gradient of tokens with a positive advantage whose probability rose by more than this."""
     kl_tau: NonNegativeFloat = 1e-3
     """Weight of the squared log-ratio to the sampler."""
 
 
 class DecoupledPPOLossConfig(NormalizedLossConfig):
-    """PPO's clipping around a proximal policy, which is interpolated between sampler and current policy by
-    staleness.
-    """
+    """PPO's clipping around a proximal policy, interpolated from sampler and current policy by staleness."""
 
     type: Literal["decoupled_ppo"] = "decoupled_ppo"
-    """The loss."""
+    """Name of the loss."""
     clip_low: ClipFraction = 0.2
-    """The ratio to the proximal policy is clipped below 1 - clip_low."""
+    """Clip the ratio to the proximal policy below 1 - clip_low."""
     clip_high: NonNegativeFloat = 0.2
-    """The ratio to the proximal policy is clipped above 1 + clip_high."""
+    """Clip the ratio to the proximal policy above 1 + clip_high."""
 
 
 class ReinforceLossConfig(NormalizedLossConfig):
     """Plain policy gradient without importance weights: for synchronous runs, and as a baseline."""
 
     type: Literal["reinforce"] = "reinforce"
-    """The loss."""
+    """Name of the loss."""
 
     @model_validator(mode="after")
     def _has_no_weights(self) -> ReinforceLossConfig:
         if isinstance(self.correction, TruncateCorrectionConfig):
             raise conflict(
-                "reinforce has no importance weights to truncate; cispo is this loss with truncated weights",
-                "correction.type",
+                "reinforce has no importance weights to truncate",
+                "correction",
+                hint='leave `correction` out, or use loss.type = "cispo": reinforce with truncated weights',
             )
         return self
 
@@ -239,7 +244,7 @@ class CustomLossConfig(NormalizedLossConfig, UserFunctionConfig):
     """User function as the loss."""
 
     type: Literal["custom"] = "custom"
-    """The loss."""
+    """Name of the loss."""
 
 
 # --- recipes: the losses above, with the settings of a paper ---
@@ -249,54 +254,54 @@ class GRPOLossConfig(PPOLossConfig):
     """PPO's clipped ratio as in GRPO (arXiv 2402.03300): a mean over sequences, and a KL term."""
 
     type: Literal["grpo"] = "grpo"  # type: ignore[assignment]
-    """The loss."""
+    """Name of the loss."""
     normalization: Normalization = "sequence"
-    """Mean over tokens, mean over sequences of their means, or sum divided by a constant per sequence."""
+    """Mean over tokens, mean over sequences of token means, or sum divided by a constant per sequence."""
     kl_coef: NonNegativeFloat = 0.04
-    """Weight of the KL divergence to the reference model; 0 does without one."""
+    """Weight of the KL divergence to the reference model. 0: no reference model."""
 
 
 class DAPOLossConfig(PPOLossConfig):
-    """PPO's clipped ratio as in DAPO (arXiv 2503.14476): clipped higher above than below."""
+    """PPO's clipped ratio as in DAPO (arXiv 2503.14476), with a larger upper than lower clip range."""
 
     type: Literal["dapo"] = "dapo"  # type: ignore[assignment]
-    """The loss."""
+    """Name of the loss."""
     clip_high: NonNegativeFloat = 0.28
-    """The ratio is clipped above 1 + clip_high."""
+    """Clip the ratio above 1 + clip_high."""
 
 
 class RLOOLossConfig(ReinforceLossConfig):
     """Plain policy gradient as in RLOO (arXiv 2402.14740), for synchronous runs."""
 
     type: Literal["rloo"] = "rloo"  # type: ignore[assignment]
-    """The loss."""
+    """Name of the loss."""
 
 
 class TISLossConfig(CISPOLossConfig):
     """Policy gradient with importance weights of at most 2: truncated importance sampling."""
 
     type: Literal["tis"] = "tis"  # type: ignore[assignment]
-    """The loss."""
+    """Name of the loss."""
     clip_high: NonNegativeFloat = 1.0
-    """The weight is clipped above 1 + clip_high."""
+    """Clip the weight above 1 + clip_high."""
 
 
 class IcePopLossConfig(MaskedRatioLossConfig):
     """Importance-weighted policy gradient with the limits of IcePop (arXiv 2510.18855)."""
 
     type: Literal["icepop"] = "icepop"  # type: ignore[assignment]
-    """The loss."""
+    """Name of the loss."""
     mask_ratio_high: PositiveFloat = 5.0
-    """Tokens with a larger ratio give no gradient."""
+    """Maximum ratio; tokens above it have no gradient."""
     mask_ratio_low: NonNegativeFloat = 0.5
-    """Tokens with a smaller ratio give no gradient."""
+    """Minimum ratio; tokens below it have no gradient."""
 
 
 class AReaLLossConfig(DecoupledPPOLossConfig):
-    """Decoupled PPO as in AReaL (arXiv 2505.24298): tokens with a weight above 5 give no gradient."""
+    """Decoupled PPO as in AReaL (arXiv 2505.24298). Tokens with a weight above 5 have no gradient."""
 
     type: Literal["areal"] = "areal"  # type: ignore[assignment]
-    """The loss."""
+    """Name of the loss."""
     correction: CorrectionConfig | None = MaskCorrectionConfig(low=0.0, high=5.0)
     """Limits on the importance weights between sampler and trainer."""
 

@@ -36,31 +36,31 @@ from buckeye.config.shared import (
     max_token_age,
 )
 
-_LOCKSTEP = "cannot be kept with max_async_level = 0, which runs all rollouts of a step at once"
+_LOCKSTEP = "all rollouts of a step run at once with max_async_level = 0"
 
 
 class SamplingConfig(BaseConfig):
     """Sampling settings of rollouts."""
 
     temperature: PositiveFloat = 1.0
-    """Above 1 evens the distribution out, below 1 sharpens it."""
+    """Sampling temperature. Below 1 the distribution is sharper, above 1 flatter."""
     max_tokens: PositiveInt | None = None
-    """Longest reply, in tokens; None is what is left of seq_len."""
+    """Maximum length of a reply, in tokens. None: the rest of seq_len."""
     seed: int | None = None
-    """Seed of the sampling; None is the orchestrator's seed."""
+    """Seed of sampling. None: the orchestrator's seed."""
 
 
 class EvalConfig(BaseConfig):
     """Evaluation during training, on held-out tasks."""
 
     env: list[EvalEnvConfig] = []
-    """The environments; none are those of the run."""
+    """Environments to evaluate. Empty: those of the run."""
     sampling: EvalSamplingConfig = EvalSamplingConfig()
-    """How it samples."""
+    """Sampling settings of evaluations."""
     num_examples: AllOrCount = -1
-    """How many tasks of each environment; -1 is all."""
+    """Number of tasks of each environment. -1: all."""
     rollouts_per_example: PositiveInt = 1
-    """How many rollouts of each task."""
+    """Number of rollouts per task."""
     interval: PositiveInt = 100
     """Steps between two evaluations."""
     eval_base_model: bool = True
@@ -71,83 +71,83 @@ class RolloutsConfig(BaseConfig):
     """Content of `rollouts/`: the text of every rollout, with its reward."""
 
     keep: PositiveInt | None = None
-    """Of how many of the newest steps; None keeps all."""
+    """Number of the newest steps to keep. None: all."""
     show_first: bool = True
-    """`rl` shows the first one of a run, before it has been trained on."""
+    """Show the first rollout of a run, before the first step."""
 
 
 class OrchestratorConfig(BaseConfig):
-    """Rollouts with the policy, and batches of them."""
+    """Rollouts with the policy, collected into batches."""
 
     batch_size: PositiveInt = 128
-    """Rollouts in a batch. It holds whole groups; where they differ in size, as many as reach this number."""
+    """Rollouts per batch, in whole groups. If groups differ in size, a batch has at least this many."""
     rollouts_per_example: PositiveInt = 1
-    """Rollouts of one task: the group that is compared. An environment may have its own number."""
+    """Rollouts per task: the group whose rewards are compared. Environments may override it."""
     seq_len: PositiveInt = 2048
-    """Longest rollout in tokens, prompt included."""
+    """Maximum length of a rollout, in tokens, with its prompt."""
     max_steps: PositiveInt | None = None
-    """Batches to make; None never ends."""
+    """Number of batches. None: no limit."""
     max_async_level: NonNegativeInt = 1
-    """How many steps sampling may run ahead of training, up to max_off_policy_steps; 0 is synchronous."""
+    """Maximum number of steps that sampling runs ahead, up to max_off_policy_steps. 0: synchronous."""
     deterministic: bool | None = None
-    """Sample in lockstep: a synchronous run is the same to the bit every time, and waits for the slowest
-    rollout of each turn. None does so where max_async_level is 0 and the engine can: the embedded one."""
+    """Sample in lockstep: a synchronous run is bitwise reproducible, and waits for the slowest rollout of
+    each turn. None: yes if max_async_level is 0 and the engine is the embedded one."""
     max_off_policy_steps: NonNegativeInt = 8
-    """How many steps old a token may be when it is trained on: a batch waits for groups that the next one
-    would be too late for. 0 in a synchronous run."""
+    """Maximum age of a trained token, in steps. A batch waits for groups that would be too old for the next
+    one. 0 in a synchronous run."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
-    """How many times the groups that batches have room for are played. Where that is more than
-    max_off_policy_steps lets wait, those that finish first are taken: short ones, as collection/bias says."""
+    """Number of groups to run, relative to the groups that batches need. If more groups finish than
+    max_off_policy_steps allows to wait, the first are used, which favors short ones (collection/bias)."""
     max_concurrent: PositiveInt | None = None
-    """Most rollouts at a time; None is no limit."""
+    """Maximum number of concurrent rollouts. None: no limit."""
     zero_spread: Literal["keep", "drop"] = "keep"
-    """What becomes of groups whose rewards are all equal."""
+    """Keep or drop groups whose rewards are all equal."""
     mask_truncated_completions: bool = False
-    """Do not train on rollouts that were cut off."""
+    """Do not train on truncated rollouts."""
     zero_truncated_completions: bool = False
-    """Give rollouts that were cut off a reward of 0."""
+    """Set the reward of truncated rollouts to 0."""
     seed: int = 42
-    """Seed of tasks and sampling."""
+    """Seed of task order and sampling."""
     rollout_timeout: PositiveFloat = 600.0
-    """Seconds that a rollout may take, from when an engine has a place for it."""
+    """Time limit of a rollout in seconds, from its first slot in an engine."""
     max_rollout_retries: NonNegativeInt = 1
-    """How often a rollout is played again that failed before the policy was asked, or as its engine or worker
-    was lost."""
+    """Maximum number of retries of a rollout that failed before its first sample, or because its engine or
+    worker was lost."""
     min_group_size: PositiveInt | None = None
-    """A group with fewer rollouts that have a reward is dropped, one with more is trained without those that
-    failed; None is half of rollouts_per_example, rounded up, and at least 2."""
+    """Minimum number of rollouts with a reward in a group. Smaller groups are dropped, larger ones are
+    trained without failed rollouts. None: half of rollouts_per_example, rounded up, at least 2."""
     rollouts: RolloutsConfig = RolloutsConfig()
-    """What `rollouts/` holds: the text of every rollout, with its reward."""
+    """Content of `rollouts/`."""
     max_empty_batches: PositiveInt = 10
-    """Give up after that many batches' worth of groups of which none was usable."""
+    """End the run after this many batches of groups without a usable one."""
     weights_timeout: PositiveFloat = 3600.0
-    """Seconds to wait for new weights before giving up."""
+    """Time limit for new weights, in seconds."""
     model: PolicyModelConfig = PolicyModelConfig()
     """The policy."""
     client: ClientConfig = ClientConfig()
-    """How the engines are reached."""
+    """Access to the inference servers."""
     sampling: SamplingConfig = SamplingConfig()
-    """How rollouts are sampled."""
+    """Sampling settings of rollouts."""
     env: Annotated[list[TrainEnvConfig], Field(min_length=1)] = [TrainEnvConfig()]
-    """The environments."""
+    """Environments to train on."""
     env_pause: EnvPauseConfig = EnvPauseConfig()
-    """When an environment that fails is left alone for a while; the others go on."""
+    """Pause of a failing environment. The others continue."""
     reward_shaping: RewardShapingConfig | None = None
     """Changes to the rewards of training rollouts."""
     advantage: AdvantageConfig | None = GroupAdvantageConfig()
-    """How rewards become advantages; None uses the rewards."""
+    """Computation of advantages from rewards. None: advantages are the rewards."""
     buffer: BufferConfig = SimpleBufferConfig()
-    """Which groups make a batch."""
+    """Selection of the groups of a batch."""
     eval: EvalConfig | None = None
     """Evaluation during training."""
     ckpt: CheckpointConfig | None = CheckpointConfig()
-    """Checkpoints at an interval; None writes one at the end only."""
+    """Checkpoints at an interval. None: one at the end only."""
     log: LogConfig = LogConfig()
-    """What is logged."""
+    """Logging."""
     wandb: WandbConfig | None = None
     """Log to Weights & Biases."""
     output_dir: Path = Path("outputs")
-    """Where everything is written."""
+    """Output directory of the run."""
 
     @property
     def run_ahead(self) -> int:
@@ -172,10 +172,10 @@ class OrchestratorConfig(BaseConfig):
         """
         if self.eval is None:
             return []
-        told = EnvConfig.model_fields.keys() - {"sampling"}
+        copied = EnvConfig.model_fields.keys() - {"sampling"}
         return self.eval.env or [
             EvalEnvConfig(
-                **{name: getattr(env, name) for name in told},
+                **{name: getattr(env, name) for name in copied},
                 sampling=EnvSamplingConfig(max_tokens=env.sampling.max_tokens),
             )
             for env in self.env
@@ -193,10 +193,11 @@ class OrchestratorConfig(BaseConfig):
             below = self.batch_size // size * size
             near = " or ".join(str(n) for n in (below, below + size) if n)
             raise conflict(
-                f"batch_size = {self.batch_size} is not a multiple of rollouts_per_example = "
-                f"{size}: a batch holds whole groups; use e.g. batch_size = {near}",
+                f"`batch_size` = {self.batch_size} is not a multiple of `rollouts_per_example` = {size}, and "
+                "a batch has whole groups",
                 "batch_size",
                 "rollouts_per_example",
+                hint=f"set `batch_size` to {near}, for example",
             )
         return self
 
@@ -204,11 +205,11 @@ class OrchestratorConfig(BaseConfig):
         if min(self.group_sizes) == 1 and self.advantage is not None:
             yield (
                 "rollouts_per_example",
-                "is 1: a rollout without siblings has nothing to be compared with, so every advantage is 0 "
-                "and nothing is learned. Use e.g. 8 or 16.",
+                "`rollouts_per_example` is 1: a group of one rollout has no spread, so every advantage is 0 "
+                "and nothing is learned; use 8 or 16, for example",
             )
         if self.max_concurrent is not None and self._samples_in_lockstep:
-            yield "max_concurrent", f"{_LOCKSTEP}: it is ignored."
+            yield "max_concurrent", f"`max_concurrent` has no effect: {_LOCKSTEP}"
 
     @property
     def _samples_in_lockstep(self) -> bool:
@@ -220,9 +221,11 @@ class OrchestratorConfig(BaseConfig):
         for name, environments in (("env", self.env), ("eval.env", evaluated)):
             for index, environment in enumerate(environments):
                 if environment.max_concurrent is not None and self._samples_in_lockstep:
+                    key = f"{name}.{index}.max_concurrent"
                     raise conflict(
-                        f"{_LOCKSTEP}: leave it out, or set deterministic = false",
-                        f"{name}.{index}.max_concurrent",
+                        f"`{key}` cannot be applied: {_LOCKSTEP}",
+                        key,
+                        hint="leave it out, or set deterministic = false",
                     )
         return self
 
@@ -230,10 +233,11 @@ class OrchestratorConfig(BaseConfig):
     def _deterministic_is_synchronous(self) -> OrchestratorConfig:
         if self.deterministic and self.max_async_level:
             raise conflict(
-                "deterministic = true is for synchronous runs, and max_async_level is "
-                f"{self.max_async_level}: set max_async_level = 0",
+                "`deterministic` = true requires a synchronous run, and `max_async_level` is "
+                f"{self.max_async_level}",
                 "deterministic",
                 "max_async_level",
+                hint="set `max_async_level` to 0",
             )
         return self
 
@@ -242,44 +246,47 @@ class OrchestratorConfig(BaseConfig):
         smallest = min(self.group_sizes)
         if self.min_group_size is not None and self.min_group_size > smallest:
             raise conflict(
-                f"min_group_size = {self.min_group_size} is more than rollouts_per_example = {smallest}: "
-                "no group could be used",
+                f"`min_group_size` = {self.min_group_size} is more than `rollouts_per_example` = {smallest}, "
+                "so every group would be dropped",
                 "min_group_size",
                 "rollouts_per_example",
+                hint="lower `min_group_size`, or raise `rollouts_per_example`",
             )
         return self
 
     @model_validator(mode="after")
-    def _shaping_is_whole(self) -> OrchestratorConfig:
+    def _shaping_fits(self) -> OrchestratorConfig:
         shaping = self.reward_shaping
         if shaping is None:
             return self
         if self.zero_truncated_completions and (shaping.stop_reason_rewards or shaping.stop_reason_penalties):
             raise conflict(
-                "zero_truncated_completions and reward_shaping both change rewards by stop reason: leave it "
-                "out and set length = 0.0 in reward_shaping.stop_reason_rewards",
+                "`zero_truncated_completions` and `reward_shaping` both change rewards by stop reason",
                 "zero_truncated_completions",
                 "reward_shaping",
+                hint="leave `zero_truncated_completions` out, and set length = 0.0 in "
+                "reward_shaping.stop_reason_rewards",
             )
         longest = shaping.max_length or self.sampling.max_tokens
         if shaping.measures_length and longest is None:
             raise conflict(
-                "a length penalty needs to know the longest rollout: set reward_shaping.max_length or "
-                "sampling.max_tokens",
-                "reward_shaping.max_length",
-                "sampling.max_tokens",
+                "the length penalty in `reward_shaping` requires a maximum length",
+                "reward_shaping",
+                hint="set reward_shaping.max_length or sampling.max_tokens",
+                code="BK-CONFIG-MISSING",
             )
         if longest is not None and (shaping.overlong_cache or 0) > longest:
             raise conflict(
-                f"reward_shaping.overlong_cache = {shaping.overlong_cache} is more than the longest rollout, "
-                f"{longest} tokens",
+                f"`reward_shaping.overlong_cache` = {shaping.overlong_cache} is more than the maximum "
+                f"length, {longest} tokens",
                 "reward_shaping.overlong_cache",
+                hint="lower it",
             )
         if isinstance(self.advantage, MaxRLAdvantageConfig) and shaping.may_go_below_zero:
             raise conflict(
-                "max_rl advantages are for rewards of 0 or more, and this reward_shaping can make them less: "
-                'leave its penalties out, or set advantage.type = "group"',
+                "max_rl advantages require rewards of 0 or more, and `reward_shaping` can make them negative",
                 "advantage.type",
                 "reward_shaping",
+                hint='leave its penalties out, or set `advantage.type` = "group"',
             )
         return self

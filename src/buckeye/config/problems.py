@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from buckeye.config.settings import KeyPath, Location, dotted, flag_of
+from buckeye.config.settings import KeyPath, Layer, Location, dotted, flag_of
 from buckeye.errors import ConfigError
 
 Level = Literal["error", "warning"]
 
+_TASK_FILE_NAMES = {"tasks", "taskset", "task_set", "task_file", "tasks_file", "dataset"}
+"""Names for a task file. Flags and arguments call it `dataset`."""
+_PREDICATE = re.compile(r"(is|must) ")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """Problem of the setting at `path` (empty: of the whole configuration), written at `location` if it was
-    written. A warning does not stop the run. `code` and `hint` are those of the error.
+    """Problem of the setting at `path` (empty: of the whole configuration), and the location that sets it.
+
+    `message` names the setting, or begins with "is" or "must": the error then puts the key before it.
+    `code` and `hint` are those of the error. A warning does not stop the run.
     """
 
     path: KeyPath = ()
@@ -28,21 +35,36 @@ class Problem:
 
     @property
     def at(self) -> str | None:
-        """Where it was written, with its key: `run.toml:3 (max_steps)` or `--max-steps`; None if nowhere."""
-        where, key = self.location.text if self.location is not None else None, dotted(self.path)
-        if where is None or not key or where.replace("_", "-") == flag_of(self.path):
-            return where or key or None
-        return f"{where} ({key})"
+        """Location and key: `run.toml:3 (max_steps)` or `--max-steps`. None if the message has the key and
+        no file or flag sets it.
+        """
+        key = dotted(self.path)
+        if self.location is None or self.location.layer is Layer.DEFAULT:
+            return key if key and f"`{key}`" not in self._complete_message else None
+        location = self.location.text
+        if not key or location.replace("_", "-") == flag_of(self.path):
+            return location
+        return f"{location} ({key})"
+
+    @property
+    def error(self) -> ConfigError:
+        """The problem as an error."""
+        return ConfigError(self._complete_message, code=self.code, at=self.at, hint=self.hint)
+
+    @property
+    def _complete_message(self) -> str:
+        is_predicate = self.path and _PREDICATE.match(self.message)
+        return f"`{dotted(self.path)}` {self.message}" if is_predicate else self.message
 
     def __str__(self) -> str:
         """Return one message: where, what, what to do."""
-        return str(_error(self))
+        return str(self.error)
 
 
 def config_error(problems: Iterable[Problem | ConfigError]) -> ConfigError:
-    """Return one error for all problems, each once. Several are listed, one per paragraph."""
-    found = (_error(one) if isinstance(one, Problem) else one for one in problems)
-    errors = list({str(error): error for error in found}.values())
+    """Return one error for all problems, each once. Several are listed, one per line."""
+    errors = [problem.error if isinstance(problem, Problem) else problem for problem in problems]
+    errors = list({str(error): error for error in errors}.values())
     if len(errors) == 1:
         return errors[0]
     lines = [f"{len(errors)} problems in the configuration", *(f"  {_indent(str(e))}" for e in errors)]
@@ -50,23 +72,37 @@ def config_error(problems: Iterable[Problem | ConfigError]) -> ConfigError:
     return ConfigError("\n".join(lines), code=codes.pop() if len(codes) == 1 else None)
 
 
-def _error(problem: Problem) -> ConfigError:
-    return ConfigError(problem.message, code=problem.code, at=problem.at, hint=problem.hint)
+def conflict_problem(
+    places: Sequence[tuple[KeyPath, Location | None]],
+    message: str,
+    *,
+    hint: str | None,
+    code: str = "BK-CONFIG-CONFLICT",
+) -> Problem:
+    """Return the problem of settings that conflict: `places` are their paths, with the locations of those
+    that a file or a flag sets.
+    """
+    if len(places) == 1:
+        path, location = places[0]
+        return Problem(path=path, location=location, message=message, hint=hint, code=code)
+    problems = [Problem(path=path, location=location, message="") for path, location in places]
+    given = [problem.at or "" for problem in problems if problem.location and problem.location.layer]
+    location = Location(", ".join(dict.fromkeys(given)), Layer.FILE) if given else None
+    return Problem(location=location, message=message, hint=hint, code=code)
 
 
-def _indent(text: str) -> str:
-    return text.replace("\n", "\n  ")
-
-
-_FILE_OF_TASKS = {"tasks", "taskset", "task_set", "task_file", "tasks_file", "dataset"}
-"""Names for a task file. Flags and arguments call it `dataset`."""
+def qualified(text: str, names: Mapping[str, KeyPath]) -> str:
+    """Return a text with the full key of each setting that it names in backticks."""
+    for name, path in names.items():
+        text = text.replace(f"`{name}`", f"`{dotted(path)}`")
+    return text
 
 
 def dataset_name(word: str) -> str | None:
     """Return `dataset` or `eval_dataset` if a flag or an argument of this name would be a file of tasks."""
     name = word.lower().replace("-", "_")
-    which = "eval_" if name.startswith("eval_") else ""
-    return f"{which}dataset" if name.removeprefix(which) in _FILE_OF_TASKS else None
+    prefix = "eval_" if name.startswith("eval_") else ""
+    return f"{prefix}dataset" if name.removeprefix(prefix) in _TASK_FILE_NAMES else None
 
 
 def closest(word: str, known: Iterable[str], *, count: int = 3) -> list[str]:
@@ -75,12 +111,25 @@ def closest(word: str, known: Iterable[str], *, count: int = 3) -> list[str]:
     wanted = word.lower().replace("-", "_")
     if (dataset := dataset_name(word)) in names:
         return [names[dataset]]
-    found = difflib.get_close_matches(wanted, names, n=count, cutoff=0.6)
+    similar = difflib.get_close_matches(wanted, names, n=count, cutoff=0.6)
     initials = "".join(part[:1] for part in wanted.split("_"))
-    kin = [n for n in names if n == initials or (len(wanted) > 2 and (wanted in n or n in wanted.split("_")))]
-    return [names[name] for name in dict.fromkeys([*found, *kin])][:count]
+    related = [
+        name
+        for name in names
+        if name == initials or (len(wanted) > 2 and (wanted in name or name in wanted.split("_")))
+    ]
+    return [names[name] for name in dict.fromkeys([*similar, *related])][:count]
+
+
+def suggestion(names: Sequence[str]) -> str | None:
+    """Return a hint that suggests the names; None without any."""
+    return f"did you mean {' or '.join(f'`{name}`' for name in names)}?" if names else None
 
 
 def did_you_mean(names: Sequence[str]) -> str:
     """Return a sentence that suggests the names; "" without any."""
     return f" Did you mean {' or '.join(names)}?" if names else ""
+
+
+def _indent(text: str) -> str:
+    return text.replace("\n", "\n  ")

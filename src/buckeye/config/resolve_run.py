@@ -7,6 +7,7 @@ orchestrator. Two different values in one layer are an error.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -14,49 +15,49 @@ from typing import Any
 
 from buckeye.config.devices import reconcile_devices
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.config.problems import Problem
+from buckeye.config.problems import Problem, conflict_problem
 from buckeye.config.settings import MISSING, KeyPath, Layer, Location, Settings, dotted, flag_of
 from buckeye.config.trainer import LoRAConfig
 
-_LEARNING = ("trainer", "orchestrator")
-_ALL = (*_LEARNING, "inference")
+_TRAINING = ("trainer", "orchestrator")
+_ALL = (*_TRAINING, "inference")
 
 SHARED: Mapping[str, tuple[str, ...]] = {
     "output_dir": _ALL,
     "model.name": _ALL,
     "log.level": _ALL,
-    "max_steps": _LEARNING,
-    "max_async_level": _LEARNING,
-    "max_off_policy_steps": _LEARNING,
-    "seq_len": _LEARNING,
-    "ckpt.interval": _LEARNING,
-    "ckpt.resume_step": _LEARNING,
-    "ckpt.keep": _LEARNING,
-    "ckpt.store": _LEARNING,
-    "ckpt.store_timeout": _LEARNING,
-    "wandb.project": _LEARNING,
-    "wandb.name": _LEARNING,
-    "wandb.offline": _LEARNING,
-    "wandb.id": _LEARNING,
-    "wandb.log_extras.samples": _LEARNING,
-    "wandb.log_extras.distributions": _LEARNING,
-    "wandb.log_extras.interval": _LEARNING,
+    "max_steps": _TRAINING,
+    "max_async_level": _TRAINING,
+    "max_off_policy_steps": _TRAINING,
+    "seq_len": _TRAINING,
+    "ckpt.interval": _TRAINING,
+    "ckpt.resume_step": _TRAINING,
+    "ckpt.keep": _TRAINING,
+    "ckpt.store": _TRAINING,
+    "ckpt.store_timeout": _TRAINING,
+    "wandb.project": _TRAINING,
+    "wandb.name": _TRAINING,
+    "wandb.offline": _TRAINING,
+    "wandb.id": _TRAINING,
+    "wandb.log_extras.samples": _TRAINING,
+    "wandb.log_extras.distributions": _TRAINING,
+    "wandb.log_extras.interval": _TRAINING,
 }
 """Settings of the run, and the processes that have a setting of that name."""
-SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _LEARNING)
+SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _TRAINING)
 """Sections that are on or off for all of these processes."""
 _MAY_DIFFER = ("log.level", "seq_len")
 """Settings that may differ: each process may have its own log level, and the trainer's rows may be longer
 than rollouts.
 """
 _NONE_IS_A_VALUE = ("ckpt.interval", "ckpt.keep")
-_OF_A_LOSS: Mapping[str, Mapping[KeyPath, Any]] = {
+_LOSS_SETTINGS: Mapping[str, Mapping[KeyPath, Any]] = {
     "grpo": {("advantage", "std_norm"): "local"},
     "dapo": {("advantage", "std_norm"): "local", ("zero_spread",): "drop"},
     "rloo": {("advantage", "leave_one_out"): True},
 }
 """Orchestrator settings of each paper's loss recipe."""
-_LONGEST: KeyPath = ("inference", "model", "max_model_len")
+_MAX_MODEL_LEN: KeyPath = ("inference", "model", "max_model_len")
 _BY_DEFAULT = Location("by default", Layer.DEFAULT)
 
 
@@ -69,23 +70,22 @@ class _Entry:
     location: Location
 
     def __str__(self) -> str:
-        value = "{...}" if isinstance(self.value, dict) else self.value
-        text = f'"{value}"' if isinstance(self.value, str) else str(value)
-        return f"{dotted(self.path)} = {text} ({self.location.text})"
+        text = "{...}" if isinstance(self.value, dict) else json.dumps(self.value, ensure_ascii=False)
+        return f"`{dotted(self.path)}` = {'None' if self.value is None else text}"
 
 
 def resolve_run(settings: Settings) -> list[Problem]:
     """Complete the settings of an `rl` run in place. Return the conflicts."""
-    _begin_processes(settings)
-    _follow_loss(settings)
+    _add_processes(settings)
+    _apply_loss_recipe(settings)
     problems = list(_share_resume(settings))
     for name, roles in SECTIONS.items():
         problems += _share_section(settings, *_paths(name, roles))
     for name, roles in SHARED.items():
         problems += _share(settings, name, *_paths(name, roles))
-    longest = _entry(settings, ("max_model_len",))
-    if longest is not None and longest.value is not None:
-        problems += _impose(settings, longest, [_LONGEST])
+    max_model_len = _entry(settings, ("max_model_len",))
+    if max_model_len is not None and max_model_len.value is not None:
+        problems += _impose(settings, max_model_len, [_MAX_MODEL_LEN])
     _fit_engines(settings)
     return problems + reconcile_devices(settings)
 
@@ -95,22 +95,22 @@ def _paths(name: str, roles: Sequence[str]) -> tuple[KeyPath, list[KeyPath]]:
     return path, [(role, *path) for role in roles]
 
 
-def _begin_processes(settings: Settings) -> None:
+def _add_processes(settings: Settings) -> None:
     """Add trainer and orchestrator with their defaults. Add inference if neither the trainer nor other
     servers are set.
     """
     others = [("trainer",), ("inference",), ("orchestrator", "client")]
-    alone = all(settings.get(path) is MISSING for path in others)
-    for role in _ALL if alone else _LEARNING:
-        if settings.get((role,)) is MISSING:
+    starts_servers = not any(settings.has(path) for path in others)
+    for role in _ALL if starts_servers else _TRAINING:
+        if not settings.has((role,)):
             settings.put((role,), {}, _BY_DEFAULT)
 
 
-def _follow_loss(settings: Settings) -> None:
+def _apply_loss_recipe(settings: Settings) -> None:
     loss = _entry(settings, ("trainer", "loss", "type"))
     if loss is None:
         return
-    for path, value in _OF_A_LOSS.get(str(loss.value), {}).items():
+    for path, value in _LOSS_SETTINGS.get(str(loss.value), {}).items():
         kind = settings.get(("orchestrator", *path[:-1], "type"))
         if path[:1] != ("advantage",) or kind in (MISSING, "group", "turn"):
             _fill(settings, _Entry(loss.path, value, loss.location), [("orchestrator", *path)])
@@ -130,10 +130,12 @@ def _share_resume(settings: Settings) -> Iterator[Problem]:
     resume = _entry(settings, ("resume",))
     if resume is None or resume.value is not True:
         return
-    owners: list[KeyPath] = [(role, "ckpt") for role in _LEARNING]
+    owners: list[KeyPath] = [(role, "ckpt") for role in _TRAINING]
     for off in _entries(settings, owners):
         if off.value is None and resume.location.layer <= off.location.layer:
-            yield Problem(message=f"{resume} needs checkpoints, and {off} turns them off")
+            message = f"{resume} requires checkpoints, and {off} turns them off"
+            places = [(entry.path, entry.location) for entry in (resume, off)]
+            yield conflict_problem(places, message, hint="turn checkpoints on, or leave `resume` out")
             return
         if off.value is None:
             settings.put(off.path, {}, resume.location)
@@ -159,7 +161,7 @@ def _share_section(settings: Settings, path: KeyPath, members: Sequence[KeyPath]
         if on[0] is run and on[0].location.layer > off.location.layer:
             settings.put(off.path, {}, on[0].location)
         else:
-            yield _disagreement(off, on[0], path)
+            yield _difference(off, on[0], path)
     _fill(settings, _Entry(on[0].path, {}, on[0].location), members)
 
 
@@ -176,7 +178,7 @@ def _share(settings: Settings, name: str, path: KeyPath, members: Sequence[KeyPa
     elif entries:
         for other in entries[1:]:
             if name not in _MAY_DIFFER and not _is_same(entries[0].value, other.value):
-                yield _disagreement(entries[0], other, path)
+                yield _difference(entries[0], other, path)
         _fill(settings, entries[0], members)
         if name == "output_dir" or isinstance(settings.get(path[:-1] or ("",)), dict):
             _fill(settings, entries[0], [path])
@@ -190,7 +192,7 @@ def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iter
         if _is_same(run.value, member.value):
             continue
         if run.location.layer <= member.location.layer:
-            yield _disagreement(run, member, run.path)
+            yield _difference(run, member, run.path)
             return
         settings.put(member.path, run.value, run.location)
     _fill(settings, run, members)
@@ -211,24 +213,26 @@ def _has_room(settings: Settings, path: KeyPath) -> bool:
     return all(value is MISSING or isinstance(value, dict) for value in above)
 
 
-def _is_same(one: Any, other: Any) -> bool:
+def _is_same(first: Any, second: Any) -> bool:
     """Return True if two raw values are equivalent: "5" and 5, or `a/` and `a`."""
-    if isinstance(one, str) and isinstance(other, str):
-        return PurePath(one) == PurePath(other)
-    return one == other or str(one) == str(other)
+    if isinstance(first, str) and isinstance(second, str):
+        return PurePath(first) == PurePath(second)
+    return first == second or str(first) == str(second)
 
 
-def _disagreement(one: _Entry, other: _Entry, run: KeyPath) -> Problem:
-    return Problem(message=f"{one} and {other} must be the same. Set it once, e.g. with {flag_of(run)}.")
+def _difference(first: _Entry, second: _Entry, run: KeyPath) -> Problem:
+    places = [(entry.path, entry.location) for entry in (first, second)]
+    message, hint = f"{first} and {second} must be equal", f"set both with `{flag_of(run)}`"
+    return conflict_problem(places, message, hint=hint)
 
 
 def _fit_engines(settings: Settings) -> None:
     """Set the engines' limits for the longest rollout, and for trained adapters."""
     default = OrchestratorConfig.model_fields["seq_len"].default
-    rollout = _entry(settings, ("orchestrator", "seq_len"))
-    _fill(settings, rollout or _Entry((), default, _BY_DEFAULT), [_LONGEST])
+    seq_len = _entry(settings, ("orchestrator", "seq_len"))
+    _fill(settings, seq_len or _Entry((), default, _BY_DEFAULT), [_MAX_MODEL_LEN])
     lora = _entry(settings, ("trainer", "model", "experimental", "lora"))
     if lora is not None and isinstance(lora.value, dict):
-        usual = _Entry(lora.path, LoRAConfig.model_fields["rank"].default, lora.location)
-        rank = _entry(settings, (*lora.path, "rank")) or usual
+        default_rank = _Entry(lora.path, LoRAConfig.model_fields["rank"].default, lora.location)
+        rank = _entry(settings, (*lora.path, "rank")) or default_rank
         _fill(settings, rank, [("inference", "max_lora_rank")])

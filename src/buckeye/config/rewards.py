@@ -11,43 +11,43 @@ from buckeye.config.shared import BaseConfig, UserFunctionConfig, conflict, vari
 
 class _GroupComparison(BaseConfig):
     std_norm: Literal["local", "global"] | None = None
-    """Divide by the deviation of the group (local) or of the batch (global)."""
+    """Divide by the standard deviation of the group (local) or of the batch (global)."""
     length_weighted_mean: bool = False
-    """Weigh the mean by the lengths of the replies."""
+    """Weight the mean by the lengths of the replies."""
     leave_one_out: bool = False
-    """The mean of the others instead."""
+    """Subtract the mean of the other rollouts instead of the group's."""
     neg_clipped: bool = False
-    """Negative advantages become 0."""
+    """Set negative advantages to 0."""
 
 
 class GroupAdvantageConfig(_GroupComparison):
     """Reward minus its group's mean."""
 
     type: Literal["group"] = "group"
-    """How rewards become advantages."""
+    """Computation of advantages."""
 
 
 class MaxRLAdvantageConfig(BaseConfig):
     """Reward minus its group's mean, divided by that mean: rarely solved tasks get more weight."""
 
     type: Literal["max_rl"] = "max_rl"
-    """How rewards become advantages."""
+    """Computation of advantages."""
 
 
 class TurnAdvantageConfig(_GroupComparison):
     """Return of each turn (its own and later rewards) minus the group's mean return of that turn."""
 
     type: Literal["turn"] = "turn"
-    """How rewards become advantages."""
+    """Computation of advantages."""
     discount: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """How much less a reward counts for every turn that it comes later."""
+    """Discount factor of later rewards, per turn."""
 
 
 class CustomAdvantageConfig(UserFunctionConfig):
     """User function that computes a group's advantages."""
 
     type: Literal["custom"] = "custom"
-    """How rewards become advantages."""
+    """Computation of advantages."""
 
 
 AdvantageConfig = Annotated[
@@ -60,27 +60,27 @@ AdvantageConfig = Annotated[
 
 
 class RewardShapingConfig(BaseConfig):
-    """Changes to the rewards of training rollouts; evaluations are not shaped. A stop reason comes from the
-    environment, or is "length": cut off at a limit.
+    """Changes to the rewards of training rollouts. Evaluations are not shaped. The environment sets the stop
+    reason; "length" means truncated at a limit.
     """
 
     stop_reason_rewards: dict[str, float] = {}
-    """The reward of rollouts with that stop reason, whatever the environment paid, e.g. length = -0.5."""
+    """Rewards by stop reason, which replace those of the environment. Example: length = -0.5."""
     stop_reason_penalties: dict[str, float] = {}
-    """What is subtracted from rollouts with that stop reason, e.g. turn_limit = 0.2."""
+    """Penalties by stop reason, subtracted from the reward. Example: turn_limit = 0.2."""
     length_of: Literal["rollout", "reply"] = "rollout"
-    """What both length penalties are about, in sampled tokens: the whole rollout, or its longest reply."""
+    """Length for both penalties, in sampled tokens: of the rollout, or of its longest reply."""
     overlong_cache: PositiveInt | None = None
-    """Over the last so many tokens before max_length a penalty rises from 0; None is off."""
+    """Number of tokens before max_length over which the overlong penalty rises from 0. None: off."""
     overlong_penalty: PositiveFloat = 1.0
-    """What that penalty rises to."""
+    """Overlong penalty at max_length."""
     length_penalty: NonNegativeFloat = 0.0
-    """Subtracted in proportion to the length: all of it at max_length. Where the overlong penalty is larger,
-    that counts alone."""
+    """Penalty at max_length, in proportion to the length. If the overlong penalty is larger, only that
+    applies."""
     max_length: PositiveInt | None = None
-    """The length in tokens at which both penalties are full; None is sampling.max_tokens, of one reply."""
+    """Length in tokens with the full penalties. None: sampling.max_tokens, which limits one reply."""
     function: UserFunctionConfig | None = None
-    """What a function of your own adds: it sees the task, what was said, and what each component paid."""
+    """User function that adds to the reward. It gets the task, the messages and the reward components."""
 
     @property
     def measures_length(self) -> bool:
@@ -98,22 +98,23 @@ class RewardShapingConfig(BaseConfig):
         default = RewardShapingConfig.model_fields["overlong_penalty"].default
         if self.overlong_penalty != default and self.overlong_cache is None:
             raise conflict(
-                "overlong_penalty has no effect without overlong_cache", "overlong_penalty", "overlong_cache"
-            )
-        if self.length_of == "reply" and not self.measures_length:
-            raise conflict(
-                "length_of has no effect without overlong_cache or length_penalty",
-                "length_of",
+                "`overlong_penalty` has no effect without `overlong_cache`",
+                "overlong_penalty",
                 "overlong_cache",
-                "length_penalty",
+                hint="set `overlong_cache`, or leave `overlong_penalty` out",
             )
-        if self.max_length is not None and not self.measures_length:
-            raise conflict(
-                "max_length has no effect without overlong_cache or length_penalty",
-                "max_length",
-                "overlong_cache",
-                "length_penalty",
-            )
+        for name, is_set in (
+            ("length_of", self.length_of == "reply"),
+            ("max_length", self.max_length is not None),
+        ):
+            if is_set and not self.measures_length:
+                raise conflict(
+                    f"`{name}` has no effect without `overlong_cache` or `length_penalty`",
+                    name,
+                    "overlong_cache",
+                    "length_penalty",
+                    hint=f"set one of these, or leave `{name}` out",
+                )
         return self
 
     @model_validator(mode="after")
@@ -121,9 +122,9 @@ class RewardShapingConfig(BaseConfig):
         both = sorted(self.stop_reason_rewards.keys() & self.stop_reason_penalties.keys())
         if both:
             raise conflict(
-                f"stop_reason_rewards and stop_reason_penalties both name {', '.join(both)}: either replace "
-                "the reward, or subtract from it",
+                f"`stop_reason_rewards` and `stop_reason_penalties` both have {', '.join(both)}",
                 "stop_reason_rewards",
                 "stop_reason_penalties",
+                hint="either replace the reward of a stop reason, or subtract from it",
             )
         return self

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from buckeye.base.columns import counted
 from buckeye.config.cluster import ClusterConfig
 from buckeye.config.devices import INFERENCE_DEVICES, TRAINER_DEVICES
 from buckeye.config.inference import InferenceConfig
@@ -37,15 +38,15 @@ class DiskConfig(BaseConfig):
     """Disk usage of a run."""
 
     check: bool = True
-    """Refuse to start a run whose weights and checkpoints do not fit on the disk."""
+    """Do not start a run whose weights and checkpoints do not fit on the disk."""
     keep_logs: PositiveInt | None = None
-    """Of how many earlier attempts the logs remain; None keeps all."""
+    """Number of earlier attempts whose logs are kept. None: all."""
 
 
 class RLConfig(TrackedConfig):
     """Reinforcement learning of a policy: trainer, orchestrator and inference together.
 
-    Settings that the processes share are set once, here or for any of them.
+    Set shared settings once, here or in one of the processes.
     """
 
     trainer: TrainerConfig = TrainerConfig()
@@ -53,59 +54,59 @@ class RLConfig(TrackedConfig):
     orchestrator: OrchestratorConfig = OrchestratorConfig()
     """The orchestrator."""
     inference: InferenceConfig | None = None
-    """The inference servers; None uses those of orchestrator.client. A run that mentions neither trainer nor
-    servers starts its own."""
+    """Inference servers to start. None: use those of orchestrator.client. A run without settings of trainer
+    and servers starts its own."""
     inference_gpu_ids: DeviceIds = INFERENCE_DEVICES
-    """Devices of inference on each of its nodes: GPUs, or CPU slots where there is none."""
+    """Devices of inference on each of its nodes: GPUs, or CPU slots on a machine without GPUs."""
     trainer_gpu_ids: DeviceIds = TRAINER_DEVICES
-    """Devices of the trainer on each of its nodes, one a rank."""
+    """Devices of the trainer on each of its nodes, one per rank."""
     output_dir: Path = Path("outputs")
-    """Where everything is written."""
+    """Output directory of the run."""
     clean: bool = False
-    """Delete what an earlier run left in output_dir."""
+    """Delete the files of an earlier run in output_dir."""
     resume: bool = False
-    """Go on from the newest checkpoint, as --ckpt.resume-step -1."""
+    """Resume from the newest checkpoint, like --ckpt.resume-step -1."""
     dry_run: bool = False
-    """Print the resolved configuration and the plan; start nothing."""
+    """Print the resolved configuration and the plan, without starting the run."""
     log: LogConfig = LogConfig()
-    """What is logged, unless a process says otherwise."""
+    """Logging, unless a process has its own settings."""
     ckpt: CheckpointConfig | None = None
-    """One place to set the checkpoints of both, trainer and orchestrator."""
+    """Checkpoints of trainer and orchestrator."""
     wandb: WandbConfig | None = None
     """Log the run to Weights & Biases."""
     model: RunModelConfig | None = None
     """The model of all processes."""
     max_steps: PositiveInt | None = None
-    """Steps of the run; None never ends."""
+    """Number of steps. None: no limit."""
     max_model_len: PositiveInt | None = None
-    """Longest sequence of the engines in tokens; None is the orchestrator's seq_len."""
+    """Maximum sequence length of the engines, in tokens. None: the orchestrator's seq_len."""
     seq_len: PositiveInt | None = None
     """seq_len of trainer and orchestrator."""
     max_async_level: NonNegativeInt | None = None
-    """How many steps sampling may run ahead of training; 0 is synchronous."""
+    """Maximum number of steps that sampling runs ahead of training. 0: synchronous."""
     max_off_policy_steps: NonNegativeInt | None = None
-    """How many steps old a token may be when it is trained on."""
+    """Maximum age of a trained token, in steps."""
     strict: bool = False
-    """Exit with 1, not 0, if all steps are done and nothing was learnt."""
+    """Exit with 1 instead of 0 if all steps are done and nothing was learned."""
     disk: DiskConfig = DiskConfig()
-    """How much disk must be free, and what happens when it is not."""
+    """Disk usage."""
     supervision: SupervisionConfig = SupervisionConfig()
-    """When a process counts as hanging, and how often what died is started again."""
+    """Timeouts of unresponsive processes, and limits on restarts."""
     cluster: ClusterConfig = ClusterConfig()
-    """The hosts of the run, if it has more than one."""
+    """Hosts of the run, if there are several."""
 
     def warnings(self) -> Iterator[tuple[str, str]]:
         if self.inference is None:
             urls = ", ".join(self.orchestrator.client.base_url)
             yield (
                 "inference",
-                f"none is started; the orchestrator expects servers at {urls}. Add --inference to start "
-                "them.",
+                f"without `inference` this run starts no server, and expects servers at {urls}; add "
+                "--inference to start them",
             )
 
     @property
     def stop_seconds(self) -> int:
-        """Maximum duration of a trainer's end in seconds: its step, its last checkpoint, and the remaining
+        """Maximum shutdown time of a trainer in seconds: its step, its last checkpoint, and the remaining
         uploads.
         """
         ckpt = self.trainer.ckpt
@@ -120,11 +121,12 @@ class RLConfig(TrackedConfig):
     @model_validator(mode="after")
     def _engine_takes_adapters(self) -> RLConfig:
         lora = self.trainer.model.experimental.lora
-        vllm = self.inference is not None and self.inference.backend == "vllm"
-        if vllm and lora is not None and lora.modules_to_save:
+        is_vllm = self.inference is not None and self.inference.backend == "vllm"
+        if is_vllm and lora is not None and lora.modules_to_save:
             raise conflict(
-                'vLLM\'s adapters are low-rank only; leave it out, or set inference.backend = "torch"',
+                "vLLM does not support adapters with `trainer.model.experimental.lora.modules_to_save`",
                 "trainer.model.experimental.lora.modules_to_save",
+                hint='leave it out, or set inference.backend = "torch"',
             )
         return self
 
@@ -133,10 +135,11 @@ class RLConfig(TrackedConfig):
         row, rollout = self.trainer.seq_len, self.orchestrator.seq_len
         if row < rollout:
             raise conflict(
-                f"trainer.seq_len = {row} is less than orchestrator.seq_len = {rollout}: a rollout must fit "
-                "into a row; set it once, with --seq-len",
+                f"`trainer.seq_len` = {row} is less than `orchestrator.seq_len` = {rollout}: a rollout must "
+                "fit into a row",
                 "trainer.seq_len",
                 "orchestrator.seq_len",
+                hint="set both with `--seq-len`",
             )
         return self
 
@@ -146,13 +149,16 @@ class RLConfig(TrackedConfig):
             return self
         dp, tp, count = self.inference.parallel.dp, self.inference.parallel.tp, len(self.inference_gpu_ids)
         if dp * tp != count:
-            even = f"are not {dp} replicas (dp) of {tp} devices (tp)"
-            uneven = f"cannot be shared out to replicas of {tp} devices (tp); give a multiple of {tp}"
+            by_tp = f"cannot be divided into replicas of `inference.parallel.tp` = {tp} devices"
+            by_dp = (
+                f"are not `inference.parallel.dp` = {dp} replicas of `inference.parallel.tp` = {tp} devices"
+            )
             raise conflict(
-                f"{count} inference devices {uneven if count % tp else even}",
+                f"{counted(count, 'inference device')} {by_tp if count % tp else by_dp}",
                 "inference_gpu_ids",
                 "inference.parallel.dp",
                 "inference.parallel.tp",
+                hint=f"name a multiple of {tp} devices" if count % tp else f"name {dp * tp} devices",
             )
         return self
 
@@ -160,34 +166,37 @@ class RLConfig(TrackedConfig):
     def _environments_have_nodes(self) -> RLConfig:
         for index, env in enumerate(self.orchestrator.env):
             if env.placement is not None and max(env.placement) >= self.cluster.nodes:
+                key = f"orchestrator.env.{index}.placement"
                 raise conflict(
-                    f"placement = {env.placement} names a node beyond the last: cluster.nodes = "
-                    f"{self.cluster.nodes} are numbered 0 to {self.cluster.nodes - 1}",
-                    f"orchestrator.env.{index}.placement",
+                    f"`{key}` = {env.placement} has a node that does not exist: `cluster.nodes` is "
+                    f"{self.cluster.nodes}",
+                    key,
                     "cluster.nodes",
+                    hint=f"use nodes 0 to {self.cluster.nodes - 1}, or raise `cluster.nodes`",
                 )
         return self
 
     @model_validator(mode="after")
-    def _nodes_share_models(self) -> RLConfig:
-        """Reject a model over several nodes that shares them: Ray gives their GPUs to vLLM."""
+    def _model_nodes_fit(self) -> RLConfig:
+        """Refuse a model over several nodes that shares them: Ray gives their GPUs to vLLM."""
         if self.inference is None or self.inference.parallel.pp == 1:
             return self
         pp, nodes, cluster = self.inference.parallel.pp, self.cluster.inference_node_numbers, self.cluster
         if cluster.engine == "srun" or cluster.nodes == 1:
             raise conflict(
-                f"a model on pp = {pp} nodes needs a Ray cluster, which is vLLM's way over several: begin "
-                f"the run with --cluster.engine ray --cluster.nodes {max(pp, cluster.nodes)}, or lower pp",
+                f"`inference.parallel.pp` = {pp} requires a Ray cluster of at least {pp} nodes",
                 "inference.parallel.pp",
                 "cluster.engine",
+                hint=f"add --cluster.engine ray --cluster.nodes {max(pp, cluster.nodes)}, or lower pp",
             )
         if len(nodes) % pp or set(nodes) & set(cluster.trainer_node_numbers):
             raise conflict(
-                f"the nodes of inference are {nodes}, and of the trainer {cluster.trainer_node_numbers}: copies of the "
-                f"model on pp = {pp} nodes each need a multiple of {pp} nodes without the trainer",
+                f"`inference.parallel.pp` = {pp} requires a multiple of {pp} nodes without the trainer: the "
+                f"nodes of inference are {nodes}, those of the trainer {cluster.trainer_node_numbers}",
                 "inference.parallel.pp",
                 "cluster.inference_nodes",
                 "cluster.trainer_nodes",
+                hint="set `cluster.inference_nodes` and `cluster.trainer_nodes`",
             )
         return self
 
@@ -197,12 +206,13 @@ class RLConfig(TrackedConfig):
         copies = model.dp_replicate * model.tp
         if count % copies:
             raise conflict(
-                f"{count} trainer devices cannot be divided into {model.dp_replicate} replicas "
-                f"(dp_replicate) of {model.tp} tensor-parallel ranks (tp); give a multiple of {copies}",
+                f"{counted(count, 'trainer device')} cannot be divided by `trainer.model.dp_replicate` = "
+                f"{model.dp_replicate} times `trainer.model.tp` = {model.tp}",
                 "trainer_gpu_ids",
                 *(("cluster.nodes",) if self.cluster.nodes > 1 else ()),
                 "trainer.model.dp_replicate",
                 "trainer.model.tp",
+                hint=f"name a multiple of {copies} devices",
             )
         return self
 
@@ -214,11 +224,12 @@ class RLConfig(TrackedConfig):
         idle = set(range(1, cluster.nodes)) - {*cluster.trainer_node_numbers, *inference, *placed}
         if idle:
             raise conflict(
-                f"nothing would run on node {min(idle)}: give it to cluster.trainer_nodes, "
-                "cluster.inference_nodes or an environment's placement, or lower cluster.nodes",
+                f"node {min(idle)} has no process to run",
                 "cluster.nodes",
                 "cluster.trainer_nodes",
                 "cluster.inference_nodes",
+                hint="add it to `cluster.trainer_nodes`, `cluster.inference_nodes` or the placement of an "
+                "environment, or lower `cluster.nodes`",
             )
         return self
 
@@ -227,5 +238,5 @@ class RLConfig(TrackedConfig):
         for name in ("inference_gpu_ids", "trainer_gpu_ids"):
             ids = getattr(self, name)
             if len(set(ids)) < len(ids):
-                raise conflict(f"{name} = {ids} names a device twice", name)
+                raise conflict(f"`{name}` = {ids} has a duplicate device", name, hint="name each device once")
         return self

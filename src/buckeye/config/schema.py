@@ -12,17 +12,17 @@ _NONE = {"const": "None", "description": "None, in TOML."}
 def json_schema(model: type[BaseConfig]) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a file for `@ FILE`.
 
-    Nothing is required, since other files or flags may complete every file. The text "None" is accepted where
+    No setting is required, since other files or flags may complete a file. The text "None" is accepted where
     null is.
     """
     schema = model.model_json_schema()
     definitions = schema.get("$defs", {})
     for definition in (schema, *definitions.values()):
-        _complete(definition)
+        _relax(definition)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 
 
-def _complete(definition: dict[str, Any]) -> None:
+def _relax(definition: dict[str, Any]) -> None:
     definition.pop("required", None)
     for part in definition.get("properties", {}).values():
         options = part.get("anyOf", [])

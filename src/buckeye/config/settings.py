@@ -47,10 +47,13 @@ def flag_of(path: Iterable[str | int]) -> str:
 
 @dataclass(slots=True)
 class Settings:
-    """Nested dicts, lists and scalars in `values`; `locations` has the location of some paths."""
+    """Nested dicts, lists and scalars in `values`; `locations` has the location of some paths. `has_flags` is
+    False if no command line can set them.
+    """
 
     values: dict[str, Any] = field(default_factory=dict)
     locations: dict[KeyPath, Location] = field(default_factory=dict)
+    has_flags: bool = True
 
     def get(self, path: KeyPath) -> Any:
         """Return the value at `path`, or MISSING."""
@@ -61,14 +64,14 @@ class Settings:
             value = value[key]
         return value
 
+    def has(self, path: KeyPath) -> bool:
+        """Return True if there is a value at `path`."""
+        return self.get(path) is not MISSING
+
     def location(self, path: KeyPath) -> Location | None:
         """Return the location of the value at `path`, else of a value inside it, else of a parent."""
-        if path not in self.locations:
-            inside = next(
-                (location for p, location in self.locations.items() if p[: len(path)] == path), None
-            )
-            if inside is not None and path:
-                return inside
+        if path and path not in self.locations and (inside := self._below(path)):
+            return self.locations[inside[0]]
         for length in range(len(path), 0, -1):
             if (location := self.locations.get(path[:length])) is not None:
                 return location
@@ -107,11 +110,11 @@ class Settings:
         """
         parent: Any = self.values
         for key, following in itertools.pairwise(path):
-            there = parent[key] if _has(parent, key) else None
-            if not isinstance(there, list if isinstance(following, int) else dict):
-                there = [] if isinstance(following, int) else {}
-                _assign(parent, key, there)
-            parent = there
+            child = parent[key] if _has(parent, key) else None
+            if not isinstance(child, list if isinstance(following, int) else dict):
+                child = [] if isinstance(following, int) else {}
+                _assign(parent, key, child)
+            parent = child
         return parent
 
     def _below(self, path: KeyPath) -> list[KeyPath]:

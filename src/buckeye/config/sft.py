@@ -22,46 +22,46 @@ class ChatDataConfig(BaseConfig):
     """Conversations to train on: JSON lines {"messages": [{"role": ..., "content": ...}, ...]}."""
 
     path: Path
-    """The file to train on."""
+    """File of conversations to train on."""
     val_path: Path | None = None
-    """A file to measure the loss on: before the first step, at every checkpoint and at the end."""
+    """File to measure the loss on: before the first step, at each checkpoint, and at the end."""
     val_interval: PositiveInt | None = None
-    """Steps between two further measurements."""
+    """Steps between two additional measurements."""
     seed: int = 0
-    """Seed of the order."""
+    """Seed of the order of conversations."""
 
 
 class SFTConfig(TrackedConfig):
     """Fine-tuning of a model on conversations."""
 
     data: ChatDataConfig
-    """Conversations to learn."""
+    """Conversations to train on."""
     model: ModelConfig = ModelConfig()
-    """The model to train and how it is run."""
+    """Model to train."""
     optim: OptimizerConfig = AdamWConfig()
-    """The optimizer."""
+    """Optimizer."""
     scheduler: SchedulerConfig = ConstantSchedulerConfig()
-    """The shape of the learning rate."""
+    """Schedule of the learning rate."""
     ckpt: TrainerCheckpointConfig | None = TrainerCheckpointConfig()
-    """Checkpoints at an interval; None writes one at the end only."""
+    """Checkpoints at an interval. None: one at the end only."""
     log: LogConfig = LogConfig()
-    """What is logged."""
+    """Logging."""
     wandb: WandbConfig | None = None
     """Log to Weights & Biases."""
     output_dir: Path = Path("outputs")
-    """Where everything is written."""
+    """Output directory."""
     max_steps: PositiveInt | None = None
-    """Optimizer steps; None is one pass over the data."""
+    """Number of optimizer steps. None: one pass over the data."""
     batch_size: PositiveInt = 32
-    """Conversations in a step."""
+    """Number of conversations per step."""
     seq_len: PositiveInt = 2048
-    """Longest conversation in tokens; longer ones are left out."""
+    """Maximum length of a conversation, in tokens. Longer ones are dropped."""
     micro_batch_tokens: PositiveInt = 2048
-    """Tokens of several conversations that are computed at once, where they are more than seq_len."""
+    """Tokens of several conversations to compute at once, if more than seq_len."""
     seed: int = 0
-    """Seed of the trainer's own randomness."""
+    """Seed of the trainer."""
     dist_timeout_seconds: PositiveInt = 600
-    """Seconds that ranks wait for each other."""
+    """Timeout of collective operations between ranks, in seconds."""
 
     @model_validator(mode="after")
     def _optimizer_fits(self) -> SFTConfig:

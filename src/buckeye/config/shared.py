@@ -32,13 +32,19 @@ class BaseConfig(BaseModel):
     )
 
     def warnings(self) -> Iterator[tuple[str, str]]:
-        """Yield settings that are valid and have an effect that may be unexpected: (name, message)."""
+        """Yield (name, message) of each valid setting with a possibly unexpected effect."""
         yield from ()
 
 
-def conflict(message: str, *fields: str) -> PydanticCustomError:
-    """Return an error for conflicting settings, to raise in a validator; `fields` are those settings."""
-    return PydanticCustomError(CONFLICT, "{message}", {"message": message, "fields": list(fields)})
+def conflict(
+    message: str, *fields: str, hint: str | None = None, code: str = "BK-CONFIG-CONFLICT"
+) -> PydanticCustomError:
+    """Return an error for conflicting settings, to raise in a validator; `fields` are those settings.
+
+    Fields in backticks in `message` and `hint` become full keys: `lr` becomes `trainer.optim.lr`.
+    """
+    context = {"message": message, "fields": list(fields), "hint": hint, "code": code}
+    return PydanticCustomError(CONFLICT, "{message}", context)
 
 
 def variant(default: str) -> Discriminator:
@@ -56,18 +62,19 @@ class UserFunctionConfig(BaseConfig):
     """User function."""
 
     import_path: str
-    """Where it is: `module:function`, or `path/to/file.py:function`."""
+    """Function to load: `module:function` or `path/to/file.py:function`."""
     kwargs: dict[str, Any] = {}
-    """Its further arguments."""
+    """Additional keyword arguments of the function."""
 
     @model_validator(mode="after")
     def _names_a_function(self) -> Self:
         module, _, function = self.import_path.rpartition(":")
         if not module or not function.isidentifier():
             raise conflict(
-                f"import_path = {self.import_path!r} names no function; write module:function or "
-                "path/to/file.py:function",
+                f"`import_path` = {self.import_path!r} does not name a function",
                 "import_path",
+                hint="write `module:function` or `path/to/file.py:function`",
+                code="BK-CONFIG-VALUE",
             )
         return self
 
@@ -81,7 +88,7 @@ def _lower(value: Any) -> Any:
     return value.lower() if isinstance(value, str) else value
 
 
-def _one_or_more(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
@@ -89,51 +96,51 @@ class LogConfig(BaseConfig):
     """Logging of a process."""
 
     level: Annotated[LogLevel, BeforeValidator(_lower)] = "info"
-    """Least important messages to show."""
+    """Minimum level of messages to show."""
 
 
 class WandbExtrasConfig(BaseConfig):
-    """Additional data for Weights & Biases besides numbers."""
+    """Data for Weights & Biases in addition to metrics."""
 
     samples: bool = True
     """Log a table of sample rollouts."""
     distributions: bool = True
     """Log distributions of rewards and lengths."""
     interval: PositiveInt = 10
-    """Steps between two such logs."""
+    """Steps between two logs of samples and distributions."""
 
 
 class WandbConfig(BaseConfig):
-    """Logging to Weights & Biases. All processes are one run there."""
+    """Logging to Weights & Biases, as one run for all processes."""
 
     project: str = "buckeye"
-    """The project."""
+    """Name of the project."""
     name: str | None = None
-    """The run's name; None is that of the output directory."""
+    """Name of the run. None: the name of the output directory."""
     offline: bool = False
-    """Write to disk only; `wandb sync` sends it later."""
+    """Write to disk only; `wandb sync` uploads it later."""
     id: str | None = None
-    """The run's id; None is an id of the output directory, so that a resumed run continues."""
+    """Id of the run. None: derived from the output directory, so that a resumed run keeps it."""
     log_extras: WandbExtrasConfig | None = WandbExtrasConfig()
-    """What is logged besides numbers; None for numbers only."""
+    """Data in addition to metrics. None: metrics only."""
 
 
 class TrackioConfig(BaseConfig):
-    """Logging to Trackio. All processes are one run there."""
+    """Logging to Trackio, as one run for all processes."""
 
     project: str = "buckeye"
-    """The project."""
+    """Name of the project."""
     name: str | None = None
-    """The run's name; None is that of the output directory."""
+    """Name of the run. None: the name of the output directory."""
     space: str | None = None
-    """A Space of the Hugging Face hub as ORG/NAME, made private if it is new; None is this machine."""
+    """Space on the Hugging Face hub as ORG/NAME. A new Space is private. None: log on this machine."""
 
 
 class TensorboardConfig(BaseConfig):
     """Logging for TensorBoard."""
 
     log_dir: Path | None = None
-    """The directory; None is `tensorboard/` of the output directory."""
+    """Directory of the logs. None: `tensorboard/` in the output directory."""
 
 
 class TrackedConfig(BaseConfig):
@@ -146,54 +153,56 @@ class TrackedConfig(BaseConfig):
 
     def trackers(self, wandb: WandbConfig | None) -> list[WandbConfig | TrackioConfig | TensorboardConfig]:
         """Return the settings of all trackers."""
-        return [one for one in (wandb, self.trackio, self.tensorboard) if one is not None]
+        trackers = (wandb, self.trackio, self.tensorboard)
+        return [tracker for tracker in trackers if tracker is not None]
 
 
 class CheckpointConfig(BaseConfig):
     """Checkpoint settings: interval, retention, and the checkpoint to start from."""
 
     interval: PositiveInt | None = 10
-    """Steps between two checkpoints; None writes one at the end only."""
+    """Steps between two checkpoints. None: one at the end only."""
     resume_step: ResumeStep | None = None
-    """Go on from the checkpoint of this step; -1 is the newest, None starts from the model."""
+    """Resume from the checkpoint of this step. -1: the newest. None: start from the model."""
     keep: PositiveInt | None = 3
-    """How many of the newest checkpoints remain, and the best by evaluation; None keeps all."""
+    """Number of the newest checkpoints to keep, in addition to the best by evaluation. None: all."""
     store: str | None = None
-    """An object store that has them, too: s3://bucket/prefix or gs://bucket/prefix, a prefix for each run."""
+    """Object store for copies: s3://bucket/prefix or gs://bucket/prefix, with one prefix per run."""
     store_timeout: PositiveInt = 1800
-    """Seconds that the end of a run waits for uploads."""
+    """Time limit for remaining uploads at the end of a run, in seconds."""
 
     @model_validator(mode="after")
-    def _has_a_place(self) -> Self:
-        kind, _, place = (self.store or "s3://bucket/prefix").rstrip("/").partition("://")
-        bucket, *prefix = place.split("/")
-        if kind not in ("s3", "gs"):
-            raise conflict("a store is s3://bucket/prefix or gs://bucket/prefix", "store")
-        if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", bucket):
-            raise conflict(
-                f"{kind}://bucket/prefix is expected, with the plain name of a bucket; keys are looked for "
-                "where the store's own programs find them, and another endpoint in AWS_ENDPOINT_URL",
-                "store",
+    def _store_is_valid(self) -> Self:
+        scheme, _, path = (self.store or "s3://bucket/prefix").rstrip("/").partition("://")
+        bucket, *prefix = path.split("/")
+        reason, hint = None, None
+        if scheme not in ("s3", "gs"):
+            reason = "expected s3://bucket/prefix or gs://bucket/prefix"
+        elif not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", bucket):
+            reason = f"expected the name of a bucket, as {scheme}://bucket/prefix"
+            hint = "set credentials as for the tools of the store, and another endpoint in AWS_ENDPOINT_URL"
+        elif not prefix or not all(re.fullmatch(r"(?!\.+$)[\w.=+-]+", part, re.ASCII) for part in prefix):
+            reason = (
+                f"expected a prefix after the bucket, {scheme}://{bucket}/prefix, of A-Z a-z 0-9 . _ = + - /"
             )
-        if not prefix or not all(re.fullmatch(r"(?!\.+$)[\w.=+-]+", part, re.ASCII) for part in prefix):
-            raise conflict(
-                f"{kind}://{bucket}/prefix is expected: a prefix for each run, of letters, digits and ._=+-/",
-                "store",
-            )
+            hint = "use one prefix per run"
+        if reason is not None:
+            message = f"`store` is not a valid address: {reason}"  # it may contain a key, so it is not shown
+            raise conflict(message, "store", hint=hint, code="BK-CONFIG-VALUE")
         return self
 
 
 class ClientConfig(BaseConfig):
     """Access to inference servers."""
 
-    base_url: Annotated[list[str], BeforeValidator(_one_or_more), Field(min_length=1)] = [
+    base_url: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] = [
         "http://localhost:8000/v1"
     ]
-    """The servers, each as http://host:port/v1."""
+    """Addresses of the servers, each as http://host:port/v1."""
     timeout: PositiveFloat = 1200.0
-    """Seconds that one request may take."""
+    """Timeout of a request, in seconds."""
     api_key_var: str = "OPENAI_API_KEY"
-    """The environment variable that holds the servers' key."""
+    """Environment variable with the key of the servers."""
 
 
 class PolicyModelConfig(BaseConfig):
@@ -204,18 +213,18 @@ class PolicyModelConfig(BaseConfig):
 
 
 class EvalSamplingConfig(BaseConfig):
-    """Sampling of an evaluation; None is the value of training, or the server's."""
+    """Sampling settings of an evaluation. None: the value of training, or of the server."""
 
     temperature: Annotated[float, Field(ge=0)] | None = None
-    """0 is greedy."""
+    """Sampling temperature. 0: greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    """Sample from the most likely tokens that together have this probability."""
+    """Sample from the most likely tokens with this total probability."""
     top_k: Annotated[int, Field(ge=-1)] | None = None
-    """Sample from that many most likely tokens; -1 is all."""
+    """Sample from this number of most likely tokens. -1: all."""
     max_tokens: PositiveInt | None = None
-    """Longest reply, in tokens."""
+    """Maximum length of a reply, in tokens."""
     min_tokens: NonNegativeInt | None = None
-    """Shortest reply, in tokens."""
+    """Minimum length of a reply, in tokens."""
 
 
 def max_token_age(max_async_level: int, max_off_policy_steps: int) -> int:
@@ -223,6 +232,3 @@ def max_token_age(max_async_level: int, max_off_policy_steps: int) -> int:
     synchronous run.
     """
     return max_off_policy_steps if max_async_level else 0
-
-
-# Problems of a configuration, and their messages.

@@ -11,14 +11,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from buckeye.config.problems import Problem, closest, did_you_mean
+from buckeye.config.problems import Problem, closest, suggestion
 from buckeye.config.settings import KeyPath, Layer, Location, Settings, dotted, flag_of
 from buckeye.config.shared import BaseConfig
 
 _SCALARS = {int: "a whole number", float: "a number", str: "text", bool: "true or false", Path: "a path"}
 _BOUNDS = (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<"))
-
-_LISTED_NAMES = 12
+_MAX_LISTED_NAMES = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +42,23 @@ class Shape:
 
     def find(self, name: str) -> Shape | None:
         """Return the allowed values of field `name` in any of its tables, or None."""
-        found = dict.fromkeys(fields_of(table)[name] for table in self.tables if name in fields_of(table))
-        return _union(list(found)) if found else None
+        shapes = dict.fromkeys(fields_of(table)[name] for table in self.tables if name in fields_of(table))
+        return _union(list(shapes)) if shapes else None
 
     def expected(self) -> str:
         """Return the allowed values as text."""
         if self.element is not None:
-            words = "a list of sections" if self.element.tables else f"a list, each {self.element.expected()}"
+            text = "a list of sections" if self.element.tables else f"a list, each {self.element.expected()}"
         elif self.choices:
-            words = "one of " + ", ".join(map(str, self.choices))
+            text = "one of " + ", ".join(map(str, self.choices))
         elif self.tables:
-            words = "a section (settings of its own)"
+            text = "a section"
         elif self.free is not None:
-            words = "a table of names and values"
+            text = "a table of names and values"
         else:
-            words = " or ".join(_SCALARS[t] for t in _SCALARS if t in self.scalars)
-        return words + "".join(f" {b}" for b in self.bounds) + (", or None" if self.optional else "")
+            text = " or ".join(_SCALARS[kind] for kind in _SCALARS if kind in self.scalars)
+        bounds = f" {' and '.join(self.bounds)}" if self.bounds else ""
+        return f"{text}{bounds}{', or None' if self.optional else ''}"
 
 
 @cache
@@ -93,6 +93,83 @@ def paths_of(model: type[BaseConfig], under: KeyPath = ()) -> Iterator[KeyPath]:
             path = (*path, 0)
         for table in inner.tables:
             yield from paths_of(table, path)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Target of a dotted name. If the setting does not exist, `shape` has the value None, `path` ends with
+    the unknown part, and `owner` is the section that lacks it.
+    """
+
+    path: KeyPath
+    shape: Shape | None
+    owner: Shape
+
+
+def resolve(model: type[BaseConfig], parts: Sequence[str]) -> Target:
+    """Return the target of a dotted name, from the root of a configuration. Its parts may have - or _."""
+    path: KeyPath = ()
+    shape = shape_of(model)
+    for i, part in enumerate(parts):
+        owner = shape
+        if shape.free is not None:
+            # Argument names have no dash; names of, for example, headers stay unchanged.
+            rest = parts[i:] if shape.free is str else [name.replace("-", "_") for name in parts[i:]]
+            scalars = frozenset({str}) if shape.free is str else frozenset[type]()
+            return Target((*path, *rest), Shape(scalars=scalars), owner)
+        inner, key = _find_part(shape, part)
+        path = (*path, key)
+        if inner is None:
+            return Target(path, None, owner)
+        shape = inner
+    return Target(path, shape, shape)
+
+
+def drop_unknown(shape: Shape, value: Any) -> None:
+    """Delete settings that do not exist from raw values, in place."""
+    if isinstance(value, list) and shape.element is not None:
+        for item in value:
+            drop_unknown(shape.element, item)
+    elif isinstance(value, dict) and shape.tables:
+        for name in list(value):
+            inner = shape.find(name)
+            if inner is None:
+                del value[name]
+            else:
+                drop_unknown(inner, value[name])
+
+
+def replace_none_texts(settings: Settings, model: type[BaseConfig]) -> None:
+    """Replace the text "None" by None in place, where a setting can be None."""
+    for path, value in list(settings.leaves()):
+        if value == "None" and (shape := shape_at(model, path)) is not None and shape.optional:
+            settings.get(path[:-1])[path[-1]] = None
+
+
+def unknown_setting(
+    model: type[BaseConfig], path: KeyPath, location: Location | None, owner: Shape
+) -> Problem:
+    """Return the problem of a setting that does not exist; `owner` is the section that lacks it."""
+    name = str(path[-1])
+    if not owner.tables:
+        parent = dotted(path[:-1])
+        message = f"`{parent}` is not a section, so it has no setting `{name}`"
+        hint = f"set `{parent}` to {owner.expected()}"
+        if owner.element is not None and owner.element.tables:
+            message = f"`{parent}` is a list of sections, so it has no setting `{name}`"
+            hint = f"name an entry by its number: `{flag_of((*path[:-1], 0, name))}`"
+    else:
+        message = f"no setting `{dotted(path)}`"
+        is_flag = location is not None and location.layer is Layer.FLAG
+        known = list(dict.fromkeys(key for table in owner.tables for key in fields_of(table)))
+        near = closest(name, known)
+        names = [flag_of((*path[:-1], key)) for key in near] if is_flag else near
+        if not names:
+            names = [flag_of(p) if is_flag else dotted(p) for p in _similar_settings(model, name)]
+        hidden = len(known) - _MAX_LISTED_NAMES
+        more = f", or {hidden} more (--help-all)" if hidden > 0 else ""
+        hint = suggestion(names) or f"use one of {', '.join(known[:_MAX_LISTED_NAMES])}{more}"
+    return Problem(path=path, location=location, message=message, hint=hint, code="BK-CONFIG-UNKNOWN-KEY")
 
 
 def _field_shape(info: FieldInfo) -> Shape:
@@ -142,90 +219,15 @@ def _bounds(metadata: Any) -> tuple[str, ...]:
     return tuple(bounds)
 
 
-# Names as users write them, resolved to fields.
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Target of a dotted name. If the setting does not exist, `shape` has the value None, `path` ends with
-    the unknown part, and `owner` is the section that lacks it.
-    """
-
-    path: KeyPath
-    shape: Shape | None
-    owner: Shape
-
-
-def resolve(model: type[BaseConfig], words: Sequence[str]) -> Target:
-    """Resolve the parts of a dotted name, with - or _, from the root of a configuration."""
-    path: KeyPath = ()
-    shape = shape_of(model)
-    for i, word in enumerate(words):
-        owner = shape
-        if shape.free is not None:
-            # Argument names have no dash; names of, for example, headers stay unchanged.
-            rest = words[i:] if shape.free is str else [w.replace("-", "_") for w in words[i:]]
-            scalars = frozenset({str}) if shape.free is str else frozenset[type]()
-            return Target((*path, *rest), Shape(scalars=scalars), owner)
-        found, key = _step(shape, word)
-        path = (*path, key)
-        if found is None:
-            return Target(path, None, owner)
-        shape = found
-    return Target(path, shape, shape)
-
-
-def _step(shape: Shape, word: str) -> tuple[Shape | None, str | int]:
+def _find_part(shape: Shape, part: str) -> tuple[Shape | None, str | int]:
     if shape.element is not None and shape.element.tables:
-        is_index = word.isascii() and word.isdigit() and len(word) < 4
-        return (shape.element, int(word)) if is_index else (None, word)
-    name = word.replace("-", "_")
+        is_index = part.isascii() and part.isdigit() and len(part) < 4
+        return (shape.element, int(part)) if is_index else (None, part)
+    name = part.replace("-", "_")
     return shape.find(name), name
 
 
-def drop_unknown(shape: Shape, value: Any) -> None:
-    """Delete settings that do not exist from raw values, in place."""
-    if isinstance(value, list) and shape.element is not None:
-        for item in value:
-            drop_unknown(shape.element, item)
-    elif isinstance(value, dict) and shape.tables:
-        for name in list(value):
-            found = shape.find(name)
-            if found is None:
-                del value[name]
-            else:
-                drop_unknown(found, value[name])
-
-
-def replace_none_texts(settings: Settings, model: type[BaseConfig]) -> None:
-    """Replace the text "None" by None in place, where a setting can be None."""
-    for path, value in list(settings.leaves()):
-        if value == "None" and (shape := shape_at(model, path)) is not None and shape.optional:
-            settings.get(path[:-1])[path[-1]] = None
-
-
-def unknown_setting(
-    model: type[BaseConfig], path: KeyPath, location: Location | None, owner: Shape
-) -> Problem:
-    """Return the problem of a setting that does not exist; `owner` is the section that lacks it."""
-    name = str(path[-1])
-    if not owner.tables:
-        within = dotted(path[:-1])
-        message = f"{within} is {owner.expected()}, so it has no {name}."
-        return Problem(path=path, location=location, message=message)
-    flags = location is not None and location.layer is Layer.FLAG
-    known = list(dict.fromkeys(key for table in owner.tables for key in fields_of(table)))
-    here = closest(name, known)
-    names = [flag_of((*path[:-1], near)) for near in here] if flags else here
-    if not names:
-        elsewhere = _elsewhere(model, name)
-        names = [flag_of(p) if flags else dotted(p) for p in elsewhere]
-    more = f" and {len(known) - _LISTED_NAMES} more (--help-all)" if len(known) > _LISTED_NAMES else ""
-    hint = did_you_mean(names) or f" This section has {', '.join(known[:_LISTED_NAMES])}{more}."
-    return Problem(path=path, location=location, message=f"no such setting.{hint}")
-
-
-def _elsewhere(model: type[BaseConfig], name: str) -> list[KeyPath]:
+def _similar_settings(model: type[BaseConfig], name: str) -> list[KeyPath]:
     """Return settings with that name, or a similar one, in other sections; those near the root first."""
     paths = list(dict.fromkeys(paths_of(model)))
     near = closest(name, [str(path[-1]) for path in paths], count=1)

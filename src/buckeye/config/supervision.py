@@ -11,16 +11,16 @@ class SupervisionConfig(BaseConfig):
     """Timeouts of unresponsive processes, and limits on restarts."""
 
     restart: bool = True
-    """Start again what dies or hangs: a server by itself, trainer and orchestrator from the newest
-    checkpoint. False ends the run."""
+    """Restart processes that end or stall: a server alone, trainer and orchestrator from the newest
+    checkpoint. False: end the run."""
     max_restarts: NonNegativeInt = 5
-    """How often in a row, within restart_window. Every new checkpoint resets the count."""
+    """Maximum number of restarts within restart_window. A new checkpoint resets the count."""
     restart_window: PositiveFloat = 600.0
-    """Seconds after which an end is forgotten."""
+    """Seconds after which a restart no longer counts."""
     heartbeat_timeout: PositiveFloat = 30.0
-    """Seconds without a sign of life after which a process is killed and started again."""
+    """Seconds without a heartbeat after which a process is killed and restarted."""
     stall_timeout: PositiveFloat = 1800.0
-    """Seconds without progress, of a process that waits for nobody, after which it is killed and started
-    again; after half as many without a step of the run, who waits for whom is printed."""
+    """Seconds without progress after which a process is killed and restarted, unless it waits for another
+    one. After half of it without a step, the run logs what each process waits for."""
     start_timeout: PositiveFloat = 600.0
-    """Seconds from the start of a process to its first sign of life."""
+    """Seconds from the start of a process to its first heartbeat."""

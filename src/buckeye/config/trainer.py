@@ -8,14 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
 from buckeye.config.losses import LossConfig, MaskedRatioLossConfig
-from buckeye.config.shared import (
-    BaseConfig,
-    CheckpointConfig,
-    LogConfig,
-    WandbConfig,
-    conflict,
-    variant,
-)
+from buckeye.config.shared import BaseConfig, CheckpointConfig, LogConfig, WandbConfig, conflict, variant
 
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 Dtype = Literal["float32", "bfloat16"]
@@ -25,29 +18,29 @@ class CompileConfig(BaseConfig):
     """`torch.compile` of the model."""
 
     fullgraph: bool = False
-    """Refuse graph breaks."""
+    """Fail on graph breaks."""
 
 
 class ActivationCheckpointConfig(BaseConfig):
-    """Recompute activations in the backward pass instead of keeping them."""
+    """Recomputation of activations in the backward pass, to save memory."""
 
     freq: PositiveInt = 1
-    """Every how many layers."""
+    """Recompute every n-th layer."""
 
 
 class ActivationOffloadConfig(BaseConfig):
-    """Keep the inputs of recomputed layers in main memory, on a GPU; implies `ac`."""
+    """Inputs of recomputed layers in main memory (GPU only). Implies `ac`."""
 
 
 class LoRAConfig(BaseConfig):
-    """Train low-rank adapters instead of all weights; they need about ten times the learning rate."""
+    """Low-rank adapters instead of all weights. They need about ten times the learning rate."""
 
     rank: PositiveInt = 16
     """Rank of the adapters."""
     alpha: NonNegativeFloat = 16.0
-    """What they add is scaled by alpha / rank."""
+    """Scale: the output of an adapter is multiplied by alpha / rank."""
     dropout: Fraction = 0.0
-    """Dropout before them, in training only."""
+    """Dropout before the adapters, in training only."""
     target_modules: list[str] = [
         "q_proj",
         "k_proj",
@@ -57,71 +50,76 @@ class LoRAConfig(BaseConfig):
         "up_proj",
         "down_proj",
     ]
-    """Which modules get one: names, or the ends of names."""
+    """Modules with an adapter: names, or suffixes of names."""
     modules_to_save: list[str] = []
-    """Which modules are trained in full, and are part of the adapter."""
+    """Modules to train in full and save with the adapter."""
 
 
 class ExperimentalConfig(BaseConfig):
     """Experimental settings, which may change."""
 
     lora: LoRAConfig | None = None
-    """Low-rank adapters; None trains all weights."""
+    """Low-rank adapters. None: train all weights."""
 
 
 class ModelConfig(BaseConfig):
-    """Model to train, and how it is run."""
+    """Model to train."""
 
     name: str = "Qwen/Qwen3-0.6B"
-    """A model directory, or a name on the Hugging Face hub; or the folder of an adapter, which sets `adapter`
-    and names its base."""
+    """A model directory, a name on the Hugging Face hub, or an adapter folder, which sets `adapter` and names
+    its base model."""
     adapter: Path | None = None
-    """The folder of an adapter to start from: with experimental.lora it is trained further, without it is
-    merged into the model, which is trained whole."""
+    """Folder of an adapter to start from. With experimental.lora it is trained further; without, it is merged
+    into the model."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it is trained; auto takes a GPU if there is one."""
+    """Device to train on. auto: a GPU if available."""
     compute_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the layers compute in; the weights stay float32. auto is bfloat16 on a GPU, and float32 on a CPU
-    up to 5 million parameters (above that bfloat16 where the processor has instructions for it)."""
+    """Data type of the computation; weights stay float32. auto: bfloat16 on a GPU; on a CPU float32 up to 5
+    million parameters, above that bfloat16 if the processor has instructions for it."""
     attn: Literal["flash_attention_2", "sdpa"] = "flash_attention_2"
-    """The attention kernel on a GPU; a CPU uses sdpa."""
+    """Attention kernel on a GPU. A CPU uses sdpa."""
     compile: CompileConfig | None = None
-    """Compile the model."""
+    """Compile the model with `torch.compile`."""
     ac: ActivationCheckpointConfig | None = None
-    """Trade time for memory: recompute activations."""
+    """Save memory: recompute activations."""
     ac_offloading: ActivationOffloadConfig | None = None
-    """Trade time for memory: recompute activations, and move what remains of them to main memory."""
+    """Save more memory: recompute activations, and keep their inputs in main memory."""
     sharding: Literal["auto", "full", "none"] = "auto"
-    """Whether ranks divide the model among them (full) or each hold all of it (none); auto divides it on
-    several GPUs, and wherever dp_replicate or tp is set."""
+    """full: divide the model among ranks. none: one complete model per rank. auto: full on several GPUs, or
+    if dp_replicate or tp is set."""
     fsdp_cpu_offload: bool = False
-    """Keep the shards, their gradients and the optimizer in main memory; on GPUs only."""
+    """Keep shards, gradients and optimizer state in main memory (GPU only)."""
     reshard_after_forward: bool = True
-    """Free a layer's gathered parameters after its forward pass, and gather them again for the backward
+    """Free the gathered parameters of a layer after its forward pass, and gather them for the backward
     pass."""
     dp_replicate: PositiveInt = 1
-    """Replicas of the sharded model: each is divided among 1/dp_replicate of the ranks."""
+    """Number of replicas of the sharded model. Each has 1/dp_replicate of the ranks."""
     tp: PositiveInt = 1
-    """Tensor-parallel ranks: so many divide the heads and inner units of every layer."""
+    """Number of ranks that share the heads and hidden units of each layer (tensor parallelism)."""
     load_using_meta: bool = False
-    """Of a sharded model every rank reads its own shards only, not the whole model first."""
+    """Load only its own shards on each rank of a sharded model."""
     reduce_dtype: Dtype = "float32"
-    """Type in which gradients are summed over ranks, a step's or, of a sharded model, a row's."""
+    """Data type for the sum of gradients over ranks."""
     experimental: ExperimentalConfig = ExperimentalConfig()
-    """What may change."""
+    """Experimental settings, which may change."""
 
     @model_validator(mode="after")
-    def _shards_are_wanted(self) -> ModelConfig:
+    def _sharding_fits(self) -> ModelConfig:
         if self.sharding == "none" and (self.dp_replicate > 1 or self.fsdp_cpu_offload):
-            asks = "dp_replicate" if self.dp_replicate > 1 else "fsdp_cpu_offload"
-            raise conflict(f'sharding = "none" and {asks} asks for shards', "sharding", asks)
+            name = "dp_replicate" if self.dp_replicate > 1 else "fsdp_cpu_offload"
+            message = f'`{name}` requires shards, and `sharding` = "none" makes none'
+            raise conflict(message, "sharding", name, hint="leave one of the two out")
         if self.experimental.lora is not None and self.tp > 1:
-            raise conflict("adapters are not divided by tensor parallelism; leave tp at 1", "tp")
+            message = f"`tp` = {self.tp} cannot divide the adapters of `experimental.lora`"
+            raise conflict(message, "tp", "experimental.lora", hint="set `tp` to 1")
         if self.load_using_meta and (self.experimental.lora is not None or self.adapter is not None):
+            name = "adapter" if self.experimental.lora is None else "experimental.lora"
             raise conflict(
-                "adapters are put on a model that is loaded whole: leave load_using_meta out",
+                f"`{name}` requires a model that each rank loads completely, and `load_using_meta` loads "
+                "shards",
                 "load_using_meta",
-                "adapter" if self.experimental.lora is None else "experimental.lora",
+                name,
+                hint="leave `load_using_meta` out",
             )
         return self
 
@@ -132,55 +130,55 @@ class BaseOptimizerConfig(BaseConfig):
     lr: NonNegativeFloat = 1e-6
     """Peak learning rate."""
     weight_decay: NonNegativeFloat = 0.01
-    """Decay of matrices."""
+    """Weight decay of matrices."""
     max_norm: PositiveFloat | None = 1.0
-    """Gradients longer than this are cut to it; None does not."""
+    """Maximum norm of the gradients; they are clipped to it. None: no clipping."""
 
 
 class AdamWConfig(BaseOptimizerConfig):
     """AdamW."""
 
     type: Literal["adamw"] = "adamw"
-    """The optimizer."""
+    """Optimizer."""
     betas1: Fraction = 0.9
-    """Decay of the mean of gradients."""
+    """Decay of the first moment."""
     betas2: Fraction = 0.999
-    """Decay of the mean of their squares."""
+    """Decay of the second moment."""
 
 
 class AdamW8bitConfig(BaseOptimizerConfig):
-    """AdamW with 8 bits per element of its two moments (a quarter of AdamW's memory)."""
+    """AdamW with 8 bits per element of its moments (a quarter of AdamW's memory)."""
 
     type: Literal["adamw8bit"] = "adamw8bit"
-    """The optimizer; needs the extra `optim8bit` and a model that is not sharded."""
+    """Optimizer. Requires the extra `optim8bit` and a model without shards."""
     betas1: Fraction = 0.9
-    """Decay of the mean of gradients."""
+    """Decay of the first moment."""
     betas2: Fraction = 0.999
-    """Decay of the mean of their squares."""
+    """Decay of the second moment."""
 
 
 class MuonConfig(BaseOptimizerConfig):
     """Muon for the hidden matrices, AdamW for the rest."""
 
     type: Literal["muon"] = "muon"
-    """The optimizer."""
+    """Optimizer."""
     momentum: Fraction = 0.95
-    """Muon's momentum, of the hidden matrices."""
+    """Momentum of Muon."""
     nesterov: bool = True
-    """Nesterov's form of it."""
+    """Use Nesterov momentum."""
     betas1: Fraction = 0.9
-    """AdamW's decay of the mean of gradients."""
+    """Decay of AdamW's first moment."""
     betas2: Fraction = 0.999
-    """AdamW's decay of the mean of their squares."""
+    """Decay of AdamW's second moment."""
 
 
 class SGDConfig(BaseOptimizerConfig):
     """Stochastic gradient descent."""
 
     type: Literal["sgd"] = "sgd"
-    """The optimizer."""
+    """Optimizer."""
     nesterov: bool = True
-    """Nesterov's momentum."""
+    """Use Nesterov momentum."""
     momentum: Fraction = 0.9
     """Momentum."""
 
@@ -196,43 +194,41 @@ OptimizerConfig = Annotated[
 
 def check_optimizer(optim: OptimizerConfig, model: ModelConfig) -> None:
     """Raise a conflict if the optimizer cannot update a model that is sharded among ranks."""
-    divided = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
-    if optim.type == "adamw8bit" and divided:
-        raise conflict(
-            "cannot update a model that is divided among ranks; use adamw, whose moments are divided too",
-            "optim.type",
-        )
+    is_sharded = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
+    if optim.type == "adamw8bit" and is_sharded:
+        message = "`optim.type` = adamw8bit cannot update a sharded model"
+        raise conflict(message, "optim.type", hint="use adamw, whose moments are sharded too")
 
 
 class ConstantSchedulerConfig(BaseConfig):
     """Constant learning rate."""
 
     type: Literal["constant"] = "constant"
-    """The shape of the learning rate."""
+    """Schedule of the learning rate."""
 
 
 class LinearSchedulerConfig(BaseConfig):
-    """Learning rate that rises, stays, and falls, all linearly."""
+    """Learning rate with linear warmup and linear decay."""
 
     type: Literal["linear"] = "linear"
-    """The shape of the learning rate."""
+    """Schedule of the learning rate."""
     warmup: NonNegativeInt = 10
-    """Steps of the rise."""
+    """Number of warmup steps."""
     decay: NonNegativeInt = 10
-    """Steps of the fall, at the end; needs max_steps."""
+    """Number of decay steps at the end. Requires max_steps."""
     min_lr: NonNegativeFloat = 0.0
-    """Where it ends."""
+    """Final learning rate."""
 
 
 class CosineSchedulerConfig(BaseConfig):
-    """Learning rate that rises linearly, then falls along half a cosine; needs max_steps."""
+    """Learning rate with linear warmup and cosine decay. Requires max_steps."""
 
     type: Literal["cosine"] = "cosine"
-    """The shape of the learning rate."""
+    """Schedule of the learning rate."""
     warmup: NonNegativeInt = 10
-    """Steps of the rise."""
+    """Number of warmup steps."""
     min_lr: NonNegativeFloat = 0.0
-    """Where it ends."""
+    """Final learning rate."""
 
 
 SchedulerConfig = Annotated[
@@ -247,23 +243,23 @@ class WeightsConfig(BaseConfig):
     """Format of weights for inference."""
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What they are stored as, however they are trained; auto is what the trainer computes in. An engine that
-    computes in less (`inference.model.dtype`) rounds them again. An adapter is always float32."""
+    """Data type of stored weights. auto: the compute type of the trainer. An engine with a smaller type
+    (`inference.model.dtype`) rounds them again. Adapters are always float32."""
     rounding: Literal["auto", "nearest", "stochastic"] = "auto"
-    """How float32 weights are rounded. To nearest, a change of less than half of a last place is lost;
-    stochastic stores bfloat16 and keeps such changes in the mean of many weights. auto is stochastic on a CPU
-    where bfloat16 is stored, and to nearest on a GPU."""
+    """Rounding of float32 weights. nearest loses changes below half a unit in the last place. stochastic
+    keeps them on average, and requires bfloat16. auto: stochastic for bfloat16 on a CPU, nearest on a GPU."""
     measure_interval: PositiveInt | None = 20
-    """Steps between two measurements of how much of what was trained is in them; steps 1, 2, 4, ... before
-    the first too. None never measures."""
+    """Steps between two measurements of the part of the update that the stored weights contain. Before the
+    first, steps 1, 2, 4, ... are measured too. None: off."""
 
     @model_validator(mode="after")
     def _stochastic_is_bfloat16(self) -> WeightsConfig:
         if self.rounding == "stochastic" and self.dtype not in ("auto", "bfloat16"):
             raise conflict(
-                f'rounding = "stochastic" is to bfloat16, and dtype is {self.dtype}: leave one of them out',
+                f'`rounding` = "stochastic" requires bfloat16, and `dtype` is {self.dtype}',
                 "rounding",
                 "dtype",
+                hint="leave one of the two out",
             )
         return self
 
@@ -272,23 +268,24 @@ class TrainerCheckpointConfig(CheckpointConfig):
     """Checkpoints of the trainer."""
 
     skip_dataloader: bool = False
-    """On resuming, start the data from its beginning."""
+    """Restart the data from its beginning on resume."""
 
 
 class TrainedBatchesConfig(BaseConfig):
-    """Batches kept in `trained/` after training, with the trainer's log-probs."""
+    """Batches to keep in `trained/` after training, with the log-probs of the trainer."""
 
     keep: NonNegativeInt | None = None
-    """How many of the newest; 0 keeps none, None is no limit but that of bytes."""
+    """Number of the newest batches to keep. 0: none. None: limited only by max_bytes."""
     max_bytes: PositiveInt = 2**29
-    """How much disk they may take; the oldest go first."""
+    """Maximum disk usage in bytes. The oldest batches are deleted first."""
     record_order: bool = False
-    """Keep all, whole and in order, whatever max_bytes says, so that `rl replay --all` can repeat the run."""
+    """Keep all batches in order, regardless of max_bytes, so that `rl replay --all` can repeat the run."""
 
     @model_validator(mode="after")
-    def _all_is_no_number(self) -> TrainedBatchesConfig:
+    def _keeps_all_or_a_number(self) -> TrainedBatchesConfig:
         if self.record_order and self.keep is not None:
-            raise conflict("record_order keeps every batch: leave keep out", "record_order", "keep")
+            message = f"`record_order` keeps every batch, and `keep` is {self.keep}"
+            raise conflict(message, "record_order", "keep", hint="leave `keep` out")
         return self
 
 
@@ -296,51 +293,52 @@ class TrainerConfig(BaseConfig):
     """Training of the policy on the orchestrator's batches."""
 
     model: ModelConfig = ModelConfig()
-    """The model to train and how it is run."""
+    """Model to train."""
     optim: OptimizerConfig = AdamWConfig()
-    """The optimizer."""
+    """Optimizer."""
     scheduler: SchedulerConfig = ConstantSchedulerConfig()
-    """The shape of the learning rate."""
+    """Schedule of the learning rate."""
     loss: LossConfig = MaskedRatioLossConfig()
-    """The policy-gradient loss."""
+    """Policy-gradient loss."""
     ckpt: TrainerCheckpointConfig | None = TrainerCheckpointConfig()
-    """Checkpoints at an interval; None writes one at the end only."""
+    """Checkpoints at an interval. None: one at the end only."""
     weights: WeightsConfig = WeightsConfig()
-    """How weights are saved for inference."""
+    """Format of weights for inference."""
     trained: TrainedBatchesConfig = TrainedBatchesConfig()
-    """What stays of the batches that were trained on, so that `rl replay` can compute a step again."""
+    """Trained batches to keep, so that `rl replay` can repeat a step."""
     log: LogConfig = LogConfig()
-    """What is logged."""
+    """Logging."""
     wandb: WandbConfig | None = None
     """Log to Weights & Biases."""
     output_dir: Path = Path("outputs")
-    """Where everything is written."""
+    """Output directory of the run."""
     max_steps: PositiveInt | None = None
-    """Optimizer steps; None never ends."""
+    """Number of optimizer steps. None: no limit."""
     max_async_level: NonNegativeInt = 1
-    """How many steps sampling may run ahead of training; 0 is synchronous."""
+    """Maximum number of steps that sampling runs ahead of training. 0: synchronous."""
     max_off_policy_steps: NonNegativeInt = 8
-    """How many steps old a token may be when it is trained on; older samples are left out."""
+    """Maximum age of a trained token, in steps. Older samples are dropped."""
     seq_len: PositiveInt = 2048
-    """Tokens that are computed at once: samples are packed into rows of this length."""
+    """Row length in tokens. Samples are packed into rows, which are computed at once."""
     seed: int = 0
-    """Seed of the trainer's own randomness."""
+    """Seed of the trainer."""
     batch_timeout: PositiveFloat = 3600.0
-    """Seconds to wait for a batch before giving up."""
+    """Time limit for a batch, in seconds."""
     dist_timeout_seconds: PositiveInt = 600
-    """Seconds that ranks wait for each other."""
+    """Timeout of collective operations between ranks, in seconds."""
 
     @model_validator(mode="after")
-    def _an_adapter_is_not_rounded(self) -> TrainerConfig:
+    def _adapter_is_not_rounded(self) -> TrainerConfig:
         weights = self.weights
         if self.model.experimental.lora is not None and (
             weights.dtype not in ("auto", "float32") or weights.rounding == "stochastic"
         ):
             raise conflict(
-                "an adapter is published in float32, and kept apart from rounded weights: leave "
-                "weights.dtype and weights.rounding out",
+                "`weights` cannot round an adapter of `model.experimental.lora`, which is published in "
+                "float32",
                 "weights",
                 "model.experimental.lora",
+                hint="leave weights.dtype and weights.rounding out",
             )
         return self
 

@@ -9,13 +9,14 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from buckeye.config.problems import Problem, closest, did_you_mean
+from buckeye.config.problems import Problem, closest, conflict_problem, qualified, suggestion
 from buckeye.config.settings import MISSING, KeyPath, Settings, dotted, flag_of
 from buckeye.config.shared import CONFLICT, BaseConfig
 from buckeye.config.structure import Shape, fields_of, resolve, shape_at, shape_of, unknown_setting
 
 T = TypeVar("T", bound=BaseConfig)
-_LONGEST_VALUE = 60
+
+_MAX_SHOWN_CHARACTERS = 60
 
 
 def validate(
@@ -49,7 +50,7 @@ def _bools_for_numbers(model: type[BaseConfig], settings: Settings) -> Iterator[
     for path, value in settings.leaves():
         shape = shape_at(model, path) if isinstance(value, bool) else None
         if shape is not None and shape.scalars and bool not in shape.scalars:
-            yield _wrong_value(settings, path, value, shape)
+            yield _invalid_value(settings, path, value, shape)
 
 
 def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -> Problem:
@@ -58,16 +59,17 @@ def _problem(model: type[BaseConfig], settings: Settings, error: ErrorDetails) -
     if kind == CONFLICT:
         return _conflict(settings, path, error["ctx"])
     if kind == "extra_forbidden":
-        return _unknown(model, settings, path, owner)
+        return _unknown_key(model, settings, path, owner)
     if kind == "missing":
-        return Problem(path=path, location=settings.locations.get(path[:-1]), message=_required(path, shape))
+        return _missing_value(settings, path, shape)
     if kind == "union_tag_invalid":
         path = (*path, "type")
         shape = shape.find("type") if shape is not None else None
     value = settings.get(path)
     if shape is None or value is MISSING:
-        return Problem(path=path, location=settings.location(path), message=f"{error['msg']}.")
-    return _wrong_value(settings, path, value, shape)
+        message = f"`{dotted(path)}` is not valid: {error['msg']}"
+        return Problem(path=path, location=settings.location(path), message=message)
+    return _invalid_value(settings, path, value, shape)
 
 
 def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPath, Shape, Shape | None]:
@@ -82,68 +84,82 @@ def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPat
             shape = Shape(tables=tuple(t for t in shape.tables if part in fields_of(t)["type"].choices))
             continue
         owner = shape
-        found = shape.element if isinstance(part, int) else shape.find(part)
-        if found is None and not shape.tables:
+        inner = shape.element if isinstance(part, int) else shape.find(part)
+        if inner is None and not shape.tables:
             break
         path = (*path, part)
-        if found is None:
+        if inner is None:
             return path, owner, None
-        shape = found
+        shape = inner
     return path, owner, shape
 
 
-def _unknown(model: type[BaseConfig], settings: Settings, path: KeyPath, owner: Shape) -> Problem:
+def _unknown_key(model: type[BaseConfig], settings: Settings, path: KeyPath, owner: Shape) -> Problem:
     """Return the problem of a setting that does not exist, or only in another variant of the section."""
     location = settings.location(path)
     section = resolve(model, [str(key) for key in path[:-1]]).owner
-    others = [
+    variants = [
         kind
         for table in section.tables
         if path[-1] in fields_of(table)
         for kind in fields_of(table)["type"].choices
     ]
-    if not others:
+    if not variants:
         return unknown_setting(model, path, location, owner)
     own = fields_of(owner.tables[0])["type"].choices[0]
-    message = f"only with {dotted((*path[:-1], 'type'))} = {' or '.join(others)}, and it is {own}."
-    return Problem(path=path, location=location, message=message)
+    key, type_key = dotted(path), dotted((*path[:-1], "type"))
+    return Problem(
+        path=path,
+        location=location,
+        message=f"`{key}` has no effect with `{type_key}` = {own}; it belongs to {', '.join(variants)}",
+        hint=f"set `{type_key}`, or leave `{key}` out",
+        code="BK-CONFIG-CONFLICT",
+    )
 
 
-def _required(path: KeyPath, shape: Shape | None) -> str:
-    flag = flag_of(path)
+def _missing_value(settings: Settings, path: KeyPath, shape: Shape | None) -> Problem:
+    flag, hint = flag_of(path), None
     if shape is not None and shape.tables:
-        needed = [
-            name for table in shape.tables for name, info in table.model_fields.items() if info.is_required()
-        ]
-        settings = "".join(f", at least {flag}.{name.replace('_', '-')}" for name in needed)
-        return f"required: give it a file ({flag} @ FILE.toml), or settings of its own{settings}."
-    return f"required: set it with {flag}, or in a file."
+        fields = [item for table in shape.tables for item in table.model_fields.items()]
+        required = [f"{flag_of((*path, name))} VALUE" for name, info in fields if info.is_required()]
+        values = " ".join(required) or f"{flag}.NAME VALUE"
+        message = f"`{dotted(path)}` requires settings"
+        hint = f"name a file, `{flag} @ FILE.toml`, or set values: `{values}`"
+    else:
+        message = f"`{dotted(path)}` requires a value"
+        hint = f"set it in a file, or with `{flag} VALUE`"
+    return Problem(
+        path=path,
+        location=settings.locations.get(path[:-1]),
+        message=message,
+        hint=hint if settings.has_flags else None,
+        code="BK-CONFIG-MISSING",
+    )
 
 
 def _conflict(settings: Settings, section: KeyPath, context: dict[str, Any]) -> Problem:
-    paths = [(*section, *map(_key, name.split("."))) for name in context["fields"]]
-    if len(paths) == 1:
-        return Problem(path=paths[0], location=settings.location(paths[0]), message=f"{context['message']}.")
-    locations = [f"{dotted(path)}: {_where(settings, path)}" for path in paths]
-    return Problem(path=section, message=f"{context['message']}.\n  {', '.join(locations)}")
+    names = {name: (*section, *map(_key, name.split("."))) for name in context["fields"]}
+    hint = qualified(context["hint"], names) if context["hint"] else None
+    message = qualified(context["message"], names)
+    if not names:
+        location = settings.location(section)
+        return Problem(path=section, location=location, message=message, hint=hint, code=context["code"])
+    paths = [path for path in names.values() if len(names) == 1 or settings.has(path)]
+    places = [(path, settings.location(path)) for path in paths or list(names.values())[:1]]
+    return conflict_problem(places, message, hint=hint, code=context["code"])
 
 
 def _key(part: str) -> str | int:
     return int(part) if part.isdigit() else part
 
 
-def _where(settings: Settings, path: KeyPath) -> str:
-    location = settings.location(path) if settings.get(path) is not MISSING else None
-    return location.text if location is not None else "by default"
+def _invalid_value(settings: Settings, path: KeyPath, value: Any, shape: Shape) -> Problem:
+    message = f"`{dotted(path)}` is {_format_value(value)}; expected {shape.expected()}"
+    hint = suggestion(closest(value, map(str, shape.choices))) if isinstance(value, str) else None
+    return Problem(path=path, location=settings.location(path), message=message, hint=hint)
 
 
-def _wrong_value(settings: Settings, path: KeyPath, value: Any, shape: Shape) -> Problem:
-    near = closest(value, map(str, shape.choices)) if isinstance(value, str) else []
-    message = f"is {_shown(value)}; expected {shape.expected()}.{did_you_mean(near)}"
-    return Problem(path=path, location=settings.location(path), message=message)
-
-
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "None"
     if isinstance(value, dict):
@@ -151,4 +167,4 @@ def _shown(value: Any) -> str:
     if isinstance(value, list) and not value:
         return "an empty list"
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
+    return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}…"

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml  # type: ignore[import-untyped]
 
-from buckeye.config.config_files import read_text
+from buckeye.config.config_files import TOO_DEEP, read_text
 from buckeye.config.settings import KeyPath, Layer, Location, Settings
 from buckeye.errors import ConfigError
 
@@ -47,44 +47,46 @@ def read_yaml(path: Path) -> Settings:
         node = yaml.compose(text, Loader=_Loader)
         return _Builder(str(path)).settings(node)
     except yaml.MarkedYAMLError as error:
-        raise ConfigError(_explained(str(path), error)) from None
+        raise _yaml_error(str(path), error) from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: not valid YAML: {' '.join(str(error).split())}.") from None
+        message = f"not valid YAML: {' '.join(str(error).split())}"
+        raise ConfigError(message, code="BK-CONFIG-SYNTAX", at=str(path)) from None
     except RecursionError:
-        raise ConfigError(f"{path}: its lists or tables are nested too deeply.") from None
+        raise ConfigError(f"cannot read {path}: {TOO_DEEP}", code="BK-CONFIG-SYNTAX") from None
 
 
-def _explained(shown: str, error: yaml.MarkedYAMLError) -> str:
+def _yaml_error(name: str, error: yaml.MarkedYAMLError) -> ConfigError:
     mark = error.problem_mark or error.context_mark
-    location = f"{shown}:{mark.line + 1}:{mark.column + 1}" if mark is not None else shown
-    problem = error.problem or error.context or "it cannot be read"
-    hint = ""
+    at = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark is not None else name
+    problem = error.problem or error.context or "the file cannot be parsed"
+    hint = None
     if "mapping values" in problem:
-        hint = " A text with a colon needs quotes."
+        hint = "put quotes around a text with a colon"
     elif "'\\t'" in problem:
-        hint = " Indent with spaces, not with tabs."
-    return f"{location}: not valid YAML: {problem}.{hint}"
+        hint = "indent with spaces, not with tabs"
+    return ConfigError(f"not valid YAML: {problem}", code="BK-CONFIG-SYNTAX", at=at, hint=hint)
 
 
 class _Builder:
     """Builder of plain values from a tree of nodes, with the location of each."""
 
-    def __init__(self, shown: str) -> None:
-        self.shown = shown
+    def __init__(self, name: str) -> None:
+        self.name = name
         self.locations: dict[KeyPath, Location] = {}
         self.count = 0
 
     def settings(self, node: yaml.Node | None) -> Settings:
         """Return the settings of the whole file."""
         if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{self.shown}:1: expected keys and values, as `name: value`.")
+            message = "expected keys and values, as `name: value`"
+            raise ConfigError(message, code="BK-CONFIG-SYNTAX", at=f"{self.name}:1")
         values = self.value(node, ())
-        return Settings(values, self.locations)
+        return Settings(values, self.locations, has_flags=False)
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         self.count += 1  # an alias counts each time, so a small file cannot expand to a large value
         if self.count > _MAX_VALUES:
-            raise self.error(node, f"more than {_MAX_VALUES} values")
+            raise self.error(node, f"more than {_MAX_VALUES:,} values")
         self.locations.setdefault(path, self.location(node))
         if isinstance(node, yaml.MappingNode) and node.tag == _MAP:
             return self.table(node, path)
@@ -95,17 +97,17 @@ class _Builder:
         raise self.error(node, f"the tag {node.tag} is not allowed")
 
     def table(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        values: dict[str, Any] = {}
         for key, value in node.value:
             if not isinstance(key, yaml.ScalarNode) or key.tag != _STR:
-                shown = f"{key.value!r}" if isinstance(key, yaml.ScalarNode) else "it"
-                raise self.error(key, f"a key is a text; put {shown} in quotes")
-            if key.value in found:
+                text = repr(key.value) if isinstance(key, yaml.ScalarNode) else "the key"
+                raise self.error(key, "a key is not text", hint=f"put {text} in quotes")
+            if key.value in values:
                 first = self.locations[(*path, key.value)].text
-                raise self.error(key, f"the key {key.value!r} is there twice (first: {first})")
+                raise self.error(key, f"duplicate key {key.value!r}, first in {first}")
             self.locations[(*path, key.value)] = self.location(key)
-            found[key.value] = self.value(value, (*path, key.value))
-        return found
+            values[key.value] = self.value(value, (*path, key.value))
+        return values
 
     def scalar(self, node: yaml.ScalarNode) -> Any:
         text: str = node.value
@@ -121,7 +123,7 @@ class _Builder:
             if node.tag == _FLOAT:
                 return self.number(node, float(text))
         except ValueError:
-            raise self.error(node, f"{text[:30]!r} is no {node.tag.removeprefix(_TAG)}") from None
+            raise self.error(node, f"{text[:30]!r} is not a valid {node.tag.removeprefix(_TAG)}") from None
         raise self.error(node, f"the tag {node.tag} is not allowed")
 
     def number(self, node: yaml.ScalarNode, value: float) -> float:
@@ -130,7 +132,7 @@ class _Builder:
         return value
 
     def location(self, node: yaml.Node) -> Location:
-        return Location(f"{self.shown}:{node.start_mark.line + 1}", Layer.FILE)
+        return Location(f"{self.name}:{node.start_mark.line + 1}", Layer.FILE)
 
-    def error(self, node: yaml.Node, message: str) -> ConfigError:
-        return ConfigError(f"{self.location(node).text}: {message}.")
+    def error(self, node: yaml.Node, message: str, hint: str | None = None) -> ConfigError:
+        return ConfigError(message, code="BK-CONFIG-SYNTAX", at=self.location(node).text, hint=hint)
