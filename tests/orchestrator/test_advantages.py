@@ -112,7 +112,7 @@ def test_max_rl_divides_by_the_mean():
 @pytest.mark.parametrize("rewards", [[-1.0, 1.0], [-1.0, 0.5], [1.0, -0.99]])
 def test_max_rl_refuses_rewards_below_zero(rewards, refusal):
     """The last case would have advantages of 199 and -199."""
-    with pytest.raises(RunError, match=r"a rollout got -.*advantage\.type"):
+    with pytest.raises(RunError, match=r"a rollout has -.*advantage\.type"):
         batch_advantages([[turns(r) for r in rewards]], MaxRLAdvantageConfig())
     with refusal(RunError):
         group_has_spread([turns(r) for r in rewards], MaxRLAdvantageConfig())

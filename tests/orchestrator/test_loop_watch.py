@@ -14,7 +14,7 @@ from buckeye.orchestrator.rollout_runner import RolloutRunner
 
 @pytest.fixture(autouse=True)
 def _five_times_as_fast(monkeypatch):
-    for name in ("_LOOK_SECONDS", "_HELD_UP", "_TOLD_AFTER"):
+    for name in ("_POLL_SECONDS", "_BLOCKED_AFTER", "_WARN_AFTER"):
         monkeypatch.setattr(loop_watch, name, getattr(loop_watch, name) / 5)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import CallOptions, Task
-from buckeye.errors import InferenceError, UsageError
+from buckeye.errors import InferenceError, PromptTooLongError, UsageError
 from buckeye.orchestrator.batch import batch_metrics
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.policy import derive_seed
@@ -116,7 +116,7 @@ def test_a_full_context_ends_the_conversation_as_truncated():
 
 
 async def test_a_first_prompt_that_does_not_fit_is_an_error_not_a_reward():
-    with pytest.raises(InferenceError, match="raise orchestrator"):
+    with pytest.raises(PromptTooLongError, match="orchestrator.seq_len"):
         await converse(make_policy(FakeEngine(), seq_len=4), 1)
     player = make_runner(FakeEngine(), seq_len=4)
     env = NamedEnvironment(name="letters", environment=LetterEnvironment())
