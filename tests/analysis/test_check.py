@@ -77,7 +77,7 @@ DEFECTS = [
         "uneven choice",
         WARNING,
         "content-free policies",
-        "where chance is 0.333; '<answer>yes</answer>' has reward 1",
+        "where chance is 0.333; reply '<answer>yes</answer>' has reward 1",
     ),
     ("echo", WARNING, "content-free policies", "0.100 by 'its first quotation' on reverse in"),
     ("letters", WARNING, "content-free policies", " by 'one string always' on reverse in"),

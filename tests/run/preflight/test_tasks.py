@@ -31,7 +31,7 @@ KNOWN = {
     "an entry without environment": (("--orchestrator.env.1.ratio", "2"), "an environment has no `id`"),
     "a split that is not there": (
         ("--orchestrator.eval.env.0.id", "halves.py", "--orchestrator.eval.env.0.split", "test"),
-        "environment halves has no split 'test'; it has: train",
+        "environment halves has no split 'test'",
     ),
     "a file of a loss": ((*LOSS, "gone.py:f"), "there is no file gone.py"),
     "the loss in it": ((*LOSS, "notes.py:f"), "notes.py has no function 'f'"),

@@ -127,8 +127,8 @@ async def check_answers_rewarded(
         name,
         "error",
         f"{len(failing):,} of {tested:,} answers have a reward below {MIN_ANSWER_REWARD:g}; for example "
-        f"{answer!r} for {task.id} of {split}: {best:g} ({shown}). If replies need another format, add a probe "
-        "that has it",
+        f"{answer!r} for {task.id} of {split}: {best:g} ({shown}). If replies need another format, "
+        "add a probe that has it",
     )
 
 
