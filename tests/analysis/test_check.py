@@ -65,30 +65,40 @@ def test_an_honest_environment_passes(real_process):
 
 ERROR, WARNING = "error", "warning"
 DEFECTS = [
-    ("shown", WARNING, "no answer in the prompt", "60 of 60 of reverse in train show it, answers of others"),
-    ("number shown", WARNING, "no answer in the prompt", "answers of others stand in 0%; as train-"),
+    (
+        "shown",
+        WARNING,
+        "no answer in the prompt",
+        "60 of 60 prompts of reverse in train contain their answer",
+    ),
+    ("number shown", WARNING, "no answer in the prompt", "0% that of another task; for example train-"),
     ("constant", WARNING, "content-free policies", '1.000 by "another task\'s answer" on reverse in'),
     (
         "uneven choice",
         WARNING,
         "content-free policies",
-        "where chance is 0.333; '<answer>yes</answer>' earns 1",
+        "where chance is 0.333; reply '<answer>yes</answer>' has reward 1",
     ),
     ("echo", WARNING, "content-free policies", "0.100 by 'its first quotation' on reverse in"),
     ("letters", WARNING, "content-free policies", " by 'one string always' on reverse in"),
     ("dump", WARNING, "content-free policies", "1.000 by 'all short words' on reverse in"),
-    ("overlap", ERROR, "train and held-out apart", "60 of 60 tasks of eval are in train too, as eval-"),
-    ("one id", ERROR, "task ids", "same names two tasks: one in train, another in train"),
+    (
+        "overlap",
+        ERROR,
+        "train and held-out apart",
+        "60 of 60 tasks of eval are also in train; for example eval-",
+    ),
+    ("one id", ERROR, "task ids", "id same is used for two tasks: one in train, one in train"),
     ("another each time", ERROR, "same tasks when made again", "in one, "),
     ("dice", ERROR, "same grade again", "then reward 0."),
     ("memory", ERROR, "same grade again", "(done, call "),
     ("too much", WARNING, "rewards from 0 to 1", "1.5 for train-"),
     ("not a number", ERROR, "every reply is graded", "the reward is nan, which is not finite"),
-    ("wrong probe", ERROR, "probes", "1 of 2 wrong, as 'right': got 1, not 0.5"),
-    ("pays nothing", ERROR, "accepted answers are paid", "30 of 30 earn less than 0.5"),
+    ("wrong probe", ERROR, "probes", "1 of 2 wrong; for example 'right': got 1, expected 0.5"),
+    ("pays nothing", ERROR, "accepted answers are paid", "30 of 30 answers have a reward below 0.5"),
     ("raises", ERROR, "every reply is graded", "LookupError: no tag in the reply"),
-    ("swallows", ERROR, "errors are not scored", "a failing engine gets reward 0 on train-"),
-    ("endless", ERROR, "every reply is graded", "the rollout requested more than 1000 replies"),
+    ("swallows", ERROR, "errors are not scored", "reward 0 although the engine failed, on train-"),
+    ("endless", ERROR, "every reply is graded", "the rollout asked for more than 1000 replies"),
 ]
 
 
@@ -177,7 +187,7 @@ def test_where_every_rollout_errors_nothing_else_is_called_passed():
 def test_what_there_is_no_time_for_is_said_and_no_pass():
     report = check("slow", budget=0.5)
     assert report.passed
-    assert set(report.missed) >= {"policies without content", "the best constant"}
+    assert set(report.missed) >= {"content-free policies", "the best constant"}
     assert report.to_json()["no_time_for"] == report.missed
     assert sum(report.missed.values()) > 0
     nothing = check("slow", budget=0.0)

@@ -47,7 +47,7 @@ def test_a_library_that_has_no_adapter_is_answered_with_what_can_be_done(name, c
 def test_a_failing_check_ends_with_1_and_says_why():
     done = check(TOY, "--arg", "variant=wrong probe")
     assert done.returncode == 1
-    assert "1 of 2 wrong, as 'right': got 1, not 0.5" in done.stdout
+    assert "1 of 2 wrong; for example 'right': got 1, expected 0.5" in done.stdout
     assert "Wrong probes" in done.stdout
 
 

@@ -158,7 +158,7 @@ NOTES = {
 
 
 @pytest.mark.parametrize("what", NOTES)
-def test_figures_that_say_little_have_a_note(environment, tmp_path, what, wording):
+def test_unreliable_figures_have_a_note(environment, tmp_path, what, wording):
     answer, words = NOTES[what]
     with chat_server(answer) as (url, _):
         words = ("--base-url", url, "--model", "m", "--retries", "0", "--max-concurrent", "1", *words)
@@ -166,7 +166,7 @@ def test_figures_that_say_little_have_a_note(environment, tmp_path, what, wordin
     assert [line for line in done.stdout.splitlines() if line.startswith("note: ")] == wording
 
 
-def test_a_busy_server_is_asked_again(environment, tmp_path):
+def test_busy_server_is_retried(environment, tmp_path):
     with chat_server(lambda body, n: (503, "busy") if n == 1 else str(number_of(body))) as (url, requests):
         evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "--max-concurrent", "1")
     assert len(requests) == 5
@@ -184,7 +184,7 @@ def test_errors_are_counted_and_have_no_reward(environment, tmp_path):
     assert [row["reward"] for row in rows(tmp_path) if row["task_id"] == "n2"] == [None]
 
 
-def test_resume_plays_only_what_is_missing_or_errored(environment, tmp_path, wording):
+def test_resume_runs_only_missing_or_errored_rollouts(environment, tmp_path, wording):
     def broken(body, _):
         return (400, "bad request") if number_of(body) == 2 else str(number_of(body))
 
@@ -207,7 +207,7 @@ def test_resume_plays_only_what_is_missing_or_errored(environment, tmp_path, wor
 
 @pytest.mark.e2e
 @pytest.mark.smoke
-def test_an_interrupted_evaluation_keeps_what_it_has(environment, tmp_path, wording):
+def test_interrupted_evaluation_keeps_finished_rollouts(environment, tmp_path, wording):
     over = threading.Event()
 
     def answer(body, _):
@@ -227,22 +227,23 @@ def test_an_interrupted_evaluation_keeps_what_it_has(environment, tmp_path, word
     assert sorted(row["task_id"] for row in rows(tmp_path)) == ["n0", "n1", "n2"]
 
 
-@pytest.mark.parametrize("status", [401, 404])
-def test_a_refusal_ends_it_at_once(environment, tmp_path, status):
+@pytest.mark.parametrize(("status", "code"), [(401, "BK-KEY-INVALID"), (404, "BK-INFERENCE-REQUEST")])
+def test_refused_request_ends_the_evaluation(environment, tmp_path, status, code):
     with chat_server(lambda body, _: (status, "no")) as (url, _):
         done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=2)
-    assert f"answered {status}" in done.stderr
+    assert f"replied with {status}" in done.stderr
+    assert code in done.stderr
 
 
-def test_an_address_where_nobody_is_ends_it_within_seconds(environment, tmp_path, monkeypatch, wording):
+def test_unreachable_address_ends_the_evaluation_within_seconds(environment, tmp_path, monkeypatch, wording):
     waits = chat_policy._WAITS
-    assert sum(waits[: chat_policy._UNHEARD - 1]) <= 10.0
+    assert sum(waits[: chat_policy._CONNECT_ATTEMPTS - 1]) <= 10.0
     monkeypatch.setattr(chat_policy, "_WAITS", tuple(0.0 for _ in waits))
     done = evaluate(environment, tmp_path, *NOWHERE, "--retries", "3", code=2)
     assert done.stderr == wording
 
 
-def test_a_full_disk_is_said(environment, tmp_path, wording):
+def test_full_disk_is_reported(environment, tmp_path, wording):
     with small_disk(tmp_path / "out", size=64 * 1024), chat_server(lambda *_: "x" * 40_000) as (url, _):
         done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", code=1)
         assert done.stderr == wording
@@ -253,14 +254,14 @@ def test_a_full_disk_is_said(environment, tmp_path, wording):
     [(), ("--model", "m", "--base-url", "localhost:8000"), (*NOWHERE, "--split", "test"), NOWHERE],
     ids=["no model", "no address", "no such split", "a folder that is used"],
 )
-def test_wrong_words(environment, tmp_path, words, wording):
+def test_invalid_arguments_are_refused(environment, tmp_path, words, wording):
     (tmp_path / "out").mkdir()
     if words == NOWHERE:
         (tmp_path / "out" / "thesis.txt").write_text("mine")
     assert evaluate(environment, tmp_path, *words, code=2).stderr == wording
 
 
-def test_half_a_surrogate_pair_ends_nothing(environment, tmp_path):
+def test_lone_surrogate_does_not_end_the_evaluation(environment, tmp_path):
     """Neither in a reply, which the next turn contains, nor in the environment's texts about it."""
     twice = ENVIRONMENT.replace(
         "reply = await policy.chat(task.messages)",
@@ -293,7 +294,7 @@ print(json.dumps({"reward": 1.0, "components": {"tokens": len(told)}}))
 
 
 @pytest.mark.slow
-def test_a_program_gets_log_probs_from_a_model_that_is_served_here(tmp_path, tiny_model):
+def test_agent_program_gets_log_probs_from_a_local_model(tmp_path, tiny_model):
     (tmp_path / "agent.py").write_text(AGENT)
     tasks = [{"id": str(n), "prompt": f"Say {n}."} for n in range(2)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))

@@ -77,7 +77,7 @@ LONG = "namespace_of_a_server_with_a_long_name/" + "x" * 60
 
 
 @pytest.mark.parametrize("name", ["fs.read_file", "files/read", LONG, "größe", "2048.move", "a b", "read"])
-def test_a_tool_is_called_by_its_own_name(name):
+def test_tool_call_has_the_original_name(name):
     policy, asked = hosted()
     reply = ask(policy, ASK, "fs_read_file", "other.one", name)
     assert called(reply.message) == name
@@ -87,7 +87,7 @@ def test_a_tool_is_called_by_its_own_name(name):
     assert asked[1]["messages"][2]["name"] == called(asked[1]["messages"][1])
 
 
-def test_a_call_that_must_be_made_names_what_was_sent():
+def test_required_call_uses_the_server_side_name():
     policy, asked = hosted()
     ask(policy, ASK, "fs.read", tool="fs.read", must_call=True)
     assert (
@@ -95,7 +95,7 @@ def test_a_call_that_must_be_made_names_what_was_sent():
     )
 
 
-def test_a_call_that_could_not_be_read_is_sent_back():
+def test_unreadable_call_is_returned_to_the_server():
     policy, asked = hosted()
     ask(policy, [*ASK, call(""), result("unknown")], "read")
     assert STRICT.fullmatch(called(asked[0]["messages"][1]))
@@ -119,7 +119,7 @@ def test_a_refused_tool_is_named(refusal):
     st.lists(st.text(min_size=1, max_size=80), unique=True, max_size=8),
     st.lists(st.text(max_size=80), max_size=4),
 )
-def test_names_are_accepted_apart_and_come_back(names, others):
+def test_tool_names_are_valid_unique_and_reversible(names, others):
     history = [message for name in others for message in (call(name), result(name))]
     mapped = ToolNames([tool(name) for name in names], history)
     sent = [mapped.to_server_name(name) for name in dict.fromkeys([*names, *others])]

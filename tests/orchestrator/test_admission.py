@@ -34,7 +34,7 @@ async def play(player, env, count):
     return await asyncio.gather(*(player.start(env, task, i) for i in range(count)))
 
 
-async def test_each_environment_has_its_own_most_at_a_time():
+async def test_max_concurrent_is_per_environment():
     engine, slow, fast = FakeEngine(delay=0.001), Busy("slow"), Busy("fast")
     envs = [
         NamedEnvironment(name="slow", environment=slow, admission=Admission(max_concurrent=2)),
@@ -60,7 +60,7 @@ class OneByOne(InferenceClient):
             await asyncio.sleep(0.1)
 
 
-def test_waiting_for_a_place_is_no_playing_time():
+def test_waiting_for_a_slot_does_not_count_as_rollout_time():
     env = NamedEnvironment(name="busy", environment=Busy("busy"))
     rollouts = asyncio.run(play(make_runner(OneByOne(), timeout=0.5), env, 12))
     assert [rollout.outcome.error for rollout in rollouts] == [None] * 12
@@ -86,7 +86,7 @@ def test_starts_are_spread_evenly():
 
 
 @pytest.mark.parametrize("wave", [False, True])
-async def test_temperature_reply_length_and_time_are_the_environments_own(wave):
+async def test_environment_overrides_temperature_length_and_timeout(wave):
     engine = FakeEngine(delay=0.0)
     own = RolloutSettings(temperature=0.5, max_tokens=3, timeout=0.01)
     environment = LetterEnvironment(sleep=0.5)

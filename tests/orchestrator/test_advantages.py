@@ -61,7 +61,7 @@ def test_group_advantages(settings, expected):
         ([1.0, 0.0], [0, 0], [1.0, -1.0]),  # without lengths all weights are equal
     ],
 )
-def test_the_weighted_mean_of_the_others(rewards, lengths, expected):
+def test_leave_one_out_uses_the_weighted_mean_of_the_others(rewards, lengths, expected):
     settings = GroupAdvantageConfig(length_weighted_mean=True, leave_one_out=True)
     assert group_advantages(rewards, lengths, settings) == pytest.approx(expected)
 
@@ -112,7 +112,7 @@ def test_max_rl_divides_by_the_mean():
 @pytest.mark.parametrize("rewards", [[-1.0, 1.0], [-1.0, 0.5], [1.0, -0.99]])
 def test_max_rl_refuses_rewards_below_zero(rewards, refusal):
     """The last case would have advantages of 199 and -199."""
-    with pytest.raises(RunError, match=r"a rollout got -.*advantage\.type"):
+    with pytest.raises(RunError, match=r"a rollout has -.*advantage\.type"):
         batch_advantages([[turns(r) for r in rewards]], MaxRLAdvantageConfig())
     with refusal(RunError):
         group_has_spread([turns(r) for r in rewards], MaxRLAdvantageConfig())
@@ -164,7 +164,7 @@ def test_turns_divide_by_the_deviation_of_the_batch_s_rewards():
     assert got[0] == [pytest.approx([1.0, 1.0], abs=1e-6), pytest.approx([-1.0, -1.0], abs=1e-6)]
 
 
-def test_raw_rewards_teach_unless_they_are_zero():
+def test_raw_rewards_have_spread_unless_all_are_zero():
     assert group_has_spread([turns(1.0), turns(1.0)], None)
     assert not group_has_spread([turns(0.0), turns(0.0)], None)
     assert group_has_spread([turns(1.0), turns(0.0)], MaxRLAdvantageConfig())
@@ -204,20 +204,20 @@ def own(tmp_path):
     return lambda name, **kwargs: CustomAdvantageConfig(import_path=f"{path}:{name}", kwargs=kwargs)
 
 
-def test_an_advantage_of_ones_own(own):
+def test_custom_advantage(own):
     group = [turns(0.0, 1.0), turns(0.5)]
     assert batch_advantages([group], own("best", scale=3.0)) == [[[3.0, 3.0], [0.0]]]
     assert group_has_spread(group, own("best"))
     assert not group_has_spread(group, own("best", scale=0.0))
 
 
-def test_an_advantage_of_ones_own_sees_what_was_said_and_decides_by_turn(own):
+def test_custom_advantage_gets_replies_and_returns_turn_values(own):
     group = [turns(0.0, 1.0, replies=("please", "now")), turns(0.5, replies=("",))]
     assert batch_advantages([group], own("polite")) == [[[1.0, 0.0], [0.0]]]
 
 
 @pytest.mark.parametrize("name", ["too_few", "infinite", "raises", "polite"])
-def test_an_advantage_of_ones_own_that_fails_is_said_with_the_task(own, name, refusal):
+def test_custom_advantage_failure_names_the_task(own, name, refusal):
     with refusal(UsageError):
         batch_advantages([[turns(1.0), turns(0.0)]], own(name))
 
@@ -226,6 +226,6 @@ def test_an_advantage_of_ones_own_that_fails_is_said_with_the_task(own, name, re
     ("name", "kwargs", "message"),
     [("absent", {}, "has no function 'absent'"), ("best", {"size": 1}, "cannot be called with one argument")],
 )
-def test_an_advantage_of_ones_own_that_is_not_there_is_refused_early(own, name, kwargs, message):
+def test_missing_custom_advantage_is_refused_before_the_run(own, name, kwargs, message):
     with pytest.raises(UsageError, match=f"orchestrator.advantage.import_path.*{message}"):
         check_advantage(own(name, **kwargs))

@@ -97,7 +97,7 @@ def test_the_record_has_raw_and_shaped_rewards(tmp_path):
     assert (errored["reward"], errored["shaped_reward"], errored["turn_rewards"]) == (None, None, [])
 
 
-def test_what_is_written_can_be_read(tmp_path):
+def test_written_batch_can_be_read(tmp_path):
     path = tmp_path / "rollouts" / rollouts_file(2)
     played = [(None, group(rollout(1.0, turn_rewards=(1,)), rollout(None), index=4))]
     asyncio.run(write_rollouts(path, played, lambda ids: "text"))
@@ -138,14 +138,14 @@ def test_only_the_newest_rollouts_are_kept(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {*kept, *of_somebody}
 
 
-def test_half_a_surrogate_pair_is_written_as_a_sign_that_can_be(tmp_path):
+def test_lone_surrogate_is_replaced_when_written(tmp_path):
     one = group(rollout(1.0, stop_reason="odd \ud800"))
     asyncio.run(write_rollouts(tmp_path / "step_2.jsonl", [(None, one)], lambda ids: "text \udfff"))
     (line,) = map(json.loads, (tmp_path / "step_2.jsonl").read_text().splitlines())
     assert (line["stop_reason"], line["text"][0]) == ("odd \ufffd", "text \ufffd")
 
 
-def test_rewards_of_turns_without_room_are_paid_at_the_last_one_that_had_some():
+def test_rewards_of_turns_without_room_go_to_the_last_sampled_turn():
     played = rollout(
         0.9375, turns=(1, 1, 1), turn_rewards=[0.5, 0.25, 0.125, 0.0625], shaping={"length": -1.0}
     )
@@ -154,7 +154,7 @@ def test_rewards_of_turns_without_room_are_paid_at_the_last_one_that_had_some():
     assert rollout(1.0, turns=()).as_scored().turn_rewards == []
 
 
-def test_groups_that_are_solved_by_all_and_by_none():
+def test_solve_all_and_solve_none_metrics():
     groups = [group(*map(rollout, rewards)) for rewards in ((1.0, 1.0), (0.0, 0.0), (0.0, 1.0), (1.0, 2.0))]
     metrics = batch_metrics(2, groups, OrchestratorConfig())
     assert (metrics["batch/solve_all"], metrics["batch/solve_none"]) == (0.5, 0.25)

@@ -24,7 +24,7 @@ def batch(step):
     return Batch(step=step, samples=(sample,), orchestrator_state={"step": step})
 
 
-def test_a_batch_that_vanished_untrained_is_written_again(tmp_path):
+def test_missing_untrained_batch_is_rewritten(tmp_path):
     sender = BatchSender(tmp_path, ME)
     asyncio.run(sender.write(batch(0)))
     asyncio.run(sender.write(batch(1)))
@@ -43,7 +43,7 @@ def test_a_batch_that_vanished_untrained_is_written_again(tmp_path):
     assert found.orchestrator_state == {"step": 1}
 
 
-def test_a_batch_that_is_there_or_trained_is_left_alone(tmp_path):
+def test_present_or_trained_batch_is_not_rewritten(tmp_path):
     sender = BatchSender(tmp_path, ME)
     asyncio.run(sender.write(batch(0)))
     asyncio.run(sender.rewrite_missing())
@@ -67,13 +67,13 @@ async def report(servers, until):
         running.result()
 
 
-def test_a_server_with_sound_weights_is_to_be_started_anew(tmp_path):
+def test_broken_server_with_valid_weights_gets_a_restart_request(tmp_path):
     publish(tmp_path / "weights", 1)
     asyncio.run(report(BrokenServers(tmp_path, ME), (tmp_path / "restart").exists))
     assert take_restart_requests(tmp_path) == [RestartRequest(url="http://127.0.0.1:4000", reason="wrong")]
 
 
-def test_a_server_is_not_blamed_for_damaged_weights(tmp_path):
+def test_damaged_weights_end_the_run_instead_of_a_restart(tmp_path):
     (publish(tmp_path / "weights", 1) / "model.safetensors").write_bytes(b"y")
     with pytest.raises(TransportError, match="SHA-256"):
         asyncio.run(report(BrokenServers(tmp_path, ME), lambda: False))

@@ -29,7 +29,7 @@ def collected(*groups):
     return batch
 
 
-def test_every_play_is_in_one_account_and_every_draw_counts_once():
+def test_account_counts_every_attempt_once():
     failed = played(None, 4.0)
     again = replace(played(1.0, 2.0), earlier_attempts=(failed, failed))
     batch = collected(
@@ -60,7 +60,7 @@ def test_every_play_is_in_one_account_and_every_draw_counts_once():
         max_size=8,
     )
 )
-def test_accounts_add_up(groups):
+def test_account_of_attempts_adds_up(groups):
     failed = played(None, 1.0)
     batch = collected(
         *[
@@ -78,7 +78,7 @@ def test_accounts_add_up(groups):
     assert account["played"] == account["trained"] + account["dropped"] + account["failed"]
 
 
-def test_numbers_by_hand():
+def test_collection_metrics_match_hand_computed_values():
     batch = collected(
         (None, group(played(1.0, 1.0, 10), played(1.0, 3.0, 30))),
         ("stale", group(played(1.0, 6.0, 40))),
@@ -94,7 +94,7 @@ def test_numbers_by_hand():
     assert not any(name.startswith("collection/bias") for name in values)  # one lost group is too few
 
 
-def test_the_difference_is_that_of_welch():
+def test_difference_matches_welch():
     kept, lost = [1.0, 2.0, 3.0, 2.5], [4.0, 6.0, 5.0]
     batch = collected(
         *[(None, group(played(1.0, seconds))) for seconds in kept],
@@ -110,7 +110,7 @@ def test_the_difference_is_that_of_welch():
     assert values["collection/bias/completion_len/errors"] == 0.0
 
 
-def test_a_prompt_that_was_refused_has_no_length():
+def test_refused_prompt_does_not_count_as_length():
     refused = rollout(None, turns=(), seconds=0.0)
     usable = [(None, group(played(1.0, seconds))) for seconds in (9.0, 10.0, 11.0)]
     lost = [("errored", group(refused, refused)) for _ in range(3)]
@@ -127,7 +127,7 @@ def test_a_prompt_that_was_refused_has_no_length():
         ([played(None, 1.0)] * 2, logging.ERROR),
     ],
 )
-def test_a_step_that_came_to_nothing_is_told_in_a_line_of_its_own(caplog, wording, rollouts, level):
+def test_step_without_training_signal_is_logged(caplog, wording, rollouts, level):
     caplog.set_level(logging.INFO)
     log_untrained_rollouts(3, collected((None, group(*rollouts))), 0)
     assert [record.levelno for record in caplog.records][:1] == [level] * (level is not None)
@@ -138,14 +138,14 @@ def test_a_step_that_came_to_nothing_is_told_in_a_line_of_its_own(caplog, wordin
     ("poor_steps", "level"),
     [(1, logging.WARNING), (2, logging.INFO), (10, logging.WARNING)],
 )
-def test_few_of_many_steps_that_came_to_nothing_are_warnings(caplog, poor_steps, level):
+def test_steps_without_training_signal_warn_at_powers_of_ten(caplog, poor_steps, level):
     caplog.set_level(logging.INFO)
     cut_off = group(replace(played(1.0, 1.0), truncated=True), replace(played(1.0, 1.0), truncated=True))
     log_untrained_rollouts(3, collected((None, cut_off)), 0, poor_steps=poor_steps)
     assert [record.levelno for record in caplog.records] == [level]
 
 
-def test_what_is_dropped_by_a_filter_is_no_bias_of_the_collection():
+def test_filtered_groups_are_not_collection_bias():
     watch = CollectionWatch()
     for _ in range(5):
         values = watch.record(
@@ -165,7 +165,7 @@ def sampled(rng, lost_when_long):
 
 
 @pytest.mark.parametrize("lost_when_long", [False, True])
-def test_a_bias_is_seen_and_chance_is_not_taken_for_one(lost_when_long):
+def test_bias_is_detected_and_chance_is_not(lost_when_long):
     most = []
     for seed in range(5):
         rng, watch = random.Random(seed), CollectionWatch()

@@ -36,7 +36,7 @@ def ages(result):
 
 @pytest.mark.parametrize("law", LAWS_OF_UNITS)
 @pytest.mark.parametrize(("level", "scarce"), [(0, False), (1, True), (2, False), (4, True)])
-def test_without_oversampling_nothing_is_lost_and_long_rollouts_are_trained_as_often(law, level, scarce):
+def test_without_oversampling_no_rollout_is_lost(law, level, scarce):
     result = checked(simulate("buckeye", law, level=level, scarce=scarce, batches=12))
     bias, noise = result.bias
     assert not any(batch.dropped for batch in result.batches)
@@ -46,13 +46,13 @@ def test_without_oversampling_nothing_is_lost_and_long_rollouts_are_trained_as_o
 
 @pytest.mark.parametrize("law", LAWS_OF_UNITS)
 @pytest.mark.parametrize("age", [1, 3])
-def test_a_young_age_makes_batches_wait_and_loses_nothing(law, age):
+def test_low_max_token_age_waits_and_loses_nothing(law, age):
     result = checked(simulate("buckeye", law, level=1, age=age, batches=12))
     assert max(ages(result)) <= age
     assert not any(batch.dropped for batch in result.batches)
 
 
-def test_oversampling_beyond_what_may_wait_takes_the_first_to_finish_and_ends_the_others():
+def test_excess_oversampling_uses_the_first_to_finish():
     result = checked(simulate("buckeye", "log-normal", level=0, oversampling=1.5, batches=12))
     dropped = [group for batch in result.batches for _, group in batch.dropped_groups]
     assert {reason for batch in result.batches for reason in batch.dropped} == {"stale"}
@@ -62,7 +62,7 @@ def test_oversampling_beyond_what_may_wait_takes_the_first_to_finish_and_ends_th
     assert statistics.fmean(g.rollouts[0].seconds for g in dropped) > 0
 
 
-def test_with_room_to_wait_oversampling_loses_nothing():
+def test_oversampling_within_token_age_loses_nothing():
     result = checked(simulate("buckeye", "log-normal", level=1, oversampling=1.5, batches=12))
     assert not any(batch.dropped for batch in result.batches)
 
@@ -94,9 +94,7 @@ def possible(size, waiting, *, open_places, batch, batch_size):
     batch_size=st.integers(1, 4),
 )
 @example(due=4, waiting=[(3, 1)], open_places=1, batch_size=1)
-def test_a_group_has_a_place_exactly_if_all_that_are_due_sooner_still_find_one(
-    due, waiting, open_places, batch_size
-):
+def test_leaves_room_matches_brute_force_schedule(due, waiting, open_places, batch_size):
     options = {"open_places": open_places, "batch": 3, "batch_size": batch_size}
     sooner = [one for one in waiting if one[0] < due]
     counts = Counter(other for other, _ in waiting)

@@ -80,7 +80,7 @@ async def test_groups_run_ahead_by_exactly_the_async_level_but_not_beyond_the_la
     assert ahead == left
 
 
-async def test_an_overtaken_group_is_dropped_as_stale_and_played_again():
+async def test_stale_group_is_dropped_and_runs_again():
     engine = FakeEngine(version=0)
     c = collector(engine, LetterEnvironment(), level=1, groups=2, max_token_age=1)
     await c.collect(0, lambda version: None)  # two more groups of version 0 are now in flight
@@ -135,7 +135,7 @@ class LongOnesFail(LetterEnvironment):
         return Outcome(reward=1.0, components={"long": float(is_long)})
 
 
-def test_what_the_reply_may_have_caused_is_not_played_again():
+def test_errors_that_a_reply_may_cause_are_not_retried():
     """A retry would hide the failure rate, and train on the short replies that replace the failed ones."""
     batch = first_batch(LongOnesFail(), level=0, groups=200, retries=3, min_group_size=1)
     account = batch.account()
@@ -148,7 +148,7 @@ def test_what_the_reply_may_have_caused_is_not_played_again():
     assert len(batch.errors) == account["failed"]
 
 
-def test_a_worker_that_is_gone_is_nobodys_answer():
+def test_lost_worker_is_retried():
     class Gone(LetterEnvironment):
         async def rollout(self, task, policy):
             await policy.chat(task.messages)
@@ -161,7 +161,7 @@ def test_a_worker_that_is_gone_is_nobodys_answer():
     assert batch.account() == {"played": 6, "trained": 4, "dropped": 0, "failed": 2, "retried": 2, "cut": 0}
 
 
-def test_who_was_never_asked_and_who_got_no_answer_is_played_again():
+def test_rollout_without_a_reply_is_retried():
     """Neither depends on the policy. A timeout does: the reply may have been long, so it is not retried."""
     silent, broken = iter([1]), iter([1])
 
@@ -184,7 +184,7 @@ def test_who_was_never_asked_and_who_got_no_answer_is_played_again():
     ("failing", "least", "trained"),
     [(2, 2, [2]), (2, 3, []), (1, 3, [3]), (3, 1, [1]), (4, 1, [])],
 )
-def test_a_group_is_trained_with_what_is_left_of_it_if_that_is_enough(failing, least, trained):
+def test_incomplete_group_is_trained_if_large_enough(failing, least, trained):
     def fail(task, attempt):
         return task.id == "letters-0" and attempt <= 2 * failing  # each fails, also at its second attempt
 
@@ -202,11 +202,11 @@ def test_a_group_is_trained_with_what_is_left_of_it_if_that_is_enough(failing, l
     ("size", "asked", "least"),
     [(1, None, 1), (2, None, 2), (3, None, 2), (5, None, 3), (16, None, 8), (4, 1, 1)],
 )
-def test_half_a_group_is_enough_unless_something_else_is_asked_for(size, asked, least):
+def test_min_scored_rollouts_defaults_to_half(size, asked, least):
     assert min_scored_rollouts(size, asked) == least
 
 
-def test_a_smallest_group_that_no_group_can_have_is_refused(refusal):
+def test_min_group_size_above_group_size_is_refused(refusal):
     with refusal(ValueError):
         OrchestratorConfig(batch_size=8, rollouts_per_example=4, min_group_size=5)
 
@@ -225,7 +225,7 @@ def test_groups_without_spread_are_replaced_when_asked():
 
 
 @pytest.mark.parametrize("reward", [1.0, 0.0])
-def test_tasks_of_which_no_group_is_used_end_the_run_with_the_reason(reward, refusal):
+def test_run_ends_with_the_reason_if_all_groups_are_dropped(reward, refusal):
     class Constant(LetterEnvironment):
         async def rollout(self, task, policy):
             await policy.chat(task.messages)
@@ -236,7 +236,7 @@ def test_tasks_of_which_no_group_is_used_end_the_run_with_the_reason(reward, ref
         first_batch(Constant(), filter_group=drop)
 
 
-async def test_the_deadline_begins_when_an_evaluation_with_the_weights_before_is_over(refusal):
+async def test_weights_deadline_starts_after_an_evaluation(refusal):
     measuring, waits = [0], []
     settings = {"weights_timeout": 0.1, "version_in_evaluation": lambda: next(iter(measuring), None)}
     c = collector(FakeEngine(), LetterEnvironment(), **settings)
@@ -261,7 +261,7 @@ async def test_waiting_for_weights_has_a_deadline(refusal):
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_a_stop_that_comes_with_news_is_not_forgotten(turns):
+async def test_cancellation_during_a_change_is_not_lost(turns):
     class Endless(LetterEnvironment):
         async def rollout(self, task, policy):
             await asyncio.Event().wait()
@@ -292,7 +292,7 @@ async def test_state_continues_with_the_same_tasks():
     assert len(set(again)) == len(again)
 
 
-def test_synchronous_mode_makes_the_same_waves_whatever_the_timing():
+def test_synchronous_mode_batches_are_independent_of_timing():
     class Dawdles(LetterEnvironment):
         """Environment whose rollouts each wait for a random time before the request."""
 
@@ -332,7 +332,7 @@ def test_an_environment_that_cancels_itself_is_an_errored_rollout():
     assert "cancelled" in batch.errors[-1]
 
 
-async def test_who_waits_for_weights_looks_once_for_each_news_and_says_how_long_it_took():
+async def test_wait_for_weights_wakes_once_per_change_and_is_timed():
     engine, looks = FakeEngine(), []
     c = collector(engine, LetterEnvironment(), level=1)
     collecting = asyncio.create_task(c.collect(2, looks.append))  # needs version 1

@@ -55,7 +55,7 @@ def ask(client, requests, *, order=None, seed=1):
     return asyncio.run(play())
 
 
-def test_about_equal_limits_are_one_wave_and_cut_replies_go_on():
+def test_similar_limits_share_a_batch_and_cut_replies_continue():
     client = Counting(stop=100)
     replies = ask(client, [([95], 20, 18), ([200], 22, 18), ([300], 23, 18)])
     assert [r.token_ids for r in replies] == [
@@ -76,21 +76,21 @@ def test_about_equal_limits_are_one_wave_and_cut_replies_go_on():
     assert len(set(seeds)) == 3
 
 
-def test_a_reply_without_much_room_does_not_shorten_the_wave_of_the_others():
+def test_reply_with_little_room_gets_a_separate_batch():
     client = Counting()
     replies = ask(client, [([1], 1000, 0), ([2], 3, 0), ([3], 1010, 0)])
     assert [len(r.token_ids) for r in replies] == [1000, 3, 1010]
     assert [params.max_tokens for _, params in client.waves] == [1000, 3, 10]
 
 
-def test_waves_do_not_depend_on_who_asks_first():
+def test_batches_are_independent_of_request_order():
     requests = [([1], 40, 0), ([2], 41, 0), ([3], 5, 0), ([4], 43, 0)]
     first, second = Counting(), Counting()
     assert ask(first, requests) == ask(second, requests, order=[3, 1, 0, 2])
     assert first.waves == second.waves
 
 
-async def test_a_request_that_was_given_up_is_not_sent():
+async def test_cancelled_request_is_not_sent():
     client = Counting()
     deterministic = DeterministicSampling(client)
     deterministic.begin(1)
@@ -108,7 +108,7 @@ async def test_a_request_that_was_given_up_is_not_sent():
     assert [r.token_ids for r in replies] == [[21, 22], [31, 32]]
 
 
-def test_a_failed_wave_fails_its_replies_only():
+def test_failed_batch_fails_only_its_replies():
     class Fails(Counting):
         async def generate_batch(self, prompts, params):
             if params.max_tokens == 3:
@@ -121,7 +121,7 @@ def test_a_failed_wave_fails_its_replies_only():
         raise bad
 
 
-def test_what_one_call_asks_for_is_in_one_wave_whoever_comes_last():
+def test_concurrent_requests_of_one_rollout_share_a_batch():
     async def play(last):
         client = Counting()
         deterministic = DeterministicSampling(client)
@@ -155,7 +155,7 @@ def test_what_one_call_asks_for_is_in_one_wave_whoever_comes_last():
         (1, False, [False], False),
     ],
 )
-def test_a_run_is_in_lockstep_where_it_can_be_repeated(level, asked, are_vllm, waves):
+def test_deterministic_sampling_is_used_where_reproducible(level, asked, are_vllm, waves):
     config = OrchestratorConfig(max_async_level=level, deterministic=asked)
     client = SimpleNamespace(replicas=[SimpleNamespace(is_vllm=is_vllm) for is_vllm in are_vllm])
     assert (deterministic_sampling(config, client) is not None) is waves

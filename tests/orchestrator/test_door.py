@@ -104,7 +104,7 @@ WRONG = {
 
 @pytest.mark.parametrize("message", WRONG)
 @pytest.mark.parametrize("environment", [Given, GivenInGroup])
-def test_anything_else_is_an_error_that_names_the_environment_the_task_and_the_field(message, environment):
+def test_invalid_outcome_error_names_environment_task_and_field(message, environment):
     group = play(WRONG[message], Outcome(reward=1.0), environment=environment)
     wrong, right = group.rollouts
     assert (wrong.reward, wrong.outcome.boundary, right.reward) == (None, "score", 1.0)
@@ -194,7 +194,7 @@ def errors_of(environment, warned="error"):
 
 @pytest.mark.parametrize("kind", NO_NUMBERS)
 @pytest.mark.parametrize("environment", [Author, InGroup])
-def test_a_reward_that_is_no_number_is_one_kind_with_the_authors_line(kind, environment, wording):
+def test_invalid_reward_error_has_the_authors_line(kind, environment, wording):
     first, second = errors_of(environment(NO_NUMBERS[kind]))
     assert first == second
     boundary, error = first
@@ -206,14 +206,14 @@ def test_a_reward_that_is_no_number_is_one_kind_with_the_authors_line(kind, envi
 @pytest.mark.parametrize(
     "environment", [Asks(), AsksLater(), Author(None), IsNotAsync(1), ForgetsToAwait(None)]
 )
-def test_a_mistake_of_an_author_is_told_with_its_line(environment, wording):
+def test_author_mistake_is_reported_with_its_line(environment, wording):
     first, second = errors_of(environment, "ignore" if isinstance(environment, ForgetsToAwait) else "error")
     assert first == second
     assert re.sub(r"test_door.py:\d+", "test_door.py:N", first[1]) == wording
 
 
 @pytest.mark.parametrize("environment", [Asks(), AsksLater(), Author(judge), Author(lambda: "1.0")])
-def test_a_worker_tells_it_too(environment, monkeypatch):
+def test_worker_reports_author_mistakes(environment, monkeypatch):
     async def chat(*_, **__):
         return SimpleNamespace(
             message={}, text="a", truncated=False, no_room=False, prompt_tokens=0, completion_tokens=1
@@ -230,7 +230,7 @@ def test_a_worker_tells_it_too(environment, monkeypatch):
     assert told == errors_of(environment)[0][1]
 
 
-def test_a_rollout_that_need_not_wait_may_be_a_plain_function():
+def test_rollout_may_be_a_plain_function():
     assert [error for _, error in errors_of(IsNotAsync(None))] == [None, None]
 
 
@@ -267,7 +267,7 @@ def outcomes(draw):
 
 
 @given(st.lists(outcomes(), min_size=1, max_size=3), st.sampled_from([Given, GivenInGroup]))
-def test_whatever_comes_the_step_goes_on_and_counts_it(tmp_path, given_outcomes, environment):
+def test_step_continues_after_any_outcome(tmp_path, given_outcomes, environment):
     good = Outcome(reward=1.0, components={"right": 1.0})
     group = play(good, *given_outcomes, environment=environment)
     assert len(group.scored) + len(group.errors) == 1 + len(given_outcomes)
@@ -282,7 +282,7 @@ def test_whatever_comes_the_step_goes_on_and_counts_it(tmp_path, given_outcomes,
     make_batch(0, scored, advantages_of(scored, config), config, state={})
 
 
-def test_rewards_whose_sum_no_float_holds_end_no_step(wording):
+def test_huge_rewards_become_errors(wording):
     group = play(Outcome(reward=1e308), Outcome(reward=1e308), Outcome(reward=-1e308), Outcome(reward=1e30))
     assert group.rewards == [1e30]
     assert group.errors[0] == wording
@@ -301,7 +301,7 @@ class Careless(Given):
         return json.loads(task.data["answer"])
 
 
-def test_an_error_says_where_in_the_environments_code_it_was_raised(caplog, tmp_path):
+def test_error_has_the_location_in_the_environment(caplog, tmp_path):
     group = play(None, None, environment=Careless)
     outcome = group.rollouts[0].outcome
     assert outcome.error.startswith("KeyError: 'answer' (test_door.py:")
@@ -348,7 +348,7 @@ def test_an_environment_that_exits_ends_its_rollout_only(environment):
     assert "SystemExit: 3 (test_door.py:" in found.error
 
 
-def test_a_module_that_exits_is_named(tmp_path, monkeypatch):
+def test_module_that_exits_on_import_is_reported(tmp_path, monkeypatch):
     (tmp_path / "exits.py").write_text("raise SystemExit(3)\n")
     with pytest.raises(UsageError, match="SystemExit: 3"):
         load_user_function(f"{tmp_path / 'exits.py'}:f", {}, setting="loss")

@@ -62,7 +62,7 @@ def test_files_and_metrics_have_the_same_mean(tmp_path):
     assert figures["mean_reward"] == figures["exact"] == figures["eval/e/avg@2"] == 0.5
 
 
-def test_the_summary_is_the_line_that_scripts_grep():
+def test_summary_has_the_documented_form():
     got = result({"a": [1.0, 0.0], "b": [0.5, 0.5]}, 2)
     assert got.summary() == (
         "Evaluated e in 12.3s (Avg@2=0.5000, Pass@1: 0.2500, "
@@ -91,7 +91,7 @@ def test_errored_rollouts_are_counted_and_not_scored():
 
 
 @pytest.mark.parametrize(("version", "told"), [(3, False), (4, True)])
-def test_an_evaluation_says_which_versions_played_it(tmp_path, caplog, version, told):
+def test_evaluation_records_and_warns_about_versions(tmp_path, caplog, version, told):
     player = make_runner(FakeEngine(version=version))
     named = NamedEnvironment(name="letters", environment=LetterEnvironment(size=2))
     evaluated = [(EvalEnvConfig(id="letters"), named)]
@@ -110,7 +110,7 @@ def test_an_evaluation_says_which_versions_played_it(tmp_path, caplog, version, 
     assert ("versions 4" in caplog.text) is told
 
 
-def test_half_a_surrogate_pair_is_written_as_a_sign_that_can_be(tmp_path):
+def test_lone_surrogate_is_replaced_when_written(tmp_path):
     got = result({"a \ud800": [1.0]}, 1)
     asyncio.run(write_evaluation(tmp_path, got, {"model": "m \udfff"}))
     (line,) = map(json.loads, (tmp_path / "e.jsonl").read_text().splitlines())
@@ -122,6 +122,6 @@ def test_half_a_surrogate_pair_is_written_as_a_sign_that_can_be(tmp_path):
     ("rewards", "truncated", "level"),
     [((1.0, 0.0), False, SUCCESS), ((1.0, 0.0), True, logging.WARNING), ((None, None), False, logging.ERROR)],
 )
-def test_an_evaluation_that_came_to_nothing_is_no_success(rewards, truncated, level):
+def test_evaluation_without_results_has_a_higher_log_level(rewards, truncated, level):
     played = [rollout(reward, truncated=truncated) for reward in rewards]
     assert EvalResult(env_name="e", all_rollouts=played, rollouts_per_example=2, seconds=1.0).level == level

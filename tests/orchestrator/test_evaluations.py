@@ -62,7 +62,7 @@ def measured(evaluations, monkeypatch, *, to):
 @pytest.mark.parametrize(
     ("settings", "versions"), [({}, [0, 3, 6, 9, 12]), ({"base": False, "last": 10}, [3, 6, 9, 10])]
 )
-def test_every_third_version_and_the_last_are_measured(tmp_path, monkeypatch, settings, versions):
+def test_due_versions_are_every_interval_and_the_last(tmp_path, monkeypatch, settings, versions):
     assert measured(made(tmp_path, **settings), monkeypatch, to=versions[-1]) == versions
 
 
@@ -79,9 +79,7 @@ def test_nothing_is_due_without_evaluations(tmp_path):
     start=st.integers(0, 20),
     done=st.sets(st.integers(0, 20)),
 )
-def test_what_is_due_is_the_first_that_is_neither_done_nor_in_between(
-    tmp_path_factory, interval, last, start, done
-):
+def test_due_is_the_first_version_that_is_not_evaluated(tmp_path_factory, interval, last, start, done):
     evaluations = made(
         tmp_path_factory.mktemp("run"), start=start, last=last or None, interval=interval, done=done
     )
@@ -91,7 +89,7 @@ def test_what_is_due_is_the_first_that_is_neither_done_nor_in_between(
     assert evaluations.due == (left[0] if left else None)
 
 
-def test_an_evaluation_that_was_interrupted_is_made_up_for_with_its_own_weights(tmp_path):
+def test_interrupted_evaluation_runs_again_with_its_weights(tmp_path):
     """Training was at 7 while 6 was evaluated, and the run resumes from 7."""
     assert made(tmp_path, start=7).due == 9  # a run that begins to evaluate later does not catch up
     publish(tmp_path / "weights", 6, RunIdentity(run_id="mine", attempt=1))
@@ -100,14 +98,14 @@ def test_an_evaluation_that_was_interrupted_is_made_up_for_with_its_own_weights(
 
 
 @pytest.mark.parametrize("whose", [None, "other"])
-def test_one_whose_weights_are_gone_is_told(tmp_path, caplog, whose, wording):
+def test_missed_evaluation_without_weights_is_logged(tmp_path, caplog, whose, wording):
     if whose is not None:
         publish(tmp_path / "weights", 6, RunIdentity(run_id=whose, attempt=1))
     assert made(tmp_path, start=7, done=(0, 3)).due == 9
     assert caplog.messages[-1] == wording
 
 
-def test_the_end_may_come_earlier(tmp_path):
+def test_last_version_may_be_before_the_start_step(tmp_path):
     evaluations = made(tmp_path, start=4, last=None)
     assert evaluations.due == 6
     evaluations.last = 5

@@ -14,7 +14,7 @@ from buckeye.orchestrator.rollout_runner import RolloutRunner
 
 @pytest.fixture(autouse=True)
 def _five_times_as_fast(monkeypatch):
-    for name in ("_LOOK_SECONDS", "_HELD_UP", "_TOLD_AFTER"):
+    for name in ("_POLL_SECONDS", "_BLOCKED_AFTER", "_WARN_AFTER"):
         monkeypatch.setattr(loop_watch, name, getattr(loop_watch, name) / 5)
 
 
@@ -63,12 +63,12 @@ def test_a_function_that_blocks_is_named_once_when_a_second_is_lost():
     assert 0.2 <= lost <= seconds
 
 
-def test_so_is_one_in_a_task_of_its_own():
+def test_blocking_function_in_a_separate_task_is_named():
     [(name, place, _)] = watched(grades_in_a_task_of_its_own, 3)[0]
     assert (name, place.rpartition(" ")[2]) == ("", "compiles")
 
 
-def test_a_tokenizer_that_is_slow_is_not_laid_to_the_environment():
+def test_slow_tokenizer_is_not_attributed_to_the_environment():
     class Slow:
         def encode(self, text, **settings):
             time.sleep(0.14)
@@ -85,15 +85,15 @@ def test_a_tokenizer_that_is_slow_is_not_laid_to_the_environment():
     assert (told, seconds > 0.2) == ([], True)
 
 
-def test_nor_is_waiting_for_a_processor(monkeypatch):
+def test_waiting_for_a_cpu_is_not_attributed_to_the_environment(monkeypatch):
     monkeypatch.setattr(LoopWatch, "_queued_seconds", lambda watch: 0.9 * time.monotonic())
     told, seconds = watched(grades, 4)
     assert (told, seconds > 0.2) == ([], True)
 
 
-def test_who_awaits_holds_nobody_up():
+def test_awaiting_does_not_block_the_loop():
     assert watched(waits, 2)[0] == []
 
 
-def test_the_player_of_rollouts_has_the_environment_where_it_is_looked_for():
+def test_run_attempt_has_a_variable_env():
     assert "env" in RolloutRunner._run_attempt.__code__.co_varnames

@@ -27,14 +27,14 @@ def test_every_stretch_from_the_start_is_as_close_to_the_shares_as_whole_numbers
         assert counts[i] - ratio / sum(ratios) * count < 1.0 + 1e-6
 
 
-def test_extreme_ratios_leave_nobody_out():
+def test_mix_with_extreme_ratios_uses_every_environment():
     mix = EnvironmentMix([1e-3, 1.0], [3, 3])
     assert environments(mix, 2002).count("A") == 2
     assert environments(EnvironmentMix([1e300, 1e300], [1, 1]), 4) in ("ABAB", "BABA")
 
 
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3), count=st.integers(1, 50))
-def test_every_task_of_an_epoch_is_dealt_once(sizes, count):
+def test_every_task_of_an_epoch_is_assigned_once(sizes, count):
     mix = EnvironmentMix([1.0] * len(sizes), sizes)
     seen = Counter((d.environment, d.epoch, d.nth) for d in dealt(mix, count))
     assert max(seen.values()) == 1
@@ -43,7 +43,7 @@ def test_every_task_of_an_epoch_is_dealt_once(sizes, count):
         assert own == [TaskAssignment(environment, *divmod(n, size)) for n in range(len(own))]
 
 
-def test_a_deal_depends_on_its_number_only():
+def test_assignment_depends_only_on_the_group_index():
     def new():
         return EnvironmentMix([2, 1], [3, 4])
 

@@ -92,12 +92,12 @@ def test_groups_that_were_started_before_the_pause_do_not_prolong_it(pauses):
     assert pauses.held_environments() == set()
 
 
-def test_an_engine_that_does_not_answer_is_not_the_environments_fault(pauses):
+def test_inference_failures_do_not_pause_an_environment(pauses):
     fail(pauses, "a", 9, boundary="model")
     assert pauses.held_environments() == set()
 
 
-def test_a_run_in_which_nothing_has_ever_worked_ends_at_once(pauses):
+def test_run_ends_at_once_if_no_rollout_has_worked(pauses):
     fail(pauses, "a", 2)
     pauses.check()
     fail(pauses, "b", 2)
@@ -119,7 +119,7 @@ def test_an_invalid_task_of_a_working_environment_is_left_out(pauses, caplog):
     assert caplog.text.count("it broke") == 9
 
 
-def test_a_run_in_which_everything_has_failed_for_too_long_ends(pauses, clock):
+def test_run_ends_after_give_up_seconds_of_failures(pauses, clock):
     work(pauses, "a")
     fail(pauses, "a", 2)
     clock.now += 50
@@ -127,8 +127,9 @@ def test_a_run_in_which_everything_has_failed_for_too_long_ends(pauses, clock):
     clock.now += 99
     pauses.check()
     clock.now += 1
-    with pytest.raises(FinalRunError, match=r"for 100 s by now \(env_pause.give_up_seconds = 100"):
+    with pytest.raises(FinalRunError, match=r"for 100 s; last error: .*it broke") as caught:
         pauses.check()
+    assert caught.value.code == "BK-ENV-FAILED"
 
 
 class Failing(LetterEnvironment):
@@ -158,7 +159,7 @@ def of_batch(collected):
 
 
 @pytest.mark.parametrize("level", [0, 1])
-async def test_the_others_fill_the_batches_until_it_comes_back(clock, level):
+async def test_other_environments_fill_batches_during_a_pause(clock, level):
     engine, a, b = FakeEngine(), Failing("a"), Failing("b")
     deterministic = DeterministicSampling(engine) if level == 0 else None
     c = collector(engine, [a, b], clock, deterministic=deterministic, level=level)
@@ -177,8 +178,8 @@ async def test_the_others_fill_the_batches_until_it_comes_back(clock, level):
     assert sum(a.attempts.values()) < 4 * 12  # it was paused for a part of the time
 
 
-async def test_when_all_fail_the_run_waits_and_goes_on(clock, monkeypatch):
-    monkeypatch.setattr("buckeye.orchestrator.collector._LOOK_SECONDS", 0.001)
+async def test_run_waits_while_all_environments_are_paused(clock, monkeypatch):
+    monkeypatch.setattr("buckeye.orchestrator.collector._POLL_SECONDS", 0.001)
     engine, a, b = FakeEngine(), Failing("a"), Failing("b")
     deterministic = DeterministicSampling(engine)  # synchronous: nothing is in flight between two batches
     c = collector(engine, [a, b], clock, deterministic=deterministic, level=0)
@@ -209,7 +210,7 @@ def test_groups_of_different_sizes_make_batches_of_at_least_the_size(clock):
         assert sum(sizes) >= 10 > sum(sizes[:-1])
 
 
-async def test_what_is_measured_of_each_environment(clock):
+async def test_environment_metrics(clock):
     engine, a, b = FakeEngine(), Failing("a"), LetterEnvironment("b", turns=2)
     c = collector(engine, [a, b], clock)
     a.broken = True
@@ -224,7 +225,7 @@ async def test_what_is_measured_of_each_environment(clock):
     assert metrics["env/b/completion_len/mean"] == 8
 
 
-async def test_every_group_of_an_environment_that_is_held_back_is_passed_over_and_no_other(clock):
+async def test_groups_of_held_environments_are_skipped(clock):
     engine, environments = FakeEngine(), [LetterEnvironment(name) for name in "abc"]
     c = collector(engine, environments, clock, batch_size=16, sizes=(4, 4, 4))
     fail(c._pauses, "a", 2)

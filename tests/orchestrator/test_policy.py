@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import CallOptions, Task
-from buckeye.errors import InferenceError, UsageError
+from buckeye.errors import InferenceError, PromptTooLongError, UsageError
 from buckeye.orchestrator.batch import batch_metrics
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.policy import derive_seed
@@ -49,7 +49,7 @@ def test_the_mask_covers_exactly_the_sampled_tokens(turns, rewrites, seed):
             assert (logprob, version) == ((-0.5, 5) if masked else (0.0, -1))
 
 
-def test_text_parts_are_what_their_text_is():
+def test_text_parts_equal_their_joined_text():
     """Text parts are joined in a task and in a call, and in the recorded messages."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     task = Task(id="t", messages=[{"role": "user", "content": parts}])
@@ -116,7 +116,7 @@ def test_a_full_context_ends_the_conversation_as_truncated():
 
 
 async def test_a_first_prompt_that_does_not_fit_is_an_error_not_a_reward():
-    with pytest.raises(InferenceError, match="raise orchestrator"):
+    with pytest.raises(PromptTooLongError, match=r"orchestrator\.seq_len"):
         await converse(make_policy(FakeEngine(), seq_len=4), 1)
     player = make_runner(FakeEngine(), seq_len=4)
     env = NamedEnvironment(name="letters", environment=LetterEnvironment())
@@ -168,7 +168,7 @@ def test_a_turn_that_failed_leaves_no_trace():
     assert ":b$" not in "".join(map(chr, segment.token_ids))
 
 
-async def test_turns_at_once_are_samples_of_their_own():
+async def test_concurrent_turns_are_separate_samples():
     p = make_policy(FakeEngine(delay=0.01))
     messages = [{"role": "user", "content": "a"}]
     replies = await asyncio.gather(*(p.chat(messages) for _ in range(3)))
@@ -185,7 +185,7 @@ def test_a_reply_with_little_room_may_be_shorter_than_min_tokens():
     assert (params.max_tokens, params.min_tokens) == (3, 3)
 
 
-def test_a_callers_stop_tokens_end_a_reply_beside_those_of_the_model(refusal):
+def test_stop_tokens_of_the_call_and_of_the_model_end_a_reply(refusal):
     engine = FakeEngine()
     asked = make_policy(engine)
     options = CallOptions(stop_token_ids=(ord("d"), ord("$")))

@@ -112,7 +112,7 @@ def renderer_of(tmp_path_factory):
 
 @pytest.mark.slow
 @given(plan=PLAN, family=st.sampled_from(sorted(FAMILIES)))
-def test_the_same_in_every_family_of_models(renderer_of, plan, family):
+def test_every_token_is_trained_once_in_every_model_family(renderer_of, plan, family):
     renderer = renderer_of(family)
     ordinary = [renderer.encode(c)[0] for c in "cdefghijkl"]
     engine = Numbered(ordinary, renderer.template.end_of_turn[1])
@@ -125,7 +125,7 @@ def run(coroutine):
     return asyncio.run(coroutine)
 
 
-def test_seeds_depend_on_what_is_asked_and_not_on_when():
+def test_seeds_depend_on_the_prompt_and_not_on_order():
     async def seeds(order):
         engine = FakeEngine(delay=0.001)
         policy = make_policy(engine)
@@ -136,7 +136,7 @@ def test_seeds_depend_on_what_is_asked_and_not_on_when():
     assert len(set(run(seeds("abc")).values())) == 3
 
 
-def test_a_forced_call_is_begun_for_the_model_and_what_was_begun_is_not_trained(renderer_of):
+def test_prefilled_call_start_is_not_trained(renderer_of):
     renderer = renderer_of("qwen3")
     tool = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 
@@ -170,7 +170,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_refused():
         run(make_policy(FakeEngine()).complete([0x110000]))
 
 
-def test_a_history_that_came_back_from_json_is_the_same():
+def test_history_from_json_extends_the_segment():
     async def again(**other):
         policy = make_policy(FakeEngine())
         reply = (await policy.chat([ASK, ASK])).message
@@ -182,7 +182,7 @@ def test_a_history_that_came_back_from_json_is_the_same():
     assert run(again(content="b")).turns_extended == 0
 
 
-def test_token_ids_that_go_on_with_earlier_ones_are_trained_beside_them():
+def test_token_ids_that_continue_earlier_ones_extend_the_segment():
     async def play():
         policy = make_policy(FakeEngine())
         await policy.complete([ord("a"), ord("b")])

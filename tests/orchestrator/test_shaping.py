@@ -53,7 +53,7 @@ def test_penalties_of_length(tokens, settings, expected):
     assert reward_shaping(OrchestratorConfig()) is None
 
 
-def test_a_length_is_that_of_the_rollout_or_of_its_longest_reply(refusal):
+def test_length_of_rollout_or_longest_reply(refusal):
     turns = {"turns": [30, 50, 10], "length_penalty": 0.2}
     assert amounts(**turns) == {"length": pytest.approx(-0.2 * 0.9)}
     assert amounts(**turns, length_of="reply") == {"length": pytest.approx(-0.2 * 0.5)}
@@ -129,13 +129,13 @@ class PaysTogether(Pays):
         return [Outcome(reward=self.paid[0]) for _ in outcomes]
 
 
-def test_a_reward_that_is_known_with_the_group_is_shaped_then_and_once():
+def test_group_scored_reward_is_shaped_once():
     config = OrchestratorConfig(zero_truncated_completions=True)
     cut = play(CutOff(), config, PaysTogether(1.0), as_group=True)
     assert (cut.reward, cut.shaped_reward, cut.shaping) == (1.0, 0.0, {"stop_reason": -1.0})
 
 
-def test_truncated_rollouts_can_be_worth_nothing_and_their_raw_reward_is_kept():
+def test_truncated_rollouts_can_have_shaped_reward_zero():
     config = OrchestratorConfig(zero_truncated_completions=True)
     cut = play(CutOff(), config, Pays(1.0))
     assert (cut.reward, cut.shaped_reward, cut.shaping) == (1.0, 0.0, {"stop_reason": -1.0})
@@ -143,7 +143,7 @@ def test_truncated_rollouts_can_be_worth_nothing_and_their_raw_reward_is_kept():
     assert (whole.reward, whole.shaped_reward, whole.shaping) == (1.0, 1.0, {"stop_reason": 0.0})
 
 
-def test_shaping_is_paid_at_the_last_turn():
+def test_shaping_is_added_to_the_last_turn():
     config = OrchestratorConfig(reward_shaping={"length_penalty": 0.5, "max_length": 8})
     cut = play(CutOff(), config, Pays(1.0, [0.75, 0.25])).as_scored()  # 4 tokens of 8
     assert cut.turn_rewards == pytest.approx([0.75, 0.0])
@@ -151,11 +151,11 @@ def test_shaping_is_paid_at_the_last_turn():
     assert cut.turn_lengths == [2, 2]
 
 
-def test_a_reward_that_is_not_by_turn_is_the_last_turn_s():
+def test_reward_without_turn_rewards_goes_to_the_last_turn():
     assert play(FakeEngine(), OrchestratorConfig(), Pays(1.0)).as_scored().turn_rewards == [0.0, 1.0]
 
 
-def test_a_turn_without_room_pays_with_the_turn_before_it():
+def test_reward_of_a_turn_without_room_goes_to_the_turn_before():
     class Long(Pays):
         async def rollout(self, task, policy):
             first = await policy.chat(task.messages)
@@ -199,7 +199,7 @@ class Styled(LetterEnvironment):
         return Outcome(reward=1.0, components={"style": 0.5})
 
 
-def test_shaping_of_ones_own_sees_text_and_components(own):
+def test_shaping_function_gets_replies_and_components(own):
     played = play(FakeEngine(), own("said", word="", pays=0.25), Styled(turns=2))
     assert len(played.replies) == 2
     assert played.shaping == {"function": 0.25 * 2 + 0.5}
@@ -209,12 +209,12 @@ def test_shaping_of_ones_own_sees_text_and_components(own):
 
 
 @pytest.mark.parametrize(("name", "what"), [("never", "is nan, which"), ("raises", "ZeroDivisionError")])
-def test_shaping_of_ones_own_that_fails_is_an_error_and_no_reward(own, name, what):
+def test_failing_shaping_function_makes_the_rollout_errored(own, name, what):
     played = play(FakeEngine(), own(name), Styled(turns=2))
     assert played.reward is None
     assert what in played.outcome.error
 
 
-def test_shaping_of_ones_own_that_is_not_there_is_refused_before_anything_is_played(own):
+def test_missing_shaping_function_is_refused_before_the_run(own):
     with pytest.raises(UsageError, match=r"orchestrator.reward_shaping.function.import_path.*no function"):
         reward_shaping(own("absent"))

@@ -16,14 +16,14 @@ def sampler(*ratios, size=10, seed=0):
     )
 
 
-def test_a_group_index_means_the_same_task_in_any_order_of_asking():
+def test_task_of_a_group_index_is_independent_of_access_order():
     forwards, backwards = sampler(1.0, 3.0), sampler(1.0, 3.0)
     want = [forwards[i].task.id for i in range(30)]
     assert [backwards[i].task.id for i in reversed(range(30))] == want[::-1]
     assert [sampler(1.0, 3.0, seed=1)[i].task.id for i in range(30)] != want
 
 
-def test_every_task_is_dealt_once_an_epoch_in_an_order_that_changes():
+def test_every_task_is_assigned_once_per_epoch_in_a_new_order():
     s = sampler(1.0)
     first, second = ([s[i].task.id for i in range(start, start + 10)] for start in (0, 10))
     assert sorted(first) == sorted(second) == sorted(f"env0-{i}" for i in range(10))

@@ -57,7 +57,7 @@ def test_the_newest_version_of_this_attempt_is_loaded(tmp_path):
     assert updates == [(3, "step_3")]
 
 
-def test_weights_that_this_run_cannot_have_trained_are_refused(tmp_path, refusal):
+def test_weights_newer_than_the_run_are_refused(tmp_path, refusal):
     publish(tmp_path, 50)
     updates = []
     with refusal(RunError):
@@ -70,7 +70,7 @@ def test_waiting_for_a_version_has_a_deadline(tmp_path, refusal):
         asyncio.run(watcher(tmp_path, []).wait_for_version(3, 0.05))
 
 
-def test_engines_beyond_recovery_end_the_watch(tmp_path, refusal):
+def test_unrecoverable_engines_end_the_watcher(tmp_path, refusal):
     def check():
         raise InferenceError("all are out")
 
@@ -90,7 +90,7 @@ async def measured(w, due, root, updates):
     running.cancel()
 
 
-def test_no_version_is_passed_over_or_left_that_is_to_be_measured(tmp_path):
+def test_due_version_is_kept_until_it_is_evaluated(tmp_path):
     for version in range(3, 8):
         publish(tmp_path, version)
     updates, due = [], [4, 6]
@@ -99,7 +99,7 @@ def test_no_version_is_passed_over_or_left_that_is_to_be_measured(tmp_path):
     assert updates == [(4, "step_4"), (6, "step_6"), (7, "step_7")]
 
 
-async def test_what_an_earlier_attempt_was_measuring_comes_before_the_new_weights(tmp_path):
+async def test_unfinished_evaluation_comes_before_newer_weights(tmp_path):
     publish(tmp_path, 2, RunIdentity(run_id="mine", attempt=1))
     publish(tmp_path, 3)
     updates, due = [], [2]
@@ -113,7 +113,7 @@ async def test_what_an_earlier_attempt_was_measuring_comes_before_the_new_weight
     assert updates == [(2, "step_2"), (3, "step_3")]
 
 
-async def test_a_measurement_takes_no_time_from_who_waits_for_the_next_version(tmp_path, refusal):
+async def test_evaluation_time_does_not_count_for_the_weights_deadline(tmp_path, refusal):
     publish(tmp_path, 3)
     due = [3]
     w = watcher(tmp_path, [], due=lambda: due[0] if due else None)

@@ -99,7 +99,7 @@ def evaluate(
             output_dir=directory,
             resume=resume,
             progress=lambda done, total: show(f"{done} of {total} rollouts"),
-            tell=show,
+            on_retry=show,
         )
         try:
             report = run_eval(request)

@@ -30,12 +30,12 @@ from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.rollout_runner import RolloutRunner
 from buckeye.orchestrator.training_samples import Segment
 
-_AGAIN = (408, 409, 425, 429, 500, 502, 503, 504)
+_RETRIED_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
-_LONGEST_WAIT = 60.0
-_UNHEARD = 5
+_MAX_WAIT = 60.0
+_CONNECT_ATTEMPTS = 5
 """Attempts at an address that has never responded, over about eight seconds."""
-_TOO_LONG = re.compile(
+_CONTEXT_EXCEEDED = re.compile(
     r"context[_ ]length|maximum context|the context is|max_model_len|prompt is too long|too many tokens", re.I
 )
 
@@ -55,9 +55,9 @@ class ChatSampling:
 
     def body(self, turn: int) -> dict[str, Any]:
         """Return the sampling fields of a request. Each turn has a different seed."""
-        given = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
-        given["seed"] = None if self.seed is None else (self.seed + turn) % 2**31
-        return {name: value for name, value in given.items() if value is not None}
+        values = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        values["seed"] = None if self.seed is None else (self.seed + turn) % 2**31
+        return {name: value for name, value in values.items() if value is not None}
 
 
 @dataclass(slots=True)
@@ -65,14 +65,14 @@ class ChatServer:
     """Server of a model; `base_url` ends in /v1.
 
     `refusal` is the reason why all requests will fail: a wrong key, an unknown model or route, or no server.
-    `tell` is called with the reason for each wait.
+    `on_retry` is called with the reason for each wait.
     """
 
     base_url: str
     model: str
     client: httpx.AsyncClient
-    tell: Callable[[str], None] = lambda text: None
-    refusal: str | None = None
+    on_retry: Callable[[str], None] = lambda text: None
+    refusal: InferenceError | None = None
     has_responded: bool = False
 
     async def complete(self, body: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -81,35 +81,43 @@ class ChatServer:
         Retry for about a minute if the server is busy or unreachable. Raise `InferenceError`.
         """
         url = f"{self.base_url}/chat/completions"
-        problem = ""
         for attempt, wait in enumerate((*_WAITS, None), start=1):
             if self.refusal is not None:
-                raise InferenceError(self.refusal)
-            asked = 0.0
+                raise self.refusal
+            retry_after = 0.0
             try:
-                answer = await self.client.post(url, json={"model": self.model, **body})
+                response = await self.client.post(url, json={"model": self.model, **body})
             except httpx.TransportError as error:
-                problem = f"{url} did not answer: {str(error) or type(error).__name__}"
-                if isinstance(error, httpx.ConnectError) and not self.has_responded and attempt >= _UNHEARD:
+                problem = InferenceError(
+                    f"{url} did not reply: {str(error) or type(error).__name__}",
+                    code="BK-INFERENCE-UNREACHABLE",
+                    hint="check the address, and that the server is running",
+                )
+                if (
+                    isinstance(error, httpx.ConnectError)
+                    and not self.has_responded
+                    and attempt >= _CONNECT_ATTEMPTS
+                ):
                     self.refusal = problem
                     continue
             else:
                 self.has_responded = True
-                if answer.status_code == 200:
-                    return _json(url, answer)
-                problem = f"{url} answered {answer.status_code}: {_short(answer.text)}"
-                if answer.status_code in (400, 413, 422) and _TOO_LONG.search(answer.text):
+                if response.status_code == 200:
+                    return _chat_completion(url, response)
+                if response.status_code in (400, 413, 422) and _CONTEXT_EXCEEDED.search(response.text):
                     return None
-                if answer.status_code in (401, 403, 404):
+                problem = _status_error(url, response)
+                if response.status_code in (401, 403, 404):
                     self.refusal = problem
-                if answer.status_code not in _AGAIN:
-                    raise InferenceError(problem)
-                asked = _retry_after(answer)
+                if response.status_code not in _RETRIED_STATUSES:
+                    raise problem
+                retry_after = _retry_after(response)
             if wait is None:
                 break
-            self.tell(f"{problem}; asking again")
-            await asyncio.sleep(min(_LONGEST_WAIT, max(asked, wait * random.uniform(0.75, 1.25))))  # noqa: S311  not for security
-        raise InferenceError(f"{problem} (asked {len(_WAITS) + 1} times)")
+            self.on_retry(f"{problem.message}; retrying")
+            await asyncio.sleep(min(_MAX_WAIT, max(retry_after, wait * random.uniform(0.75, 1.25))))  # noqa: S311  not for security
+        problem.message += f" ({len(_WAITS) + 1} attempts)"
+        raise problem
 
 
 @dataclass(slots=True)
@@ -151,22 +159,22 @@ class ChatPolicy(OptionsPolicy):
         """
         messages = [join_text_parts(message) for message in messages]
         names = ToolNames(tools, messages)
-        sent = [names.to_server_message(_sent(message)) for message in messages]
+        sent = [names.to_server_message(_without_reasoning(message)) for message in messages]
         body: dict[str, Any] = {"messages": sent, **self.sampling.body(self.turns)}
         body |= _option_fields(options, body.get("max_tokens"), names)
         if tools:
             body["tools"] = names.to_server_tools(tools)
         started = time.monotonic()
         try:
-            answer = await self.server.complete(body)
+            completion = await self.server.complete(body)
         except InferenceError as error:
-            raise InferenceError(names.explain_error(str(error))) from None
+            raise names.explain_error(error) from None
         finally:
             self.sampling_seconds += time.monotonic() - started
-        if answer is None:
-            return self._no_room(messages, options)
-        choice = answer["choices"][0]
-        usage = answer.get("usage") or {}
+        if completion is None:
+            return self._empty_reply(messages, options)
+        choice = completion["choices"][0]
+        usage = completion.get("usage") or {}
         reply = replace(
             _reply({**choice, "message": names.from_server_message(choice["message"])}),
             prompt_tokens=usage.get("prompt_tokens") or 0,
@@ -181,9 +189,12 @@ class ChatPolicy(OptionsPolicy):
             self.messages = [*messages, reply.message]
         return reply
 
-    def _no_room(self, messages: Sequence[Message], options: CallOptions) -> Reply:
+    def _empty_reply(self, messages: Sequence[Message], options: CallOptions) -> Reply:
         if self.turns == 0:
-            raise PromptTooLongError("the prompt is longer than the model's context")
+            raise PromptTooLongError(
+                "the prompt is longer than the context of the model",
+                hint="use shorter tasks, or a larger context",
+            )
         if options.trained:
             self.finish_reason = "length"
             self.turns_without_room += 1
@@ -256,32 +267,44 @@ def _reply(choice: Mapping[str, Any]) -> Reply:
 def _logprobs(choice: Mapping[str, Any]) -> list[tuple[str, float]] | None:
     """Return the tokens of a choice with their log-probs; None if the server sends no valid ones."""
     try:
-        return [(str(one["token"]), float(one["logprob"])) for one in choice["logprobs"]["content"]]
+        return [(str(token["token"]), float(token["logprob"])) for token in choice["logprobs"]["content"]]
     except (LookupError, TypeError, ValueError):
         return None
 
 
-def _sent(message: Message) -> dict[str, Any]:
+def _without_reasoning(message: Message) -> dict[str, Any]:
     """Return the message in the form that servers accept, without earlier reasoning."""
     return {name: value for name, value in message.items() if name != "reasoning_content"}
 
 
-def _json(url: str, answer: httpx.Response) -> dict[str, Any]:
+def _chat_completion(url: str, response: httpx.Response) -> dict[str, Any]:
     try:
-        value = well_formed(answer.json())
+        value = well_formed(response.json())
         if isinstance(value["choices"][0]["message"], dict):
             return value  # type: ignore[no-any-return]
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
-    raise InferenceError(f"{url} answered with no chat completion: {_short(answer.text)}")
+    raise InferenceError(
+        f"{url} did not reply with a chat completion: {_shorten(response.text)}", code="BK-INFERENCE-REPLY"
+    )
 
 
-def _retry_after(answer: httpx.Response) -> float:
+def _status_error(url: str, response: httpx.Response) -> InferenceError:
+    status, hint = response.status_code, None
+    code = "BK-INFERENCE-REPLY" if status >= 500 else "BK-INFERENCE-REQUEST"
+    if status in (401, 403):
+        code, hint = "BK-KEY-INVALID", "check the key of the server, and the variable that holds it"
+    elif status == 404:
+        hint = "check the address (it ends in /v1) and the name of the model"
+    return InferenceError(f"{url} replied with {status}: {_shorten(response.text)}", code=code, hint=hint)
+
+
+def _retry_after(response: httpx.Response) -> float:
     try:
-        return max(0.0, float(answer.headers.get("retry-after", "0")))
+        return max(0.0, float(response.headers.get("retry-after", "0")))
     except ValueError:  # a date
         return 0.0
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return str(redact(" ".join(text.split())[:300]))

@@ -28,7 +28,7 @@ from buckeye.evaluation.checks.task_text import (
 
 CONSTANT_REPLY = "one string always"
 SHORT_WORD = 4
-_DUMPED = 100
+_DUMPED_WORDS = 100
 _FORMATS_READ = 500
 
 Answer = Callable[[Task], str]
@@ -193,24 +193,24 @@ async def score_content_free(
     """Return the score of every policy, or of those in `only`, on every family and split.
 
     A score is that of the reply form with the highest mean. All policies run on a few tasks first, then on
-    more, so that every policy has results when the player's time is over.
+    more, so that every policy has results when the time is over.
     """
     cells = [
-        _Cell(split, family, name, _measured_on(policies, name, tasks), forms)
+        _Cell(split, family, name, _scored_tasks(policies, name, tasks), forms)
         for split, family, tasks in groups_of(samples)
         for name, forms in policies.replies(family, tasks).items()
         if not only or name in only
     ]
-    most, start = max((len(cell.tasks) for cell in cells), default=0), 0
-    while start < most:
+    total, start = max((len(cell.tasks) for cell in cells), default=0), 0
+    while start < total:
         end = 2 * start + 1
-        progress(f"policies without content on {min(end, most)} of {most} tasks")
-        await _play_more(runner, cells, start, end)
+        progress(f"content-free policies on {min(end, total)} of {total} tasks")
+        await _run_more(runner, cells, start, end)
         start = end
     return [cell.score() for cell in cells]
 
 
-def _measured_on(policies: ContentFreePolicies, name: str, tasks: Sequence[Task]) -> list[Task]:
+def _scored_tasks(policies: ContentFreePolicies, name: str, tasks: Sequence[Task]) -> list[Task]:
     return [task for task in tasks if name != CONSTANT_REPLY or task.id not in policies.chosen_on]
 
 
@@ -223,43 +223,43 @@ class _Cell:
     policy: str
     tasks: Sequence[Task]
     forms: Sequence[Answer]
-    played: dict[int, list[ScriptedRollout]] = field(default_factory=dict)
+    rollouts: dict[int, list[ScriptedRollout]] = field(default_factory=dict)
 
     def score(self) -> ContentFreeScore:
-        scores = [self._score(self.played.get(number, [])) for number in range(len(self.forms))]
+        scores = [self._score(self.rollouts.get(number, [])) for number in range(len(self.forms))]
         best = max(scores, key=lambda score: (not math.isnan(score.mean), score.mean))
         return replace(best, forms=[rewards for score in scores for rewards in score.forms])
 
-    def _score(self, played: Sequence[ScriptedRollout]) -> ContentFreeScore:
-        rewards = [p.reward for p in played if math.isfinite(p.reward)]
+    def _score(self, rollouts: Sequence[ScriptedRollout]) -> ContentFreeScore:
+        rewards = [p.reward for p in rollouts if math.isfinite(p.reward)]
         return ContentFreeScore(
             split=self.split,
             family=self.family,
             policy=self.policy,
             scored=len(rewards),
-            errored=sum(p.outcome.error is not None for p in played),
+            errored=sum(p.outcome.error is not None for p in rollouts),
             mean=math.fsum(rewards) / len(rewards) if rewards else math.nan,
             exact=sum(reward >= 1.0 for reward in rewards) / len(rewards) if rewards else math.nan,
-            best=max(played, key=lambda p: (math.isfinite(p.reward), p.reward), default=None),
+            best=max(rollouts, key=lambda p: (math.isfinite(p.reward), p.reward), default=None),
             forms=[rewards],
         )
 
 
-async def _play_more(runner: ScriptedRunner, cells: Sequence[_Cell], start: int, end: int) -> None:
+async def _run_more(runner: ScriptedRunner, cells: Sequence[_Cell], start: int, end: int) -> None:
     """Run all policies on their tasks from `start` to `end`; equal replies to a task run once."""
-    said = [
+    replies = [
         (cell, number, task, reply(task))
         for cell in cells
         for task in cell.tasks[start:end]
         for number, reply in enumerate(cell.forms)
     ]
-    different = list({(task.id, reply): (task, reply) for _, _, task, reply in said}.values())
-    results = await runner.run_all(different)
-    found = {(task.id, reply): played for (task, reply), played in zip(different, results, strict=True)}
-    for cell, number, task, reply in said:
-        played = found[task.id, reply]
-        if played is not None:
-            cell.played.setdefault(number, []).append(played)
+    distinct = list({(task.id, reply): (task, reply) for _, _, task, reply in replies}.values())
+    results = await runner.run_all(distinct)
+    by_reply = {(task.id, reply): rollout for (task, reply), rollout in zip(distinct, results, strict=True)}
+    for cell, number, task, reply in replies:
+        rollout = by_reply[task.id, reply]
+        if rollout is not None:
+            cell.rollouts.setdefault(number, []).append(rollout)
 
 
 def _formatted(pattern: str | None, answer: Answer) -> Answer:
@@ -282,4 +282,4 @@ def _numbers(task: Task) -> list[str]:
 def _dump(tasks: Sequence[Task]) -> str:
     """Return all distinct short words of the prompts and answers, the most frequent first."""
     texts = [text for task in tasks for text in (*accepted_answers(task), prompt_of(task))]
-    return " ".join(common_words(texts, _DUMPED, longest=SHORT_WORD))
+    return " ".join(common_words(texts, _DUMPED_WORDS, longest=SHORT_WORD))

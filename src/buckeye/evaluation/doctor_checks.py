@@ -29,55 +29,57 @@ from buckeye.orchestrator.evaluation import EvalResult, evaluate
 SPREAD = "group spread"
 _SAMPLE = 20  # tasks per family and split; `buckeye env check` runs more
 _LIMIT = 0.03
-_LITTLE = 0.2
-_MUCH_CUT = 0.2
+_MIN_SPREAD = 0.2
+_MAX_TRUNCATED = 0.2
 _GROUP = 8
 _CONCURRENT = 128
 
 
-def check_environments(this: PreflightContext) -> Iterator[Check]:
+def check_environments(context: PreflightContext) -> Iterator[Check]:
     """Check every environment whose tasks load, as `buckeye env check` does."""
-    if this.has_failed("environments"):
+    if context.has_failed("environments"):
         return
-    for env in this.run.orchestrator.env:
-        if not this.has_failed(task_check_name(env)):
-            this.progress(f"checking {env.id}")
-            yield _check_environment(this, env)
+    for env in context.run.orchestrator.env:
+        if not context.has_failed(task_check_name(env)):
+            context.progress(f"checking {env.id}")
+            yield _check_environment(context, env)
 
 
-def _check_environment(this: PreflightContext, env: TrainEnvConfig) -> Check:
-    name, again = f"environment {env.id}", f"buckeye env check {env.id}"
+def _check_environment(context: PreflightContext, env: TrainEnvConfig) -> Check:
+    name, command = f"environment {env.id}", f"buckeye env check {env.id}"
     options = CheckOptions(
-        sample=_SAMPLE, limit=_LIMIT, variables=tuple(env.variables), progress=this.progress
+        sample=_SAMPLE, limit=_LIMIT, variables=tuple(env.variables), progress=context.progress
     )
     try:
         report = asyncio.run(check_environment(env.id, env.args, options))
     except BuckeyeError as error:
-        return failed(name, str(error), "")
+        return failed(name, error.message, error.hint or "")
     lines = [f"{check.status:>7}  {check.name}: {shortened(check.detail)}" for check in report.checks]
     if verdict(report.rollouts, report.errored) == "failed":
-        return failed(name, f"{report.errored:,} of {report.rollouts:,} rollouts errored", again, lines)
+        return failed(name, f"{report.errored:,} of {report.rollouts:,} rollouts errored", command, lines)
     wrong = [check for check in report.checks if check.status == "error"]
     wrong += [check for check in report.checks if check.status == "warning"]
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-        return warning(name, f"{wrong[0].name}: {shortened(wrong[0].detail)}{more}", again, lines)
+        return warning(name, f"{wrong[0].name}: {shortened(wrong[0].detail)}{more}", command, lines)
     return ok(name, f"{counted(len(lines), 'check')} on a sample of {_SAMPLE}", lines)
 
 
-def check_spread(this: PreflightContext) -> Iterable[Check]:
+def check_spread(context: PreflightContext) -> Iterable[Check]:
     """Run groups of every environment with the model itself, as in training. The sampling takes long."""
-    if not this.sample:
-        return [skipped(SPREAD, "`--sample 8` runs 8 groups with the model: is there something to learn?")]
-    if any(check.state == "failed" and check.name != MEMORY for check in this.results):
-        return [skipped(SPREAD, "what has failed must be in order first")]
-    if this.model_path is None:
+    if not context.sample:
+        return [
+            skipped(SPREAD, "pass --sample 8 to run 8 groups with the model and measure the reward spread")
+        ]
+    if any(check.state == "failed" and check.name != MEMORY for check in context.results):
+        return [skipped(SPREAD, "other checks have failed; fix them first")]
+    if context.model_path is None:
         return [skipped(SPREAD, "the model is not on this machine")]
-    this.progress(f"running {counted(this.sample, 'group')} with {this.run.trainer.model.name}")
+    context.progress(f"running {counted(context.sample, 'group')} with {context.run.trainer.model.name}")
     try:
-        results = asyncio.run(_run_groups(this.run, this.sample))
+        results = asyncio.run(_run_groups(context.run, context.sample))
     except BuckeyeError as error:
-        return [failed(SPREAD, str(error), "")]
+        return [failed(SPREAD, error.message, error.hint or "")]
     return map(spread_check, results)
 
 
@@ -152,8 +154,10 @@ def spread_check(result: EvalResult) -> Check:
     name = f"{SPREAD} in {result.env_name}"
     spread = count_spread(result)
     if not spread.scored:
-        first = result.errors[0].outcome.error if result.errors else "there are no tasks"
-        return failed(name, f"no group has two scored rollouts; {spread.errored} errored: {first}", "")
+        error = result.errors[0].outcome.error if result.errors else "no tasks"
+        return failed(
+            name, f"no group has two rewards; {counted(spread.errored, 'rollout')} errored: {error}", ""
+        )
     rewards = [rollout.reward for rollout in result.rollouts if rollout.reward is not None]
     mean, zero = statistics.fmean(rewards), spread.scored - spread.spread
     seen = (
@@ -163,17 +167,17 @@ def spread_check(result: EvalResult) -> Check:
     if spread.errored:
         seen += f", {counted(spread.errored, 'rollout')} errored"
     if verdict(len(result.all_rollouts), spread.errored) == "failed":
-        return failed(name, seen, f"see why: buckeye env check {result.env_name}")
+        return failed(name, seen, f"run: buckeye env check {result.env_name}")
     if not spread.spread:
-        return warning(name, seen, _why_no_spread(result, spread.size))
-    if spread.truncated > _MUCH_CUT:
-        return warning(name, seen, f"many replies are cut off: {MORE_TOKENS}")
-    if spread.spread / spread.scored < _LITTLE:
-        return warning(name, seen, _what_to_do(mean, max(rewards)))
+        return warning(name, seen, _no_spread_advice(result, spread.size))
+    if spread.truncated > _MAX_TRUNCATED:
+        return warning(name, seen, f"many replies are truncated: {MORE_TOKENS}")
+    if spread.spread / spread.scored < _MIN_SPREAD:
+        return warning(name, seen, _spread_advice(mean, max(rewards)))
     return ok(name, seen)
 
 
-def _why_no_spread(result: EvalResult, size: int) -> str:
+def _no_spread_advice(result: EvalResult, size: int) -> str:
     tasks = [[r.reward for r in rollouts if r.reward is not None] for rollouts in result.by_task.values()]
     reason = explain_no_spread(
         mean=result.mean_reward,
@@ -187,7 +191,7 @@ def _why_no_spread(result: EvalResult, size: int) -> str:
     return f"{reason.cause}: {reason.advice}"
 
 
-def _what_to_do(mean: float, best: float) -> str:
+def _spread_advice(mean: float, best: float) -> str:
     if mean > best / 2 and best > 0:
-        return f"the model can do nearly all of it: {HARDER_TASKS}"
-    return f"nearly all fail alike: {EASIER_TASKS}"
+        return f"the model solves nearly all tasks: {HARDER_TASKS}"
+    return f"the model solves nearly no task: {EASIER_TASKS}"

@@ -51,7 +51,7 @@ from buckeye.evaluation.content_free import (
 from buckeye.monitor.verdicts import verdict
 from buckeye.workers.loading import open_environment
 
-MOST_PLAYED = 300
+MAX_SAMPLE = 300
 _ISOLATION_SHARE = 0.5  # share of the rollout budget, in addition to it
 _PROCESS_SECONDS = 20.0  # time to start a second process and import
 
@@ -65,7 +65,7 @@ class CheckOptions:
     variables to pass on.
     """
 
-    sample: int = MOST_PLAYED
+    sample: int = MAX_SAMPLE
     limit: float
     budget: float = 60.0
     seed: int = 0
@@ -77,8 +77,8 @@ class CheckOptions:
 class EnvCheckReport:
     """All checks of an environment, with the data behind them.
 
-    `above_chance` has the groups of `scores` above chance. `missed` counts the rollouts without time, by phase.
-    `errored` of the `rollouts` that ran have an error.
+    `above_chance` has the groups of `scores` above chance. `missed` counts the rollouts that did
+    not run in time, by phase. `errored` of the `rollouts` that ran have an error.
     """
 
     environment: str
@@ -98,8 +98,8 @@ class EnvCheckReport:
     @property
     def passed(self) -> bool:
         """True if at least one check ran and none found an error."""
-        looked = len(self.checks) - count_with_status(self.checks, "not run")
-        return verdict(looked, count_with_status(self.checks, "error")) == "passed"
+        ran = len(self.checks) - count_with_status(self.checks, "not run")
+        return verdict(ran, count_with_status(self.checks, "error")) == "passed"
 
     def best_scores(self) -> dict[tuple[str, str], ContentFreeScore]:
         """Return the content-free policy with the highest mean reward by (family, split)."""
@@ -170,31 +170,31 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     names = split_names(environment)
     options.progress("reading tasks")
     samples = sample_splits(environment, names, per_family=options.sample, seed=seed)
-    here = fingerprint(environment, names, seed)
+    reference = fingerprint(environment, names, seed)
     second = open_environment(env_id, args, settings)
-    again = [fingerprint(environment, names, seed), fingerprint(second, names, seed)]
-    elsewhere = asyncio.create_task(_elsewhere(env_id, args, names, options))
+    repeated = [fingerprint(environment, names, seed), fingerprint(second, names, seed)]
+    other_process = asyncio.create_task(_fingerprint_in_new_process(env_id, args, names, options))
     await asyncio.sleep(0)  # start the task now; it runs concurrently with the rollouts
-    options.progress("the same rollouts alone and side by side")
+    options.progress("comparing sequential and concurrent rollouts")
     isolated = await check_isolated(environment, _ISOLATION_SHARE * options.budget)
-    played = await _play([environment, second], samples, options)
+    rollout_report = await _run_rollout_checks([environment, second], samples, options)
     options.progress("reading tasks in a second process")
     checks = [
         check_ids(samples),
-        check_tasks_repeatable(here, again, "when made again"),
-        check_tasks_repeatable(here, [await elsewhere], "in another process"),
+        check_tasks_repeatable(reference, repeated, "when made again"),
+        check_tasks_repeatable(reference, [await other_process], "in another process"),
         check_splits_disjoint(samples),
         check_answers_hidden(samples, options.limit, seed),
     ]
     return replace(
-        played,
+        rollout_report,
         sizes={sample.name: sample.size for sample in samples},
-        checks=[*checks, *isolated, *played.checks],
+        checks=[*checks, *isolated, *rollout_report.checks],
         seconds=time.monotonic() - started,
     )
 
 
-async def _elsewhere(
+async def _fingerprint_in_new_process(
     env_id: str, args: Mapping[str, Any], names: Sequence[str], options: CheckOptions
 ) -> Fingerprint | RunError | None:
     seconds = max(options.budget, _PROCESS_SECONDS)
@@ -210,15 +210,15 @@ class _Phases:
     """Phases with rollouts, each with a deadline at a share of the budget; unused time passes to the next."""
 
     def __init__(self, runners: Sequence[ScriptedRunner], options: CheckOptions) -> None:
-        self._players, self._options, self._started = runners, options, time.monotonic()
+        self._runners, self._options, self._started = runners, options, time.monotonic()
 
-    def begin_phase(self, what: str, until: float) -> None:
-        self._options.progress(what)
-        for runner in self._players:
-            runner.begin_phase(what, self._started + until * self._options.budget)
+    def begin_phase(self, name: str, until: float) -> None:
+        self._options.progress(name)
+        for runner in self._runners:
+            runner.begin_phase(name, self._started + until * self._options.budget)
 
 
-async def _play(
+async def _run_rollout_checks(
     environments: Sequence[Environment], samples: Sequence[SplitSample], options: CheckOptions
 ) -> EnvCheckReport:
     """Run the checks that need rollouts, the most informative per rollout first."""
@@ -232,12 +232,12 @@ async def _play(
     phases.begin_phase("a failing engine", 0.25)
     unscored = await check_errors_unscored(runner, samples)
     phases.begin_phase("accepted answers", 0.4)
-    paid = await check_answers_rewarded(runner, samples, policies.formats)
-    phases.begin_phase("the same replies again", 0.55)
+    rewarded = await check_answers_rewarded(runner, samples, policies.formats)
+    phases.begin_phase("repeated replies", 0.55)
     same_grade = await check_grades_repeatable(runners, samples, policies.formats, probes)
-    phases.begin_phase("policies without content", 0.8)
+    phases.begin_phase("content-free policies", 0.8)
     scores = await score_content_free(runner, policies, samples, progress=options.progress)
-    phases.begin_phase("looking for the best constant", 0.9)
+    phases.begin_phase("search for the best constant", 0.9)
     policies = await with_constants(runner, policies, shown)
     phases.begin_phase("the best constant", 1.0)
     scores += await score_content_free(
@@ -251,7 +251,7 @@ async def _play(
         sizes={},
         checks=[
             check_probes(results, len(probes)),
-            paid,
+            rewarded,
             same_grade,
             check_all_graded(runner),
             unscored,

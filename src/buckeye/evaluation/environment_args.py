@@ -10,6 +10,8 @@ import typer
 
 from buckeye.errors import UsageError
 
+_ARGS_HINT = "write for example --args '{\"name\": 3}'"
+
 ArgOption = Annotated[
     list[str] | None,
     typer.Option("--arg", metavar="NAME=VALUE", help="An environment argument: JSON, a,b,c or text."),
@@ -29,7 +31,9 @@ def environment_args(pairs: Sequence[str] | None, text: str | None) -> dict[str,
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
-            raise UsageError(f"--arg {pair}: write NAME=VALUE, as --arg seed=3")
+            raise UsageError(
+                f"--arg {pair}: not NAME=VALUE", code="BK-CLI-ARGUMENT", hint="write for example --arg seed=3"
+            )
         args[name.strip()] = _value(value)
     return args
 
@@ -38,9 +42,9 @@ def _json_object(text: str) -> dict[str, Any]:
     try:
         args = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UsageError(f"--args is not JSON: {error}. Write --args '{{\"name\": value}}'.") from None
+        raise UsageError(f"--args is not JSON: {error}", code="BK-CLI-ARGUMENT", hint=_ARGS_HINT) from None
     if not isinstance(args, dict):
-        raise UsageError(f"--args is a JSON object, as '{{\"name\": value}}', not {text}")
+        raise UsageError(f"--args is not a JSON object: {text}", code="BK-CLI-ARGUMENT", hint=_ARGS_HINT)
     return args
 
 

@@ -35,8 +35,8 @@ class Figures:
             "scored": self.scored,
             "errored": self.errored,
             **{
-                name: {"value": found.value, "low": found.low, "high": found.high}
-                for name, found in self.figures.items()
+                name: {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+                for name, estimate in self.figures.items()
             },
             "means": self.means,
             "stop_reasons": self.stop_reasons,
@@ -95,5 +95,5 @@ def _ks(rollouts_per_task: int) -> list[int]:
 
 def _numbers(row: EvalRow) -> dict[str, float]:
     """Return the components of a rollout with its turns, tokens, truncation and seconds."""
-    own = ("turns", "completion_tokens", "truncated", "seconds")
-    return {**row.components, **{name: float(getattr(row, name)) for name in own}}
+    counts = ("turns", "completion_tokens", "truncated", "seconds")
+    return {**row.components, **{name: float(getattr(row, name)) for name in counts}}

@@ -72,7 +72,9 @@ def read_rows(path: Path) -> dict[tuple[str, int], EvalRow]:
     try:
         rows = [msgspec.convert(record, EvalRow) for record in read_json_lines(path)]
     except msgspec.ValidationError as error:
-        raise UsageError(f"{path} has a line that is no rollout of an evaluation: {error}") from None
+        raise UsageError(
+            f"{path} has a line that is not a rollout of an evaluation: {error}", code="BK-FILE-FORMAT"
+        ) from None
     return {(row.task_id, row.rollout): row for row in rows}
 
 

@@ -62,7 +62,7 @@ class EvalRequest:
     output_dir: Path
     resume: bool
     progress: Callable[[int, int], None] = field(compare=False, default=lambda done, total: None)
-    tell: Callable[[str], None] = field(compare=False, default=lambda text: None)
+    on_retry: Callable[[str], None] = field(compare=False, default=lambda text: None)
 
     @property
     def env_config(self) -> EnvConfig:
@@ -111,13 +111,15 @@ def run_eval(request: EvalRequest) -> EvalReport:
     split = choose_evaluation_split(env, request.split)
     tasks = first_tasks(env, split, request.examples or -1)
     settings = request.record(split)
-    _claim(request, settings)
+    _claim_directory(request, settings)
     known = {key: row for key, row in read_rows(request.output_dir / ROLLOUTS).items() if row.error is None}
-    wanted = [(task, number) for task in tasks for number in range(request.rollouts)]
-    kept = {(task.id, number) for task, number in wanted} & known.keys()
-    rows = known | (_play_missing(request, env, split, kept, len(wanted)) if len(kept) < len(wanted) else {})
+    rollouts = [(task, number) for task in tasks for number in range(request.rollouts)]
+    complete = {(task.id, number) for task, number in rollouts} & known.keys()
+    rows = known | (
+        _run_missing(request, env, split, complete, len(rollouts)) if len(complete) < len(rollouts) else {}
+    )
     figures = compute_figures(
-        [rows[task.id, number] for task, number in wanted],
+        [rows[task.id, number] for task, number in rollouts],
         rollouts_per_task=request.rollouts,
         pass_reward=request.pass_reward,
     )
@@ -125,68 +127,80 @@ def run_eval(request: EvalRequest) -> EvalReport:
         settings=settings,
         figures=figures,
         output_dir=request.output_dir,
-        resumed=len(kept),
+        resumed=len(complete),
         notes=(
             *([note] if (note := fallback_note(env, request.split)) else []),
-            *_came_to_nothing([rows[task.id, number] for task, number in wanted]),
+            *_quality_warnings([rows[task.id, number] for task, number in rollouts]),
         ),
     )
     write_file(request.output_dir / FIGURES, json.dumps(report.to_json(), indent=1, ensure_ascii=False))
     if not figures.scored:
-        first = next(iter(figures.errors), "there are no tasks")
-        raise RunError(f"no rollout of {env.name} could be scored; the commonest error: {first}")
+        error = next(iter(figures.errors), "no tasks")
+        raise RunError(
+            f"no rollout of environment {env.name} has a reward; most frequent error: {error}",
+            code="BK-ENV-FAILED",
+        )
     return report
 
 
-def _came_to_nothing(rows: Sequence[EvalRow]) -> tuple[str, ...]:
+def _quality_warnings(rows: Sequence[EvalRow]) -> tuple[str, ...]:
     """Return warnings if nearly all rollouts errored, or nearly all answers were truncated."""
     scored = [row for row in rows if row.reward is not None]
     truncated = sum(row.truncated for row in scored)
-    found = []
+    warnings = []
     if verdict(len(rows), len(rows) - len(scored)) == "failed":
-        found.append(f"nearly all rollouts errored; the figures are of {len(scored)} of {len(rows)}")
+        warnings.append(f"nearly all rollouts errored; the figures are for {len(scored)} of {len(rows)}")
     if verdict(len(scored), truncated) == "failed":
-        found.append(f"{truncated} of {len(scored)} answers were cut off (--max-tokens)")
-    return tuple(found)
+        warnings.append(f"{truncated} of {len(scored)} replies were truncated; raise --max-tokens")
+    return tuple(warnings)
 
 
-def _claim(request: EvalRequest, settings: Mapping[str, Any]) -> None:
+def _claim_directory(request: EvalRequest, settings: Mapping[str, Any]) -> None:
     """Claim the directory for this evaluation, or check that it can be resumed."""
     path = request.output_dir / SETTINGS
     if not path.exists():
         if request.output_dir.exists() and any(request.output_dir.iterdir()):
             raise UsageError(
-                f"{request.output_dir} holds something else. Name another directory with --output-dir."
+                f"{request.output_dir} is not empty, and has no evaluation",
+                code="BK-FILE-EXISTS",
+                hint="pass another directory with --output-dir",
             )
         write_file(path, json.dumps(settings, indent=1, ensure_ascii=False))
         return
     if not request.resume:
         raise UsageError(
-            f"{request.output_dir} holds an evaluation. Go on with it by --resume, or name another directory "
-            "with --output-dir."
+            f"{request.output_dir} already has an evaluation",
+            code="BK-FILE-EXISTS",
+            hint="pass --resume to continue it, or another directory with --output-dir",
         )
     try:
-        before = read_json(path)
-        now = json.loads(json.dumps(settings))
-        different = [key for key in now if key != "base_url" and before.get(key) != now[key]]
+        recorded = read_json(path)
+        current = json.loads(json.dumps(settings))
+        different = [key for key in current if key != "base_url" and recorded.get(key) != current[key]]
     except (ValueError, AttributeError):
-        raise UsageError(f"{path} cannot be read: it is no settings file of an evaluation.") from None
-    if different:
         raise UsageError(
-            f"{request.output_dir} holds another evaluation: {different[0]} was "
-            f"{before.get(different[0])!r} and is {settings[different[0]]!r}. Name another --output-dir."
+            f"{path} is not a settings file of an evaluation",
+            code="BK-FILE-FORMAT",
+            hint="pass another directory with --output-dir",
+        ) from None
+    if different:
+        key = different[0]
+        raise UsageError(
+            f"{request.output_dir} has an evaluation with {key}={recorded.get(key)!r}, not {settings[key]!r}",
+            code="BK-RUN-MISMATCH",
+            hint="pass another directory with --output-dir",
         )
 
 
-def _play_missing(
+def _run_missing(
     request: EvalRequest, env: NamedEnvironment, split: str, known: Collection[tuple[str, int]], total: int
 ) -> dict[tuple[str, int], EvalRow]:
     log_file = request.output_dir / GATEWAY_LOG
     with local_gateway([request.env_config], log_file, rollouts=request.max_concurrent):
-        return asyncio.run(_play_all(request, env, split, known, total))
+        return asyncio.run(_run_all(request, env, split, known, total))
 
 
-async def _play_all(
+async def _run_all(
     request: EvalRequest,
     env: NamedEnvironment,
     split: str,
@@ -203,12 +217,14 @@ async def _play_all(
             request.api_key_var,
             timeout=request.timeout,
             max_concurrent=request.max_concurrent,
-            tell=request.tell,
+            on_retry=request.on_retry,
         ) as server:
 
-            def ended(number: int, rollout: Rollout) -> None:
+            def record_rollout(number: int, rollout: Rollout) -> None:
                 if rollout.reward is None and server.refusal is not None:
-                    raise UsageError(server.refusal)
+                    raise UsageError(
+                        server.refusal.message, code=server.refusal.code, hint=server.refusal.hint
+                    )
                 row = make_eval_row(rollout, number)
                 file.append(row.to_line())
                 rows[row.task_id, number] = row
@@ -229,7 +245,7 @@ async def _play_all(
                 num_examples=request.examples or -1,
                 rollouts_per_example=request.rollouts,
                 known=known,
-                on_rollout_end=ended,
+                on_rollout_end=record_rollout,
             )
     finally:
         file.close()
@@ -244,24 +260,24 @@ async def model_server(
     *,
     timeout: float,
     max_concurrent: int,
-    tell: Callable[[str], None] = lambda text: None,
+    on_retry: Callable[[str], None] = lambda text: None,
     engine: InferenceConfig | None = None,
 ) -> AsyncIterator[ChatServer]:
     """Yield a client for the model behind `base_url`, or serve the model here with `engine` during the block.
 
     A reply may take `timeout` seconds.
     """
-    waits = httpx.Timeout(30.0, read=timeout)
+    timeouts = httpx.Timeout(30.0, read=timeout)
     limits = httpx.Limits(max_connections=max_concurrent)
     if base_url is not None:
         key = key_for(api_key_var, base_url)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        async with httpx.AsyncClient(timeout=waits, limits=limits, headers=headers) as client:
-            yield ChatServer(base_url=base_url.rstrip("/"), model=model, client=client, tell=tell)
+        async with httpx.AsyncClient(timeout=timeouts, limits=limits, headers=headers) as client:
+            yield ChatServer(base_url=base_url.rstrip("/"), model=model, client=client, on_retry=on_retry)
         return
     async with served_model(fetch_served_model(model), config=engine) as served:
         headers = {"Authorization": f"Bearer {served.api_key}"}
         async with httpx.AsyncClient(
-            timeout=waits, limits=limits, headers=headers, trust_env=False
+            timeout=timeouts, limits=limits, headers=headers, trust_env=False
         ) as client:
-            yield ChatServer(base_url=served.base_url, model=served.model, client=client, tell=tell)
+            yield ChatServer(base_url=served.base_url, model=served.model, client=client, on_retry=on_retry)

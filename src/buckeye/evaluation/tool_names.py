@@ -7,10 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from buckeye.envs.base import Message, Tool
+from buckeye.errors import InferenceError
 
-_LONGEST = 64
-_ACCEPTED = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{_LONGEST - 1}}}")
-_PLACE = re.compile(r"\btools(?:\[|\.|', |/)(\d+)")
+_MAX_LENGTH = 64
+_ACCEPTED = re.compile(rf"[A-Za-z_][A-Za-z0-9_-]{{0,{_MAX_LENGTH - 1}}}")
+_TOOL_INDEX = re.compile(r"\btools(?:\[|\.|', |/)(\d+)")
 
 
 class ToolNames:
@@ -28,7 +29,7 @@ class ToolNames:
         names = list(dict.fromkeys(map(str, (*self._offered, *called, *answered))))
         for name in sorted(names, key=lambda name: not _ACCEPTED.fullmatch(name)):  # stable
             self._sent[name] = _unique(name, self._sent.values())
-        self._own = {sent: name for name, sent in self._sent.items() if name in self._offered}
+        self._original = {sent: name for name, sent in self._sent.items() if name in self._offered}
 
     def to_server_name(self, name: str) -> str:
         """Return the server-side name of a tool."""
@@ -46,18 +47,20 @@ class ToolNames:
 
     def from_server_message(self, message: Message) -> Message:
         """Return a reply of the server with the original tool names."""
-        return self._with_calls(message, self._own)
+        return self._with_calls(message, self._original)
 
-    def explain_error(self, problem: str) -> str:
-        """Return a server's error with the name of the tool that the server refers to by index."""
-        match = _PLACE.search(problem)
+    def explain_error(self, error: InferenceError) -> InferenceError:
+        """Return a server's error, with the name of the tool that the server refers to by index."""
+        match = _TOOL_INDEX.search(error.message)
         if match is None or int(match[1]) >= len(self._offered):
-            return problem
+            return error
         name = self._offered[int(match[1])]
         sent = self.to_server_name(name)
-        shown = f"{name!r}" if sent == name else f"{name!r}, sent as {sent!r}"
-        return (
-            f"{problem} (it is the action {shown}: give it another name in action_mappings, or take it out)"
+        sent_as = "" if sent == name else f", sent as {sent!r}"
+        return InferenceError(
+            f"{error.message} (tool {name!r}{sent_as})",
+            code=error.code,
+            hint="rename the tool in action_mappings, or remove it",
         )
 
     @staticmethod
@@ -75,11 +78,11 @@ def _renamed(item: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any
 
 
 def _unique(name: str, taken: Iterable[str]) -> str:
-    spelled = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "unnamed"
-    spelled = spelled if _ACCEPTED.match(spelled) else f"_{spelled}"
-    known, number, found = set(taken), 1, spelled[:_LONGEST]
-    while found in known:
+    accepted = re.sub(r"[^A-Za-z0-9_-]", "_", name) or "unnamed"
+    accepted = accepted if _ACCEPTED.match(accepted) else f"_{accepted}"
+    known, number, candidate = set(taken), 1, accepted[:_MAX_LENGTH]
+    while candidate in known:
         number += 1
-        end = f"_{number}"
-        found = spelled[: _LONGEST - len(end)] + end
-    return found
+        suffix = f"_{number}"
+        candidate = accepted[: _MAX_LENGTH - len(suffix)] + suffix
+    return candidate

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from buckeye.base.columns import counted
 from buckeye.base.distribution import CODE_FOLDER
 from buckeye.base.user_function import load_user_function
 from buckeye.config.orchestrator import OrchestratorConfig
@@ -99,8 +100,9 @@ def max_rl_advantages(rewards: Sequence[float]) -> list[float]:
     """
     if min(rewards) < 0:
         raise RunError(
-            f"max_rl advantages are for rewards of 0 or more, and a rollout got {min(rewards):g}: change "
-            'what the environment pays, or set orchestrator.advantage.type = "group"'
+            f"max_rl advantages need rewards of at least 0, and a rollout has {min(rewards):g}",
+            code="BK-ENV-REWARD",
+            hint='change the rewards of the environment, or set orchestrator.advantage.type = "group"',
         )
     if not has_spread(rewards):
         return [0.0] * len(rewards)
@@ -129,11 +131,11 @@ def turn_advantages(group: Sequence[Scored], settings: TurnAdvantageConfig) -> l
     returns = [turn_returns(rollout.turn_rewards, settings.discount) for rollout in group]
     advantages: list[list[float]] = [[] for _ in group]
     for turn in range(max(map(len, returns), default=0)):
-        there = [i for i, of_rollout in enumerate(returns) if len(of_rollout) > turn]
+        reached = [i for i, rollout_returns in enumerate(returns) if len(rollout_returns) > turn]
         compared = group_advantages(
-            [returns[i][turn] for i in there], [group[i].turn_lengths[turn] for i in there], settings
+            [returns[i][turn] for i in reached], [group[i].turn_lengths[turn] for i in reached], settings
         )
-        for i, advantage in zip(there, compared, strict=True):
+        for i, advantage in zip(reached, compared, strict=True):
             advantages[i].append(advantage)
     return advantages
 
@@ -151,24 +153,25 @@ def custom_advantages(group: Sequence[Scored], settings: CustomAdvantageConfig) 
     is missing, fails, or returns anything else.
     """
     function = load_user_function(settings.import_path, settings.kwargs, setting=_SETTING)
-    wanted = f"{len(group)} rollouts: a number for each, or a list with one for each of its turns"
     try:
-        said = list(function(group, **settings.kwargs))
-        advantages = [_for_each_turn(value, rollout) for value, rollout in zip(said, group, strict=True)]
+        values = list(function(group, **settings.kwargs))
+        return [_turn_values(value, rollout) for value, rollout in zip(values, group, strict=True)]
     except THIRD_PARTY_ERRORS as error:  # third-party code, or a result of the wrong form
         raise UsageError(
-            f"{_SETTING}.import_path = {settings.import_path!r} failed with a group of task "
-            f"{group[0].task.id!r} ({type(error).__name__}: {strip_addresses(str(error))})"
-            f"{location_of_code(getattr(function, '__code__', None))}; it is called with {wanted}."
+            f"the advantage function failed for a group of task {group[0].task.id!r}: "
+            f"{type(error).__name__}: {strip_addresses(str(error))}",
+            code="BK-TRAINING",
+            at=f"{_SETTING}.import_path = {settings.import_path!r}"
+            f"{location_of_code(getattr(function, '__code__', None))}",
+            hint=f"return {len(group)} entries, one per rollout: a number, or a list with a number per turn",
         ) from error
-    return advantages
 
 
-def _for_each_turn(value: float | Sequence[float], rollout: Scored) -> list[float]:
+def _turn_values(value: float | Sequence[float], rollout: Scored) -> list[float]:
     turns = len(rollout.turn_rewards)
     values = [float(v) for v in value] if isinstance(value, Sequence) else [float(value)] * turns
     if len(values) != turns or not all(map(math.isfinite, values)):
-        raise ValueError(f"{value!r} for a rollout of {turns} turns")
+        raise ValueError(f"{value!r} for a rollout of {counted(turns, 'turn')}")
     return values
 
 
@@ -180,14 +183,14 @@ def batch_advantages(
     With `settings = None` these are the raw rewards. `std_norm = "global"` divides by the population
     deviation of all rewards of the batch.
     """
-    advantages = [_by_turn(group, settings) for group in groups]
+    advantages = [_group_turn_advantages(group, settings) for group in groups]
     if isinstance(settings, (GroupAdvantageConfig, TurnAdvantageConfig)) and settings.std_norm == "global":
         deviation = statistics.pstdev([rollout.reward for group in groups for rollout in group]) + _EPSILON
         advantages = [[[a / deviation for a in turns] for turns in group] for group in advantages]
     return advantages
 
 
-def _by_turn(group: Sequence[Scored], settings: AdvantageConfig | None) -> list[list[float]]:
+def _group_turn_advantages(group: Sequence[Scored], settings: AdvantageConfig | None) -> list[list[float]]:
     if isinstance(settings, TurnAdvantageConfig):
         return turn_advantages(group, settings)
     if isinstance(settings, CustomAdvantageConfig):
@@ -256,15 +259,16 @@ class RewardShaping:
         """
         settings, amounts = self.settings, {}
         reward = rollout.reward
-        of_reply = settings.length_of == "reply"
-        length = max(rollout.turn_lengths, default=0) if of_reply else sum(rollout.turn_lengths)
+        longest_reply = max(rollout.turn_lengths, default=0)
+        length = longest_reply if settings.length_of == "reply" else sum(rollout.turn_lengths)
         by_reason = {
             **{reason: value - reward for reason, value in settings.stop_reason_rewards.items()},
             **{reason: -penalty for reason, penalty in settings.stop_reason_penalties.items()},
         }
         if by_reason:
-            given = rollout.stop_reason
-            reason = given if given in by_reason or not rollout.truncated else TRUNCATED
+            reason = rollout.stop_reason
+            if rollout.truncated and reason not in by_reason:
+                reason = TRUNCATED
             amounts["stop_reason"] = by_reason.get(reason, 0.0)
         if self.max_length is not None and settings.overlong_cache is not None:
             amounts["overlong"] = settings.overlong_penalty * overlong_amount(
@@ -274,25 +278,25 @@ class RewardShaping:
             whole = -settings.length_penalty * length / self.max_length
             amounts["length"] = min(0.0, whole - amounts.get("overlong", 0.0))
         if settings.function is not None:
-            amounts["function"] = _own_amount(rollout, settings.function)
+            amounts["function"] = _user_amount(rollout, settings.function)
         return amounts
 
 
-def _own_function(config: UserFunctionConfig) -> Callable[..., Any]:
+def _load_shaping_function(config: UserFunctionConfig) -> Callable[..., Any]:
     return load_user_function(config.import_path, config.kwargs, setting=_FUNCTION)
 
 
-def _own_amount(rollout: Scored, config: UserFunctionConfig) -> float:
-    function = _own_function(config)
+def _user_amount(rollout: Scored, config: UserFunctionConfig) -> float:
+    function = _load_shaping_function(config)
     try:
-        return to_finite_float(function(rollout, **config.kwargs), "its amount")
+        return to_finite_float(function(rollout, **config.kwargs), "the amount")
     except OutcomeError as error:
-        place = location_of_code(getattr(function, "__code__", None))
-        raise UserFunctionError(f"{_FUNCTION}: {error}{place}") from None
+        location = location_of_code(getattr(function, "__code__", None))
+        raise UserFunctionError(f"{_FUNCTION}: {error}{location}") from None
     except THIRD_PARTY_ERRORS as error:  # third-party code
-        place = location_of(frames_of(error, CODE_FOLDER))
-        said = strip_addresses(f"{type(error).__name__}: {error}")
-        raise UserFunctionError(f"{_FUNCTION}: {said}{place}") from error
+        location = location_of(frames_of(error, CODE_FOLDER))
+        reason = strip_addresses(f"{type(error).__name__}: {error}")
+        raise UserFunctionError(f"{_FUNCTION}: {reason}{location}") from error
 
 
 def overlong_amount(length: int, max_length: int, cache: int) -> float:
@@ -315,5 +319,5 @@ def reward_shaping(config: OrchestratorConfig) -> RewardShaping | None:
     if settings is None:
         return None
     if settings.function is not None:
-        _own_function(settings.function)
+        _load_shaping_function(settings.function)
     return RewardShaping(settings=settings, max_length=settings.max_length or config.sampling.max_tokens)

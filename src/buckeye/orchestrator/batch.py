@@ -83,15 +83,15 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
     metrics = {
         "reward/mean": statistics.fmean(rewards),
         "reward/std": statistics.pstdev(rewards),
-        **_spread("seq_len", [r.total_tokens for r in rollouts]),
-        **_spread("completion_len", [r.completion_tokens for r in rollouts]),
+        **_mean_max_min("seq_len", [r.total_tokens for r in rollouts]),
+        **_mean_max_min("completion_len", [r.completion_tokens for r in rollouts]),
         "is_truncated/mean": statistics.fmean(float(r.truncated) for r in rollouts),
         "batch/solve_none": _share(groups, lambda g: max(g.rewards) <= 0.0),
         "batch/solve_all": _share(groups, lambda g: min(g.rewards) >= 1.0),
         "batch/with_spread": _share(
             groups, lambda g: group_has_spread([r.as_scored() for r in g.scored], config.advantage)
         ),
-        "batch/alike": _share(groups, _is_alike),
+        "batch/alike": _share(groups, _has_identical_rollouts),
         "batch/groups": len(groups),
         "batch/rollouts": len(rollouts),
         "batch/incomplete_groups": sum(len(g.scored) < len(g.rollouts) for g in groups),
@@ -137,11 +137,11 @@ def _shaping_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return metrics
 
 
-def _spread(name: str, values: Sequence[int]) -> dict[str, float]:
+def _mean_max_min(name: str, values: Sequence[int]) -> dict[str, float]:
     return {f"{name}/mean": statistics.fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}
 
 
-def _is_alike(group: Group) -> bool:
+def _has_identical_rollouts(group: Group) -> bool:
     """Return True if all scored rollouts of the group have identical tokens."""
     texts = [[tuple(segment.token_ids) for segment in rollout.segments] for rollout in group.scored]
     return len(texts) > 1 and all(text == texts[0] for text in texts)
@@ -164,7 +164,7 @@ async def write_rollouts(
     `advantages` are aligned with `groups`; None for groups that are not trained on. Message content that JSON
     cannot represent is written as text.
     """
-    of_groups = advantages if advantages is not None else [None] * len(groups)
+    advantages_by_group = advantages if advantages is not None else [None] * len(groups)
     epoch = time.time() - asyncio.get_running_loop().time()
     lines = [
         json.dumps(
@@ -190,8 +190,8 @@ async def write_rollouts(
             ensure_ascii=False,
             default=str,
         )
-        for (dropped, group), of_group in zip(groups, of_groups, strict=True)
-        for rollout, retried, by_turn in _with_advantages(group, of_group)
+        for (dropped, group), group_advantages in zip(groups, advantages_by_group, strict=True)
+        for rollout, retried, by_turn in _with_advantages(group, group_advantages)
     ]
     text = utf8("\n".join(lines) + "\n")
 
@@ -206,22 +206,22 @@ def _with_advantages(
     group: Group, advantages: Sequence[Sequence[float]] | None
 ) -> Iterator[tuple[Rollout, bool, list[float] | None]]:
     """Yield every attempt of a group, whether it was retried, and its advantages if it has a reward."""
-    given = iter(advantages or ())
+    remaining = iter(advantages or ())
     for rollout in group.rollouts:
         for failed in rollout.earlier_attempts:
             yield failed, True, None
         trained = advantages is not None and rollout.reward is not None
-        yield rollout, False, list(next(given)) if trained else None
+        yield rollout, False, list(next(remaining)) if trained else None
 
 
 def prune_rollouts(folder: Path, step: int, *, keep: int) -> None:
     """Delete the rollout files of steps up to `step - keep`."""
-    for played, path in list(rollouts_files(folder)):
-        if played <= step - keep:
+    for file_step, path in list(rollouts_files(folder)):
+        if file_step <= step - keep:
             path.unlink(missing_ok=True)
 
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 
 class BatchSender:
@@ -250,7 +250,7 @@ class BatchSender:
     async def run(self) -> None:
         """Rewrite missing batches and forget trained ones, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_POLL_SECONDS)
             await self.rewrite_missing()
 
     async def rewrite_missing(self) -> None:
@@ -264,7 +264,7 @@ class BatchSender:
         for step in [step for step in self._kept if step < version]:
             del self._kept[step]
         for step in [step for step in missing if step in self._kept]:
-            log.warning("Batch %d is gone and was not trained on: it is written again", step)
+            log.warning("Batch %d is missing and was not trained on; writing it again", step)
             await self._write(self._kept[step])
             self.rewritten_batches += 1
 

@@ -79,14 +79,14 @@ class CollectedGroups:
 
     def level(self) -> tuple[int, str]:
         """Return the log level for the state of the rollouts, and their counts unless it is SUCCESS."""
-        played = self.rollouts
-        errored = sum(rollout.reward is None for rollout in played)
-        truncated = sum(rollout.truncated for rollout in played if rollout.reward is not None)
-        level = rollouts_log_level(len(played), errored=errored, truncated=truncated)
+        rollouts = self.rollouts
+        errored = sum(rollout.reward is None for rollout in rollouts)
+        truncated = sum(rollout.truncated for rollout in rollouts if rollout.reward is not None)
+        level = rollouts_log_level(len(rollouts), errored=errored, truncated=truncated)
         if level == SUCCESS:
             return level, ""
-        counts = {"Errored": (errored, len(played)), "Truncated": (truncated, len(played) - errored)}
-        return level, "".join(f" | {name}: {bad} of {of}" for name, (bad, of) in counts.items() if bad)
+        counts = {"Errored": (errored, len(rollouts)), "Truncated": (truncated, len(rollouts) - errored)}
+        return level, "".join(f" | {name}: {bad} of {total}" for name, (bad, total) in counts.items() if bad)
 
     def account(self) -> dict[str, int]:
         """Return the counts of finished attempts: `played` = `trained` + `dropped` + `failed`.

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from buckeye.base import heartbeat
+from buckeye.base.columns import counted
 from buckeye.errors import FinalRunError, RunError
 from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.filters import GroupFilter, min_scored_rollouts
@@ -21,18 +22,17 @@ from buckeye.orchestrator.rollout import Group, InFlightGroup, leaves_room
 from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
 from buckeye.orchestrator.task_sampler import TaskSampler
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 
 _ADVICE = {
-    "errored": "Most rollouts fail: `buckeye env check` plays the environment by itself",
-    "stale": "The weights change faster than rollouts end: raise max_off_policy_steps, or lower "
-    "oversampling_factor",
-    "too_easy": "The model solves nearly all of these tasks: it needs harder ones",
-    "too_hard": "The model solves nearly none of these tasks: it needs easier ones, or fine-tuning first",
-    "no_spread": "The rollouts of a task all get the same reward: raise rollouts_per_example or choose tasks "
-    "that are solved now and then",
+    "errored": "run `buckeye env check` on the environment",
+    "stale": "raise max_off_policy_steps, or lower oversampling_factor: rollouts take too long",
+    "too_easy": "use harder tasks: the model solves nearly all of these",
+    "too_hard": "use easier tasks, or fine-tune first: the model solves nearly none of these",
+    "no_spread": "raise rollouts_per_example, or use tasks that the model sometimes solves: "
+    "rollouts of a task get equal rewards",
 }
-"""Advice for the error message, by the most frequent drop reason."""
+"""Hint of the error, by the most frequent drop reason."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,9 +42,9 @@ class CollectorSettings:
     A batch is full when its groups have at least `batch_size` rollouts. A group has `group_size` rollouts of
     one task, unless its environment sets its own number.
 
-    `min_group_size` (None: see `min_scored_rollouts`): a group with fewer scored rollouts is dropped as errored,
-    and its task is drawn again in the next epoch. Failures are not random (long rollouts fail more often),
-    so the rest of such a group is not a fair comparison.
+    `min_group_size` (None: see `min_scored_rollouts`): a group with fewer scored rollouts is dropped as
+    errored, and its task is drawn again in the next epoch. Failures are not random (long rollouts fail more
+    often), so the rest of such a group is not a fair comparison.
     `run_ahead`: groups may start for batches up to this many after the current policy version. 0 is
     synchronous.
     `max_token_age`: batch N has no token from a version before N - `max_token_age`. At least `run_ahead`.
@@ -69,7 +69,7 @@ class CollectorSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class _FinishedGroup:
     """Finished group, the `oldest` version that sampled one of its tokens, and its drop reason.
 
     `oldest` is the current version if no token was sampled. `fault` applies at any age.
@@ -96,25 +96,25 @@ class GroupCollector:
     def __init__(
         self,
         sampler: TaskSampler,
-        player: RecordingRolloutRunner,
+        runner: RecordingRolloutRunner,
         settings: CollectorSettings,
         pauses: EnvironmentPauses,
         *,
         state: dict[str, Any],
     ) -> None:
         self._sampler = sampler
-        self._runner = player
+        self._runner = runner
         self._settings = settings
         self._pauses = pauses
         self._passed_over: Counter[str] = Counter()
         self._next_group = int(state.get("next_group", 0))
-        self._again = deque(int(i) for i in state.get("pending", []))
+        self._pending = deque(int(i) for i in state.get("pending", []))
         self._in_flight: dict[asyncio.Task[Group], InFlightGroup] = {}
-        self._finished: list[_Ended] = []
+        self._finished: list[_FinishedGroup] = []
         self._started = 0
-        self._booked = 0  # attempts in the account of a batch
+        self._accounted = 0  # attempts in the account of a batch
         self._failure: BaseException | None = None  # a bug in Buckeye: rollouts do not raise
-        self._news = asyncio.Event()
+        self._changed = asyncio.Event()
         self.version = 0
         self.collected = CollectedGroups(groups=[])
         """Last batch collected, or the one being collected."""
@@ -122,13 +122,13 @@ class GroupCollector:
     def state(self) -> dict[str, Any]:
         """Return the state for a resume: the next group, and the groups that were started but not used."""
         flights = [flight.index for flight in self._in_flight.values()]
-        pending = [*self._again, *flights, *(ended.group.index for ended in self._finished)]
+        pending = [*self._pending, *flights, *(ended.group.index for ended in self._finished)]
         return {"next_group": self._next_group, "pending": sorted(pending)}
 
     def set_version(self, version: int) -> None:
         """Record that the engines now sample with policy `version`."""
         self.version = version
-        self._news.set()
+        self._changed.set()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of pauses, of groups skipped during a pause, and of groups in flight."""
@@ -152,7 +152,7 @@ class GroupCollector:
         """
         waiting = sum(len(ended.group.attempts) for ended in self._finished)
         running = sum(flight.attempts for flight in self._in_flight.values())
-        return self._runner.attempts - self._booked - waiting - running
+        return self._runner.attempts - self._accounted - waiting - running
 
     @property
     def _buffered_rollouts(self) -> int:
@@ -173,45 +173,45 @@ class GroupCollector:
                 raise self._failure
             dropped_in_a_row = self._accept(step, collected, dropped_in_a_row)
             if collected.size >= settings.batch_size:
-                self._cut_lost(step)
+                self._cut_stale(step)
                 return collected
             if dropped_in_a_row >= settings.max_empty_batches * settings.batch_size:
-                raise FinalRunError(self._all_dropped_message(collected))
+                raise self._all_dropped_error(collected)
             self._pauses.check()
             held = self._start_groups(step, collected.size)
             if self._in_flight:
-                heartbeat.report(f"rollouts of batch {step}{self._why_these()}", on="inference")
-                await self._wait_for_news(None)
+                heartbeat.report(f"rollouts of batch {step}{self._heartbeat_note()}", on="inference")
+                await self._wait_for_change(None)
             elif held:
-                heartbeat.report(f"the end of the pause of {', '.join(sorted(held))}")
-                await self._wait_a_moment(self._pauses.seconds_left())
+                heartbeat.report(f"waits for the end of the pause of {', '.join(sorted(held))}")
+                await self._wait_briefly(self._pauses.seconds_left())
             else:
                 since = time.monotonic()
                 await self._wait_for_weights(step - settings.run_ahead, on_wait)
                 collected.waited_seconds += time.monotonic() - since
 
-    def _why_these(self) -> str:
+    def _heartbeat_note(self) -> str:
         """Return a note for the heartbeat: paused environments and finished groups that wait."""
         notes = [f"{', '.join(paused)}: paused"] if (paused := self._pauses.paused_environments()) else []
         if self._finished:
-            notes.append(f"{len(self._finished)} younger groups wait for the places that older ones need")
+            notes.append(f"{len(self._finished)} finished groups wait for older ones")
         return f" ({'; '.join(notes)})" if notes else ""
 
-    def _cut_lost(self, step: int) -> None:
+    def _cut_stale(self, step: int) -> None:
         """Cut the groups that are too old for every batch after `step`."""
         for flight in self._in_flight.values():
             if flight.version + self._settings.max_token_age <= step:
                 flight.cut()
 
     async def _wait_for_weights(self, version: int, on_wait: Callable[[int], None]) -> None:
-        measured = self._settings.version_in_evaluation()
-        if measured is not None:  # the engines keep this version until the evaluation ends
-            heartbeat.report(f"rollouts of the evaluation of step {measured}", on="inference")
-            await self._wait_a_moment(_LOOK_SECONDS)
+        evaluated = self._settings.version_in_evaluation()
+        if evaluated is not None:  # the engines keep this version until the evaluation ends
+            heartbeat.report(f"rollouts of the evaluation of step {evaluated}", on="inference")
+            await self._wait_briefly(_POLL_SECONDS)
             return
         on_wait(version)
         heartbeat.report(f"weights {max(0, version)}", on="trainer")
-        await self._wait_for_news(self._settings.weights_timeout)
+        await self._wait_for_change(self._settings.weights_timeout)
 
     def _start_groups(self, step: int, accepted: int) -> Set[str]:
         """Start groups up to the capacity. Return the held environments if only they could fill it."""
@@ -224,9 +224,9 @@ class GroupCollector:
         if settings.deterministic and self._in_flight:
             return frozenset()  # start whole batches only, so that every run makes the same requests
         oldest = step - settings.max_token_age
-        flying = sum(f.size for f in self._in_flight.values() if f.version >= oldest)  # others are too old
-        under_way = flying + self._buffered_rollouts
-        while accepted + under_way < capacity:
+        in_flight = sum(f.size for f in self._in_flight.values() if f.version >= oldest)  # others are too old
+        started = in_flight + self._buffered_rollouts
+        while accepted + started < capacity:
             held = self._pauses.held_environments()
             index = self._next_index(held)
             if index is None:
@@ -239,14 +239,14 @@ class GroupCollector:
             self._in_flight[running] = flight
             self._started += 1
             running.add_done_callback(self._finish)
-            under_way += size
+            started += size
         return frozenset()
 
     def _next_index(self, held: Set[str]) -> int | None:
         """Return the next group whose environment is not held, or None. Groups of held ones are skipped."""
-        for index in self._again:
+        for index in self._pending:
             if self._sampler.environment_of(index).name not in held:
-                self._again.remove(index)
+                self._pending.remove(index)
                 return index
         if not self._sampler.has_tasks_outside(held):
             return None
@@ -267,36 +267,37 @@ class GroupCollector:
                 self._keep(running.result())
             except BaseException as error:  # raised by `collect`
                 self._failure = self._failure or error
-        self._news.set()
+        self._changed.set()
 
     def _keep(self, group: Group) -> None:
         self._pauses.record_end(self._sampler.environment_of(group.index).name, group)
         oldest = group.oldest_version
         version = self.version if oldest is None else oldest
-        self._finished.append(_Ended(group, version, self._fault(group)))
+        self._finished.append(_FinishedGroup(group, version, self._fault(group)))
 
-    async def _wait_for_news(self, timeout: float | None) -> None:
+    async def _wait_for_change(self, timeout: float | None) -> None:
         """Wait until a group ends (each rollout has its own deadline) or the policy version changes."""
         deadline = time.monotonic() + timeout if timeout is not None else math.inf
-        while not self._news.is_set():
-            await self._news_within(min(_LOOK_SECONDS, timeout or _LOOK_SECONDS))
-            if not self._news.is_set() and time.monotonic() > deadline:
+        while not self._changed.is_set():
+            await self._wait_for_change_within(min(_POLL_SECONDS, timeout or _POLL_SECONDS))
+            if not self._changed.is_set() and time.monotonic() > deadline:
                 raise RunError(
-                    f"no weights newer than version {self.version} appeared within {timeout:g} s "
-                    "(orchestrator.weights_timeout): is the trainer running?"
+                    f"no weights newer than version {self.version} within {timeout:g} s",
+                    code="BK-WEIGHTS-TIMEOUT",
+                    hint="check the log of the trainer, or raise orchestrator.weights_timeout",
                 )
-        self._news.clear()
+        self._changed.clear()
 
-    async def _wait_a_moment(self, seconds: float) -> None:
-        """Wait for news up to `seconds`, but at most one heartbeat interval."""
-        await self._news_within(min(_LOOK_SECONDS, seconds))
-        self._news.clear()
+    async def _wait_briefly(self, seconds: float) -> None:
+        """Wait for a change, for up to `seconds` and at most one poll interval."""
+        await self._wait_for_change_within(min(_POLL_SECONDS, seconds))
+        self._changed.clear()
 
-    async def _news_within(self, seconds: float) -> None:
-        """Wait for news. `wait_for` before Python 3.12 can lose a cancellation that arrives with the news."""
+    async def _wait_for_change_within(self, seconds: float) -> None:
+        """Wait for a change. `wait_for` before Python 3.12 can lose a cancellation that arrives with it."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._news.wait()
+                await self._changed.wait()
 
     def _accept(self, step: int, collected: CollectedGroups, dropped_in_a_row: int) -> int:
         """Move finished groups into the batch. Return the rollouts dropped since the last accepted group."""
@@ -317,14 +318,14 @@ class GroupCollector:
                 continue
             self._finished.remove(ended)
             waiting[due] -= size
-            self._booked += len(group.attempts)
+            self._accounted += len(group.attempts)
             collected.add(group, reason)
             if reason == "stale":
-                self._again.append(group.index)
+                self._pending.append(group.index)
             dropped_in_a_row = 0 if reason is None else dropped_in_a_row + size
         return dropped_in_a_row
 
-    def _order(self, ended: _Ended) -> tuple[int, int]:
+    def _order(self, ended: _FinishedGroup) -> tuple[int, int]:
         """Return the sort key: oldest first. With deterministic sampling all groups have one version."""
         return 0 if self._settings.deterministic else ended.oldest, ended.group.index
 
@@ -345,7 +346,7 @@ class GroupCollector:
         batch_size = self._settings.batch_size
         return leaves_room(size, due, waiting, open_places=open_places, batch=step, batch_size=batch_size)
 
-    def _reason_to_drop(self, ended: _Ended, step: int) -> str | None:
+    def _reason_to_drop(self, ended: _FinishedGroup, step: int) -> str | None:
         return "stale" if ended.group.scored and self._due(ended.oldest) < step else ended.fault
 
     def _fault(self, group: Group) -> str | None:
@@ -353,15 +354,15 @@ class GroupCollector:
             return "stale" if any(rollout.cut for rollout in group.rollouts) else "errored"
         return self._settings.filter_group(group)
 
-    def _all_dropped_message(self, collected: CollectedGroups) -> str:
-        reasons = ", ".join(f"{count} {reason}" for reason, count in collected.dropped.most_common())
-        errors = collected.errors
-        advice = _ADVICE[collected.dropped.most_common(1)[0][0]]
-        return (
-            f"{self._settings.max_empty_batches} batches' worth of groups in a row gave nothing to train on "
-            f"({reasons}; {len(errors)} rollouts errored"
-            + (f", the last with: {errors[-1]}" if errors else "")
-            + f"). {advice}. Raise orchestrator.max_empty_batches to try for longer"
+    def _all_dropped_error(self, collected: CollectedGroups) -> FinalRunError:
+        dropped, errors = collected.dropped.most_common(), collected.errors
+        reasons = ", ".join(f"{count} {reason}" for reason, count in dropped)
+        last_error = f"; last error: {errors[-1]}" if errors else ""
+        return FinalRunError(
+            f"all groups of {self._settings.max_empty_batches} batches in a row were dropped: {reasons}; "
+            f"{counted(len(errors), 'rollout')} errored{last_error}",
+            code="BK-ENV-FAILED" if dropped[0][0] == "errored" else "BK-BATCH-EMPTY",
+            hint=f"{_ADVICE[dropped[0][0]]}. orchestrator.max_empty_batches is the limit",
         )
 
     async def close(self) -> None:

@@ -37,21 +37,21 @@ class _Request:
     participant: Participant
     prompt_ids: Sequence[int]
     params: SamplingParams
-    answer: asyncio.Future[Generation]
-    begun: Generation | None = None
+    reply: asyncio.Future[Generation]
+    partial: Generation | None = None
 
-    def whole(self, end: Generation) -> Generation:
+    def join_parts(self, end: Generation) -> Generation:
         """Return the whole reply: earlier parts, then `end`."""
-        if self.begun is None:
+        if self.partial is None:
             return end
         return Generation(
-            token_ids=[*self.begun.token_ids, *end.token_ids],
-            logprobs=[*self.begun.logprobs, *end.logprobs],
-            versions=[*self.begun.versions, *end.versions],
+            token_ids=[*self.partial.token_ids, *end.token_ids],
+            logprobs=[*self.partial.logprobs, *end.logprobs],
+            versions=[*self.partial.versions, *end.versions],
             finish_reason=end.finish_reason,
         )
 
-    def after(self, cut_off: Generation) -> _Request:
+    def continuation(self, cut_off: Generation) -> _Request:
         """Return the request that continues a reply which the batch's limit cut off."""
         done = len(cut_off.token_ids)
         params = replace(
@@ -60,7 +60,7 @@ class _Request:
             min_tokens=max(0, self.params.min_tokens - done),
         )
         prompt_ids = [*self.prompt_ids, *cut_off.token_ids]
-        return _Request(self.participant, prompt_ids, params, self.answer, self.whole(cut_off))
+        return _Request(self.participant, prompt_ids, params, self.reply, self.join_parts(cut_off))
 
 
 class DeterministicSampling:
@@ -92,14 +92,14 @@ class DeterministicSampling:
     async def _generate(
         self, participant: Participant, prompt_ids: Sequence[int], params: SamplingParams
     ) -> Generation:
-        answer: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        self._requests.append(_Request(participant, prompt_ids, params, answer))
+        reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
+        self._requests.append(_Request(participant, prompt_ids, params, reply))
         # deferred: other requests of the same call have not arrived yet
         asyncio.get_running_loop().call_soon(self._send_if_complete)
         try:
-            return await answer
+            return await reply
         except asyncio.CancelledError:  # the rollout timed out; it may send another request, or leave
-            self._requests = [request for request in self._requests if request.answer is not answer]
+            self._requests = [request for request in self._requests if request.reply is not reply]
             raise
 
     def _send_if_complete(self) -> None:
@@ -111,11 +111,11 @@ class DeterministicSampling:
             task.add_done_callback(self._sending.discard)
 
     async def _send(self, requests: list[_Request]) -> None:
-        together: dict[SamplingParams, list[_Request]] = defaultdict(list)
+        batches: dict[SamplingParams, list[_Request]] = defaultdict(list)
         for request in requests:
             rounded = _round_down(request.params.max_tokens)
-            together[replace(request.params, max_tokens=rounded, seed=0)].append(request)
-        waiting = deque(together.values())
+            batches[replace(request.params, max_tokens=rounded, seed=0)].append(request)
+        waiting = deque(batches.values())
         part = 0
         while waiting:
             seed = derive_seed(self._seed, self._batch, part)  # the batch's sequence i draws from seed + i
@@ -132,8 +132,8 @@ class DeterministicSampling:
             )
         except Exception as error:
             for member in members:
-                if not member.answer.done():
-                    member.answer.set_exception(error)
+                if not member.reply.done():
+                    member.reply.set_exception(error)
             return []
         unfinished: dict[int, list[_Request]] = defaultdict(list)
         for member, generation in zip(members, generations, strict=True):
@@ -143,9 +143,9 @@ class DeterministicSampling:
                 and len(generation.token_ids) == params.max_tokens
                 and generation.finish_reason == "length"
             ):
-                unfinished[left].append(member.after(generation))
-            elif not member.answer.done():
-                member.answer.set_result(member.whole(generation))
+                unfinished[left].append(member.continuation(generation))
+            elif not member.reply.done():
+                member.reply.set_result(member.join_parts(generation))
         return list(unfinished.values())
 
 

@@ -26,15 +26,15 @@ class EnvironmentMix:
         total = sum(shares)
         self._shares = [share / total for share in shares]
         self._sizes = list(sizes)
-        self._dealt: list[TaskAssignment] = []
+        self._assigned: list[TaskAssignment] = []
         self._counts = [0] * len(sizes)  # groups of each environment
 
     def __getitem__(self, index: int) -> TaskAssignment:
         """Return the assignment of group `index` (from 0)."""
-        while len(self._dealt) <= index:
-            dealt = len(self._dealt) + 1
-            deficits = [share * dealt - n for share, n in zip(self._shares, self._counts, strict=True)]
+        while len(self._assigned) <= index:
+            count = len(self._assigned) + 1
+            deficits = [share * count - n for share, n in zip(self._shares, self._counts, strict=True)]
             chosen = deficits.index(max(deficits))
-            self._dealt.append(TaskAssignment(chosen, *divmod(self._counts[chosen], self._sizes[chosen])))
+            self._assigned.append(TaskAssignment(chosen, *divmod(self._counts[chosen], self._sizes[chosen])))
             self._counts[chosen] += 1
-        return self._dealt[index]
+        return self._assigned[index]

@@ -90,14 +90,19 @@ def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
     """
     if not all(s.id for s in settings):
         raise UsageError(
-            'no environment is named: write [[env]] with id = "NAME" into the file of the orchestrator or of '
-            "the evaluation, [[orchestrator.env]] into that of a run, or --orchestrator.env.0.id NAME. "
-            "What is installed: buckeye env list"
+            "an environment has no `id`" if settings else "no environment is set",
+            code="BK-CONFIG-MISSING",
+            hint="set `id` in [[orchestrator.env]] ([[env]] for an orchestrator or an evaluation), or "
+            "pass --orchestrator.env.0.id NAME. `buckeye env list` lists the installed environments",
         )
     names = [s.name or default_environment_name(s.id) for s in settings]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise UsageError(f"two environments are called {twice[0]}: give each [[env]] a `name` of its own")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise UsageError(
+            f"two environments have the name {duplicates[0]!r}",
+            code="BK-CONFIG-CONFLICT",
+            hint="set a different `name` in each [[env]]",
+        )
     for name, s in zip(names, settings, strict=True):
         check_variables(name, s.variables)
     return names
@@ -122,17 +127,16 @@ def worker_settings(
     Turn and token limits, a memory limit, variables and placement on nodes all need worker processes, so each
     of them sets `isolation = "process"`.
     """
-    limited = settings.max_turns is not None or settings.max_tokens is not None or settings.variables
-    told = settings.sampling.model_dump(exclude_none=True)
-    memory, place = settings.max_memory_gb, read_placement(name)
+    has_limits = settings.max_turns is not None or settings.max_tokens is not None or settings.variables
+    memory, placement = settings.max_memory_gb, read_placement(name)
     return WorkerSettings(
-        isolation="process" if limited or place or memory is not None else settings.isolation,
+        isolation="process" if has_limits or placement or memory is not None else settings.isolation,
         python=settings.python,
-        processes=settings.workers * max(1, len(place.get("nodes", ()))),
-        **place,
+        processes=settings.workers * max(1, len(placement.get("nodes", ()))),
+        **placement,
         variables=tuple(settings.variables),
         max_memory_bytes=None if memory is None else int(memory * _GIGABYTE),
-        sampling=told,
+        sampling=settings.sampling.model_dump(exclude_none=True),
         max_turns=settings.max_turns,
         max_tokens=settings.max_tokens,
         rollout_timeout=settings.rollout_timeout or rollout_timeout,
@@ -155,8 +159,8 @@ def prompt_lengths(tasks: Sequence[Task], renderer: ChatRenderer) -> list[int]:
 
 def get_first_prompts(tasks: Sequence[Task]) -> list[Sequence[Message]]:
     """Return the first messages of some tasks, without tasks that have none."""
-    some = (tasks[index].messages for index in range(min(_SAMPLE, len(tasks))))
-    return [messages for messages in some if messages]
+    prompts = (tasks[index].messages for index in range(min(_SAMPLE, len(tasks))))
+    return [messages for messages in prompts if messages]
 
 
 def choose_evaluation_split(env: NamedEnvironment, requested: str | None) -> str:
@@ -174,7 +178,7 @@ def fallback_note(env: NamedEnvironment, requested: str | None) -> str | None:
     """Return a note if the evaluation falls back to train tasks without a request, else None."""
     if requested is not None or choose_evaluation_split(env, None) == HELD_OUT:
         return None
-    return f"{env.name} has no split {HELD_OUT!r}: it is evaluated on its train tasks; `split` names others"
+    return f"{env.name} has no split {HELD_OUT!r}: evaluating on its train tasks; set `split` to change this"
 
 
 def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
@@ -182,8 +186,16 @@ def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
     try:
         tasks = env.environment.tasks(split)
     except KeyError:
-        there = ", ".join(split_names(env.environment))
-        raise UsageError(f"environment {env.name} has no split {split!r}; it has: {there}") from None
+        names = ", ".join(split_names(env.environment))
+        raise UsageError(
+            f"environment {env.name} has no split {split!r}",
+            code="BK-ENV-TASKS",
+            hint=f"use one of its splits: {names}",
+        ) from None
     if not len(tasks):
-        raise UsageError(f"environment {env.name} has no tasks in its split {split!r}")
+        raise UsageError(
+            f"environment {env.name} has no tasks in its split {split!r}",
+            code="BK-ENV-TASKS",
+            hint="check its dataset and its arguments",
+        )
     return tasks

@@ -137,7 +137,7 @@ class EvalResult:
 
 async def evaluate(
     env: NamedEnvironment,
-    player: RolloutRunner,
+    runner: RolloutRunner,
     *,
     split: str | None,
     num_examples: int,
@@ -147,16 +147,16 @@ async def evaluate(
 ) -> EvalResult:
     """Run `rollouts_per_example` rollouts of the first `num_examples` tasks (-1: all) of a split.
 
-    `split=None` selects the split by `choose_evaluation_split`. Rollouts in `known`, pairs of task id and rollout
-    number, are skipped. `on_rollout_end` is called with the number of each finished rollout. If it raises, the
-    evaluation ends.
+    `split=None` selects the split by `choose_evaluation_split`. Rollouts in `known`, pairs of task id and
+    rollout number, are skipped. `on_rollout_end` is called with the number of each finished rollout. If it
+    raises, the evaluation ends.
     """
     split = choose_evaluation_split(env, split)
     started = time.monotonic()
     tasks = first_tasks(env, split, num_examples)
     return EvalResult(
         env_name=env.name,
-        all_rollouts=await _play(env, player, tasks, rollouts_per_example, known, on_rollout_end),
+        all_rollouts=await _run_rollouts(env, runner, tasks, rollouts_per_example, known, on_rollout_end),
         rollouts_per_example=rollouts_per_example,
         seconds=time.monotonic() - started,
         split=split,
@@ -169,11 +169,11 @@ def first_tasks(env: NamedEnvironment, split: str, count: int) -> list[Task]:
     return [tasks[index] for index in range(len(tasks) if count < 0 else min(count, len(tasks)))]
 
 
-async def _play(
+async def _run_rollouts(
     env: NamedEnvironment,
-    player: RolloutRunner,
+    runner: RolloutRunner,
     tasks: Sequence[Task],
-    each: int,
+    rollouts_per_task: int,
     known: Collection[tuple[str, int]],
     on_rollout_end: Callable[[int, Rollout], None],
 ) -> list[Rollout]:
@@ -181,7 +181,9 @@ async def _play(
     started: list[asyncio.Task[Group] | asyncio.Task[Rollout]] = []
     waiting: list[Awaitable[Sequence[Rollout]]] = []
 
-    async def heard(running: asyncio.Task[Group] | asyncio.Task[Rollout], first: int) -> Sequence[Rollout]:
+    async def report_end(
+        running: asyncio.Task[Group] | asyncio.Task[Rollout], first: int
+    ) -> Sequence[Rollout]:
         result = await running
         rollouts = result.rollouts if isinstance(result, Group) else (result,)
         for number, rollout in enumerate(rollouts, first):
@@ -189,14 +191,14 @@ async def _play(
         return rollouts
 
     for index, task in enumerate(tasks):
-        missing = [number for number in range(each) if (task.id, number) not in known]
+        missing = [number for number in range(rollouts_per_task) if (task.id, number) not in known]
         if missing and isinstance(env.environment, GroupEnvironment):
-            started.append(player.start_group(GroupTask(index=index, env=env, task=task), each))
-            waiting.append(heard(started[-1], 0))
+            started.append(runner.start_group(GroupTask(index=index, env=env, task=task), rollouts_per_task))
+            waiting.append(report_end(started[-1], 0))
         else:
             for number in missing:
-                started.append(player.start(env, task, index, number))
-                waiting.append(heard(started[-1], number))
+                started.append(runner.start(env, task, index, number))
+                waiting.append(report_end(started[-1], number))
     try:
         return [rollout for rollouts in await asyncio.gather(*waiting) for rollout in rollouts]
     except BaseException:
@@ -210,12 +212,12 @@ def means_over_tasks(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str
 
     `tasks` holds the values of every rollout, task by task.
     """
-    of_tasks: dict[str, list[float]] = defaultdict(list)
+    task_means: dict[str, list[float]] = defaultdict(list)
     for rollouts in tasks:
-        found: dict[str, list[float]] = defaultdict(list)
+        by_name: dict[str, list[float]] = defaultdict(list)
         for values in rollouts:
             for name, value in values.items():
-                found[name].append(value)
-        for name, each in found.items():
-            of_tasks[name].append(statistics.fmean(each))
-    return {name: statistics.fmean(means) for name, means in of_tasks.items()}
+                by_name[name].append(value)
+        for name, rollout_values in by_name.items():
+            task_means[name].append(statistics.fmean(rollout_values))
+    return {name: statistics.fmean(means) for name, means in task_means.items()}

@@ -59,16 +59,16 @@ class EvaluationSchedule:
         """Final version of the run; None if unknown."""
         self.version_in_evaluation: int | None = None
         """Version being evaluated, or None."""
-        self._done = evaluated_versions(config.output_dir / "metrics.jsonl", start_step)
-        self._from = self._left_out(start_step) if config.eval is not None else start_step
+        self._evaluated = evaluated_versions(config.output_dir / "metrics.jsonl", start_step)
+        self._next = self._first_unevaluated(start_step) if config.eval is not None else start_step
 
     @property
     def due(self) -> int | None:
         """Next version to measure, or None."""
-        settings, version = self._config.eval, self._from
+        settings, version = self._config.eval, self._next
         if settings is None:
             return None
-        while version in self._done or not self._is_due(version):
+        while version in self._evaluated or not self._is_due(version):
             if self.last is not None and version >= self.last:
                 return None
             version += 1
@@ -84,7 +84,7 @@ class EvaluationSchedule:
             self.version_in_evaluation = due
             await self._evaluate(due)
             self.version_in_evaluation = None
-            self._from = due + 1
+            self._next = due + 1
 
     async def wait_until_evaluated(self, version: int, watcher: WeightsWatcher) -> None:
         """Wait until all due versions up to `version` are measured. Raise `RunError` if weights time out."""
@@ -100,19 +100,19 @@ class EvaluationSchedule:
             return True
         return version % settings.interval == 0 and (version > 0 or settings.eval_base_model)
 
-    def _left_out(self, start_step: int) -> int:
+    def _first_unevaluated(self, start_step: int) -> int:
         """Return the version to start from: one that an earlier attempt left unmeasured, or `start_step`.
 
         An earlier attempt may have ended during an evaluation while training was ahead. That version is at
         most `max_async_level` + 1 steps before `start_step`.
         """
         for version in range(max(0, start_step - self._config.max_async_level - 1), start_step):
-            if version in self._done or not self._is_due(version):
+            if version in self._evaluated or not self._is_due(version):
                 continue
             if has_weights(self._config.output_dir / "weights", version, run_id=self._identity.run_id):
                 return version
-            if self._done:
-                log.warning("Step %d was not evaluated in time, and its weights are gone", version)
+            if self._evaluated:
+                log.warning("Step %d was not evaluated: its weights were deleted before", version)
         return start_step
 
     async def _evaluate(self, version: int) -> None:
@@ -177,7 +177,7 @@ def evaluated_versions(metrics: Path, start_step: int) -> set[int]:
 
 async def evaluate_all(
     environments: Sequence[tuple[EvalEnvConfig, NamedEnvironment]],
-    player: RolloutRunner,
+    runner: RolloutRunner,
     *,
     num_examples: int,
     rollouts_per_example: int,
@@ -192,22 +192,24 @@ async def evaluate_all(
     """
     results = []
     for settings, env in environments:
-        examples, each = settings.num_examples, settings.rollouts_per_example
+        examples, rollouts = settings.num_examples, settings.rollouts_per_example
         result = await evaluate(
             env,
-            player,
+            runner,
             split=settings.split,
             num_examples=num_examples if examples is None else examples,
-            rollouts_per_example=rollouts_per_example if each is None else each,
+            rollouts_per_example=rollouts_per_example if rollouts is None else rollouts,
         )
         results.append(result)
         log.log(result.level, result.summary())
         step = measured["step"]
         if {*result.versions} - {step}:
             names = ", ".join(map(str, result.versions))
-            log.warning("The evaluation of step %d on %s was played by versions %s", step, env.name, names)
-        played_on = {"id": settings.id, "args": dict(settings.args), "split": result.split}
-        await write_evaluation(directory, result, {**measured, **played_on})
+            log.warning(
+                "The evaluation of step %d on %s sampled from policy versions %s", step, env.name, names
+            )
+        environment_record = {"id": settings.id, "args": dict(settings.args), "split": result.split}
+        await write_evaluation(directory, result, {**measured, **environment_record})
     return results
 
 

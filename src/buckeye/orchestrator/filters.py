@@ -17,12 +17,12 @@ GroupFilter = Callable[[Group], Cause | None]
 """Function that returns the reason to drop a scored group, or None to keep it."""
 
 
-def min_scored_rollouts(size: int, least: int | None) -> int:
-    """Return the least number of scored rollouts that a group of `size` needs.
+def min_scored_rollouts(size: int, minimum: int | None) -> int:
+    """Return the minimum number of scored rollouts that a group of `size` needs.
 
-    It is `least`, by default half of `size`, rounded up, but at least two.
+    It is `minimum`, by default half of `size`, rounded up, but at least two.
     """
-    return min(size, max(2, (size + 1) // 2)) if least is None else least
+    return min(size, max(2, (size + 1) // 2)) if minimum is None else minimum
 
 
 def group_filter(config: OrchestratorConfig) -> GroupFilter:

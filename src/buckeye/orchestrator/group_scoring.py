@@ -45,7 +45,9 @@ async def score_pending_outcomes(
         failed = outcome_of_exception("score", error)
         return [outcome if outcome.pending is None else failed for outcome in outcomes]
     if len(finished) != len(outcomes):
-        return _unscored(outcomes, f"of {len(outcomes)} rollouts {len(finished)} were scored")
+        return _unscored(
+            outcomes, f"finish_group() returned {len(finished)} outcomes for {len(outcomes)} rollouts"
+        )
     return [
         outcome
         if outcome.pending is None
@@ -54,18 +56,18 @@ async def score_pending_outcomes(
     ]
 
 
-def _unscored(outcomes: Sequence[Outcome], why: str) -> list[Outcome]:
-    return [outcome if outcome.pending is None else _failed(why) for outcome in outcomes]
+def _unscored(outcomes: Sequence[Outcome], reason: str) -> list[Outcome]:
+    return [outcome if outcome.pending is None else _failed(reason) for outcome in outcomes]
 
 
 def _with_reward(given: object, turns: int, environment: object) -> Outcome:
     outcome = validate_outcome(given, environment)
     if outcome.pending is not None:
-        return _failed("finish_group() left it without a reward")
+        return _failed("finish_group() returned no reward for this rollout")
     if outcome.turn_rewards is not None and len(outcome.turn_rewards) != turns:
-        return _failed(f"turn_rewards has {len(outcome.turn_rewards)} entries; there were {turns} turns")
+        return _failed(f"turn_rewards has {len(outcome.turn_rewards)} entries for {turns} turns")
     return outcome
 
 
-def _failed(why: str) -> Outcome:
-    return error_outcome("score", f"score: {why}")
+def _failed(reason: str) -> Outcome:
+    return error_outcome("score", f"score: {reason}")

@@ -110,7 +110,7 @@ class Orchestrator:
         self.sampler = TaskSampler(self.environments, seed=config.seed)
         self.evaluations = EvaluationSchedule(
             config,
-            self._evaluated(),
+            self._load_evaluation_environments(),
             self.metrics,
             self.identity,
             start_step=self.start_step,
@@ -167,17 +167,17 @@ class Orchestrator:
         logs = config.output_dir / "logs" / f"attempt_{self.identity.attempt}"
         return load_environments(settings, rollout_timeout=config.rollout_timeout, log_dir=logs)
 
-    def _evaluated(self) -> list[tuple[EvalEnvConfig, NamedEnvironment]]:
+    def _load_evaluation_environments(self) -> list[tuple[EvalEnvConfig, NamedEnvironment]]:
         """Return the environments to evaluate on. Environments of the run are reused, not loaded twice."""
         settings = self.config.eval
         evaluated = self.config.evaluation_environments
         if settings is None or settings.env:
             return list(zip(evaluated, self._load(evaluated), strict=True))
-        own = [
+        reused = [
             replace(env, rollout_settings=replace(env.rollout_settings, temperature=None))
             for env in self.environments
         ]
-        return list(zip(evaluated, own, strict=True))
+        return list(zip(evaluated, reused, strict=True))
 
     def _check_splits(self) -> None:
         """Raise `UsageError` before the first step if tasks are missing or every prompt exceeds `seq_len`."""
@@ -189,9 +189,10 @@ class Orchestrator:
             lengths = prompt_lengths(load_split(env, "train"), self.renderer)
             if lengths and min(lengths) >= self.config.seq_len:
                 raise UsageError(
-                    f"environment {env.name}: none of the first {len(lengths)} prompts leaves room for a "
-                    f"reply: they have {min(lengths)} tokens and more, and seq_len is "
-                    f"{self.config.seq_len}. Raise --seq-len, or take shorter tasks."
+                    f"no prompt of environment {env.name} leaves room for a reply: the shortest of the first "
+                    f"{len(lengths)} has {min(lengths)} tokens, and seq_len is {self.config.seq_len}",
+                    code="BK-PROMPT-TOO-LONG",
+                    hint="raise --seq-len, or use shorter tasks",
                 )
 
     def _collector(self) -> GroupCollector:
@@ -210,9 +211,9 @@ class Orchestrator:
             filter_group=group_filter(config),
             version_in_evaluation=lambda: self.evaluations.version_in_evaluation,
         )
-        player = self._runner(derive_seed(self.seed, "rollouts"), sampling_params(config), self.shaping)
+        runner = self._runner(derive_seed(self.seed, "rollouts"), sampling_params(config), self.shaping)
         pauses = EnvironmentPauses([env.name for env in self.environments], config.env_pause)
-        return GroupCollector(self.sampler, player, settings, pauses, state=self.state)
+        return GroupCollector(self.sampler, runner, settings, pauses, state=self.state)
 
     def _runner(
         self, seed: int, params: SamplingParams, shaping: RewardShaping | None = None
@@ -300,13 +301,13 @@ class Orchestrator:
         dropped: Sequence[tuple[str, Group]],
     ) -> None:
         folder = self.config.output_dir / ROLLOUTS_FOLDER
-        kinds: dict[str, tuple[Sequence[tuple[str | None, Group]], Advantages | None]] = {
+        files: dict[str, tuple[Sequence[tuple[str | None, Group]], Advantages | None]] = {
             rollouts_file(step): ([(None, g) for g in trained], advantages),
             rollouts_file(step, dropped=True): (dropped, None),
         }
-        for name, (groups, of_groups) in kinds.items():
+        for name, (groups, group_advantages) in files.items():
             if groups:
-                await write_rollouts(folder / name, groups, self.renderer.decode, of_groups)
+                await write_rollouts(folder / name, groups, self.renderer.decode, group_advantages)
             else:
                 (folder / name).unlink(missing_ok=True)  # left by an earlier attempt
         if self.config.rollouts.keep is not None:
@@ -355,7 +356,7 @@ def log_untrained_rollouts(
 ) -> None:
     """Log the rollouts of a step that were not trained on: errors, dropped groups, lost attempts.
 
-    `poor_steps` counts the steps with next to no training signal up to now. Only the first one and every
+    `poor_steps` counts the steps with almost no training signal up to now. Only the first one and every
     power of ten are warnings.
     """
     errors = collected.errors
@@ -363,7 +364,7 @@ def log_untrained_rollouts(
     if level == logging.WARNING and not is_power_of_ten(poor_steps):
         level = logging.INFO
     if level != SUCCESS:
-        log.log(level, "Step %d: next to nothing to learn from%s", step, unusable)
+        log.log(level, "Step %d: almost no training signal%s", step, unusable)
     if collected.dropped or errors:
         log.log(
             logging.WARNING if errors or collected.loses_too_much else logging.INFO,
@@ -371,12 +372,11 @@ def log_untrained_rollouts(
             step,
             ", ".join(f"{n} {reason}" for reason, n in sorted(collected.dropped.items())) or "none",
             len(errors),
-            f", the last with: {errors[-1]}" if errors else "",
+            f"; last error: {errors[-1]}" if errors else "",
         )
     if unaccounted:
         log.error(
-            "Step %d: %d plays are in no account: rollouts were lost, or counted twice. This is a defect "
-            "of Buckeye: please report it",
+            "Step %d: %d rollouts were lost or counted twice. This is a bug in Buckeye: please report it",
             step,
             unaccounted,
         )
@@ -384,12 +384,12 @@ def log_untrained_rollouts(
 
 def _log_once_per_step() -> Callable[[int], None]:
     """Return a callback that logs the awaited weights on its first call only."""
-    said = False
+    has_logged = False
 
     def on_wait(version: int) -> None:
-        nonlocal said
-        if not said:
+        nonlocal has_logged
+        if not has_logged:
             log.info("Waiting for weight checkpoint %d", max(version, 0))
-        said = True
+        has_logged = True
 
     return on_wait

@@ -28,27 +28,29 @@ log = logging.getLogger(__name__)
 
 # While one rollout computes or sleeps without awaiting, no other rollout can run.
 
-_LOOK_SECONDS = 0.05
-_HELD_UP = 0.2  # seconds between two loop iterations above which the loop counts as blocked
-_TOLD_AFTER = 1.0  # total seconds blocked by one function before a warning
-_OURS = (CODE_FOLDER, str(Path(asyncio.__file__).parent), "<frozen ")
-_ASKS_THE_MODEL = (str(Path(inference.__file__).parent), policy.__file__)
+_POLL_SECONDS = 0.05
+_BLOCKED_AFTER = 0.2  # seconds between two loop iterations above which the loop counts as blocked
+_WARN_AFTER = 1.0  # total seconds blocked by one function before a warning
+_OWN_CODE = (CODE_FOLDER, str(Path(asyncio.__file__).parent), "<frozen ")
+_SAMPLING_CODE = (str(Path(inference.__file__).parent), policy.__file__)
 
 
 class LoopWatch:
     """Thread that detects what blocks an event loop. Call `start` and `stop` in that loop.
 
-    `rollout_code` is the code object of the function that runs a rollout; its variable `env` has the environment's
-    name. `tell` is called in the loop with the environment, the code location and the seconds, once for each
-    function that has blocked for a second. The environment is "" if one of its background tasks blocked.
+    `rollout_code` is the code object of the function that runs a rollout; its variable `env` has the
+    environment's name. `on_blocked` is called in the loop with the environment, the code location and the
+    seconds, once for each function that has blocked for a second. The environment is "" if one of its
+    background tasks blocked.
     """
 
-    def __init__(self, rollout_code: CodeType, tell: Callable[[str, str, float], None]) -> None:
+    def __init__(self, rollout_code: CodeType, on_blocked: Callable[[str, str, float], None]) -> None:
         self._rollout_code = rollout_code
-        self._tell = tell
-        self._turned = self._seen = 0.0  # time of the last loop iteration; end of the time already counted
-        self._lost: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self._told: set[tuple[str, str]] = set()
+        self._on_blocked = on_blocked
+        self._last_iteration = 0.0
+        self._counted_until = 0.0
+        self._blocked_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
+        self._reported: set[tuple[str, str]] = set()
         self._ended = threading.Event()
         self._seconds = 0.0
 
@@ -57,7 +59,7 @@ class LoopWatch:
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._native_id = threading.get_native_id()
-        self._turn()
+        self._record_iteration()
         threading.Thread(target=self._watch, name="loop watch", daemon=True).start()
 
     def stop(self) -> None:
@@ -69,22 +71,22 @@ class LoopWatch:
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 
-    def _turn(self) -> None:
-        self._turned = time.monotonic()
+    def _record_iteration(self) -> None:
+        self._last_iteration = time.monotonic()
         if not self._ended.is_set():
-            self._loop.call_later(_LOOK_SECONDS, self._turn)
+            self._loop.call_later(_POLL_SECONDS, self._record_iteration)
 
     def _watch(self) -> None:
-        turned = queued = 0.0
-        while not self._ended.wait(_LOOK_SECONDS):
+        iteration = queued = 0.0
+        while not self._ended.wait(_POLL_SECONDS):
             now = time.monotonic()
-            if self._turned != turned:
-                turned, queued = self._turned, self._queued_seconds()
-            if now - turned > _HELD_UP:
-                seconds, before = now - max(turned, self._seen), queued
-                self._seen, queued = now, self._queued_seconds()
+            if self._last_iteration != iteration:
+                iteration, queued = self._last_iteration, self._queued_seconds()
+            if now - iteration > _BLOCKED_AFTER:
+                seconds, before = now - max(iteration, self._counted_until), queued
+                self._counted_until, queued = now, self._queued_seconds()
                 self._seconds += seconds
-                self._blame(seconds - (queued - before))
+                self._attribute(seconds - (queued - before))
 
     def _queued_seconds(self) -> float:
         """Return the seconds that the loop's thread has waited for a CPU; 0 if the system does not count it.
@@ -96,18 +98,18 @@ class LoopWatch:
             return int(counted.split()[1]) / 1e9
         return 0.0
 
-    def _blame(self, seconds: float) -> None:
+    def _attribute(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._thread_id)
-        who = None if frame is None else self._culprit(frame)
-        if who is None:
+        source = None if frame is None else self._find_blocking_code(frame)
+        if source is None:
             return
-        self._lost[who] += seconds
-        if self._lost[who] >= _TOLD_AFTER and who not in self._told:
-            self._told.add(who)
+        self._blocked_seconds[source] += seconds
+        if self._blocked_seconds[source] >= _WARN_AFTER and source not in self._reported:
+            self._reported.add(source)
             with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._tell, *who, self._lost[who])
+                self._loop.call_soon_threadsafe(self._on_blocked, *source, self._blocked_seconds[source])
 
-    def _culprit(self, frame: FrameType) -> tuple[str, str] | None:
+    def _find_blocking_code(self, frame: FrameType) -> tuple[str, str] | None:
         """Return the environment that blocks and its code location; None for Buckeye's own code.
 
         Rendering a prompt is an example of Buckeye's own code.
@@ -115,27 +117,27 @@ class LoopWatch:
         frames, name = list[str](), ""
         at: FrameType | None = frame
         while at is not None:
-            if at.f_code.co_filename.startswith(_ASKS_THE_MODEL):
+            if at.f_code.co_filename.startswith(_SAMPLING_CODE):
                 return None
             if at.f_code is self._rollout_code:
                 name = at.f_locals["env"].name
                 break
-            if not at.f_code.co_filename.startswith(_OURS):
+            if not at.f_code.co_filename.startswith(_OWN_CODE):
                 frames.insert(0, describe_frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_name))
             at = at.f_back
-        place = location_of(frames if name else author_frames(frames)).strip(" ()")
-        return (name, place) if place else None
+        location = location_of(frames if name else author_frames(frames)).strip(" ()")
+        return (name, location) if location else None
 
 
-def warn_blocked_loop(env_name: str, place: str, seconds: float) -> None:
+def warn_blocked_loop(env_name: str, location: str, seconds: float) -> None:
     """Log a warning with the blocking code and the fix."""
     log.warning(
-        "%s has held up all other rollouts for %.1f s so far, in %s. Let it wait with `await` "
-        "(asyncio.sleep, asynchronous clients, asyncio.to_thread), or give it processes of its own: "
+        "%s has blocked all other rollouts for %.1f s in total, in %s. Use `await` there (asyncio.sleep, "
+        "asynchronous clients, asyncio.to_thread), or run the environment in its own processes: "
         'isolation = "process" and workers = N in its [[orchestrator.env]]',
         f"Environment {env_name}" if env_name else "An environment",
         seconds,
-        place,
+        location,
     )
 
 

@@ -64,12 +64,12 @@ class EnvironmentPauses:
         state.tried = False
         if group.scored:
             if state.pauses:
-                log.info("Environment %s works again", name)
+                log.info("Environment %s has recovered", name)
             self._states[name] = _State(works=True)
         elif any(rollout.outcome.boundary == "task" for rollout in group.rollouts):
-            self._invalid(state, group)
+            self._record_invalid_task(state, group)
         elif all(rollout.outcome.boundary != "model" for rollout in group.rollouts):
-            self._failed(name, state, group.errors[-1])
+            self._record_failure(name, state, group.errors[-1])
 
     def seconds_left(self) -> float:
         """Return the seconds until the first pause ends; 0 without a pause."""
@@ -82,7 +82,11 @@ class EnvironmentPauses:
         An invalid task ends the run at once if nothing of its environment has worked.
         """
         if self._invalid_task:
-            raise FinalRunError(f"a task cannot run: {self._invalid_task}")
+            raise FinalRunError(
+                f"invalid task: {self._invalid_task}",
+                code="BK-ENV-TASKS",
+                hint="run `buckeye env check` on the environment",
+            )
         states = self._states
         if not all(state.pauses for state in states.values()):
             return
@@ -91,9 +95,10 @@ class EnvironmentPauses:
         if any(state.works for state in states.values()) and seconds < self._settings.give_up_seconds:
             return
         raise FinalRunError(
-            f"every environment fails, for {seconds:.0f} s by now (env_pause.give_up_seconds = "
-            f"{self._settings.give_up_seconds:g}, or at once where nothing has worked since the start). "
-            f"The last error is of {last.last_error}. `buckeye env check` plays an environment by itself"
+            f"all environments have failed for {seconds:.0f} s; last error: {last.last_error}",
+            code="BK-ENV-FAILED",
+            hint="run `buckeye env check` on the environment. The limit is env_pause.give_up_seconds "
+            f"({self._settings.give_up_seconds:g} s); it is 0 s until a rollout has worked",
         )
 
     def metrics(self) -> dict[str, float]:
@@ -107,17 +112,17 @@ class EnvironmentPauses:
     def _is_held(self, name: str, state: _State) -> bool:
         if state.until is not None and self._clock() >= state.until:
             state.until = None
-            log.info("Environment %s is tried again after its pause", name)
+            log.info("Environment %s: the pause has ended, retrying", name)
         return state.until is not None or state.tried
 
-    def _invalid(self, state: _State, group: Group) -> None:
+    def _record_invalid_task(self, state: _State, group: Group) -> None:
         error = group.errors[-1]
         if state.works:
-            log.warning("A task cannot run, and its group is left out: %s", error)
+            log.warning("Dropping a group with an invalid task: %s", error)
         else:
             self._invalid_task = error
 
-    def _failed(self, name: str, state: _State, error: str) -> None:
+    def _record_failure(self, name: str, state: _State, error: str) -> None:
         state.last_error = error
         if state.until is not None:
             return  # started before the pause
@@ -130,7 +135,7 @@ class EnvironmentPauses:
         state.pauses += 1
         state.until = self._clock() + seconds
         log.warning(
-            "Environment %s is paused for %g s: %d groups in a row failed, the last with: %s",
+            "Environment %s is paused for %g s: %d groups in a row failed; last error: %s",
             name,
             seconds,
             state.failed,

@@ -76,7 +76,7 @@ class RecordingPolicy(OptionsPolicy):
         self._params = params
         self._seed = seed
         self._samples = SampleBuilder(renderer)
-        self._asked: Counter[bytes] = Counter()
+        self._uses: Counter[bytes] = Counter()
         self._open = 0
         self._waiting_since = 0.0
         self.seq_len = seq_len
@@ -137,7 +137,7 @@ class RecordingPolicy(OptionsPolicy):
         if options.must_call:
             assert prompt.conversation is not None
             reply_start = call_start(self._renderer, prompt.conversation, options.tool)
-        reply = await self._answer(prompt, reply_start, options)
+        reply = await self._sample_reply(prompt, reply_start, options)
         if options.trained:
             self.messages = messages if reply.no_room else (*messages, copy.deepcopy(reply.message))
         return reply
@@ -150,56 +150,61 @@ class RecordingPolicy(OptionsPolicy):
         first prompt does not fit, and `UsageError` for empty or unknown token ids.
         """
         if isinstance(prompt, str):
-            return await self._answer(self._samples.text_prompt(prompt), EMPTY_REPLY_START, options)
-        return await self._answer(self._samples.ids_prompt(prompt), EMPTY_REPLY_START, options)
+            return await self._sample_reply(self._samples.text_prompt(prompt), EMPTY_REPLY_START, options)
+        return await self._sample_reply(self._samples.ids_prompt(prompt), EMPTY_REPLY_START, options)
 
     def token_text(self, token_id: int) -> str:
         """Return the text of one token."""
         return self._renderer.token_text(token_id)
 
-    async def _answer(self, prompt: Prompt, reply_start: ReplyStart, options: CallOptions) -> Reply:
+    async def _sample_reply(self, prompt: Prompt, reply_start: ReplyStart, options: CallOptions) -> Reply:
         ids = [*prompt.ids, *reply_start.ids]
         room = self.seq_len - len(ids)
         if room <= 0 or self._is_cut():
-            return self._out_of_room(len(ids), options)
-        params = self._params_of(options, ids, room)
-        with self._samples.open(prompt), self._timed():
+            return self._empty_reply(len(ids), options)
+        params = self._sampling_params(options, ids, room)
+        with self._samples.open(prompt), self._time_sampling():
             generation = await self._sampler.generate(ids, params)
         if generation.finish_reason == "abort":
             if not self._is_cut():
-                raise InferenceError("the engine aborted the reply")
+                raise InferenceError("the engine aborted the reply", code="BK-INFERENCE-REPLY")
             if not generation.token_ids:
-                return self._out_of_room(len(ids), options)
+                return self._empty_reply(len(ids), options)
             self.was_cut = True
             generation = replace(generation, finish_reason="length")
-        generation, cut = self._until_stop(generation, options.stop)
-        reply = self._reply(prompt, reply_start, generation, cut)
+        generation, cut = self._cut_at_stop(generation, options.stop)
+        reply = self._build_reply(prompt, reply_start, generation, cut)
         if options.trained:
             self._samples.record(prompt, generation, self.turns, reply_start=reply_start.ids)
             self._count(reply)
         return reply
 
-    def _params_of(self, options: CallOptions, ids: Sequence[int], room: int) -> SamplingParams:
-        most = min(self._params.max_tokens, room, options.max_tokens or room)
+    def _sampling_params(self, options: CallOptions, ids: Sequence[int], room: int) -> SamplingParams:
+        max_tokens = min(self._params.max_tokens, room, options.max_tokens or room)
         if any(token >= self._renderer.vocab_size for token in options.stop_token_ids):
-            raise UsageError(f"There is a stop token outside the vocabulary of {self._renderer.vocab_size}.")
+            raise UsageError(
+                f"stop token {max(options.stop_token_ids)} is outside the vocabulary of "
+                f"{self._renderer.vocab_size} tokens",
+                code="BK-INFERENCE-REQUEST",
+                hint="use token ids of the model's tokenizer",
+            )
         stop_ids = dict.fromkeys((*self._renderer.stop_token_ids, *options.stop_token_ids))
         return replace(
             self._params,
-            max_tokens=most,
-            min_tokens=min(self._params.min_tokens, most),
-            seed=self._seed_of(ids),
+            max_tokens=max_tokens,
+            min_tokens=min(self._params.min_tokens, max_tokens),
+            seed=self._derive_call_seed(ids),
             stop_token_ids=tuple(stop_ids),
         )
 
-    def _seed_of(self, ids: Sequence[int]) -> int:
+    def _derive_call_seed(self, ids: Sequence[int]) -> int:
         """Return a seed from the prompt and its number of uses; independent of the order of calls."""
         digest = hashlib.blake2b(array.array("q", ids).tobytes(), digest_size=16).digest()
-        self._asked[digest] += 1
-        return derive_seed(self._seed, digest.hex(), self._asked[digest])
+        self._uses[digest] += 1
+        return derive_seed(self._seed, digest.hex(), self._uses[digest])
 
     @contextlib.contextmanager
-    def _timed(self) -> Iterator[None]:
+    def _time_sampling(self) -> Iterator[None]:
         clock = asyncio.get_running_loop().time
         if not self._open:
             self._waiting_since = clock()
@@ -211,34 +216,34 @@ class RecordingPolicy(OptionsPolicy):
             if not self._open:
                 self.sampling_seconds += clock() - self._waiting_since
 
-    def _until_stop(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, _Cut | None]:
+    def _cut_at_stop(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, _Cut | None]:
         """Return the tokens up to the one that completes the first stop text, and the cut. Drop the rest."""
         if not stops:
             return generation, None
-        growing = IncrementalDetokenizer(self._renderer.decode, stops)
-        growing.feed(self._without_stop(generation.token_ids))
-        growing.finish()
-        if not growing.stopped:
+        detokenizer = IncrementalDetokenizer(self._renderer.decode, stops)
+        detokenizer.feed(self._strip_stop_token(generation.token_ids))
+        detokenizer.finish()
+        if not detokenizer.stopped:
             return generation, None
-        end = growing.num_tokens
+        end = detokenizer.num_tokens
         kept = Generation(
             token_ids=generation.token_ids[:end],
             logprobs=generation.logprobs[:end],
             versions=generation.versions[:end],
             finish_reason="stop",
         )
-        rest = self._renderer.decode(kept.token_ids)[len(growing.text) :]
+        rest = self._renderer.decode(kept.token_ids)[len(detokenizer.text) :]
         stop = next((stop for stop in stops if stop and rest.startswith(stop)), stops[0])
-        return kept, _Cut(text=growing.text, stop=stop)
+        return kept, _Cut(text=detokenizer.text, stop=stop)
 
-    def _out_of_room(self, prompt_tokens: int, options: CallOptions) -> Reply:
+    def _empty_reply(self, prompt_tokens: int, options: CallOptions) -> Reply:
         self.was_cut = self.was_cut or self._is_cut()
         if self.was_cut and self.turns == 0:
-            raise InferenceError("it was cut off before its first token")
+            raise InferenceError("the rollout was cut off before its first token", code="BK-INFERENCE-REPLY")
         if self.turns == 0:
             raise PromptTooLongError(
-                f"the prompt has {prompt_tokens} tokens and seq_len is {self.seq_len}: "
-                "raise orchestrator.seq_len"
+                f"the prompt has {prompt_tokens} tokens, and seq_len is {self.seq_len}",
+                hint="raise orchestrator.seq_len",
             )
         if options.trained:
             self.finish_reason = "length"
@@ -248,11 +253,13 @@ class RecordingPolicy(OptionsPolicy):
             text="", finish_reason="length", message=message, prompt_tokens=prompt_tokens, no_room=True
         )
 
-    def _reply(
+    def _build_reply(
         self, prompt: Prompt, reply_start: ReplyStart, generation: Generation, cut: _Cut | None
     ) -> Reply:
         """Return the reply to a prompt; `cut` is set if a stop text ended it."""
-        text = self._renderer.decode(self._without_stop(generation.token_ids)) if cut is None else cut.text
+        text = (
+            self._renderer.decode(self._strip_stop_token(generation.token_ids)) if cut is None else cut.text
+        )
         text = reply_start.text + text
         if prompt.conversation is None:
             message = {"role": "assistant", "content": text}
@@ -282,5 +289,5 @@ class RecordingPolicy(OptionsPolicy):
         self.prompt_tokens += reply.prompt_tokens
         self.completion_tokens += reply.completion_tokens
 
-    def _without_stop(self, ids: list[int]) -> list[int]:
+    def _strip_stop_token(self, ids: list[int]) -> list[int]:
         return ids[:-1] if ids and ids[-1] in self._renderer.stop_token_ids else ids

@@ -18,13 +18,13 @@ from buckeye.orchestrator.training_samples import Segment
 class Rollout:
     """Finished rollout. It has either a `reward` or an `outcome.error`, never both.
 
-    Of the turns after the first, `turns_extended` continued the tokens before them and `turns_branched` began a new
-    segment. `sampling_seconds` is the part of `seconds` spent waiting for sampled tokens. `end_time` is on the
-    event loop's clock. `shaping` has the amount that each cause adds to the reward for training. The tokens
-    were sampled with `temperature`. `replies` has the text of each turn, and `messages` the conversation
-    after the last turn. `prompt_tokens` and `reply_tokens` are sums over the turns, as the policy counts
-    them. `cut` is True if sampling ended early, so that the rollout could still be used. `earlier_attempts` has the
-    failed attempts before this one.
+    Of the turns after the first, `turns_extended` continued the tokens before them and `turns_branched`
+    began a new segment. `sampling_seconds` is the part of `seconds` spent waiting for sampled tokens.
+    `end_time` is on the event loop's clock. `shaping` has the amount that each cause adds to the reward
+    for training. The tokens were sampled with `temperature`. `replies` has the text of each turn, and
+    `messages` the conversation after the last turn. `prompt_tokens` and `reply_tokens` are sums over the
+    turns, as the policy counts them. `cut` is True if sampling ended early, so that the rollout could
+    still be used. `earlier_attempts` has the failed attempts before this one.
     """
 
     env_name: str
@@ -98,8 +98,11 @@ class Rollout:
         if not self.turns:
             return []
         given = self.outcome.turn_rewards
-        paid = [0.0] * (self.turns - 1) + [reward] if given is None else list(given)
-        before, last = paid[: self.turns - 1], paid[self.turns - 1 :]  # last: may include turns without room
+        rewards = [0.0] * (self.turns - 1) + [reward] if given is None else list(given)
+        before, last = (
+            rewards[: self.turns - 1],
+            rewards[self.turns - 1 :],
+        )  # last: may include turns without room
         return [*before, sum(last) + shaping]
 
     @property
@@ -170,25 +173,25 @@ class InFlightGroup:
         """True if sampling for the group has ended early."""
         self.attempts = 0
         """Number of finished attempts at its rollouts, including failed ones."""
-        self._now = current_version
-        self._began: tuple[int, float] | None = None
+        self._current_version = current_version
+        self._first_start: tuple[int, float] | None = None
         self._sessions: list[SamplingSession] = []
         self._aborting: list[asyncio.Task[None]] = []
 
     @property
     def version(self) -> int:
         """Lower bound of its tokens' versions: the one at the first rollout start, else the current one."""
-        return self._now() if self._began is None else self._began[0]
+        return self._current_version() if self._first_start is None else self._first_start[0]
 
     @property
     def seconds(self) -> float:
         """Seconds since the first rollout started; 0.0 before."""
-        return 0.0 if self._began is None else asyncio.get_running_loop().time() - self._began[1]
+        return 0.0 if self._first_start is None else asyncio.get_running_loop().time() - self._first_start[1]
 
     def begin(self) -> None:
         """Record the start of a rollout; the first one fixes `version`."""
-        if self._began is None:
-            self._began = self._now(), asyncio.get_running_loop().time()
+        if self._first_start is None:
+            self._first_start = self._current_version(), asyncio.get_running_loop().time()
 
     def add_session(self, session: SamplingSession) -> None:
         """Register an inference session whose requests are aborted when the group is cut."""

@@ -35,8 +35,8 @@ from buckeye.orchestrator.training_samples import Segment
 
 log = logging.getLogger(__name__)
 
-_MOST_TOLD = 20  # kinds of errors shown in full
-_NOT_OF_THE_POLICY = ("load", "reset", "model", "worker")
+_MAX_WARNINGS = 20  # kinds of errors shown in full
+_RETRIED_BOUNDARIES = ("load", "reset", "model", "worker")
 
 
 class RolloutPolicy(Policy, Protocol):
@@ -90,8 +90,8 @@ class RolloutRunner:
         self._timeout = timeout
         self._retries = retries
         self._shaping = shaping
-        self._told: set[tuple[str, str]] = set()
-        self._wait_for_place = wait_for_slot
+        self._warned: set[tuple[str, str]] = set()
+        self._wait_for_slot = wait_for_slot
         self._slots = asyncio.Semaphore(max_concurrent) if max_concurrent else contextlib.nullcontext()
         self.attempts = 0
         """Number of finished attempts, including failed ones."""
@@ -117,8 +117,8 @@ class RolloutRunner:
     ) -> Rollout:
         make_policy = self._make_policy(flight)
         async with env.admission.slot(), self._slots:  # a rollout that waits for admission holds no slot
-            if self._wait_for_place is not None:
-                await self._wait_for_place()
+            if self._wait_for_slot is not None:
+                await self._wait_for_slot()
             return await self._run_with_retries(env, task, make_policy, order, flight)
 
     async def _run_with_retries(
@@ -137,7 +137,7 @@ class RolloutRunner:
             self.attempts += 1
             flight.attempts += 1
             if rollout.outcome.error is not None:
-                self._tell(rollout)
+                self._log_error(rollout)
             if len(failed) == self._retries or flight.is_cut or not self._may_retry(rollout):
                 return replace(rollout, earlier_attempts=tuple(failed)) if failed else rollout
             failed.append(rollout)
@@ -151,14 +151,14 @@ class RolloutRunner:
         """
         if rollout.outcome.error is None or rollout.outcome.boundary == "task":
             return False
-        return rollout.outcome.boundary in _NOT_OF_THE_POLICY or not rollout.sampling_seconds
+        return rollout.outcome.boundary in _RETRIED_BOUNDARIES or not rollout.sampling_seconds
 
-    def _tell(self, rollout: Rollout) -> None:
+    def _log_error(self, rollout: Rollout) -> None:
         """Log the error; warn with the trace at the first error of each code location of an environment."""
         log.debug("rollout of %s failed: %s", rollout.task.id, rollout.outcome.error)
         trace = rollout.outcome.trace
-        if trace and (rollout.env_name, trace[-1]) not in self._told and len(self._told) < _MOST_TOLD:
-            self._told.add((rollout.env_name, trace[-1]))
+        if trace and (rollout.env_name, trace[-1]) not in self._warned and len(self._warned) < _MAX_WARNINGS:
+            self._warned.add((rollout.env_name, trace[-1]))
             frames = "".join(f"\n  {frame}" for frame in trace)
             log.warning("%s, task %s: %s%s", rollout.env_name, rollout.task.id, rollout.outcome.error, frames)
 
@@ -166,13 +166,13 @@ class RolloutRunner:
         clock = asyncio.get_running_loop().time
         started = clock()
         environment = env.environment
-        play = environment.rollout
+        run = environment.rollout
         if isinstance(environment, GroupEnvironment):
-            play = environment.rollout_in_group
-        played = await run_rollout(
-            lambda: play(task, policy), env.rollout_settings.timeout or self._timeout, environment
+            run = environment.rollout_in_group
+        result = await run_rollout(
+            lambda: run(task, policy), env.rollout_settings.timeout or self._timeout, environment
         )
-        outcome = _with_all_turns(played, policy)
+        outcome = _check_turn_rewards(result, policy)
         rollout = Rollout(
             env_name=env.name,
             task=task,
@@ -196,14 +196,14 @@ class RolloutRunner:
 
     async def _gather_group(self, group: GroupTask, members: Sequence[asyncio.Task[Rollout]]) -> Group:
         try:
-            played = await asyncio.gather(*members)
+            rollouts = await asyncio.gather(*members)
         except asyncio.CancelledError:
             for member in members:
                 member.cancel()
             raise
-        return Group(index=group.index, rollouts=await self._scored_together(group, played))
+        return Group(index=group.index, rollouts=await self._score_group(group, rollouts))
 
-    async def _scored_together(self, group: GroupTask, played: Sequence[Rollout]) -> tuple[Rollout, ...]:
+    async def _score_group(self, group: GroupTask, played: Sequence[Rollout]) -> tuple[Rollout, ...]:
         """Return the rollouts with rewards that depend on the whole group."""
         before, turns = [rollout.outcome for rollout in played], [rollout.turns for rollout in played]
         env, timeout = group.env.environment, group.env.rollout_settings.timeout or self._timeout
@@ -212,7 +212,7 @@ class RolloutRunner:
         pending = [outcome.pending is not None for outcome in before]
         for rollout, waited in zip(rollouts, pending, strict=True):
             if waited and rollout.reward is None:
-                self._tell(rollout)
+                self._log_error(rollout)
         return tuple(
             shape_reward(rollout, self._shaping) if waited and self._shaping is not None else rollout
             for rollout, waited in zip(rollouts, pending, strict=True)
@@ -240,7 +240,7 @@ class RecordingRolloutRunner(RolloutRunner):
         shaping: RewardShaping | None = None,
     ) -> None:
         super().__init__(
-            self._of_a_session,
+            self._session_policy_factory,
             seed=seed,
             timeout=timeout,
             retries=retries,
@@ -260,7 +260,7 @@ class RecordingRolloutRunner(RolloutRunner):
         if not isinstance(self._sampler, DeterministicSampling):
             return super().start(env, task, *order, flight=flight)
         participant, flight = self._sampler.join(*order), flight or InFlightGroup()
-        make_policy = self._recording(participant, flight)
+        make_policy = self._policy_factory(participant, flight)
 
         async def run_at_start_time() -> Rollout:
             await env.admission.wait_for_start()
@@ -270,20 +270,20 @@ class RecordingRolloutRunner(RolloutRunner):
         running.add_done_callback(lambda _: participant.leave())
         return running
 
-    def _of_a_session(self, flight: InFlightGroup) -> PolicyFactory:
+    def _session_policy_factory(self, flight: InFlightGroup) -> PolicyFactory:
         assert not isinstance(self._sampler, DeterministicSampling)
         if not isinstance(self._sampler, InferenceClient):
-            return self._recording(self._sampler, flight)
+            return self._policy_factory(self._sampler, flight)
         session = self._sampler.session()
         flight.add_session(session)
-        return self._recording(session, flight)
+        return self._policy_factory(session, flight)
 
-    def _recording(self, sampler: Sampler, flight: InFlightGroup) -> PolicyFactory:
+    def _policy_factory(self, sampler: Sampler, flight: InFlightGroup) -> PolicyFactory:
         def make_policy(env: NamedEnvironment, seed: int) -> RecordingPolicy:
             return RecordingPolicy(
                 sampler=sampler,
                 renderer=self._renderer,
-                params=_params_of(env, self._params),
+                params=_environment_params(env, self._params),
                 seq_len=self._seq_len,
                 seed=seed,
                 is_cut=lambda: flight.is_cut,
@@ -304,8 +304,8 @@ async def run_rollout(
     token = ROLLOUT_DEADLINE.set(time.monotonic() + timeout)
     try:
         async with asyncio.timeout(timeout):
-            played = rollout()
-            return validate_outcome(await played if inspect.isawaitable(played) else played, environment)
+            result = rollout()
+            return validate_outcome(await result if inspect.isawaitable(result) else result, environment)
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -321,13 +321,13 @@ async def run_rollout(
         ROLLOUT_DEADLINE.reset(token)
 
 
-def _params_of(env: NamedEnvironment, params: SamplingParams) -> SamplingParams:
+def _environment_params(env: NamedEnvironment, params: SamplingParams) -> SamplingParams:
     """Return the sampling parameters for this environment."""
-    play = env.rollout_settings
+    overrides = env.rollout_settings
     return replace(
         params,
-        temperature=params.temperature if play.temperature is None else play.temperature,
-        max_tokens=params.max_tokens if play.max_tokens is None else play.max_tokens,
+        temperature=params.temperature if overrides.temperature is None else overrides.temperature,
+        max_tokens=params.max_tokens if overrides.max_tokens is None else overrides.max_tokens,
     )
 
 
@@ -344,11 +344,11 @@ def shape_reward(rollout: Rollout, shaping: RewardShaping) -> Rollout:
         return replace(rollout, outcome=error_outcome("score", str(error)))
 
 
-def _with_all_turns(outcome: Outcome, policy: RolloutPolicy) -> Outcome:
+def _check_turn_rewards(outcome: Outcome, policy: RolloutPolicy) -> Outcome:
     """Return the outcome, or an error if the number of its turn_rewards does not match the turns."""
     if outcome.turn_rewards is None:
         return outcome
-    given, most = len(outcome.turn_rewards), policy.turns + policy.turns_without_room
-    if policy.turns <= given <= most:
+    count, max_count = len(outcome.turn_rewards), policy.turns + policy.turns_without_room
+    if policy.turns <= count <= max_count:
         return outcome
-    return error_outcome("score", f"turn_rewards has {given} entries; there were {most} turns")
+    return error_outcome("score", f"turn_rewards has {count} entries for {max_count} turns")

@@ -56,7 +56,7 @@ def difference(kept: Sequence[_Moments], lost: Sequence[_Moments]) -> Difference
 
     None with fewer than two values on either side, or if the mean of all is not positive.
     """
-    a, b = _together(kept), _together(lost)
+    a, b = _merge(kept), _merge(lost)
     if a.count < 2 or b.count < 2:
         return None
     share, apart = b.count / (a.count + b.count), a.mean - b.mean
@@ -67,7 +67,7 @@ def difference(kept: Sequence[_Moments], lost: Sequence[_Moments]) -> Difference
     return Difference(share * apart / everything, max(-1e6, min(1e6, sure)))
 
 
-def _together(parts: Iterable[_Moments]) -> _Moments:
+def _merge(parts: Iterable[_Moments]) -> _Moments:
     whole = _Moments()
     for part in parts:
         whole.count += part.count
@@ -90,8 +90,8 @@ class _Comparison:
         self._steps.append(sides)
 
     def values(self, name: str) -> dict[str, float]:
-        found = difference([kept for kept, _ in self._steps], [lost for _, lost in self._steps])
-        return {} if found is None else {name: found.relative, f"{name}/errors": found.errors}
+        result = difference([kept for kept, _ in self._steps], [lost for _, lost in self._steps])
+        return {} if result is None else {name: result.relative, f"{name}/errors": result.errors}
 
 
 class CollectionWatch:
@@ -129,7 +129,7 @@ class CollectionWatch:
             if group.rewards:
                 (failing if group.failed_attempts else sound).append(statistics.fmean(group.rewards))
         self._add("failures/reward", sound, failing)
-        return {**_of_step(collected, attempts), **self._differences()}
+        return {**_step_metrics(collected, attempts), **self._differences()}
 
     def _add(self, name: str, kept: Iterable[float], lost: Iterable[float]) -> None:
         self._comparisons[name].add(kept, lost)
@@ -142,7 +142,7 @@ class CollectionWatch:
         }
 
 
-def _of_step(collected: CollectedGroups, attempts: Sequence[Rollout]) -> dict[str, float]:
+def _step_metrics(collected: CollectedGroups, attempts: Sequence[Rollout]) -> dict[str, float]:
     dropped = [group for _, group in collected.dropped_groups]
     sides = {"trained": collected.groups, "dropped": dropped, "finished": collected.all_groups}
     values = {

@@ -35,9 +35,9 @@ class TaskSampler:
 
     def __getitem__(self, index: int) -> GroupTask:
         """Return the task of group `index` (from 0)."""
-        deal = self._mix[index]
-        env, tasks = self._environments[deal.environment], self._tasks[deal.environment]
-        position = _epoch_order(f"{self._seed}/{env.name}/{deal.epoch}", len(tasks))[deal.nth]
+        assignment = self._mix[index]
+        env, tasks = self._environments[assignment.environment], self._tasks[assignment.environment]
+        position = _epoch_order(f"{self._seed}/{env.name}/{assignment.epoch}", len(tasks))[assignment.nth]
         return GroupTask(index=index, env=env, task=tasks[position])
 
     def has_tasks_outside(self, held: Set[str]) -> bool:

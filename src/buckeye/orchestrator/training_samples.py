@@ -121,7 +121,7 @@ class SampleBuilder:
 
         Raise `UsageError` if the chat template rejects the messages.
         """
-        chats = [turn for turn in self._turns if _may_go_on(turn, messages)]
+        chats = [turn for turn in self._turns if _may_extend(turn, messages)]
         # longest first; then a turn that has not been continued, then the newest
         chats.sort(key=lambda turn: (len(turn.messages or ()), turn.is_last, turn.end), reverse=True)
         for number, turn in enumerate(chats):
@@ -149,9 +149,13 @@ class SampleBuilder:
     def ids_prompt(self, ids: Sequence[int]) -> Prompt:
         """Return the prompt for token ids. Raise `UsageError` for empty ids or ids outside the vocabulary."""
         if ids and not 0 <= min(ids) <= max(ids) < self._renderer.vocab_size:
-            raise UsageError(f"There is a token id outside the vocabulary of {self._renderer.vocab_size}.")
+            raise UsageError(
+                f"prompt has a token id outside the vocabulary of {self._renderer.vocab_size} tokens",
+                code="BK-INFERENCE-REQUEST",
+                hint="use token ids of the model's tokenizer",
+            )
         if not ids:
-            raise UsageError("The prompt has no tokens.")
+            raise UsageError("the prompt has no tokens", code="BK-INFERENCE-REQUEST")
         known = [turn for turn in self._turns if turn.end <= len(ids) and turn.ids == list(ids[: turn.end])]
         turn = max(known, key=lambda turn: (turn.end, turn.is_last), default=None)
         return Prompt(ids=list(ids), thread=None if turn is None else _thread_of(turn))
@@ -171,7 +175,7 @@ class SampleBuilder:
     def record(
         self, prompt: Prompt, generation: Generation, turn: int, *, reply_start: Sequence[int] = ()
     ) -> None:
-        """Record the tokens sampled after `prompt` and the prefilled `reply_start`. Call it for replies only."""
+        """Record a reply: the tokens sampled after `prompt` and the prefilled `reply_start`."""
         thread = prompt.thread
         if thread is None:
             thread = _Thread()
@@ -185,7 +189,7 @@ class SampleBuilder:
         if prompt.conversation is not None:
             thread.text = prompt.conversation.text
             chat = prompt.conversation
-            made = _Turn(
+            sampled_turn = _Turn(
                 thread=thread,
                 start=start,
                 end=end,
@@ -195,10 +199,10 @@ class SampleBuilder:
             )
         elif prompt.text is not None:
             thread.text = prompt.text + self._renderer.decode(generation.token_ids)
-            made = _Turn(thread=thread, start=start, end=end, text_end=len(thread.text))
+            sampled_turn = _Turn(thread=thread, start=start, end=end, text_end=len(thread.text))
         else:
-            made = _Turn(thread=thread, start=start, end=end)
-        self._turns.append(made)
+            sampled_turn = _Turn(thread=thread, start=start, end=end)
+        self._turns.append(sampled_turn)
 
     def _extended(
         self, turn: _Turn, messages: Sequence[Message], tools: Sequence[Tool]
@@ -217,7 +221,7 @@ def _thread_of(turn: _Turn) -> _Thread | None:
     return turn.thread if turn.is_last else None
 
 
-def _may_go_on(turn: _Turn, messages: Sequence[Message]) -> bool:
+def _may_extend(turn: _Turn, messages: Sequence[Message]) -> bool:
     """Return True if the renderer should try to extend the turn: the messages before the reply are equal.
 
     Assistant messages are not compared: they have several equivalent forms that only the template can match.
@@ -227,7 +231,7 @@ def _may_go_on(turn: _Turn, messages: Sequence[Message]) -> bool:
     if messages[len(turn.messages)]["role"] != "assistant":
         return False
     return all(
-        now["role"] == then["role"]
-        and (now["role"] == "assistant" or (now.get("content") or "") == (then.get("content") or ""))
-        for now, then in zip(messages, turn.messages, strict=False)
+        new["role"] == old["role"]
+        and (new["role"] == "assistant" or (new.get("content") or "") == (old.get("content") or ""))
+        for new, old in zip(messages, turn.messages, strict=False)
     )

@@ -90,9 +90,9 @@ class WeightsWatcher:
         """
         while True:
             self._client.check()
-            found = self._next()
-            if found is not None and found[0] > self.version:
-                await self._update(*found)
+            target = self._next()
+            if target is not None and target[0] > self.version:
+                await self._update(*target)
             await asyncio.sleep(_POLL_SECONDS)
 
     def _next(self) -> tuple[int, Path] | None:
@@ -119,16 +119,18 @@ class WeightsWatcher:
                 deadline = time.monotonic() + timeout
             elif time.monotonic() > deadline:
                 raise RunError(
-                    f"weights of version {version} did not appear in {self._root} within {timeout:g} s "
-                    "(orchestrator.weights_timeout): is the trainer running?"
+                    f"no weights of version {version} in {self._root} within {timeout:g} s",
+                    code="BK-WEIGHTS-TIMEOUT",
+                    hint="check the log of the trainer, or raise orchestrator.weights_timeout",
                 )
             await asyncio.sleep(_POLL_SECONDS)
 
     async def _update(self, version: int, path: Path) -> None:
         if version > self._newest_possible():
             raise FinalRunError(
-                f"{path} is newer than anything this run can have trained: it is left from an earlier run. "
-                "Start in a new directory, or resume that run"
+                f"{path} is newer than the last step of this run: it is from an earlier run",
+                code="BK-RUN-MISMATCH",
+                hint="use another output directory, or resume the earlier run",
             )
         log.info("Updating weights to weight checkpoint %d", version)
         started = time.monotonic()

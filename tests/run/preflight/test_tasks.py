@@ -28,10 +28,10 @@ KNOWN = {
     "a result that is none": (("--orchestrator.env.0.id", "number.py"), "not a Buckeye environment"),
     "an argument": (("--orchestrator.env.0.args.levle", 3), "has no argument 'levle'"),
     "an evaluation without tasks": (EVAL, "no tasks in its split 'eval'"),
-    "an entry without environment": (("--orchestrator.env.1.ratio", "2"), "no environment is named"),
+    "an entry without environment": (("--orchestrator.env.1.ratio", "2"), "an environment has no `id`"),
     "a split that is not there": (
         ("--orchestrator.eval.env.0.id", "halves.py", "--orchestrator.eval.env.0.split", "test"),
-        "environment halves has no split 'test'; it has: train",
+        "environment halves has no split 'test'",
     ),
     "a file of a loss": ((*LOSS, "gone.py:f"), "there is no file gone.py"),
     "the loss in it": ((*LOSS, "notes.py:f"), "notes.py has no function 'f'"),

@@ -111,9 +111,9 @@ def group_of(environment, size):
 
 
 WRONG = {
-    "of 2 rollouts 1 were scored": lambda outcomes: [Outcome(reward=1.0)],
-    "left it without a reward": lambda outcomes: outcomes,
-    "turn_rewards has 1 entries; there were 0 turns": lambda o: [Outcome(reward=1.0, turn_rewards=[1.0])] * 2,
+    "finish_group() returned 1 outcomes for 2 rollouts": lambda outcomes: [Outcome(reward=1.0)],
+    "finish_group() returned no reward": lambda outcomes: outcomes,
+    "turn_rewards has 1 entries for 0 turns": lambda o: [Outcome(reward=1.0, turn_rewards=[1.0])] * 2,
     "ZeroDivisionError": lambda outcomes: 1 / 0,
 }
 

@@ -44,11 +44,11 @@ def chance_by_group(samples: Sequence[SplitSample]) -> dict[tuple[str, str], Cha
     for sample in samples:
         for task in sample.scanned:
             answers[family_of(task)].update(normalize(answer) for answer in accepted_answers(task)[:1])
-    guesses = {family: _guess(counts) for family, counts in answers.items()}
+    guesses = {family: _guess_probability(counts) for family, counts in answers.items()}
     return {(split, family): _chance(tasks, guesses[family]) for split, family, tasks in groups_of(samples)}
 
 
-def _guess(counts: Counter[str]) -> float:
+def _guess_probability(counts: Counter[str]) -> float:
     """Return 1 / K for K answers, at most the probability that two tasks share an answer.
 
     So distinct answers give 0, and so does a single answer: neither leaves a choice to guess from.
@@ -82,12 +82,12 @@ def _options(prompt: str, answer: str) -> int:
     for clause in _CLAUSE.split(prompt):
         if answer in clause:
             pieces = [piece.strip(_MARKS) for piece in _BETWEEN.split(clause)]
-            counts.append(len(pieces) if _is_one(pieces, answer) else 0)
-    most = max(counts)
-    return most if most > 1 else 0
+            counts.append(len(pieces) if _is_item(pieces, answer) else 0)
+    count = max(counts)
+    return count if count > 1 else 0
 
 
-def _is_one(pieces: Sequence[str], answer: str) -> bool:
+def _is_item(pieces: Sequence[str], answer: str) -> bool:
     """Return True if the answer is an item. Words may precede it in the first, and follow it in the last."""
     first, last = pieces[0], pieces[-1]
     ends = first.endswith(answer) and contains_as_word(first, answer)
@@ -105,8 +105,10 @@ def e_value(rewards: Collection[float], mean: float) -> float:
     if mean >= 1.0:
         return 0.0
     fair = max(mean, 1e-9)
-    grown = [math.fsum(math.log1p(stake * (max(r, 0.0) / fair - 1.0)) for r in rewards) for stake in _STAKES]
-    return statistics.fmean(math.exp(min(log, 600.0)) for log in grown)
+    log_capitals = [
+        math.fsum(math.log1p(stake * (max(r, 0.0) / fair - 1.0)) for r in rewards) for stake in _STAKES
+    ]
+    return statistics.fmean(math.exp(min(log, 600.0)) for log in log_capitals)
 
 
 def is_above(forms: Collection[Collection[float]], mean: float, comparisons: int) -> bool:

@@ -15,8 +15,8 @@ KEPT = 2
 SELECTION_TASKS = 40
 """Number of train tasks of a family that its constants are chosen on."""
 
-_COMMON = 8
-_MOST_STEPS, _STEPS_FOR_A_TASK = 150, 5
+_CANDIDATES = 8
+_MAX_STEPS, _STEPS_PER_TASK = 150, 5
 
 
 def common_words(texts: Iterable[str], count: int, *, longest: int | None = None) -> list[str]:
@@ -40,16 +40,16 @@ async def choose_constants(
     prompts, and the result of a hill climb over letters and words from the best of these.
     """
     answers = Counter(answer for task in known for answer in accepted_answers(task))
-    frequent = [answer for answer, _ in answers.most_common(_COMMON)]
-    words = common_words(answers, _COMMON) + common_words(map(prompt_of, tasks), _COMMON)
-    found: dict[tuple[str | None, str], float] = {}
-    for answer in dict.fromkeys([*frequent, *words, *_letters(words)[:_COMMON]]):
+    frequent = [answer for answer, _ in answers.most_common(_CANDIDATES)]
+    words = common_words(answers, _CANDIDATES) + common_words(map(prompt_of, tasks), _CANDIDATES)
+    rewards: dict[tuple[str | None, str], float] = {}
+    for answer in dict.fromkeys([*frequent, *words, *_letters(words)[:_CANDIDATES]]):
         for pattern in reversed(formats):  # most tasks expect a format, so the bare answer comes last
             if runner.has_time:
-                found[pattern, answer] = await mean_reward(runner, tasks, apply_format(pattern, answer))
-    ranked = sorted(found, key=lambda candidate: -found[candidate])
-    if ranked and found[ranked[0]] > 0:  # without any reward, a hill climb has no direction
-        ranked.insert(0, await _climb(runner, tasks, ranked[0], found[ranked[0]], words, seed))
+                rewards[pattern, answer] = await mean_reward(runner, tasks, apply_format(pattern, answer))
+    ranked = sorted(rewards, key=lambda candidate: -rewards[candidate])
+    if ranked and rewards[ranked[0]] > 0:  # without any reward, a hill climb has no direction
+        ranked.insert(0, await _climb(runner, tasks, ranked[0], rewards[ranked[0]], words, seed))
     shortlist = [*ranked[:1], *((formats[-1], answer) for answer in frequent), *ranked]
     return list(dict.fromkeys(apply_format(*candidate) for candidate in shortlist))[:KEPT]
 
@@ -65,23 +65,23 @@ async def _climb(
     runner: ScriptedRunner,
     tasks: Sequence[Task],
     start: tuple[str | None, str],
-    paid: float,
+    reward: float,
     words: Sequence[str],
     seed: int,
 ) -> tuple[str | None, str]:
     """Return a local optimum, found by random changes of a letter or a word."""
     rng, (pattern, answer) = random.Random(f"{seed}/climb"), start  # noqa: S311  not for security
-    for _ in range(min(_MOST_STEPS, _STEPS_FOR_A_TASK * len(tasks))):
+    for _ in range(min(_MAX_STEPS, _STEPS_PER_TASK * len(tasks))):
         if not runner.has_time:
             break
-        changed = _changed(answer, words, rng)
-        reward = await mean_reward(runner, tasks, apply_format(pattern, changed))
-        if reward > paid:
-            answer, paid = changed, reward
+        changed = _change_randomly(answer, words, rng)
+        changed_reward = await mean_reward(runner, tasks, apply_format(pattern, changed))
+        if changed_reward > reward:
+            answer, reward = changed, changed_reward
     return pattern, answer
 
 
-def _changed(answer: str, words: Sequence[str], rng: random.Random) -> str:
+def _change_randomly(answer: str, words: Sequence[str], rng: random.Random) -> str:
     at = rng.randint(0, len(answer))
     letter = rng.choice(_letters(words) or ["a"])
     word = rng.choice(words or ["a"])  # prompts may have no words: "3+3=?"

@@ -34,7 +34,7 @@ def fingerprint(environment: Environment, splits: Sequence[str], seed: int) -> F
     for name in splits:
         tasks = read_tasks(environment, name)
         order = scan_order(name, len(tasks), seed)[:_COMPARED]
-        prints[name] = [["size", str(len(tasks))], *(_of(tasks[index]) for index in order)]
+        prints[name] = [["size", str(len(tasks))], *(_task_print(tasks[index]) for index in order)]
     return prints
 
 
@@ -59,12 +59,12 @@ def fingerprint_in_new_process(
             "variables": list(variables),
         }
     )
-    own = os.environ.get("PYTHONHASHSEED")
+    hash_seed = os.environ.get("PYTHONHASHSEED")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "buckeye.evaluation.checks.fingerprint"],
             input=request,
-            env={**os.environ, "PYTHONHASHSEED": "2" if own == "1" else "1"},
+            env={**os.environ, "PYTHONHASHSEED": "2" if hash_seed == "1" else "1"},
             capture_output=True,
             text=True,
             encoding="utf-8",
@@ -73,28 +73,30 @@ def fingerprint_in_new_process(
         )
     except subprocess.TimeoutExpired:
         return None
-    if done.returncode != 0:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RunError(f"the second process failed: {last}")
-    answer: Fingerprint = json.loads(done.stdout.splitlines()[-1])  # the environment may print lines before
-    return answer
+    if process.returncode != 0:
+        last = (process.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RunError(f"the second process failed: {last}", code="BK-ENV-FAILED")
+    result: Fingerprint = json.loads(
+        process.stdout.splitlines()[-1]
+    )  # the environment may print lines before
+    return result
 
 
-def first_difference(one: Fingerprint, other: Fingerprint) -> str | None:
+def first_difference(first: Fingerprint, second: Fingerprint) -> str | None:
     """Return a description of the first difference, or None if the fingerprints are equal."""
-    for split, entries in one.items():
-        for mine, theirs in zip(entries, other[split], strict=False):
-            if mine == theirs:
+    for split, entries in first.items():
+        for entry, other in zip(entries, second[split], strict=False):
+            if entry == other:
                 continue
-            if mine[0] != theirs[0]:
-                return f"{split}: {mine[0]} in one, {theirs[0]} in the other"
-            if mine[0] == "size":
-                return f"{split}: {mine[1]} tasks in one, {theirs[1]} in the other"
-            return f"{split}: {mine[0]} has other messages or answers"
+            if entry[0] != other[0]:
+                return f"{split}: {entry[0]} in one, {other[0]} in the other"
+            if entry[0] == "size":
+                return f"{split}: {entry[1]} tasks in one, {other[1]} in the other"
+            return f"{split}: {entry[0]} has different messages or answers"
     return None
 
 
-def _of(task: Task) -> list[str]:
+def _task_print(task: Task) -> list[str]:
     shown = [[dict(message) for message in task.messages], sorted(accepted_answers(task))]
     text = json.dumps(shown, sort_keys=True, ensure_ascii=False, default=repr)
     return [task.id, hashlib.sha256(utf8(text)).hexdigest()[:16]]

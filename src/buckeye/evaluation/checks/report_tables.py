@@ -25,7 +25,7 @@ _STYLES: Mapping[CheckStatus, str] = {
     "not run": "yellow",
 }
 _PROBES_SHOWN = 10
-_PAPER_WIDTH = 10_000  # no line breaks outside a terminal
+_FILE_WIDTH = 10_000  # no line breaks outside a terminal
 
 
 def print_report(report: EnvCheckReport) -> None:
@@ -33,51 +33,51 @@ def print_report(report: EnvCheckReport) -> None:
     if sys.stdout.isatty():
         _print(Console(), report)
         return
-    paper = io.StringIO()
-    _print(Console(file=paper, width=_PAPER_WIDTH), report)
-    for line in paper.getvalue().splitlines():
+    output = io.StringIO()
+    _print(Console(file=output, width=_FILE_WIDTH), report)
+    for line in output.getvalue().splitlines():
         print(line.rstrip())
 
 
 def _print(console: Console, report: EnvCheckReport) -> None:
-    console.print(_checks(report))
+    console.print(_checks_table(report))
     wrong = sum(not result.is_expected for result in report.probes)
     if wrong:
         shown = min(wrong, _PROBES_SHOWN)
         console.print(Text(f"\nWrong probes ({shown} of {wrong})", style="bold"))
-        console.print(_wrong_probes(report))
-    console.print(Text("\nMean reward of the best policy without content", style="bold"))
-    console.print(_scores(report))
+        console.print(_wrong_probes_table(report))
+    console.print(Text("\nMean reward of the best content-free policy", style="bold"))
+    console.print(_scores_table(report))
     if report.missed:
-        what = ", ".join(f"{name} ({counted(count, 'rollout')})" for name, count in report.missed.items())
-        console.print(Text(f"\nNo time within {report.budget:g} s (--budget) for: {what}", style="yellow"))
+        phases = ", ".join(f"{name} ({counted(count, 'rollout')})" for name, count in report.missed.items())
+        console.print(Text(f"\nNot run within {report.budget:g} s (--budget): {phases}", style="yellow"))
     count = {status: count_with_status(report.checks, status) for status in _STYLES}
-    words: Mapping[CheckStatus, str] = {
+    labels: Mapping[CheckStatus, str] = {
         "error": "errors",
         "warning": "warnings",
         "note": "notes",
         "pass": "passed",
         "not run": "not run",
     }
+    counts = ", ".join(f"{count[status]} {labels[status]}" for status in _STYLES)
     worst: CheckStatus = next((status for status in _STYLES if count[status]), "not run")
     console.print(
         Text(
-            f"\n{report.environment}: {', '.join(f'{count[status]} {words[status]}' for status in _STYLES)}, "
-            f"in {report.seconds:.0f} s; at most "
-            f"{counted(report.sample, 'task')} of a family and split (--sample)",
+            f"\n{report.environment}: {counts}, in {report.seconds:.0f} s; up to "
+            f"{counted(report.sample, 'task')} per family and split (--sample)",
             style=_STYLES[worst],
         )
     )
 
 
-def _checks(report: EnvCheckReport) -> Table:
+def _checks_table(report: EnvCheckReport) -> Table:
     table = _table("check", "result", "")
     for check in report.checks:
         table.add_row(Text(check.name), Text(check.status, style=_STYLES[check.status]), Text(check.detail))
     return table
 
 
-def _wrong_probes(report: EnvCheckReport) -> Table:
+def _wrong_probes_table(report: EnvCheckReport) -> Table:
     wrong = [result for result in report.probes if not result.is_expected]
     table = _table("probe", "task", "expected", "got")
     for result in wrong[:_PROBES_SHOWN]:
@@ -86,10 +86,10 @@ def _wrong_probes(report: EnvCheckReport) -> Table:
     return table
 
 
-def _scores(report: EnvCheckReport) -> Table:
+def _scores_table(report: EnvCheckReport) -> Table:
     """Return the table, family by split, of the best content-free mean reward and chance."""
     best = report.best_scores()
-    table = _table("family", *(word for split in report.sizes for word in (split, "chance")))
+    table = _table("family", *(title for split in report.sizes for title in (split, "chance")))
     for family in sorted({family for _, family in report.chance}):
         cells = []
         for split in report.sizes:

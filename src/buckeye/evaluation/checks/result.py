@@ -27,7 +27,7 @@ class CheckResult:
 
 def out_of_time_result(name: str) -> CheckResult:
     """Return the result of a check that the budget was too short for."""
-    return CheckResult(name, "not run", "no time for it (--budget)")
+    return CheckResult(name, "not run", "out of time (raise --budget)")
 
 
 def shortened(text: str, length: int = 100) -> str:

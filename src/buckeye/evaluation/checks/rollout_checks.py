@@ -23,10 +23,10 @@ from buckeye.evaluation.checks.task_text import (
 )
 from buckeye.evaluation.content_free import ContentFreeScore
 
-PAID = 0.5
+MIN_ANSWER_REWARD = 0.5
 """Minimum reward of a right answer."""
 
-_PAID_TASKS = 20
+_ANSWER_TASKS = 20
 _REGRADED_TASKS = 5
 _FIRST_REGRADED = 8
 
@@ -70,21 +70,21 @@ def check_probes(results: Sequence[ProbeResult], offered: int) -> CheckResult:
     if not results:
         return out_of_time_result(name)
     if not wrong:
-        return CheckResult(name, "pass", f"{len(results)} got what they should")
+        return CheckResult(name, "pass", f"{len(results)} got the expected reward")
     first = wrong[0]
     got = f"{first.reward:g}" if first.reward is not None else f"an error ({first.error})"
     return CheckResult(
         name,
         "error",
-        f"{len(wrong)} of {len(results)} wrong, as {first.probe.name!r}: got {got}, not {first.expected}, "
-        f"for {shortened(first.probe.reply)!r}",
+        f"{len(wrong)} of {len(results)} wrong; for example {first.probe.name!r}: got {got}, expected "
+        f"{first.expected}, for reply {shortened(first.probe.reply)!r}",
     )
 
 
 async def check_answers_rewarded(
     runner: ScriptedRunner, samples: Sequence[SplitSample], formats: Sequence[str | None]
 ) -> CheckResult:
-    """Check that accepted answers score at least `PAID`, bare or in a format that the prompts show.
+    """Check that accepted answers are rewarded, bare or in a format that the prompts show.
 
     Without this check, a grader that always gives 0 would pass all other checks. If all answers are numbers
     in the data and none is rewarded, they may mean something else, such as a position in a list.
@@ -93,43 +93,46 @@ async def check_answers_rewarded(
     answers = [
         (split, task, answer)
         for split, _, tasks in groups_of(samples)
-        for task in [task for task in tasks if accepted_answers(task)][:_PAID_TASKS]
+        for task in [task for task in tasks if accepted_answers(task)][:_ANSWER_TASKS]
         for answer in accepted_answers(task)
     ]
     if not answers:
-        return CheckResult(name, "not run", _why_no_answers(samples))
-    said = [(task, apply_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
-    results = await runner.run_all(said)
-    tried, unpaid = 0, list[tuple[str, Task, str, float]]()
+        return CheckResult(name, "not run", _no_answers_reason(samples))
+    replies = [(task, apply_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
+    results = await runner.run_all(replies)
+    tested, failing = 0, list[tuple[str, Task, str, float]]()
     for number, (split, task, answer) in enumerate(answers):
         forms = results[number * len(formats) : (number + 1) * len(formats)]
         rewards = [played.reward for played in forms if played is not None]
         if len(rewards) == len(formats):
-            tried += 1
+            tested += 1
             best = max(filter(math.isfinite, rewards), default=math.nan)
-            unpaid += [(split, task, answer, best)] if not best >= PAID else []
-    if not tried:
+            failing += [(split, task, answer, best)] if not best >= MIN_ANSWER_REWARD else []
+    if not tested:
         return out_of_time_result(name)
-    if not unpaid:
-        return CheckResult(name, "pass", f"{tried:,} answers earn at least {PAID:g}")
-    split, task, answer, best = unpaid[0]
-    if len(unpaid) == tried and not any(written_answers(task) for _, task, _, _ in unpaid):
+    if not failing:
+        return CheckResult(
+            name, "pass", f"{tested:,} answers have a reward of at least {MIN_ANSWER_REWARD:g}"
+        )
+    split, task, answer, best = failing[0]
+    if len(failing) == tested and not any(written_answers(task) for _, task, _, _ in failing):
         return CheckResult(
             name,
             "not run",
-            f"the answers are no text in the data, and said as {answer!r} they earn {best:g}: do they stand "
-            "for another text? Show a right reply in a probe",
+            f"answers are not text in the dataset, and the text {answer!r} has reward {best:g}; add a "
+            "probe with a right reply",
         )
     shown = ", ".join(["bare", *(f.replace(ANSWER, "…") for f in formats if f is not None)])
     return CheckResult(
         name,
         "error",
-        f"{len(unpaid):,} of {tried:,} earn less than {PAID:g}, as {answer!r} for {task.id} of {split}: "
-        f"{best:g} ({shown}). If replies have another format, show it in a probe",
+        f"{len(failing):,} of {tested:,} answers have a reward below {MIN_ANSWER_REWARD:g}; for example "
+        f"{answer!r} for {task.id} of {split}: {best:g} ({shown}). If replies need another format, "
+        "add a probe that has it",
     )
 
 
-def _why_no_answers(samples: Sequence[SplitSample]) -> str:
+def _no_answers_reason(samples: Sequence[SplitSample]) -> str:
     """Return the reason why no task has a usable answer: it is missing, or not of a text-like type."""
     for _, _, tasks in groups_of(samples):
         for task in tasks:
@@ -137,7 +140,7 @@ def _why_no_answers(samples: Sequence[SplitSample]) -> str:
                 value = task.data.get(field)
                 if value is not None and not (isinstance(value, list) and not value):
                     kind = type(value).__name__
-                    return f"`{field}` is no text, number or list of them, but {kind}, as in {task.id}"
+                    return f"`{field}` is {kind}, not text, a number or a list of these; see {task.id}"
     return "no task has `accept` or `answer` in its data"
 
 
@@ -166,23 +169,20 @@ async def check_grades_repeatable(
     while start < len(replies):
         end = 2 * start + _FIRST_REGRADED
         results = await runners[0].run_all(replies[start:end])
-        before = [played for played in results if played is not None and played.outcome.error is None]
+        first = [rollout for rollout in results if rollout is not None and rollout.outcome.error is None]
         for runner in runners:
-            again = await runner.run_all([(played.task, played.reply) for played in reversed(before)])
-            for one, other in zip(reversed(before), again, strict=True):
-                if other is None or other.outcome.error is not None:
+            repeated = await runner.run_all([(rollout.task, rollout.reply) for rollout in reversed(first)])
+            for before, after in zip(reversed(first), repeated, strict=True):
+                if after is None or after.outcome.error is not None:
                     continue  # `check_all_graded` reports errors
-                if _graded(other) != _graded(one):
-                    return CheckResult(
-                        name,
-                        "error",
-                        f"{one.task.id}: {_graded(one)}, then {_graded(other)}, for {shortened(one.reply)!r}",
-                    )
+                if _grade(after) != _grade(before):
+                    detail = f"{before.task.id}: {_grade(before)}, then {_grade(after)}"
+                    return CheckResult(name, "error", f"{detail}, for reply {shortened(before.reply)!r}")
                 compared += 1
         start = end
     if not compared:
-        return _nothing_scored(name, runners[0])
-    return CheckResult(name, "pass", f"{counted(compared, 'rollout')} played again")
+        return _no_reward_result(name, runners[0])
+    return CheckResult(name, "pass", f"{counted(compared, 'rollout')} repeated")
 
 
 async def check_errors_unscored(runner: ScriptedRunner, samples: Sequence[SplitSample]) -> CheckResult:
@@ -190,14 +190,14 @@ async def check_errors_unscored(runner: ScriptedRunner, samples: Sequence[SplitS
     name = "errors are not scored"
     tasks = [tasks[0] for _, _, tasks in groups_of(samples)]
     outcomes = [await runner.outcome(task, FailingPolicy()) for task in tasks]
-    played = [(task, found) for task, found in zip(tasks, outcomes, strict=True) if found is not None]
-    for task, outcome in played:
+    finished = [(task, outcome) for task, outcome in zip(tasks, outcomes, strict=True) if outcome is not None]
+    for task, outcome in finished:
         if outcome.reward is not None:
-            got = f"a failing engine gets reward {outcome.reward:g} on {task.id}; it has none"
-            return CheckResult(name, "error", got)
-    if not played:
+            detail = f"reward {outcome.reward:g} although the engine failed, on {task.id}; return no reward"
+            return CheckResult(name, "error", detail)
+    if not finished:
         return out_of_time_result(name)
-    return CheckResult(name, "pass", f"a failing engine on {counted(len(played), 'task')}")
+    return CheckResult(name, "pass", f"{counted(len(finished), 'task')} run with a failing engine")
 
 
 async def check_isolated(environment: Environment, seconds: float) -> list[CheckResult]:
@@ -208,11 +208,11 @@ async def check_isolated(environment: Environment, seconds: float) -> list[Check
     compare: Callable[[float], Awaitable[Any]] | None = getattr(environment, "isolation", None)
     if compare is None:
         return []
-    found = await compare(seconds)
-    status: CheckStatus = "not run" if found.problem else "pass"
-    if found.shared:
-        status = "note" if found.allowed else "error"
-    return [CheckResult("rollouts do not see each other", status, str(found))]
+    result = await compare(seconds)
+    status: CheckStatus = "not run" if result.problem else "pass"
+    if result.shared:
+        status = "note" if result.allowed else "error"
+    return [CheckResult("rollouts do not see each other", status, str(result))]
 
 
 def check_all_graded(runner: ScriptedRunner) -> CheckResult:
@@ -225,13 +225,13 @@ def check_all_graded(runner: ScriptedRunner) -> CheckResult:
         return out_of_time_result(name)
     if not runner.errored:
         return CheckResult(name, "pass", f"{counted(runner.rollouts, 'rollout')} without an error")
-    wrong = [played for played in runner.errored if played.outcome.boundary != "timeout"]
+    wrong = [rollout for rollout in runner.errored if rollout.outcome.boundary != "timeout"]
     first = (wrong or runner.errored)[0]
     return CheckResult(
         name,
         "error" if wrong else "warning",
-        f"{len(runner.errored):,} of {runner.rollouts:,} rollouts errored, as {first.task.id} on "
-        f"{shortened(first.reply)!r}: {shortened(str(first.outcome.error), 200)}",
+        f"{len(runner.errored):,} of {runner.rollouts:,} rollouts errored; for example {first.task.id} on "
+        f"reply {shortened(first.reply)!r}: {shortened(str(first.outcome.error), 200)}",
     )
 
 
@@ -240,17 +240,19 @@ def check_reward_range(runner: ScriptedRunner) -> CheckResult:
     name = "rewards from 0 to 1"
     if not runner.out_of_range:
         rewards = runner.rollouts - len(runner.errored)
-        return CheckResult(name, "pass", f"{rewards:,} rewards") if rewards else _nothing_scored(name, runner)
-    worst = max(runner.out_of_range, key=lambda played: _distance(played.reward))
+        return (
+            CheckResult(name, "pass", f"{rewards:,} rewards") if rewards else _no_reward_result(name, runner)
+        )
+    worst = max(runner.out_of_range, key=lambda rollout: _distance(rollout.reward))
     return CheckResult(
         name,
         "warning",
-        f"{len(runner.out_of_range):,} outside, as {worst.reward:g} for {worst.task.id} on "
+        f"{len(runner.out_of_range):,} outside; for example {worst.reward:g} for {worst.task.id} on reply "
         f"{shortened(worst.reply)!r}",
     )
 
 
-def _nothing_scored(name: str, runner: ScriptedRunner) -> CheckResult:
+def _no_reward_result(name: str, runner: ScriptedRunner) -> CheckResult:
     return (
         CheckResult(name, "not run", "every rollout errored") if runner.errored else out_of_time_result(name)
     )
@@ -264,37 +266,37 @@ def check_content_free(
     The probability of a false alarm, over all comparisons, is at most `LEVEL`.
     """
     name = "content-free policies"
-    played = [score for score in scores if score.scored]
-    if not played:
+    with_rewards = [score for score in scores if score.scored]
+    if not with_rewards:
         errored = any(score.errored for score in scores)
-        return (
-            CheckResult(name, "error", "no rollout could be scored") if errored else out_of_time_result(name)
-        )
-    over = [score for score in played if is_above_chance(score, limit, chance, len(scores))]
-    worst = max(over or played, key=lambda score: score.mean - chance[score.group].share)
+        return CheckResult(name, "error", "no rollout has a reward") if errored else out_of_time_result(name)
+    over = [score for score in with_rewards if is_above_chance(score, limit, chance, len(scores))]
+    worst = max(over or with_rewards, key=lambda score: score.mean - chance[score.group].share)
     groups = len({score.group for score in scores})
     if over:
         above = len({score.group for score in over})
         best = worst.best
-        reply = f"; {shortened(best.reply)!r} earns {best.reward:g} on {best.task.id}" if best else ""
-        found = f"{_earned(worst, chance)}{reply}; {above} of {groups} families and splits are above"
-        return CheckResult(name, "warning", found)
+        reply = (
+            f"; reply {shortened(best.reply)!r} has reward {best.reward:g} on {best.task.id}" if best else ""
+        )
+        detail = f"{_describe_score(worst, chance)}{reply}; {above} of {groups} families and splits are above"
+        return CheckResult(name, "warning", detail)
     share = chance[worst.group].share
     if worst.mean > share + limit:
-        found = f"{_earned(worst, chance)}: it may be luck, more tasks would tell (--sample, --budget)"
-        return CheckResult(name, "note", found)
-    if not any(is_above([[1.0] * score.scored], limit, len(scores)) for score in played):
-        few = max(score.scored for score in played)
-        why = f"{few} tasks are so few that any reward of theirs may be luck (--sample, --budget)"
-        return CheckResult(name, "not run", why)
-    highest = f"at most {_earned(max(played, key=lambda score: score.mean), chance)}"
+        detail = f"{_describe_score(worst, chance)}; not significant; raise --sample and --budget"
+        return CheckResult(name, "note", detail)
+    if not any(is_above([[1.0] * score.scored], limit, len(scores)) for score in with_rewards):
+        count = max(score.scored for score in with_rewards)
+        detail = f"{count} tasks are too few for a significant result; raise --sample and --budget"
+        return CheckResult(name, "not run", detail)
+    highest = f"at most {_describe_score(max(with_rewards, key=lambda score: score.mean), chance)}"
     if max(known.share for known in chance.values()) > limit:
-        return CheckResult(name, "note", f"{highest}: read all rewards against chance")
+        return CheckResult(name, "note", f"{highest}; compare all rewards with chance")
     policies = len({score.policy for score in scores})
     return CheckResult(name, "pass", f"{highest}; {policies} policies, {groups} families and splits")
 
 
-def _earned(score: ContentFreeScore, chance: Mapping[tuple[str, str], Chance]) -> str:
+def _describe_score(score: ContentFreeScore, chance: Mapping[tuple[str, str], Chance]) -> str:
     return (
         f"{score.mean:.3f} by {score.policy!r} on {score.family} in {score.split} ({score.scored} tasks), "
         f"where {chance[score.group]}"
@@ -308,7 +310,7 @@ def is_above_chance(
     return is_above(score.forms, chance[score.group].share + limit, comparisons)
 
 
-def _graded(played: ScriptedRollout) -> str:
+def _grade(played: ScriptedRollout) -> str:
     outcome = played.outcome
     components: Mapping[str, float] = dict(sorted(outcome.components.items()))
     more = "".join(f", {name} {value!r}" for name, value in components.items())

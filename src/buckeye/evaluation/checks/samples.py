@@ -13,7 +13,7 @@ from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, UsageError
 EVERY_FAMILY = "all"
 """Family of tasks without a family in their data."""
 
-MOST_SCANNED = 20_000
+MAX_SCANNED = 20_000
 """Maximum number of tasks read from one split; a lazy split may be endless."""
 
 
@@ -48,14 +48,15 @@ def family_of(task: Task) -> str:
 
 def probes_of(environment: Environment) -> Sequence[Probe]:
     """Return the probes of the optional member `probes()`. Raise `UsageError` if it fails."""
-    offered = getattr(environment, "probes", None)
-    if offered is None:
+    probes = getattr(environment, "probes", None)
+    if probes is None:
         return ()
     try:
-        return tuple(offered())
+        return tuple(probes())
     except THIRD_PARTY_ERRORS as error:  # third-party code
         raise UsageError(
-            f"the probes of {environment.name} cannot be made: {type(error).__name__}: {error}"
+            f"probes() of environment {environment.name} failed: {type(error).__name__}: {error}",
+            code="BK-ENV-FAILED",
         ) from error
 
 
@@ -67,8 +68,8 @@ def sample_splits(
 
 
 def scan_order(name: str, size: int, seed: int) -> list[int]:
-    """Return the indices of the tasks to read, in seeded random order: at most `MOST_SCANNED`."""
-    return random.Random(f"{seed}/{name}").sample(range(size), min(size, MOST_SCANNED))  # noqa: S311  not for security
+    """Return the indices of the tasks to read, in seeded random order: at most `MAX_SCANNED`."""
+    return random.Random(f"{seed}/{name}").sample(range(size), min(size, MAX_SCANNED))  # noqa: S311  not for security
 
 
 def read_tasks(environment: Environment, name: str) -> Sequence[Task]:
@@ -80,11 +81,13 @@ def read_tasks(environment: Environment, name: str) -> Sequence[Task]:
         raise
     except THIRD_PARTY_ERRORS as error:  # third-party code
         raise UsageError(
-            f"environment {environment.name} cannot give the tasks of {name!r}: "
-            f"{type(error).__name__}: {error}"
+            f"cannot load split {name!r} of environment {environment.name}: {type(error).__name__}: {error}",
+            code="BK-ENV-TASKS",
         ) from error
     if not size:
-        raise UsageError(f"environment {environment.name} has no tasks in its split {name!r}")
+        raise UsageError(
+            f"environment {environment.name} has no tasks in its split {name!r}", code="BK-ENV-TASKS"
+        )
     return tasks
 
 

@@ -17,7 +17,7 @@ ROLLOUT_SECONDS = 30.0
 TOLERANCE = 1e-9
 """Tolerance for rounding of a reward."""
 
-_AT_ONCE = 8
+_CONCURRENT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +37,8 @@ class ScriptedRollout:
 class ScriptedRunner:
     """Runner of rollouts with scripted replies that records errors and rewards outside [0, 1].
 
-    `begin_phase` sets the current phase and its deadline. Rollouts after the deadline are skipped, and rollouts cut
-    off by it are dropped; both count as `missed`, not as errors.
+    `begin_phase` sets the current phase and its deadline. Rollouts after the deadline are skipped, and
+    rollouts cut off by it are dropped; both count as `missed`, not as errors.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -47,11 +47,11 @@ class ScriptedRunner:
         self.errored: list[ScriptedRollout] = []
         self.out_of_range: list[ScriptedRollout] = []
         self.missed: Counter[str] = Counter()
-        self._what, self._deadline = "", math.inf
+        self._phase, self._deadline = "", math.inf
 
-    def begin_phase(self, what: str, deadline: float) -> None:
-        """Start the phase `what`, until `deadline` on the monotonic clock."""
-        self._what, self._deadline = what, deadline
+    def begin_phase(self, phase: str, deadline: float) -> None:
+        """Start the phase `phase`, until `deadline` on the monotonic clock."""
+        self._phase, self._deadline = phase, deadline
 
     @property
     def has_time(self) -> bool:
@@ -64,30 +64,30 @@ class ScriptedRunner:
 
     async def run_all(self, replies: Sequence[tuple[Task, str]]) -> list[ScriptedRollout | None]:
         """Run a rollout for each pair, some concurrently. Results are in the given order."""
-        slots = asyncio.Semaphore(_AT_ONCE)
+        slots = asyncio.Semaphore(_CONCURRENT)
 
-        async def one(task: Task, reply: str) -> ScriptedRollout | None:
+        async def run_one(task: Task, reply: str) -> ScriptedRollout | None:
             async with slots:
                 outcome = await self.outcome(task, ScriptedPolicy(reply))
             return None if outcome is None else ScriptedRollout(task, reply, outcome)
 
-        results = await asyncio.gather(*(one(task, reply) for task, reply in replies))
-        return [self._counted(played) for played in results]
+        results = await asyncio.gather(*(run_one(task, reply) for task, reply in replies))
+        return [self._count(rollout) for rollout in results]
 
     async def outcome(self, task: Task, policy: Policy) -> Outcome | None:
         """Return the outcome of one rollout with any policy, uncounted; None without time for it."""
         return await outcome_with(self.environment, task, policy, self._deadline)
 
-    def _counted(self, played: ScriptedRollout | None) -> ScriptedRollout | None:
-        if played is None:
-            self.missed[self._what] += 1
+    def _count(self, rollout: ScriptedRollout | None) -> ScriptedRollout | None:
+        if rollout is None:
+            self.missed[self._phase] += 1
             return None
         self.rollouts += 1
-        if played.outcome.error is not None:
-            self.errored.append(played)
-        elif not -TOLERANCE <= played.reward <= 1.0 + TOLERANCE:
-            self.out_of_range.append(played)
-        return played
+        if rollout.outcome.error is not None:
+            self.errored.append(rollout)
+        elif not -TOLERANCE <= rollout.reward <= 1.0 + TOLERANCE:
+            self.out_of_range.append(rollout)
+        return rollout
 
 
 async def outcome_with(

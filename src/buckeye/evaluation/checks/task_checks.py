@@ -17,10 +17,10 @@ from buckeye.evaluation.checks.result import CheckResult, out_of_time_result, sh
 from buckeye.evaluation.checks.samples import SplitSample, family_of
 from buckeye.evaluation.checks.task_text import accepted_answers, prompt_contains, prompt_of
 
-_MUCH_MORE = 2.0
+_NOTE_RATIO = 2.0
 """Minimum ratio, for a note, of own answers in prompts to other tasks' answers in prompts."""
 
-_OTHERS = 10
+_OTHER_ANSWERS = 10
 """Number of other tasks' answers to search for in each prompt."""
 
 
@@ -28,7 +28,7 @@ def check_ids(samples: Sequence[SplitSample]) -> CheckResult:
     """Check that an id names one task in all splits, and occurs once in a held-out split."""
     name, known = "task ids", dict[str, tuple[str, Task]]()
     for sample in samples:
-        here: set[str] = set()
+        ids: set[str] = set()
         for task in sample.scanned:
             if not task.id:
                 return CheckResult(
@@ -37,32 +37,36 @@ def check_ids(samples: Sequence[SplitSample]) -> CheckResult:
             split, first = known.setdefault(task.id, (sample.name, task))
             if _content(first) != _content(task):
                 return CheckResult(
-                    name, "error", f"{task.id} names two tasks: one in {split}, another in {sample.name}"
+                    name, "error", f"id {task.id} is used for two tasks: one in {split}, one in {sample.name}"
                 )
-            if task.id in here and not sample.is_train:
-                return CheckResult(name, "error", f"{task.id} is in {sample.name} twice")
-            here.add(task.id)
+            if task.id in ids and not sample.is_train:
+                return CheckResult(name, "error", f"{task.id} is twice in {sample.name}")
+            ids.add(task.id)
     repeated = sum(len(s.scanned) - len({task.id for task in s.scanned}) for s in samples)
-    drawn = f"; train repeats {repeated:,} of its tasks" if repeated else ""
-    return CheckResult(name, "pass", f"{len(known):,} ids, each of one task{drawn}")
+    repetitions = f"; {repeated:,} repeated in train" if repeated else ""
+    return CheckResult(name, "pass", f"{len(known):,} unique ids{repetitions}")
 
 
 def check_tasks_repeatable(
-    here: Fingerprint, again: Sequence[Fingerprint | RunError | None], where: str
+    reference: Fingerprint, repeated: Sequence[Fingerprint | RunError | None], where: str
 ) -> CheckResult:
-    """Check that each fingerprint in `again` equals `here`.
+    """Check that each fingerprint in `repeated` equals `reference`.
 
     An error in place of a fingerprint is the reason for its absence; None means a lack of time.
     """
     name = f"same tasks {where}"
-    for made in again:
-        if made is None:
+    for fingerprint in repeated:
+        if fingerprint is None:
             return out_of_time_result(name)
-        difference = str(made) if isinstance(made, RunError) else first_difference(here, made)
+        difference = (
+            str(fingerprint)
+            if isinstance(fingerprint, RunError)
+            else first_difference(reference, fingerprint)
+        )
         if difference is not None:
             return CheckResult(name, "error", difference)
     return CheckResult(
-        name, "pass", f"{counted(sum(len(tasks) - 1 for tasks in here.values()), 'task')} compared"
+        name, "pass", f"{counted(sum(len(tasks) - 1 for tasks in reference.values()), 'task')} compared"
     )
 
 
@@ -78,18 +82,21 @@ def check_answers_hidden(samples: Sequence[SplitSample], limit: float, seed: int
         return CheckResult(name, "not run", "no task has `accept` or `answer` in its data")
     leaks = {group: _leak(tasks, limit, seed, len(groups)) for group, tasks in groups.items()}
     read = sum(map(len, groups.values()))
-    (split, family), worst = max(leaks.items(), key=lambda found: (found[1].sure, found[1].excess))
+    (split, family), worst = max(leaks.items(), key=lambda item: (item[1].is_significant, item[1].excess))
     own = len(worst.shown) / len(groups[split, family])
-    if not worst.sure and own <= _MUCH_MORE * worst.others:
+    if not worst.is_significant and own <= _NOTE_RATIO * worst.others:
         often = (
-            f"; {own:.0%} show it, and answers of others stand in {worst.others:.0%}" if worst.shown else ""
+            f"; {own:.0%} contain their answer, {worst.others:.0%} that of another task"
+            if worst.shown
+            else ""
         )
         return CheckResult(name, "pass", f"{counted(read, 'task')} read{often}")
     return CheckResult(
         name,
-        "warning" if worst.sure else "note",
-        f"{len(worst.shown):,} of {len(groups[split, family]):,} of {family} in {split} show it, answers of "
-        f"others stand in {worst.others:.0%}; as {worst.shown[0].id}: {_answer_in(worst.shown[0])!r} in "
+        "warning" if worst.is_significant else "note",
+        f"{len(worst.shown):,} of {len(groups[split, family]):,} prompts of {family} in {split} contain "
+        f"their answer, {worst.others:.0%} that of another task; for example {worst.shown[0].id}: "
+        f"{_answer_in(worst.shown[0])!r} in "
         f"{_quoted(worst.shown[0])}",
     )
 
@@ -98,13 +105,13 @@ def check_answers_hidden(samples: Sequence[SplitSample], limit: float, seed: int
 class _Leak:
     """Tasks that show their answer, compared with the share that shows another task's answer.
 
-    `excess` is the difference of the shares, and `sure` is True if it is significant.
+    `excess` is the difference of the shares, and `is_significant` is True if it is significant.
     """
 
     shown: Sequence[Task]
     others: float
     excess: float
-    sure: bool
+    is_significant: bool
 
 
 def _answered(sample: SplitSample, family: str) -> list[Task]:
@@ -116,13 +123,13 @@ def _leak(tasks: Sequence[Task], limit: float, seed: int, comparisons: int) -> _
     shown = [task for task in tasks if _shows(task, task)]
     if not shown:
         return _Leak((), 0.0, 0.0, False)
-    pairs = [(task, tasks[rng.randrange(len(tasks))]) for task in tasks for _ in range(_OTHERS)]
-    strange = [_shows(task, other) for task, other in pairs if _differ(task, other)]
-    others = statistics.fmean(strange) if strange else 0.0
+    pairs = [(task, tasks[rng.randrange(len(tasks))]) for task in tasks for _ in range(_OTHER_ANSWERS)]
+    others_shown = [_shows(task, other) for task, other in pairs if _differ(task, other)]
+    others = statistics.fmean(others_shown) if others_shown else 0.0
     own = {task.id for task in shown}
     share = len(shown) / len(tasks)
-    sure = is_above([[float(task.id in own) for task in tasks]], others + limit, comparisons)
-    return _Leak(shown, others, share - others, sure)
+    is_significant = is_above([[float(task.id in own) for task in tasks]], others + limit, comparisons)
+    return _Leak(shown, others, share - others, is_significant)
 
 
 def _shows(task: Task, answered: Task) -> bool:
@@ -147,18 +154,20 @@ def check_splits_disjoint(samples: Sequence[SplitSample]) -> CheckResult:
     train = [sample for sample in samples if sample.is_train]
     held_out = [sample for sample in samples if not sample.is_train]
     if not train or not held_out:
-        return CheckResult(name, "not run", f"there is only {', '.join(sample.name for sample in samples)}")
+        return CheckResult(
+            name, "not run", f"the only split is {', '.join(sample.name for sample in samples)}"
+        )
     ids = {task.id for task in train[0].scanned}
     prompts = {_prompt_key(task) for task in train[0].scanned}
     for sample in held_out:
-        twice = [task for task in sample.scanned if task.id in ids or _prompt_key(task) in prompts]
-        if twice:
-            what = "id" if twice[0].id in ids else "prompt"
+        shared = [task for task in sample.scanned if task.id in ids or _prompt_key(task) in prompts]
+        if shared:
+            key = "id" if shared[0].id in ids else "prompt"
             return CheckResult(
                 name,
                 "error",
-                f"{len(twice):,} of {len(sample.scanned):,} tasks of {sample.name} are in train too, as "
-                f"{twice[0].id} (same {what}): {_quoted(twice[0])}",
+                f"{len(shared):,} of {len(sample.scanned):,} tasks of {sample.name} are also in train; for "
+                f"example {shared[0].id} (same {key}): {_quoted(shared[0])}",
             )
     extents = ", ".join(f"{sample.name} {sample.extent}" for sample in samples)
     return CheckResult(name, "pass", f"no id or prompt in common ({extents})")

@@ -16,7 +16,7 @@ from buckeye.envs.base import Message, Task
 ANSWER = "\N{OBJECT REPLACEMENT CHARACTER}"
 """Placeholder for the answer in a format."""
 
-_KEPT = 512  # cache size for texts that are read repeatedly
+_CACHE_SIZE = 512  # cache size for texts that are read repeatedly
 _TAG = re.compile(r"<([A-Za-z][\w-]*)>[^<>]{0,80}</\1>")
 _BOXED = re.compile(r"\\boxed\{")
 _HASHES = re.compile(r"^#### ", re.MULTILINE)
@@ -43,8 +43,8 @@ def prompt_of(task: Task) -> str:
 
 def question_of(task: Task) -> str:
     """Return the last user message, or the whole prompt without one."""
-    said = [text_of(message) for message in task.messages if message.get("role") == "user"]
-    return said[-1] if said else prompt_of(task)
+    questions = [text_of(message) for message in task.messages if message.get("role") == "user"]
+    return questions[-1] if questions else prompt_of(task)
 
 
 def quotations_of(task: Task) -> list[str]:
@@ -62,7 +62,7 @@ def accepted_answers(task: Task) -> tuple[str, ...]:
 
     Numbers, booleans and lists of them are written as JSON.
     """
-    return tuple(text for value in _answers(task) if (text := _as_text(value)) is not None)
+    return tuple(text for value in _answers(task) if (text := _to_text(value)) is not None)
 
 
 def written_answers(task: Task) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def _answers(task: Task) -> Sequence[Any]:
     return list(answer) if texts and answer else [answer]
 
 
-def _as_text(value: Any) -> str | None:
+def _to_text(value: Any) -> str | None:
     if hasattr(value, "tolist"):  # a number or an array from numpy or torch
         value = value.tolist()
     if isinstance(value, str):
@@ -108,14 +108,14 @@ def prompt_contains(prompt: str, answer: str) -> bool:
     wanted = numbers_of(answer) if not any(char.isalpha() for char in answer) else ()
     if not wanted:
         return contains_as_word(" ".join(normalize(prompt).split()), " ".join(normalize(answer).split()))
-    there = numbers_of(prompt)
-    return any(there[at : at + len(wanted)] == wanted for at in range(len(there) - len(wanted) + 1))
+    numbers = numbers_of(prompt)
+    return any(numbers[at : at + len(wanted)] == wanted for at in range(len(numbers) - len(wanted) + 1))
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_SIZE)
 def numbers_of(text: str) -> tuple[Decimal, ...]:
     """Return the numbers of a text, in order. Digits within a word, as in `x2`, do not count."""
-    return tuple(Decimal(found.replace("−", "-").replace(",", "")) for found in _NUMBER.findall(text))
+    return tuple(Decimal(number.replace("−", "-").replace(",", "")) for number in _NUMBER.findall(text))
 
 
 def contains_as_word(text: str, answer: str) -> bool:
@@ -134,7 +134,7 @@ def contains_as_word(text: str, answer: str) -> bool:
     return False
 
 
-@lru_cache(_KEPT)
+@lru_cache(_CACHE_SIZE)
 def normalize(text: str) -> str:
     """Return the text normalized for comparison: case, spaces within a line, and Unicode form (NFC)."""
     lines = unicodedata.normalize("NFC", text).casefold().splitlines()
@@ -158,13 +158,13 @@ def answer_formats(texts: Iterable[str]) -> list[str]:
         boxed = boxed or bool(_BOXED.search(text))
         hashes = hashes or bool(_HASHES.search(text))
     del chains[()]
-    formats = [pattern for chain, _ in chains.most_common(2) for pattern in _tagged(chain)]
+    formats = [pattern for chain, _ in chains.most_common(2) for pattern in _tag_formats(chain)]
     formats += [rf"\boxed{{{ANSWER}}}"] if boxed else []
     formats += [f"#### {ANSWER}"] if hashes else []
     return list(dict.fromkeys(formats))
 
 
-def _tagged(chain: Sequence[str]) -> list[str]:
+def _tag_formats(chain: Sequence[str]) -> list[str]:
     """Return the answer in its tag alone, and after the prompt's other tags, which are left empty."""
     answering = [tag for tag in chain if tag.lower() not in _REASONING_TAGS] or chain
     last = f"<{answering[-1]}>{ANSWER}</{answering[-1]}>"

@@ -12,7 +12,7 @@ from buckeye.base.json_lines import printable
 from buckeye.envs.base import Message, Reply, Tool
 from buckeye.evaluation.env_play.random_policy import make_call_reply
 
-HELP = "Type a call, as name(argument=value), or words. ? lists the tools, Ctrl-D ends."
+HELP = "Type a call, such as name(argument=value), or text. ? lists the tools, Ctrl-D ends."
 _CALL = re.compile(r"([\w./-]+)\((.*)\)", re.DOTALL)
 _CONSTANTS = {"true": True, "false": False, "null": None}
 
@@ -20,39 +20,39 @@ _CONSTANTS = {"true": True, "false": False, "null": None}
 class HumanPolicy:
     """Policy that reads replies from the terminal or a pipe. End of input raises `KeyboardInterrupt`."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._told: Sequence[Tool] = ()
+    def __init__(self, show: Callable[[str], None]) -> None:
+        self._show = show
+        self._tools: Sequence[Tool] = ()
         self._form = ""
-        self._helped = False
+        self._help_shown = False
 
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
         """Set the callable tools and the text form of a call, as in `ToolAwarePolicy`."""
-        self._told, self._form = tools, form
+        self._tools, self._form = tools, form
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Return the typed reply: a call in the form that the environment reads, or the text unchanged."""
-        functions = {tool["function"]["name"]: tool["function"] for tool in tools or self._told}
-        if not self._helped and sys.stdin.isatty():
-            self._say(HELP)
-        self._helped = True
+        functions = {tool["function"]["name"]: tool["function"] for tool in tools or self._tools}
+        if not self._help_shown and sys.stdin.isatty():
+            self._show(HELP)
+        self._help_shown = True
         while True:
-            line = _typed()
+            line = _read_typed()
             if line == "?":
-                self._say("\n".join(_listed(function) for function in functions.values()) or "no tools")
+                self._show("\n".join(_tool_line(function) for function in functions.values()) or "no tools")
                 continue
             match = _CALL.fullmatch(line)
             if match is None or match[1] not in functions:
                 if line:
-                    return Reply(text=line, finish_reason="stop", message=_said(line))
+                    return Reply(text=line, finish_reason="stop", message=_assistant_message(line))
                 continue
             if not tools:
                 text = self._form.replace("{call}", line)
-                return Reply(text=text, finish_reason="stop", message=_said(text))
+                return Reply(text=text, finish_reason="stop", message=_assistant_message(text))
             try:
                 return make_call_reply(match[1], read_arguments(match[2], functions[match[1]]), form="")
             except ValueError as error:
-                self._say(f"{error}. Write it as {match[1]}(argument=value)")
+                self._show(f"{error}. Write {match[1]}(argument=value)")
 
 
 def read_arguments(text: str, function: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,11 +61,11 @@ def read_arguments(text: str, function: Mapping[str, Any]) -> dict[str, Any]:
     try:
         call = ast.parse(f"f({text})", mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise ValueError(f"({text}) cannot be read") from None
+        raise ValueError(f"({text}) is not a list of arguments") from None
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-        raise ValueError(f"({text}) cannot be read")
+        raise ValueError(f"({text}) is not a list of arguments")
     if len(call.args) > len(names):
-        raise ValueError(f"it has {len(names)} arguments: {', '.join(names)}")
+        raise ValueError(f"too many arguments; the tool has {len(names)}: {', '.join(names)}")
     given = dict(zip(names, call.args, strict=False))
     given |= {keyword.arg: keyword.value for keyword in call.keywords if keyword.arg is not None}
     return {name: _value(node) for name, node in given.items()}
@@ -77,19 +77,19 @@ def _value(node: ast.expr) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, RecursionError):
-        raise ValueError(f"{ast.unparse(node)} is no value (texts are written in quotes)") from None
+        raise ValueError(f"{ast.unparse(node)} is not a value (write text in quotes)") from None
 
 
-def _said(text: str) -> dict[str, Any]:
+def _assistant_message(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 
-def _listed(function: Mapping[str, Any]) -> str:
+def _tool_line(function: Mapping[str, Any]) -> str:
     names = (function.get("parameters") or {}).get("properties") or {}
     return printable(f"  {function['name']}({', '.join(names)}): {function.get('description') or ''}")
 
 
-def _typed() -> str:
+def _read_typed() -> str:
     """Read a line from stdin; a trailing backslash continues it on the next line."""
     lines: list[str] = []
     while not lines or lines[-1].endswith("\\"):

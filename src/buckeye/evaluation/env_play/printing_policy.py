@@ -63,8 +63,8 @@ class PrintingPolicy(OptionsPolicy):
 
     def _show_prompt(self, messages: Sequence[Message]) -> None:
         known = len(self.messages)
-        goes_on = list(messages[:known]) == self.messages
-        for message in messages[known if goes_on else 0 :]:
+        continues = list(messages[:known]) == self.messages
+        for message in messages[known if continues else 0 :]:
             self._say(shown_message(message))
 
 
@@ -72,7 +72,7 @@ def shown_message(message: Message) -> str:
     """Return the text of a message with its role and tool calls."""
     calls = [call["function"] for call in message.get("tool_calls") or ()]
     lines = [f"[{message['role']}]", *filter(None, [content_text(message.get("content"))])]
-    return printable("\n".join([*lines, *(f"{one['name']}({one['arguments']})" for one in calls)]))
+    return printable("\n".join([*lines, *(f"{call['name']}({call['arguments']})" for call in calls)]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -131,8 +131,8 @@ async def run_and_record(
     """Run one rollout with the policy named `name`, for at most `timeout` seconds."""
     started, environment = time.monotonic(), env.environment
     grouped = isinstance(environment, GroupEnvironment)
-    play = environment.rollout_in_group if isinstance(environment, GroupEnvironment) else environment.rollout
-    outcome = await run_rollout(lambda: play(task, policy), timeout, environment)
+    run = environment.rollout_in_group if isinstance(environment, GroupEnvironment) else environment.rollout
+    outcome = await run_rollout(lambda: run(task, policy), timeout, environment)
     if grouped:
         (outcome,) = await score_pending_outcomes(
             environment, task, [outcome], [policy.turns], timeout=timeout

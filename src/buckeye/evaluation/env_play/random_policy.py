@@ -12,13 +12,11 @@ from typing import Any
 from buckeye.envs.base import Message, Reply, Tool
 from buckeye.monitor.conversation import content_text
 
-_MOST_CALLS = 30
-_ANSWERS = 0.15
-"""Probability of a text reply where no tool call ends the rollout."""
-_OPTIONAL = 0.25
-_KNOWN = 0.5
-"""Probability of an optional argument (`_OPTIONAL`), and of a value that the schema names (`_KNOWN`)."""
-_DEEPEST = 6
+_MAX_CALLS = 30
+_TEXT_PROBABILITY = 0.15  # of a text reply, where no tool call ends the rollout
+_OPTIONAL_PROBABILITY = 0.25  # of an optional argument
+_KNOWN_PROBABILITY = 0.5  # of a value that the schema names
+_MAX_DEPTH = 6
 _WORD = re.compile(r"\"([^\"\n]{1,80})\"|'([^'\n]{1,80})'|([\w./:@-]*\w)")
 
 Schema = Mapping[str, Any]
@@ -29,21 +27,21 @@ class RandomPolicy:
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)  # noqa: S311  not for security
-        self._told: Sequence[Tool] = ()
+        self._tools: Sequence[Tool] = ()
         self._form = ""
         self._turns = 0
 
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
         """Set the callable tools and the text form of a call, as in `ToolAwarePolicy`."""
-        self._told, self._form = tools, form
+        self._tools, self._form = tools, form
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Return a tool call, or text: without tools, sometimes at random, and after enough calls."""
         words = conversation_words(messages)
-        offered = tools or self._told
+        offered = tools or self._tools
         self._turns += 1
-        answers = self._rng.random() < _ANSWERS if tools else self._turns > _MOST_CALLS
-        if not offered or answers:
+        replies_with_text = self._rng.random() < _TEXT_PROBABILITY if tools else self._turns > _MAX_CALLS
+        if not offered or replies_with_text:
             text = self._rng.choice(words)
             return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
         function = self._rng.choice(offered)["function"]
@@ -88,18 +86,18 @@ def random_value(schema: Any, root: Schema, rng: random.Random, words: Sequence[
     examples = schema.get("examples")
     known = [schema.get("default"), *(examples if isinstance(examples, list) else [])]
     known = [value for value in known if value is not None]
-    if known and rng.random() < _KNOWN:
+    if known and rng.random() < _KNOWN_PROBABILITY:
         return rng.choice(known)
     for key in ("anyOf", "oneOf", "allOf"):
         if isinstance(schema.get(key), list) and schema[key]:
             return random_value(rng.choice(schema[key]), root, rng, words, depth + 1)
     kinds = schema.get("type") or ("object" if "properties" in schema else "string")
     kind = rng.choice(kinds) if isinstance(kinds, list) else kinds
-    if depth > _DEEPEST:
+    if depth > _MAX_DEPTH:
         return None
     if kind == "object":
         needed, members = schema.get("required") or (), schema.get("properties") or {}
-        chosen = [name for name in members if name in needed or rng.random() < _OPTIONAL]
+        chosen = [name for name in members if name in needed or rng.random() < _OPTIONAL_PROBABILITY]
         return {name: random_value(members[name], root, rng, words, depth + 1) for name in chosen}
     if kind == "array":
         least = int(schema.get("minItems") or 0)
@@ -141,7 +139,7 @@ def _bound(schema: Schema, name: str, otherwise: float) -> float:
 
 def _resolved(schema: Any, root: Schema) -> Schema:
     """Return the schema that a local `$ref` points to; {} if it is not a schema."""
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         reference = schema.get("$ref") if isinstance(schema, Mapping) else None
         if not isinstance(reference, str):
             break

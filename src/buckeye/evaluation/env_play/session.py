@@ -25,16 +25,16 @@ RANDOM_POLICY = "random"
 
 
 class ChatFile:
-    """File of chats in the format of `sft`; rollouts with no reward or one below `least` are left out."""
+    """File of chats in the format of `sft`; rollouts with no reward or one below `minimum` are left out."""
 
-    def __init__(self, path: Path, least: float | None) -> None:
-        self._file, self._least = LineFile(path), least
+    def __init__(self, path: Path, minimum: float | None) -> None:
+        self._file, self._minimum = LineFile(path), minimum
         self.kept = 0
 
     def add(self, record: PlayRecord) -> None:
         """Append the chat of a rollout, if it qualifies."""
         reward = record.outcome.reward
-        if reward is None or not record.turns or (self._least is not None and reward < self._least):
+        if reward is None or not record.turns or (self._minimum is not None and reward < self._minimum):
             return
         self._file.append(utf8(json.dumps(record.chat(), ensure_ascii=False, default=str) + "\n"))
         self.kept += 1
@@ -66,19 +66,19 @@ class PlaySession:
 
         async with self._speakers() as speaker:
 
-            async def one(number: int) -> Outcome:
+            async def run_one(number: int) -> Outcome:
                 task, say = tasks[number % len(tasks)], self._say if shown else _silent
                 async with slots:
                     say(f"{env.name}, task {number % len(tasks) + 1} of {len(tasks)}: {task.id}")
                     policy = PrintingPolicy(speaker(number), say)
                     name = self.policy or "person"
                     record = await run_and_record(env, task, policy, name, timeout=self.timeout)
-                self._tell(record, shown=shown)
+                self._print_record(record, shown=shown)
                 if self.chats is not None:
                     self.chats.add(record)
                 return record.outcome
 
-            return await asyncio.gather(*map(one, numbers))
+            return await asyncio.gather(*map(run_one, numbers))
 
     @asynccontextmanager
     async def _speakers(self) -> AsyncIterator[Callable[[int], Policy]]:
@@ -102,7 +102,7 @@ class PlaySession:
         if not self.as_json or self.policy is None:
             print(text, file=sys.stderr if self.as_json else sys.stdout, flush=True)
 
-    def _tell(self, record: PlayRecord, *, shown: bool) -> None:
+    def _print_record(self, record: PlayRecord, *, shown: bool) -> None:
         if self.as_json:
             print(json.dumps(record.to_json(), ensure_ascii=False, default=str), flush=True)
         elif shown:
