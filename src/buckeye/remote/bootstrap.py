@@ -160,7 +160,9 @@ async def _carry_out(link: SshConnection, step: SetupStep, tell: Callable[[str],
             await asyncio.sleep(0)
             continue
         if done.code != 0:
-            raise RemoteError(f"Step {step.title!r} failed on {link.target}:\n{done.text()}")
+            raise RemoteError(
+                f"set-up step {step.title!r} failed on {link.target}:\n{done.text()}", code="BK-REMOTE-HOST"
+            )
         for line in done.stderr.decode(errors="replace").splitlines():
             if line.startswith(_SAID):
                 tell(f"warning: {line.removeprefix(_SAID)}")

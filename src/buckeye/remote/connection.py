@@ -67,13 +67,13 @@ def parse_target(text: str, *, user: str = "root") -> SshTarget:
 
 def _checked(pattern: re.Pattern[str], word: str, what: str) -> str:
     if pattern.fullmatch(word) is None:
-        raise ValueError(f"{word!r} is no {what}")
+        raise ValueError(f"{word!r} is not a {what}")
     return word
 
 
 def _port(word: str) -> int:
     if not (word.isascii() and word.isdecimal() and 1 <= int(word) <= 65535):
-        raise ValueError(f"{word!r} is no port")
+        raise ValueError(f"{word!r} is not a port")
     return int(word)
 
 
@@ -93,7 +93,7 @@ def find_private_key(asked: Path | None, account: Path | None, home: Path) -> Pa
         if path is None:
             continue
         if not path.expanduser().is_file():
-            raise UsageError(f"{where}: there is no file {path}.")
+            raise UsageError(f"no file {path}", code="BK-FILE-NOT-FOUND", at=where)
         return path.expanduser()
     usual = Path.home() / ".ssh" / "prime_key.pem"
     return usual if usual.is_file() else _made(home / "ssh" / "id_ed25519")
@@ -125,10 +125,12 @@ def _made(path: Path) -> Path:
         done = run_program(argv, seconds=_SECONDS)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise RemoteError(
-            f"ssh-keygen cannot be run ({error}). Install OpenSSH, or name a key with --identity-file."
+            f"cannot run ssh-keygen: {error}",
+            code="BK-PACKAGE-MISSING",
+            hint="install OpenSSH, or name a key with --identity-file",
         ) from None
     if done.returncode != 0:
-        raise RemoteError(f"ssh-keygen failed: {done.stderr.strip()}")
+        raise RemoteError(f"ssh-keygen failed: {done.stderr.strip()}", code="BK-KEY-INVALID")
     temporary.with_name(f"{temporary.name}.pub").replace(path.with_name(f"{path.name}.pub"))
     temporary.replace(path)
     return path
@@ -145,7 +147,9 @@ _OPEN_ATTEMPTS, _OPEN_PAUSE = 10, 0.3
 
 
 class LostConnectionError(RemoteError):
-    """The connection was cut or could not be made. The request may or may not have been carried out."""
+    """The connection failed or was lost. The request may or may not have been carried out."""
+
+    code = "BK-REMOTE-CONNECTION"
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,9 +171,16 @@ def check_identity_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
-        raise UsageError(f"--identity-file {path}: {error.strerror}.") from None
+        raise UsageError(
+            f"cannot read {path}: {error.strerror}", code="BK-FILE-UNREADABLE", at="--identity-file"
+        ) from None
     if stat.S_IMODE(mode) & 0o077:
-        raise UsageError(f"--identity-file {path}: others may read this key. Type: chmod 600 {path}")
+        raise UsageError(
+            f"other users can read the key {path}",
+            code="BK-FILE-PERMISSION",
+            at="--identity-file",
+            hint=f"run: chmod 600 {path}",
+        )
 
 
 async def _opened(connection: Any, command: str) -> Any:
@@ -250,9 +261,11 @@ class SshConnection:
             except (BrokenPipeError, ConnectionError) as error:
                 raise self._lost(error) from None
             except TimeoutError:
-                raise RemoteError(f"{argv[0]} on {self.target} has not ended in {seconds:.0f} s.") from None
+                raise RemoteError(
+                    f"{argv[0]} on {self.target} did not end within {seconds:.0f} s", code="BK-REMOTE-JOB"
+                ) from None
             if process.exit_status is None:  # a cut connection may look like this, without an exception
-                raise LostConnectionError(f"The connection to {self.target} was cut.")
+                raise LostConnectionError(f"the connection to {self.target} was lost")
             return ProgramResult(process.exit_status, stdout, stderr)
 
     @asynccontextmanager
@@ -262,7 +275,7 @@ class SshConnection:
 
         connection = self._connection
         if connection is None:
-            raise LostConnectionError(f"There is no connection to {self.target}.")
+            raise LostConnectionError(f"no connection to {self.target}")
         async with self._sessions:
             try:
                 process: Any = await _opened(connection, shlex.join(argv))
@@ -322,17 +335,21 @@ class SshConnection:
             )
         except asyncssh.HostKeyNotVerifiable:
             raise RemoteError(
-                f"{self.target} shows another key than before: this may be another machine. If it was "
-                f"installed again, delete its line from {self._known_hosts}."
+                f"the host key of {self.target} has changed: this may be another machine",
+                code="BK-REMOTE-CONNECTION",
+                hint=f"if it was reinstalled, delete its line from {self._known_hosts}",
             ) from None
         except asyncssh.PermissionDenied as error:
             key = self._identity or "the keys of ssh"
             raise RemoteError(
-                f"{self.target} does not let us in ({error.reason}) with {key}. Name another key with "
-                "--identity-file."
+                f"{self.target} refused the login with {key}: {error.reason}",
+                code="BK-REMOTE-CONNECTION",
+                hint="name another key with --identity-file",
             ) from None
         except (asyncssh.KeyImportError, asyncssh.KeyEncryptionError) as error:
-            raise UsageError(f"--identity-file {self._identity} cannot be used: {error}.") from None
+            raise UsageError(
+                f"cannot use the key {self._identity}: {error}", code="BK-KEY-INVALID", at="--identity-file"
+            ) from None
         except (asyncssh.Error, OSError, TimeoutError) as error:
             raise self._lost(error) from None
         if first:
@@ -340,4 +357,4 @@ class SshConnection:
         return connection
 
     def _lost(self, error: BaseException) -> LostConnectionError:
-        return LostConnectionError(f"No connection to {self.target}: {str(error) or type(error).__name__}.")
+        return LostConnectionError(f"no connection to {self.target}: {str(error) or type(error).__name__}")

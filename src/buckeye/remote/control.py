@@ -109,8 +109,10 @@ def _ask_who_looks_after(output_dir: Path, *, now: bool, timeout: float, tell: C
         doing = away.doing if (away := read_remote_run(output_dir)) is not None else ""
         if passed - started > timeout:
             raise RunError(
-                f"{output_dir} did not end within {human_duration(timeout)}. Process {pid} looks after it, "
-                f"and said last: {doing}\nTo end it without a checkpoint: buckeye rl stop {output_dir} --now"
+                f"{output_dir} did not end within {human_duration(timeout)}. The last report of its process "
+                f"{pid}: {doing}",
+                code="BK-RUN-STALLED",
+                hint=f"to end it without a checkpoint: buckeye rl stop {output_dir} --now",
             )
         if doing != heard or passed - told > _TELL_SECONDS:
             tell(f"waiting for process {pid} ({human_duration(passed - started)}): {doing}")
@@ -120,12 +122,14 @@ def _ask_who_looks_after(output_dir: Path, *, now: bool, timeout: float, tell: C
 
 def _end_there(output_dir: Path, there: RemoteJob, *, now: bool, tell: Callable[[str], None]) -> None:
     """Stop a run without a local supervisor: send the request to the machine, and download the files."""
-    tell(f"nobody here looks after the run any more: asking {there.target} to stop it")
+    tell(f"no process here manages the run: asking {there.target} to stop it")
     with lock_directory(output_dir):
         try:
             asyncio.run(_stop_there(output_dir, there, now=now, tell=tell))
         except LostConnectionError as error:
-            raise RemoteError(f"{error} Nothing was stopped. {_if_it_is_gone(output_dir, there)}") from None
+            raise RemoteError(
+                f"nothing was stopped: {error}", code=error.code, hint=_if_it_is_gone(output_dir, there)
+            ) from None
     if there.pod is not None:
         tell(f"its pod may still cost: buckeye rl pods terminate {there.pod}")
 
@@ -160,11 +164,10 @@ async def _stop_there(output_dir: Path, there: RemoteJob, *, now: bool, tell: Ca
 
 
 def _if_it_is_gone(output_dir: Path, there: RemoteJob) -> str:
-    pods = f"`buckeye rl pods` shows whether {there.pod} is still there. " if there.pod is not None else ""
-    return (
-        f"{pods}If that machine is gone, what is in {output_dir} is all there is of the run: start it again "
-        "with --resume and its --provider."
+    pods = (
+        f"check whether {there.pod} still exists: `buckeye rl pods list`. " if there.pod is not None else ""
     )
+    return f"{pods}If that machine is gone, resume the run from {output_dir} with --resume and its --provider"
 
 
 def terminal_command(output_dir: Path) -> list[str]:
@@ -175,17 +178,19 @@ def terminal_command(output_dir: Path) -> list[str]:
     away = read_remote_run(output_dir)
     if away is None:
         raise UsageError(
-            f"{output_dir} is a run on this machine. `buckeye rl logs {output_dir} -f` follows it."
+            f"{output_dir} is a run on this machine",
+            code="BK-CLI-ARGUMENT",
+            hint=f"follow it with `buckeye rl logs {output_dir} -f`",
         )
     there = away.job
     if there is None:
-        raise UsageError(f"{output_dir} has no terminal yet. Its start says: {away.doing}")
+        raise UsageError(
+            f"{output_dir} has no terminal yet; it is starting: {away.doing}", code="BK-RUN-NO-DATA"
+        )
     try:
         target, tmux = parse_target(there.target), shlex.split(there.tmux)
     except ValueError as error:
-        raise UsageError(
-            f"{output_dir}: remote.json says where the run is, and cannot be used: {error}"
-        ) from None
+        raise UsageError(f"{output_dir}: remote.json is not valid: {error}", code="BK-FILE-FORMAT") from None
     key = ["-i", there.identity_file] if there.identity_file else []
     argv = ["ssh", "-t", *key, "-p", str(target.port), "-o", f"UserKnownHostsFile={there.known_hosts}"]
     return [*argv, f"{target.user}@{target.host}", *tmux]

@@ -33,5 +33,7 @@ def dead_man_minutes() -> float:
     except ValueError:
         minutes = 0.0
     if not 0 < minutes < 60 * 24 * 7:
-        raise UsageError(f"{DEAD_MAN_VARIABLE}={text}: write a number of minutes, as 30.")
+        raise UsageError(
+            f"{DEAD_MAN_VARIABLE}={text} is not a number of minutes", code="BK-CONFIG-VALUE", hint="write 30"
+        )
     return minutes

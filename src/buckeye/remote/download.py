@@ -25,7 +25,7 @@ from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo, read_commit,
 
 CHUNK_BYTES = 4 * 2**20
 _GROWING = (".jsonl", ".log", ".stdout", ".stderr")
-_SMALL = 16 * 2**20  # what is rewritten, and larger than this, comes at the end
+_SMALL = 16 * 2**20  # larger files that were rewritten are fetched last
 _STEPS = ("checkpoints", "weights")
 _MOST_BYTES = 2**44
 _RESERVE = 2**30  # bytes of the disk here that are left to others
@@ -48,18 +48,25 @@ class RemoteFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 def parse_listing(files: Any) -> list[RemoteFile]:
-    """Return what an agent lists. Raises RemoteError for what is no list of files, and for a path that leads
+    """Return what an agent lists. Raises RemoteError for an invalid list, and for a path that leads
     out of the run. Where links lead is for `is_fetched_link`: W&B makes one to its cache in every run."""
     if not isinstance(files, list) or len(files) > MAX_FILES:
-        raise RemoteError(f"The other machine lists no files, or more than {MAX_FILES}.")
+        raise RemoteError(
+            f"the remote machine lists no files, or more than {MAX_FILES}", code="BK-REMOTE-TRANSFER"
+        )
     found = {}
     for entry in files:
         try:
             one = msgspec.convert(entry, RemoteFile, strict=True)
         except msgspec.ValidationError as error:
-            raise RemoteError(f"The other machine lists something that is no file ({error}).") from None
+            raise RemoteError(
+                f"the remote machine lists an invalid file: {error}", code="BK-REMOTE-TRANSFER"
+            ) from None
         if one.path.startswith("/") or ".." in one.path.split("/"):
-            raise RemoteError(f"The other machine lists {one.path[:200]!r}, which leads out of the run.")
+            raise RemoteError(
+                f"the remote machine lists {one.path[:200]!r}, which is outside of the run",
+                code="BK-REMOTE-TRANSFER",
+            )
         found[one.path] = one  # a name that is listed twice is one file
     return list(found.values())
 
@@ -109,8 +116,9 @@ class Mirror:
         free = free_bytes(self.folder)
         if missing > free - _RESERVE:
             raise RemoteError(
-                f"The run has {human_bytes(missing)} more there than here, and {human_bytes(free)} are free "
-                f"at {self.folder}. Nothing is fetched until there is room."
+                f"cannot fetch {human_bytes(missing)} of the run: {self.folder} has {human_bytes(free)} free",
+                code="BK-DISK-FULL",
+                hint="free disk space; the download then continues",
             )
         return home
 

@@ -48,7 +48,7 @@ class NeededEnvironment:
     """An environment to install.
 
     `what` is an id for `buckeye env install`, or the file name of the `wheel`. `lock` has the versions of its
-    dependencies here. With `in_buckeye_venv` it is imported by Buckeye itself, and `what` is an argument of pip.
+    dependencies here. With `in_buckeye_venv`, Buckeye itself imports it, and `what` is a pip argument.
     """
 
     what: str
@@ -96,8 +96,9 @@ def _needed(env_id: str, wheel: _Packer) -> NeededEnvironment | None:
     if EnvironmentId.parse(env_id).owner is not None:
         return NeededEnvironment(what=env_id)
     raise UsageError(
-        f"{env_id} is not installed here, and its name does not say where it could be had for the other "
-        f"machine. Install it here: buckeye env install {env_id}"
+        f"{env_id} is not installed here, so the remote machine cannot install it",
+        code="BK-ENV-UNKNOWN",
+        hint=f"install it here: buckeye env install {env_id}",
     )
 
 
@@ -169,7 +170,7 @@ def _built(folder: Path) -> tuple[str, bytes]:
         wheels = sorted(Path(out).glob("*.whl"))
         if not wheels:
             last = "\n".join(f"  | {line}" for line in said.splitlines()[-8:])
-            raise RemoteError(f"No wheel could be made of {folder}, which the other machine needs:\n{last}")
+            raise RemoteError(f"cannot build a wheel of {folder}:\n{last}", code="BK-ENV-INSTALL")
         return wheels[0].name, wheels[0].read_bytes()
 
 

@@ -73,7 +73,7 @@ class Follower:
                 async with open_agent(self.link, self.job) as asked:
                     return await work(asked)
             except LostConnectionError as error:
-                self.tell(f"{error} Trying again; the run goes on there.")
+                self.tell(f"{error} Retrying; the remote run continues.")
 
     async def _follow(self, asked: AgentClient) -> int:
         """Print the output until the job is over, and return its exit code."""
@@ -88,8 +88,9 @@ class Follower:
             silent = silent + 1 if lost and not look["running"] else 0
             if silent >= _VANISHED_LOOKS:
                 raise RemoteError(
-                    f"The run on {self.link.target} has vanished without a word: it was killed, or the "
-                    f"machine was started anew. {printable(str(look['ended_by'] or ''))[:1000]}".strip()
+                    f"the run on {self.link.target} ended without a report: it was killed, or the machine "
+                    f"restarted. {printable(str(look['ended_by'] or ''))[:1000]}".strip(),
+                    code="BK-REMOTE-JOB",
                 )
             now = time.monotonic()
             if self.stop.is_set() and look["running"] and not asked_to_stop:

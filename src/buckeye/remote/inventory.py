@@ -63,10 +63,11 @@ def find_pod(pods: Sequence[OpenPod], word: str) -> OpenPod:
         return matches[0]
     names = ", ".join(pod.entry.name for pod in matches or pods)
     if matches:
-        raise UsageError(f"{word} means {len(matches)} pods: {names}. Give the name of one.")
-    raise UsageError(
-        f"There is no pod {word}. " + (f"There are: {names}." if names else "There is none at all.")
-    )
+        raise UsageError(
+            f"{word} matches {len(matches)} pods: {names}", code="BK-POD-NOT-FOUND", hint="name one of them"
+        )
+    known = f"your pods: {names}" if names else "you have no pods"
+    raise UsageError(f"no pod is named {word}", code="BK-POD-NOT-FOUND", hint=known)
 
 
 def end_open_pod(

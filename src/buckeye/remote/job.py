@@ -59,7 +59,9 @@ async def remote_home(link: SshConnection) -> str:
     found = await link.run(["sh", "-c", 'printf %s "$HOME"'])
     home = found.stdout.decode(errors="replace")
     if found.code != 0 or not home.startswith("/"):
-        raise RemoteError(f"{link.target} does not say where its home directory is: {found.text()}")
+        raise RemoteError(
+            f"cannot find the home directory on {link.target}: {found.text()}", code="BK-REMOTE-HOST"
+        )
     return home
 
 
@@ -96,7 +98,7 @@ async def forget_secrets(link: SshConnection, job: Job) -> None:
 async def _must(link: SshConnection, argv: list[str], data: bytes = b"") -> None:
     done = await link.run(argv, data=data)
     if done.code != 0:
-        raise RemoteError(f"{link.target}: {done.text()}")
+        raise RemoteError(f"cannot start the job on {link.target}: {done.text()}", code="BK-REMOTE-JOB")
 
 
 class AgentClient:
@@ -118,22 +120,26 @@ class AgentClient:
                 lengths = await process.stdout.readexactly(16)
                 words_size, size = int(lengths[:8], 16), int(lengths[8:], 16)
                 if words_size > _MAX_WORDS or size > words.get("length", 0):
-                    raise ValueError(f"an answer of {words_size} and {size} bytes")
+                    raise ValueError(f"a response of {words_size} and {size} bytes")
                 said: dict[str, Any] = json.loads(await process.stdout.readexactly(words_size))
                 content = await process.stdout.readexactly(size)
                 if not isinstance(said, dict):
-                    raise ValueError("an answer that is no object")
+                    raise ValueError("a response that is not an object")
         except TimeoutError:
             self._link.abort()
-            raise LostConnectionError(f"{self._link.target} does not answer.") from None
+            raise LostConnectionError(f"{self._link.target} does not respond") from None
         except (ValueError, RecursionError) as error:
-            raise RemoteError(f"{self._link.target} answers what nobody asked for: {error}") from None
+            raise RemoteError(
+                f"invalid response of {self._link.target}: {error}", code="BK-REMOTE-JOB"
+            ) from None
         except (asyncio.IncompleteReadError, ConnectionError, EOFError) as error:
             raise await self._ended(error) from None
         if "error" in said:
             if str(said["error"]).startswith("FileNotFoundError"):
                 raise FileNotFoundError(said["error"])
-            raise RemoteError(f"{self._link.target}: {printable(str(said['error'])[:_MAX_SHOWN])}")
+            raise RemoteError(
+                f"{self._link.target}: {printable(str(said['error'])[:_MAX_SHOWN])}", code="BK-REMOTE-JOB"
+            )
         return said, content
 
     async def _ended(self, error: BaseException) -> RemoteError:

@@ -75,7 +75,7 @@ class Ledger:
         try:
             return msgspec.json.decode(path.read_bytes(), type=PodEntry)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RemoteError(f"{path} cannot be read ({error}).") from None
+            raise RemoteError(f"cannot read {path}: {error}", code="BK-FILE-UNREADABLE") from None
 
     def entries(self) -> list[PodEntry]:
         """Return all pods, oldest first.
@@ -132,7 +132,9 @@ def _lock(handle: int, path: Path) -> None:
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise RemoteError(f"Another process looks after this pod: {path} is locked.") from None
+        raise RemoteError(
+            f"another process manages this pod: {path} is locked", code="BK-RUN-ACTIVE"
+        ) from None
 
 
 def hours_text(hours: float) -> str:

@@ -164,6 +164,7 @@ def _refuse_large(found: Manifest, root: Path) -> None:
     largest = sorted(folders, key=lambda name: -folders[name])[:3]
     listed = ", ".join(f"{name} ({human_bytes(folders[name])})" for name in largest)
     raise UsageError(
-        f"{root} has more than {MOST_FILES} files or {human_bytes(MOST_BYTES)} to send; the largest so far: "
-        f"{listed}. Start from the project's folder, or name what need not travel in .gitignore."
+        f"{root} has more than {MOST_FILES} files or {human_bytes(MOST_BYTES)} to send; largest: {listed}",
+        code="BK-REMOTE-TRANSFER",
+        hint="start from the project's folder, or exclude files in .gitignore",
     )

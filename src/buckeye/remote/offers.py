@@ -24,13 +24,17 @@ def find_offers(provider: Provider, request: RemoteRequest, *, disk_gb: int) -> 
     """Return the provider's current offers that fit. Raises RemoteError, with reasons, if none does."""
     gpus = request.gpus
     if gpus is None or not gpus.type:
-        raise UsageError(f"--provider {provider.name} needs --gpus, as in --gpus 2xA100.")
+        raise UsageError(
+            f"--provider {provider.name} needs --gpus",
+            code="BK-CLI-MISSING",
+            hint="add the GPUs, as in --gpus 2xA100",
+        )
     offers = provider.offers(gpus, disk_gb=disk_gb)
     reasons = {id(offer): _reason(offer, gpus, request) for offer in offers}
     fitting = [offer for offer in offers if reasons[id(offer)] is None]
     left_out = Counter(reason for reason in reasons.values() if reason is not None)
     if not fitting:
-        raise RemoteError(_nothing_fits(provider, gpus, request, offers, left_out))
+        raise RemoteError(_nothing_fits(provider, gpus, request, offers, left_out), code="BK-OFFER-NONE")
     return FittingOffers(offers=tuple(sorted(fitting, key=_order)), left_out=left_out)
 
 
@@ -38,8 +42,9 @@ def confirm_price(offer: Offer) -> bool:
     """Ask on the terminal if this offer is to be rented. Raises UsageError without a terminal."""
     if not sys.stdin.isatty():
         raise UsageError(
-            f"nobody can be asked here whether {price_text(offer)} is right; add --yes to confirm it, and "
-            "--max-price to bound it"
+            f"cannot ask for confirmation of the price, {price_text(offer)}: not a terminal",
+            code="BK-CLI-CONFIRM",
+            hint="add --yes to confirm it, and --max-price to limit it",
         )
     answer = input(f"Rent {offer.gpus} from {offer.cloud} for {price_text(offer)}? [y/N] ")
     return answer.strip().lower() in ("y", "yes")

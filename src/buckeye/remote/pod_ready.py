@@ -48,26 +48,30 @@ def wait_ready(
             tell(f"Pod {entry.name} is ready after {hours_text(waited / 3600)}.")
             return status
         if _is_lost(status, seen=seen, waited=waited):
-            raise PodGoneError(f"pod {pod_id} will never be ready: {status.failure or status.detail}.")
+            raise PodGoneError(f"pod {pod_id} will never be ready: {status.failure or status.detail}")
         text = _progress_text(status)
         if text != shown or now - told >= _TELL_SECONDS:
             tell(f"Waiting for the pod: {text}, {waited / 60:.0f} min (5 to 20 are usual)")
             shown, told = text, now
         if waited >= timeout:
-            raise RemoteError(f"Pod {entry.name} is not ready after {waited / 60:.0f} minutes: {text}.")
+            raise RemoteError(
+                f"pod {entry.name} is not ready after {waited / 60:.0f} minutes: {text}", code="BK-POD-GONE"
+            )
         if entry.expires is not None and now >= entry.expires:
-            raise RemoteError(f"--max-hours is over, and pod {entry.name} is not ready: {text}.")
+            raise RemoteError(
+                f"--max-hours has passed, and pod {entry.name} is not ready: {text}", code="BK-POD-GONE"
+            )
         clock.sleep(_POLL_SECONDS)
 
 
 def check_matches_offer(offer: Offer, price: float | None, *, spot: bool, limit: float | None) -> None:
     """Raise OfferRefusedError if a pod does not match the offer, or costs more per hour than `limit`."""
     if price is not None and price > offer.price_per_hour * _PRICE_TOLERANCE + 0.01:
-        raise OfferRefusedError(f"its pod costs ${price:.2f} an hour, not {price_text(offer)}.")
+        raise OfferRefusedError(f"its pod costs ${price:.2f} an hour, not {price_text(offer)}")
     if price is not None and limit is not None and price > limit:
-        raise OfferRefusedError(f"its pod costs ${price:.3f} an hour, more than --max-price {limit:g}.")
+        raise OfferRefusedError(f"its pod costs ${price:.3f} an hour, more than --max-price {limit:g}")
     if spot:
-        raise OfferRefusedError("its pod can be taken away at any time, which was not offered.")
+        raise OfferRefusedError("its pod is a spot machine, which was not offered")
 
 
 def _is_lost(status: PodStatus, *, seen: bool, waited: float) -> bool:

@@ -142,7 +142,7 @@ def _add_folder(manifest: Manifest, given: Path, root: Path, otherwise: str) -> 
         for path in list_regular_files(place):
             manifest.files[f"{folder}/{path.relative_to(place).as_posix()}"] = path
     except NotRegularFileError as error:
-        raise UsageError(f"{error}: it is not sent") from None
+        raise UsageError(f"{error}: it is not sent", code="BK-REMOTE-TRANSFER") from None
     return folder
 
 
@@ -153,7 +153,7 @@ def _add_run(manifest: Manifest, config: RLConfig, there: str) -> None:
     """
     output = config.output_dir
     if not (output / RUN_FILE).is_file():
-        raise UsageError(f"--resume: there is no run in {output}.")
+        raise UsageError(f"no run in {output}", code="BK-RUN-NOT-FOUND", at="--resume")
     checkpoint = find_resume_checkpoint(output)
     if checkpoint is not None:
         check_resumable(config.trainer, checkpoint)

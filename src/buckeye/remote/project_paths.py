@@ -15,7 +15,9 @@ def relative_to_project(path: Path, root: Path) -> Path:
         return path.resolve().relative_to(root)
     except ValueError:
         raise UsageError(
-            f"{path} is not in the folder where we are, which is what travels. Go to the project's folder."
+            f"{path} is not in the current folder, which is the one that is sent",
+            code="BK-REMOTE-TRANSFER",
+            hint="run the command in the project's folder",
         ) from None
 
 
@@ -32,9 +34,9 @@ def find_named_paths(settings: Mapping[str, Any], root: Path) -> Iterator[Path]:
             continue
         if path.is_absolute() or ".." in path.parts or not path.resolve().is_relative_to(root):
             raise UsageError(
-                f"The configuration names {text}, which is outside of the folder that travels, or named "
-                "so that only this machine finds it. Put it into the project's folder and name it relative "
-                "to that."
+                f"the configuration names {text}, which is outside of the project's folder, or absolute",
+                code="BK-REMOTE-TRANSFER",
+                hint="move it into the project's folder and write its relative path",
             )
         yield path
 

@@ -89,14 +89,14 @@ def clean_record(path: str, content: bytes, place: str) -> bytes:
             return json.dumps(_shown(known), indent=1).encode()
     except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RemoteError(
-            f"The other machine sent a {path} that is none ({printable(str(error))})."
+            f"the remote machine sent an invalid {path}: {printable(str(error))}", code="BK-REMOTE-TRANSFER"
         ) from None
     return content
 
 
 def _check_run_id(run_id: Any) -> None:
     if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
-        raise ValueError("run_id is no name")
+        raise ValueError("run_id is not a name")
 
 
 def _shown(value: Any) -> Any:

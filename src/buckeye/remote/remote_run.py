@@ -257,7 +257,7 @@ class _RemoteRun:
         )
         code = await self._follower.until_end()
         await jobs.forget_secrets(self._link, job)
-        self._notes.tell(f"The run has ended there with code {code}. What it wrote is in {output}")
+        self._notes.tell(f"The run has ended there with code {code}. Its files are in {output}")
         return EXIT_INTERRUPTED if self._follower.stop.is_set() and code in _STOPPED else code
 
     def _sent(self) -> set[str]:
@@ -289,7 +289,7 @@ class _RemoteRun:
 
     async def _leave(self, job: jobs.Job) -> None:
         """Stop the job and delete the keys on a machine that is not ended."""
-        self._notes.tell(f"Ending: the job there is told to stop, at most {_LAST_SECONDS:.0f} s")
+        self._notes.tell(f"Ending: stopping the remote job, at most {_LAST_SECONDS:.0f} s")
         with suppress(BuckeyeError, OSError, TimeoutError):
             async with asyncio.timeout(_LAST_SECONDS):
                 async with jobs.open_agent(self._link, job) as asked:
@@ -336,8 +336,9 @@ def check_single_node(cluster: ClusterConfig, *, hosts: int) -> None:
     """Raise UsageError for a run on several nodes."""
     if max(hosts, cluster.nodes) > 1:
         raise UsageError(
-            f"--provider trains on one machine, and this run has {max(hosts, cluster.nodes)}: name one "
-            "--host and set cluster.nodes = 1, or set cluster.engine on a cluster"
+            f"--provider trains on one machine, and this run has {max(hosts, cluster.nodes)}",
+            code="BK-CONFIG-CONFLICT",
+            hint="name one --host and set cluster.nodes = 1, or set cluster.engine on a cluster",
         )
 
 
@@ -367,7 +368,7 @@ def _command_to_continue(project: Project, config_path: Path, request: RemoteReq
     again = ["--resume"] if has_begun else []
     command = shlex.join(["buckeye", "rl", "@", str(config_path), *again, *request.flags()])
     if checkpoint is not None:
-        return f"The checkpoint of step {checkpoint.step} is here. Go on from it: {command}"
+        return f"The checkpoint of step {checkpoint.step} is here. Continue from it: {command}"
     return f"No checkpoint is here. Start it again: {command}"
 
 

@@ -65,10 +65,13 @@ class RentedPod:
     def check(self) -> None:
         """Raise PodGoneError if the provider has ended it, RemoteError if its hours are over."""
         if self.expires is not None and self.clock.now() >= self.expires:
-            raise RemoteError(f"--max-hours is over: pod {self.name} has run for {hours_text(self.hours())}.")
+            raise RemoteError(
+                f"--max-hours has passed: pod {self.name} has run for {hours_text(self.hours())}",
+                code="BK-POD-GONE",
+            )
         status = self.provider.status(self.id)
         if status.state in ("gone", "ending", "failed"):
-            raise PodGoneError(f"Pod {self.name} is {status.state}: {status.failure or status.detail}.")
+            raise PodGoneError(f"pod {self.name} is {status.state}: {status.failure or status.detail}")
 
 
 @contextmanager
@@ -153,7 +156,8 @@ class _Rental:
                 refusals.append(str(error))
                 self._give_up("refused")
         raise RemoteError(
-            f"None of {len(refusals)} offers became a pod. The last one: {refusals[-1]} Nothing is rented."
+            f"none of {len(refusals)} offers became a pod; nothing is rented. Last reason: {refusals[-1]}",
+            code="BK-OFFER-NONE",
         )
 
     def finish(self, outcome: str, *, failed: bool) -> None:
@@ -195,14 +199,16 @@ class _Rental:
             return
         if not self.request.yes:
             if not self.confirm(offer):
-                raise RemoteError("The price was not confirmed. Nothing is rented.")
+                raise RemoteError("the price was not confirmed; nothing is rented", code="BK-CLI-CONFIRM")
             self.confirmed = offer.price_per_hour
         elif self.confirmed is None:
             self.confirmed = self.request.max_price or offer.price_per_hour
         else:
             raise RemoteError(
-                f"The next offer costs {price_text(offer)}, and --yes has confirmed ${self.confirmed:.2f}. "
-                f"Nothing is rented. To go on up to a price, add --max-price {offer.price_per_hour:.2f}."
+                f"the next offer costs {price_text(offer)}, and --yes has confirmed ${self.confirmed:.2f}; "
+                "nothing is rented",
+                code="BK-OFFER-NONE",
+                hint=f"to accept higher prices, add --max-price {offer.price_per_hour:.2f}",
             )
 
     def _try(self, offer: Offer) -> RentedPod:

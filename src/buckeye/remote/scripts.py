@@ -59,7 +59,7 @@ else
     1[3-9].*) kind=cu130 ;;
     12.*) kind=cu126 ;;
     "") kind=; say "nvidia-smi does not say which CUDA there is: the usual torch is taken" ;;
-    *) kind=cpu; say "the driver knows CUDA $(cuda), for which there is no torch: GPUs are not used" ;;
+    *) kind=cpu; say "the driver supports CUDA $(cuda), which no torch build supports: not using GPUs" ;;
   esac
 fi
 [ -z "@TORCH@" ] || [ -z "$kind" ] || build "$kind" || say "no torch for $kind: the usual one is taken"

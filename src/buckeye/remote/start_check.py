@@ -61,7 +61,9 @@ def check_start(project: Project, request: RemoteRequest, *, is_rental: bool, te
     tell("Checking that the run can start there ...")
     if broken := obstacles(project, request, is_rental=is_rental, tell=tell):
         nothing = "Nothing was ordered" if is_rental else "Nothing was started"
-        raise UsageError("\n".join([*broken, f"{nothing}: the run would fail on the machine"]))
+        raise UsageError(
+            "\n".join([*broken, f"{nothing}: the run would fail on the machine"]), code="BK-REMOTE-PROOF"
+        )
 
 
 def obstacles(

@@ -57,7 +57,7 @@ def end_pod(
 def still_running_text(entry: PodEntry) -> str:
     """Return a message with the possible cost of a pod, and the command to end it."""
     return (
-        f"Pod {entry.name} ({entry.pod_id or 'id unknown'}) may still run for ${entry.price_per_hour:.2f} an "
+        f"pod {entry.name} ({entry.pod_id or 'id unknown'}) may still run for ${entry.price_per_hour:.2f} an "
         f"hour. End it: buckeye rl pods terminate {entry.name}"
     )
 
@@ -90,13 +90,15 @@ def _end_all(provider: Provider, entry: PodEntry, clock: Clock, tell: Callable[[
         except RemoteError as error:
             failure, final = str(error), final or error.final
         if final:
-            raise RemoteError(f"{failure}\n{still_running_text(entry)}")
+            raise RemoteError(failure, code="BK-POD-TEARDOWN", hint=still_running_text(entry))
         if failure != told:
-            tell(f"The end of pod {entry.name} is not confirmed yet, and is ordered again: {failure}")
+            tell(f"the end of pod {entry.name} is not confirmed yet; requesting it again: {failure}")
             told = failure
         if clock.now() + pause > deadline:
             raise RemoteError(
-                f"The end is not confirmed after 10 minutes: {failure}\n{still_running_text(entry)}"
+                f"the end of pod {entry.name} is not confirmed after 10 minutes: {failure}",
+                code="BK-POD-TEARDOWN",
+                hint=still_running_text(entry),
             )
         clock.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)

@@ -45,7 +45,9 @@ async def send_project(link: SshConnection, python: str, folder: str, manifest: 
         count = 0
         unknown = [name for name in needed if name not in manifest.files]
         if unknown:
-            raise RemoteError(f"{link.target} asks for {unknown[0]}, which was not offered.")
+            raise RemoteError(
+                f"{link.target} requested {unknown[0]}, which was not offered", code="BK-REMOTE-TRANSFER"
+            )
         async with asyncio.timeout(_SECONDS):
             for piece in iter_tar({name: manifest.files[name] for name in needed}):
                 process.stdin.write(piece)
@@ -93,7 +95,9 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
         while left:
             piece = file.read(min(_PIECE, left))
             if not piece:
-                raise RemoteError(f"{path} became shorter while it was sent. Try again.")
+                raise RemoteError(
+                    f"{path} became shorter while it was sent", code="BK-REMOTE-TRANSFER", hint="try again"
+                )
             left -= len(piece)
             yield piece
     yield bytes(-size % tarfile.BLOCKSIZE)
@@ -105,9 +109,11 @@ async def _answer(process: Any, link: SshConnection, folder: str) -> dict[str, A
             length = int(await process.stdout.readexactly(8), 16)
             return json.loads(await process.stdout.readexactly(length))
     except TimeoutError:
-        raise RemoteError(f"{link.target} does not say whether it has received {folder}.") from None
+        raise RemoteError(
+            f"{link.target} did not confirm that it received {folder}", code="BK-REMOTE-TRANSFER"
+        ) from None
     except asyncio.IncompleteReadError:
         said = (await process.stderr.read()).decode(errors="replace").strip()
     if said:
-        raise RemoteError(f"{link.target} could not receive the project: {said}.")
-    raise LostConnectionError(f"The connection to {link.target} was cut.")
+        raise RemoteError(f"{link.target} could not receive the project: {said}", code="BK-REMOTE-TRANSFER")
+    raise LostConnectionError(f"the connection to {link.target} was lost")

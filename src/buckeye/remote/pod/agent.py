@@ -91,7 +91,7 @@ class Agent:
 
 
 def serve(agent: Agent, questions: BinaryIO, answers: BinaryIO) -> None:
-    """Answer until there are no more requests."""
+    """Answer requests until the input ends."""
     for line in questions:
         try:
             said, content = agent.answer(json.loads(line))

@@ -50,7 +50,7 @@ def _reason(folder: Path, settings: dict[str, Any]) -> str | None:
         return "--max-hours is over"
     silent = time.time() - (folder / "heartbeat").stat().st_mtime
     if silent > settings["seconds"]:
-        return f"nobody has looked after this job for {silent / 60:.1f} minutes"
+        return f"no client has managed this job for {silent / 60:.1f} minutes"
     return None
 
 

@@ -24,4 +24,9 @@ def open_provider(name: str, hosts: Sequence[str] = ()) -> PrimeProvider | SshPr
         return PrimeProvider(prime_account())
     if name == "ssh":
         return SshProvider(hosts)
-    raise UsageError(f"--provider {name}: there are {' and '.join(PROVIDERS)}.")
+    raise UsageError(
+        f"no provider is named {name!r}",
+        code="BK-CLI-ARGUMENT",
+        at="--provider",
+        hint=f"choose {' or '.join(PROVIDERS)}",
+    )

@@ -86,14 +86,17 @@ class PrimeProvider:
             found = self._by_name(spec.name)
             if found is not None:
                 return found
-            raise OfferRefusedError(f"{error} No pod was made.") from None
+            raise OfferRefusedError(f"{error}; no pod was made") from None
 
     def status(self, pod_id: str) -> PodStatus:
         """Return the state of a pod. A pod missing in the short answer is requested individually."""
         answer = self._api.get("/pods/status", {"pod_ids": [pod_id]})
         entries = answer.get("data")
         if not isinstance(entries, list):
-            raise RemoteError(f"Prime Intellect: the status of pod {pod_id} has no list: {_shown(answer)}")
+            raise RemoteError(
+                f"Prime Intellect: the status of pod {pod_id} has no list: {_shown(answer)}",
+                code="BK-PROVIDER",
+            )
         for entry in entries:
             if isinstance(entry, dict) and entry.get("podId") == pod_id:
                 return _status(entry, pod_id)
@@ -132,7 +135,9 @@ class PrimeProvider:
                 return str(key.get("id"))
         made = self._api.post("/ssh_keys/", {"name": name, "publicKey": " ".join(words)})
         if not made.get("id"):
-            raise RemoteError(f"Prime Intellect: the key for ssh was not registered: {_shown(made)}")
+            raise RemoteError(
+                f"Prime Intellect did not register the SSH key: {_shown(made)}", code="BK-PROVIDER"
+            )
         return str(made["id"])
 
     def _by_name(self, name: str) -> Pod | None:
@@ -149,7 +154,9 @@ def _status(found: Mapping[str, Any], pod_id: str) -> PodStatus:
     try:
         return parse_status(found)
     except msgspec.ValidationError as error:
-        raise RemoteError(f"Prime Intellect: the status of pod {pod_id} cannot be read: {error}") from None
+        raise RemoteError(
+            f"Prime Intellect: the status of pod {pod_id} is not valid: {error}", code="BK-PROVIDER"
+        ) from None
 
 
 def _shown(answer: Mapping[str, Any]) -> str:

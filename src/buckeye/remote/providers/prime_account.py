@@ -38,9 +38,11 @@ def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
     key = known.get("PRIME_API_KEY") or stored.get("api_key")
     if not key:
         raise UsageError(
-            "Prime Intellect needs a key: `buckeye auth set PRIME_API_KEY`, or put it into .env or the "
-            "environment. Keys are made at https://app.primeintellect.ai/dashboard/tokens, with the right to "
-            "read availability and to read and write instances."
+            "no key for Prime Intellect",
+            code="BK-KEY-MISSING",
+            hint="run `buckeye auth set PRIME_API_KEY`, or set it in .env or the environment. Create a key "
+            "with the rights to read availability and to read and write instances at "
+            "https://app.primeintellect.ai/dashboard/tokens",
         )
     url = known.get("PRIME_API_BASE_URL") or stored.get("base_url")
     return PrimeAccount(
@@ -70,10 +72,16 @@ def _stored() -> dict[str, str]:
         return {}
     except (OSError, ValueError) as error:
         raise UsageError(
-            f"{path} cannot be read ({type(error).__name__}). `prime login` writes it."
+            f"cannot read {path} ({type(error).__name__})",
+            code="BK-FILE-UNREADABLE",
+            hint="run `prime login` to write it again",
         ) from None
     if not isinstance(found, dict):
-        raise UsageError(f"{path} is no JSON object. `prime login` writes it.")
+        raise UsageError(
+            f"{path} is not a JSON object",
+            code="BK-FILE-FORMAT",
+            hint="run `prime login` to write it again",
+        )
     return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
@@ -84,14 +92,24 @@ def _checked_url(text: str) -> str:
     except ValueError:
         parts = urlsplit("")
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"PRIME_API_BASE_URL={text} is no address; expected {_DEFAULT_URL}.")
+        raise UsageError(
+            f"PRIME_API_BASE_URL={text} is not a URL",
+            code="BK-CONFIG-VALUE",
+            hint=f"the default is {_DEFAULT_URL}",
+        )
     if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
-        raise UsageError(f"PRIME_API_BASE_URL={text} would send the key unencrypted; write https://.")
+        raise UsageError(
+            f"PRIME_API_BASE_URL={text} would send the key unencrypted",
+            code="BK-CONFIG-VALUE",
+            hint="write https://",
+        )
     return url
 
 
 def _one_line(key: str) -> str:
     key = key.strip()
     if not key.isascii() or not key.isprintable() or " " in key:
-        raise UsageError("PRIME_API_KEY holds characters that no key has; copy it again.")
+        raise UsageError(
+            "PRIME_API_KEY has invalid characters", code="BK-KEY-INVALID", hint="copy the key again"
+        )
     return key

@@ -28,24 +28,28 @@ _PAGE_SIZE = 100
 _MOST_PAGES = 50
 _SHOWN = 300
 _ACCOUNT = {
-    401: "The key is wrong or has ended: set PRIME_API_KEY to one that is valid.",
-    402: "The wallet is empty: https://app.primeintellect.ai/dashboard/billing fills it.",
-    403: "The key needs the right to read availability, and to read and write instances.",
+    401: "the key is invalid or has expired: set a valid PRIME_API_KEY",
+    402: "the balance is empty: add money at https://app.primeintellect.ai/dashboard/billing",
+    403: "give the key the rights to read availability, and to read and write instances",
 }
 
 Params = Mapping[str, str | int | list[str]]
 
 
 class UnansweredError(RemoteError):
-    """No valid answer arrived. The request may or may not have been carried out."""
+    """No valid response arrived. The request may or may not have been carried out."""
+
+    code = "BK-NETWORK"
 
 
 class UnreachedError(UnansweredError):
-    """There was no connection, so the request was not sent."""
+    """The connection failed, so the request was not sent."""
 
 
 class RejectedError(RemoteError):
     """The request was rejected and not carried out."""
+
+    code = "BK-PROVIDER"
 
 
 class NotFoundError(RejectedError):
@@ -54,6 +58,8 @@ class NotFoundError(RejectedError):
 
 class _LaterError(RemoteError):
     """Too many requests. `seconds` is the time to wait, if the server reports it."""
+
+    code = "BK-PROVIDER"
 
     def __init__(self, message: str, seconds: float | None = None) -> None:
         super().__init__(message)
@@ -111,7 +117,7 @@ class PrimeApi:
             found += len(items)
             if len(items) < _PAGE_SIZE or found >= _total(answer, "totalCount", found + 1):
                 return
-        raise RemoteError(f"Prime Intellect: {path} has more than {_MOST_PAGES} pages; this cannot be right.")
+        raise RemoteError(f"Prime Intellect: {path} has more than {_MOST_PAGES} pages", code="BK-PROVIDER")
 
     def offset_pages(self, path: str) -> Iterator[Any]:
         """Yield every item of a list that is paged by offset and limit."""
@@ -125,7 +131,7 @@ class PrimeApi:
                 answer, "total_count", found if len(items) < _PAGE_SIZE else found + 1
             ):
                 return
-        raise RemoteError(f"Prime Intellect: {path} has more than {_MOST_PAGES} pages; this cannot be right.")
+        raise RemoteError(f"Prime Intellect: {path} has more than {_MOST_PAGES} pages", code="BK-PROVIDER")
 
     def _request(
         self,
@@ -171,9 +177,9 @@ class PrimeApi:
             reason = self._hidden(str(error) or type(error).__name__)
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                 raise UnreachedError(
-                    f"{what}: no connection to {self._http.base_url.host} ({reason})."
+                    f"{what}: no connection to {self._http.base_url.host} ({reason})"
                 ) from None
-            raise UnansweredError(f"{what}: no answer ({reason}).") from None
+            raise UnansweredError(f"{what}: no response ({reason})") from None
         self._reached = True
         if response.is_success:
             return {} if empty else self._object(response, what)
@@ -181,13 +187,13 @@ class PrimeApi:
 
     def _object(self, response: httpx.Response, what: str) -> dict[str, Any]:
         if not response.content.strip():
-            raise UnansweredError(f"{what}: the answer is empty ({response.status_code}).")
+            raise UnansweredError(f"{what}: the response is empty ({response.status_code})")
         try:
             found = json.loads(response.content)
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise UnansweredError(f"{what}: the answer is no JSON object: {self._shown(response.text)}")
+            raise UnansweredError(f"{what}: the response is not a JSON object: {self._shown(response.text)}")
         return found
 
     def _failure(self, response: httpx.Response, what: str) -> RemoteError:
@@ -197,19 +203,22 @@ class PrimeApi:
             seconds = None
             with suppress(ValueError):
                 seconds = max(0.0, float(response.headers.get("Retry-After", "")))
-            return _LaterError(f"{what}: too many requests (429): {said}.", seconds)
+            return _LaterError(f"{what}: too many requests (429): {said}", seconds)
         if code >= 500:
-            return UnansweredError(f"{what}: the service fails ({code}): {said}.")
-        message = f"{what}: {said} ({code})."
+            return UnansweredError(f"{what}: the service failed ({code}): {said}")
+        message = f"{what}: {said} ({code})"
         if code in _ACCOUNT:
-            return AccountError(f"{message} {_ACCOUNT[code]}")
+            return AccountError(message, hint=_ACCOUNT[code])
         return NotFoundError(message) if code in (404, 405) else RejectedError(message)
 
     def _list(self, answer: Mapping[str, Any], key: str, path: str) -> list[Any]:
         items = answer.get(key)
         if not isinstance(items, list):
             shown = self._shown(json.dumps(answer))
-            raise RemoteError(f"Prime Intellect: the answer to GET {path} has no list {key!r}: {shown}")
+            raise RemoteError(
+                f"Prime Intellect: the response to GET {path} has no list {key!r}: {shown}",
+                code="BK-PROVIDER",
+            )
         return items
 
     def _shown(self, text: str) -> str:

@@ -20,13 +20,17 @@ class SshProvider:
 
     def __init__(self, hosts: Sequence[str]) -> None:
         if not hosts:
-            raise UsageError("--provider ssh needs --host user@host[:port].")
+            raise UsageError(
+                "--provider ssh needs --host", code="BK-CLI-MISSING", hint="add --host user@host[:port]"
+            )
         try:
             self._targets = tuple(parse_target(host) for host in hosts)
         except ValueError as error:
-            raise UsageError(f"--host: {error}.") from None
+            raise UsageError(str(error), code="BK-CLI-ARGUMENT", at="--host") from None
         if len(set(self._targets)) < len(self._targets):
-            raise UsageError(f"--host: one of {', '.join(hosts)} is named twice.")
+            raise UsageError(
+                f"a host is named twice: {', '.join(hosts)}", code="BK-CLI-ARGUMENT", at="--host"
+            )
         self._id = ",".join(map(str, self._targets))
 
     def __enter__(self) -> SshProvider:
