@@ -85,17 +85,17 @@ DEFECTS = [
     (
         "overlap",
         ERROR,
-        "train and held-out apart",
+        "train and held-out are disjoint",
         "60 of 60 tasks of eval are also in train; for example eval-",
     ),
     ("one id", ERROR, "task ids", "id same is used for two tasks: one in train, one in train"),
-    ("another each time", ERROR, "same tasks when made again", "in one, "),
-    ("dice", ERROR, "same grade again", "then reward 0."),
-    ("memory", ERROR, "same grade again", "(done, call "),
+    ("another each time", ERROR, "same tasks when loaded again", "in one, "),
+    ("dice", ERROR, "grades are repeatable", "then reward 0."),
+    ("memory", ERROR, "grades are repeatable", "(done, call "),
     ("too much", WARNING, "rewards from 0 to 1", "1.5 for train-"),
     ("not a number", ERROR, "every reply is graded", "the reward is nan, which is not finite"),
     ("wrong probe", ERROR, "probes", "1 of 2 wrong; for example 'right': got 1, expected 0.5"),
-    ("pays nothing", ERROR, "accepted answers are paid", "30 of 30 answers have a reward below 0.5"),
+    ("pays nothing", ERROR, "accepted answers are rewarded", "30 of 30 answers have a reward below 0.5"),
     ("raises", ERROR, "every reply is graded", "LookupError: no tag in the reply"),
     ("swallows", ERROR, "errors are not scored", "reward 0 although the engine failed, on train-"),
     ("endless", ERROR, "every reply is graded", "the rollout asked for more than 1000 replies"),
@@ -107,7 +107,7 @@ ALONE = {"shown", "overlap", "wrong probe", "swallows", "echo", "uneven choice"}
 WITH_OTHERS = {
     "number shown": {"no answer in the prompt", "content-free policies"},  # it is the last number
     "too much": {"rewards from 0 to 1", "probes"},
-    "another each time": {"same tasks when made again", SUBPROCESS},
+    "another each time": {"same tasks when loaded again", SUBPROCESS},
 }
 
 
@@ -145,9 +145,9 @@ HONEST = {
     "rounded": set(),  # a reward above 1 through rounding counts as 1
     "number": set(),  # "section 3300.1" does not contain the number 300
     "new family": set(),
-    "eval only": {"train and held-out apart"},
-    "train only": {"train and held-out apart"},
-    "no answers": {"no answer in the prompt", "accepted answers are paid"},
+    "eval only": {"train and held-out are disjoint"},
+    "train only": {"train and held-out are disjoint"},
+    "no answers": {"no answer in the prompt", "accepted answers are rewarded"},
 }
 
 
@@ -179,7 +179,7 @@ def test_few_tasks_cannot_tell_a_defect_from_luck(wording):
 
 def test_where_every_rollout_errors_nothing_else_is_called_passed():
     report = check("always raises", sample=5)
-    graded = ("same grade again", "rewards from 0 to 1", "accepted answers are paid", "content-free policies")
+    graded = ("grades are repeatable", "rewards from 0 to 1", "accepted answers are rewarded", "content-free policies")
     assert not report.passed
     assert [name for name in graded if row(report, name).status == "pass"] == []
 
@@ -191,7 +191,7 @@ def test_what_there_is_no_time_for_is_said_and_no_pass():
     assert report.to_json()["no_time_for"] == report.missed
     assert sum(report.missed.values()) > 0
     nothing = check("slow", budget=0.0)
-    assert {r.status for r in nothing.checks if r.name in ("probes", "same grade again")} == {"not run"}
+    assert {r.status for r in nothing.checks if r.name in ("probes", "grades are repeatable")} == {"not run"}
     assert row(nothing, "every reply is graded").status == "not run"
 
 
@@ -249,7 +249,7 @@ def load_environment():
 
 
 @pytest.mark.parametrize(
-    ("held_out", "wrong"), [("range(4, 8)", []), ("range(3, 8)", ["train and held-out apart"])]
+    ("held_out", "wrong"), [("range(4, 8)", []), ("range(3, 8)", ["train and held-out are disjoint"])]
 )
 def test_a_game_of_many_slow_turns_whose_tasks_differ_in_their_start(tmp_path, held_out, wrong):
     path = tmp_path / "games.py"
@@ -281,8 +281,8 @@ def test_an_environment_may_compare_rollouts_alone_and_side_by_side(shared, allo
 
 DEGENERATE = str(ROOT / "tests/envs/degenerate.py")
 FINDS = {
-    "answers of all kinds": ["accepted answers are paid"],  # the grader parses them in another way
-    "many answers": ["accepted answers are paid"],
+    "answers of all kinds": ["accepted answers are rewarded"],  # the grader parses them in another way
+    "many answers": ["accepted answers are rewarded"],
     "empty ids": ["task ids"],
 }
 

@@ -171,10 +171,10 @@ def graded_twice(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     from buckeye.evaluation.env_check import CheckOptions, check_environment
 
     names = {
-        "same grade again": ("grader_random", "the grade depends on more than the answer"),
+        "grades are repeatable": ("grader_random", "the grade depends on more than the answer"),
         "no answer in the prompt": ("answer_in_prompt", "prompts contain the answer"),
-        "train and held-out apart": ("evaluated_on_train", "evaluation tasks are also trained on"),
-        "accepted answers are paid": ("answers_unpaid", "correct answers get no reward"),
+        "train and held-out are disjoint": ("evaluated_on_train", "evaluation tasks are also trained on"),
+        "accepted answers are rewarded": ("answers_unpaid", "correct answers get no reward"),
     }
     for env in facts.run.setting("orchestrator.env") or []:
         options = CheckOptions(limit=0.03, budget=_SECONDS, sample=50)

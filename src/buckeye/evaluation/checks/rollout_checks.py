@@ -89,7 +89,7 @@ async def check_answers_rewarded(
     Without this check, a grader that always gives 0 would pass all other checks. If all answers are numbers
     in the data and none is rewarded, they may mean something else, such as a position in a list.
     """
-    name = "accepted answers are paid"
+    name = "accepted answers are rewarded"
     answers = [
         (split, task, answer)
         for split, _, tasks in groups_of(samples)
@@ -155,7 +155,7 @@ async def check_grades_repeatable(
     The repetitions run later, in reverse order, and in a second object of the environment. They use right,
     echoing and empty replies to some tasks, and the probes.
     """
-    name = "same grade again"
+    name = "grades are repeatable"
     replies: list[tuple[Task, str]] = [(probe.task, probe.reply) for probe in probes]
     for place in range(_REGRADED_TASKS):
         for _, _, tasks in groups_of(samples):

@@ -150,7 +150,7 @@ def _answer_in(task: Task) -> str:
 
 def check_splits_disjoint(samples: Sequence[SplitSample]) -> CheckResult:
     """Check that train shares no prompt and no id with a held-out split."""
-    name = "train and held-out apart"
+    name = "train and held-out are disjoint"
     train = [sample for sample in samples if sample.is_train]
     held_out = [sample for sample in samples if not sample.is_train]
     if not train or not held_out:
