@@ -27,7 +27,7 @@ _SMALL_FILES = (".json", ".jinja", ".txt", ".model")  # configuration and tokeni
 class DiskNeed:
     """Disk space of one kind of files, at the maximum during a run.
 
-    `size` is in bytes, None while the model's size is unknown. `calculation` explains it, and `setting` is the
+    `size` is in bytes, None while the model's size is unknown. `calculation` explains it; `setting` is the
     setting to lower. `at_most` is True if the files may be smaller. `paths` are the files in the run
     directory.
     """
