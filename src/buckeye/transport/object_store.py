@@ -230,7 +230,6 @@ class CheckpointStore:
             pause = min(max_pause, 2 * pause)
 
     def _get(self, source: str, target: Path, digest: str) -> None:
-        """Download a file, unless an earlier attempt completed it, and check its SHA-256."""
         if target.is_file() and storage.sha256_file(target) == digest:
             return
         target.unlink(missing_ok=True)
@@ -313,9 +312,7 @@ def _damage(message: str) -> CheckpointError:
 
 
 def _parse_name(name: str) -> CheckpointInfo | None:
-    """Return the checkpoint with a name in the store, committed or not. None if the name is not a
-    checkpoint's.
-    """
+    """Return the checkpoint of a name in the store, committed or not; None for other names."""
     match = _NAME.fullmatch(name)
     return CheckpointInfo(int(match[1]), int(match[2]), Path(name)) if match else None
 
@@ -356,7 +353,6 @@ def _is_file_name(part: str) -> bool:
 
 
 def _reusable_files(final: Path, manifest: StoreManifest) -> set[str]:
-    """Return the files that the step's local directory has with the right size."""
     paths = {name: final / name for name in manifest.files}
     return {name for name, path in paths.items() if path.is_file() and _size(path) == manifest.sizes[name]}
 

@@ -58,11 +58,8 @@ def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
     """
     available = checkpoints_oldest_first(root)
     if not available:
-        raise CheckpointError(
-            f"no committed checkpoint in {root}",
-            code="BK-CHECKPOINT-NOT-FOUND",
-            hint="start without a resume step",
-        )
+        message, hint = f"no committed checkpoint in {root}", "start without a resume step"
+        raise CheckpointError(message, code="BK-CHECKPOINT-NOT-FOUND", hint=hint)
     if resume_step == -1:
         return available[-1]
     for info in available:
@@ -97,9 +94,8 @@ def find_usable_checkpoint(
         log.warning("Skipping %s: it has no readable %s", path, COMMITTED)
     resolve_checkpoint(root, -1)  # raises if the folder has no checkpoint
     first = [preferred] if preferred is not None else []
-    intact = first_valid_checkpoint(
-        [*first, *(i for i in reversed(checkpoints_oldest_first(root)) if i not in first)], verify
-    )
+    others = (info for info in reversed(checkpoints_oldest_first(root)) if info not in first)
+    intact = first_valid_checkpoint([*first, *others], verify)
     if intact is None:
         raise CheckpointError(
             f"every checkpoint in {root} is damaged; see the warnings above",
@@ -143,7 +139,6 @@ def _uncommitted_directories(root: Path) -> list[Path]:
 
 
 def _committed_attempt(path: Path) -> int | None:
-    """Return the attempt that committed a directory, or None."""
     try:
         return int(read_commit(path)["attempt"])
     except CheckpointError:
@@ -266,7 +261,6 @@ def _damage(message: str, checkpoint: Path) -> CheckpointError:
 
 
 def _hashes(directory: Path) -> dict[str, str]:
-    """Return name -> SHA-256 of every file under a directory."""
     names = sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
     return dict(zip(names, storage.sha256_files([directory / name for name in names]), strict=True))
 
@@ -387,7 +381,6 @@ def find_best_checkpoint(
 
 
 def _read_restarts(run: Path) -> dict[int, int]:
-    """Return the resume step of each resumed attempt."""
     try:
         attempts = read_json(run / "run.json")["attempts"]
         resumed = {int(attempt["attempt"]): attempt["resumed_step"] for attempt in attempts}
