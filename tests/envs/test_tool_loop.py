@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.envs.base import Reply
-from buckeye.envs.tool_loop import ToolError, run_tool_loop
+from buckeye.envs.tool_loop import ToolError, play_with_tools
 from buckeye.errors import InferenceError
 
 TOOLS = [
@@ -53,7 +53,7 @@ class Scripted:
 
 
 def play(policy, call=lambda name, arguments: f"{name} of {dict(arguments)}", **settings):
-    return asyncio.run(run_tool_loop(policy, ASK, TOOLS, call, **{"max_calls": 4, **settings}))
+    return asyncio.run(play_with_tools(policy, ASK, TOOLS, call, **{"max_calls": 4, **settings}))
 
 
 def result_of(name, arguments, call=lambda name, arguments: "found"):

@@ -38,7 +38,7 @@ class ToolError(Exception):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ToolLoopResult:
+class ToolPlay:
     """Result of a conversation. `tool_calls` counts all calls, `tool_errors` those that returned an error."""
 
     reply: Reply
@@ -55,7 +55,7 @@ class ToolLoopResult:
         return {name: float(count) for name, count in counts.items()}
 
 
-async def run_tool_loop(
+async def play_with_tools(
     policy: Policy,
     messages: Sequence[Message],
     tools: Sequence[Tool],
@@ -63,7 +63,7 @@ async def run_tool_loop(
     *,
     max_calls: int,
     timeout: float = 60.0,
-) -> ToolLoopResult:
+) -> ToolPlay:
     """Call the policy until it answers without a tool call.
 
     The first `max_calls` calls are run, each for at most `timeout` seconds; then the policy is informed that
@@ -80,7 +80,7 @@ async def run_tool_loop(
         requests = reply.message.get("tool_calls") or ()
         stop = _stop_reason(reply, bool(requests), turns_left=max_calls + 2 - turns)
         if stop is not None:
-            return ToolLoopResult(
+            return ToolPlay(
                 reply=reply,
                 messages=tuple(conversation),
                 stop_reason=stop,
