@@ -10,8 +10,9 @@ __all__ = ["__version__", "load_environment"]
 
 
 def load_environment(env_id: str, **args: Any) -> Any:
-    """Load an installed environment by its id, with arguments for its loader. Raise `UsageError` if it cannot
-    be loaded.
+    """Load an installed environment by its id, with arguments for its loader.
+
+    Raise `UsageError` if it cannot be loaded.
     """
     from buckeye.workers.loading import load_environment as load
 

@@ -179,7 +179,12 @@ def test_few_tasks_cannot_tell_a_defect_from_luck(wording):
 
 def test_where_every_rollout_errors_nothing_else_is_called_passed():
     report = check("always raises", sample=5)
-    graded = ("grades are repeatable", "rewards from 0 to 1", "accepted answers are rewarded", "content-free policies")
+    graded = (
+        "grades are repeatable",
+        "rewards from 0 to 1",
+        "accepted answers are rewarded",
+        "content-free policies",
+    )
     assert not report.passed
     assert [name for name in graded if row(report, name).status == "pass"] == []
 

@@ -17,8 +17,9 @@ def counted(number: float, noun: str) -> str:
 
 
 def align_columns(rows: Sequence[Sequence[str]]) -> str:
-    """Return left-aligned columns, two spaces apart. In a terminal the widest columns are folded until all
-    fit.
+    """Return left-aligned columns, two spaces apart.
+
+    In a terminal the widest columns are folded until all fit.
     """
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     return "\n".join(_format_lines(rows, width))

@@ -33,8 +33,9 @@ _FEW_FILES = 100  # a checkpoint of many ranks has a few dozen
 
 
 def write_when_room(path: Path, write: Callable[[], T], *, what: str, needed: int | None = None) -> T:
-    """Call `write()`, which writes `path`, once `needed` bytes and the reserve are free. Retry it if the disk
-    becomes full in the middle; a failed write must leave nothing behind.
+    """Call `write()`, which writes `path`, once `needed` bytes and the reserve are free.
+
+    Retry it if the disk becomes full in the middle; a failed write must leave nothing behind.
 
     `needed` None means the size of the newest `step_N` next to `path`; 0 is a small write, which may use the
     reserve. `what` is for messages. Raise `DiskFullError` after `WAIT_SECONDS` without room, or if the
@@ -57,8 +58,9 @@ async def write_when_room_async(
 
 
 def wait_for_room(path: Path, *, what: str, needed: int) -> None:
-    """Wait until `needed` bytes and the reserve are free. Raise `DiskFullError` after `WAIT_SECONDS` without
-    room, or if the process received a stop request.
+    """Wait until `needed` bytes and the reserve are free.
+
+    Raise `DiskFullError` after `WAIT_SECONDS` without room, or if the process received a stop request.
     """
     write_when_room(path, lambda: None, what=what, needed=needed)
 
@@ -105,8 +107,9 @@ class _Writer(Generic[T]):
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Return True if an error means that a disk or a quota is full. Libraries not written in Python have
-    their own errors, with the number in the text.
+    """Return True if an error means that a disk or a quota is full.
+
+    Libraries not written in Python have their own errors, with the number in the text.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -153,8 +156,9 @@ def size_of_newest_step(folder: Path) -> int:
 
 
 def size_of(path: Path) -> int:
-    """Return the size in bytes of a file, or of all files under a directory. Files deleted meanwhile count as
-    0.
+    """Return the size in bytes of a file, or of all files under a directory.
+
+    Files deleted meanwhile count as 0.
     """
     try:
         if not path.is_dir() or path.is_symlink():

@@ -124,8 +124,9 @@ def _expand(lines: Iterable[str], optional: dict[str, list[str]]) -> set[str]:
 
 
 def _extra_with(module: str) -> str | None:
-    """Return the extra of a module's distribution, which has the module's name. Well-known extras come
-    first.
+    """Return the extra of a module's distribution, which has the module's name.
+
+    Well-known extras come first.
     """
     _, optional = _declared_requirements()
     for extra in sorted(
@@ -148,8 +149,9 @@ def _installer() -> list[str]:
 
 
 def _declared_requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the required and the optional dependencies, by extra. In a source tree they are read from its
-    pyproject.toml.
+    """Return the required and the optional dependencies, by extra.
+
+    In a source tree they are read from its pyproject.toml.
     """
     project = Path(__file__).parents[3] / "pyproject.toml"
     if project.is_file():
@@ -168,8 +170,9 @@ def _declared_requirements() -> tuple[list[str], dict[str, list[str]]]:
 
 
 def _extra_requirements(lines: Iterable[Requirement], extra: str | None) -> Iterator[str]:
-    """Yield the requirements of an extra, or with None those without one. Conditions on the platform are
-    kept, since they may be evaluated on another machine.
+    """Yield the requirements of an extra, or with None those without one.
+
+    Conditions on the platform are kept, since they may be evaluated on another machine.
     """
     for line in lines:
         marker = str(line.marker or "")

@@ -62,8 +62,10 @@ _passages: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
-    """Fail here if `BUCKEYE_FAULTS` requests it. Raises `OSError` (no space), `RuntimeError`, `UsageError`
-    for an unknown name, or torch's `OutOfMemoryError`.
+    """Fail here if `BUCKEYE_FAULTS` requests it.
+
+    Raises `OSError` (no space), `RuntimeError`, `UsageError` for an unknown name, or torch's
+    `OutOfMemoryError`.
     """
     text = os.environ.get(FAULTS)
     if not text:

@@ -52,11 +52,13 @@ def data_folder(path: Path, root: Path) -> Path:
 
 
 def list_regular_files(folder: Path) -> Iterator[Path]:
-    """Yield the files under a model's folder, sorted. A link counts as a file if its target is in the folder
-    too, or among the blobs of the folder's cache.
+    """Yield the files under a model's folder, sorted.
+
+    A link counts as a file if its target is in the folder too, or among the blobs of the folder's cache.
 
     Raise `NotRegularFileError` for a link with another target: that file would be copied as part of the
-    model."""
+    model.
+    """
     top = folder.resolve()
     blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top
     for path in sorted(folder.rglob("*")):

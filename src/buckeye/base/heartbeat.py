@@ -60,8 +60,9 @@ def report(doing: str, *, on: str | None = None) -> None:
 
 
 def pulse() -> None:
-    """Report that the event loop of this process is running. After the first call it must be called
-    regularly.
+    """Report that the event loop of this process is running.
+
+    After the first call it must be called regularly.
     """
     global _pulse
     _pulse = time.monotonic()
@@ -75,16 +76,19 @@ def ready() -> None:
 
 
 def failed(message: str, *, error: str, final: bool, code: str) -> None:
-    """Report why this process is about to end. `error` is the class of the error and `code` its stable code;
-    `final` means that a restart cannot fix it.
+    """Report why this process is about to end.
+
+    `error` is the class of the error and `code` its stable code; `final` means that a restart cannot fix it.
     """
     message = message.encode(errors="replace")[:_MAX_MESSAGE].decode(errors="ignore")
     _write({"failed": {"message": message, "error": error, "final": final, "code": code}})
 
 
 def leave(code: int) -> None:
-    """End this process now, if a launcher started it; otherwise return. Exit handlers run first. Interpreter
-    shutdown can take seconds without a heartbeat, and the run would wait for it.
+    """End this process now, if a launcher started it; otherwise return.
+
+    Exit handlers run first. Interpreter shutdown can take seconds without a heartbeat, and the run would wait
+    for it.
     """
     if _pipe is None:
         return
@@ -96,8 +100,10 @@ def leave(code: int) -> None:
 
 
 def start() -> None:
-    """Start sending heartbeats. Call it once, early, after `die_with_parent`. Afterwards SIGUSR1 makes this
-    process write the Python stacks of all threads to its log.
+    """Start sending heartbeats.
+
+    Call it once, early, after `die_with_parent`. Afterwards SIGUSR1 makes this process write the Python
+    stacks of all threads to its log.
     """
     global _pipe
     number = os.environ.pop(HEARTBEAT_VARIABLE, None)  # child processes must not inherit it

@@ -47,8 +47,9 @@ def listen(host: str, port: int, *, change: str) -> socket.socket:
 
 
 def http_server(app: Any, **settings: Any) -> uvicorn.Server:
-    """Return a uvicorn server for an application, with further `settings`. It writes no access log and leaves
-    signals to the caller.
+    """Return a uvicorn server for an application, with further `settings`.
+
+    It writes no access log and leaves signals to the caller.
     """
     config = uvicorn.Config(
         app,
@@ -76,8 +77,9 @@ class _Server(uvicorn.Server):
 
 
 class BoundedProtocol(H11Protocol):
-    """HTTP connection that makes room for later ones. If there are too many, or descriptors run out, the
-    connection that has been idle longest is closed.
+    """HTTP connection that makes room for later ones.
+
+    If there are too many, or descriptors run out, the connection that has been idle longest is closed.
     """
 
     _idle_since = 0.0

@@ -25,8 +25,9 @@ _LOCK_SECONDS = 2.0  # a process suspended in the middle of a line blocks others
 
 
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the objects of a JSON Lines file in order; none without a file. Invalid lines, such as a partial
-    line of a killed process, are skipped.
+    """Yield the objects of a JSON Lines file in order; none without a file.
+
+    Invalid lines, such as a partial line of a killed process, are skipped.
     """
     if not path.exists():
         return
@@ -46,8 +47,9 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def parse_lenient_json(line: bytes) -> Any:
-    """Return the value of JSON that strict parsers reject, or None if it is not JSON. Half a surrogate pair
-    and invalid UTF-8 become U+FFFD; texts may contain control characters.
+    """Return the value of JSON that strict parsers reject, or None if it is not JSON.
+
+    Half a surrogate pair and invalid UTF-8 become U+FFFD; texts may contain control characters.
     """
     try:
         return well_formed(json.loads(line.decode("utf-8-sig", "replace"), strict=False))
@@ -56,8 +58,9 @@ def parse_lenient_json(line: bytes) -> Any:
 
 
 def fix_json(line: bytes) -> bytes:
-    """Return JSON that every parser reads, for JSON that only `parse_lenient_json` accepts. Other input is
-    unchanged.
+    """Return JSON that every parser reads, for JSON that only `parse_lenient_json` accepts.
+
+    Other input is unchanged.
     """
     try:
         msgspec.json.decode(line)
@@ -75,8 +78,9 @@ class LineFile:
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
 
     def append(self, lines: bytes) -> None:
-        """Append one or more lines, each with its newline. Raise `OSError` if that fails; the file is then
-        unchanged.
+        """Append one or more lines, each with its newline.
+
+        Raise `OSError` if that fails; the file is then unchanged.
 
         A partial line at the end, left by a killed process or machine, is terminated first.
         """
@@ -87,8 +91,10 @@ class LineFile:
 
 
 def append_lines(descriptor: int, lines: bytes) -> None:
-    """Append lines to a file that is open for appending. Raise `OSError` if that fails; a regular file is
-    then unchanged. In a terminal or a pipe, written data stays.
+    """Append lines to a file that is open for appending.
+
+    Raise `OSError` if that fails; a regular file is then unchanged. In a terminal or a pipe, written data
+    stays.
     """
     if not is_file(descriptor):
         _write_all(descriptor, lines)
@@ -109,8 +115,9 @@ def is_file(descriptor: int) -> bool:
 
 
 class LineStream(io.TextIOBase):
-    """Text stream of whole lines to a file, which never fails on a full disk. Lines without room are counted,
-    and the next written line reports their number.
+    """Text stream of whole lines to a file, which never fails on a full disk.
+
+    Lines without room are counted, and the next written line reports their number.
 
     A line is written at its end, or at `flush`. `descriptor` is open for appending and stays open.
     """
@@ -184,8 +191,9 @@ def _ends_with_partial_line(descriptor: int, size: int) -> bool:
 
 @contextmanager
 def _lock(descriptor: int) -> Iterator[bool]:
-    """Lock the file while a line is appended. Yield False if another process keeps the lock, or if locking is
-    unavailable.
+    """Lock the file while a line is appended.
+
+    Yield False if another process keeps the lock, or if locking is unavailable.
     """
     deadline = time.monotonic() + _LOCK_SECONDS
     is_locked = _try_to_lock(descriptor)

@@ -102,8 +102,10 @@ def check_variables(env_name: str, names: Iterable[str]) -> None:
 
 
 def child_environment(environ: Mapping[str, str], *, runs_rollouts: bool) -> dict[str, str]:
-    """Return the variables for a child process, without the keys that it does not need. A process that runs
-    rollouts (`runs_rollouts`) may need keys of tasks and of grading models, under any name.
+    """Return the variables for a child process, without the keys that it does not need.
+
+    A process that runs rollouts (`runs_rollouts`) may need keys of tasks and of grading models, under any
+    name.
     """
     if runs_rollouts:
         return {name: value for name, value in environ.items() if name not in KEYS or name in _ROLLOUT_KEYS}
@@ -118,8 +120,9 @@ def key_states() -> list[KeyState]:
 
 
 def set_key(name: str, value: str) -> Path:
-    """Write a key to the user's own file atomically, readable only by the user; other lines stay. Return the
-    file. Raise `UsageError` for an invalid name or value.
+    """Write a key to the user's own file atomically, readable only by the user; other lines stay.
+
+    Return the file. Raise `UsageError` for an invalid name or value.
     """
     if not name.isidentifier() or not name.isascii():
         hint = "use letters, digits and _, as HF_TOKEN"
@@ -143,8 +146,9 @@ def set_key(name: str, value: str) -> Path:
 
 @contextlib.contextmanager
 def generated_key(name: str, port: int) -> Iterator[str]:
-    """Yield a key for one start of a server on a local port. During the block it is in a file that only this
-    user can read; `local_key` finds it.
+    """Yield a key for one start of a server on a local port.
+
+    During the block it is in a file that only this user can read; `local_key` finds it.
     """
     value, path = secrets.token_urlsafe(24), generated_key_file(name, port)
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

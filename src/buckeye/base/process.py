@@ -52,8 +52,9 @@ _MAX_SECRETS_BYTES = 60_000  # a pipe holds this much without a reader
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunIdentity:
-    """Run that a file belongs to. `attempt` counts the starts of the run, so a resumed run never reads
-    leftovers of earlier attempts.
+    """Run that a file belongs to.
+
+    `attempt` counts the starts of the run, so a resumed run never reads leftovers of earlier attempts.
     """
 
     run_id: str
@@ -97,8 +98,9 @@ def idle_spins(*, cores_to_itself: bool) -> str:
 
 
 def raise_open_files_limit() -> None:
-    """Raise the limit of open files for this process and its children to the user's maximum. Every running
-    rollout has some open, and the default limit is 256 or 1024.
+    """Raise the limit of open files for this process and its children to the user's maximum.
+
+    Every running rollout has some open, and the default limit is 256 or 1024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     limit = hard if hard != resource.RLIM_INFINITY else _DEFAULT_OPEN_FILES
@@ -111,8 +113,9 @@ def raise_open_files_limit() -> None:
 def run_program(
     argv: Sequence[str], *, seconds: float, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end and capture its output. Its stdin is empty. Raise `OSError` if it cannot
-    start, `subprocess.TimeoutExpired` after `seconds`.
+    """Run a program to its end and capture its output.
+
+    Its stdin is empty. Raise `OSError` if it cannot start, `subprocess.TimeoutExpired` after `seconds`.
     """
     return subprocess.run(  # noqa: S603, an argument list without a shell
         argv,
@@ -161,8 +164,10 @@ class ChildProcess:
 
     @property
     def returncode(self) -> int | None:
-        """Exit code, or None while it runs. The rest of its session is killed as soon as its end is noticed:
-        later the id may belong to another process.
+        """Exit code, or None while it runs.
+
+        The rest of its session is killed as soon as its end is noticed: later the id may belong to another
+        process.
         """
         if self._process.returncode is None and self._process.poll() is not None:
             self._finish()
@@ -181,8 +186,9 @@ class ChildProcess:
         return self._process.returncode
 
     def end(self, seconds: float, *, session: bool) -> bool:
-        """Send SIGTERM to it, or to its whole session, and kill the rest after `seconds`. Return True if it
-        ended in time.
+        """Send SIGTERM to it, or to its whole session, and kill the rest after `seconds`.
+
+        Return True if it ended in time.
         """
         self.signal(signal.SIGTERM, session=session)
         try:
@@ -213,8 +219,9 @@ class AsyncChild(Protocol):
 
 
 async def ends_within(process: AsyncChild, seconds: float) -> bool:
-    """Return True if a child process ends within `seconds`. Unlike `wait()`, this does not wait for its
-    pipes, which a grandchild may keep open.
+    """Return True if a child process ends within `seconds`.
+
+    Unlike `wait()`, this does not wait for its pipes, which a grandchild may keep open.
     """
     import asyncio
 
@@ -322,8 +329,9 @@ def hand_over_secrets(env: Mapping[str, str]) -> tuple[dict[str, str], int | Non
 
 
 def receive_secrets() -> None:
-    """Read the secrets handed over to this process, and erase those it was started with. Call it first,
-    before other threads exist.
+    """Read the secrets handed over to this process, and erase those it was started with.
+
+    Call it first, before other threads exist.
     """
     descriptor = os.environ.pop(_SECRETS_VARIABLE, None)
     if descriptor is not None:
@@ -335,8 +343,9 @@ def receive_secrets() -> None:
 
 
 def forbid_tracing() -> None:
-    """Forbid other processes of this user to read this process's memory or trace it. (Root may, with the
-    right to trace.) For processes that start third-party code.
+    """Forbid other processes of this user to read this process's memory or trace it.
+
+    (Root may, with the right to trace.) For processes that start third-party code.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)

@@ -25,8 +25,9 @@ _ROUNDS = 10  # rounds of searching for processes started meanwhile
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process that was started, directly or indirectly, with a mark with this prefix. Linux
-    only.
+    """Kill every process that was started, directly or indirectly, with a mark with this prefix.
+
+    Linux only.
     """
     entry = f"\0{MARK_VARIABLE}={mark}".encode()
     for _ in range(_ROUNDS):

@@ -67,8 +67,9 @@ def write_directory(
 
 
 def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
-    """Create or replace the file `path` atomically. Text is encoded by `utf8`. `mode` are the permissions of
-    the new file, reduced by the user's umask.
+    """Create or replace the file `path` atomically.
+
+    Text is encoded by `utf8`. `mode` are the permissions of the new file, reduced by the user's umask.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(path.parent)
@@ -88,8 +89,10 @@ def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
 
 
 def utf8(text: str) -> bytes:
-    """Encode a text as UTF-8. Half a surrogate pair, which JSON may contain but UTF-8 cannot, becomes U+FFFD;
-    two matching halves become their character.
+    """Encode a text as UTF-8.
+
+    Half a surrogate pair, which JSON may contain but UTF-8 cannot, becomes U+FFFD; two matching halves become
+    their character.
     """
     try:
         return text.encode()
@@ -173,8 +176,9 @@ def sync_tree(directory: Path) -> None:
 
 
 def is_locked(path: Path) -> bool:
-    """Return True if a process holds an exclusive lock (flock) on a file or directory. False if it cannot be
-    opened, or if locking is unavailable.
+    """Return True if a process holds an exclusive lock (flock) on a file or directory.
+
+    False if it cannot be opened, or if locking is unavailable.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -192,8 +196,9 @@ def is_locked(path: Path) -> bool:
 
 
 def read_json(path: Path) -> Any:
-    """Return the JSON value in a file. Raise `OSError`, or `ValueError` if it is not JSON, not a regular
-    file, too large, or nested too deeply.
+    """Return the JSON value in a file.
+
+    Raise `OSError`, or `ValueError` if it is not JSON, not a regular file, too large, or nested too deeply.
     """
     try:
         return json.loads(read_regular(path).decode())

@@ -23,8 +23,10 @@ async def finish_in_thread(work: Callable[..., T], *args: object) -> T:
 
 
 async def acquire_in_thread(acquire: Callable[..., T], *args: object, release: Callable[[T], object]) -> T:
-    """Return `acquire(*args)`, run in a thread. If the caller is cancelled meanwhile, pass the result to
-    `release`, also in a thread, before raising the cancellation.
+    """Return `acquire(*args)`, run in a thread.
+
+    If the caller is cancelled meanwhile, pass the result to `release`, also in a thread, before raising the
+    cancellation.
     """
     result, cancellation = await _finish(acquire, *args)
     if cancellation is None:

@@ -32,8 +32,9 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Chat message. Fields of other servers may be present if empty: clients send back messages that they
-    received.
+    """Chat message.
+
+    Fields of other servers may be present if empty: clients send back messages that they received.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -71,8 +72,9 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool's name, description, and JSON Schema of its arguments. The schema is shown to the model and not
-    enforced, regardless of `strict`.
+    """Tool's name, description, and JSON Schema of its arguments.
+
+    The schema is shown to the model and not enforced, regardless of `strict`.
     """
 
     name: str

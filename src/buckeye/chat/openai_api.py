@@ -94,8 +94,9 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class GenerateSampling(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """Field `sampling_params` of /inference/v1/generate. `logprobs` is the number of log-probs returned in
-    addition to each token's own; None returns none.
+    """Field `sampling_params` of /inference/v1/generate.
+
+    `logprobs` is the number of log-probs returned in addition to each token's own; None returns none.
     """
 
     logprobs: TopLogprobs | None = None
@@ -173,8 +174,9 @@ class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("`top_logprobs` needs `logprobs`: true")
 
     def offered_tools(self) -> list[dict[str, Any]]:
-        """Return the tools shown to the model. With `tool_choice` "none" the list is empty, so the model
-        cannot call any.
+        """Return the tools shown to the model.
+
+        With `tool_choice` "none" the list is empty, so the model cannot call any.
         """
         return [] if self.tool_choice == "none" else self.tools or []
 
@@ -233,8 +235,9 @@ def check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[
 
 
 def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the fields without those that have no effect. Raise `UsageError` for one that has an effect and
-    is unsupported.
+    """Return the fields without those that have no effect.
+
+    Raise `UsageError` for one that has an effect and is unsupported.
     """
     kept = {}
     for name, value in fields.items():
@@ -258,8 +261,9 @@ def finite_logprob(logprob: float) -> float:
 
 
 def error_body(message: str, status_code: int, *, code: str | None = None) -> dict[str, Any]:
-    """Return an error in OpenAI's format. `code` is the stable code of a Buckeye error; the default is the
-    HTTP status, as in vLLM.
+    """Return an error in OpenAI's format.
+
+    `code` is the stable code of a Buckeye error; the default is the HTTP status, as in vLLM.
     """
     kind = _ERROR_TYPES.get(status_code, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": code or status_code}}

@@ -17,8 +17,10 @@ from buckeye.errors import UsageError
 def auth_status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """List the keys with their source, and the ends of their values. Sources, in this order: the
-    environment, `.env` of the project, `~/.buckeye/.env`."""
+    """List the keys with their source, and the ends of their values.
+
+    Sources, in this order: the environment, `.env` of the project, `~/.buckeye/.env`.
+    """
     states = key_states()
     if as_json:
         files = [str(path) for path in key_files()]
@@ -34,8 +36,10 @@ def auth_set(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Such as HF_TOKEN or WANDB_API_KEY.")],
     value: Annotated[str | None, typer.Argument(hidden=True)] = None,
 ) -> None:
-    """Store a key for all projects of this user, in `~/.buckeye/.env`. Prompts for the value, or reads it
-    from a pipe. A value in the command would be visible to other users."""
+    """Store a key for all projects of this user, in `~/.buckeye/.env`.
+
+    Prompts for the value, or reads it from a pipe. A value in the command would be visible to other users.
+    """
     if value is not None or "=" in name:
         raise UsageError(
             "the command contains the value of the key, which other users of this machine can read",

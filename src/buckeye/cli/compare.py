@@ -26,7 +26,8 @@ def compare_runs(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare two runs: the better one and by how much, and the differences in settings, versions, tasks,
-    machines, and reward by step. Exit code 1 if the runs are not comparable."""
+    machines, and reward by step. Exit code 1 if the runs are not comparable.
+    """
     from buckeye.analysis.comparison.compare import compare
 
     comparison = compare(a, b)

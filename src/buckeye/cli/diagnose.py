@@ -33,8 +33,10 @@ def diagnose_run(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Diagnose a run: findings with cause, evidence and advice, the most certain first. Exit code 1 if there
-    are findings."""
+    """Diagnose a run: findings with cause, evidence and advice, the most certain first.
+
+    Exit code 1 if there are findings.
+    """
     from buckeye.analysis.diagnosis.diagnose import diagnose
 
     directory = runs.open(find_run(None) if run is None else run).path

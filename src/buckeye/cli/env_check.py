@@ -32,8 +32,10 @@ def env_check(
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 also for warnings.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check an environment with probes and content-free policies: tasks, splits and grades. Exit code 1 if a
-    check fails."""
+    """Check an environment with probes and content-free policies: tasks, splits and grades.
+
+    Exit code 1 if a check fails.
+    """
     import asyncio
 
     from buckeye.base.keys import check_variables

@@ -76,8 +76,10 @@ def env_push(
     as_json: Annotated[bool, _JSON] = False,
     quiet: Annotated[bool, _QUIET] = False,
 ) -> None:
-    """Push the built image to a registry, and write its digest to buckeye.lock.yaml. Uses the logins of
-    `docker login`."""
+    """Push the built image to a registry, and write its digest to buckeye.lock.yaml.
+
+    Uses the logins of `docker login`.
+    """
     from buckeye.base.process import die_with_parent
     from buckeye.setup.environment_image import push_environment
 

@@ -75,8 +75,11 @@ def play(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per rollout.")] = False,
 ) -> None:
-    """Run a task yourself, with random actions, or with a model. Shows prompts, tool calls, results, and the
-    reward with its components. Exit code 1 if no rollout gets a reward."""
+    """Run a task yourself, with random actions, or with a model.
+
+    Shows prompts, tool calls, results, and the reward with its components. Exit code 1 if no rollout gets a
+    reward.
+    """
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.env_play.session import RANDOM_POLICY, ChatFile, PlaySession
     from buckeye.launch.mcp_gateways import local_gateway

@@ -82,8 +82,10 @@ def attach(
     pod: _Pod,
     show: Annotated[bool, typer.Option("--print", help="Only print the ssh command.")] = False,
 ) -> None:
-    """Open the terminal of a run on a pod or another host (tmux). Ctrl-B D detaches; Ctrl-C stops the run.
-    Without a terminal, prints the ssh command."""
+    """Open the terminal of a run on a pod or another host (tmux).
+
+    Ctrl-B D detaches; Ctrl-C stops the run. Without a terminal, prints the ssh command.
+    """
     argv = _run_argv(pod) or _pod_argv(pod)
     if show or not sys.stdout.isatty():
         typer.echo(shlex.join(argv))

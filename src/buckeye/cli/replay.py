@@ -30,8 +30,10 @@ def replay(
     device: Annotated[str | None, typer.Option(help="Device, such as cpu. Default: that of the run.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Recompute a training step from its kept batch, and report the first difference. Exit code 1 if it
-    differs by more than rounding."""
+    """Recompute a training step from its kept batch, and report the first difference.
+
+    Exit code 1 if it differs by more than rounding.
+    """
     directory = runs.open(run).path
     if every:
         if step is not None or until is not None:

@@ -156,8 +156,10 @@ def stop(
 
 
 def resume(context: typer.Context, run: _NamedRun, as_json: _Json = False) -> None:
-    """Resume a run from its newest checkpoint, with its original flags; more flags of `rl` may follow. The
-    first line shows the command and its folder; the others are the output of the run."""
+    """Resume a run from its newest checkpoint, with its original flags; more flags of `rl` may follow.
+
+    The first line shows the command and its folder; the others are the output of the run.
+    """
     resumed = continuation(find_run(run), context.args)
     argv, folder = ["rl", *resumed.arguments], str(resumed.working_directory)
     command = json.dumps({"command": argv, "working_directory": folder})

@@ -26,8 +26,10 @@ def ui(
         typer.Option(min=0, max=65535, help=f"Port; 0: any free port. Default: {_PORT}, or a free port."),
     ] = None,
 ) -> None:
-    """Inspect runs in a browser: metrics, findings, and rollouts token by token. Writes nothing, so the run
-    may be active, crashed, or a copy."""
+    """Inspect runs in a browser: metrics, findings, and rollouts token by token.
+
+    Writes nothing, so the run may be active, crashed, or a copy.
+    """
     from buckeye.ui.run_catalog import RunCatalog
     from buckeye.ui.server import serve
 
@@ -47,7 +49,8 @@ def report(
     ] = None,
 ) -> None:
     """Write a run as one HTML file that opens offline: findings, curves, evaluations with intervals,
-    rollouts, logs, settings. Leaves out keys and the folders of this machine."""
+    rollouts, logs, settings. Leaves out keys and the folders of this machine.
+    """
     from buckeye import runs
     from buckeye.run_files.known_runs import find_run
     from buckeye.ui.export import export

@@ -37,8 +37,9 @@ def is_adapter(name: str) -> bool:
 
 
 def read_base_model(adapter: Path) -> tuple[str, str | None]:
-    """Return the name and the revision of an adapter's base model. Raise `UsageError` if the adapter does not
-    name it.
+    """Return the name and the revision of an adapter's base model.
+
+    Raise `UsageError` if the adapter does not name it.
     """
     return _base_model(adapter, _read_adapter_config(adapter))
 
@@ -56,8 +57,9 @@ def start_from_adapter(config: T) -> T:
 
 
 def start_model(model: ModelConfig) -> ModelConfig:
-    """Return a model's settings with those that its adapter determines; unchanged without an adapter. Raise
-    `UsageError` if the adapter cannot be read, or if settings contradict it.
+    """Return a model's settings with those that its adapter determines; unchanged without an adapter.
+
+    Raise `UsageError` if the adapter cannot be read, or if settings contradict it.
     """
     names_adapter = is_adapter(model.name)
     folder = Path(model.name) if names_adapter else model.adapter

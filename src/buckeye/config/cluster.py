@@ -12,8 +12,9 @@ NodeNumbers = Annotated[list[NonNegativeInt], Field(min_length=1)]
 
 
 class ClusterConfig(BaseConfig):
-    """Hosts of a run, which all share output_dir. `rl` starts on node 0; `engine` starts processes on the
-    others.
+    """Hosts of a run, which all share output_dir.
+
+    `rl` starts on node 0; `engine` starts processes on the others.
     """
 
     nodes: PositiveInt = 1

@@ -17,8 +17,9 @@ TOO_DEEP = "lists or tables are nested too deeply"
 
 
 def read_file(name: str, flag: Location | None = None) -> Settings:
-    """Return the settings of a TOML or JSON file. `name` is its path as the user wrote it; `flag` is the flag
-    that named it.
+    """Return the settings of a TOML or JSON file.
+
+    `name` is its path as the user wrote it; `flag` is the flag that named it.
 
     Raise `ConfigError` if the file cannot be read.
     """
@@ -54,8 +55,9 @@ def read_text(name: str, at: str | None = None) -> str:
 
 
 def load_json(text: str) -> Any:
-    """Parse JSON strictly: no NaN, no duplicate keys. Raise `ValueError`, or `RecursionError` for excessive
-    nesting.
+    """Parse JSON strictly: no NaN, no duplicate keys.
+
+    Raise `ValueError`, or `RecursionError` for excessive nesting.
     """
     return json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_refuse_constant)
 

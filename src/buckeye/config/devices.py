@@ -84,8 +84,9 @@ def _free_devices(settings: Settings) -> list[int]:
 
 
 def _set_replicas(settings: Settings, count: int, reason: str) -> list[Problem]:
-    """Set the number of replicas that follows from the devices. Return a problem if an equal or higher layer
-    set it differently.
+    """Set the number of replicas that follows from the devices.
+
+    Return a problem if an equal or higher layer set it differently.
     """
     present = settings.get(_DP)
     if present == count or not isinstance(settings.get(_DP[:-1]), dict | type(MISSING)):

@@ -55,8 +55,10 @@ def parse_flags(model: type[BaseConfig], argv: Sequence[str]) -> Flags:
 
 
 def apply_flags(assignments: Sequence[Assignment], settings: Settings) -> list[Problem]:
-    """Write the values of flags into the settings. The last one wins, repeated lists are joined, and a
-    setting of a list item (`env.0.id`) overrides the list that contains it.
+    """Write the values of flags into the settings.
+
+    The last one wins, repeated lists are joined, and a setting of a list item (`env.0.id`) overrides the list
+    that contains it.
     """
     joined: dict[KeyPath, list[Any]] = {}
     for assignment in assignments:

@@ -68,15 +68,17 @@ def help_text(model: type[BaseConfig], prog: str) -> str:
 
 
 def sections_of(model: type[BaseConfig], prog: str) -> list[Section]:
-    """Return all sections, each before the nested ones; the first is the root. A section with several
-    classes, distinguished by `type`, appears once for each.
+    """Return all sections, each before the nested ones; the first is the root.
+
+    A section with several classes, distinguished by `type`, appears once for each.
     """
     return list(_sections(model, (), f"{prog}:", ""))
 
 
 def sections_named(model: type[BaseConfig], prog: str, name: str) -> list[Section]:
-    """Return the section `name`, such as `trainer.optim`, and those nested in it. Raise `UsageError` if it
-    does not exist.
+    """Return the section `name`, such as `trainer.optim`, and those nested in it.
+
+    Raise `UsageError` if it does not exist.
     """
     wanted = tuple(name.strip("-[]").replace("-", "_").split("."))
     sections = sections_of(model, prog)

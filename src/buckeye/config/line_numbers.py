@@ -17,8 +17,9 @@ _QUOTED = re.compile(
 
 
 def toml_line_numbers(text: str) -> dict[KeyPath, int]:
-    """Return path -> line (from 1) of every key, table and list item. Raise `RecursionError` for excessive
-    nesting.
+    """Return path -> line (from 1) of every key, table and list item.
+
+    Raise `RecursionError` for excessive nesting.
     """
     return _TomlScanner(text).scan()
 

@@ -28,8 +28,9 @@ def to_json(config: BaseConfig) -> str:
 
 
 def is_recorded(path: Path) -> bool:
-    """Return True for the resolved configuration in a run directory. An earlier version may have written it:
-    settings that no longer exist are ignored.
+    """Return True for the resolved configuration in a run directory.
+
+    An earlier version may have written it: settings that no longer exist are ignored.
     """
     return path.parent.name == "configs" and path.suffix == ".json"
 
@@ -43,8 +44,9 @@ def load_config(model: type[T], argv: Sequence[str]) -> T:
 
 
 def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
-    """Return the configuration, and a warning for every setting with a possibly unexpected effect. Raise
-    `ConfigError` with every problem found.
+    """Return the configuration, and a warning for every setting with a possibly unexpected effect.
+
+    Raise `ConfigError` with every problem found.
     """
     settings, problems = _read_sources(model, argv)
     config, invalid = validate(model, settings, resolve_run if issubclass(model, RLConfig) else None)

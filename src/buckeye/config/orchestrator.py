@@ -167,8 +167,9 @@ class OrchestratorConfig(BaseConfig):
 
     @property
     def evaluation_environments(self) -> list[EvalEnvConfig]:
-        """Environments of `eval`. If it names none, those of the run, with the sampling settings of
-        `eval`.
+        """Environments of `eval`.
+
+        If it names none, those of the run, with the sampling settings of `eval`.
         """
         if self.eval is None:
             return []

@@ -35,8 +35,9 @@ class Problem:
 
     @property
     def at(self) -> str | None:
-        """Location and key: `run.toml:3 (max_steps)` or `--max-steps`. None if the message has the key and
-        no file or flag sets it.
+        """Location and key: `run.toml:3 (max_steps)` or `--max-steps`.
+
+        None if the message has the key and no file or flag sets it.
         """
         key = dotted(self.path)
         if self.location is None or self.location.layer is Layer.DEFAULT:

@@ -96,8 +96,9 @@ def _paths(name: str, roles: Sequence[str]) -> tuple[KeyPath, list[KeyPath]]:
 
 
 def _add_processes(settings: Settings) -> None:
-    """Add trainer and orchestrator with their defaults. Add inference if neither the trainer nor other
-    servers are set.
+    """Add trainer and orchestrator with their defaults.
+
+    Add inference if neither the trainer nor other servers are set.
     """
     others = [("trainer",), ("inference",), ("orchestrator", "client")]
     starts_servers = not any(settings.has(path) for path in others)
@@ -185,8 +186,9 @@ def _share(settings: Settings, name: str, path: KeyPath, members: Sequence[KeyPa
 
 
 def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iterator[Problem]:
-    """Set the run's value for all members. Yield a conflict if an equal or higher layer set one
-    differently.
+    """Set the run's value for all members.
+
+    Yield a conflict if an equal or higher layer set one differently.
     """
     for member in _entries(settings, members):
         if _is_same(run.value, member.value):

@@ -60,8 +60,9 @@ AdvantageConfig = Annotated[
 
 
 class RewardShapingConfig(BaseConfig):
-    """Changes to the rewards of training rollouts. Evaluations are not shaped. The environment sets the stop
-    reason; "length" means truncated at a limit.
+    """Changes to the rewards of training rollouts.
+
+    Evaluations are not shaped. The environment sets the stop reason; "length" means truncated at a limit.
     """
 
     stop_reason_rewards: dict[str, float] = {}

@@ -47,8 +47,9 @@ def flag_of(path: Iterable[str | int]) -> str:
 
 @dataclass(slots=True)
 class Settings:
-    """Nested dicts, lists and scalars in `values`; `locations` has the location of some paths. `has_flags` is
-    False if no command line can set them.
+    """Nested dicts, lists and scalars in `values`; `locations` has the location of some paths.
+
+    `has_flags` is False if no command line can set them.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -78,8 +79,9 @@ class Settings:
         return None
 
     def put(self, path: KeyPath, value: Any, location: Location) -> None:
-        """Write `value` to `path`, a key of a table, or an index of a list up to its length. Tables are
-        merged into existing ones.
+        """Write `value` to `path`, a key of a table, or an index of a list up to its length.
+
+        Tables are merged into existing ones.
         """
         self._merge(path, value, {(): location})
 
@@ -105,8 +107,9 @@ class Settings:
         self.locations.update({at + path: location for path, location in locations.items()})
 
     def _parent(self, path: KeyPath) -> Any:
-        """Return the table or list that contains `path`. Missing tables are created, replacing any other
-        value.
+        """Return the table or list that contains `path`.
+
+        Missing tables are created, replacing any other value.
         """
         parent: Any = self.values
         for key, following in itertools.pairwise(path):

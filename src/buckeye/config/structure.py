@@ -97,8 +97,10 @@ def paths_of(model: type[BaseConfig], under: KeyPath = ()) -> Iterator[KeyPath]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Target of a dotted name. If the setting does not exist, `shape` has the value None, `path` ends with
-    the unknown part, and `owner` is the section that lacks it.
+    """Target of a dotted name.
+
+    If the setting does not exist, `shape` has the value None, `path` ends with the unknown part, and `owner`
+    is the section that lacks it.
     """
 
     path: KeyPath

@@ -43,8 +43,9 @@ def show_position(text: str, line: int, column: int) -> str:
 
 
 def _locate(text: str, error: tomllib.TOMLDecodeError) -> tuple[str, int, int]:
-    """Return the reason, the line and the column of an error. One at the end is reported at the last line
-    with content.
+    """Return the reason, the line and the column of an error.
+
+    One at the end is reported at the last line with content.
     """
     message = str(error)
     if (match := _POSITION.search(message)) is not None:

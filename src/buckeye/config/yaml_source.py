@@ -39,8 +39,9 @@ for _tag, _pattern, _first in _RESOLVERS:
 
 
 def read_yaml(path: Path) -> Settings:
-    """Return the settings in a file, each with its location `file:line`. Raise `ConfigError` with file and
-    line.
+    """Return the settings in a file, each with its location `file:line`.
+
+    Raise `ConfigError` with file and line.
     """
     text = read_text(str(path))
     try:

@@ -23,8 +23,9 @@ Tool = Mapping[str, Any]
 
 
 def join_text_parts(message: Message) -> Message:
-    """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) joined into one text. With
-    other parts, which `find_non_text_part` reports, it is unchanged.
+    """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) joined into one text.
+
+    With other parts, which `find_non_text_part` reports, it is unchanged.
     """
     if not _has_parts(message) or find_non_text_part(message["content"]) is not None:
         return message
@@ -213,8 +214,9 @@ class OptionsPolicy(Protocol):
     """Policy that supports the options of a call. Other policies ignore them."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Sample the next assistant message without options. Raise `InferenceError` if no engine can
-        reply.
+        """Sample the next assistant message without options.
+
+        Raise `InferenceError` if no engine can reply.
         """
         return await self.ask(messages, tools=tools)
 
@@ -225,8 +227,10 @@ class OptionsPolicy(Protocol):
         tools: Sequence[Tool] = (),
         options: CallOptions = DEFAULT_OPTIONS,
     ) -> Reply:
-        """Sample the next assistant message with options. Raise `InferenceError` if no engine can reply,
-        `UsageError` for options or messages that the model does not support.
+        """Sample the next assistant message with options.
+
+        Raise `InferenceError` if no engine can reply, `UsageError` for options or messages that the model
+        does not support.
         """
         ...
 
@@ -238,8 +242,9 @@ class ToolAwarePolicy(Protocol):
     """
 
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
-        """Announce the tools that a reply in this form calls. In `form`, `{call}` is the position of
-        `name(argument=value, ...)`.
+        """Announce the tools that a reply in this form calls.
+
+        In `form`, `{call}` is the position of `name(argument=value, ...)`.
         """
         ...
 
@@ -257,8 +262,9 @@ class TokenPolicy(Protocol):
         *,
         options: CallOptions = DEFAULT_OPTIONS,
     ) -> Reply:
-        """Sample the continuation of a text, or of token ids. Raise `InferenceError` if no engine can reply,
-        `UsageError` for unsupported options.
+        """Sample the continuation of a text, or of token ids.
+
+        Raise `InferenceError` if no engine can reply, `UsageError` for unsupported options.
         """
         ...
 
@@ -274,8 +280,9 @@ class Environment(Protocol):
     name: str
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of a split, in a fixed order; they may be generated lazily. Raise `KeyError` for
-        an unknown split.
+        """Return the tasks of a split, in a fixed order; they may be generated lazily.
+
+        Raise `KeyError` for an unknown split.
         """
         ...
 

@@ -10,8 +10,9 @@ from buckeye.config.config_files import load_json
 
 
 def read_arguments(value: Any) -> dict[str, Any]:
-    """Return the arguments of a call as an object. "" and null mean no arguments. JSON text inside JSON text
-    is decoded.
+    """Return the arguments of a call as an object.
+
+    "" and null mean no arguments. JSON text inside JSON text is decoded.
 
     Raise `ValueError` with a text that completes "the arguments of NAME".
     """

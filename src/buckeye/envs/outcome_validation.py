@@ -24,8 +24,10 @@ _MISSING = re.compile(r"missing|must be set|not set|credential|KeyError|not foun
 
 
 def validate_outcome(outcome: object, environment: object = None) -> Outcome:
-    """Return the outcome with plain numbers and texts. An invalid one becomes an error that names the field.
-    Errored outcomes have no components. `environment` is the one that returned it, for messages.
+    """Return the outcome with plain numbers and texts.
+
+    An invalid one becomes an error that names the field. Errored outcomes have no components. `environment`
+    is the one that returned it, for messages.
     """
     if not isinstance(outcome, Outcome):
         return error_outcome("score", outcome_error_text(outcome, environment))
@@ -36,8 +38,9 @@ def validate_outcome(outcome: object, environment: object = None) -> Outcome:
 
 
 def _validate_scored(outcome: Outcome) -> Outcome:
-    """Return a validated outcome with a reward. Raise `OutcomeError`, or `ValueError` for turn_rewards that
-    do not add up.
+    """Return a validated outcome with a reward.
+
+    Raise `OutcomeError`, or `ValueError` for turn_rewards that do not add up.
     """
     fields = checked_outcome(
         {

@@ -174,8 +174,9 @@ def is_file_id(env_id: str) -> bool:
 
 
 def find_local_loader(env_id: str) -> Callable[..., Any] | None:
-    """Return the loader of an environment that can be imported in this process, or None. Raise `UsageError`
-    if the import fails.
+    """Return the loader of an environment that can be imported in this process, or None.
+
+    Raise `UsageError` if the import fails.
     """
     if env_id == AGENT or env_id.partition("/")[0] in LIBRARIES:
         return None
@@ -196,8 +197,9 @@ def find_local_loader(env_id: str) -> Callable[..., Any] | None:
 
 
 def find_bundled_project(env_id: str) -> Path | None:
-    """Return the project of an environment bundled with Buckeye. None for others, and if an installed
-    distribution has its name.
+    """Return the project of an environment bundled with Buckeye.
+
+    None for others, and if an installed distribution has its name.
     """
     if canonicalize_name(env_id.partition("@")[0].rpartition("/")[2]) != _BUNDLED:
         return None
@@ -231,8 +233,9 @@ def _from_module(wanted: EnvironmentId) -> _LoaderEntry | None:
 
 
 def _check_version(wanted: EnvironmentId, installed: str | None) -> None:
-    """Accept the requested version, or a newer release of the same x.y series. Raise `UsageError`
-    otherwise.
+    """Accept the requested version, or a newer release of the same x.y series.
+
+    Raise `UsageError` otherwise.
     """
     if wanted.version in (None, "latest"):
         return

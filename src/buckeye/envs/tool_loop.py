@@ -153,6 +153,7 @@ def _check_call(function: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str
 
 def _check_arguments(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
     """Check arguments against the part of JSON Schema that describes tools: required, properties, type, enum.
+
     Raise `ToolError` on a mismatch.
     """
     properties = schema.get("properties", {})

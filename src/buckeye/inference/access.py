@@ -49,8 +49,10 @@ def short_model_name(model: str) -> str:
 
 @contextlib.contextmanager
 def access_rules(config: InferenceConfig) -> Iterator[AccessRules]:
-    """Yield the access rules of the server. Its key is in the configured environment variable, or else
-    generated for this start and stored where local clients find it.
+    """Yield the access rules of the server.
+
+    Its key is in the configured environment variable, or else generated for this start and stored where local
+    clients find it.
 
     Raise `UsageError` if the address is reachable from other machines and no key is set, or if a key is set
     together with `no_key`.

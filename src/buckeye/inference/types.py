@@ -65,8 +65,9 @@ def parse_version(version: str | int) -> int:
 
 
 def parse_generation(choice: dict[str, Any]) -> Generation:
-    """Convert a choice of either route to a `Generation`. Raise `KeyError`, `TypeError` or `ValueError` if it
-    is malformed.
+    """Convert a choice of either route to a `Generation`.
+
+    Raise `KeyError`, `TypeError` or `ValueError` if it is malformed.
     """
     token_ids, logprobs = choice["token_ids"], choice["logprobs"]
     values = (

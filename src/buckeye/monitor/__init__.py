@@ -1,3 +1,4 @@
-"""Records of a run: logs, metrics, rollouts, and findings about their values. This room makes no
-decisions.
+"""Records of a run: logs, metrics, rollouts, and findings about their values.
+
+This room makes no decisions.
 """

@@ -45,8 +45,9 @@ class Console:
 
 
 def ignore_closed_output() -> None:
-    """Keep this process running when the terminal or pipe of its output is closed. A replaced stdout or
-    stderr stays unchanged.
+    """Keep this process running when the terminal or pipe of its output is closed.
+
+    A replaced stdout or stderr stays unchanged.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

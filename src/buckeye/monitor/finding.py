@@ -23,8 +23,10 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Problem of a run, `seen` in the steps from `since` to `until`. `cause` and `advice` are clauses;
-    `command` shows more. `figures` are the underlying numbers, `evidence` further facts.
+    """Problem of a run, `seen` in the steps from `since` to `until`.
+
+    `cause` and `advice` are clauses; `command` shows more. `figures` are the underlying numbers, `evidence`
+    further facts.
     """
 
     name: str

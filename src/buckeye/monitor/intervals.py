@@ -21,8 +21,9 @@ _EQUAL = 1e-9
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """Mean over tasks with its 95 % interval. `n` counts tasks, `clusters` groups of related ones, and
-    `largest` the tasks in the largest group.
+    """Mean over tasks with its 95 % interval.
+
+    `n` counts tasks, `clusters` groups of related ones, and `largest` the tasks in the largest group.
     """
 
     value: float
@@ -34,8 +35,9 @@ class Estimate:
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """Return the unbiased estimate of pass@k from `n` rollouts with `passed` passes (Chen et al. 2021, eq.
-    1).
+    """Return the unbiased estimate of pass@k from `n` rollouts with `passed` passes (Chen et al.
+
+    2021, eq. 1).
 
     Raise `ValueError` unless 1 <= k <= n and 0 <= passed <= n.
     """
@@ -79,8 +81,9 @@ def wilson_interval(successes: float, n: float, z: float = _NORMAL) -> tuple[flo
 
 
 def student_quantile(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's t with `degrees` degrees of freedom, within 0.2 %. From three
-    degrees on it is the expansion of Abramowitz & Stegun 26.7.5.
+    """Return the 97.5 % quantile of Student's t with `degrees` degrees of freedom, within 0.2 %.
+
+    From three degrees on it is the expansion of Abramowitz & Stegun 26.7.5.
     """
     if degrees in _STUDENT:
         return _STUDENT[degrees]
@@ -138,8 +141,9 @@ def paired_difference(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Clusters:
-    """Means and value counts per cluster, and the `deviations` that each adds to the overall mean. Their mean
-    is 0; their `variance` over the number of clusters is the variance of the mean.
+    """Means and value counts per cluster, and the `deviations` that each adds to the overall mean.
+
+    Their mean is 0; their `variance` over the number of clusters is the variance of the mean.
     """
 
     means: list[float]

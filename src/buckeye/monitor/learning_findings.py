@@ -242,8 +242,9 @@ def _moved_too_far(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | N
 
 
 def _biases(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
-    """Return findings if dropped groups or failed rollouts differ from the others. The newest step summarizes
-    many.
+    """Return findings if dropped groups or failed rollouts differ from the others.
+
+    The newest step summarizes many.
     """
     found = [
         _finding(reason, batch_steps[-1:], run, f"{what} {_more_or_less(value)} {than}")

@@ -42,6 +42,7 @@ class MetricsLog:
 
     def write(self, process: str, step: int, values: Mapping[str, Any]) -> None:
         """Append `{"time": seconds since the epoch, "attempt": ..., "process": ..., "step": ..., **values}`.
+
         Raise `DiskFullError` if the disk stays full.
         """
         line, what = self._line(process, step, values)
@@ -72,8 +73,9 @@ class MetricsTail:
         self.position = position if position is not None else path.stat().st_size if path.exists() else 0
 
     def read_new(self) -> list[Record]:
-        """Return the records since the last call. Invalid lines, for example of a killed process, are
-        skipped.
+        """Return the records since the last call.
+
+        Invalid lines, for example of a killed process, are skipped.
         """
         if not self._path.exists():
             return []
@@ -118,8 +120,9 @@ class StepMetrics:
         return self.reward if played is None else played
 
     def value(self, name: str) -> float | None:
-        """Return a metric by `<process>/<name>`, such as `trainer/loss`, or by its name alone. None if it is
-        not recorded, or beyond 1e30, since sums of such values overflow.
+        """Return a metric by `<process>/<name>`, such as `trainer/loss`, or by its name alone.
+
+        None if it is not recorded, or beyond 1e30, since sums of such values overflow.
         """
         process, _, metric = name.partition("/")
         found = self.records[process].get(metric) if process in self.records else None
@@ -173,9 +176,10 @@ class RunMetrics:
         return {s.number: value for s in self.steps() if (value := s.value(name)) is not None}
 
     def take(self, *, rest: bool = False) -> list[StepMetrics]:
-        """Return and remove the steps that expect no more records, in order. Such a step is trained, and
-        either its batch is recorded or a later step is trained. With `rest`, return all steps: the run has
-        ended.
+        """Return and remove the steps that expect no more records, in order.
+
+        Such a step is trained, and either its batch is recorded or a later step is trained. With `rest`,
+        return all steps: the run has ended.
         """
         steps = self.steps()
         newest = max((step.number for step in steps if step.trained is not None), default=-1)
@@ -211,8 +215,10 @@ def _is_record(line: Record) -> bool:
 
 
 class Stopwatch:
-    """Durations in seconds by cause, between two records. Every record has all causes, so that columns of
-    `metrics.jsonl` have no gaps. `idle` is the cause that means waiting for other processes, if any.
+    """Durations in seconds by cause, between two records.
+
+    Every record has all causes, so that columns of `metrics.jsonl` have no gaps. `idle` is the cause that
+    means waiting for other processes, if any.
     """
 
     def __init__(self, *causes: str, idle: str | None = None) -> None:

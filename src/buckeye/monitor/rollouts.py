@@ -90,8 +90,9 @@ def read_rollouts(run: Path, step: int) -> tuple[list[RecordedRollout], int]:
 
 
 def _rollout(line: dict[str, Any], numbers: Counter[int]) -> RecordedRollout:
-    """Convert a line and set its number within the group; retries of one rollout share a number. Raise
-    `msgspec.ValidationError` if it is invalid.
+    """Convert a line and set its number within the group; retries of one rollout share a number.
+
+    Raise `msgspec.ValidationError` if it is invalid.
     """
     rollout = msgspec.convert(line, RecordedRollout)
     numbered = msgspec.structs.replace(rollout, number=numbers[rollout.group])
@@ -146,8 +147,9 @@ def shorten_middle(text: str, longest: int, how: str = "") -> str:
 
 
 def split_messages(text: str) -> list[tuple[str, str]]:
-    """Return the messages of a text with their roles. A text in another format is one message with an empty
-    role.
+    """Return the messages of a text with their roles.
+
+    A text in another format is one message with an empty role.
     """
     found = list(_TURN.finditer(text))
     whole = "".join(match[0] for match in found) == text

@@ -11,8 +11,10 @@ from buckeye.monitor.metrics import RECORD_KEYS, StepMetrics
 
 @dataclass
 class Tracker:
-    """Experiment tracker, which logs to its run `run_id`. `begin`, `log` and `finish` may raise any
-    exception. `folder` is the name of its folder in the run directory, its module and its extra.
+    """Experiment tracker, which logs to its run `run_id`.
+
+    `begin`, `log` and `finish` may raise any exception. `folder` is the name of its folder in the run
+    directory, its module and its extra.
     """
 
     settings: Any

@@ -160,8 +160,9 @@ class _Follower:
                 )
 
     def _sent_before(self) -> int:
-        """Return the position after the last attempt that ended normally. Data of a killed attempt is sent
-        again: duplicates are harmless on a step axis, gaps are not.
+        """Return the position after the last attempt that ended normally.
+
+        Data of a killed attempt is sent again: duplicates are harmless on a step axis, gaps are not.
         """
         try:
             sent = read_json(self._position)

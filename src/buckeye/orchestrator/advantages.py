@@ -243,8 +243,10 @@ class UserFunctionError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardShaping:
-    """Reward-shaping settings. `max_length` is the length with the full length penalty; None: no length
-    penalties."""
+    """Reward-shaping settings.
+
+    `max_length` is the length with the full length penalty; None: no length penalties.
+    """
 
     settings: RewardShapingConfig
     max_length: int | None

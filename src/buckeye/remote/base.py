@@ -124,8 +124,11 @@ class SshTarget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pod:
-    """A machine that was rented. `price_per_hour` is what the provider says that it costs; None if it says
-    nothing. `created` is in seconds since the epoch."""
+    """A machine that was rented.
+
+    `price_per_hour` is what the provider says that it costs; None if it says nothing. `created` is in seconds
+    since the epoch.
+    """
 
     id: str
     name: str
@@ -167,12 +170,15 @@ class Provider(Protocol):
 
     def offers(self, gpus: GpuRequest, *, disk_gb: int) -> list[Offer]:
         """Machines with GPUs of the type, in any number, and at least `disk_gb` of disk; in no order, those
-        that are unfit among them."""
+        that are unfit among them.
+        """
         ...
 
     def create(self, offer: Offer, spec: PodSpec) -> Pod:
-        """Order the machine. Raises OfferRefusedError if another offer might be accepted, and leaves no pod
-        behind then."""
+        """Order the machine.
+
+        Raises OfferRefusedError if another offer might be accepted, and leaves no pod behind then.
+        """
         ...
 
     def status(self, pod_id: str) -> PodStatus:

@@ -58,7 +58,8 @@ _INSTALLERS = ("pip", "setuptools")
 class StartInputs(msgspec.Struct, kw_only=True, frozen=True):
     """Inputs of a remote start: the arguments of `rl`, the requirements that are installed for it, and the
     number of its GPUs (None: unknown). `wheels` is a folder of unpacked wheels. A `rented` machine has
-    nothing else. It lacks the folders `only_here`."""
+    nothing else. It lacks the folders `only_here`.
+    """
 
     arguments: list[str]
     requirements: list[str]
@@ -70,7 +71,8 @@ class StartInputs(msgspec.Struct, kw_only=True, frozen=True):
 
 def main() -> None:
     """Read a Start from standard input, and write a line of JSON for every check to the file that the only
-    argument names."""
+    argument names.
+    """
     start = msgspec.json.decode(sys.stdin.buffer.read(), type=StartInputs)
     hide_other_packages(start.requirements, start.wheels)
     with Path(sys.argv[1]).open("w", encoding="utf-8") as file:
@@ -218,7 +220,8 @@ def _open(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Env
 
 def hide_other_packages(requirements: Iterable[str], wheels: str) -> None:
     """Let this process import nothing but the standard library, its working directory, Buckeye, the packages
-    in the folder `wheels`, and what the requirements lead to."""
+    in the folder `wheels`, and what the requirements lead to.
+    """
     allowed = {
         *installed_versions(requirements),
         *PLATFORM_SPECIFIC,
@@ -252,7 +255,8 @@ def _is_editable(finder: object) -> bool:
 
 class _Without:
     """A finder of modules that does not find the `hidden` ones, unless they are in the working directory or
-    in a wheel: their names are first in `sys.path`."""
+    in a wheel: their names are first in `sys.path`.
+    """
 
     def __init__(self, finder: Any, hidden: Collection[str]) -> None:
         self._finder, self._hidden = finder, hidden

@@ -39,7 +39,8 @@ class AgentRequest(Protocol):
 
 class RemoteFile(msgspec.Struct, frozen=True, array_like=True):
     """A file there: its path in the run, bytes, time of change in ns, and where a link leads (None: no
-    link)."""
+    link).
+    """
 
     path: str
     size: Annotated[int, msgspec.Meta(ge=0, le=_MOST_BYTES)]
@@ -48,8 +49,11 @@ class RemoteFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 def parse_listing(files: Any) -> list[RemoteFile]:
-    """Return what an agent lists. Raises RemoteError for an invalid list, and for a path that leads
-    out of the run. Where links lead is for `is_fetched_link`: W&B makes one to its cache in every run."""
+    """Return what an agent lists.
+
+    Raises RemoteError for an invalid list, and for a path that leads out of the run. Where links lead is for
+    `is_fetched_link`: W&B makes one to its cache in every run.
+    """
     if not isinstance(files, list) or len(files) > MAX_FILES:
         raise RemoteError(
             f"the remote machine lists no files, or more than {MAX_FILES}", code="BK-REMOTE-TRANSFER"
@@ -73,8 +77,11 @@ def parse_listing(files: Any) -> list[RemoteFile]:
 
 @dataclass(slots=True)
 class Mirror:
-    """The local copy of a remote run, in `folder`. Files in `own` were sent from here and are not fetched.
-    `tell` gets a line for each checkpoint that has arrived."""
+    """The local copy of a remote run, in `folder`.
+
+    Files in `own` were sent from here and are not fetched. `tell` gets a line for each checkpoint that has
+    arrived.
+    """
 
     folder: Path
     own: Collection[str]
@@ -89,7 +96,8 @@ class Mirror:
         self, files: Sequence[RemoteFile], request: AgentRequest, *, final: bool = False
     ) -> None:
         """Fetch the newest complete checkpoint, records and logs; if `final`, also older checkpoints, the
-        newest weights, and large files."""
+        newest weights, and large files.
+        """
         files = self._admitted(files)
         plain = [one for one in files if one.path.split("/")[0] not in _STEPS]
         for one in plain:
@@ -152,7 +160,8 @@ class Mirror:
 
     def _wanted_steps(self, files: Sequence[RemoteFile], *, final: bool) -> list[str]:
         """`checkpoints/step_N` that are committed there and not here, and at the end the last weights; the
-        newest first."""
+        newest first.
+        """
         committed = {
             one.path.rpartition("/")[0]: one.changed
             for one in files

@@ -152,7 +152,8 @@ class _RemoteRun:
 
     def _interrupt(self) -> None:
         """The first signal asks the job for a checkpoint, where there is one; the next one leaves, and those
-        after it do not keep the job from being ended."""
+        after it do not keep the job from being ended.
+        """
         if self._follower is not None and not self._follower.stop.is_set():
             self._notes.tell(
                 "Stopping: the trainer there finishes its step and checkpoints (Ctrl-C again to end at once)"
@@ -268,7 +269,8 @@ class _RemoteRun:
 
     def _remember(self, job: jobs.Job) -> None:
         """Write down where the run is, for people and other commands, and what it is, which is not believed
-        of the machine there."""
+        of the machine there.
+        """
         record_config(self._project.config)
         self._notes.update(
             state="running",

@@ -40,8 +40,10 @@ def _metadata(here: metadata.Distribution) -> dict[str, bytes]:
 
 
 def pinned_requirements(lines: Iterable[str]) -> list[str]:
-    """`name==version` of everything that the requirements lead to and that is installed here. Builds for one
-    kind of machine are left out."""
+    """`name==version` of everything that the requirements lead to and that is installed here.
+
+    Builds for one kind of machine are left out.
+    """
     return sorted(
         f"{name}=={version}"
         for name, version in installed_versions(lines).items()
@@ -51,7 +53,8 @@ def pinned_requirements(lines: Iterable[str]) -> list[str]:
 
 def installed_versions(lines: Iterable[str]) -> dict[str, str]:
     """Return everything that the requirements lead to and that is installed here, by canonical name, with its
-    version; no library of NVIDIA's."""
+    version; no library of NVIDIA's.
+    """
     found: dict[str, str] = {}
     queue = [Requirement(line) for line in lines]
     while queue:

@@ -52,8 +52,9 @@ Tell = Callable[[str], None]
 
 
 def check_start(project: Project, request: RemoteRequest, *, is_rental: bool, tell: Tell) -> None:
-    """Raise UsageError with all reasons if the run cannot start on the requested machine. Report each point
-    that cannot be proved here in one line.
+    """Raise UsageError with all reasons if the run cannot start on the requested machine.
+
+    Report each point that cannot be proved here in one line.
 
     The run is loaded from the files that are sent, with the keys that are sent. Packages that a rented
     machine installs must exist for its platform.
@@ -69,8 +70,11 @@ def check_start(project: Project, request: RemoteRequest, *, is_rental: bool, te
 def obstacles(
     project: Project, request: RemoteRequest, *, is_rental: bool, tell: Tell, text: str | None = None
 ) -> list[str]:
-    """Return all reasons why the run cannot start on the requested machine. Report each point that cannot be
-    proved here in one line. `text` is the content of a configuration file that is not written yet."""
+    """Return all reasons why the run cannot start on the requested machine.
+
+    Report each point that cannot be proved here in one line. `text` is the content of a configuration file
+    that is not written yet.
+    """
     start = start_checks(project, request, is_rental=is_rental, text=text)
     checks = [*start, *(package_checks(project) if is_rental else ())]
     failures = [check for check in checks if check.state == "failed"]
@@ -136,7 +140,8 @@ def copy_project(manifest: Manifest, folder: Path) -> None:
 
 def _environment(project: Project, home: Path) -> dict[str, str]:
     """Return the variables of a process that has what the machine will have; the caches of models and the
-    installed environments are those here."""
+    installed environments are those here.
+    """
     kept = {name: os.environ[name] for name in (*_KEPT, *_NETWORK) if name in os.environ}
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return {
@@ -177,7 +182,8 @@ def _started(start: StartInputs, folder: Path, env: dict[str, str]) -> list[Chec
 
 def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
     """Yield checks that the machine's packages exist for it, without a download: those of Buckeye and of the
-    environments that it imports, and those of each environment in a separate interpreter."""
+    environments that it imports, and those of each environment in a separate interpreter.
+    """
     uv = uv or find_uv()
     if uv is None:
         yield skipped(_PACKAGES, "uv is not here to look for them", "pip install uv")
@@ -201,8 +207,10 @@ def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
 
 
 def _vllm(uv: str, inference: InferenceConfig | None) -> Iterator[Check]:
-    """Yield a check of the vLLM that the machine installs. Only `backend = "vllm"` needs it: otherwise a
-    machine without it runs the built-in engine."""
+    """Yield a check of the vLLM that the machine installs.
+
+    Only `backend = "vllm"` needs it: otherwise a machine without it runs the built-in engine.
+    """
     if inference is None or inference.backend == "torch":
         return
     for check in _resolved(uv, "of vLLM", GPU_REQUIREMENTS, (), None):
@@ -227,7 +235,8 @@ def _resolved(
     uv: str, what: str, lines: Sequence[str], bounds: Iterable[str], index: str | None
 ) -> Iterator[Check]:
     """Yield a failed or skipped check if no versions fit together: first the versions of this machine, then,
-    as on the other machine, any versions."""
+    as on the other machine, any versions.
+    """
     bounds = list(bounds)
     for tried in (bounds, []) if bounds else ([],):
         try:

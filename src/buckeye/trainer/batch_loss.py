@@ -136,8 +136,9 @@ def run_micro_batches(
     work: Callable[[Sequence[int]], Mapping[str, float]],
     names: Sequence[str],
 ) -> dict[str, float]:
-    """Pack samples and call `work(indices of a bin)` for each bin of this rank. Return the sums of the
-    results under `names`, over all calls on all ranks.
+    """Pack samples and call `work(indices of a bin)` for each bin of this rank.
+
+    Return the sums of the results under `names`, over all calls on all ranks.
 
     If the model is sharded, a rank with fewer bins runs empty rows instead, without calling `work`. Under
     `torch.no_grad()` no gradient is computed. When memory runs out, all ranks clear the gradient and start

@@ -79,8 +79,10 @@ class TrainingProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """Result of a step. It is `skipped` if the loss or the gradient is not finite, and `empty` if the
-    gradient is 0. `skipped_steps` and `empty_steps` count these steps since the start of the run.
+    """Result of a step.
+
+    It is `skipped` if the loss or the gradient is not finite, and `empty` if the gradient is 0.
+    `skipped_steps` and `empty_steps` count these steps since the start of the run.
     """
 
     skipped: bool
@@ -107,8 +109,10 @@ class Update:
 
 
 class Learner:
-    """Policy with its optimizer, schedule and progress. Converts accumulated gradients
-    (`buckeye.trainer.batch_loss`) into optimizer steps. `buckeye.trainer.output.state` saves and restores it.
+    """Policy with its optimizer, schedule and progress.
+
+    Converts accumulated gradients (`buckeye.trainer.batch_loss`) into optimizer steps.
+    `buckeye.trainer.output.state` saves and restores it.
     """
 
     def __init__(
@@ -218,8 +222,9 @@ class Learner:
         return values | self.micro_batch_size.values()
 
     def gather_model_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
-        """Return `local_tensors` unsharded, as `dtype`, on rank 0, and an empty mapping on the others. All
-        ranks must call it.
+        """Return `local_tensors` unsharded, as `dtype`, on rank 0, and an empty mapping on the others.
+
+        All ranks must call it.
         """
         return gather_tensors(self.local_tensors(), keep=self.ranks.is_rank_zero, dtype=dtype)
 

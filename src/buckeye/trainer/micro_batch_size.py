@@ -28,6 +28,7 @@ _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "
 @dataclass(slots=True)
 class MicroBatchSize:
     """Limit of tokens per micro-batch: `tokens` is the current limit, `max_tokens` the configured one.
+
     `retries` counts the halvings of this run. Both are stored in `path`, for a restart under equal
     `conditions`.
     """
@@ -47,8 +48,9 @@ class MicroBatchSize:
         return max(self.tokens, min(longest, self.max_tokens))
 
     def halve(self, computed: int, longest: int, *, device: torch.device) -> None:
-        """Halve the limit after `computed` tokens were too many. `longest` is the length of the longest
-        sample. The caller can retry the step afterwards.
+        """Halve the limit after `computed` tokens were too many.
+
+        `longest` is the length of the longest sample. The caller can retry the step afterwards.
 
         Raise `FinalRunError` if the limit cannot be lowered. Raise `RunError` if the model is sharded: the
         other ranks wait in the middle of a pass. The next attempt then starts with the halved limit.
@@ -92,8 +94,9 @@ class MicroBatchSize:
 
 
 def micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBatchSize:
-    """Return the configured limit, or the one that an earlier attempt of the run stored. All ranks must call
-    it.
+    """Return the configured limit, or the one that an earlier attempt of the run stored.
+
+    All ranks must call it.
     """
     path = config.output_dir / MICRO_BATCH_FILE
     cuda = ranks.device.type == "cuda"

@@ -32,8 +32,9 @@ CAUSES = {
 
 
 def write_skipped_samples(root: Path, batch: Batch, identity: RunIdentity) -> None:
-    """Write the samples of a step that were not trained on to `<root>/step_<N>`, as a batch. Only the first
-    few steps are kept.
+    """Write the samples of a step that were not trained on to `<root>/step_<N>`, as a batch.
+
+    Only the first few steps are kept.
     """
     if _is_full(root, f"the untrained samples of step {batch.step}"):
         return

@@ -51,8 +51,9 @@ _MAX_UNUSABLE_BATCHES = 10
 
 
 def run_trainer(config: TrainerConfig) -> bool:
-    """Train until `max_steps`, or until SIGTERM or SIGINT. Commit a checkpoint before returning. Return True
-    if all steps are done, False if it was stopped.
+    """Train until `max_steps`, or until SIGTERM or SIGINT.
+
+    Commit a checkpoint before returning. Return True if all steps are done, False if it was stopped.
 
     Under `torchrun`'s variables this process is one rank of several. Raise `TransportError` if batches stop
     arriving or stay damaged, `FinalRunError` if ten batches in a row have no usable sample, `CheckpointError`
@@ -71,8 +72,9 @@ def run_trainer(config: TrainerConfig) -> bool:
 
 
 class RLTrainer:
-    """Training loop of `run_trainer`. Weights version N is the model after N steps; batch N makes version
-    N+1.
+    """Training loop of `run_trainer`.
+
+    Weights version N is the model after N steps; batch N makes version N+1.
     """
 
     def __init__(
@@ -183,8 +185,9 @@ class RLTrainer:
         self._release_batch(batch, samples, values)
 
     def _release_batch(self, batch: Batch, samples: Sequence[Sample], values: Mapping[str, float]) -> None:
-        """Delete a trained batch, after storing the data of `rl replay` if configured. All ranks must call
-        it.
+        """Delete a trained batch, after storing the data of `rl replay` if configured.
+
+        All ranks must call it.
         """
         settings = self.config.trained
         if settings.keep != 0:
@@ -241,8 +244,9 @@ class RLTrainer:
         return self._rounding_monitor.measure(samples)
 
     def _validate(self, batch: Batch) -> ValidatedBatch:
-        """Return the usable part of a batch. Log a warning about the rest. Raise `FinalRunError` after ten
-        unusable batches in a row.
+        """Return the usable part of a batch.
+
+        Log a warning about the rest. Raise `FinalRunError` after ten unusable batches in a row.
         """
         vocab_size = self.learner.policy.model.config.vocab_size
         config = self.config

@@ -92,8 +92,9 @@ def find_resume_checkpoint(config: TrainerConfig | SFTConfig, ranks: Ranks) -> C
 def build_learner(
     config: TrainerConfig | SFTConfig, ranks: Ranks, resume: CheckpointInfo | None, *, max_steps: int | None
 ) -> Learner:
-    """Return the learner at the start of the run, or as restored from the checkpoint. The schedule ends at
-    `max_steps`.
+    """Return the learner at the start of the run, or as restored from the checkpoint.
+
+    The schedule ends at `max_steps`.
     """
     source = _model_source(config, resume)
     policy = _load_policy(source, config, ranks)
@@ -123,8 +124,9 @@ def build_learner(
 
 
 def _model_source(config: TrainerConfig | SFTConfig, resume: CheckpointInfo | None) -> str:
-    """Return the name or directory of the model to load. A checkpoint of an adapter does not contain the
-    base.
+    """Return the name or directory of the model to load.
+
+    A checkpoint of an adapter does not contain the base.
     """
     if resume is None or config.model.experimental.lora is not None:
         return config.model.name

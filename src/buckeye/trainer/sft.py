@@ -32,9 +32,10 @@ _SUMS = ("loss", "entropy", "trained_tokens")
 
 
 def run_sft(config: SFTConfig) -> bool:
-    """Train on `config.data` for `max_steps` steps (default: one epoch), or until SIGTERM or SIGINT. Then
-    commit a checkpoint and write the model to `<output_dir>/weights/step_<N>`. Return True if all steps are
-    done.
+    """Train on `config.data` for `max_steps` steps (default: one epoch), or until SIGTERM or SIGINT.
+
+    Then commit a checkpoint and write the model to `<output_dir>/weights/step_<N>`. Return True if all steps
+    are done.
 
     A step takes `batch_size` conversations, reshuffled each epoch. Its loss is the mean negative log-prob of
     all their assistant tokens. Raise `UsageError` for data that cannot be trained on.
@@ -178,8 +179,9 @@ class SFTTrainer:
         self._record("validation", self.step, values)
 
     def _run_samples(self, samples: Sequence[ChatSample], *, train: bool) -> dict[str, float]:
-        """Return the loss per trained token of all samples, and sums of statistics, over all ranks. With
-        `train`, accumulate this rank's share of the gradient.
+        """Return the loss per trained token of all samples, and sums of statistics, over all ranks.
+
+        With `train`, accumulate this rank's share of the gradient.
         """
         divisor = max(1.0, float(sum(s.loss_mask.sum() for s in samples)))
         self.learner.policy.model.train(train)  # an adapter may have dropout

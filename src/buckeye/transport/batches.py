@@ -56,8 +56,10 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Batch:
-    """Samples of one optimizer step. `orchestrator_state` (JSON) is the orchestrator's state right after it
-    emitted this batch, so that the trainer can commit a checkpoint of both.
+    """Samples of one optimizer step.
+
+    `orchestrator_state` (JSON) is the orchestrator's state right after it emitted this batch, so that the
+    trainer can commit a checkpoint of both.
     """
 
     step: int
@@ -179,8 +181,9 @@ def remove_trained_batches(kept: Path, start: int) -> None:
 
 
 def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
-    """Return a trained batch and its results, of any attempt. Raise `TransportError` if it is missing or
-    incomplete.
+    """Return a trained batch and its results, of any attempt.
+
+    Raise `TransportError` if it is missing or incomplete.
     """
     directory = batch_directory(kept, step)
     owner = _owner(directory)

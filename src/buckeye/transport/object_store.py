@@ -97,8 +97,9 @@ class CheckpointStore:
         return _committed(self._objects())
 
     def manifest(self, info: CheckpointInfo) -> StoreManifest:
-        """Return a checkpoint's manifest. Raise `CheckpointError` if it does not match the objects, or is
-        unsafe.
+        """Return a checkpoint's manifest.
+
+        Raise `CheckpointError` if it does not match the objects, or is unsafe.
         """
         objects = self._objects(info.path.name)
         if not 0 < objects.get(COMMITTED, 0) <= _MAX_MANIFEST_BYTES:
@@ -180,9 +181,10 @@ class CheckpointStore:
         return [info.step for info in old]
 
     def download(self, info: CheckpointInfo, root: Path) -> None:
-        """Download a checkpoint to `root`, verified, in one atomic step. Files from an earlier attempt, or in
-        the directory of that step, are not downloaded again. Raise `CheckpointError` for a damaged one,
-        `DiskFullError` without enough space.
+        """Download a checkpoint to `root`, verified, in one atomic step.
+
+        Files from an earlier attempt, or in the directory of that step, are not downloaded again. Raise
+        `CheckpointError` for a damaged one, `DiskFullError` without enough space.
         """
         manifest = self.manifest(info)
         final, incoming = storage.step_directory(root, info.step), root / f".{info.path.name}{DOWNLOAD}"
@@ -212,8 +214,9 @@ class CheckpointStore:
 
     @staticmethod
     def retry(work: Callable[[], object], *, seconds: float) -> None:
-        """Retry `work` until the store does not fail. Raise `StoreError` after `seconds`, or if the store
-        refuses.
+        """Retry `work` until the store does not fail.
+
+        Raise `StoreError` after `seconds`, or if the store refuses.
         """
         began, (pause, max_pause) = time.monotonic(), _PAUSES
         attempts = 0
@@ -255,8 +258,9 @@ class CheckpointStore:
                 fault_point("store.deleted")
 
     def _abort_uploads(self, newest: CheckpointInfo) -> None:
-        """Abort interrupted multipart uploads. S3 does not list them as objects, but stores and bills
-        them.
+        """Abort interrupted multipart uploads.
+
+        S3 does not list them as objects, but stores and bills them.
         """
         if not hasattr(self._fs, "call_s3"):  # other stores drop them automatically
             return

@@ -75,8 +75,9 @@ def _log_skipped(info: CheckpointInfo, error: CheckpointError) -> None:
 def _check_same_run(
     store: CheckpointStore, output_dir: Path, newest: CheckpointInfo | None, *, is_new_run: bool
 ) -> None:
-    """Raise `UsageError` unless the store and the directory belong to one run. A directory without a run
-    takes over the store's.
+    """Raise `UsageError` unless the store and the directory belong to one run.
+
+    A directory without a run takes over the store's.
     """
     run_id = _read_run_id(output_dir)
     if newest is None and not is_new_run:

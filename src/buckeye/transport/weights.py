@@ -72,8 +72,9 @@ def publish_weights(
     adapter: bool = False,
     durable: bool = True,
 ) -> Path:
-    """Publish version `step` under `root`; `fill(directory)` writes the model or the adapter. Replaces an
-    older one.
+    """Publish version `step` under `root`; `fill(directory)` writes the model or the adapter.
+
+    Replaces an older one.
 
     Without `durable` nothing is synced to disk: checksums detect damage, and a resumed run publishes the
     version again.
@@ -109,8 +110,9 @@ def publish_weights(
 
 
 def read_weights_manifest(directory: Path) -> WeightsManifest:
-    """Return the manifest of a weights directory. Raise `TransportError` if it, or one of its files, is
-    missing.
+    """Return the manifest of a weights directory.
+
+    Raise `TransportError` if it, or one of its files, is missing.
     """
     path = directory / MANIFEST
     try:
@@ -141,8 +143,9 @@ def published_checksum(directory: Path) -> str | None:
 
 
 def verify_weights(directory: Path) -> WeightsManifest:
-    """Return the manifest of a weights directory after checking the content of every file. Raise
-    `TransportError` if a file is missing or differs.
+    """Return the manifest of a weights directory after checking the content of every file.
+
+    Raise `TransportError` if a file is missing or differs.
     """
     manifest = read_weights_manifest(directory)
     for name, digest in _hashes(directory, list(manifest.files)).items():
@@ -152,8 +155,9 @@ def verify_weights(directory: Path) -> WeightsManifest:
 
 
 def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | None:
-    """Return the highest version published by this attempt of this run, or None. Other attempts' are
-    ignored.
+    """Return the highest version published by this attempt of this run, or None.
+
+    Other attempts' are ignored.
     """
     for step, directory in reversed(storage.step_directories(root).items()):
         try:

@@ -76,8 +76,9 @@ def failure(boundary: str, kind: str, message: str, trace: Any = None) -> dict[s
 
 
 def shorten(message: str) -> str:
-    """Return the beginning of a long message with its length. A message that is already shortened stays
-    unchanged.
+    """Return the beginning of a long message with its length.
+
+    A message that is already shortened stays unchanged.
     """
     if len(message) <= MAX_MESSAGE or _SHORTENED.fullmatch(message, MAX_MESSAGE):
         return message
@@ -99,8 +100,9 @@ def check_reward(value: Any) -> None:
 
 
 def to_finite_float(value: Any, what: str) -> float:
-    """Return a finite number of at most 1e30 as a float, also for a scalar of numpy or torch. Raise
-    `OutcomeError` for anything else; `what` names the value.
+    """Return a finite number of at most 1e30 as a float, also for a scalar of numpy or torch.
+
+    Raise `OutcomeError` for anything else; `what` names the value.
     """
     plain = _unwrap_scalar(value)
     if not isinstance(plain, Real):

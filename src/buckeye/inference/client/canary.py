@@ -28,8 +28,9 @@ log-probs.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CanaryResult:
-    """Result of a canary on a server. `difference` is to the trainer's log-probs: the largest in float32,
-    else the mean.
+    """Result of a canary on a server.
+
+    `difference` is to the trainer's log-probs: the largest in float32, else the mean.
     """
 
     checksum: str

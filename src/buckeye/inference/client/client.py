@@ -1,5 +1,7 @@
-"""`InferenceClient`: several servers used as one. It samples on healthy servers, keeps all at one version of
-the weights, retries requests of lost servers on others, and takes servers back after they recover.
+"""`InferenceClient`: several servers used as one.
+
+It samples on healthy servers, keeps all at one version of the weights, retries requests of lost servers on
+others, and takes servers back after they recover.
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ T = TypeVar("T")
 
 
 class SamplingSession:
-    """Turns of one conversation. They go to the server that computed the earlier turns, while it is up and
-    has room.
+    """Turns of one conversation.
+
+    They go to the server that computed the earlier turns, while it is up and has room.
     """
 
     def __init__(self, client: InferenceClient) -> None:
@@ -47,8 +50,10 @@ class SamplingSession:
         return await self._client.generate(prompt_ids, params, session=self)
 
     async def abort(self) -> None:
-        """Abort the running requests. Their partial results return with finish reason "abort". A server that
-        cannot abort, because a third party started it, finishes them.
+        """Abort the running requests.
+
+        Their partial results return with finish reason "abort". A server that cannot abort, because a third
+        party started it, finishes them.
         """
         self._aborted = True
         pause = _ABORT_RETRY_SECONDS
@@ -157,8 +162,9 @@ class InferenceClient:
         return sum(replica.tokens for replica in self._replicas)
 
     async def wait_for_slot(self) -> None:
-        """Wait until a server has room for one more rollout. A server accepts slightly more requests than it
-        computes at a time, to keep the engine busy.
+        """Wait until a server has room for one more rollout.
+
+        A server accepts slightly more requests than it computes at a time, to keep the engine busy.
         """
         await self._router.wait_for_slot()
 
@@ -169,8 +175,9 @@ class InferenceClient:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, session: SamplingSession | None = None
     ) -> Generation:
-        """Sample one sequence: on the session's server, else on the one with the fewest tokens in flight. If
-        the server is lost, the request is retried on another.
+        """Sample one sequence: on the session's server, else on the one with the fewest tokens in flight.
+
+        If the server is lost, the request is retried on another.
         """
 
         async def call(replica: Replica) -> Generation:

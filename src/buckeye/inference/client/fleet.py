@@ -74,8 +74,9 @@ class Fleet:
                 task.result()
 
     async def handle_lost_call(self, replica: Replica, epoch: int, error: ReplicaLostError) -> None:
-        """Handle a failed call that began in the server's `epoch`. Take the server out, unless that was done
-        already or only the connection was lost.
+        """Handle a failed call that began in the server's `epoch`.
+
+        Take the server out, unless that was done already or only the connection was lost.
         """
         if isinstance(error, ConnectionDroppedError) and await replica.is_alive(self._heartbeat_timeout):
             return
@@ -121,8 +122,10 @@ class Fleet:
         self._router.release(await self._router.acquire(0), 0)  # until one server is up
 
     async def _sync(self, replica: Replica, target: TargetWeights) -> None:
-        """Load the weights. An idle server answers its canary at once; a busy one later, so that the update
-        does not wait for its queue.
+        """Load the weights.
+
+        An idle server answers its canary at once; a busy one later, so that the update does not wait for its
+        queue.
         """
         async with replica.update_lock:
             await load_weights(replica, target)

@@ -31,16 +31,19 @@ T = TypeVar("T")
 
 
 class ReplicaLostError(InferenceError):
-    """The server died, restarted or was taken out before it replied. The request can be retried on another
-    server.
+    """The server died, restarted or was taken out before it replied.
+
+    The request can be retried on another server.
     """
 
     code = "BK-INFERENCE-UNREACHABLE"
 
 
 class ConnectionDroppedError(ReplicaLostError):
-    """The connection broke before a reply. The server may be healthy: under thousands of simultaneous
-    connections, the system resets those that are not accepted soon enough.
+    """The connection broke before a reply.
+
+    The server may be healthy: under thousands of simultaneous connections, the system resets those that are
+    not accepted soon enough.
     """
 
 
@@ -116,8 +119,9 @@ class Replica:
 
     @property
     def free_slots(self) -> float:
-        """Number of further requests that the server should get. A quarter more than it computes at a time
-        are queued there, so that it does not wait for the client.
+        """Number of further requests that the server should get.
+
+        A quarter more than it computes at a time are queued there, so that it does not wait for the client.
         """
         if self.max_num_seqs is None:
             return math.inf
@@ -140,8 +144,9 @@ class Replica:
     # --- requests ---
 
     async def is_healthy(self, timeout: float = _HEALTH_SECONDS) -> bool:
-        """Return True if the server answers GET /health within `timeout` seconds. This does not involve its
-        engine, which may be busy.
+        """Return True if the server answers GET /health within `timeout` seconds.
+
+        This does not involve its engine, which may be busy.
         """
         try:
             async with asyncio.timeout(timeout):
@@ -181,8 +186,9 @@ class Replica:
         return self.parse_reply("/collective_rpc", lambda: [dict(worker) for worker in reply["results"]])
 
     async def identify(self, *, timeout: float) -> str | None:
-        """Return the id of the server process, within `timeout` seconds, and set `max_num_seqs`. None for a
-        server without this call, started by a third party.
+        """Return the id of the server process, within `timeout` seconds, and set `max_num_seqs`.
+
+        None for a server without this call, started by a third party.
         """
         try:
             workers = await self.workers(timeout=timeout)
@@ -256,8 +262,9 @@ class Replica:
         return self._count(generations)
 
     async def _call_model(self, route: str, body: dict[str, Any]) -> Any:
-        """Call the model, with the adapter that the server was given. Repeat the call if the first adapter
-        arrived meanwhile: samples for the model's own name may lack it.
+        """Call the model, with the adapter that the server was given.
+
+        Repeat the call if the first adapter arrived meanwhile: samples for the model's own name may lack it.
         """
         while True:
             adapter = self.adapter
@@ -284,9 +291,10 @@ class Replica:
     # --- calls ---
 
     async def call(self, method: str, route: str, body: Any = None, *, timeout: float | None = None) -> Any:
-        """Make one call within `timeout` seconds and return the JSON value of the reply. Raise
-        `InferenceError` for a refusal, an invalid reply or a timeout, `ReplicaLostError` if the server is
-        lost.
+        """Make one call within `timeout` seconds and return the JSON value of the reply.
+
+        Raise `InferenceError` for a refusal, an invalid reply or a timeout, `ReplicaLostError` if the server
+        is lost.
         """
         response = await self.request(method, route, body, timeout=timeout)
         return self.parse_reply(route.partition("?")[0], response.json)
@@ -294,8 +302,9 @@ class Replica:
     async def request(
         self, method: str, route: str, body: Any = None, *, timeout: float | None = None
     ) -> httpx.Response:
-        """Make one call within `timeout` seconds and return the response unparsed. Raise `InferenceError` for
-        a refusal or a timeout, `ReplicaLostError` if the server is lost.
+        """Make one call within `timeout` seconds and return the response unparsed.
+
+        Raise `InferenceError` for a refusal or a timeout, `ReplicaLostError` if the server is lost.
         """
         path = route.partition("?")[0]
         started, epoch = time.monotonic(), self.epoch

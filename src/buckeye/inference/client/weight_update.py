@@ -35,8 +35,9 @@ class TargetWeights:
 
 
 async def load_weights(replica: Replica, target: TargetWeights) -> None:
-    """Replace the weights of a server; its running requests continue with the new ones. Raise
-    `InferenceError` unless all its workers echo version and checksum.
+    """Replace the weights of a server; its running requests continue with the new ones.
+
+    Raise `InferenceError` unless all its workers echo version and checksum.
     """
     await _wait_for_arrival(replica, target)
     try:
@@ -94,8 +95,9 @@ async def _wait_for_arrival(replica: Replica, target: TargetWeights) -> None:
 async def run_canary(
     replica: Replica, target: TargetWeights, canary: Canary, previous: CanaryResult | None
 ) -> CanaryResult | None:
-    """Compare a server's greedy continuation of the canary's prompt. None if the server got newer weights
-    before it finished: such a reply belongs to no single version.
+    """Compare a server's greedy continuation of the canary's prompt.
+
+    None if the server got newer weights before it finished: such a reply belongs to no single version.
     """
     sampling = {"temperature": 0.0, "max_tokens": len(canary.token_ids), "ignore_eos": True}
     generation = await replica.generate_fields(canary.prompt_ids, sampling)
@@ -127,9 +129,11 @@ async def _load_adapter(replica: Replica, target: TargetWeights) -> None:
 
 
 async def _load_adapter_into_vllm(replica: Replica, path: str) -> None:
-    """Load an adapter into vLLM. Its route is called once, to register the name. Requests keep the path given
-    there, and with `load_inplace` vLLM would reload it at every step of theirs; the workers replace the
-    loaded adapter instead.
+    """Load an adapter into vLLM.
+
+    Its route is called once, to register the name. Requests keep the path given there, and with
+    `load_inplace` vLLM would reload it at every step of theirs; the workers replace the loaded adapter
+    instead.
     """
     await _load_in_workers(replica, path)  # before the name is registered, workers only check the files
     listed = await replica.call("GET", "/v1/models")

@@ -55,6 +55,7 @@ _MERGEABLE: Mapping[str, tuple[Any, ...]] = {
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scale:
     """Scale of B @ A: alpha / rank, or with `root` alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
+
     `patterns` are alphas for modules with matching names.
     """
 
@@ -155,8 +156,9 @@ class AdaptedCheckpoint(Checkpoint):
 
 
 def verified_checksum(adapter: Path) -> str:
-    """Return one SHA-256 for an adapter's files, checked against the manifest if there is one. Raise
-    `TransportError` for a damaged or missing file.
+    """Return one SHA-256 for an adapter's files, checked against the manifest if there is one.
+
+    Raise `TransportError` for a damaged or missing file.
     """
     if (adapter / MANIFEST).is_file():
         return verify_weights(adapter).checksum

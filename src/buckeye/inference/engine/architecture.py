@@ -34,8 +34,9 @@ RopeKind = Literal["default", "linear", "llama3"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RopeSpec:
-    """Rotary position embedding. The last three fields belong to "llama3" scaling; `factor` also belongs to
-    "linear".
+    """Rotary position embedding.
+
+    The last three fields belong to "llama3" scaling; `factor` also belongs to "linear".
     """
 
     kind: RopeKind
@@ -86,8 +87,9 @@ def model_directory(name: str) -> Path:
 
 
 def read_spec(directory: Path) -> ModelSpec:
-    """Return the spec of the model in `directory`. Raise `InferenceError` for anything that this engine would
-    compute incorrectly.
+    """Return the spec of the model in `directory`.
+
+    Raise `InferenceError` for anything that this engine would compute incorrectly.
     """
     path = directory / "config.json"
     config = read_model_config(path)
@@ -99,8 +101,10 @@ def read_spec(directory: Path) -> ModelSpec:
 
 
 def check_sizes(directory: Path) -> None:
-    """Check the sizes in a `config.json` before building anything from them. Each must be a whole number, not
-    larger than the weights next to it allow. Raise `InferenceError` otherwise.
+    """Check the sizes in a `config.json` before building anything from them.
+
+    Each must be a whole number, not larger than the weights next to it allow. Raise `InferenceError`
+    otherwise.
     """
     path = directory / "config.json"
     config = read_model_config(path)

@@ -16,8 +16,10 @@ _NO_SEQUENCE = -1
 
 
 class CapturedDecode:
-    """CUDA version of `Decoder.decode`. A graph reads tokens, positions and weights at the addresses of the
-    capture; a change of `DecoderWeights.moves` invalidates it. Raises Triton's errors if it cannot compile.
+    """CUDA version of `Decoder.decode`.
+
+    A graph reads tokens, positions and weights at the addresses of the capture; a change of
+    `DecoderWeights.moves` invalidates it. Raises Triton's errors if it cannot compile.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class CapturedDecode:
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Return logits, float32 [B, vocab], of tokens [B] at positions [B] in slots 0..B-1. The next call
-        overwrites them.
+        """Return logits, float32 [B, vocab], of tokens [B] at positions [B] in slots 0..B-1.
+
+        The next call overwrites them.
         """
         count = len(tokens)
         rows = min(rounded_up(count), self._slots)
@@ -87,8 +90,9 @@ def decode_step(
     tokens: torch.Tensor,
     positions: torch.Tensor,
 ) -> torch.Tensor:
-    """Return logits [B, vocab] of tokens [B] at positions [B]. A row without a sequence has position -1. Row
-    i reads and extends slot i of each layer's cache.
+    """Return logits [B, vocab] of tokens [B] at positions [B].
+
+    A row without a sequence has position -1. Row i reads and extends slot i of each layer's cache.
     """
     layers, eps = weights.layers, spec.rms_eps
     x = F.embedding(tokens, weights.embed)

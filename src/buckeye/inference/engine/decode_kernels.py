@@ -1,5 +1,6 @@
-"""Triton kernels for a decode step on CUDA, between the matrix products. PyTorch would launch twice as many,
-each reading and writing intermediate results.
+"""Triton kernels for a decode step on CUDA, between the matrix products.
+
+PyTorch would launch twice as many, each reading and writing intermediate results.
 
 Letters as in `decoder.py`: B sequences, H query heads, K key/value heads, D head_dim, T positions. Kernels
 compute in float32 and round when they store. A position below 0 marks a row without a sequence.
@@ -71,8 +72,9 @@ def rotate_and_store(
     heads: int,
     epsilon: float,
 ) -> torch.Tensor:
-    """Normalize (with `weight` [H + K, D]) and rotate the queries and keys of `qkv` [B, (H + 2K) D]. Write
-    keys and values into `kv` [slots, 2K, max_len, D], row i into slot i. Return the queries, [B, H, D].
+    """Normalize (with `weight` [H + K, D]) and rotate the queries and keys of `qkv` [B, (H + 2K) D].
+
+    Write keys and values into `kv` [slots, 2K, max_len, D], row i into slot i. Return the queries, [B, H, D].
     """
     count, key_values, head_dim = len(qkv), kv.shape[1] // 2, kv.shape[-1]
     queries = qkv.new_empty(count, heads, head_dim)

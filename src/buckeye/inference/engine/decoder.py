@@ -61,8 +61,10 @@ def batch_chunks(chunks: Iterable[Chunk], tokens: int) -> Iterator[list[Chunk]]:
 
 
 class Decoder:
-    """Model of `spec` that computes with `weights` on `cache`. Letters in comments: N tokens, B sequences, H
-    query heads, K key/value heads, G = H / K, D head_dim, T positions.
+    """Model of `spec` that computes with `weights` on `cache`.
+
+    Letters in comments: N tokens, B sequences, H query heads, K key/value heads, G = H / K, D head_dim, T
+    positions.
     """
 
     def __init__(self, spec: ModelSpec, weights: DecoderWeights, cache: KVCache) -> None:
@@ -187,8 +189,9 @@ class Decoder:
         return self._views[1]
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq. 4), over the last
-        dimension.
+        """Return x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq.
+
+        4), over the last dimension.
         """
         if x.is_cuda:
             shape = (x.shape[-1],)
@@ -203,8 +206,9 @@ class Decoder:
     def _project(
         self, x: torch.Tensor, layer: LayerWeights, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
-        """Return queries, keys and values of one layer, [N, H + 2K, D]. Queries and keys are normalized and
-        rotated.
+        """Return queries, keys and values of one layer, [N, H + 2K, D].
+
+        Queries and keys are normalized and rotated.
         """
         spec = self.spec
         qkv = layer.qkv(self._norm(x, layer.input_norm))
@@ -219,8 +223,9 @@ class Decoder:
     def _attend_causally(
         self, heads: torch.Tensor, chunk: Chunk, mask: torch.Tensor | None, kv: torch.Tensor
     ) -> torch.Tensor:
-        """Return the attention output [T, H x D] of one chunk, from `heads` [H + 2K, T, D]. Earlier positions
-        are read from the cache; only then there is a `mask`.
+        """Return the attention output [T, H x D] of one chunk, from `heads` [H + 2K, T, D].
+
+        Earlier positions are read from the cache; only then there is a `mask`.
         """
         spec = self.spec
         if chunk.start:

@@ -37,8 +37,10 @@ _RATE_WINDOW = 1.0
 
 
 class Engine:
-    """Sampling of sequences with a decoder. The engine's thread calls `deliver` once per step with the
-    updated sequences. The default calls their `on_update`.
+    """Sampling of sequences with a decoder.
+
+    The engine's thread calls `deliver` once per step with the updated sequences. The default calls their
+    `on_update`.
     """
 
     def __init__(self, decoder: Decoder, *, deliver: Callable[[list[Sequence]], None] | None = None) -> None:
@@ -72,8 +74,9 @@ class Engine:
     # --- any thread ---
 
     def submit(self, sequences: Iterable[Sequence]) -> None:
-        """Queue sequences together and in order: they are admitted together. Each prompt has at least one
-        token and is shorter than the context.
+        """Queue sequences together and in order: they are admitted together.
+
+        Each prompt has at least one token and is shorter than the context.
         """
         self._commands.put(partial(self.waiting.extend, tuple(sequences)))
 
@@ -144,8 +147,9 @@ class Engine:
 
     @torch.inference_mode()
     def step(self, *, block: bool = False) -> bool:
-        """Run queued commands, admit waiting sequences, decode one token each. Return True if work remains.
-        With `block`, wait for the queue if the engine is idle.
+        """Run queued commands, admit waiting sequences, decode one token each.
+
+        Return True if work remains. With `block`, wait for the queue if the engine is idle.
         """
         self._commands.run_pending(block=block and not self._has_work())
         if self._has_work():
@@ -210,8 +214,9 @@ class Engine:
             self.decoder.cache.copy(source.slot, sequence.slot, len(sequence.prompt_ids) - 1)
 
     def _reuse_prefix(self, sequence: Sequence, slot: int) -> int:
-        """Move the cached part of the first waiting sequence's prompt into a slot. Return its number of
-        positions.
+        """Move the cached part of the first waiting sequence's prompt into a slot.
+
+        Return its number of positions.
         """
         prefix = self._partial_prefill or self._prefix_cache.take(sequence.prompt_ids)
         self._partial_prefill = None
@@ -237,6 +242,7 @@ class Engine:
 
     def _refresh_stale_cache(self) -> None:
         """Recompute the keys and values of running sequences after a weight update, except each last token's.
+
         A shared prompt is computed once.
         """
         if not self._stale_cache:

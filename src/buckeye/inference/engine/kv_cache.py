@@ -17,8 +17,9 @@ _GPU_RESERVE_BYTES = 2 * 2**30  # a prompt's activations, and the libraries' own
 
 
 class KVCache:
-    """Cache `kv` [layers, slots + spare, 2 x kv heads, max_len, head_dim]: key heads, then value heads. The
-    first `slots` hold running sequences, the `spare` ones kept prefixes of ended sequences.
+    """Cache `kv` [layers, slots + spare, 2 x kv heads, max_len, head_dim]: key heads, then value heads.
+
+    The first `slots` hold running sequences, the `spare` ones kept prefixes of ended sequences.
 
     On a CPU the memory is zero pages of the kernel, which use no memory before they are written. So a large
     `max_len` costs memory only for sequences that become that long.

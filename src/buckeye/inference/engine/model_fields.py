@@ -128,8 +128,9 @@ def complete_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rotary position embedding as one table. `rope_scaling` (before transformers 5) takes
-    precedence over `rope_parameters`, as in transformers.
+    """Return the rotary position embedding as one table.
+
+    `rope_scaling` (before transformers 5) takes precedence over `rope_parameters`, as in transformers.
     """
     rope = dict(fields["rope_scaling"] or fields["rope_parameters"] or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
@@ -144,8 +145,9 @@ def format_value(value: Any) -> str:
 
 
 def _unknown_keys(config: Mapping[str, Any], family: _Family) -> Iterator[str]:
-    """Yield unknown keys that are on. An off switch or an empty value adds nothing to the family's
-    computation.
+    """Yield unknown keys that are on.
+
+    An off switch or an empty value adds nothing to the family's computation.
     """
     if config.get("model_type", family.model_type) != family.model_type:
         yield f"model_type is {format_value(config['model_type'])}, not {family.model_type!r}"

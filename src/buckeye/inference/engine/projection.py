@@ -34,8 +34,9 @@ class Projection:
                 self._plain = None
 
     def with_adapter(self, a: torch.Tensor, b: torch.Tensor) -> Projection:
-        """Return x -> x W^T + bias + (x A^T) B^T, for A [rank, in] and B [out, rank], both float32. W is
-        shared.
+        """Return x -> x W^T + bias + (x A^T) B^T, for A [rank, in] and B [out, rank], both float32.
+
+        W is shared.
         """
         adapted = copy.copy(self)
         adapted._adapter = (a, b)

@@ -34,8 +34,10 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
 def rotation_tables(
     rope: RopeSpec, head_dim: int, positions: int, *, dtype: torch.dtype, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cosine and sine, [positions, head_dim] each. The first half of the sine has the rotation's minus
-    sign, so a rotated x is x * cos + swap_halves(x) * sin.
+    """Return cosine and sine, [positions, head_dim] each.
+
+    The first half of the sine has the rotation's minus sign, so a rotated x is x * cos + swap_halves(x) *
+    sin.
     """
     angles = torch.outer(torch.arange(positions, dtype=torch.float32), inverse_frequencies(rope, head_dim))
     cos = torch.cat([angles.cos(), angles.cos()], -1)

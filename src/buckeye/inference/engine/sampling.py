@@ -37,8 +37,9 @@ def sampling_batch(
     vocab: int,
     device: torch.device,
 ) -> SamplingBatch:
-    """Return the settings of B sequences as tensors. A `top_k` of 0 or less and a `top_p` of 1 do not
-    truncate.
+    """Return the settings of B sequences as tensors.
+
+    A `top_k` of 0 or less and a `top_p` of 1 do not truncate.
     """
     greedy = temperature == 0
     inverse = 1 / np.where(greedy, np.float32(1), temperature)
@@ -65,8 +66,9 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 
 def uniforms(streams: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return one number in [0, 1) for each (stream, position). Counter-based: it depends on nothing else.
-    `streams` are mixed seeds.
+    """Return one number in [0, 1) for each (stream, position).
+
+    Counter-based: it depends on nothing else. `streams` are mixed seeds.
     """
     bits = mix(streams + positions.astype(np.uint64) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -95,8 +97,9 @@ def sample(
 
 
 def truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the `top_k` heaviest tokens, and of these the smallest set with share `top_p`. Ties are ranked by
-    token id.
+    """Keep the `top_k` heaviest tokens, and of these the smallest set with share `top_p`.
+
+    Ties are ranked by token id.
     """
     ranked, order = weights.sort(dim=-1, descending=True, stable=True)
     ranked = ranked.masked_fill(torch.arange(ranked.shape[1], device=ranked.device) >= top_k, 0.0)

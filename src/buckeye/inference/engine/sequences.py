@@ -145,8 +145,9 @@ class RunningSequences:
         return last
 
     def record(self, tokens: npt.NDArray[np.int64], logprobs: npt.NDArray[np.float64]) -> list[int]:
-        """Append one sampled token to every sequence. Return the slots that have ended, highest first, so
-        that they can be removed in this order.
+        """Append one sampled token to every sequence.
+
+        Return the slots that have ended, highest first, so that they can be removed in this order.
         """
         count = len(self.sequences)
         position = self.position[:count]

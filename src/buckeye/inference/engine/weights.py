@@ -90,8 +90,10 @@ class PartialUpdateError(InferenceError):
 
 
 class Checkpoint:
-    """Safetensors files of a model directory. A file is mapped only while one of its tensors is in use: pages
-    read from a mapped file count as memory of this process.
+    """Safetensors files of a model directory.
+
+    A file is mapped only while one of its tensors is in use: pages read from a mapped file count as memory of
+    this process.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -128,8 +130,9 @@ class Checkpoint:
         return self.tensor(name)
 
     def low_rank(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return A [rank, in] and B [out, rank], float32; their product B A is added to a matrix. None
-        without them.
+        """Return A [rank, in] and B [out, rank], float32; their product B A is added to a matrix.
+
+        None without them.
         """
         return None
 
@@ -179,6 +182,7 @@ class DecoderWeights:
 
     def check(self, checkpoint: Checkpoint) -> None:
         """Raise `InferenceError` unless the checkpoint has exactly this model's tensors, with their shapes.
+
         If a tied head is stored too, it must equal the embedding.
         """
         ignored = {n for n in checkpoint.names if n.endswith("rotary_emb.inv_freq")}
@@ -239,8 +243,9 @@ class DecoderWeights:
         return checkpoint.has_low_rank and self._dtype.itemsize < 4
 
     def load(self, new: ModelWeights | Checkpoint) -> None:
-        """Replace the current weights by prepared ones, or by a checkpoint that passed `check`. Raise
-        `PartialUpdateError` if reading fails in the middle.
+        """Replace the current weights by prepared ones, or by a checkpoint that passed `check`.
+
+        Raise `PartialUpdateError` if reading fails in the middle.
         """
         if isinstance(new, Checkpoint) and not self._has_separate_adapter(new):
             self._replace(new)
@@ -298,8 +303,9 @@ def copy_over(old: ModelWeights, new: ModelWeights) -> bool:
 
 
 class _Reader:
-    """Builder of a model's weights from a checkpoint. Tensors that the checkpoint does not replace come from
-    `base`.
+    """Builder of a model's weights from a checkpoint.
+
+    Tensors that the checkpoint does not replace come from `base`.
     """
 
     def __init__(

@@ -59,8 +59,9 @@ class FamilyParser:
     def parse(
         self, sampled_ids: Sequence[int], prompt_ids: Sequence[int], tools: Sequence[Tool]
     ) -> ParsedMessage | None:
-        """Return the parsed reply. None if the library fails, or finds calls although no tools were
-        offered.
+        """Return the parsed reply.
+
+        None if the library fails, or finds calls although no tools were offered.
         """
         try:
             response = self._renderer.parse_response(

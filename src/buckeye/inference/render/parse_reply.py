@@ -14,8 +14,9 @@ _PYTHON_TAG = "<|python_tag|>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedCall:
-    """Tool call: `name`, and `arguments` as JSON text. An unreadable call has an empty name and the original
-    text as arguments.
+    """Tool call: `name`, and `arguments` as JSON text.
+
+    An unreadable call has an empty name and the original text as arguments.
     """
 
     name: str
@@ -32,8 +33,9 @@ class ParsedMessage:
 
 
 def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
-    """Split a reply into reasoning and content. `opened`: the prompt has started the reasoning. Unclosed
-    reasoning takes the whole text.
+    """Split a reply into reasoning and content.
+
+    `opened`: the prompt has started the reasoning. Unclosed reasoning takes the whole text.
     """
     body = text.lstrip()
     if body.startswith("<think>"):
@@ -71,8 +73,9 @@ def read_call(text: str) -> ParsedCall:
 
 
 def make_call(name: Any, arguments: Any, *, raw: str) -> ParsedCall:
-    """Return a call from its parsed parts. `raw` is the original text, kept if the parts do not form a
-    call.
+    """Return a call from its parsed parts.
+
+    `raw` is the original text, kept if the parts do not form a call.
     """
     unreadable = ParsedCall(name="", arguments=raw.strip())
     if not isinstance(name, str) or not name:
@@ -86,8 +89,10 @@ def make_call(name: Any, arguments: Any, *, raw: str) -> ParsedCall:
 
 
 def to_openai_message(parsed: ParsedMessage, *, first_call: int) -> dict[str, Any]:
-    """Return the assistant message in OpenAI's format. Call ids are numbered from `first_call` within a
-    conversation. They have nine letters and digits, since some templates accept no other length.
+    """Return the assistant message in OpenAI's format.
+
+    Call ids are numbered from `first_call` within a conversation. They have nine letters and digits, since
+    some templates accept no other length.
     """
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
     if parsed.reasoning is not None:

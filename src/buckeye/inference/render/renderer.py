@@ -35,8 +35,10 @@ TEXT_CALL_FAMILIES = (None, "qwen3", "prime-qwen3", "llama-3")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Prompt of a conversation. `ids` are the engine's input, with earlier replies exactly as sampled. `text`
-    is the chat template's rendering of `messages` and `tools`, up to the next reply.
+    """Prompt of a conversation.
+
+    `ids` are the engine's input, with earlier replies exactly as sampled. `text` is the chat template's
+    rendering of `messages` and `tools`, up to the next reply.
     """
 
     ids: list[int]
@@ -73,8 +75,9 @@ class ChatRenderer:
         return find_family(self.tokenizer, self.model_path, self.template)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Conversation:
-        """Return the prompt for the next assistant message. Raise `UsageError` if the template rejects the
-        messages.
+        """Return the prompt for the next assistant message.
+
+        Raise `UsageError` if the template rejects the messages.
         """
         text = self.prompt_text(messages, tools)
         return Conversation(ids=self.encode(text), text=text, messages=tuple(messages), tools=tuple(tools))
@@ -130,15 +133,17 @@ class ChatRenderer:
         return to_openai_message(parsed, first_call=count_calls(conversation.messages))
 
     def parse_text(self, conversation: Conversation, text: str) -> dict[str, Any]:
-        """Return a reply's text as an assistant message, for a reply that a stop string has cut. An
-        unreadable call has the name "" and the original text as its arguments.
+        """Return a reply's text as an assistant message, for a reply that a stop string has cut.
+
+        An unreadable call has the name "" and the original text as its arguments.
         """
         parsed = self._parse_text(conversation, text)
         return to_openai_message(parsed, first_call=count_calls(conversation.messages))
 
     def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text. Special tokens are recognized except in marked text; none are
-        added.
+        """Return the token ids of a text.
+
+        Special tokens are recognized except in marked text; none are added.
         """
         return self.template.escaper.encode(text)
 
@@ -164,8 +169,9 @@ class ChatRenderer:
         return ParsedMessage(content=parsed.content, reasoning=reasoning, calls=parsed.calls)
 
     def _after_reply(self, text: str, reply: Message) -> tuple[str, str] | None:
-        """Split `text`, which starts with the reply, into the end-of-turn token and the rest. None if it does
-        not contain the whole reply.
+        """Split `text`, which starts with the reply, into the end-of-turn token and the rest.
+
+        None if it does not contain the whole reply.
         """
         if self.template.end_of_turn is None:
             return None
@@ -224,8 +230,9 @@ EMPTY_REPLY_START = ReplyStart()
 
 
 def call_start(renderer: ChatRenderer, conversation: Conversation, name: str | None) -> ReplyStart:
-    """Return the start of a call of the tool `name`, or of any tool with None. It leaves no room for
-    reasoning. Raise `UsageError` for a family that does not write calls as text.
+    """Return the start of a call of the tool `name`, or of any tool with None.
+
+    It leaves no room for reasoning. Raise `UsageError` for a family that does not write calls as text.
     """
     family, template = renderer.family, renderer.template
     if (family.name if family else None) not in TEXT_CALL_FAMILIES:

@@ -126,8 +126,9 @@ class ChatTemplate:
 
     @cached_property
     def end_of_turn(self) -> tuple[str, int] | None:
-        """Special token after an assistant's message, as text and id, or None. (Base models with a template
-        often declare another end-of-text token.)
+        """Special token after an assistant's message, as text and id, or None.
+
+        (Base models with a template often declare another end-of-text token.)
         """
         text = self._probe((PROBE_QUESTION, _REPLY), (), prompt=False)
         ids = self._tokenizer.encode(text[text.rfind(_PROBE) + len(_PROBE) :], add_special_tokens=False)
@@ -210,8 +211,9 @@ def _with_text(message: Message, number: int) -> Message:
 
 
 def readable(message: Message) -> dict[str, Any]:
-    """Return a message as templates expect it, with arguments as objects. If a call is unreadable, all calls
-    are written into the content as text.
+    """Return a message as templates expect it, with arguments as objects.
+
+    If a call is unreadable, all calls are written into the content as text.
     """
     readable = {**message, "content": "" if message.get("content") is None else message["content"]}
     calls = message.get("tool_calls")

@@ -43,8 +43,9 @@ class TemplateFiles:
 
 
 def read_template(folder: Path) -> ChatTemplate | None:
-    """Return the chat template in a model's folder, or None. Raise `InferenceError` if a file cannot be
-    read.
+    """Return the chat template in a model's folder, or None.
+
+    Raise `InferenceError` if a file cannot be read.
     """
     files = TemplateFiles(folder)
     return ChatTemplate(files, str(folder)) if files.chat_template else None

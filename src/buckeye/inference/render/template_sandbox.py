@@ -61,8 +61,9 @@ class SandboxedTemplate:
             namespace[name] = functools.partial(self._environment.joined, namespace[name])
 
     def render(self, messages: Iterable[Mapping[str, Any]], **values: Any) -> str:
-        """Return the text for messages and other values of the template. May raise any exception;
-        `TooCostlyError` if it exceeds a limit.
+        """Return the text for messages and other values of the template.
+
+        May raise any exception; `TooCostlyError` if it exceeds a limit.
         """
         self._environment.begin()
         given = {name: _to_plain(value) for name, value in values.items()}
@@ -172,8 +173,9 @@ class _LoopItems:
 
 
 class _Budget:
-    """Budget of this thread's processor time, measured only occasionally. On a busy machine wall time passes
-    without work.
+    """Budget of this thread's processor time, measured only occasionally.
+
+    On a busy machine wall time passes without work.
     """
 
     def __init__(self) -> None:
@@ -192,8 +194,9 @@ class _Budget:
 
 
 class _Generation(Extension):
-    """Tag `{% generation %}` around the model's text. Only the text is rendered; its position is not
-    recorded.
+    """Tag `{% generation %}` around the model's text.
+
+    Only the text is rendered; its position is not recorded.
     """
 
     tags = {"generation"}  # noqa: RUF012, as declared by jinja2

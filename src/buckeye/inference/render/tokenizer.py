@@ -26,8 +26,9 @@ without "Fast".
 
 
 def load_tokenizer(model_path: str) -> Any:
-    """Load the tokenizer of a local directory or a Hub id, as `AutoTokenizer` does. Raise `InferenceError` if
-    that fails.
+    """Load the tokenizer of a local directory or a Hub id, as `AutoTokenizer` does.
+
+    Raise `InferenceError` if that fails.
     """
     try:
         tokenizer = _tokenizer_class(Path(model_path)).from_pretrained(model_path)

@@ -116,9 +116,10 @@ async def is_paused(service: Service, request: Request) -> Response:
 
 
 class WeightUpdate:
-    """Steps of a weight update. `update` checks the new weights and prepares small ones next to those in use.
-    Only `finish` changes the engine, in one step, so an invalid directory or a client that fails in between
-    changes nothing.
+    """Steps of a weight update.
+
+    `update` checks the new weights and prepares small ones next to those in use. Only `finish` changes the
+    engine, in one step, so an invalid directory or a client that fails in between changes nothing.
     """
 
     def __init__(self) -> None:
@@ -153,8 +154,9 @@ class WeightUpdate:
         return json_response({"status": "finished", "weight_version": str(version)})
 
     async def rpc(self, service: Service, request: Request) -> Response:
-        """Call a worker method. All engines support one: `buckeye_weights`, optionally with a weights
-        directory to report on.
+        """Call a worker method.
+
+        All engines support one: `buckeye_weights`, optionally with a weights directory to report on.
         """
         body = parse_request(await request.body(), RpcRequest)
         if body.method != "buckeye_weights":
@@ -195,16 +197,19 @@ async def update_weight_version(service: Service, request: Request) -> Response:
 
 
 class AdapterRoutes:
-    """LoRA adapter, one at a time, applied to the model that the server was started with. The names of model
-    and adapter then both mean the adapted weights. The version stays unchanged until /update_weight_version.
+    """LoRA adapter, one at a time, applied to the model that the server was started with.
+
+    The names of model and adapter then both mean the adapted weights. The version stays unchanged until
+    /update_weight_version.
     """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def load(self, service: Service, request: Request) -> Response:
-        """Apply an adapter to the weights, between two decode steps. An adapter with a manifest is checked
-        against it.
+        """Apply an adapter to the weights, between two decode steps.
+
+        An adapter with a manifest is checked against it.
         """
         body = parse_request(await request.body(), LoadAdapterRequest)
         async with self._lock:
@@ -266,8 +271,9 @@ async def abort_requests(service: Service, request: Request) -> Response:
 
 
 def _open_weights(service: Service, path: str) -> tuple[ModelWeights | Checkpoint, WeightsManifest]:
-    """Return verified weights that fit the model, with their manifest. They are prepared while checksums are
-    computed.
+    """Return verified weights that fit the model, with their manifest.
+
+    They are prepared while checksums are computed.
     """
     directory = _weights_folder(service, path)
     with ThreadPoolExecutor(1, "verify") as verifier:

@@ -37,9 +37,10 @@ T = TypeVar("T")
 
 
 class Submission:
-    """Sequences submitted to the engine for the duration of the `async with`. Unfinished ones are aborted at
-    the end, because the client has disconnected or the handler was cancelled. Raises the errors of
-    `Service.admit`.
+    """Sequences submitted to the engine for the duration of the `async with`.
+
+    Unfinished ones are aborted at the end, because the client has disconnected or the handler was cancelled.
+    Raises the errors of `Service.admit`.
     """
 
     def __init__(self, service: Service, request_id: str, sequences: Seq[Sequence], request: Request) -> None:
@@ -120,8 +121,9 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
 
 async def _call_in_thread_if_long(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
-    """Return `prepare(*arguments)`. For a long body it runs in another thread, so that other streams
-    continue.
+    """Return `prepare(*arguments)`.
+
+    For a long body it runs in another thread, so that other streams continue.
     """
     if size < _LONG_BODY:
         return prepare(*arguments)
@@ -269,8 +271,9 @@ async def _stream_tokens(
 
 
 def _token_part(index: int, sequence: Sequence, start: int, end: int, top: int | None) -> dict[str, Any]:
-    """Return the tokens start..end of a sequence. `top` is the number of log-probs requested in addition to
-    each token's own; None returns no log-probs.
+    """Return the tokens start..end of a sequence.
+
+    `top` is the number of log-probs requested in addition to each token's own; None returns no log-probs.
     """
     return {
         "index": index,

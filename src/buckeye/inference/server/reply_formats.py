@@ -42,8 +42,9 @@ class Choice:
         self._seen = 0
 
     def advance(self) -> tuple[int, int]:
-        """Process the tokens since the last call and return their range. A stop string in their text ends the
-        sequence.
+        """Process the tokens since the last call and return their range.
+
+        A stop string in their text ends the sequence.
         """
         reason = self.sequence.finish_reason  # read before the tokens: the engine writes it after them
         start, end = self._seen, len(self.sequence.logprobs)

@@ -21,8 +21,9 @@ def json_response(content: Any, status_code: int = 200, headers: Mapping[str, st
 
 
 class EventStream(Response):
-    """Server-sent events, ended by `[DONE]`. The submission inside the iterator detects a disconnected
-    client.
+    """Server-sent events, ended by `[DONE]`.
+
+    The submission inside the iterator detects a disconnected client.
     """
 
     def __init__(self, events: AsyncGenerator[Any, None]) -> None:

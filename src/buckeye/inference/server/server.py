@@ -49,8 +49,10 @@ _GIL_SWITCH_SECONDS = 0.0002
 
 
 def run_inference(config: InferenceConfig, *, adapter: Path | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. With `adapter` (a directory in peft's format), serve the adapted model;
-    requests may use its name too. Raise `UsageError` or `InferenceError` if the server cannot start.
+    """Serve until SIGTERM or SIGINT.
+
+    With `adapter` (a directory in peft's format), serve the adapted model; requests may use its name too.
+    Raise `UsageError` or `InferenceError` if the server cannot start.
     """
     die_with_parent()
     heartbeat.start()
@@ -166,8 +168,9 @@ def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None =
 
 
 class HttpThread:
-    """Thread that runs uvicorn and passes the engine's updates to its event loop. If it ends, the engine is
-    stopped.
+    """Thread that runs uvicorn and passes the engine's updates to its event loop.
+
+    If it ends, the engine is stopped.
     """
 
     def __init__(self, service: Service, listener: socket.socket, rules: AccessRules) -> None:
@@ -199,8 +202,9 @@ class HttpThread:
             time.sleep(0.005)
 
     def drain(self) -> None:
-        """Refuse new requests, give open ones a few seconds to finish, then stop the engine. A second call
-        stops it at once. Safe in a signal handler.
+        """Refuse new requests, give open ones a few seconds to finish, then stop the engine.
+
+        A second call stops it at once. Safe in a signal handler.
         """
         if self._service.draining:
             self._engine.stop()

@@ -113,16 +113,18 @@ class Service:
         return self.renderer.render(self.plain_messages(messages), tools)
 
     def plain_messages(self, messages: Seq[ChatMessage]) -> list[dict[str, Any]]:
-        """Return messages in the form of chat templates. Raise `UsageError` if they cannot fit the
-        context.
+        """Return messages in the form of chat templates.
+
+        Raise `UsageError` if they cannot fit the context.
         """
         plain = [message.to_template_message() for message in messages]
         self._check_characters(sum(len(message["content"]) for message in plain))
         return plain
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
-        """Return the token ids of a text. With `special`, include the tokens that the tokenizer adds around
-        it.
+        """Return the token ids of a text.
+
+        With `special`, include the tokens that the tokenizer adds around it.
         """
         self._check_characters(len(text))
         return self.renderer.tokenizer.encode(text, add_special_tokens=special)
@@ -177,8 +179,9 @@ class Service:
         streamed: bool,
         top_logprobs: int | None,
     ) -> list[Sequence]:
-        """Return `n` sequences for each prompt, with consecutive seeds. Raise `UsageError` for invalid
-        settings.
+        """Return `n` sequences for each prompt, with consecutive seeds.
+
+        Raise `UsageError` for invalid settings.
         """
         count = sampling.n or 1
         if len(prompts) * count > _MAX_SEQUENCES:

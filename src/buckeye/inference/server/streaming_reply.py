@@ -77,8 +77,9 @@ class StreamingReplyParser:
         return ReplyPart(reasoning=reasoning, content=content)
 
     def finish(self, text: str, sampled_ids: Sequence[int], *, cut: str | None) -> ReplyPart:
-        """Process the last text; return the remaining part and the calls. `cut` is the whole text if a stop
-        string ended it: the token ids then contain more than the reply.
+        """Process the last text; return the remaining part and the calls.
+
+        `cut` is the whole text if a stop string ended it: the token ids then contain more than the reply.
         """
         part, rest = self.feed(text), self._rest(sampled_ids, cut)
         return ReplyPart(
@@ -133,8 +134,9 @@ class StreamingReplyParser:
         return self._release(len(self._pending[:end].rstrip()))
 
     def _content_or_json(self) -> str:
-        """Return content unless the reply may be a call. A call is one JSON object; any other text is
-        content.
+        """Return content unless the reply may be a call.
+
+        A call is one JSON object; any other text is content.
         """
         body = self._pending.lstrip()
         if not body or body.startswith("{"):

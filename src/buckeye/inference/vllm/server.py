@@ -224,8 +224,10 @@ def _adapter_arguments(rank: int | None) -> dict[str, Any]:
 
 
 def _single_pass_arguments(config: InferenceConfig, directory: Path) -> dict[str, Any]:
-    """Return settings that compute each prompt in a single pass on a CPU. After a partial prompt, vLLM
-    rewinds the generator of a seeded request. CPU generators cannot be rewound, and the engine crashes.
+    """Return settings that compute each prompt in a single pass on a CPU.
+
+    After a partial prompt, vLLM rewinds the generator of a seeded request. CPU generators cannot be rewound,
+    and the engine crashes.
     """
     model_config = read_model_config(directory / "config.json") if config.model.max_model_len is None else {}
     longest = config.model.max_model_len or model_config.get("max_position_embeddings", 0)
@@ -290,8 +292,9 @@ def check_extra(extra: Mapping[str, Any]) -> None:
 
 
 def _flags(name: str, value: object) -> list[str]:
-    """Convert a setting to arguments: `max_num_seqs = 8` -> `--max-num-seqs 8`. False becomes `--no-...`,
-    None nothing, a list several values.
+    """Convert a setting to arguments: `max_num_seqs = 8` -> `--max-num-seqs 8`.
+
+    False becomes `--no-...`, None nothing, a list several values.
     """
     flag = f"--{name.replace('_', '-')}"
     if value is None:

@@ -54,8 +54,10 @@ def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
 
 
 def _ssh_key(asked: str | None, stored: str | None) -> Path | None:
-    """Return the private key that was chosen. `prime` stores `~/.ssh/id_rsa` as its default: without that
-    file, no key was chosen."""
+    """Return the private key that was chosen.
+
+    `prime` stores `~/.ssh/id_rsa` as its default: without that file, no key was chosen.
+    """
     named = asked or stored
     if not named:
         return None

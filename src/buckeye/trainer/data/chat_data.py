@@ -30,8 +30,9 @@ _HIGH_SURROGATE = re.compile(r"\\ud[89a-f]", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class ChatSample:
-    """Tokens of a conversation. `token_ids` is i32[T]; `loss_mask` is bool[T], True for the assistant's
-    tokens, including the end of turn.
+    """Tokens of a conversation.
+
+    `token_ids` is i32[T]; `loss_mask` is bool[T], True for the assistant's tokens, including the end of turn.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -58,8 +59,10 @@ class ChatFormat:
         self._stops = self.tokenizer.convert_ids_to_tokens(list(self._renderer.stop_token_ids))
 
     def samples(self, conversation: Mapping[str, Any]) -> list[ChatSample]:
-        """Return a conversation as one sample. Return several if later turns rewrite earlier ones, for
-        example templates that drop earlier reasoning. Return none if no message is trained.
+        """Return a conversation as one sample.
+
+        Return several if later turns rewrite earlier ones, for example templates that drop earlier reasoning.
+        Return none if no message is trained.
 
         Every assistant message after the first message is trained, unless it has `"weight": 0` or `"train":
         false`. Raise `UsageError` if the template rejects the messages, or if its text of a turn does not
@@ -271,8 +274,10 @@ class ChatFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Turn:
-    """Assistant message. `context` is the text between the previous turn and this one, or everything before
-    it unless it `continues` that turn. `reply` is the text that the policy would sample.
+    """Assistant message.
+
+    `context` is the text between the previous turn and this one, or everything before it unless it
+    `continues` that turn. `reply` is the text that the policy would sample.
     """
 
     context: list[int]

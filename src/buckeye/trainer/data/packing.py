@@ -51,8 +51,9 @@ class Bin:
 
 
 def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 0.0) -> list[Bin]:
-    """Return the samples in bins of at most `capacity` tokens, by first-fit decreasing. Each sample is in
-    exactly one bin.
+    """Return the samples in bins of at most `capacity` tokens, by first-fit decreasing.
+
+    Each sample is in exactly one bin.
 
     Samples that share a prefix stay together if they fit; otherwise they are split, and each part has the
     prefix. FFD needs at most 11/9 of the optimal number of bins plus 6/9 (Dósa 2007). `pair_cost` is the
@@ -110,8 +111,9 @@ def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
 
 
 def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
-    """Return groups of samples that share a prefix, such that few tokens remain. Every sample is in exactly
-    one group, and has a suffix of at least one token.
+    """Return groups of samples that share a prefix, such that few tokens remain.
+
+    Every sample is in exactly one group, and has a suffix of at least one token.
 
     Samples are sorted by their tokens, so that samples with a common beginning are neighbors. Then groups
     merge, longest common prefix first, while that saves tokens.

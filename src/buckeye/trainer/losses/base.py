@@ -61,8 +61,9 @@ class LossSums:
 
 
 def log_ratios(inputs: LossInputs) -> Tensor:
-    """Return l_t [N], clamped to +-20 so that its exponential is finite. The gradient is that of log pi
-    everywhere.
+    """Return l_t [N], clamped to +-20 so that its exponential is finite.
+
+    The gradient is that of log pi everywhere.
     """
     bounded = (inputs.logprobs - inputs.sampler_logprobs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     return with_gradient_of(bounded, inputs.logprobs)

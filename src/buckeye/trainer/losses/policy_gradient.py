@@ -114,8 +114,9 @@ def reinforce_loss(inputs: LossInputs) -> TokenLosses:
 def dppo_loss(
     inputs: LossInputs, *, mask_low: float = 0.2, mask_high: float = 0.2, kl_tau: float = 1e-3
 ) -> TokenLosses:
-    """Return -1{kept} r_t A_t + kl_tau l_t^2. Masked tokens: A_t > 0 and pi_t - mu_t > mask_high, or A_t <= 0
-    and pi_t - mu_t < -mask_low.
+    """Return -1{kept} r_t A_t + kl_tau l_t^2.
+
+    Masked tokens: A_t > 0 and pi_t - mu_t > mask_high, or A_t <= 0 and pi_t - mu_t < -mask_low.
 
     The value |pi_t - mu_t| is the total variation between the two policies if all other tokens count as one:
     the binary variant of divergence PPO (Qi et al. 2026, arXiv 2602.04879). The squared log-ratio, on all
@@ -141,8 +142,9 @@ def dppo_loss(
 def ppo_loss(
     inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
 ) -> TokenLosses:
-    """Return -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t). If A_t < 0 and `dual_clip` is c, it
-    is at most -c A_t.
+    """Return -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t).
+
+    If A_t < 0 and `dual_clip` is c, it is at most -c A_t.
 
     Schulman et al. 2017, arXiv 1707.06347, eq. 7; the sampler is the old policy. With group-relative
     advantages this is GRPO (Shao et al. 2024, arXiv 2402.03300, eq. 3). With a larger `clip_high` it is DAPO
@@ -208,6 +210,7 @@ def correction_factors(
     log_weights: Tensor, sequences: Tensor, config: CorrectionConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the factor of each token's term, [N] and detached, and the tokens below and above the limits.
+
     `log_weights` [N] are the logarithms of the tokens' importance weights.
     """
     log_weights = _aggregate(log_weights.detach(), sequences, config.level)
@@ -287,8 +290,9 @@ def _smallest_in_sequence(ratios: Tensor, sequences: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LossType:
-    """Loss function with settings as its keyword arguments. `masks` are the names of the marks that it
-    returns.
+    """Loss function with settings as its keyword arguments.
+
+    `masks` are the names of the marks that it returns.
     """
 
     function: Callable[..., TokenLosses]

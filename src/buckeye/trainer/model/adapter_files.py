@@ -130,8 +130,9 @@ def merge_adapter(base: str, adapter: Path, out: Path) -> None:
 
 
 def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None:
-    """Add an adapter to the weights of `model`, which was loaded from `base`. All weights are trainable
-    afterwards.
+    """Add an adapter to the weights of `model`, which was loaded from `base`.
+
+    All weights are trainable afterwards.
 
     Raise `UsageError` if the adapter cannot be read, or does not fit the model.
     """
@@ -166,8 +167,10 @@ def check_adapter_base(adapter: Path, base: str) -> None:
 
 
 def _comparable(value: Any) -> Any:
-    """Return a setting in comparable form. Names of modules become their sorted last parts, because tools
-    write different full names; the names of the weights show which modules are meant.
+    """Return a setting in comparable form.
+
+    Names of modules become their sorted last parts, because tools write different full names; the names of
+    the weights show which modules are meant.
     """
     return sorted({name.rpartition(".")[2] for name in value}) if isinstance(value, list) else value or None
 

@@ -61,8 +61,10 @@ class Block:
     masks: dict[tuple[int, int | None, torch.dtype], Tensor] = field(default_factory=dict)
 
     def mask(self, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return the mask to add to the scores: 0 where a token sees a key, else -inf. Shape [1 or segments,
-        length, keys]. The last `length` of the `keys` are the segments' own, the others the prefixes'.
+        """Return the mask to add to the scores: 0 where a token sees a key, else -inf.
+
+        Shape [1 or segments, length, keys]. The last `length` of the `keys` are the segments' own, the others
+        the prefixes'.
         """
         key = (keys, window, dtype)
         if key not in self.masks:
@@ -98,8 +100,9 @@ def flash_available(device: torch.device) -> bool:
 
 
 def detect_attention() -> str:
-    """Return the attention that a trainer on this machine uses, unless a setting asks for SDPA. The package
-    flash-attn is never imported: the kernels are those in torch.
+    """Return the attention that a trainer on this machine uses, unless a setting asks for SDPA.
+
+    The package flash-attn is never imported: the kernels are those in torch.
     """
     if not torch.cuda.is_available():
         return "SDPA (no GPU)"
@@ -233,8 +236,9 @@ def _pad(rows: Tensor, block: Block) -> Tensor:
 
 
 class _Pad(torch.autograd.Function):
-    """`rows[gather]` with the gradient `gradient[scatter]`. Padding has no gradient, since no real token sees
-    it.
+    """`rows[gather]` with the gradient `gradient[scatter]`.
+
+    Padding has no gradient, since no real token sees it.
     """
 
     @staticmethod

@@ -125,8 +125,9 @@ def _d_logits(
     d_logprobs: Tensor | None,
     d_entropies: Tensor | None,
 ) -> Tensor:
-    """Return the gradient of the logits before their temperature [tokens, vocabulary]. The given gradients
-    are already divided by it. Overwrites `log_p`.
+    """Return the gradient of the logits before their temperature [tokens, vocabulary].
+
+    The given gradients are already divided by it. Overwrites `log_p`.
     """
     if d_entropies is None:
         p = log_p.exp_()

@@ -27,8 +27,9 @@ _SECTION = "trainer.model.experimental.lora"
 
 
 def add_adapter(model: PreTrainedModel, config: LoRAConfig, *, base: str, frozen_dtype: torch.dtype) -> None:
-    """Freeze `model`, add an adapter, and convert the frozen weights to `frozen_dtype`. The adapter is
-    float32.
+    """Freeze `model`, add an adapter, and convert the frozen weights to `frozen_dtype`.
+
+    The adapter is float32.
 
     A is drawn from torch's global generator. `base` is the name or directory that the model was loaded from,
     recorded for later loading of the adapter. Raise `UsageError` for modules that the model does not have, or

@@ -30,8 +30,9 @@ ComputeDtype = Literal["auto", "float32", "bfloat16"]
 
 
 class PolicyModule(nn.Module):
-    """Model with its chunked output head. One forward call, and one root module for sharding, covers all
-    parameters.
+    """Model with its chunked output head.
+
+    One forward call, and one root module for sharding, covers all parameters.
 
     `compute_dtype` is the dtype of the layers' computation; the parameters stay float32. `flash` selects
     CUDA's variable-length attention.
@@ -53,8 +54,9 @@ class PolicyModule(nn.Module):
             return token_logprobs(hidden, head, row.targets, temperatures)
 
     def hidden_states(self, row: PackedMicroBatch) -> Tensor:
-        """Return the final hidden states [tokens, hidden] of a row. A second entry point, which does not run
-        `forward`.
+        """Return the final hidden states [tokens, hidden] of a row.
+
+        A second entry point, which does not run `forward`.
         """
         return self._run(row)
 
@@ -103,6 +105,7 @@ class PolicyNetwork:
 
     def cast_weights(self) -> AbstractContextManager[Any]:
         """Return a context in which weights are cast to the compute dtype once, not in every forward pass.
+
         Leave it before the weights change, and do not mix passes with and without gradient in it.
         """
         mixed = self.compute_dtype == torch.bfloat16
@@ -119,6 +122,7 @@ class PolicyNetwork:
 
     def checkpoint_activations(self, *, every: int, offload: bool = False) -> None:
         """Recompute the activations of every `every`-th layer in the backward pass instead of storing them.
+
         `offload` moves the layers' inputs from the GPU to pinned main memory until then.
         """
         self.model.activation_checkpointing_enable(
@@ -138,8 +142,9 @@ class PolicyNetwork:
 
     @property
     def matrix_elements(self) -> int:
-        """Number of matrix elements that each token is multiplied with. An embedding lookup multiplies
-        none.
+        """Number of matrix elements that each token is multiplied with.
+
+        An embedding lookup multiplies none.
         """
         return sum(matrix.numel() for matrix in self._multiplied_matrices)
 
@@ -175,8 +180,9 @@ class PolicyNetwork:
 
 
 def pick_device(choice: str, local_rank: int = 0) -> torch.device:
-    """Return `auto`, `cpu` or `cuda` as a device; on CUDA the GPU of the rank. Raise `UsageError` without
-    such a GPU.
+    """Return `auto`, `cpu` or `cuda` as a device; on CUDA the GPU of the rank.
+
+    Raise `UsageError` without such a GPU.
     """
     if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
@@ -229,8 +235,9 @@ def load_policy(
 
 
 def read_trainable_config(name: str) -> PreTrainedConfig:
-    """Return the configuration of a model directory or hub name, checked to be trainable. Raise `UsageError`
-    if it is not, or if `config.json` does not match the weights next to it.
+    """Return the configuration of a model directory or hub name, checked to be trainable.
+
+    Raise `UsageError` if it is not, or if `config.json` does not match the weights next to it.
     """
     try:
         if (Path(name) / "config.json").is_file():
@@ -245,8 +252,9 @@ def read_trainable_config(name: str) -> PreTrainedConfig:
 def make_policy(
     model: PreTrainedModel, name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype
 ) -> PolicyNetwork:
-    """Return a policy of a model; `name` is for messages. `flash` requests CUDA's variable-length attention,
-    where available.
+    """Return a policy of a model; `name` is for messages.
+
+    `flash` requests CUDA's variable-length attention, where available.
 
     Raise `UsageError` if the model adds a bias to its logits after the output projection, or has a separate
     head that its configuration denies: readers of published weights would ignore it.
@@ -283,8 +291,9 @@ def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dt
 
 
 def _enable_padding_gradient(model: PreTrainedModel) -> None:
-    """Give the embedding row of the padding token a gradient. Rows are packed without padding, and in many
-    models the padding token also ends a turn.
+    """Give the embedding row of the padding token a gradient.
+
+    Rows are packed without padding, and in many models the padding token also ends a turn.
     """
     for module in model.modules():
         if isinstance(module, nn.Embedding):

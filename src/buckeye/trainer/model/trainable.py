@@ -36,8 +36,9 @@ _ROPE_OF_LENGTH = ("dynamic", "longrope")
 
 
 def untrainable_reasons(config: Mapping[str, Any]) -> list[str]:
-    """Return the reasons why a model cannot be trained, with keys and values; empty if it can. The
-    configuration is a `config.json` or one of transformers.
+    """Return the reasons why a model cannot be trained, with keys and values; empty if it can.
+
+    The configuration is a `config.json` or one of transformers.
     """
     experts = [*_expert_reasons(config)]
     family = config.get("model_type")
@@ -50,8 +51,9 @@ def untrainable_reasons(config: Mapping[str, Any]) -> list[str]:
 
 
 def check_trainable(name: str, config: Mapping[str, Any] | None = None) -> None:
-    """Raise `UsageError` with every reason why a model cannot be trained. Without a `config`, read that of
-    the model directory `name`.
+    """Raise `UsageError` with every reason why a model cannot be trained.
+
+    Without a `config`, read that of the model directory `name`.
     """
     reasons = untrainable_reasons(read_model_config(Path(name) / "config.json") if config is None else config)
     if reasons:

@@ -27,14 +27,17 @@ _PARTIAL_GRADIENTS = ("q_norm.weight", "k_norm.weight")
 
 
 class ShardedMuon(torch.optim.Muon):
-    """Muon for matrices that are sharded among ranks. Orthogonalization needs the whole matrix: every rank
-    gathers one matrix at a time and keeps its shard of the result.
+    """Muon for matrices that are sharded among ranks.
+
+    Orthogonalization needs the whole matrix: every rank gathers one matrix at a time and keeps its shard of
+    the result.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Update every matrix that has a gradient. All ranks must call it in the same order; `closure` is not
-        called.
+        """Update every matrix that has a gradient.
+
+        All ranks must call it in the same order; `closure` is not called.
         """
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -127,8 +130,9 @@ class NamedOptimizer:
         }
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state()`. Raise `CheckpointError` if it belongs to other parameters, or to
-        another kind of optimizer.
+        """Restore the result of `state()`.
+
+        Raise `CheckpointError` if it belongs to other parameters, or to another kind of optimizer.
         """
         unknown = {key.rpartition("/")[0] for key in state} - set(self._names.values())
         if unknown:
@@ -212,8 +216,9 @@ def build_optimizer(
 def sum_gradients(
     parameters: Mapping[str, nn.Parameter], ranks: Ranks, *, dtype: torch.dtype = torch.float32
 ) -> None:
-    """Sum every gradient over the whole batch; a missing gradient counts as zero. Sums that the backward pass
-    did not reduce are exchanged as `dtype`.
+    """Sum every gradient over the whole batch; a missing gradient counts as zero.
+
+    Sums that the backward pass did not reduce are exchanged as `dtype`.
     """
     for parameter in parameters.values():
         if parameter.grad is None:
@@ -243,8 +248,9 @@ def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float | None) -> None:
-    """Scale a gradient of length `norm` down to `limit`. A shorter one, or one without a limit, stays
-    unchanged.
+    """Scale a gradient of length `norm` down to `limit`.
+
+    A shorter one, or one without a limit, stays unchanged.
     """
     if limit is not None and norm > limit:
         torch._foreach_mul_([_gradient(p) for p in parameters], limit / norm)
@@ -281,8 +287,10 @@ def _parameter_indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
 
 
 def _reduce_replicated(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMesh) -> None:
-    """Complete the gradients of parameters that all tensor-parallel ranks hold. Gradients that all ranks
-    computed are averaged: they are equal except for rounding, and must not drift apart.
+    """Complete the gradients of parameters that all tensor-parallel ranks hold.
+
+    Gradients that all ranks computed are averaged: they are equal except for rounding, and must not drift
+    apart.
     """
     replicated = {name: p for name, p in parameters.items() if TENSOR not in _sharded_dimensions(p)}
     for name, parameter in replicated.items():

@@ -65,8 +65,10 @@ class Passages:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """Result of loading an exported model. `divergence` is KL(checkpoint || exported) of the next token in
-    nats per token, the mean over `tokens` positions of `source`. `dtype` is the stored dtype of the weights.
+    """Result of loading an exported model.
+
+    `divergence` is KL(checkpoint || exported) of the next token in nats per token, the mean over `tokens`
+    positions of `source`. `dtype` is the stored dtype of the weights.
     """
 
     dtype: str
@@ -96,6 +98,7 @@ def write_model(state: Path, out: Path, *, dtype: str | None, passages: Passages
 
 def write_merged(state: Path, out: Path, *, base: Path, passages: Passages) -> Verified:
     """Write the model of an adapter checkpoint to `out`, merged into `base`, and verify it on `passages`.
+
     Raise `RunError` if the written model differs.
     """
     adapter = state / ADAPTER_DIRECTORY
@@ -145,8 +148,9 @@ class _Reference:
         self._expected = [model(ids) for ids in self._passages]
 
     def verify(self, model: Any, directory: Path) -> Verified:
-        """Compare with a transformers model that was written to `directory`, and load its tokenizer. Raise
-        `RunError` if the distributions differ.
+        """Compare with a transformers model that was written to `directory`, and load its tokenizer.
+
+        Raise `RunError` if the distributions differ.
         """
         AutoTokenizer.from_pretrained(directory)
         stored = _stored_dtype(directory)

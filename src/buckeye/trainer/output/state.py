@@ -31,9 +31,10 @@ OPTIMIZER_DIRECTORY = "optimizer"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingState:
-    """Training state after a step, in main memory. `model` has unsharded tensors by name, on rank 0. So has
-    `optimizer`, unless the model is `is_sharded`: then every rank has its shards. `random` has the
-    generators of all ranks.
+    """Training state after a step, in main memory.
+
+    `model` has unsharded tensors by name, on rank 0. So has `optimizer`, unless the model is `is_sharded`:
+    then every rank has its shards. `random` has the generators of all ranks.
     """
 
     progress: TrainingProgress
@@ -72,8 +73,9 @@ def write_state(learner: Learner, directory: Path, captured: TrainingState) -> N
 
 
 def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) -> None:
-    """Restore the state of a checkpoint's trainer part, except the model. The number of ranks may differ from
-    the one that wrote it.
+    """Restore the state of a checkpoint's trainer part, except the model.
+
+    The number of ranks may differ from the one that wrote it.
 
     With `skip_data` the data starts from its beginning.
     """

@@ -120,8 +120,9 @@ class RoundingMonitor:
 
 @torch.no_grad()
 def make_canary(policy: PolicyNetwork, stored: torch.dtype = torch.float32) -> Canary:
-    """Return the four greedy tokens after a prompt of eight tokens spread over the vocabulary. Its dtype is
-    the narrower of the compute dtype and the `stored` one.
+    """Return the four greedy tokens after a prompt of eight tokens spread over the vocabulary.
+
+    Its dtype is the narrower of the compute dtype and the `stored` one.
     """
     was_training = policy.model.training
     policy.model.eval()  # an adapter may have dropout
@@ -186,8 +187,9 @@ def _next_token_logprobs(policy: PolicyNetwork, sample: Sample, head: Tensor) ->
 
 @contextmanager
 def _use_stored_weights(model: nn.Module, names: Mapping[int, str], store: RoundFunction) -> Iterator[None]:
-    """Run every module with its parameters as stored. Only one module is converted at a time, so this needs
-    no second model.
+    """Run every module with its parameters as stored.
+
+    Only one module is converted at a time, so this needs no second model.
     """
     exact: dict[nn.Parameter, Tensor] = {}
 

@@ -131,8 +131,9 @@ class OutputWriter:
             logger.error("Checkpoint not written: %s", failure)
 
     def publish(self, *, versions: int, durable: bool) -> None:
-        """Publish the current weights to the engines, and sync them to disk if `durable`. Only the newest
-        `versions` remain. Raise the error of a checkpoint that failed in the background.
+        """Publish the current weights to the engines, and sync them to disk if `durable`.
+
+        Only the newest `versions` remain. Raise the error of a checkpoint that failed in the background.
         """
         self._background.check()
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
@@ -172,8 +173,9 @@ class OutputWriter:
         return self._learner.gather_model_tensors(dtype)
 
     def rounding_monitor(self, *, interval: int) -> RoundingMonitor | None:
-        """Return the comparison of trained and published weights. None if they are equal, or cannot be
-        compared on this rank.
+        """Return the comparison of trained and published weights.
+
+        None if they are equal, or cannot be compared on this rank.
         """
         learner = self._learner
         dtype = self._format.dtype or learner.policy.compute_dtype
@@ -216,6 +218,7 @@ class OutputWriter:
 
     def checkpoint(self, loop_state: Mapping[str, Any], *, protected: Collection[int] = ()) -> None:
         """Copy the current state and start writing it, unless this process has written it or started from it.
+
         Wait for the previous checkpoint first. `loop_state` is the state of the loop for a resume.
         Checkpoints of `protected` steps are never deleted.
         """
@@ -251,8 +254,9 @@ class OutputWriter:
     def _save(
         self, captured: TrainingState, state: Mapping[str, Any], protected: Collection[int], blocked: float
     ) -> None:
-        """Write and commit a checkpoint on rank 0, delete old ones, and record metrics. Runs on a background
-        thread.
+        """Write and commit a checkpoint on rank 0, delete old ones, and record metrics.
+
+        Runs on a background thread.
         """
         began, step = time.monotonic(), captured.progress.step
         commit = partial(
@@ -311,8 +315,9 @@ class OutputWriter:
 
 
 class BackgroundThread:
-    """Background thread that runs one piece of work at a time. Its errors are raised later, by `check` and
-    `wait`.
+    """Background thread that runs one piece of work at a time.
+
+    Its errors are raised later, by `check` and `wait`.
     """
 
     def __init__(self) -> None:
@@ -339,8 +344,9 @@ class BackgroundThread:
             raise error
 
     def wait(self) -> None:
-        """Wait until the work is done, then raise its error, if any. The work has deadlines for all its own
-        waits.
+        """Wait until the work is done, then raise its error, if any.
+
+        The work has deadlines for all its own waits.
         """
         began = logged = time.monotonic()
         thread = self._thread

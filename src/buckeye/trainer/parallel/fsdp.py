@@ -85,8 +85,9 @@ def offloads(model: ModelConfig, device: torch.device) -> bool:
 
 
 def reshard_policy(policy: PolicyNetwork) -> None:
-    """Release parameters that a forward pass without a backward pass left gathered. The policy's parameters
-    are this rank's shards again.
+    """Release parameters that a forward pass without a backward pass left gathered.
+
+    The policy's parameters are this rank's shards again.
     """
     for module in policy.module.modules():
         if isinstance(module, FSDPModule):
@@ -111,8 +112,9 @@ def gather_tensors(
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor gathered from its ranks, which all must call it. An unsharded tensor is returned
-    unchanged.
+    """Return a tensor gathered from its ranks, which all must call it.
+
+    An unsharded tensor is returned unchanged.
     """
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
@@ -121,8 +123,9 @@ def gather_tensor(tensor: Tensor) -> Tensor:
 
 
 def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
-    """Return this rank's shard of a whole tensor that belongs to `parameter` and has its shape. Other
-    tensors, and those of an unsharded parameter, are returned unchanged.
+    """Return this rank's shard of a whole tensor that belongs to `parameter` and has its shape.
+
+    Other tensors, and those of an unsharded parameter, are returned unchanged.
     """
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor

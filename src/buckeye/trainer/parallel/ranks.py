@@ -58,8 +58,9 @@ class Ranks:
         return self.rank // (self.world_size // self.dp_size)
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return each value summed over the shares, in float64. All ranks pass equal keys in equal order.
-        Ranks of one share computed equal values, which count once.
+        """Return each value summed over the shares, in float64.
+
+        All ranks pass equal keys in equal order. Ranks of one share computed equal values, which count once.
         """
         if self.world_size == 1:
             return dict(values)
@@ -86,8 +87,9 @@ class Ranks:
         return dict(zip(values, tensor.tolist(), strict=True))
 
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return the tensors of all ranks, by rank, in main memory. All ranks pass one of equal shape and
-        dtype.
+        """Return the tensors of all ranks, by rank, in main memory.
+
+        All ranks pass one of equal shape and dtype.
         """
         if self.world_size == 1:
             return [tensor]

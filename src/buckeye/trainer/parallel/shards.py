@@ -87,8 +87,9 @@ def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[s
 def empty_policy(
     name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
 ) -> PolicyNetwork:
-    """Return a policy with parameters that have shapes but no memory yet. Shard it, then call
-    `load_policy_shards`.
+    """Return a policy with parameters that have shapes but no memory yet.
+
+    Shard it, then call `load_policy_shards`.
 
     Raise `UsageError` if the model does not exist or cannot be trained.
     """

@@ -53,8 +53,9 @@ def checkpoints_oldest_first(root: Path) -> list[CheckpointInfo]:
 
 
 def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
-    """Return the checkpoint of `resume_step`; -1 means the newest, by (attempt, step). Raise
-    `CheckpointError` if it does not exist.
+    """Return the checkpoint of `resume_step`; -1 means the newest, by (attempt, step).
+
+    Raise `CheckpointError` if it does not exist.
     """
     available = checkpoints_oldest_first(root)
     if not available:
@@ -155,8 +156,9 @@ def is_complete(info: CheckpointInfo) -> bool:
 
 
 def read_commit(path: Path) -> dict[str, Any]:
-    """Return the `COMMITTED` manifest of a checkpoint directory. Raise `CheckpointError` if it is missing or
-    invalid.
+    """Return the `COMMITTED` manifest of a checkpoint directory.
+
+    Raise `CheckpointError` if it is missing or invalid.
     """
     try:
         commit = storage.read_json(path / COMMITTED)
@@ -212,8 +214,9 @@ def save_checkpoint(
 
 
 def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) -> None:
-    """Raise `CheckpointError` unless every file exists with its committed content. Of several processes that
-    verify together, each reads its `share` of the `shares`.
+    """Raise `CheckpointError` unless every file exists with its committed content.
+
+    Of several processes that verify together, each reads its `share` of the `shares`.
     """
     committed = sorted(read_commit(info.path)["files"].items())
     for name, digest in committed[share::shares]:
@@ -286,8 +289,10 @@ class Score:
     exact: tuple[float, float, float] | None = None
 
     def is_of(self, info: CheckpointInfo) -> bool:
-        """Return True if the evaluated weights and a checkpoint belong to one line of training. They do not
-        if an attempt between the two resumed from before the checkpoint: its step was then trained again.
+        """Return True if the evaluated weights and a checkpoint belong to one line of training.
+
+        They do not if an attempt between the two resumed from before the checkpoint: its step was then
+        trained again.
         """
         between = range(info.attempt + 1, self.attempt + 1)
         return self.attempt >= info.attempt and all(self.restarts.get(a, -1) >= info.step for a in between)
@@ -306,8 +311,9 @@ class BestCheckpoint:
 
 
 def read_scores(run: Path) -> list[Score]:
-    """Return every complete evaluation in a run directory, by step. Raise `UsageError` if one cannot be
-    read.
+    """Return every complete evaluation in a run directory, by step.
+
+    Raise `UsageError` if one cannot be read.
     """
     restarts = _read_restarts(run)
     scores = []

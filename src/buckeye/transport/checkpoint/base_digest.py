@@ -16,8 +16,9 @@ _SAMPLE_BYTES = 4096
 
 
 def read_base_digest(adapter_file: Path) -> str | None:
-    """Return the digest of an adapter's base model, or None if the file has none. Raise `OSError` or
-    `ValueError` for a damaged file.
+    """Return the digest of an adapter's base model, or None if the file has none.
+
+    Raise `OSError` or `ValueError` for a damaged file.
     """
     with adapter_file.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))

@@ -19,8 +19,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _die_with_parent() -> None:
-    """End this process when its parent dies. A copy of `buckeye.base.process`: Buckeye is not installed where
-    vLLM is.
+    """End this process when its parent dies.
+
+    A copy of `buckeye.base.process`: Buckeye is not installed where vLLM is.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -92,6 +92,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
 
     def _check_tensors(self, directory: Path) -> None:
         """Raise `ValueError` unless `directory` has exactly the served model's tensors, with their shapes.
+
         Loading would keep the old value of a missing tensor, and an unknown tensor would end vLLM's engine.
         """
         expected, new = _read_shapes(Path(self.model_config.model)), _read_shapes(directory)
@@ -126,8 +127,9 @@ def _weights_folder(path: str) -> Path:
 
 
 def _verify_files(directory: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file in a directory's manifest. Raise `ValueError` if one differs from the
-    manifest.
+    """Return the SHA-256 of each file in a directory's manifest.
+
+    Raise `ValueError` if one differs from the manifest.
     """
     manifest = json.loads(_foreign_files.read_regular(directory / _MANIFEST))
     digests = {name: _sha256(directory / _foreign_files.check_file_name(name)) for name in manifest["files"]}
@@ -173,8 +175,10 @@ def _iterate_tensors(directory: Path, names: list[str]) -> Iterator[tuple[str, t
 
 
 def _repack_tied_heads(model: torch.nn.Module) -> None:
-    """Repack heads that are tied to the embedding. On a CPU, linear layers are packed when loaded; a tied
-    head is not packed again and would compute with the old weights.
+    """Repack heads that are tied to the embedding.
+
+    On a CPU, linear layers are packed when loaded; a tied head is not packed again and would compute with the
+    old weights.
     """
     from vllm.platforms import current_platform
 
@@ -195,8 +199,10 @@ class WorkerExtension:
     """vLLM's id of the run's adapter, once its name is registered."""
 
     def buckeye_load_adapter(self, path: str) -> str | None:
-        """Replace the loaded adapter by the one in a published directory. If none is loaded, only check the
-        files. Return the error as text, or None: an exception would end vLLM's engine.
+        """Replace the loaded adapter by the one in a published directory.
+
+        If none is loaded, only check the files. Return the error as text, or None: an exception would end
+        vLLM's engine.
         """
         try:
             directory = _weights_folder(path)
