@@ -83,7 +83,7 @@ def _no_stop_is_requested(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _logs_are_as_before_a_run() -> None:
-    """What a test, or a fixture of a module, has played in this process has sent log lines elsewhere."""
+    """Send log lines to pytest again after a test, or a fixture of a module, ran rollouts in this process."""
     logger = logging.getLogger("buckeye")
     logger.propagate = True
     logger.setLevel(logging.NOTSET)

@@ -135,7 +135,7 @@ SERVERS = {
         state="folder, the web; slow",
         tasks=[("List the papers.", {"calls": {"tool": "list_papers"}})],
         include=["list_papers", "read_paper", "list_watches"],
-        needed="`--include`: 19 tools, most of which need a network",
+        needed="`--include`: 19 tools; most need a network",
     ),
     "git": Server(
         registry="PyPI",
@@ -210,7 +210,7 @@ SERVERS = {
         tasks=[("Remember that Ann is a person.", {"state": {"tool": "read_graph", "contains": "Ann"}})],
         files=lambda folder: (folder / "memory.jsonl").touch(),
         include=["create_entities", "search_nodes", "read_graph"],
-        needed="`MEMORY_FILE_PATH`: its file lies beside its program otherwise",
+        needed="`MEMORY_FILE_PATH`: the default is a file next to its program",
     ),
     "memory-bank": Server(
         registry="npm",
@@ -314,7 +314,7 @@ SERVERS = {
             ("Which decks are there?", {"calls": {"tool": "list_decks"}}),
         ],
         include=["init_database", "add_card", "list_decks"],
-        needed="`mcp<2` beside it, Python 3.12, `SPACEDREP_DB`, `--include`: 27 tools",
+        needed="`mcp<2` next to it, Python 3.12, `SPACEDREP_DB`, `--include`: 27 tools",
     ),
     "timer": Server(
         registry="PyPI",
@@ -334,7 +334,7 @@ SERVERS = {
             ("What do you know?", {"calls": {"tool": "read_graph"}}),
         ],
         include=["create_entities", "search_nodes", "read_graph"],
-        needed="`--memory-path`: its file lies beside its program otherwise",
+        needed="`--memory-path`: the default is a file next to its program",
     ),
     "stories": Server(
         registry="npm",

@@ -100,7 +100,7 @@ def _markdown(source: str) -> Iterator[Text]:
         if line.lstrip().startswith("```"):
             in_code = not in_code
         elif not in_code:
-            yield Text(number, re.sub(r"`[^`]*`", "`code`", line))
+            yield Text(number, _without_code(line))
 
 
 def _python(source: str) -> Iterator[Text]:
@@ -112,14 +112,18 @@ def _python(source: str) -> Iterator[Text]:
             value = first.value if isinstance(first, ast.Expr) else None
             if isinstance(value, ast.Constant) and isinstance(value.value, str):
                 docstrings.add(value)
-                yield Text(value.lineno, value.value, is_docstring=True)
+                yield Text(value.lineno, _without_code(value.value), is_docstring=True)
     for node in ast.walk(tree):
         is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
         if is_text and len(re.findall(r"[a-z]{2,} ", node.value)) >= 2:  # a sentence
             yield Text(node.lineno, node.value)
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
-            yield Text(token.start[0], token.string.lstrip("# "))
+            yield Text(token.start[0], _without_code(token.string.lstrip("# ")))
+
+
+def _without_code(text: str) -> str:
+    return re.sub(r"`[^`\n]*`", "`code`", text)
 
 
 def problems_in(text: Text) -> Iterator[tuple[int, str, str]]:
@@ -178,7 +182,7 @@ def main() -> int:
         "--base", default="origin/main", help="check subjects of the commits since this revision"
     )
     options = parser.parse_args()
-    tracked = (ROOT / name for name in _git("ls-files", "*.py", "*.md"))
+    tracked = (ROOT / name for name in _git("ls-files", "*.py", "*.md") if "prose" not in name)
     paths = [p.resolve() for p in options.files] or [
         p for p in tracked if p.exists() and "data" not in p.parts
     ]

@@ -15,7 +15,7 @@ from buckeye.run_files.record import read_record
 pytestmark = pytest.mark.e2e
 
 LATE = '''
-"""As the other, but nobody knows when an answer comes, and some never do."""
+"""Environment whose answers come at random times, and some never."""
 
 import asyncio
 import random

@@ -62,7 +62,9 @@ def test_inference_on_lost_node_is_restarted_alone(project, cluster):
     second.kill()
     wait_until(lambda: "Node 1 (" in log.read_text(), SECONDS, "the node is missed")
     step = max(records(output, "trainer"))
-    wait_until(lambda: max(records(output, "trainer")) > step + 2, SECONDS, "it goes on without the node")
+    wait_until(
+        lambda: max(records(output, "trainer")) > step + 2, SECONDS, "the run continues without the node"
+    )
     cluster.start_node(second)
     back = (output / "logs" / "orchestrator.stdout").read_text
     wait_until(lambda: f"http://{second.address}" in back() and "is back" in back(), SECONDS, "it is back")

@@ -38,7 +38,7 @@ GOOD = textwrap.dedent(
     """
 )
 GYM = ROOT / "environments" / "text_2048" / "text_2048.yaml"
-OWN_ERROR = "from buckeye.errors import UsageError\ndef load_environment(): raise UsageError('as it is')"
+OWN_ERROR = "from buckeye.errors import UsageError\ndef load_environment(): raise UsageError('unchanged')"
 
 
 @pytest.fixture

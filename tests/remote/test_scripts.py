@@ -137,7 +137,7 @@ LAYERS = """#!/bin/sh
 case "$*" in
   -m\\ venv*) mkdir -p "$4/bin"; cp "$0" "$4/bin/python" ;;
   *purelib*) echo "$HOME" ;;
-  *detect_attention*) echo "SDPA, as there is no GPU" ;;
+  *detect_attention*) echo "SDPA (no GPU)" ;;
 esac
 """
 
@@ -153,4 +153,4 @@ def test_the_environment_has_uv_and_says_which_attention_there_is(there):
     there.do("environment")
     (venv,) = {path for path in there.root.glob("venv-*") if (path / "attention").exists()}
     assert {path.name for path in (venv / "bin").iterdir()} == {"python", "uv", "uvx"}
-    assert (venv / "attention").read_text() == "SDPA, as there is no GPU\n"
+    assert (venv / "attention").read_text() == "SDPA (no GPU)\n"

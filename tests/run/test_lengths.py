@@ -3,7 +3,7 @@
 import pytest
 
 ENVIRONMENT = '''
-"""Some rollouts have three more turns, each of which takes as long as some steps."""
+"""Some rollouts have three more turns, and each turn takes as long as some steps."""
 
 import asyncio
 

@@ -21,7 +21,7 @@ from tests.waiting import HANG
 AXE = "axe-core@4.14.1"
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no browser: apt-get install chromium"),
+    pytest.mark.skipif(CHROMIUM is None, reason="no browser: apt-get install chromium"),
 ]
 PAGES = [
     "#/",
@@ -60,7 +60,7 @@ def axe():
     kept = ROOT / ".cache" / "axe" / AXE
     if not kept.exists():
         if shutil.which("npm") is None:
-            pytest.skip("there is no npm")
+            pytest.skip("no npm")
         kept.mkdir(parents=True)
         done = subprocess.run(["npm", "pack", AXE], cwd=kept, capture_output=True, text=True, check=False)
         if done.returncode:

@@ -30,7 +30,7 @@ RUN_TOML = """
 trainer = {}
 inference = {}
 [model]
-name = "nobody/no-model"
+name = "no-owner/no-model"
 [[orchestrator.env]]
 id = "capitals.py"
 """

@@ -55,7 +55,7 @@ class ProcessHandle(Protocol):
     """A started process."""
 
     heartbeats: int
-    """File descriptor from which its heartbeats are read."""
+    """File descriptor for reading its heartbeats."""
     lost: str | None
     """Reason why the process can no longer be observed, or None."""
 

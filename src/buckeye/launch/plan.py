@@ -315,7 +315,7 @@ def _check_gpu_ids(config: RLConfig, site: PlanNode) -> None:
         if absent:
             available = ",".join(map(str, machine.gpus)) or "none"
             raise UsageError(
-                f"no GPU {absent} on {site.name}: its GPUs are {available}",
+                f"no GPU {absent} on {site.name}; its GPUs: {available}",
                 code="BK-DEVICE",
                 at=f"--{flag}",
                 hint=f"choose among its GPUs, such as `--{flag} {machine.gpus[-1]}`; inference and trainer "

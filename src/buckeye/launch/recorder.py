@@ -123,7 +123,7 @@ class Recorder:
         self._update(state=state, reason=reason, ended=time.time(), processes=())
 
     def _record_config(self) -> None:
-        """Record the command and the configuration with which this start is resumed."""
+        """Record the command and the configuration that resume this start."""
         if self._config is None:
             return
         try:

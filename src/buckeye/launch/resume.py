@@ -68,7 +68,7 @@ def find_run_origin(config: RLConfig) -> RunOrigin:
 
 
 def find_resume_checkpoint(output_dir: Path) -> CheckpointInfo | None:
-    """Return the checkpoint from which the run would resume, or None without checkpoints.
+    """Return the checkpoint that the run would resume, or None without checkpoints.
 
     This is the newest one. But if the newest attempt began at another checkpoint and has committed none
     since, it is that one, so a user who went back to an earlier step stays there.

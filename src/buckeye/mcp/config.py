@@ -104,7 +104,7 @@ class DefaultsConfig(BaseConfig):
     Files that its servers write count too.
     """
     keep_workdir: Annotated[str, Field(min_length=1)] | None = None
-    """Folder to which rollout folders are moved when their rollout ends. None: delete them."""
+    """Folder for the folders of finished rollouts. None: delete them."""
 
 
 class GymConfig(BaseConfig):

@@ -230,7 +230,7 @@ def _moved_too_far(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | N
         return None
     reason = Reason(
         name="moved_too_far",
-        cause="one step changes the policy so much that samples of the previous policy have no effect",
+        cause="one step changes the policy too far: samples of the previous policy have no effect",
         advice="lower trainer.optim.lr",
     )
     left_out, ess = max(map(_left_out, far)), min(map(_ess, far))

@@ -20,7 +20,7 @@ def rollback_advice(run: Path, since: int) -> str:
     flag = f"--trainer.optim.lr {rate / _SLOWER:.3g}" if rate is not None else "a tenth of trainer.optim.lr"
     before = [info.step for info in list_checkpoints(run / "checkpoints") if 0 < info.step <= since]
     if not before:
-        return f"start again with {flag}, as there is no checkpoint from before; `buckeye rl tune` finds one"
+        return f"start again with {flag}, because no earlier checkpoint exists; `buckeye rl tune` finds one"
     step, name = max(before), shlex.quote(str(run))
     forked = shlex.quote(f"{run}-from-step-{step}")
     return f"`buckeye rl fork {name} --step {step}`, then `buckeye rl resume {forked} {flag}`"

@@ -70,7 +70,7 @@ def is_fetched_link(path: str, target: str) -> bool:
 
 
 def clean_record(path: str, content: bytes, place: str) -> bytes:
-    """Return a record as it is stored on this machine, without processes, folders and commands: it is for
+    """Return a record in the form stored on this machine, without processes, folders and commands: it is for
     display only. `place` is the location of the run. Raises RemoteError for a malformed record.
     """
     try:

@@ -152,7 +152,7 @@ async def _static(request: Request) -> Response:
     """Return a static file of the page."""
     path = (STATIC / request.path_params["path"]).resolve()
     if not path.is_relative_to(STATIC) or not path.is_file():
-        raise HTTPException(404, "There is no such file.")
+        raise HTTPException(404, "File not found.")
     return FileResponse(path)
 
 

@@ -84,7 +84,7 @@ def warned(printed):
 
 
 SILENT = {
-    "constant": ("0.5", (), "every reply earns the same reward, 0.5000", 2),
+    "constant": ("0.5", (), "every reply gets the same reward, 0.5000", 2),
     "cut": ("text == 'abcd'", ("--orchestrator.sampling.max-tokens", 2), "cut off before its end", 2),
     "collapse": (
         "text[:1] == 'abcd'[int(task.id[6:]) % 4]",
@@ -100,7 +100,7 @@ def test_a_run_that_cannot_learn_says_so(run, name):
     reward, words, why, by = SILENT[name]
     printed, status = run(name, reward, *words, steps=8)
     assert any(why in text and step <= by for step, text in warned(printed)), printed
-    assert re.search(rf"WARNING RL training finished! But nothing was learnt because .*{why}", printed), (
+    assert re.search(rf"WARNING RL training finished! But nothing was learned because .*{why}", printed), (
         printed
     )
     assert "SUCCESS" not in printed

@@ -45,6 +45,6 @@ def test_gateway_forks_sessions_unless_disabled(tmp_path, way):
         set_anew = {*own, "PATH", "PWD", "LANG", "LC_ALL", "TZ", "UV_CACHE_DIR", "npm_config_cache"}
         assert not seen[1].keys() & (os.environ.keys() - set_anew)
         assert all(seen[0][name] != seen[1][name] for name in own)
-        running.until(lambda: running.status()["running"] == 0, "a session goes on")
+        running.until(lambda: running.status()["running"] == 0, "a session still runs")
         assert (running.status()["forked"] > 0) == (way == "--preload")
     assert_none_left(str(folder))

@@ -217,7 +217,7 @@ if words[0] == "pull":
 if words[0] == "ps":
     print("abc123 1-dead")
 if words[0] == "run":
-    for word in words:
+    for word in sys.argv[1:]:
         if word.startswith("--cidfile="):
             Path(word.partition("=")[2]).write_text("c0ffee")
     os.execv(sys.executable, [sys.executable, {server!r}])

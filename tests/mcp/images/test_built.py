@@ -102,7 +102,7 @@ def test_auto_builder_is_first_that_works(bin, refusal):
 
 def test_docker_builds_tags_and_pushes(bin, tmp_path):
     digests = json.dumps(["other@sha256:" + "1" * 64, "ghcr.io/my-org/my-env@sha256:" + "2" * 64])
-    program(bin, "docker", f"if '--format' in words: print({digests!r})\n")
+    program(bin, "docker", f"if '--format' in sys.argv: print({digests!r})\n")
     (tmp_path / "Dockerfile").write_text("FROM scratch\n")
     assert build_image(tmp_path, "my-env:latest") == ""
     pushed = push_image("my-env:latest", "ghcr.io/my-org/my-env:1", progress=lambda _: None)

@@ -25,7 +25,7 @@ KNOWN = {
     ),
     "an environment to evaluate": (("--orchestrator.eval.env.0.id", "gone.py"), "does not exist"),
     "a file without environment": (("--orchestrator.env.0.id", "notes.py"), "no function `load_environment`"),
-    "a result that is none": (("--orchestrator.env.0.id", "number.py"), "not a Buckeye environment"),
+    "an invalid result": (("--orchestrator.env.0.id", "number.py"), "not a Buckeye environment"),
     "an argument": (("--orchestrator.env.0.args.levle", 3), "has no argument 'levle'"),
     "an evaluation without tasks": (EVAL, "no tasks in its split 'eval'"),
     "an entry without environment": (("--orchestrator.env.1.ratio", "2"), "an environment has no `id`"),
@@ -33,7 +33,7 @@ KNOWN = {
         ("--orchestrator.eval.env.0.id", "halves.py", "--orchestrator.eval.env.0.split", "test"),
         "environment halves has no split 'test'",
     ),
-    "a file of a loss": ((*LOSS, "gone.py:f"), "there is no file gone.py"),
+    "a file of a loss": ((*LOSS, "gone.py:f"), "gone.py"),
     "the loss in it": ((*LOSS, "notes.py:f"), "notes.py has no function 'f'"),
 }
 

@@ -135,7 +135,7 @@ def test_wandb_key_without_its_package_is_a_warning(rl, project, monkeypatch):
 
 def test_failed_start_removes_the_config(rl, project, monkeypatch, wording):
     def fail(*_):
-        raise UsageError("there is no such model")
+        raise UsageError("no such model")
 
     before = files(project)
     monkeypatch.setattr(train, "start", fail)
@@ -146,7 +146,7 @@ def test_failed_start_removes_the_config(rl, project, monkeypatch, wording):
 @pytest.mark.parametrize("kept", ["", "a", "a/b", "a/b/c"])
 def test_failed_start_removes_only_its_new_folders(rl, project, monkeypatch, kept):
     def fail(*_):
-        raise UsageError("there is no such model")
+        raise UsageError("no such model")
 
     (project / kept).mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(train, "start", fail)
@@ -164,7 +164,7 @@ def test_failed_remote_start_removes_the_config(rl, project, monkeypatch, ordere
             file.parent,
             RemoteRun(run_id="ab12cd34", state="over", started=1.0, said=2.0, job=job),
         )
-        raise UsageError("nobody can be asked")
+        raise UsageError("not a terminal")
 
     monkeypatch.setattr("buckeye.cli.composed_run.start_remote", fail)
     assert rl("--gpus", "4xH100", "--provider", "prime", "--yes")[0] == 2

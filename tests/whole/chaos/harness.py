@@ -27,7 +27,7 @@ TASKS, GROUPS, GROUP_SIZE = 12, 3, 2
 EPOCH = TASKS // GROUPS
 
 ENVIRONMENT = f'''
-"""A reward that hardly two replies share. Nobody plays when the weights are newer than the file `limit`
+"""A reward that hardly two replies share. Rollouts wait while the weights are newer than the file `limit`
 allows, so that a fast machine does not finish before it was struck."""
 
 import asyncio

@@ -105,12 +105,12 @@ class RefusedError(BuckeyeError):
     """Failure of a command with a single message."""
 
 
-def _file(name, kind, load, *refusals, seed=None, beside=()):
+def _file(name, kind, load, *refusals, seed=None, further=()):
     """Return the loader of one file, copied from a seed.
 
-    `beside` maps names of further files to their seeds.
+    `further` maps names of further files to their seeds.
     """
-    files = {**dict(beside), name: seed or name}
+    files = {**dict(further), name: seed or name}
 
     def prepare(folder):
         for path, source in files.items():
@@ -458,7 +458,7 @@ LOADERS: dict[str, Loader] = {
     "inference.toml": _toml(InferenceConfig, "inference.toml"),
     "sft.toml": _toml(SFTConfig, "sft.toml"),
     "flags": _file(
-        "flags", "text", _flags, beside={"train.toml": "trainer.toml", "orch.toml": "orchestrator.toml"}
+        "flags", "text", _flags, further={"train.toml": "trainer.toml", "orch.toml": "orchestrator.toml"}
     ),
     "gym file": _file("gym.yaml", "yaml", lambda path: load_gym_config(path).actions),
     "lock": _file("lock.yaml", "yaml", lambda path: read_lock(path).image_name),
@@ -471,7 +471,7 @@ LOADERS: dict[str, Loader] = {
         "lock.yaml",
         "yaml",
         lambda path: _tasks(path.with_name("tasks.json")),
-        beside={"tasks.json": "tasks_without_servers.json"},
+        further={"tasks.json": "tasks_without_servers.json"},
     ),
     "dataset rows": _file(
         "rows.json",

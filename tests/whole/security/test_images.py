@@ -181,7 +181,7 @@ def packed_zeros(zeros):
 def unpacked(request, tmp_path_factory):
     """The surroundings and the result of each layer, all unpacked in one process."""
     if request.param == "as nobody" and os.getuid() != 0:
-        pytest.skip("only root can become somebody else")
+        pytest.skip("only root can become another user")
     folder = tmp_path_factory.mktemp("images")
     around = Surroundings(folder)
     work = folder / "store"

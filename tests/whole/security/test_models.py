@@ -86,7 +86,7 @@ HOSTILE = {
     ),
     "header longer than the file": lambda folder, _: write(folder, weights=tensors(one(), length=2**62)),
     "header of a gigabyte": sparse("model.safetensors", 2**30),
-    "header that is no JSON": lambda folder, _: write(folder, weights=tensors(b"\xff" * 100)),
+    "header without JSON": lambda folder, _: write(folder, weights=tensors(b"\xff" * 100)),
     "tensors that overlap": lambda folder, _: write(
         folder, weights=tensors({**one(), "b": one()["model.embed_tokens.weight"]}, bytes(16))
     ),
@@ -101,7 +101,7 @@ HOSTILE = {
         (folder / "config.json").write_text(json.dumps(CONFIG)),
         (folder / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch ran'\ntR."),
     ),
-    "code of its own": lambda folder, _: write(
+    "own code": lambda folder, _: write(
         folder,
         {**CONFIG, "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}},
         evil__py="open('ran', 'w')",

@@ -79,7 +79,7 @@ LISTINGS = {
     },
     "what others of its files are": {"stop": b"", "exports/x/config.json": b"{}", "batches/step_1/x": b""},
     "names that a terminal obeys": {"logs/\x1b]0;x\x07.log": b"", "logs/a\nb.log": b"", "logs/a\rb.log": b""},
-    "names that are none": {"logs/\udc80.log": b"", "logs/.log": b"", "logs//x.log": b"", "": b"x"},
+    "invalid names": {"logs/\udc80.log": b"", "logs/.log": b"", "logs//x.log": b"", "": b"x"},
     "long names": {f"logs/{'a' * 300}.log": b"", "/".join(["rollouts", *["a"] * 5000, "x.json"]): b"{}"},
     "folders for files and files for folders": {"metrics.jsonl/x.jsonl": b"{}", "logs/x.log/y.log": b""},
     "signs of other alphabets": {"logs/ｘ.log": b"", "ｍetrics.jsonl": b"", "logs/\u202egol.log": b""},

@@ -121,7 +121,7 @@ def test_a_session_whose_folder_grows_too_large_is_ended(tmp_path, wording):
         folder = client.call("environment")["TMPDIR"]
         for number in range(8):
             Path(folder, f"file{number}").write_bytes(bytes(2**18))
-        running.until(lambda: not running.status()["sessions"], "the session goes on")
+        running.until(lambda: not running.status()["sessions"], "the session still runs")
         assert client.error(404, request("ping")) == wording
 
 

@@ -84,7 +84,7 @@ async def test_an_agent_that_forgets_its_history_begins_a_sample(renderer_of):
             made = await client.chat.completions.create(model="x", messages=messages)
             messages += [made.choices[0].message, ask]
             if turn == 1:  # it replaces the conversation by a summary
-                messages = [{"role": "user", "content": "One and two were said."}, ask]
+                messages = [{"role": "user", "content": "One and two came before."}, ask]
     assert (policy.turns, policy.turns_extended, policy.turns_branched) == (3, 1, 1)
     trained = [[t for t, mask in zip(s.token_ids, s.loss_mask, strict=True) if mask] for s in policy.segments]
     assert trained == [engine.answers[0] + engine.answers[1], engine.answers[2]]

@@ -51,7 +51,7 @@ def load(env_id, args, context):
     how = args.get("load")
     if how == "raises":
         print("I was going to load", flush=True)
-        raise RuntimeError("there is no data")
+        raise RuntimeError("no data")
     if how == "exits":
         sys.exit(3)
     if how == "dies":
@@ -130,7 +130,7 @@ class Rogue:
 
     async def score_group(self, task, handles):
         if task["id"] == "good#unscored":
-            raise ValueError("nobody can be compared")
+            raise ValueError("no comparison is possible")
         best = max(self._kept[handle] for handle in handles)
         return [{"reward": float(self._kept.pop(handle) == best)} for handle in handles]
 

@@ -120,7 +120,7 @@ def test_cancelled_rollout_ends_in_the_worker_which_survives(environment):
 
 
 LOADING = {
-    "raises": r"RuntimeError: there is no data\nlast output:\nI was going to load",
+    "raises": r"RuntimeError: no data\nlast output:\nI was going to load",
     "exits": "SystemExit: 3",
     "dies": "died: the worker exited with code 7; last output:\na last word",
     "garbage": "protocol: the worker sent an invalid message",

@@ -45,7 +45,7 @@ def move(direction: Annotated[str, Field(description="up, down, left or right.")
     """Move all tiles in a direction. Equal tiles that meet become one of twice the number."""
     game = _current_game()
     if direction not in DIRECTIONS:
-        raise ToolError(f"there is no direction {direction!r}; there are: {', '.join(DIRECTIONS)}")
+        raise ToolError(f"unknown direction {direction!r}; directions: {', '.join(DIRECTIONS)}")
     if game.is_over:
         raise ToolError("the game is over: no direction moves a tile")
     if not game.move(direction):

@@ -227,7 +227,7 @@ def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> Re
             verify_checkpoint(start.checkpoint)
         return start
     raise UsageError(
-        f"cannot replay step {step}: {run} has no earlier checkpoint from which all batches are stored",
+        f"cannot replay step {step}: {run} lacks an earlier checkpoint followed by stored batches",
         code="BK-RUN-NO-DATA",
         hint=f"use `--until gradient` (needs only weights/step_{step}). {_stored_steps(run / 'trained')}",
     )

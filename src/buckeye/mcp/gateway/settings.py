@@ -42,7 +42,7 @@ class GatewaySettings:
     api_key: str | None = None
     """Key that clients must send. None: no key."""
     hosts: tuple[str, ...] = ()
-    """Further host names by which clients reach the gateway."""
+    """Further host names of the gateway that clients may use."""
     origins: tuple[str, ...] = ()
     """Origins of web pages that may use the gateway."""
     no_key: bool = False

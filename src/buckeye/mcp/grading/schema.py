@@ -23,7 +23,7 @@ _NUMBER = re.compile(
     re.ASCII,
 )
 KINDS = ("reply", "calls", "result", "state", "python")
-"""Fields of a grader of which exactly one is set."""
+"""Fields of a grader; exactly one is set."""
 _TESTS = ("exact", "contains", "regex", "number", "set", "math")
 
 

@@ -70,7 +70,7 @@ class PrimeApi:
     """A JSON client.
 
     Requests that are safe to repeat are retried with growing pauses, for two minutes, or for 15 seconds if
-    there was no connection yet. Orders are not retried. Waits are logged as warnings.
+    no request has succeeded yet. Orders are not retried. Waits are logged as warnings.
     """
 
     def __init__(
