@@ -127,8 +127,9 @@ def total_bytes(path: Path) -> int:
 
 
 def free_space_text(path: Path) -> str:
-    """Return the free space of the file system of `path` as text, such as `12.3 GB`, with the number of files
-    if only few can be created.
+    """Return the free space of the file system of `path` as text, such as `12.3 GB`.
+
+    The text includes the number of files if only few can be created.
     """
     counts = os.statvfs(_nearest_existing(path))
     are_few = counts.f_files > 0 and counts.f_favail < _FEW_FILES
@@ -136,8 +137,9 @@ def free_space_text(path: Path) -> str:
 
 
 def reserve_bytes(path: Path) -> int:
-    """Return the number of bytes that large files leave free on the file system of `path`: 1 %, at most 256
-    MB.
+    """Return the number of bytes that large files leave free on the file system of `path`.
+
+    This is 1 % of its size, at most 256 MB.
     """
     return min(_MAX_RESERVE, total_bytes(path) // 100)
 

@@ -54,8 +54,9 @@ def missing(module: str, what: str) -> UsageError | None:
 
 
 def install_command(*extras: str) -> str:
-    """Return the command that adds extras to this installation, from its source: a checkout, a file or an
-    index.
+    """Return the command that adds extras to this installation.
+
+    The command uses the source of the installation: a checkout, a file or an index.
     """
     bracket = f"[{','.join(extras)}]"
     try:

@@ -35,10 +35,10 @@ def read_regular(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def data_folder(path: Path, root: Path) -> Path:
-    """Return the folder `path` with links resolved, if it is below `root` and contains only files and
-    folders.
+    """Return the folder `path`, which contains only files and folders, with links resolved.
 
-    Raise `OSError` if it cannot be read, `NotRegularFileError` if it is elsewhere or contains other entries.
+    Raise `OSError` if it cannot be read, `NotRegularFileError` if it is not below `root` or contains other
+    entries.
     """
     real, allowed = path.resolve(), root.resolve()
     if not real.is_relative_to(allowed):

@@ -27,8 +27,10 @@ _MAX_MESSAGE = 3000  # bytes; a pipe holds many lines of this length
 
 @dataclass(frozen=True, slots=True)
 class _Activity:
-    """Current activity: `doing` is its name, `on` the kind of process it waits for, and `since` its start
-    (monotonic clock, seconds). `progress` counts activities.
+    """Current activity of a process.
+
+    `doing` is its name, `on` the kind of process it waits for, and `since` its start (monotonic clock,
+    seconds). `progress` counts activities.
     """
 
     progress: int

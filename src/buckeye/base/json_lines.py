@@ -1,5 +1,6 @@
-"""Files that grow by whole lines: a line is written completely or not at all, also on a full disk or with
-several appending processes.
+"""Files that grow by whole lines.
+
+Each line is written completely or not at all, also on a full disk or with several appending processes.
 """
 
 from __future__ import annotations

@@ -163,8 +163,9 @@ def generated_key(name: str, port: int) -> Iterator[str]:
 
 
 def key_for(name: str, url: str) -> str:
-    """Return the value of a key for the inference server at `url`, or the key that the server generated, or
-    "".
+    """Return the value of a key for the inference server at `url`.
+
+    If it is not set, return the key that the server generated, or "".
     """
     return key(name) or local_key("BUCKEYE_INFERENCE_KEY", url)
 
@@ -195,8 +196,10 @@ def masked(value: str) -> str:
 
 
 def _project_files(folder: Path) -> Iterator[Path]:
-    """Yield `.env` of a folder and of its parents, up to the root of a repository, or below the home
-    directory. Stop at a folder that another user owns or that everybody can write to.
+    """Yield `.env` of a folder and of its parents.
+
+    Stop at the root of a repository, below the home directory, and below a folder that another user owns or
+    that everybody can write to.
     """
     home = Path.home()
     yield folder / ENV_FILE

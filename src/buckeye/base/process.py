@@ -1,5 +1,6 @@
-"""Basics of every Buckeye process: identity, threads, stopping, ending with its parent, and protection of
-keys in its environment from other processes of the user.
+"""Basics of every Buckeye process: identity, threads, stopping and ending with its parent.
+
+Also protects keys in the environment of the process from other processes of the user.
 """
 
 from __future__ import annotations
@@ -74,8 +75,9 @@ def cpu_threads() -> int:
 
 
 def usable_cores() -> int:
-    """Return the number of processors for this process, from its affinity and a container's quota (cgroup v2
-    `cpu.max`).
+    """Return the number of processors for this process.
+
+    It depends on the affinity and on a container's quota (cgroup v2 `cpu.max`).
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:
@@ -86,8 +88,9 @@ def usable_cores() -> int:
 
 
 def idle_spins(*, cores_to_itself: bool) -> str:
-    """Return the number of spins of an idle OpenMP thread before it sleeps (GOMP_SPINCOUNT), or the user's
-    own value.
+    """Return the number of spins of an idle OpenMP thread before it sleeps (GOMP_SPINCOUNT).
+
+    A value that the user has set is returned unchanged.
 
     A small model's next operation comes within microseconds, and waking a thread takes longer. With exclusive
     cores, computation is 1.1 to 1.7 times as fast if threads spin 5,000 times. Next to another computing
@@ -297,9 +300,10 @@ def _watch_parent(parent: int) -> None:
 
 
 def clean_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a server process: paths of programs, home, temporary files and certificates,
-    the language, and the task's variables. It contains nothing else of this process's environment, neither
-    keys nor settings.
+    """Return the environment of a server process, without keys and settings.
+
+    It contains the paths of programs, home, temporary files and certificates, the language, and the task's
+    variables. It contains no other variable of this process.
     """
     names = (*_INHERITED_VARIABLES, *_CERTIFICATE_VARIABLES)
     return {name: os.environ[name] for name in names if name in os.environ} | dict(given)
@@ -352,8 +356,9 @@ def forbid_tracing() -> None:
 
 
 def _blank_block(names: set[bytes]) -> None:
-    """Write zeros over variables in the kernel's copy of the environment; this program keeps its own
-    copies.
+    """Write zeros over variables in the kernel's copy of the environment.
+
+    This program keeps its own copies.
     """
     fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     start, end = int(fields[_ENV_START]), int(fields[_ENV_END])

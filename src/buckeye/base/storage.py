@@ -143,9 +143,10 @@ def sha256_files(paths: Sequence[Path]) -> list[str]:
 
 
 def private_folder(name: str) -> Path:
-    """Return a private folder of this user for data with the lifetime of a process: in XDG_RUNTIME_DIR if
-    usable, else in the temporary directory. Raise `RunError` if it cannot be created, or another user has
-    taken its place.
+    """Return a private folder of this user for data with the lifetime of a process.
+
+    It is in XDG_RUNTIME_DIR if usable, else in the temporary directory. Raise `RunError` if it cannot be
+    created, or if another user owns its path.
     """
     # `su` and containers may leave the path of a missing folder, or of another user's
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -212,8 +213,9 @@ def step_directory(root: Path, step: int) -> Path:
 
 
 def step_directories(root: Path) -> dict[int, Path]:
-    """Return step -> directory for every `step_<N>` under `root`, in ascending order; empty without a
-    root.
+    """Return step -> directory for every `step_<N>` under `root`, in ascending order.
+
+    Empty if `root` does not exist.
     """
     if not root.is_dir():
         return {}
@@ -242,8 +244,9 @@ def sync(path: Path) -> None:
 
 
 def _apply_umask(directory: Path) -> None:
-    """Give the files of a directory the permissions of the user's umask, since some libraries make all files
-    private.
+    """Give the files of a directory the permissions of the user's umask.
+
+    Some libraries make all files private.
     """
     granted = directory.stat().st_mode & 0o666
     for folder, _, names in os.walk(directory):

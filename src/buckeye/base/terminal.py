@@ -25,8 +25,9 @@ def can_prompt(*, yes: bool, as_json: bool) -> bool:
 
 
 def choose(title: str, options: Sequence[tuple[str, str]]) -> str:
-    """Show numbered options, (value, note), and return the value of the chosen one; an empty answer chooses
-    the first.
+    """Show numbered options, (value, note), and return the value of the chosen one.
+
+    An empty answer chooses the first.
     """
     print(f"\n{title}")
     width = max(shutil.get_terminal_size().columns, _MIN_WIDTH)

@@ -37,8 +37,9 @@ def load_user_function(import_path: str, kwargs: Mapping[str, Any], *, setting: 
 
 
 def find_missing_function(import_path: str) -> str | None:
-    """Return the missing part of a configured function, checked without running code; None if nothing is
-    missing.
+    """Return the missing part of a configured function, or None if nothing is missing.
+
+    The check does not run code.
     """
     source, _, name = import_path.rpartition(":")
     path = Path(source).expanduser()

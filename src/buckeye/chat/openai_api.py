@@ -225,8 +225,9 @@ def convert_request(fields: Any, kind: type[RequestT]) -> RequestT:
 
 
 def check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None) -> None:
-    """Raise `ValueError`, which the conversion reports to the client, for messages or tools that no template
-    can render.
+    """Raise `ValueError` for messages or tools that no template can render.
+
+    The conversion reports this error to the client.
     """
     if not messages:
         raise ValueError("`messages` is empty")

@@ -96,8 +96,9 @@ def print_dry_run(text: str, warnings: Iterable[str]) -> None:
 
 @contextmanager
 def leave_no_files() -> Iterator[None]:
-    """Run the block without leaving files: no compiled Python modules, and no downloads into the caches of
-    the hub and of uv.
+    """Run the block without leaving files.
+
+    Compiled Python modules are not written, and nothing is downloaded into the caches of the hub and of uv.
     """
     bytecode, variables = sys.dont_write_bytecode, dict(os.environ)
     offline = _set_offline(True)

@@ -109,8 +109,10 @@ def rollouts(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the groups of a step, the rollouts of a group, or one rollout with text, reward and components; or
-    export them as files. Exit code 1 if no rollout is found.
+    """Show or export the rollouts of a run.
+
+    Shows the groups of a step, the rollouts of a group, or one rollout with text, reward and components. Exit
+    code 1 if no rollout is found.
     """
     if rollout is not None and group is None:
         hint = "Add --group: the number counts within a group"

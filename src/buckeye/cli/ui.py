@@ -48,8 +48,10 @@ def report(
         typer.Option("--out", "-o", metavar="FILE.html", help=f"Default: {_FILE} in the run directory."),
     ] = None,
 ) -> None:
-    """Write a run as one HTML file that opens offline: findings, curves, evaluations with intervals,
-    rollouts, logs, settings. Leaves out keys and the folders of this machine.
+    """Write a run as one HTML file that opens offline.
+
+    The file has findings, curves, evaluations with intervals, rollouts, logs and settings. It leaves out keys
+    and the folders of this machine.
     """
     from buckeye import runs
     from buckeye.run_files.known_runs import find_run

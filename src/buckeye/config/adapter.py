@@ -45,9 +45,10 @@ def read_base_model(adapter: Path) -> tuple[str, str | None]:
 
 
 def start_from_adapter(config: T) -> T:
-    """Return the settings of a training with the base model's name, if `model.name` is an adapter folder or
-    `model.adapter` is set. With `experimental.lora` the adapter's rank, alpha and modules apply. Other
-    settings are returned unchanged.
+    """Return the settings of a training that starts from an adapter; others unchanged.
+
+    Applies if `model.name` is an adapter folder or `model.adapter` is set. The result has the base model's
+    name and, with `experimental.lora`, the adapter's rank, alpha and modules.
 
     Raise `UsageError` if the folder cannot be read, or if settings contradict it.
     """

@@ -80,8 +80,9 @@ def conflict_problem(
     hint: str | None,
     code: str = "BK-CONFIG-CONFLICT",
 ) -> Problem:
-    """Return the problem of settings that conflict: `places` are their paths, with the locations of those
-    that a file or a flag sets.
+    """Return the problem of settings that conflict.
+
+    `places` are their paths, with the locations of those that a file or a flag sets.
     """
     if len(places) == 1:
         path, location = places[0]

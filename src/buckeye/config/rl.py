@@ -106,8 +106,9 @@ class RLConfig(TrackedConfig):
 
     @property
     def stop_seconds(self) -> int:
-        """Maximum shutdown time of a trainer in seconds: its step, its last checkpoint, and the remaining
-        uploads.
+        """Maximum shutdown time of a trainer in seconds.
+
+        Covers its step, its last checkpoint, and the remaining uploads.
         """
         ckpt = self.trainer.ckpt
         uploads = ckpt.store_timeout if ckpt is not None and ckpt.store is not None else 0

@@ -228,7 +228,8 @@ class EvalSamplingConfig(BaseConfig):
 
 
 def max_token_age(max_async_level: int, max_off_policy_steps: int) -> int:
-    """Return the maximum age of a trained token in policy versions: `max_off_policy_steps`, or 0 in a
-    synchronous run.
+    """Return the maximum age of a trained token in policy versions.
+
+    This is `max_off_policy_steps`, or 0 in a synchronous run.
     """
     return max_off_policy_steps if max_async_level else 0

@@ -22,9 +22,11 @@ _MAX_LISTED_NAMES = 12
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Allowed values of a field: tables (several classes are distinguished by `type`), a list of `element`, a
-    free table with values of type `free`, one of `choices`, or a value of one of the types `scalars`; also
-    None if `optional`. `bounds` are limits such as ">= 1".
+    """Allowed values of a field.
+
+    One of: tables (several classes are distinguished by `type`), a list of `element`, a free table with
+    values of type `free`, one of `choices`, or a value of one of the types `scalars`. Also None if
+    `optional`. `bounds` are limits such as ">= 1".
     """
 
     tables: tuple[type[BaseConfig], ...] = ()
@@ -82,8 +84,9 @@ def shape_at(model: type[BaseConfig], path: KeyPath) -> Shape | None:
 
 
 def paths_of(model: type[BaseConfig], under: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield the paths of all settings, sections before their content; index 0 represents all entries of a
-    list.
+    """Yield the paths of all settings, sections before their content.
+
+    Index 0 represents all entries of a list.
     """
     for name, shape in fields_of(model).items():
         path = (*under, name)

@@ -19,10 +19,9 @@ _MAX_CORRECTED = 1000
 
 
 def toml_error(name: str, text: str, error: tomllib.TOMLDecodeError) -> ConfigError:
-    """Return the error for invalid TOML: file, line, column, the line itself, and the corrected line as a
-    hint if there is one.
+    """Return the error for invalid TOML, with file, line, column and the line itself.
 
-    `name` is the file's name, `text` its content.
+    The hint is a corrected line, if one is found. `name` is the file's name, `text` its content.
     """
     reason, line, column = _locate(text, error)
     message = f"not valid TOML: {reason[:1].lower()}{reason[1:]}\n{show_position(text, line, column)}"

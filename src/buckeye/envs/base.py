@@ -237,8 +237,9 @@ class OptionsPolicy(Protocol):
 
 @runtime_checkable
 class ToolAwarePolicy(Protocol):
-    """Policy that must be informed about the callable tools if only the prompt describes them: a person, or
-    random choice.
+    """Policy that must be informed about the callable tools if only the prompt describes them.
+
+    Examples are a person and random choice.
     """
 
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
@@ -300,8 +301,9 @@ class GroupEnvironment(Environment, Protocol):
         ...
 
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """Return the outcomes of one task with their rewards, in the given order; errored ones stay
-        unchanged.
+        """Return the outcomes of one task with their rewards, in the given order.
+
+        Errored outcomes stay unchanged.
         """
         ...
 

@@ -74,8 +74,9 @@ def _validate_failed(outcome: Outcome) -> Outcome:
 
 
 def outcome_of_exception(boundary: Boundary, error: BaseException) -> Outcome:
-    """Return the outcome of a rollout, or of a scoring, that raised `error`, with the location in the
-    environment's code.
+    """Return the outcome of a rollout, or of a scoring, that raised `error`.
+
+    It includes the location in the environment's code.
     """
     trace = [] if boundary == "model" else frames_of(error, CODE_FOLDER)
     is_invalid = isinstance(error, OutcomeError)

@@ -99,10 +99,9 @@ class _LoaderEntry:
 
 
 def renamed_arguments(names: Mapping[str, str]) -> Callable[[_Loader], _Loader]:
-    """Return a decorator for a loader that also accepts former names of arguments; `names` maps former ->
-    current.
+    """Return a decorator for a loader that also accepts former names of arguments.
 
-    The loader raises `UsageError` for an argument given under both names.
+    `names` maps former -> current. The loader raises `UsageError` for an argument given under both names.
     """
 
     def decorate(loader: _Loader) -> _Loader:

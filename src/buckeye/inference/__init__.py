@@ -1,5 +1,5 @@
-"""Sampling from the policy: the embedded engine, its HTTP server, the client of inference servers, chat
-rendering.
+"""Sampling from the policy.
 
-`client`, `render`, `types` and `protocol` do not import torch.
+Contains the embedded engine, its HTTP server, the client of inference servers, and chat rendering. `client`,
+`render`, `types` and `protocol` do not import torch.
 """

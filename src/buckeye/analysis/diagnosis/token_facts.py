@@ -88,8 +88,9 @@ class TokenFacts:
 
     @cached_property
     def changes(self) -> Change:
-        """Changes from the first to the last version, for tokens that recur after equal text in fresh
-        batches.
+        """Changes from the first to the last version.
+
+        Covers tokens that recur after equal text in fresh batches.
         """
         rows = np.flatnonzero(self.fresh)
         rows = rows[np.lexsort((self.version[rows], self.key[rows]))]

@@ -1,5 +1,6 @@
-"""Valid forms of a rollout's outcome, and of an error with its frames, between a worker and Buckeye; checked
-on both sides.
+"""Valid forms of a rollout's outcome, and of an error with its frames.
+
+They are sent between a worker and Buckeye, and checked on both sides.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ def checked_outcome(value: Any) -> dict[str, Any]:
 
 
 def failure(boundary: str, kind: str, message: str, trace: Any = None) -> dict[str, Any]:
-    """Return an error in the form that is sent: boundary, class, message (shortened if very long) and
-    frames.
+    """Return an error in the form that is sent.
+
+    The form has boundary, class, message (shortened if very long) and frames.
     """
     message = shorten(strip_addresses(message))
     sent = {"boundary": boundary, "type": kind[:_MAX_NAME], "message": message}
@@ -197,8 +199,9 @@ def number_error_text(value: Any, what: str) -> str:
 
 
 def outcome_error_text(value: Any, environment: Any) -> str:
-    """Return the message about a value that an environment returned instead of an outcome, with the location
-    of the author's function.
+    """Return the message about a value that an environment returned instead of an outcome.
+
+    It includes the location of the author's function.
     """
     name, function = author_function(environment)
     place = "" if inspect.iscoroutine(value) else location_of_code(getattr(function, "__code__", None))
@@ -207,8 +210,9 @@ def outcome_error_text(value: Any, environment: Any) -> str:
 
 
 def author_function(environment: Any) -> tuple[str, Any]:
-    """Return the name of the function that makes outcomes, and the function, unless it belongs to Buckeye's
-    own classes.
+    """Return the name of the function that makes outcomes, and the function.
+
+    For Buckeye's own classes, return "the environment" and None.
     """
     for name in ("rollout", "grade"):
         function = getattr(environment, name, None)
@@ -252,8 +256,9 @@ def describe_frame(file: str, line: int | None, function: str) -> str:
 
 
 def location_of(frames: Sequence[str]) -> str:
-    """Return ` (FILE:LINE in FUNCTION)` of the innermost frame outside of libraries, else of the innermost
-    frame; "" without frames.
+    """Return ` (FILE:LINE in FUNCTION)` of the innermost frame outside of libraries.
+
+    If all are in libraries, use the innermost frame. Return "" without frames.
     """
     if not frames:
         return ""

@@ -43,8 +43,9 @@ class CanaryResult:
 def compare_canary(
     canary: Canary, checksum: str, generation: Generation, *, dtype: str | None, previous: CanaryResult | None
 ) -> CanaryResult:
-    """Compare an engine's reply, computed in `dtype`, with the canary of the weights `checksum`, and with its
-    reply `previous`, under other weights.
+    """Compare an engine's reply, computed in `dtype`, with the canary of the weights `checksum`.
+
+    Also compare it with the engine's reply under other weights, `previous`.
     """
     exact = canary.dtype == "float32" and dtype == "float32"
     tolerance = TOLERANCE_FLOAT32 if exact else TOLERANCE_HALF

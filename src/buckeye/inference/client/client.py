@@ -140,14 +140,16 @@ class InferenceClient:
             await replica.close()
 
     async def wait_ready(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until every server is healthy, check that it serves the model, and
-        start monitoring it.
+        """Wait up to `timeout` seconds until every server is healthy, and start monitoring.
+
+        Also check that each server serves the model.
         """
         await self._fleet.start(timeout)
 
     def check(self) -> None:
-        """Raise `InferenceError` if the servers cannot recover: all out for too long, or all with results
-        that differ from the trainer's.
+        """Raise `InferenceError` if the servers cannot recover.
+
+        This is the case if all are out for too long, or all have results that differ from the trainer's.
         """
         self._fleet.check()
 
@@ -214,9 +216,10 @@ class InferenceClient:
         canary: Canary | None = None,
         adapter: bool = False,
     ) -> None:
-        """Update all servers that are up, concurrently, to the weights in `path`, or to the `adapter` in it
-        on top of their initial model. Running requests continue with the new weights. A server that is out is
-        updated before it is used again.
+        """Update all servers that are up, concurrently, to the weights in `path`.
+
+        With `adapter`, `path` contains an adapter for their initial model. Running requests continue with the
+        new weights. A server that is out is updated before it is used again.
 
         Each server must echo version and checksum, and match the `canary`: an idle server at once, a busy one
         in its turn. A failed server is taken out. Raise `InferenceError` if all fail, or none is up in time.

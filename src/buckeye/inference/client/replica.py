@@ -155,8 +155,9 @@ class Replica:
             return False
 
     async def is_alive(self, timeout: float) -> bool:
-        """Return True if the server still answers anything, after a connection to it broke; checks GET
-        /health within `timeout` seconds. Simultaneous calls share one check.
+        """Return True if the server still answers after a connection to it broke.
+
+        Checks GET /health within `timeout` seconds; any answer counts. Simultaneous calls share one check.
         """
         since = time.monotonic()
         async with self._health_lock:
@@ -178,8 +179,10 @@ class Replica:
         self.is_vllm = owners[self._model] == "vllm"
 
     async def workers(self, *args: str, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Return what its workers report about themselves, their weights, and those in a directory, if one is
-        given. They reply between two steps of the engine, so a reply also proves that the engine is alive.
+        """Return the reports of the server's workers about themselves and their weights.
+
+        With a directory in `args`, they also report the weights in it. They reply between two steps of the
+        engine, so a reply also proves that the engine is alive.
         """
         body = {"method": "buckeye_weights", "args": args}
         reply = await self.call("POST", "/collective_rpc", body, timeout=timeout)
@@ -203,8 +206,9 @@ class Replica:
     async def generate(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str | None = None
     ) -> Generation:
-        """Sample one sequence. vLLM gets no seed: with one it samples row by row, and its results depend on
-        the batch anyway. `request_id` is the id for `abort`.
+        """Sample one sequence; `request_id` is the id for `abort`.
+
+        vLLM gets no seed: with one it samples row by row, and its results depend on the batch anyway.
         """
         fields = sampling_fields(params)
         if self.is_vllm:
@@ -273,8 +277,9 @@ class Replica:
                 return reply
 
     def _check_versions(self, generation: Generation, version: int | None) -> None:
-        """Raise `ReplicaLostError` if tokens are older than the weights `version` that the server was
-        given: it restarted in between and lost them.
+        """Raise `ReplicaLostError` if tokens are older than the weights `version`.
+
+        The server was given these weights, so it restarted in between and lost them.
         """
         if version is not None and min(generation.versions, default=version) < version:
             raise ReplicaLostError(

@@ -1,5 +1,6 @@
-"""Routing: which server gets a request (the least loaded, or the one that has its prefix cached), and when a
-rollout begins.
+"""Routing: the server of a request, and the start of a rollout.
+
+A request goes to the least loaded server, or to the one that has its prefix cached.
 """
 
 from __future__ import annotations
@@ -65,9 +66,10 @@ class Router:
         return len(self._waiting_rollouts)
 
     async def acquire(self, cost: int, *, prefer: Replica | None = None, exclusive: bool = False) -> Replica:
-        """Return a server for a request of `cost` tokens: `prefer` if it is up and has room, else the one
-        with the fewest tokens. With `exclusive`, a server without other requests, and `prefer` while it is
-        up. The caller must release it.
+        """Return a server for a request of `cost` tokens; the caller must release it.
+
+        This is `prefer` if it is up and has room, else the server with the fewest tokens. With `exclusive`,
+        it is a server without other requests, and `prefer` while that is up.
 
         Raise `InferenceError` if none is available in time, or if no server will come back.
         """

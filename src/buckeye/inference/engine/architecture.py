@@ -129,8 +129,9 @@ def check_sizes(directory: Path) -> None:
 
 
 def tensor_shapes(directory: Path) -> dict[str, list[int]]:
-    """Return name -> shape of every tensor in a directory's safetensors files, read from their headers; empty
-    without such files. Raise `UsageError` for an incomplete file.
+    """Return name -> shape of every tensor in a directory's safetensors files.
+
+    Reads only their headers; empty without such files. Raise `UsageError` for an incomplete file.
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(directory.glob("*.safetensors")):

@@ -1,5 +1,7 @@
-"""Decode step on CUDA in one launch: the kernels of all layers, captured in a CUDA graph for each (rounded
-up) number of sequences. Launching them separately takes longer than running them.
+"""Decode step on CUDA in one launch.
+
+The kernels of all layers are captured in a CUDA graph for each (rounded up) number of sequences. Launching
+them separately takes longer than running them.
 """
 
 from __future__ import annotations
@@ -75,8 +77,9 @@ class CapturedDecode:
 
 
 def rounded_up(count: int) -> int:
-    """Round a number of sequences up to a multiple of an eighth of the next power of two, so that few graphs
-    exist.
+    """Round a number of sequences up, so that few graphs exist.
+
+    The result is a multiple of an eighth of the next power of two.
     """
     step = max(1, 2 ** (count - 1).bit_length() // 8)
     return -(-count // step) * step

@@ -233,8 +233,9 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
 
 
 def _tile(row_bytes: int, device: torch.device) -> tuple[int, int]:
-    """Return the number of positions per read and of reads in flight, such that keys and values fit into a
-    multiprocessor's shared memory.
+    """Return the number of positions per read and of reads in flight.
+
+    With them, keys and values fit into a multiprocessor's shared memory.
     """
     shared = _SHARED_MEMORY
     if device.type == "cuda":

@@ -84,8 +84,9 @@ class Decoder:
         self._captured = self._captured_decode() if kv.is_cuda else None
 
     def _captured_decode(self) -> DecodeStep | None:
-        """Return the single-launch decode step, or None if it is unavailable or differs from the plain
-        computation.
+        """Return the single-launch decode step.
+
+        None if it is unavailable or differs from the plain computation.
         """
         try:
             from buckeye.inference.engine.captured_decode import CapturedDecode
@@ -180,8 +181,9 @@ class Decoder:
         return x, self._cos[positions][:, None], self._sin[positions][:, None]
 
     def _cache_views(self, count: int, length: int) -> list[_LayerCache]:
-        """Return views of the first `length` positions of slots 0..count-1; mostly unchanged since the last
-        step.
+        """Return views of the first `length` positions of slots 0..count-1.
+
+        They are mostly unchanged since the last step.
         """
         if self._views[0] != (count, length):
             views = [_LayerCache(kv, *kv[:count, :, :length].chunk(2, 1)) for kv in self._caches]

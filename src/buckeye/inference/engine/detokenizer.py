@@ -78,8 +78,9 @@ class IncrementalDetokenizer:
         self._find_stop(before)
 
     def _without_incomplete(self, start: int, text: str) -> tuple[str, int]:
-        """Return the text of the tokens from `start` on without an incomplete last character, and the end of
-        its tokens.
+        """Return the text from token `start` on and the end of its tokens.
+
+        An incomplete last character is left out.
         """
         for cut in range(1, _MAX_BYTES):
             whole = self._decode(self._ids[start:-cut])

@@ -100,9 +100,10 @@ class Engine:
         return self._commands.call(self._resume)
 
     def install_weights(self, new: ModelWeights | Checkpoint, version: int) -> Future[None]:
-        """Replace the weights between two decode steps: at once if prepared; a (checked) checkpoint is read
-        first. Tokens sampled afterwards have `version`. New sequences use no prefix cached from other
-        weights.
+        """Replace the weights between two decode steps.
+
+        Prepared weights are installed at once; a (checked) checkpoint is read first. Tokens sampled
+        afterwards have `version`. New sequences use no prefix cached from other weights.
         """
         return self._commands.call(partial(self._install_weights, new, version))
 

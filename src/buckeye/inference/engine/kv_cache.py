@@ -72,8 +72,9 @@ def count_slots(
     dtype: torch.dtype,
     budget: int,
 ) -> int:
-    """Return the number of sequences of `max_len` tokens that fit into `budget` bytes, at most
-    `max_num_seqs`. Raise `InferenceError` if none fits.
+    """Return the number of sequences of `max_len` tokens that fit into `budget` bytes.
+
+    The result is at most `max_num_seqs`. Raise `InferenceError` if none fits.
     """
     size = slot_bytes(spec, max_len, dtype)
     slots = min(max_num_seqs, budget // size)

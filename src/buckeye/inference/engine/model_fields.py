@@ -97,8 +97,9 @@ _NO_EFFECT = frozenset(_NAMES.split())
 
 
 def complete_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the computation keys of a `config.json`, with defaults for missing ones and the family as
-    `model_type`. `path` is for messages.
+    """Return the computation keys of a `config.json`, with defaults for missing ones.
+
+    `model_type` is the family. `path` is for messages.
 
     Raise `InferenceError`, with every reason, if the engine would compute a different function than the
     model's.
@@ -171,8 +172,10 @@ def _unsupported_values(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _window_problems(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a problem for layers without full attention: those in `layer_types`, or without it those from
-    `max_window_layers` on if `use_sliding_window` is set.
+    """Yield a problem for layers without full attention.
+
+    These are the layers in `layer_types`, or without it those from `max_window_layers` on if
+    `use_sliding_window` is set.
     """
     kinds = fields["layer_types"]
     if kinds is not None:

@@ -46,8 +46,10 @@ class CachedPrefix(NamedTuple):
 
 
 class PrefixCache:
-    """Ended sequences with keys and values in spare cache slots, for prompts that continue one of them: the
-    next turn of a conversation. The oldest one is replaced first.
+    """Ended sequences with keys and values in spare cache slots.
+
+    They serve prompts that continue one of them: the next turn of a conversation. The oldest one is replaced
+    first.
 
     A prompt matches only if it begins with the whole kept sequence. So the result of a prompt depends on its
     own conversation only, not on other traffic.
@@ -72,8 +74,9 @@ class PrefixCache:
         return slot
 
     def take(self, prompt: tuple[int, ...]) -> CachedPrefix | None:
-        """Return the longest kept sequence that `prompt` continues, and release it: the next `keep` may
-        overwrite its slot.
+        """Return the longest kept sequence that `prompt` continues, and release it.
+
+        The next `keep` may overwrite its slot.
         """
         best: int | None = None
         for slot, tokens in self._tokens.items():

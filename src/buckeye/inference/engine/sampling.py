@@ -77,8 +77,9 @@ def uniforms(streams: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) 
 def sample(
     logits: torch.Tensor, batch: SamplingBatch, random: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sample one token per row of logits (float32 [B, V], overwritten) with the random numbers `random`
-    (float64 [B]).
+    """Sample one token per row of logits (float32 [B, V], overwritten).
+
+    `random` has one random number per row (float64 [B]).
 
     Return tokens, int64 [B], and their log-probs, float64 [B], under the sampling distribution. A row without
     a finite distribution gets a non-finite log-prob.
@@ -110,8 +111,10 @@ def truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) ->
 
 
 def _draw(weights: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Invert the cumulative distribution, first over blocks of tokens, then within the block: one random
-    number and one pass per row. Block sums are float64, so sampling is exact for any vocabulary size.
+    """Invert the cumulative distribution: one random number and one pass per row.
+
+    The search is first over blocks of tokens, then within the block. Block sums are float64, so sampling is
+    exact for any vocabulary size.
 
     Return tokens, int64 [B], and the row sums, float64 [B]. A token of weight 0 is never sampled.
     """

@@ -216,8 +216,9 @@ class TopLogprobRecorder:
 def top_tokens(
     logits: torch.Tensor, batch: SamplingBatch, rows: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the `count` most likely tokens of rows `rows` (int64 [R]) of logits (float32 [B, V]), best
-    first.
+    """Return the `count` most likely tokens of some rows of logits, best first.
+
+    `rows` is int64 [R], `logits` float32 [B, V].
 
     Returns tokens, int64 [R, count], and their log-probs, float64 [R, count], under the sampling
     distribution; -inf for a token that cannot be sampled.

@@ -1,5 +1,6 @@
-"""Model weights in the decoder's layout: projections of one input fused into one matrix, and matrices laid
-out for the processor.
+"""Model weights in the decoder's layout.
+
+Projections of one input are fused into one matrix, and matrices are laid out for the processor.
 
 An update of a small model builds a second set and then swaps it in. An update of a larger model on a CPU
 replaces one tensor at a time, so that memory never holds two models.
@@ -216,8 +217,9 @@ class DecoderWeights:
             )
 
     def prepare(self, checkpoint: Checkpoint) -> ModelWeights | Checkpoint:
-        """Read a checkpoint that passed `check`, convert its dtype and lay it out for `load`: nearly all the
-        work of an update.
+        """Read a checkpoint that passed `check`, convert its dtype and lay it out for `load`.
+
+        This is nearly all the work of an update.
 
         This can run while the old weights are in use; memory then holds two models until `load`. If that is
         too much on a CPU, the checkpoint is returned unread. With 16-bit weights an adapter stays separate:
@@ -370,8 +372,9 @@ class _Reader:
         return self._with_adapter(base, weights)
 
     def _with_adapter(self, projection: Projection, weights: Mapping[str, int]) -> Projection:
-        """Add low-rank matrices to a projection with the row blocks `weights`: the A are stacked, and the B
-        are on a block diagonal.
+        """Add low-rank matrices to a projection with the row blocks `weights`.
+
+        The A are stacked, and the B are on a block diagonal.
         """
         pairs = {name: self._checkpoint.low_rank(name) for name in weights} if self._base is not None else {}
         present = [pair for pair in pairs.values() if pair is not None]

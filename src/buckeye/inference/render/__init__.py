@@ -1,5 +1,7 @@
-"""Conversion between messages and tokens: prompts from the model's chat template, replies parsed to messages,
-and sampled tokens that are never re-encoded.
+"""Conversion between messages and tokens.
+
+Prompts come from the model's chat template, and replies are parsed to messages. Sampled tokens are never
+re-encoded.
 """
 
 from buckeye.inference.render.renderer import ChatRenderer, Conversation

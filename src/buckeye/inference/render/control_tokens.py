@@ -72,8 +72,10 @@ class ControlTokenEscaper:
 
 
 def _is_control_token(token: str, template: str) -> bool:
-    """Return True if a non-special token is a control token: by its bars, or as a tag that the chat template
-    writes. Other tags, such as `<answer>`, are text of a task.
+    """Return True if a non-special token is a control token.
+
+    It is one if it has bars, or if it is a tag that the chat template writes. Other tags, such as `<answer>`,
+    are text of a task.
     """
     if _BARS.fullmatch(token):
         return True

@@ -47,8 +47,9 @@ def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
 
 
 def parse_tagged_calls(text: str) -> ParsedMessage:
-    """Parse calls written as `<tool_call>{"name": ..., "arguments": ...}</tool_call>`; the rest is
-    content.
+    """Parse calls written as `<tool_call>{"name": ..., "arguments": ...}</tool_call>`.
+
+    The rest is content.
     """
     calls = tuple(read_call(match[1]) for match in _BLOCK.finditer(text))
     return ParsedMessage(content=_BLOCK.sub("", text).strip() if calls else text, calls=calls)

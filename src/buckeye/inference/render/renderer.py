@@ -1,5 +1,6 @@
-"""Chat messages to token ids and back, without re-tokenizing sampled tokens; and forced tool calls, which
-start a reply with given text.
+"""Chat messages to token ids and back, without re-tokenizing sampled tokens.
+
+Also forced tool calls, which start a reply with given text.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ class ChatRenderer:
         messages: Sequence[Message],
         tools: Sequence[Tool] = (),
     ) -> Conversation | None:
-        """Return the next turn's prompt: the earlier ids, the sampled ids, and only the text after them newly
-        tokenized.
+        """Return the next turn's prompt.
+
+        It has the earlier ids, the sampled ids, and the newly tokenized text after them.
 
         None if a prompt rendered from scratch would differ: the template drops part of the earlier turns
         (Qwen3 drops reasoning after the next user message), or `messages` are not the earlier ones, the
@@ -120,8 +122,10 @@ class ChatRenderer:
         return Conversation(ids=ids, text=text, messages=tuple(messages), tools=tuple(tools))
 
     def parse(self, conversation: Conversation, sampled_ids: Sequence[int]) -> dict[str, Any]:
-        """Return the sampled reply as an assistant message: `content`, `reasoning_content` if the template
-        supports reasoning, and `tool_calls` if tools were offered and called.
+        """Return the sampled reply as an assistant message.
+
+        It has `content`, `reasoning_content` if the template supports reasoning, and `tool_calls` if tools
+        were offered and called.
 
         An unreadable call has the name "" and the original text as its arguments. Never raises.
         """
@@ -148,8 +152,9 @@ class ChatRenderer:
         return self.template.escaper.encode(text)
 
     def encode_prompt(self, text: str) -> list[int]:
-        """Return the token ids of a text that the model continues, with the tokens that the tokenizer adds
-        before it.
+        """Return the token ids of a text that the model continues.
+
+        They include the tokens that the tokenizer adds before it.
         """
         return self.tokenizer.encode(utf8(text).decode(), add_special_tokens=True)
 

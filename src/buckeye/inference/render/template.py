@@ -54,8 +54,9 @@ class ChatTemplate:
         self.escaper = ControlTokenEscaper(tokenizer)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], *, prompt: bool) -> str:
-        """Return the text of messages, with `prompt` up to the start of the next assistant message; for
-        `escaper.encode`.
+        """Return the text of messages, for `escaper.encode`.
+
+        With `prompt`, the text ends at the start of the next assistant message.
 
         Raise `UsageError` if the template rejects them, or does not exist.
         """
@@ -70,9 +71,10 @@ class ChatTemplate:
 
     @cached_property
     def missing_header(self) -> str:
-        """Header that the template writes before a reply but not at the end of a prompt, because it ignores
-        `add_generation_prompt`; "" if nothing is missing. Training writes replies after the header, so
-        prompts need it too.
+        """Header that the template writes before a reply but not at the end of a prompt.
+
+        Such a template ignores `add_generation_prompt`. "" if nothing is missing. Training writes replies
+        after the header, so prompts need it too.
         """
         without, with_it = (self._probe((PROBE_QUESTION,), (), prompt=prompt) for prompt in (False, True))
         written = self._probe((PROBE_QUESTION, _REPLY), (), prompt=False)
@@ -91,8 +93,9 @@ class ChatTemplate:
         return with_it.removeprefix(without) or self.missing_header
 
     def find_problem(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str | None:
-        """Return the reason, with its line, why the template cannot render a prompt of these messages and
-        tools; None if it can.
+        """Return the reason why the template cannot render a prompt, or None if it can.
+
+        The prompt has these messages and tools. The reason includes its line.
         """
         try:
             self.text(messages, tools, prompt=True)
@@ -116,8 +119,10 @@ class ChatTemplate:
 
     @cached_property
     def call_format(self) -> str:
-        """Format of calls: "json" for one bare JSON object with `parameters`, as in Llama 3, else "tagged"
-        for `<tool_call>` and JSON with `arguments`.
+        """Format of calls: "json" or "tagged".
+
+        "json" is one bare JSON object with `parameters`, as in Llama 3. "tagged" is `<tool_call>` and JSON
+        with `arguments`.
         """
         text = self._probe(PROBE_TOOL_TURN[:2], PROBE_TOOLS, prompt=False)
         call = text[: text.rfind("probe-value")].rfind('"parameters"')

@@ -56,8 +56,9 @@ def _tokenizer_class(directory: Path) -> Any:
 
 
 def _known_class(directory: Path) -> str | None:
-    """Return the name of the class that `AutoTokenizer` selects, or None if only `AutoTokenizer` can
-    determine it.
+    """Return the name of the class that `AutoTokenizer` selects.
+
+    None if only `AutoTokenizer` can determine it.
     """
     if not (directory / "tokenizer.json").is_file():
         return None

@@ -137,8 +137,9 @@ class WeightUpdate:
         return json_response({"status": "updated", "checksum": self._checked[1].checksum})
 
     async def finish(self, service: Service, request: Request) -> Response:
-        """Replace the engine's weights between two decode steps and set their version (default: the step in
-        their manifest).
+        """Replace the engine's weights between two decode steps and set their version.
+
+        The default version is the step in their manifest.
         """
         body = parse_request(await request.body(), FinishUpdateRequest)
         if self._checked is None:

@@ -1,5 +1,6 @@
-"""Sampling over HTTP: token ids (/inference/v1/generate), completions and chats, and the routes between text
-and token ids.
+"""Sampling over HTTP: token ids (/inference/v1/generate), completions and chats.
+
+Also contains the routes between text and token ids.
 """
 
 from __future__ import annotations

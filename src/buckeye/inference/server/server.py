@@ -132,8 +132,9 @@ def _select_vllm(config: InferenceConfig, adapter: Path | None) -> VllmInstallat
 
 
 def load_engine(config: InferenceConfig, directory: Path, adapter: Path | None = None) -> Engine:
-    """Return the engine for the model in `directory`, with an optional adapter and the settings of
-    `config`.
+    """Return the engine for the model in `directory`, with the settings of `config`.
+
+    An adapter is optional.
     """
     device = _device(config.model.device)
     if device.type == "cpu":

@@ -158,8 +158,10 @@ class Service:
         )
 
     def admit(self, request_id: str, sequences: Seq[Sequence]) -> None:
-        """Raise if sequences cannot be accepted: 503 during shutdown, 429 if too many are waiting,
-        `UsageError` for a request id in use.
+        """Raise if sequences cannot be accepted.
+
+        The error is 503 during shutdown, 429 if too many are waiting, and `UsageError` for a request id in
+        use.
         """
         retry = {"Retry-After": str(_RETRY_SECONDS)}
         if self.draining:

@@ -1,5 +1,6 @@
-"""Incremental parsing of an assistant's message: reasoning and content are streamed, calls follow at the
-end.
+"""Incremental parsing of an assistant's message.
+
+Reasoning and content are streamed; calls follow at the end.
 """
 
 from __future__ import annotations

@@ -63,8 +63,10 @@ def default_vllm_venv() -> Path:
 
 
 def find_vllm(python: Path | None = None) -> VllmInstallation | None:
-    """Find vLLM under `python`, BUCKEYE_VLLM_PYTHON, this interpreter or the environment of `buckeye vllm
-    install`. The last two count only with a supported version.
+    """Find vLLM in the environments that may have it.
+
+    These are `python`, BUCKEYE_VLLM_PYTHON, this interpreter, and the environment of `buckeye vllm install`.
+    The last two count only with a supported version.
 
     Raise `UsageError` if a named interpreter has no vLLM, or an unsupported version.
     """

@@ -275,8 +275,9 @@ def vllm_environment(
 
 
 def check_extra(extra: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for a key of `[inference.vllm]` that cannot be passed on, with the key to set
-    instead.
+    """Raise `UsageError` for a key of `[inference.vllm]` that cannot be passed on.
+
+    The hint names the key to set instead.
     """
     for key in extra:
         if key in _FIXED:

@@ -221,9 +221,11 @@ class WorkerExtension:
         return None
 
     def buckeye_weights(self, path: str | None = None) -> dict[str, str | int | bool | None]:
-        """Report the worker's state: checksums of the current and the incoming weights, the problem of the
-        update and whether it is unfinished; the number of requests that the server computes at a time; and
-        the checksum of the weights in the directory `path`, if published there.
+        """Report the worker's state.
+
+        The state has the checksums of the current and the incoming weights, the problem of the update and
+        whether it is unfinished, the number of requests that the server computes at a time, and the checksum
+        of the weights in the directory `path`, if published there.
         """
         config = self.vllm_config  # type: ignore[attr-defined]
         return {
