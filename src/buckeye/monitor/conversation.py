@@ -43,8 +43,9 @@ def conversation(rollout: RecordedRollout) -> list[RecordedMessage]:
 
 
 def parse_message(given: Mapping[str, Any]) -> RecordedMessage:
-    """Convert a message of OpenAI's API, as environments write it: any part may be missing or of another
-    type. Reasoning may precede the text.
+    """Convert a message in OpenAI's format, as environments write it.
+
+    Any part may be missing or of another type. Reasoning may precede the text.
     """
     text, reasoning = (
         content_text(given.get("content")),

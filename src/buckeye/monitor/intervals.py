@@ -61,8 +61,10 @@ def mean_reward(tasks: Sequence[TaskRewards]) -> Estimate:
 
 
 def mean_pass_at_k(tasks: Sequence[TaskRewards], k: int, *, pass_reward: float = 1.0) -> Estimate | None:
-    """Return pass@k over tasks; a reward of at least `pass_reward` is a pass. pass@1 is the share that
-    passed. None unless there are tasks and each has at least k scored rollouts.
+    """Return pass@k over tasks; a reward of at least `pass_reward` is a pass.
+
+    pass@1 is the share of rollouts that passed. Return None without tasks, or if a task has fewer than k
+    scored rollouts.
     """
     if not tasks or min(len(t.rewards) for t in tasks) < k:
         return None
@@ -98,8 +100,9 @@ def student_quantile(degrees: int) -> float:
 
 
 def cluster_of(task_id: str, data: Mapping[str, Any]) -> str:
-    """Return the cluster of a task: the first of its `lemma_ids` (the word that it is about), or the task
-    itself.
+    """Return the cluster of a task: the first of its `lemma_ids`, or the task itself.
+
+    A lemma is the word that the task is about.
     """
     lemmas = data.get("lemma_ids")
     return str(lemmas[0]) if isinstance(lemmas, list | tuple) and lemmas else f"task {task_id}"
@@ -120,8 +123,9 @@ def mean_over_tasks(values: Sequence[float], clusters: Sequence[Hashable]) -> Es
 def paired_difference(
     before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]
 ) -> Estimate:
-    """Return the mean of `after - before`, shares in [0, 1] of one list of tasks, with an interval on a scale
-    from -1 to 1.
+    """Return the mean of `after - before` with an interval on a scale from -1 to 1.
+
+    Both are shares in [0, 1] for one list of tasks.
 
     If fewer than `MIN_DIFFERENT` clusters differ from the most common change, the interval combines the score
     intervals of the increases and of the decreases, as in Newcombe (1998), method 10. Otherwise it is
@@ -210,8 +214,9 @@ def _score(found: _Clusters, bottom: float, top: float) -> tuple[float, float]:
 
 
 def _without_skewness(found: _Clusters) -> tuple[float, float]:
-    """Return Hall's interval: Student's interval of a cubic function of t without skewness, transformed
-    back.
+    """Return Hall's interval, which corrects for skewness.
+
+    It is Student's interval of a cubic function of t without skewness, transformed back.
     """
     n, deviation = len(found.means), math.sqrt(found.variance)
     cubes = math.fsum((d / deviation) ** 3 for d in found.deviations)

@@ -202,9 +202,7 @@ def _no_spread(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
 
 
 def _cut_off(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
-    """Return a finding if nearly every reply of the last batches is truncated and the reward does not
-    rise.
-    """
+    """Return a finding if nearly all replies of recent batches are truncated and the reward does not rise."""
     steps = _last(batch_steps, _is_cut_off)
     if len(steps) < ENOUGH or _has_improved(batch_steps):
         return None
@@ -219,8 +217,10 @@ def _is_cut_off(step: StepMetrics) -> bool:
 
 
 def _moved_too_far(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
-    """Return a finding if the trained policy had almost nothing in common with the sampling policy in recent
-    training steps. Two steps are needed, as a single unlikely token can remove a sample's effect.
+    """Return a finding if the trained policy has moved too far from the sampling policy.
+
+    The two had almost nothing in common in recent training steps. Two steps are needed, as a single unlikely
+    token can remove a sample's effect.
     """
     trained = [step for step in batch_steps if step.value("trainer/trained_tokens")][-ENOUGH:]
     left_out_all = [step for step in trained if _left_out(step) >= NEARLY_ALL]
@@ -291,8 +291,10 @@ _BIASES = {
 
 
 def _sure_difference(step: StepMetrics, kind: str, measures: Sequence[str]) -> tuple[str, float] | None:
-    """Return the first measure with a significant difference between kept and all rollouts: its name and the
-    relative difference. Requires four standard errors, since many steps are tested.
+    """Return the first measure with a significant difference between kept and all rollouts.
+
+    The result is its name and the relative difference. Requires four standard errors, since many steps are
+    tested.
     """
     for measure in measures:
         name = f"orchestrator/collection/{kind}/{measure}"

@@ -68,8 +68,9 @@ class _FileHandler(logging.StreamHandler[LineStream]):
 
 
 def _survive_full_disks() -> None:
-    """Print whole lines if stdout or stderr is a file, and drop lines instead of failing when the disk is
-    full. A replaced stdout or stderr stays unchanged.
+    """Print whole lines to stdout and stderr if they are files, and drop lines when the disk is full.
+
+    A replaced stdout or stderr stays unchanged.
     """
     streams: dict[tuple[int, int], LineStream] = {}  # one stream per file: stderr and stdout often share one
     for name in ("stdout", "stderr"):

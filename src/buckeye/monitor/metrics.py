@@ -94,8 +94,10 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """Records of one step by process: `orchestrator` of batch `number` (from 0), `trainer` or `sft` of
-    training on it, others of the weights before it.
+    """Records of one step by process.
+
+    `orchestrator` has the record of batch `number` (from 0), `trainer` or `sft` that of training on it. The
+    other processes have records of the weights before it.
     """
 
     number: int
@@ -113,8 +115,10 @@ class StepMetrics:
 
     @property
     def sampled_reward(self) -> float | None:
-        """Mean reward of all rollouts sampled for the batch, which is more informative if a filter selects
-        the trained ones. The batch's reward if only that is recorded.
+        """Mean reward of all rollouts sampled for the batch.
+
+        It is more informative than `reward` if a filter selects the trained rollouts. It is the batch's
+        reward if only that is recorded.
         """
         played = self.value("orchestrator/reward/played")
         return self.reward if played is None else played
@@ -236,8 +240,9 @@ class Stopwatch:
             self._seconds[cause] += time.monotonic() - started
 
     def take(self) -> dict[str, float]:
-        """Return `time/<cause>`, `time/total` (all elapsed time) and `idle_ratio` (the idle share of it)
-        since the last call, and restart from zero.
+        """Return the times since the last call, and restart from zero.
+
+        The keys are `time/<cause>`, `time/total` (all elapsed time) and `idle_ratio` (the idle share of it).
         """
         now = time.monotonic()
         values = {f"time/{cause}": seconds for cause, seconds in self._seconds.items()}

@@ -13,8 +13,9 @@ _SLOWER = 10.0
 
 
 def rollback_advice(run: Path, since: int) -> str:
-    """Return the commands to roll back a policy that a too high learning rate broke at step `since`: a fork
-    from the newest earlier checkpoint, with a tenth of the learning rate.
+    """Return the commands to roll back a policy that a too high learning rate broke at step `since`.
+
+    They fork the run from the newest earlier checkpoint, with a tenth of the learning rate.
     """
     rate = _rate(run)
     flag = f"--trainer.optim.lr {rate / _SLOWER:.3g}" if rate is not None else "a tenth of trainer.optim.lr"

@@ -38,8 +38,10 @@ _FINISH_SECONDS = 90.0
 
 
 def check_trackers(settings: Iterable[Settings], *, is_local_run: bool = True) -> None:
-    """Raise `UsageError` if a run with these settings cannot be logged: a library is not installed, or the
-    server's key is missing. A run that is not `is_local_run` has its libraries installed on its own machine.
+    """Raise `UsageError` if a run with these settings cannot be logged.
+
+    The reason is a library that is not installed, or a missing key of the server. A run that is not
+    `is_local_run` has its libraries installed on its own machine.
     """
     for one in _wanted(settings):
         kind = tracker_class(one)

@@ -22,8 +22,10 @@ def is_power_of_ten(count: int) -> bool:
 
 
 def verdict(tried: int, bad: int = 0) -> Verdict:
-    """Return the verdict on `tried` attempts with `bad` failures: `passed` without failures, `failed` if
-    nearly all failed, else `partly`. Without attempts it is `not tried`, never passed.
+    """Return the verdict on `tried` attempts with `bad` failures.
+
+    It is `passed` without failures, `failed` if nearly all failed, else `partly`. It is `not tried`, never
+    `passed`, without attempts.
 
     Raise `ValueError` unless 0 <= bad <= tried.
     """
@@ -37,8 +39,10 @@ def verdict(tried: int, bad: int = 0) -> Verdict:
 
 
 def rollouts_log_level(rollouts: int, *, errored: int, truncated: int) -> int:
-    """Return the log level of a line about rollouts: ERROR if nearly all failed or none was run, WARNING if
-    nearly all others were truncated, else SUCCESS.
+    """Return the log level of a line about rollouts.
+
+    It is ERROR if nearly all failed or none was run, WARNING if nearly all others were truncated, else
+    SUCCESS.
     """
     if verdict(rollouts, errored) in ("failed", "not tried"):
         return logging.ERROR
@@ -46,7 +50,8 @@ def rollouts_log_level(rollouts: int, *, errored: int, truncated: int) -> int:
 
 
 def training_log_level(tried: int, *, left_out: int) -> int:
-    """Return the log level of a line about training on `tried` samples or steps: WARNING if nearly all were
-    left out, else SUCCESS.
+    """Return the log level of a line about training on `tried` samples or steps.
+
+    It is WARNING if nearly all were left out, else SUCCESS.
     """
     return SUCCESS if verdict(tried, left_out) in ("passed", "partly") else logging.WARNING

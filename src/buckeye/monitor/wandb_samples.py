@@ -15,8 +15,9 @@ _COLUMNS = ("env", "task_id", "reward", "stop_reason", "error", "completion_toke
 
 
 def sample_values(run: Path, step: int, extras: WandbExtrasConfig) -> dict[str, Any]:
-    """Return a table of the first rollouts that a step trained on, and histograms of reward and length; empty
-    without rollouts.
+    """Return a table of sample rollouts of a step, and histograms of reward and length.
+
+    The table has the first rollouts that the step trained on. The result is empty without rollouts.
     """
     import wandb
 

@@ -95,7 +95,7 @@ class _Comparison:
 
 
 class CollectionWatch:
-    """Comparisons over the last steps:
+    """Comparisons over the last steps.
 
     * `collection/bias/...`: used groups with lost groups. Groups are independent of each other; rollouts of a
       group are not.

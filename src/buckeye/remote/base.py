@@ -169,8 +169,9 @@ class Provider(Protocol):
     """The private key that the account is set up with; None if that is not known."""
 
     def offers(self, gpus: GpuRequest, *, disk_gb: int) -> list[Offer]:
-        """Machines with GPUs of the type, in any number, and at least `disk_gb` of disk; in no order, those
-        that are unfit among them.
+        """Return the machines with GPUs of the type, in any number, and at least `disk_gb` of disk.
+
+        They are in no order, and include unfit machines.
         """
         ...
 

@@ -1,5 +1,6 @@
-"""`python -m buckeye.remote.clean_start`: check that a run can start with the files, keys and packages that
-another machine gets. `proof` starts it in a folder that has only these files.
+"""Check that a run can start with the files, keys and packages that another machine gets.
+
+Run it as `python -m buckeye.remote.clean_start`. `proof` starts it in a folder that has only these files.
 
 Packages that the other machine lacks cannot be imported.
 """
@@ -56,9 +57,11 @@ _INSTALLERS = ("pip", "setuptools")
 
 
 class StartInputs(msgspec.Struct, kw_only=True, frozen=True):
-    """Inputs of a remote start: the arguments of `rl`, the requirements that are installed for it, and the
-    number of its GPUs (None: unknown). `wheels` is a folder of unpacked wheels. A `rented` machine has
-    nothing else. It lacks the folders `only_here`.
+    """Inputs of a remote start.
+
+    `arguments` are those of `rl`, `requirements` are installed for it, and `gpus` is the number of its GPUs
+    (None: unknown). `wheels` is a folder of unpacked wheels. A `rented` machine has nothing else. It lacks
+    the folders `only_here`.
     """
 
     arguments: list[str]
@@ -70,8 +73,9 @@ class StartInputs(msgspec.Struct, kw_only=True, frozen=True):
 
 
 def main() -> None:
-    """Read a Start from standard input, and write a line of JSON for every check to the file that the only
-    argument names.
+    """Read a `StartInputs` from standard input, and write each check to a file.
+
+    The only argument names the file. Each line is the JSON of a check. The last line is `null`.
     """
     start = msgspec.json.decode(sys.stdin.buffer.read(), type=StartInputs)
     hide_other_packages(start.requirements, start.wheels)
@@ -219,8 +223,10 @@ def _open(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Env
 
 
 def hide_other_packages(requirements: Iterable[str], wheels: str) -> None:
-    """Let this process import nothing but the standard library, its working directory, Buckeye, the packages
-    in the folder `wheels`, and what the requirements lead to.
+    """Let this process import only the packages that the other machine has.
+
+    These are the standard library, the working directory, Buckeye, the packages in the folder `wheels`, and
+    the installed requirements with their dependencies.
     """
     allowed = {
         *installed_versions(requirements),
@@ -254,8 +260,9 @@ def _is_editable(finder: object) -> bool:
 
 
 class _Without:
-    """A finder of modules that does not find the `hidden` ones, unless they are in the working directory or
-    in a wheel: their names are first in `sys.path`.
+    """Module finder that does not find the `hidden` modules.
+
+    It finds those in the working directory or in a wheel: their folders are first in `sys.path`.
     """
 
     def __init__(self, finder: Any, hidden: Collection[str]) -> None:

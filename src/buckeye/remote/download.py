@@ -38,7 +38,9 @@ class AgentRequest(Protocol):
 
 
 class RemoteFile(msgspec.Struct, frozen=True, array_like=True):
-    """A file there: its path in the run, bytes, time of change in ns, and where a link leads (None: no
+    """File of the remote run.
+
+    It has a path in the run, a size in bytes, a time of change in ns, and the target of a link (None: not a
     link).
     """
 
@@ -95,8 +97,9 @@ class Mirror:
     async def update(
         self, files: Sequence[RemoteFile], request: AgentRequest, *, final: bool = False
     ) -> None:
-        """Fetch the newest complete checkpoint, records and logs; if `final`, also older checkpoints, the
-        newest weights, and large files.
+        """Fetch the newest complete checkpoint, records and logs.
+
+        If `final`, also fetch older checkpoints, the newest weights, and large files.
         """
         files = self._admitted(files)
         plain = [one for one in files if one.path.split("/")[0] not in _STEPS]
@@ -159,8 +162,10 @@ class Mirror:
         self._whole[one.path] = (one.size, one.changed)
 
     def _wanted_steps(self, files: Sequence[RemoteFile], *, final: bool) -> list[str]:
-        """`checkpoints/step_N` that are committed there and not here, and at the end the last weights; the
-        newest first.
+        """Return the `checkpoints/step_N` to fetch, newest first.
+
+        They are committed there and missing here. Return only the newest unless `final`; then also the newest
+        weights.
         """
         committed = {
             one.path.rpartition("/")[0]: one.changed

@@ -70,8 +70,10 @@ def is_fetched_link(path: str, target: str) -> bool:
 
 
 def clean_record(path: str, content: bytes, place: str) -> bytes:
-    """Return a record in the form stored on this machine, without processes, folders and commands: it is for
-    display only. `place` is the location of the run. Raises RemoteError for a malformed record.
+    """Return a record for storage on this machine, without processes, folders and commands.
+
+    The record is for display only. `place` is the location of the run. Raise `RemoteError` for a malformed
+    record.
     """
     try:
         if path == STATUS_FILE:

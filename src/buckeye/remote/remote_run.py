@@ -151,8 +151,9 @@ class _RemoteRun:
             await self._link.close()
 
     def _interrupt(self) -> None:
-        """The first signal asks the job for a checkpoint, where there is one; the next one leaves, and those
-        after it do not keep the job from being ended.
+        """Ask the job for a checkpoint at the first signal, and end the run at the next one.
+
+        Without a job, the first signal ends the run. Later signals do not interrupt the end of the job.
         """
         if self._follower is not None and not self._follower.stop.is_set():
             self._notes.tell(
@@ -268,8 +269,9 @@ class _RemoteRun:
         return {name.removeprefix(prefix) for name in names} - _records(self._project.output_dir)
 
     def _remember(self, job: jobs.Job) -> None:
-        """Write down where the run is, for people and other commands, and what it is, which is not believed
-        of the machine there.
+        """Record what the run is and where it is, for people and other commands.
+
+        The record of this machine is trusted, not that of the remote machine.
         """
         record_config(self._project.config)
         self._notes.update(

@@ -52,8 +52,9 @@ def pinned_requirements(lines: Iterable[str]) -> list[str]:
 
 
 def installed_versions(lines: Iterable[str]) -> dict[str, str]:
-    """Return everything that the requirements lead to and that is installed here, by canonical name, with its
-    version; no library of NVIDIA's.
+    """Return the installed requirements and their dependencies, as canonical name -> version.
+
+    Libraries of NVIDIA are left out.
     """
     found: dict[str, str] = {}
     queue = [Requirement(line) for line in lines]

@@ -139,8 +139,9 @@ def copy_project(manifest: Manifest, folder: Path) -> None:
 
 
 def _environment(project: Project, home: Path) -> dict[str, str]:
-    """Return the variables of a process that has what the machine will have; the caches of models and the
-    installed environments are those here.
+    """Return the variables of a process that has only the files and keys of the remote machine.
+
+    The caches of models and the installed environments are those of this machine.
     """
     kept = {name: os.environ[name] for name in (*_KEPT, *_NETWORK) if name in os.environ}
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -181,8 +182,10 @@ def _started(start: StartInputs, folder: Path, env: dict[str, str]) -> list[Chec
 
 
 def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
-    """Yield checks that the machine's packages exist for it, without a download: those of Buckeye and of the
-    environments that it imports, and those of each environment in a separate interpreter.
+    """Yield checks that the packages exist for the remote machine, without a download.
+
+    They cover the packages of Buckeye and of the environments that it imports, and those of each environment
+    in a separate interpreter.
     """
     uv = uv or find_uv()
     if uv is None:
@@ -234,8 +237,9 @@ def _wheel(folder: Path, env: NeededEnvironment) -> str:
 def _resolved(
     uv: str, what: str, lines: Sequence[str], bounds: Iterable[str], index: str | None
 ) -> Iterator[Check]:
-    """Yield a failed or skipped check if no versions fit together: first the versions of this machine, then,
-    as on the other machine, any versions.
+    """Yield a failed or skipped check if no versions fit together.
+
+    Try the versions of this machine first, then any versions, as on the remote machine.
     """
     bounds = list(bounds)
     for tried in (bounds, []) if bounds else ([],):

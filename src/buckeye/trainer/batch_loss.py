@@ -103,8 +103,9 @@ class BatchLoss:
         }
 
     def gather_logprobs(self, samples: Sequence[Sample]) -> npt.NDArray[np.float32]:
-        """Return the log-probs f32[M] of the M trained tokens of the samples passed to `backward`, sample
-        after sample. All ranks must call it. A token that no rank computed is NaN.
+        """Return the log-probs f32[M] of the M trained tokens of the samples passed to `backward`.
+
+        They are in the order of the samples. All ranks must call it. A token that no rank computed is NaN.
         """
         counts = [int(sample.loss_mask.sum()) for sample in samples]
         local = torch.full((sum(counts),), math.nan)

@@ -42,8 +42,9 @@ class _PollResult(IntEnum):
 
 @dataclass(slots=True)
 class _Wait:
-    """State of the wait for one batch: the deadline, and the times at which it was found damaged (monotonic
-    clock).
+    """State of the wait for one batch.
+
+    It has a deadline, and the times at which the batch was found damaged (monotonic clock).
     """
 
     step: int

@@ -1,5 +1,6 @@
-"""State shared by reinforcement learning and supervised fine-tuning: policy, optimizer, progress and
-throughput.
+"""State shared by reinforcement learning and supervised fine-tuning.
+
+It has the policy, optimizer, progress and throughput.
 """
 
 from __future__ import annotations
@@ -63,9 +64,12 @@ class LearningRateSchedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingProgress:
-    """Training progress: optimizer steps done, steps of the learning-rate schedule, samples taken from the
-    data set since its start, tokens and samples seen, steps skipped for a non-finite loss or gradient
-    (`skipped`), and steps with a gradient of 0 (`empty`).
+    """Counters of training progress.
+
+    `step` counts the optimizer steps done, `schedule_step` those of the learning-rate schedule.
+    `data_position` counts the samples taken from the data set since its start. `tokens` and `samples` count
+    those seen. `skipped` counts the steps skipped for a non-finite loss or gradient, `empty` the steps with a
+    gradient of 0.
     """
 
     step: int = 0
@@ -229,8 +233,9 @@ class Learner:
         return gather_tensors(self.local_tensors(), keep=self.ranks.is_rank_zero, dtype=dtype)
 
     def local_tensors(self) -> Mapping[str, torch.Tensor]:
-        """Return the model's tensors, or this rank's shards of them; only the adapter's if an adapter is
-        trained.
+        """Return the model's tensors, or this rank's shards of them.
+
+        Return only the adapter's tensors if an adapter is trained.
         """
         reshard_policy(self.policy)
         model = self.policy.model
@@ -261,8 +266,10 @@ def format_step(step: int, values: Mapping[str, float]) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Work:
-    """Work of a forward pass: `tokens`, with shared prefixes counted once, and their `cost` in tokens, which
-    includes attention (estimated by `packing.plan_bins`).
+    """Work of a forward pass.
+
+    `tokens` counts shared prefixes once. `cost`, in tokens, includes attention (estimated by
+    `packing.plan_bins`).
     """
 
     tokens: int = 0

@@ -42,8 +42,9 @@ class MicroBatchSize:
     is_rank_zero: bool
 
     def capacity(self, longest: int) -> int:
-        """Return the row capacity if the longest sample has `longest` tokens: that sample must fit, up to
-        `max_tokens`.
+        """Return the row capacity if the longest sample has `longest` tokens.
+
+        That sample must fit, up to `max_tokens`.
         """
         return max(self.tokens, min(longest, self.max_tokens))
 

@@ -1,5 +1,6 @@
-"""Quarantine of invalid samples: never trained on, never fatal, always counted, and stored in `skipped/` for
-inspection.
+"""Quarantine of invalid samples.
+
+They are never trained on, never fatal, always counted, and stored in `skipped/` for inspection.
 """
 
 from __future__ import annotations

@@ -276,8 +276,9 @@ class RLTrainer:
         return self.batch_loss.backward(validated.usable, samples)
 
     def _write_untrained_samples(self, batch: Batch, validated: ValidatedBatch, *, skipped: bool) -> None:
-        """Write the samples that were not trained on to `skipped/`: the whole batch of a skipped step, else
-        the left-out samples.
+        """Write the samples that were not trained on to `skipped/`.
+
+        These are the whole batch of a skipped step, else the left-out samples.
         """
         if not self.ranks.is_rank_zero or not (skipped or validated.left_out):
             return

@@ -50,8 +50,10 @@ _REQUEST_SECONDS = 60
 
 
 class StoreManifest(msgspec.Struct, kw_only=True, frozen=True):
-    """Content of `COMMITTED` in a store: that of the run's directory, the size of every file, the run, and
-    the protected steps (`kept`), such as the best one.
+    """Content of `COMMITTED` in a store.
+
+    It has the content of `COMMITTED` in the run's directory, the size of every file, the run, and the
+    protected steps (`kept`), such as the best one.
     """
 
     run_id: str
@@ -158,9 +160,11 @@ class CheckpointStore:
         return sum(path.stat().st_size for path in files.values())
 
     def prune(self, keep: int | None, *, protected: Collection[int]) -> list[int]:
-        """Delete all committed checkpoints except the `keep` newest (None: all) and those of `protected`
-        steps. Also delete leftovers of killed writers that are older than the newest. Only files of
-        checkpoints are deleted. Return the steps of the deleted committed checkpoints.
+        """Delete all committed checkpoints except the `keep` newest (None: all); return the deleted steps.
+
+        Also keep those of `protected` steps. Also delete leftovers of killed writers that are older than the
+        newest checkpoint. Only files of checkpoints are deleted. The returned steps are those of committed
+        checkpoints.
         """
         objects = self._objects()
         committed = _committed(objects)

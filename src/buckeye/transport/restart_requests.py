@@ -1,5 +1,6 @@
-"""Requests of the orchestrator to the launcher, in the run directory, to restart an inference server with
-wrong results. Without a launcher they are never read.
+"""Requests of the orchestrator to the launcher to restart an inference server with wrong results.
+
+They are in the run directory. Without a launcher they are never read.
 """
 
 from __future__ import annotations

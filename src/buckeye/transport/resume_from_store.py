@@ -24,8 +24,9 @@ _START_SECONDS = 30.0
 
 
 def restore_from_store(output_dir: Path, url: str, resume_step: int | None) -> None:
-    """Download the checkpoint of `resume_step` if the store has a newer one, or if the local one is
-    incomplete. Also restore a missing `run.json`.
+    """Download the checkpoint of `resume_step` if the store has a newer one or the local one is incomplete.
+
+    Also restore a missing `run.json`.
 
     Raise `UsageError` if the store has checkpoints of another run, `StoreError`, or `DiskFullError`.
     """

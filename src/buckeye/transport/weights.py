@@ -1,5 +1,6 @@
-"""Weights from the trainer to the engines: `<root>/step_<N>/`, a Hugging Face model with a manifest, or an
-adapter in peft's format for the engines' base model.
+"""Weights from the trainer to the engines, in `<root>/step_<N>/`.
+
+Each is a Hugging Face model with a manifest, or an adapter in peft's format for the engines' base model.
 
 Version N is the model after N optimizer steps; version 0 is the initial model.
 """
@@ -26,8 +27,9 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Canary:
-    """Reference output of the weights, to verify that an engine computes the same: the greedy continuation of
-    `prompt_ids`, and its log-probs at temperature 1, computed in `dtype`.
+    """Reference output of the weights, to verify that an engine computes the same.
+
+    It has the greedy continuation of `prompt_ids`, and its log-probs at temperature 1, computed in `dtype`.
     """
 
     dtype: str

@@ -40,8 +40,10 @@ class ChatSample:
 
 
 class ChatFormat:
-    """Chat format of a model: rendered by the `renderers` library for known model families, else by the
-    model's chat template. Prompts equal those of reinforcement learning and serving.
+    """Chat format of a model.
+
+    The `renderers` library renders known model families, the model's chat template the others. Prompts equal
+    those of reinforcement learning and serving.
     """
 
     def __init__(self, model: str) -> None:
@@ -81,9 +83,7 @@ class ChatFormat:
     def _family_turns(
         self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
     ) -> list[_Turn] | None:
-        """Return the turns as rendered by `renderers`, or None if it does not support the family or the
-        messages.
-        """
+        """Return the turns as rendered by `renderers`, or None if it does not support them."""
         family = self._renderer.family
         escaper = self._renderer.template.escaper
         pairs = [(escaper.escape_message(message), message) for message in messages]
@@ -106,8 +106,10 @@ class ChatFormat:
     def _template_turns(
         self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
     ) -> Iterator[_Turn]:
-        """Yield each turn as the text that the template adds to the rendered prompt before it, up to and
-        including the last end-of-turn token. The reply is tokenized separately, as when a policy samples it.
+        """Yield each turn as the text that the template adds to the rendered prompt before it.
+
+        The turn ends with its last end-of-turn token. The reply is tokenized separately, as when a policy
+        samples it.
 
         If the template ends a turn with the first token of the next message, or not at all, the reply ends
         with that token or with the tokenizer's own: a policy that is never trained on an end never stops.
@@ -172,8 +174,9 @@ class ChatCounts:
 
 
 class ChatFile:
-    """File of conversations, one JSON object `{"messages": [{"role", "content"}, ...], "tools"?: [...]}` per
-    line.
+    """File of conversations, one JSON object per line.
+
+    Its form is `{"messages": [{"role", "content"}, ...], "tools"?: [...]}`.
 
     The shuffled order depends only on `seed`, the epoch and the set of usable conversations. The constructor
     reads and checks every line; `counts` holds the result. Raise `UsageError` with file and line for invalid
@@ -191,9 +194,7 @@ class ChatFile:
         self._lines = self._usable(self._parse_lines(content))
 
     def identity(self) -> dict[str, Any]:
-        """Return the values that define the meaning of a data position: file digest, number of usable
-        conversations, seed.
-        """
+        """Return the values that define the meaning of a data position."""
         return {"sha256": self._digest, "conversations": len(self), "seed": self._seed}
 
     def __len__(self) -> int:

@@ -22,9 +22,10 @@ class BrokenCallError(UsageError):
 
 
 def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Return message `index` of a conversation in the form that chat templates receive: text parts joined,
-    calls with an id and JSON text as arguments, no empty fields. Fields outside OpenAI's format stay
-    unchanged.
+    """Return message `index` of a conversation in the form that chat templates receive.
+
+    Text parts are joined, calls have an id and JSON text as arguments, and empty fields are removed. Fields
+    outside OpenAI's format stay unchanged.
 
     Raise `UsageError` for an invalid message, or a trained one without content. Raise `BrokenCallError` for a
     trained message with a call that has no name, or arguments that are not an object.
@@ -51,8 +52,10 @@ def read_message(message: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def is_trained(message: Mapping[str, Any]) -> bool:
-    """Return True if the message is trained, according to `weight` (0 or 1, as in OpenAI's fine-tuning
-    format) or `train` (true or false). Raise `UsageError` for other values.
+    """Return True if the message is trained, according to `weight` or `train`.
+
+    `weight` is 0 or 1, as in OpenAI's fine-tuning format; `train` is true or false. Raise `UsageError` for
+    other values.
     """
     flags = [message[key] for key in ("weight", "train") if message.get(key) is not None]
     wrong = [flag for flag in flags if flag not in (0, 1)]
@@ -66,8 +69,9 @@ def is_trained(message: Mapping[str, Any]) -> bool:
 
 
 def _complete_call(call: Any, number: int, defects: list[str]) -> Any:
-    """Return a call with an id, and with its arguments as the JSON text of an object: data sets omit the id
-    and write arguments in many forms. Append each defect to `defects`.
+    """Return a call with an id, and with its arguments as the JSON text of an object.
+
+    Data sets omit the id and write arguments in many forms. Append each defect to `defects`.
     """
     if not isinstance(call, dict):
         return call

@@ -1,5 +1,6 @@
-"""Sample packing: samples into bins of bounded length, bins onto ranks with equal work, and each bin into one
-row.
+"""Sample packing: samples into bins of bounded length, and each bin into one row.
+
+Bins are distributed to ranks with equal work.
 
 Samples with a common beginning, such as the rollouts of a group, share a *prefix*: the row has its tokens
 once. The rest of each sample is its *suffix*: each of its tokens sees the prefix and the suffix up to itself.
@@ -41,8 +42,10 @@ class PrefixGroup:
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Samples computed together: their `indices`, the number of `tokens` with shared prefixes counted once,
-    and the estimated `cost` in tokens.
+    """Samples computed together.
+
+    It has their `indices`, the number of `tokens` with shared prefixes counted once, and the estimated `cost`
+    in tokens.
     """
 
     indices: tuple[int, ...]
@@ -96,8 +99,9 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 
 def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
-    """Return the indices of the bins of each rank: the costliest bin first, always to the rank with the least
-    work.
+    """Return the indices of the bins of each rank, with about equal work.
+
+    The costliest bin is first, and each goes to the rank with the least work.
 
     The busiest rank gets at most 4/3 of the optimum (Graham 1969). A rank may get no bin.
     """
@@ -218,8 +222,9 @@ def _tokens(group: PrefixGroup, lengths: Sequence[int]) -> int:
 
 
 def _cost(group: PrefixGroup, lengths: Sequence[int], pair_cost: float) -> float:
-    """Return the tokens, and the weighted pairs of tokens that see each other: half a square, and the
-    prefix.
+    """Return the number of tokens plus the weighted number of token pairs that see each other.
+
+    The pairs of n tokens are half their square. A sample's suffix also sees its prefix.
     """
     pairs = (group.prefix**2 + sum(lengths[m] ** 2 - group.prefix**2 for m in group.members)) / 2
     return _tokens(group, lengths) + pair_cost * pairs
@@ -242,8 +247,10 @@ class _Segment:
 
 
 def _segments_in_blocks(groups: Sequence[PrefixGroup], token_ids: Sequence[Tokens]) -> list[list[_Segment]]:
-    """Return segments in row order, grouped into blocks: first those without a prefix, longest first; then
-    prefixes, longest first, with each block of prefixes followed by the blocks of its suffixes.
+    """Return segments in row order, grouped into blocks.
+
+    The segments without a prefix are first, longest first. Prefixes follow, longest first. The blocks of its
+    suffixes follow each block of prefixes.
     """
     unshared = [_Segment(m, 0, len(token_ids[m])) for g in groups if not g.prefix for m in g.members]
     blocks = _group_by_length(unshared)

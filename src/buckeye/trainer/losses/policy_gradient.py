@@ -65,8 +65,9 @@ RECIPES: Mapping[str, str] = {
 
 
 def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
-    """Return the result of the user's `function(inputs, **kwargs)`: a differentiable tensor [N], the loss of
-    each token.
+    """Return the result of the user's `function(inputs, **kwargs)`.
+
+    It is a differentiable tensor [N], the loss of each token.
 
     Raise `UsageError` for any other result.
     """
@@ -161,8 +162,9 @@ def ppo_loss(
 
 
 def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 4e-4) -> TokenLosses:
-    """Return -min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t), with the sequence ratio s_t =
-    sg[exp(mean of l)] pi_t / sg[pi_t].
+    """Return -min(s_t A_t, clip(s_t, 1 - clip_low, 1 + clip_high) A_t) for the sequence ratio s_t.
+
+    s_t = sg[exp(mean of l)] pi_t / sg[pi_t].
 
     GSPO-token (Zheng et al. 2025, arXiv 2507.18071, eq. 7, 13 and 14): with one advantage per sequence and
     sequence normalization it has the value and gradient of GSPO, eq. 5. A correction limits the sequence
@@ -175,8 +177,9 @@ def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 
 
 
 def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2) -> TokenLosses:
-    """Return -w_t min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t) with w_t = sg[p_t / mu_t] and u_t
-    = pi_t / sg[p_t], where p is a proximal policy.
+    """Return -w_t min(u_t A_t, clip(u_t, 1 - clip_low, 1 + clip_high) A_t) for a proximal policy p.
+
+    w_t = sg[p_t / mu_t] and u_t = pi_t / sg[p_t].
 
     The decoupled objective is from Hilton et al. 2022 (arXiv 2110.00641) and AReaL (Fu et al. 2025, arXiv
     2505.24298). p is not computed but interpolated by the staleness d of a token (A-3PO, arXiv 2512.06547):

@@ -29,8 +29,9 @@ def estimate_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstim
 
 
 def with_kl_reward(inputs: LossInputs, config: BaseLossConfig) -> LossInputs:
-    """Return the inputs with A_t - kl_coef sg[k1_t] as advantages for the estimator k1: a reward of each
-    token. Other estimators leave them unchanged.
+    """Return the inputs with A_t - kl_coef sg[k1_t] as advantages for the estimator k1.
+
+    This is a reward of each token. Other estimators leave the advantages unchanged.
     """
     if not (config.kl_coef and config.kl_estimator == "k1"):
         return inputs

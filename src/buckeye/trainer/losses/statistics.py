@@ -25,8 +25,9 @@ def with_advantage(inputs: LossInputs) -> Tensor:
 
 @torch.no_grad()
 def token_sums(inputs: LossInputs, masks: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return sums under the names `SUMS`, `REFERENCE_SUMS` with a reference model, and the names of `masks`
-    (bool[N]).
+    """Return sums over tokens by name.
+
+    The names are those of `SUMS`, of `REFERENCE_SUMS` with a reference model, and of `masks` (bool[N]).
 
     Sums cover the `tokens` of samples with an advantage. Names in `_fresh` cover only those of them that the
     current weights sampled. `trained_tokens` and `reference_kl` cover all tokens of the loss.
@@ -57,8 +58,9 @@ def token_sums(inputs: LossInputs, masks: Mapping[str, Tensor]) -> dict[str, Ten
 
 @torch.no_grad()
 def ratio_range(inputs: LossInputs) -> tuple[float, float]:
-    """Return the smallest and the largest ratio over tokens of samples with an advantage, else (inf,
-    -inf).
+    """Return the smallest and largest ratio over tokens of samples with an advantage.
+
+    Return (inf, -inf) without such tokens.
     """
     ratios, recorded = log_ratios(inputs).exp(), with_advantage(inputs)
     if not len(ratios):

@@ -42,9 +42,7 @@ def save_weights(
     dtype: torch.dtype,
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Write the trained tensors: the adapter if the model has one, otherwise the complete model as
-    `dtype`.
-    """
+    """Write the trained tensors: the adapter if the model has one, else the model as `dtype`."""
     if has_adapter(model):
         save_adapter(model, tokenizer, directory, tensors=tensors)
     else:
@@ -188,8 +186,9 @@ def _recorded_base(directory: Path) -> str | None:
 
 
 def _stored_name(name: str) -> str:
-    """Return peft's name of a parameter in a file: without the adapter's name, and without the wrapper of a
-    fully trained module.
+    """Return peft's name of a parameter in a file.
+
+    It lacks the adapter's name, and the wrapper of a fully trained module.
     """
     plain = name.replace(f".modules_to_save.{ADAPTER_NAME}.", ".").replace(f".{ADAPTER_NAME}.", ".")
     return _PREFIX + plain

@@ -45,8 +45,9 @@ class PolicyModule(nn.Module):
         self.flash = flash
 
     def forward(self, row: PackedMicroBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-prob of each target of the row at its temperature, and the entropy of its
-        distribution; both [N].
+        """Return the log-prob of each target of the row, and the entropy of its distribution.
+
+        Both are [N], at the temperature of the target.
         """
         hidden = self._run(row).index_select(0, row.sources)
         head = self.model.get_output_embeddings().weight
@@ -98,8 +99,9 @@ class PolicyNetwork:
         return self.module.flash
 
     def token_logprobs(self, row: PackedMicroBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-prob of each of a row's N targets, and the entropy of its distribution, at
-        temperatures f32[N]; both [N] and differentiable.
+        """Return the log-prob of each of a row's N targets, and the entropy of its distribution.
+
+        Both are [N] and differentiable. `temperatures` is f32[N].
         """
         return self.module(row, temperatures)
 
@@ -112,8 +114,9 @@ class PolicyNetwork:
         return torch.autocast(self.device.type, self.compute_dtype, enabled=mixed)
 
     def hidden_states(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the final hidden states [tokens, hidden] of concatenated samples; `token_ids`
-        i64[tokens].
+        """Return the final hidden states [tokens, hidden] of concatenated samples.
+
+        `token_ids` is i64[tokens].
         """
         samples = [ids.int().numpy() for ids in token_ids.cpu().split(list(lengths))]
         masks = [np.zeros(len(ids), np.bool_) for ids in samples]

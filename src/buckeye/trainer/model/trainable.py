@@ -74,9 +74,7 @@ def model_load_error(name: str, error: Exception) -> UsageError:
 
 
 def _expert_reasons(config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a reason for each expert setting of the configuration or of its parts (text, feed-forward
-    layers).
-    """
+    """Yield a reason for each expert setting of the configuration or of its parts."""
     for part in (config, *(value for value in config.values() if isinstance(value, Mapping))):
         for key in _EXPERTS:
             if part.get(key):

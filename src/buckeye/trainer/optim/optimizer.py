@@ -116,8 +116,9 @@ class NamedOptimizer:
             part.step()
 
     def state(self) -> dict[str, Tensor]:
-        """Return every state tensor as `<parameter name>/<kind>.<state name>`; empty before the first
-        step.
+        """Return every state tensor as `<parameter name>/<kind>.<state name>`.
+
+        The result is empty before the first step.
         """
         return {
             f"{self._names[parameter]}/{self.kind}.{key}": value
@@ -231,8 +232,9 @@ def sum_gradients(
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
-    """Return the Euclidean norm of the whole gradient, equal on all ranks; not finite if any element is
-    not.
+    """Return the Euclidean norm of the whole gradient, equal on all ranks.
+
+    It is not finite if any element is not.
     """
     groups: dict[tuple[str, ...], list[Tensor]] = {}
     for parameter in parameters:

@@ -30,8 +30,9 @@ _TOKENIZER_FILES = (
 
 
 def read_tokenizer_files(name: str) -> dict[str, bytes]:
-    """Return the tokenizer files of a model directory or hub name, all chat templates included, as name ->
-    content. Raise `UsageError` for a link to a file outside the directory.
+    """Return the tokenizer files of a model directory or hub name, as name -> content.
+
+    All chat templates are included. Raise `UsageError` for a link to a file outside the directory.
 
     The contents stay in memory, because the source may be a checkpoint that is deleted later.
     """

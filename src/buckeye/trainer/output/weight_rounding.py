@@ -1,5 +1,7 @@
-"""Conversion of trained weights to the weights that engines sample with: rounding, measurement of the loss,
-and the canary that engines are checked with after an update.
+"""Conversion of trained weights to the weights that engines sample with.
+
+The module rounds weights, measures the lost precision, and computes the canary. Engines are checked with the
+canary after an update.
 
 Training is in float32, and engines get the weights in 16 bits. A change below half a unit in the last place
 is lost.
@@ -41,8 +43,10 @@ _CHUNK_ELEMENTS = 2**18  # rounded together: they fit the processor's cache
 
 
 class RoundingMonitor:
-    """Comparison of the trained weights with the stored ones, every `interval` steps, and before that after
-    steps 1, 2, 4, ... Only for a model that is unsharded and trained without an adapter.
+    """Comparison of the trained weights with the stored ones, every `interval` steps.
+
+    Before the first interval, it is due after steps 1, 2, 4, ... The model must be unsharded and trained
+    without an adapter.
     """
 
     def __init__(self, policy: PolicyNetwork, store: RoundFunction, *, interval: int) -> None:
@@ -148,8 +152,10 @@ def make_canary(policy: PolicyNetwork, stored: torch.dtype = torch.float32) -> C
 def round_tensors(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, *, stochastic: bool, seed: int
 ) -> dict[str, Tensor]:
-    """Return floating-point tensors as `dtype`, rounded to nearest, or for bfloat16 stochastically with
-    `stochastic`. Others stay unchanged. Tensors shared under two names stay shared.
+    """Return floating-point tensors as `dtype`, rounded to nearest or stochastically.
+
+    Rounding is stochastic for bfloat16 if `stochastic`. Other tensors stay unchanged. Tensors shared under
+    two names stay shared.
 
     The random bits depend only on `seed` and the tensor's name. So an unchanged weight is stored with an
     unchanged value, and differences between versions come from training only. Raise `RunError` for a weight
@@ -163,8 +169,9 @@ def round_tensors(
 
 
 def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Round float32 to bfloat16: to one of the two neighbors, with a probability by distance, so that the
-    mean is the value itself (Gupta et al. 2015, arXiv:1502.02551, section 3). CPU only.
+    """Round float32 to one of the two neighbors in bfloat16, with a probability by distance.
+
+    The mean is the value itself (Gupta et al. 2015, arXiv:1502.02551, section 3). CPU only.
 
     A value between the largest finite bfloat16 and infinity becomes the former.
     """
@@ -176,8 +183,9 @@ def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _next_token_logprobs(policy: PolicyNetwork, sample: Sample, head: Tensor) -> Tensor:
-    """Return the next-token log-probs, float32 [positions, vocabulary], before the trained tokens of a
-    sample.
+    """Return the next-token log-probs before the trained tokens of a sample.
+
+    The result is float32 [positions, vocabulary].
     """
     ids = torch.from_numpy(sample.token_ids[:_CONTEXT]).long().to(policy.device)
     positions = torch.from_numpy(sample.loss_mask[:_CONTEXT]).nonzero()[:_POSITIONS, 0].to(policy.device) - 1

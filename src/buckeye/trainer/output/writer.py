@@ -51,8 +51,10 @@ _LOG_SECONDS = 60.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointPolicy:
-    """Checkpoint settings: steps between checkpoints (`interval`, None: only on request), number kept
-    (`keep`, None: all), and `timeout_seconds` for ranks that wait for each other's shards.
+    """Schedule and retention of checkpoints.
+
+    `interval` is the number of steps between checkpoints (None: only on request), and `keep` the number kept
+    (None: all). `timeout_seconds` limits the wait of ranks for each other's shards.
     """
 
     interval: int | None
@@ -62,8 +64,10 @@ class CheckpointPolicy:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightFormat:
-    """Format of published weights: `dtype` (None: the policy's compute dtype), and whether rounding is
-    `stochastic`, from `seed`.
+    """Format of published weights.
+
+    `dtype` is their type (None: the policy's compute dtype). If `stochastic`, rounding is
+    stochastic with `seed`, else to nearest.
     """
 
     dtype: torch.dtype | None = None

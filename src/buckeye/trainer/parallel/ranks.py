@@ -136,8 +136,9 @@ def check_shared_folder(ranks: Ranks, folder: Path) -> None:
 
 
 def join_ranks(device: torch.device, model: ModelConfig, *, timeout_seconds: float) -> Ranks:
-    """Join the other ranks by `torchrun`'s variables (`RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`),
-    and lay out the model among them.
+    """Join the other ranks by `torchrun`'s variables, and lay out the model among them.
+
+    The variables are `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT`.
 
     Raise `UsageError` if the settings do not fit the number of ranks. If a rank does not join a collective
     within `timeout_seconds`, this process ends with torch's error.

@@ -106,8 +106,9 @@ def empty_policy(
 
 @torch.no_grad()
 def load_policy_shards(policy: PolicyNetwork, name: str, *, offloaded: bool) -> None:
-    """Read this rank's shards from the model's safetensors files, to the device, or to main memory if
-    `offloaded`.
+    """Read this rank's shards from the model's safetensors files.
+
+    They are read to the device, or to main memory if `offloaded`.
 
     Raise `UsageError` if the files do not hold every parameter.
     """

@@ -1,5 +1,6 @@
-"""Checkpoints, `<output_dir>/checkpoints/step_<N>/`: listing, writing, verification, the best one, and
-retention.
+"""Checkpoints of a run, in `<output_dir>/checkpoints/step_<N>/`.
+
+The module lists, writes, verifies and prunes them, and finds the best one.
 """
 
 from __future__ import annotations
@@ -121,8 +122,9 @@ def first_valid_checkpoint(
 
 
 def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ()) -> list[int]:
-    """Delete all committed checkpoints except the `keep` newest, those of `protected` steps, and those being
-    uploaded. Return the deleted steps.
+    """Delete all committed checkpoints except the `keep` newest, and return the deleted steps.
+
+    Also keep those of `protected` steps, and those that are being uploaded.
     """
     by_age = checkpoints_oldest_first(root)
     old = [
@@ -300,8 +302,10 @@ class Score:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BestCheckpoint:
-    """Best checkpoint, its mean reward over all environments, the evaluations it is based on, and the number
-    of compared checkpoints (`num_compared`).
+    """Checkpoint with the highest mean reward over all environments.
+
+    It has this reward, the evaluations that it is based on (`scores`), and the number of compared checkpoints
+    (`num_compared`).
     """
 
     info: CheckpointInfo
@@ -363,8 +367,9 @@ def checkpoint_scores(info: CheckpointInfo, scores: Sequence[Score]) -> list[Sco
 def find_best_checkpoint(
     checkpoints: Iterable[CheckpointInfo], scores: Sequence[Score]
 ) -> BestCheckpoint | None:
-    """Return the checkpoint with the highest mean reward over all evaluated environments; ties go to the
-    later step. None if no checkpoint was evaluated on all of them.
+    """Return the checkpoint with the highest mean reward over all evaluated environments.
+
+    Ties go to the later step. Return None if no checkpoint was evaluated on all of them.
     """
     evaluated = [(info, checkpoint_scores(info, scores)) for info in checkpoints]
     environments = {s.environment for _, own_scores in evaluated for s in own_scores}

@@ -28,8 +28,9 @@ def read_base_digest(adapter_file: Path) -> str | None:
 
 @cache
 def base_digest(base: str) -> str | None:
-    """Return the SHA-256 over the names, sizes and headers of a model directory's safetensors files, and over
-    samples of 4 KiB at 64 evenly spaced positions in each. None without such files.
+    """Return a SHA-256 of a model directory's safetensors files, or None without such files.
+
+    It covers their names, sizes and headers, and samples of 4 KiB at 64 evenly spaced positions in each.
 
     Training changes nearly every weight, so two models of one shape differ in the samples.
     """

@@ -25,8 +25,10 @@ _SECONDS = 120.0
 
 
 def hub_key() -> str | None:
-    """Return PRIME_API_KEY from the environment, `.env` or `buckeye auth set`, else the key that
-    `prime login` has stored, else None.
+    """Return the key of Prime's hub, or None.
+
+    It is PRIME_API_KEY from the environment, `.env` or `buckeye auth set`, else the key that `prime login`
+    has stored.
     """
     if configured := key(KEY_VARIABLE):
         return configured
