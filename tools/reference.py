@@ -86,6 +86,15 @@ def variables() -> str:
     return _page("Environment variables", TEXTS["intros"]["variables"], parts)
 
 
+def errors() -> str:
+    """Return the page of all error codes and findings: the sections of `buckeye explain`."""
+    text = (_SOURCE / "explanations.md").read_text(encoding="utf-8")
+    linked = re.sub(r"\bdocs/([\w/-]+\.md)", r"[\1](../\1)", text)
+    return _page(
+        "Errors and findings", TEXTS["intros"]["errors"], [re.sub(r"^#", "##", linked, flags=re.M).strip()]
+    )
+
+
 def metrics() -> str:
     """Return the page of all metrics."""
     parts = [
@@ -107,6 +116,7 @@ def metrics() -> str:
 PAGES: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "settings": settings,
+    "errors": errors,
     "variables": variables,
     "metrics": metrics,
 }

@@ -1,5 +1,6 @@
-"""Error codes: each one that the source uses has an explanation, and `buckeye explain` prints it."""
+"""Error codes and findings: each one in the source has an explanation, and `buckeye explain` prints it."""
 
+import ast
 import pickle
 import re
 import sys
@@ -13,6 +14,8 @@ from buckeye.cli.main import main
 from buckeye.errors import StoreError, UsageError
 
 _CODE = re.compile(r'"(BK-[A-Z-]+)"')
+_CHECK = re.compile(r'(?:\bname(?:, \w+)? = |\bCheckResult\()"([^"]+)"')
+_RENAMED = re.compile(r'"([a-z -]+)": \("(\w+)", "')
 
 
 @pytest.fixture
@@ -28,16 +31,69 @@ def explain(monkeypatch, capsys):
     return run
 
 
-def test_every_code_in_the_source_has_an_explanation():
-    files = Path(buckeye.__file__).parent.rglob("*.py")
-    used = {code for file in files for code in _CODE.findall(file.read_text(encoding="utf-8"))}
-    assert used - explanations().keys() == set()
+@pytest.fixture(scope="module")
+def sources():
+    """Return the text of each module of Buckeye, by its path."""
+    root = Path(buckeye.__file__).parent
+    return {
+        file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in root.rglob("*.py")
+    }
+
+
+def test_codes_in_the_source_and_sections_are_the_same(sources):
+    used = {code for text in sources.values() for code in _CODE.findall(text)}
+    assert {name for name in explanations() if name.startswith("BK-")} == used
+
+
+def test_findings_in_the_source_and_sections_are_the_same(sources):
+    names = {name for text in sources.values() for name in _finding_names(ast.parse(text))}
+    renamed = _renamed(sources)
+    checks = [text for path, text in sources.items() if path.startswith("evaluation/checks/")]
+    names |= {name.replace(" ", "_") for text in checks for name in _CHECK.findall(text)}
+    places = ("when_made_again", "in_another_process")  # of a name that is not a literal
+    names |= {f"same_tasks_{place}" for place in places}
+    names -= {check.replace(" ", "_") for check in renamed}
+    names |= set(renamed.values())
+    assert {name for name in explanations() if not name.startswith("BK-")} == names
+
+
+def test_sections_are_short_and_start_with_one_sentence():
+    for name, text in explanations().items():
+        first, *others = text.split("\n\n")
+        assert re.fullmatch(r"[^\n]+\.", first), name
+        assert not re.search(r"\. [A-Z]", first), name
+        assert len(others) <= 3, name
+        assert max(map(len, text.splitlines())) <= 110, name
+        assert not re.search(r"^#", text, re.M), name
+
+
+def _finding_names(tree):
+    """Yield the names of findings in a module: of `.finding(NAME, ...)` and of `Reason(name=NAME, ...)`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="finding"), args=[ast.IfExp(body=one, orelse=other), *_]):
+                yield from (one.value, other.value)
+            case ast.Call(func=ast.Attribute(attr="finding"), args=[ast.Constant(value=name), *_]):
+                yield name
+            case ast.Call(func=ast.Name(id="Reason"), keywords=keywords):
+                yield from (keyword.value.value for keyword in keywords if keyword.arg == "name")
+
+
+def _renamed(sources):
+    """Return names of findings of `--try`, by the names of the checks of `env check` that they replace."""
+    return dict(_RENAMED.findall(sources["analysis/diagnosis/active_tests.py"]))
 
 
 def test_explain_prints_the_section_of_a_code(explain):
     code, out, _ = explain("bk-port-taken")
     assert code == 0
     assert out.startswith("BK-PORT-TAKEN\n")
+
+
+def test_explain_prints_the_section_of_a_finding(explain):
+    code, out, _ = explain("stale_weights")
+    assert code == 0
+    assert out.startswith("stale_weights\n")
 
 
 def test_explain_without_a_code_lists_all(explain):

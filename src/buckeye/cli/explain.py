@@ -13,6 +13,7 @@ from buckeye.config.problems import did_you_mean
 from buckeye.errors import UsageError
 
 _HEADING = re.compile(r"^## (.+)$", re.M)
+_PART = re.compile(r"^# .+", re.M)
 
 
 def explain(
@@ -40,8 +41,9 @@ def explain(
 def explanations() -> dict[str, str]:
     """Return the text about each error code and each finding, in the order of the file."""
     text = resources.files("buckeye").joinpath("explanations.md").read_text(encoding="utf-8")
-    parts = _HEADING.split(text)[1:]
-    return {name: body.strip() for name, body in zip(parts[::2], parts[1::2], strict=True)}
+    pieces = _HEADING.split(text)[1:]
+    sections = zip(pieces[::2], pieces[1::2], strict=True)
+    return {name: _PART.split(body)[0].strip() for name, body in sections}
 
 
 COMMANDS = {"explain": explain}
