@@ -20,9 +20,11 @@ setup:  ## Make .venv with everything that training and developing need
 demo: setup  ## Train a small model on Dakota grammar and show that it got better (about ten minutes)
 	@$(BIN)/buckeye demo
 
-check: setup  ## Format, lint, types, import directions, uv.lock
+check: setup  ## Format, lint, language, types, import directions, uv.lock
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/codespell $$(git ls-files src docs tools benchmarks README.md CONTRIBUTING.md CHANGELOG.md)
+	$(BIN)/python tools/prose.py
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/uv lock --quiet --check
