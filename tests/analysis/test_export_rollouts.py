@@ -111,7 +111,7 @@ def test_inspect_reads_its_logs(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("jsonl", "--out", "made"), "made exists, and nothing is overwritten"),
+        (("jsonl", "--out", "made"), "BK-FILE-EXISTS"),
         (("csv",), "BK-CLI-ARGUMENT"),
     ],
 )

@@ -276,7 +276,7 @@ def test_fork_creates_a_separate_run(rl, tmp_path):
 def test_fork_never_overwrites_and_checks_checksums(rl, tmp_path):
     run = made_run(tmp_path / "one", checkpoints=(5,))
     assert rl("fork", "one", "--step", 5, "-o", run)[0] == 2
-    assert "There are: 5" in rl("fork", "one", "--step", 6)[2]
+    assert "steps 5" in rl("fork", "one", "--step", 6)[2]
     assert rl("fork", "one", "--step", "five")[0] == 2
     (run / "checkpoints" / "step_5" / "trainer" / "model.safetensors").write_bytes(b"mmmmn")
     code, _, err = rl("fork", "one", "--step", 5)

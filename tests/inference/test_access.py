@@ -119,7 +119,7 @@ def test_weights_outside_of_the_folder_are_refused(http, server, chat_model, kin
         refused = http.post("/update_weights", json={"update_info": {"path": str(target)}})
         assert refused.status_code == 400
         said = refused.json()["error"]["message"]
-        expected = {"outside": "not below", "link": "a link", "path in manifest": "not the name of a file"}
+        expected = {"outside": "is not in", "link": "a link", "path in manifest": "is not a file name"}
         assert expected.get(kind, "a pipe") in said
         adapter = http.post("/v1/load_lora_adapter", json={"lora_name": "x", "lora_path": str(target)})
         assert adapter.status_code == 400

@@ -230,7 +230,7 @@ def test_a_stop_token_is_a_token_but_not_text(http, tokenizer):
         ("/v1/completions", {"prompt": [1], "model": "gpt-4"}, 404, "gpt-4"),
         ("/v1/chat/completions", {"messages": [USER | {"content": [{"type": "image"}]}]}, 400, "[0].type"),
         ("/pause?mode=later", {}, 400, "mode"),
-        ("/update_weights", {"update_info": {"path": "/nowhere"}}, 400, "not below"),
+        ("/update_weights", {"update_info": {"path": "/nowhere"}}, 400, "is not in"),
         ("/finish_weight_update", {"weight_version": "3"}, 400, "update_weights"),
         ("/v1/nothing", {}, 404, "Not Found"),
         ("/health", {}, 405, "Not Allowed"),

@@ -27,7 +27,7 @@ def entry() -> PodEntry:
 def test_two_processes_do_not_look_after_one_pod(house, entry):
     with (
         house.ledger.mark_supervised(entry.name),
-        pytest.raises(RemoteError, match="Another process"),
+        pytest.raises(RemoteError, match="another process"),
         Ledger(house.ledger.folder).mark_supervised(entry.name),
     ):
         raise AssertionError

@@ -165,7 +165,7 @@ def test_a_redirect_keeps_the_order_and_the_key(house):
     ("code", "body", "parts"),
     [
         (401, b'{"detail": "Invalid token"}', ["Invalid token (401)", "PRIME_API_KEY"]),
-        (402, b'{"detail": "Insufficient funds"}', ["Insufficient funds (402)", "wallet"]),
+        (402, b'{"detail": "Insufficient funds"}', ["Insufficient funds (402)", "balance"]),
         (403, b'{"detail": "Missing scope"}', ["Missing scope (403)", "right"]),
     ],
 )

@@ -196,7 +196,7 @@ def test_what_trackers_write_comes_home(run):
 
 @pytest.mark.parametrize("file", [["../x", 1, 1, None], ["/x", 1, 1, None]])
 def test_a_listing_that_leads_out_of_the_run_is_refused(file):
-    with pytest.raises(RemoteError, match="leads out"):
+    with pytest.raises(RemoteError, match="outside of the run"):
         parse_listing([["fine", 1, 1, None], file])
 
 

@@ -190,7 +190,7 @@ def test_which_checkpoint(reinforced, refusal):
     assert _chosen(reinforced) == 6
     _evaluate(reinforced, 6, "letters", 5.0, attempt=0)  # of an attempt whose weights were replaced
     assert _chosen(reinforced) == 4
-    with pytest.raises(CheckpointError, match="There are: 2, 4, 6"):
+    with pytest.raises(CheckpointError, match="2, 4, 6"):
         _chosen(reinforced, "3")
     with refusal(UsageError):
         _chosen(reinforced, "newest")

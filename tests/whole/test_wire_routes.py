@@ -112,7 +112,7 @@ def test_how_to_sample_is_not_a_clients_choice_and_that_is_told_once(caplog):
     _, usage = chats(letters(engine), ask, ask, environment="theirs")
     assert usage.dropped == dict.fromkeys([*names, *more], 2)
     assert {params.temperature for _, params in engine.calls} == {1.0}
-    told = [record.getMessage() for record in caplog.records if "theirs sets" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "theirs: ignoring" in record.getMessage()]
     assert len(told) == len(usage.dropped)
 
 

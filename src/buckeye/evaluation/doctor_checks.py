@@ -17,7 +17,7 @@ from buckeye.evaluation.chat_policy import ChatRolloutRunner, ChatSampling
 from buckeye.evaluation.checks.result import shortened
 from buckeye.evaluation.env_check import CheckOptions, check_environment
 from buckeye.evaluation.run_eval import model_server
-from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
+from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.doctor import PreflightCheck, PreflightContext
 from buckeye.launch.preflight.memory_check import MEMORY
 from buckeye.launch.preflight.task_checks import task_check_name
@@ -53,7 +53,7 @@ def _check_environment(context: PreflightContext, env: TrainEnvConfig) -> Check:
     try:
         report = asyncio.run(check_environment(env.id, env.args, options))
     except BuckeyeError as error:
-        return failed(name, error.message, error.hint or "")
+        return failed_with(name, error)
     lines = [f"{check.status:>7}  {check.name}: {shortened(check.detail)}" for check in report.checks]
     if verdict(report.rollouts, report.errored) == "failed":
         return failed(name, f"{report.errored:,} of {report.rollouts:,} rollouts errored", command, lines)
@@ -79,7 +79,7 @@ def check_spread(context: PreflightContext) -> Iterable[Check]:
     try:
         results = asyncio.run(_run_groups(context.run, context.sample))
     except BuckeyeError as error:
-        return [failed(SPREAD, error.message, error.hint or "")]
+        return [failed_with(SPREAD, error)]
     return map(spread_check, results)
 
 

@@ -24,8 +24,8 @@ def test_it_says_what_why_and_what_to_do(runs):
     assert (done.returncode, done.stderr) == (1, "")
     head, cause, fix, evidence, *_ = done.stdout.splitlines()
     assert head.startswith("1. advantages_misplaced (sure, steps 0 to 9): ")
-    assert cause.startswith("  cause     samples of the batch are out of order")
-    assert fix.startswith("  fix       see where groups become samples")
+    assert cause.startswith("  cause     the samples of the batch are out of order")
+    assert fix.startswith("  fix       check how groups become samples")
     assert "buckeye rl rollouts bad --step 0 --group 0 --rollout 0 --json" in evidence
     good = run_here("rl", "diagnose", "good", cwd=runs)
     assert (good.returncode, good.stdout) == (0, "No findings.\n")

@@ -39,7 +39,7 @@ def test_it_is_told_after_three_batches_in_a_row_and_seldom_again(told):
     said = told([[EQUAL, EQUAL]] * 2 + [[EQUAL, DIFFERENT]] + [[EQUAL]] * 2 + [[DIFFERENT]] + [[EQUAL]] * 60)
     assert list(said) == [18, 65]
     assert "batches of steps 16 to 18" in said[18][0]
-    assert "(mean reward 0.5000)" in said[18][0]
+    assert "(mean 0.5000)" in said[18][0]
     assert "of steps 16 to 65" in said[65][0]
 
 

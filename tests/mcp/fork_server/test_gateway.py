@@ -8,6 +8,8 @@ import pytest
 from tests.mcp.environment.leaks import assert_none_left
 from tests.mcp.gateway.client import SERVER, Client, gateway
 
+from buckeye.base.process_guard import MARK_VARIABLE
+
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are forked on Linux only")
 
 
@@ -42,7 +44,17 @@ def test_gateway_forks_sessions_unless_disabled(tmp_path, way):
         at_start = {"PWD", "LC_CTYPE"}  # bubblewrap and the interpreter set them
         assert seen[0].keys() - at_start == seen[1].keys() - at_start
         own = {name for name in seen[1] if name.startswith("XDG_")} | {"HOME", "TMPDIR"}
-        set_anew = {*own, "PATH", "PWD", "LANG", "LC_ALL", "TZ", "UV_CACHE_DIR", "npm_config_cache"}
+        set_anew = {
+            *own,
+            "PATH",
+            "PWD",
+            "LANG",
+            "LC_ALL",
+            "TZ",
+            "UV_CACHE_DIR",
+            "npm_config_cache",
+            MARK_VARIABLE,
+        }
         assert not seen[1].keys() & (os.environ.keys() - set_anew)
         assert all(seen[0][name] != seen[1][name] for name in own)
         running.until(lambda: running.status()["running"] == 0, "a session still runs")

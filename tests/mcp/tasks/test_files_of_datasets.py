@@ -113,7 +113,7 @@ def test_files_that_cannot_be_packed_are_refused(hf, garden, monkeypatch, refusa
     with refusal(UsageError):
         hf("tasks.json", "--name", "d", "--no-push", tasks=task())
     (garden / "out").unlink()
-    for limit, message in ((3, "holds more than 3 bytes"), (30, r"\d+ B packed, .* the limit is 30 B")):
+    for limit, message in ((3, "has more than 3 bytes"), (30, r"\d+ B packed, .* the limit is 30 B")):
         monkeypatch.setattr(dataset, "MAX_FILES_BYTES", limit)
         with pytest.raises(UsageError, match=message):
             hf("tasks.json", "--name", "d", "--no-push")

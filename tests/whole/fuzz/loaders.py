@@ -366,7 +366,7 @@ def _manifest(path):
         raise UsageError(str(error)) from None  # as the registry's client does
     if not isinstance(content, dict):
         raise UsageError("no object")
-    return parse_manifest(content, digest="sha256:" + "3" * 64, shown="my-env")
+    return parse_manifest(content, digest="sha256:" + "3" * 64, name="my-env")
 
 
 def _layers(path):

@@ -203,7 +203,7 @@ def test_a_record_that_is_none_is_not_kept(pod, path, content, refusal):
 def test_what_does_not_fit_the_disk_is_not_begun(pod, monkeypatch):
     usage = shutil.disk_usage(pod.here)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2**20))
-    with pytest.raises(RemoteError, match="room"):
+    with pytest.raises(RemoteError, match="cannot fetch"):
         pod.send()
     assert pod.arrived() == set()
 

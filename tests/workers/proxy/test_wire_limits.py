@@ -80,7 +80,7 @@ async def test_a_first_prompt_that_does_not_fit_fails_the_rollout():
         with pytest.raises(openai_sdk.BadRequestError, match="seq_len is 3"):
             await ask(client)
         usage = endpoint.usage
-    assert "raise orchestrator" in usage.failure
+    assert "Raise orchestrator" in usage.failure
 
 
 @pytest.mark.parametrize("error", [InferenceError("no engine answers"), RuntimeError("a defect")])

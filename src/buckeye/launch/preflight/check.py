@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from buckeye.errors import BuckeyeError
+
 State = Literal["ok", "warning", "failed", "skipped"]
 
 
@@ -38,6 +40,12 @@ def warning(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
 def failed(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
     """Return a result that a run would not survive."""
     return Check(name=name, state="failed", seen=seen, do=do, lines=tuple(lines))
+
+
+def failed_with(name: str, error: BuckeyeError, do: str = "") -> Check:
+    """Return the result of a check that raised an error; its hint, or else `do`, is the remedy."""
+    seen = f"{error.at}: {error.message}" if error.at else error.message
+    return failed(name, seen, error.hint or do)
 
 
 def skipped(name: str, reason: str, do: str = "") -> Check:

@@ -11,7 +11,7 @@ from buckeye.base.process import usable_cores
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError
 from buckeye.launch.plan import make_plan
-from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
+from buckeye.launch.preflight.check import Check, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.devices import Gpu, cpu_slots_warning, main_memory, this_machine
 from buckeye.launch.preflight.memory_check import MEMORY, check_memory, find_hardware
 from buckeye.launch.preflight.model import find_model, read_shape
@@ -66,7 +66,7 @@ def check_processes(config: RLConfig, model_path: Path | None) -> Check:
     try:
         plan = make_plan(config, this_machine(), model_path=model_path, ports=UnassignedPorts())
     except BuckeyeError as error:
-        return failed(_PROCESSES, error.message, error.hint or "")
+        return failed_with(_PROCESSES, error)
     threads = max(int(role.env.get("BUCKEYE_THREADS", "1")) for role in plan.roles)
     counts = f"{len(plan.of_kind('inference'))} inference, {len(plan.of_kind('trainer'))} trainer"
     seen = f"{counts}, {threads} compute threads each, on {usable_cores()} cores"

@@ -18,7 +18,7 @@ from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import check_sizes, read_spec
 from buckeye.inference.render.template import PROBE_QUESTION, PROBE_SYSTEM
 from buckeye.inference.render.template_files import TEMPLATE_FILE, read_template
-from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
+from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.disk import count_parameters
 from buckeye.transport.checkpoint import check_shard_format
 
@@ -147,7 +147,7 @@ def _check_architecture(config: RLConfig, path: Path, *, vllm: bool) -> Check:
     except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
         return failed(MODEL, f"cannot read {path / 'config.json'}: {error}", "download the model again")
     except (InferenceError, UsageError) as error:
-        return failed(MODEL, error.message, error.hint or "download the model again")
+        return failed_with(MODEL, error, "download the model again")
     seen = f"{architecture}, {path}"
     if config.inference is None or vllm:
         return ok(MODEL, seen)
@@ -155,7 +155,7 @@ def _check_architecture(config: RLConfig, path: Path, *, vllm: bool) -> Check:
         spec = read_spec(path)
     except InferenceError as error:
         do = "use vLLM on a GPU (`buckeye vllm install`), or another model"
-        return failed(MODEL, error.message, error.hint or do)
+        return failed_with(MODEL, error, do)
     seq_len = config.orchestrator.seq_len
     if seq_len > spec.max_positions:
         return warning(
@@ -196,7 +196,7 @@ def check_template(path: Path) -> Check:
     try:
         template = read_template(path)
     except InferenceError as error:
-        return failed(TOKENIZER, error.message, error.hint or "download or copy the model again")
+        return failed_with(TOKENIZER, error, "download or copy the model again")
     if template is None:
         return failed(
             TOKENIZER,

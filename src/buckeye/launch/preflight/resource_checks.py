@@ -11,7 +11,7 @@ from buckeye.base.disk import free_bytes, human_bytes, total_bytes
 from buckeye.base.keys import key
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
+from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.ports import is_free
 from buckeye.monitor.tracker_threads import check_trackers
 from buckeye.transport.object_store import CheckpointStore
@@ -33,7 +33,7 @@ def check_store(config: RLConfig) -> Check:
         store.probe()
         stored = store.list_checkpoints()
     except BuckeyeError as error:
-        return failed(STORE, error.message, error.hint or "")
+        return failed_with(STORE, error)
     newest = f"newest checkpoint: step {stored[-1].step}" if stored else "no checkpoint yet"
     return ok(STORE, f"{store.url} is writable; {newest}")
 
@@ -100,7 +100,7 @@ def check_keys(config: RLConfig, *, is_local_run: bool = True) -> Check:
     try:
         check_trackers(config.trackers(settings), is_local_run=is_local_run)
     except UsageError as error:
-        return failed("keys", error.message, error.hint or "")
+        return failed_with("keys", error)
     text = "Weights & Biases has a key, or is offline" if settings is not None else "no key needed"
     return ok("keys", f"{text}{'; HF_TOKEN is set' if key('HF_TOKEN') else ''}")
 
