@@ -62,7 +62,10 @@ class _Counts:
 
 
 async def run_rollout(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
-    """Run a task's rollout. Raises McpEnvironmentError if the environment failed; the rollout then has no reward."""
+    """Run a task's rollout.
+
+    Raises McpEnvironmentError if the environment failed; the rollout then has no reward.
+    """
     started = time.monotonic()
     async with open_rollout_resources(task, config) as resources:
         conversation = _Conversation(task, config, policy, resources)

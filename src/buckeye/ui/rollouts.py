@@ -18,7 +18,7 @@ from buckeye.ui.run_catalog import OpenRun
 _MOST_GROUPS = 100_000  # from the newest steps; the page holds all of them
 _LONGEST_LINE = 64_000_000  # bytes; longer rollouts are not read
 _LONGEST_TEXT = 200_000  # characters sent of one message, half from each end
-_LONGEST_GLANCE = 4_000  # characters sent of one message where replies are shown in columns
+_LONGEST_GLANCE = 4_000  # characters of a message where the page shows replies in columns
 _MOST_MESSAGES = 500
 _MOST_CALLS = 100  # per message
 _MOST_SEARCHED = 256_000_000  # bytes
@@ -73,7 +73,7 @@ class RolloutAddress(GroupAddress):
 
 
 class RolloutSearch(msgspec.Struct, forbid_unknown_fields=True):
-    """Search for a text in the messages of a step's rollouts."""
+    """Search for a text in the rollouts of a step: in messages, errors and the recorded `text`."""
 
     step: int
     text: str
@@ -116,14 +116,17 @@ def group(run: OpenRun, asked: GroupAddress) -> dict[str, Any]:
 
 
 def rollout(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
-    """Return a rollout with its conversation; with `text_deleted`, `messages` is empty."""
+    """Return a rollout with its conversation. `text_unavailable` means: it was deleted, or cannot be read."""
     with run.read() as opened:
         figures, line = next(_rollouts(opened, asked, "AND number = ? AND retried = 0 ", asked.number))
     return _told(figures, line, _LONGEST_TEXT)
 
 
 def search(run: OpenRun, asked: RolloutSearch) -> dict[str, Any]:
-    """Return the rollouts of a step that contain a text in messages or errors, ignoring case."""
+    """Return the rollouts of a step that contain a text, ignoring case.
+
+    `all` is false if the search ended early.
+    """
     found: list[dict[str, Any]] = []
     wanted, read = asked.text.casefold(), 0
     with run.read() as opened:
@@ -189,7 +192,7 @@ def _told(figures: Mapping[str, Any], line: Mapping[str, Any] | None, longest: i
         **known,
         "trace": [_cut(text, longest)[0] for text in _texts(more.get("trace"))][:50],
         "error": None if figures["error"] is None else _cut(figures["error"], longest)[0],
-        "text_deleted": line is None,
+        "text_unavailable": line is None,
         "messages": [_message(one, longest) for one in messages[:_MOST_MESSAGES] if isinstance(one, dict)],
         "messages_left_out": max(0, len(messages) - _MOST_MESSAGES),
     }

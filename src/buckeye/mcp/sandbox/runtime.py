@@ -64,7 +64,7 @@ class Runtime(Protocol):
     name: str
     description: str
     """Isolation between sessions, as text."""
-    only_environment: str
+    environment_flag: str
     """Flag that names the environment of all sessions; "" for a runtime of images."""
 
     async def prepare(self, image: str) -> None:
