@@ -181,7 +181,7 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     options.progress("reading tasks in a second process")
     checks = [
         check_ids(samples),
-        check_tasks_repeatable(reference, repeated, "when made again"),
+        check_tasks_repeatable(reference, repeated, "when loaded again"),
         check_tasks_repeatable(reference, [await other_process], "in another process"),
         check_splits_disjoint(samples),
         check_answers_hidden(samples, options.limit, seed),

@@ -215,7 +215,8 @@ def _score(found: _Clusters, bottom: float, top: float) -> tuple[float, float]:
 def _hall_interval(found: _Clusters) -> tuple[float, float]:
     """Return Hall's interval.
 
-    A cubic function of t removes the skewness; Student's interval of its value is transformed back.
+    A cubic function removes the skewness of t. Student's interval is computed from the result and
+    transformed back.
     """
     n, deviation = len(found.means), math.sqrt(found.variance)
     cubes = math.fsum((d / deviation) ** 3 for d in found.deviations)

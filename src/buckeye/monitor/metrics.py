@@ -94,8 +94,10 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """Records of one step by process: `orchestrator` of batch `number` (from 0), `trainer` or `sft` of
-    training on it, others of the weights before it.
+    """Records of step `number` (from 0), by process.
+
+    `orchestrator` records the batch, `trainer` or `sft` the training on it, and other processes the weights
+    before it.
     """
 
     number: int

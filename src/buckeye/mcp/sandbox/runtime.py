@@ -59,7 +59,7 @@ class LaunchSpec:
 
 
 class Runtime(Protocol):
-    """Creates environments. `image` is the session's request; a runtime with one environment ignores it."""
+    """Creates environments. `image` is what the session requests; a runtime of one environment ignores it."""
 
     name: str
     description: str

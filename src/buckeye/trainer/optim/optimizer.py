@@ -287,7 +287,7 @@ def _parameter_indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
 
 
 def _reduce_replicated(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMesh) -> None:
-    """Complete the gradients of parameters of which every tensor-parallel rank has a copy.
+    """Complete the gradients of parameters that every tensor-parallel rank holds whole.
 
     Partial gradients are summed. The others are equal except for rounding; they are averaged, so that the
     copies stay equal.
