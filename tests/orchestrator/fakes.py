@@ -10,7 +10,7 @@ from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.render import Conversation
 from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
 from buckeye.orchestrator.environments import NamedEnvironment, RolloutSettings
-from buckeye.orchestrator.filters import group_filter
+from buckeye.orchestrator.filters import make_group_filter
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import RecordingPolicy
 from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
@@ -96,7 +96,7 @@ def make_collector(
         "max_empty_batches": 50,
         "max_steps": None,
         "weights_timeout": HANG,
-        "filter_group": group_filter(OrchestratorConfig()),
+        "filter_group": make_group_filter(OrchestratorConfig()),
     }
     named = [
         NamedEnvironment(name=env.name, environment=env, rollout_settings=RolloutSettings(group_size=size))

@@ -13,7 +13,7 @@ from buckeye.envs.outcome_validation import error_outcome
 from buckeye.errors import FinalRunError, InferenceError, RunError
 from buckeye.inference.client import ReplyTimeoutError
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
-from buckeye.orchestrator.filters import group_filter, min_scored_rollouts
+from buckeye.orchestrator.filters import make_group_filter, min_scored_rollouts
 from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, make_collector
@@ -217,7 +217,7 @@ def test_an_environment_that_always_fails_ends_the_run_with_the_reason():
 
 
 def test_groups_without_spread_are_replaced_when_asked():
-    drop = group_filter(OrchestratorConfig(zero_spread="drop"))
+    drop = make_group_filter(OrchestratorConfig(zero_spread="drop"))
     batch = first_batch(LetterEnvironment(), groups=4, filter_group=drop)
     assert len(batch.groups) == 4
     assert all(len(set(g.rewards)) > 1 for g in batch.groups)
@@ -231,7 +231,7 @@ def test_run_ends_with_the_reason_if_all_groups_are_dropped(reward, refusal):
             await policy.chat(task.messages)
             return Outcome(reward=reward)
 
-    drop = group_filter(OrchestratorConfig(buffer={"online_difficulty_filtering": True}))
+    drop = make_group_filter(OrchestratorConfig(buffer={"online_difficulty_filtering": True}))
     with refusal(FinalRunError):
         first_batch(Constant(), filter_group=drop)
 

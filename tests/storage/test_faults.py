@@ -59,7 +59,7 @@ def test_listed_points_are_those_in_the_code():
 
 
 def test_write_file_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch, refusal):
-    monkeypatch.setattr(faults, "_passages", faults.Counter())
+    monkeypatch.setattr(faults, "_visits", faults.Counter())
     (tmp_path / "marks").mkdir()
     (tmp_path / "files").mkdir()
     monkeypatch.setenv("BUCKEYE_FAULTS", "storage.temporary_written=nospace,storage.before_rename=nospace")

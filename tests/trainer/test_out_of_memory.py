@@ -57,7 +57,7 @@ def fault(tmp_path, monkeypatch):
         marks.mkdir(exist_ok=True)
         monkeypatch.setenv(faults.FAULTS, entries)
         monkeypatch.setenv(faults.FAULTS_DONE, str(marks))
-        monkeypatch.setattr(faults, "_passages", Counter())
+        monkeypatch.setattr(faults, "_visits", Counter())
 
     return set_up
 

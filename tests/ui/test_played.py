@@ -85,7 +85,7 @@ def test_texts_that_were_deleted_leave_their_figures(tmp_path):
     (path / "rollouts" / "step_0.jsonl").unlink()
     (path / "evals" / "step_0" / "sums.jsonl").unlink()
     told = in_full(run, RolloutAddress(step=0, group=0, number=3))
-    assert (told["reward"], told["text_deleted"], told["messages"]) == (0.75, True, [])
+    assert (told["reward"], told["text_unavailable"], told["messages"]) == (0.75, True, [])
 
 
 def test_lines_that_are_no_rollouts_are_counted(tmp_path):

@@ -1,8 +1,8 @@
 """Fault points: named places in the code where tests make a process fail. Inactive in real runs.
 
-`BUCKEYE_FAULTS="checkpoint.before_commit=kill@2,trainer.oom=oom"` defines the point, the kind of failure, and
-the passage within one process (default: the first). Each entry happens once per run, regardless of processes
-and restarts: the first process to reach it leaves a mark in the directory `BUCKEYE_FAULTS_DONE`.
+`BUCKEYE_FAULTS="checkpoint.before_commit=kill@2,trainer.oom=oom"` names points and kinds of failure. `@2`
+means the second time that a process reaches the point (default: the first time). Each entry happens once per
+directory `BUCKEYE_FAULTS_DONE`, regardless of processes and restarts: the first one to fail leaves a mark.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ POINTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Failure at passage number `passage` (from 1) of `point`, in one process. `mark` is its unique name."""
+    """Failure at visit number `visit` (from 1) of one process to `point`. `mark` is its unique name."""
 
     point: str
     kind: str
-    passage: int
+    visit: int
     mark: str
 
 
 _CODE = "BK-CONFIG-VALUE"
 _ENTRY = re.compile(r"^([a-z_.]+)=([a-z]+)(?:@([1-9]\d*))?$")
-_passages: Counter[str] = Counter()
+_visits: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
@@ -74,9 +74,9 @@ def fault_point(name: str) -> None:
         raise UsageError(
             f"unknown fault point {name}", code=_CODE, hint="add it to POINTS in buckeye/base/faults.py"
         )
-    _passages[name] += 1
+    _visits[name] += 1
     for fault in read_faults(text):
-        if (fault.point, fault.passage) == (name, _passages[name]) and _is_first_to_mark(fault):
+        if (fault.point, fault.visit) == (name, _visits[name]) and _is_first_to_mark(fault):
             _KINDS[fault.kind]()
 
 
@@ -89,14 +89,14 @@ def read_faults(text: str) -> tuple[Fault, ...]:
 def _parse_fault(entry: str, number: int) -> Fault:
     match = _ENTRY.match(entry)
     if match is None:
-        hint = "write POINT=KIND@PASSAGE, as storage.before_rename=kill@2"
+        hint = "write POINT=KIND@VISIT, as storage.before_rename=kill@2"
         raise UsageError(f"invalid entry {entry!r}", code=_CODE, at=FAULTS, hint=hint)
-    point, kind, passage = match.groups()
+    point, kind, visit = match.groups()
     for name, value, known in (("point", point, POINTS), ("kind", kind, _KINDS)):
         if value not in known:
             hint = f"use one of {', '.join(known)}"
             raise UsageError(f"unknown {name} {value!r}", code=_CODE, at=FAULTS, hint=hint)
-    return Fault(point=point, kind=kind, passage=int(passage or 1), mark=f"{number}-{entry}")
+    return Fault(point=point, kind=kind, visit=int(visit or 1), mark=f"{number}-{entry}")
 
 
 def _is_first_to_mark(fault: Fault) -> bool:

@@ -37,9 +37,9 @@ def load_user_function(import_path: str, kwargs: Mapping[str, Any], *, setting: 
 
 
 def find_missing_function(import_path: str) -> str | None:
-    """Return the missing part of a configured function, or None if nothing is missing.
+    """Return a text that names the missing module, file or function; None if the function exists.
 
-    The check does not run code.
+    The check does not run its code.
     """
     source, _, name = import_path.rpartition(":")
     path = Path(source).expanduser()

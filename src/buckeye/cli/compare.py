@@ -25,10 +25,10 @@ def compare_runs(
     b: Annotated[str, typer.Argument(metavar="B", help=_RUN_HELP)],
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Compare two runs: the better one, by how much, and their differences.
+    """Compare two runs: which is better and by how much, and their differences.
 
-    The differences are in settings, versions, tasks, machines, and reward by step. Exit code 1 if the runs
-    are not comparable.
+    Differences in settings, versions, machines and tasks, then evaluations and rewards by step. Exit code 1
+    if the runs are not comparable.
     """
     from buckeye.analysis.comparison.compare import compare
 

@@ -21,7 +21,7 @@ from buckeye.launch.preflight.doctor import CHECKS, PreflightContext, run_prefli
 HELP = """\
 usage: rl doctor [CONFIG ...] [--sample N] [--json]
 
-Checks this machine, and that a run with this configuration would work on it. CONFIG is the same as for
+Checks this machine, and whether a run with this configuration would work on it. CONFIG is the same as for
 `rl`: `@ file.toml`, `--trainer @ train.toml`, flags. Without CONFIG, only the machine is checked.
 
   --sample N   also run N groups of every environment with the model, to check that rewards differ
@@ -60,7 +60,7 @@ def doctor(argv: list[str]) -> int:
 
 
 def doctor_text(checks: Sequence[Check], *, width: int) -> str:
-    """Return the checks as text: results, advice, figures of memory and of problems, and totals."""
+    """Return the checks as text: results, remedies, details of memory, disk and problems, and totals."""
     name_width = max(len(check.name) for check in checks)
     lines = []
     for check in checks:

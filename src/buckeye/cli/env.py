@@ -30,7 +30,9 @@ def env_trust(
 ) -> None:
     """Show the programs, images, addresses and variables that a dataset's tasks use, and trust them."""
     if not is_third_party(dataset):
-        print(f"{dataset} belongs to this project, which is always trusted", file=sys.stderr)
+        print(
+            f"{dataset} is local, or in this folder's buckeye.lock.yaml: it needs no trust", file=sys.stderr
+        )
     ask_for_trust(dataset, yes=yes)
 
 

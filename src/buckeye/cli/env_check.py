@@ -20,19 +20,19 @@ def env_check(
     args: ArgsOption = None,
     variables: VariablesOption = None,
     budget: Annotated[
-        float, typer.Option(min=1.0, help="Seconds for rollouts. Reports the checks that did not fit.")
+        float, typer.Option(min=1.0, help="Seconds for rollouts. Checks without time are reported.")
     ] = 60.0,
     sample: Annotated[
         int, typer.Option(min=1, help="Maximum number of tasks of each family and split.")
     ] = 300,
     max_content_free: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Accepted reward of content-free policies above chance.")
+        float, typer.Option(min=0.0, max=1.0, help="How far a content-free policy may be above chance.")
     ] = 0.03,
     seed: Annotated[int, typer.Option(help="Seed of the sample and of the policies.")] = 0,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 also for warnings.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check an environment with probes and content-free policies: tasks, splits and grades.
+    """Check tasks, splits and grades of an environment, with its probes and with content-free policies.
 
     Exit code 1 if a check fails.
     """

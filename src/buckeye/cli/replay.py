@@ -59,7 +59,7 @@ def replay(
 def _replay_all(directory: Path, device: str | None, *, as_json: bool) -> None:
     config = _trainer_settings(directory)
     from buckeye.analysis.replay.replay_step import replay_all  # imports torch
-    from buckeye.analysis.replay.texts import all_text, replay_to_json
+    from buckeye.analysis.replay.texts import full_replay_text, replay_to_json
 
     def show_progress(step: int) -> None:
         if sys.stderr.isatty():
@@ -68,7 +68,7 @@ def _replay_all(directory: Path, device: str | None, *, as_json: bool) -> None:
     with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
         result = replay_all(directory, config, device=device, scratch=Path(scratch), tell=show_progress)
     kept_steps = list(step_directories(directory / "trained"))
-    typer.echo(json.dumps(replay_to_json(result)) if as_json else all_text(result, kept_steps))
+    typer.echo(json.dumps(replay_to_json(result)) if as_json else full_replay_text(result, kept_steps))
     if result.first_unexplained is not None or result.step < kept_steps[-1]:
         raise typer.Exit(1)
 

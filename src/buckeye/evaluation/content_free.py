@@ -1,8 +1,9 @@
 """Scores of content-free policies: the baseline for every score and reward curve.
 
-A content-free policy ignores the question. It replies with nothing, a constant string, the prompt, all short
-words, a random word, or the answer of another task. Each policy is tried bare and in the answer format of the
-prompts; see `buckeye.evaluation.checks.task_text`.
+A content-free policy ignores the question. It replies with nothing, a constant string, the prompt, a part of
+the prompt (a quotation, a number, the last part, its quoted words shuffled), all short words, a random word,
+or the answer of another task. A reply form is the bare reply, or the reply in an answer format of the prompts
+(`buckeye.evaluation.checks.task_text`). Each policy is tried in all reply forms.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from buckeye.evaluation.checks.task_text import (
 )
 
 CONSTANT_REPLY = "one string always"
-SHORT_WORD = 4
+_SHORT_WORD_LENGTH = 4
 _DUMPED_WORDS = 100
 _FORMATS_READ = 500
 
@@ -56,7 +57,7 @@ class ContentFreeScore:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Split and family."""
+        """Group of tasks that the score is for: split and family."""
         return self.split, self.family
 
     @property
@@ -67,9 +68,10 @@ class ContentFreeScore:
 
 @dataclass(frozen=True, slots=True)
 class ContentFreePolicies:
-    """Content-free policies of one environment, with data from its train split only; empty without one.
+    """Content-free policies of one environment.
 
-    `chosen_on` has the train tasks that the constants were chosen on. Constants are not scored on these.
+    Their data come from the train split. Without one, only `formats` and the environment's own `lexicon` are
+    set. `chosen_on` has the ids of the train tasks that chose the constants; these do not score constants.
     """
 
     formats: Sequence[str | None]
@@ -84,7 +86,7 @@ class ContentFreePolicies:
     def replies(self, family: str, tasks: Sequence[Task]) -> dict[str, list[Answer]]:
         """Return, by policy name, the possible replies to tasks of a family, as functions of the task.
 
-        The most informative policies per rollout come first.
+        The policies that show most per rollout come first, because the time may run out.
         """
         answers: dict[str, Answer] = {"nothing": lambda _: "", "the prompt again": question_of}
         others = [(task.id, answer) for task in tasks for answer in accepted_answers(task)[:1]]
@@ -127,10 +129,10 @@ class ContentFreePolicies:
 def content_free_policies(
     environment: Environment, sample: SplitSample, *, probes: Sequence[Probe] = (), seed: int = 0
 ) -> ContentFreePolicies:
-    """Return the policies without the constants, from train tasks and the format of the probes' replies.
+    """Return the policies, from train tasks and the formats of the probes' replies.
 
-    Without a train split, `sample` is a held-out split, and only its answer formats are read. So nothing is
-    chosen on the tasks that are scored.
+    They have no constants yet: see `choose_constant_replies`. Without a train split, `sample` is a held-out
+    split, and only its answer formats are read.
     """
     shown = [prompt_of(task) for task in sample.scanned[:_FORMATS_READ]]
     families = sample.families if sample.is_train else {}
@@ -148,10 +150,13 @@ def content_free_policies(
     )
 
 
-async def with_constants(
+async def choose_constant_replies(
     runner: ScriptedRunner, policies: ContentFreePolicies, sample: SplitSample
 ) -> ContentFreePolicies:
-    """Return the policies with the best constant replies, chosen on some of the train tasks."""
+    """Return the policies with the best constant replies. Rollouts of some train tasks choose them.
+
+    No constant is chosen on the tasks that are scored.
+    """
     if not sample.is_train:
         return policies
     chosen_on = {
@@ -196,7 +201,7 @@ async def score_content_free(
     more, so that every policy has results when the time is over.
     """
     cells = [
-        _Cell(split, family, name, _scored_tasks(policies, name, tasks), forms)
+        _PolicyResults(split, family, name, _scored_tasks(policies, name, tasks), forms)
         for split, family, tasks in groups_of(samples)
         for name, forms in policies.replies(family, tasks).items()
         if not only or name in only
@@ -215,7 +220,7 @@ def _scored_tasks(policies: ContentFreePolicies, name: str, tasks: Sequence[Task
 
 
 @dataclass(slots=True)
-class _Cell:
+class _PolicyResults:
     """One policy on one family and split, with its finished rollouts by reply form."""
 
     split: str
@@ -245,7 +250,7 @@ class _Cell:
         )
 
 
-async def _run_more(runner: ScriptedRunner, cells: Sequence[_Cell], start: int, end: int) -> None:
+async def _run_more(runner: ScriptedRunner, cells: Sequence[_PolicyResults], start: int, end: int) -> None:
     """Run all policies on their tasks from `start` to `end`; equal replies to a task run once."""
     replies = [
         (cell, number, task, reply(task))
@@ -282,4 +287,4 @@ def _numbers(task: Task) -> list[str]:
 def _dump(tasks: Sequence[Task]) -> str:
     """Return all distinct short words of the prompts and answers, the most frequent first."""
     texts = [text for task in tasks for text in (*accepted_answers(task), prompt_of(task))]
-    return " ".join(common_words(texts, _DUMPED_WORDS, longest=SHORT_WORD))
+    return " ".join(common_words(texts, _DUMPED_WORDS, longest=_SHORT_WORD_LENGTH))

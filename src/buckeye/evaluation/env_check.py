@@ -44,9 +44,9 @@ from buckeye.evaluation.checks.task_checks import (
 from buckeye.evaluation.content_free import (
     CONSTANT_REPLY,
     ContentFreeScore,
+    choose_constant_replies,
     content_free_policies,
     score_content_free,
-    with_constants,
 )
 from buckeye.monitor.verdicts import verdict
 from buckeye.workers.loading import open_environment
@@ -238,7 +238,7 @@ async def _run_rollout_checks(
     phases.begin_phase("content-free policies", 0.8)
     scores = await score_content_free(runner, policies, samples, progress=options.progress)
     phases.begin_phase("search for the best constant", 0.9)
-    policies = await with_constants(runner, policies, shown)
+    policies = await choose_constant_replies(runner, policies, shown)
     phases.begin_phase("the best constant", 1.0)
     scores += await score_content_free(
         runner, policies, samples, only=[CONSTANT_REPLY], progress=options.progress

@@ -9,9 +9,9 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-MIN_DIFFERENT = 6
-"""Minimum number of clusters that differ from the most common change, for an interval from their variance.
-With fewer the variance is unreliable: five changes in one direction have p = 0.06 in a sign test.
+_MIN_DIFFERENT_CLUSTERS = 6
+"""`paired_difference` uses the variance between clusters only if at least this many have an unusual change.
+An unusual change is not the most common one. With five changes in one direction, a sign test has p = 0.06.
 """
 
 _NORMAL = 1.959964
@@ -23,7 +23,8 @@ _EQUAL = 1e-9
 class Estimate:
     """Mean over tasks with its 95 % interval.
 
-    `n` counts tasks, `clusters` groups of related ones, and `largest` the tasks in the largest group.
+    `n` is the number of tasks, and `clusters` the number of groups of related tasks. `largest` is the number
+    of tasks in the largest group.
     """
 
     value: float
@@ -35,11 +36,9 @@ class Estimate:
 
 
 def pass_at_k(n: int, passed: int, k: int) -> float:
-    """Return the unbiased estimate of pass@k from `n` rollouts with `passed` passes (Chen et al.
+    """Return the unbiased estimate of pass@k from `n` rollouts with `passed` passes.
 
-    2021, eq. 1).
-
-    Raise `ValueError` unless 1 <= k <= n and 0 <= passed <= n.
+    Source: Chen et al. 2021, eq. 1. Raise `ValueError` unless 1 <= k <= n and 0 <= passed <= n.
     """
     if not 1 <= k <= n or not 0 <= passed <= n:
         raise ValueError(f"pass@{k} of {n} rollouts, {passed} passed")
@@ -63,8 +62,7 @@ def mean_reward(tasks: Sequence[TaskRewards]) -> Estimate:
 def mean_pass_at_k(tasks: Sequence[TaskRewards], k: int, *, pass_reward: float = 1.0) -> Estimate | None:
     """Return pass@k over tasks; a reward of at least `pass_reward` is a pass.
 
-    pass@1 is the share of rollouts that passed. Return None without tasks, or if a task has fewer than k
-    scored rollouts.
+    None without tasks, or if a task has fewer than k scored rollouts.
     """
     if not tasks or min(len(t.rewards) for t in tasks) < k:
         return None
@@ -111,11 +109,13 @@ def cluster_of(task_id: str, data: Mapping[str, Any]) -> str:
 def mean_over_tasks(values: Sequence[float], clusters: Sequence[Hashable]) -> Estimate:
     """Return the mean of a reward or a share. Each task has one value, the mean of its rollouts.
 
-    The interval is the Wilson score with a Student quantile. Its number of observations follows from the
-    variance between clusters (Franco et al. 2019, "Comparative study of confidence intervals for proportions
-    in complex sample surveys"), on the smallest scale that contains 0, 1 and all values. If values lie inside
-    the scale, the interval also covers the t interval of Hall (1992, "On the removal of skewness by
-    transformation"). `benchmarks/intervals.py` measures its coverage. Raise `ValueError` without values.
+    The interval is a Wilson score interval with a Student quantile. The variance between clusters gives the
+    effective number of observations (Franco et al. 2019, "Comparative study of confidence intervals for
+    proportions in complex sample surveys"). The scale goes from 0 to 1, or further if a value lies outside.
+
+    If a cluster mean lies between the ends of the scale, the interval is widened to contain the t interval of
+    Hall (1992, "On the removal of skewness by transformation"). `benchmarks/intervals.py` measures how often
+    the interval contains the true mean. Raise `ValueError` without values.
     """
     return _estimate(_Clusters.of(values, clusters), 0.0, 1.0)
 
@@ -123,17 +123,16 @@ def mean_over_tasks(values: Sequence[float], clusters: Sequence[Hashable]) -> Es
 def paired_difference(
     before: Sequence[float], after: Sequence[float], clusters: Sequence[Hashable]
 ) -> Estimate:
-    """Return the mean of `after - before` with an interval on a scale from -1 to 1.
+    """Return the mean of `after - before` with its interval, on a scale from -1 to 1.
 
-    Both are shares in [0, 1] for one list of tasks.
-
-    If fewer than `MIN_DIFFERENT` clusters differ from the most common change, the interval combines the score
-    intervals of the increases and of the decreases, as in Newcombe (1998), method 10. Otherwise it is
-    computed as in `mean_over_tasks`. Raise `ValueError` without values.
+    `before` and `after` have one share in [0, 1] per task. If fewer than `_MIN_DIFFERENT_CLUSTERS` clusters
+    have an unusual change, the interval combines the score intervals of the increases and of the decreases,
+    as in Newcombe (1998), method 10. Otherwise it is computed as in `mean_over_tasks`. Raise `ValueError`
+    without values.
     """
     changes = [b - a for a, b in zip(before, after, strict=True)]
     found = _Clusters.of(changes, clusters)
-    if found.different() >= MIN_DIFFERENT:
+    if found.different() >= _MIN_DIFFERENT_CLUSTERS:
         return _estimate(found, -1.0, 1.0)
     rose = _Clusters.of([max(change, 0.0) for change in changes], clusters)
     fell = _Clusters.of([max(-change, 0.0) for change in changes], clusters)
@@ -145,9 +144,10 @@ def paired_difference(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Clusters:
-    """Means and value counts per cluster, and the `deviations` that each adds to the overall mean.
+    """Mean, number of values, and deviation of each cluster.
 
-    Their mean is 0; their `variance` over the number of clusters is the variance of the mean.
+    A deviation is the sum of `value - overall mean`, divided by the mean cluster size. The deviations have
+    mean 0. `variance / len(means)` is the variance of the overall mean.
     """
 
     means: list[float]
@@ -190,12 +190,12 @@ class _Clusters:
 
 
 def _estimate(found: _Clusters, low: float, high: float) -> Estimate:
-    """Return the estimate with an interval for values expected between `low` and `high`, possibly outside."""
+    """Return the estimate with its interval. Values may lie outside the expected scale, `low` to `high`."""
     bottom, top = min(low, *found.means), max(high, *found.means)
     interval = _score(found, bottom, top)
     at_ends = all(min(mean - bottom, top - mean) <= _EQUAL for mean in found.means)
     if not at_ends and _varies(found):
-        skewed = _without_skewness(found)
+        skewed = _hall_interval(found)
         interval = min(interval[0], skewed[0]), max(interval[1], skewed[1])
     if (bottom, top) == (low, high):
         interval = max(low, interval[0]), min(high, interval[1])
@@ -203,7 +203,7 @@ def _estimate(found: _Clusters, low: float, high: float) -> Estimate:
 
 
 def _score(found: _Clusters, bottom: float, top: float) -> tuple[float, float]:
-    """Return the score interval on a scale. If all clusters are equal, each counts as one observation."""
+    """Return the score interval on a scale. If all cluster means are equal, a cluster is one observation."""
     n, width = len(found.means), top - bottom
     p, quantile, observations = (found.mean - bottom) / width, _NORMAL, float(n)
     if _varies(found):
@@ -213,24 +213,25 @@ def _score(found: _Clusters, bottom: float, top: float) -> tuple[float, float]:
     return bottom + width * low, bottom + width * high
 
 
-def _without_skewness(found: _Clusters) -> tuple[float, float]:
-    """Return Hall's interval, which corrects for skewness.
+def _hall_interval(found: _Clusters) -> tuple[float, float]:
+    """Return Hall's interval.
 
-    It is Student's interval of a cubic function of t without skewness, transformed back.
+    A cubic function removes the skewness of t. Student's interval is computed from the result and
+    transformed back.
     """
     n, deviation = len(found.means), math.sqrt(found.variance)
     cubes = math.fsum((d / deviation) ** 3 for d in found.deviations)
     skewness = n / ((n - 1) * (n - 2)) * cubes if n > 2 else 0.0
 
-    def turned_back(t: float) -> float:
+    def back_transform(t: float) -> float:
         if abs(skewness) < 1e-6:
             return t / math.sqrt(n)
         return 3 / skewness * (math.cbrt(1 + skewness * (t / math.sqrt(n) - skewness / (6 * n))) - 1)
 
     quantile = student_quantile(n - 1)
     return (
-        found.mean - deviation * turned_back(quantile),
-        found.mean - deviation * turned_back(-quantile),
+        found.mean - deviation * back_transform(quantile),
+        found.mean - deviation * back_transform(-quantile),
     )
 
 

@@ -81,7 +81,7 @@ def findings(steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
     return [*_hindrances(batch_steps, run), *_biases(batch_steps, run)]
 
 
-def _with_way_back(found: Finding, batch_steps: Sequence[StepMetrics], run: Path) -> Finding:
+def _with_rollback_advice(found: Finding, batch_steps: Sequence[StepMetrics], run: Path) -> Finding:
     """Add rollback advice to the finding of a policy that collapsed during training."""
     if found.name not in _COLLAPSES or found.since <= batch_steps[0].number:
         return found
@@ -91,7 +91,7 @@ def _with_way_back(found: Finding, batch_steps: Sequence[StepMetrics], run: Path
 def _hindrances(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
     found = _no_spread(batch_steps, run) or _cut_off(batch_steps, run)
     both = (found, _moved_too_far(batch_steps, run))
-    return [_with_way_back(one, batch_steps, run) for one in both if one is not None]
+    return [_with_rollback_advice(one, batch_steps, run) for one in both if one is not None]
 
 
 def explain_no_learning(steps: Sequence[StepMetrics], run: Path) -> str | None:
@@ -244,7 +244,7 @@ def _moved_too_far(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | N
 def _biases(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
     """Return findings if dropped groups or failed rollouts differ from the others.
 
-    The newest step summarizes many.
+    Only the newest step is checked, because its values summarize the steps before it.
     """
     found = [
         _finding(reason, batch_steps[-1:], run, f"{what} {_more_or_less(value)} {than}")

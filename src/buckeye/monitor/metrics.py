@@ -94,10 +94,10 @@ def read_metrics(path: Path) -> Iterator[Record]:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """Records of one step by process.
+    """Records of step `number` (from 0), by process.
 
-    `orchestrator` has the record of batch `number` (from 0), `trainer` or `sft` that of training on it. The
-    other processes have records of the weights before it.
+    `orchestrator` records the batch, `trainer` or `sft` the training on it, and other processes the weights
+    before it.
     """
 
     number: int

@@ -25,8 +25,8 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True):
     the reason why the group was not trained on, or None. `text` is what the policy saw and wrote, one text
     per training sample; `messages` is the conversation after the last reply. `advantages` are those of each
     turn, None for an untrained rollout. Sampling of a `cut` rollout was ended early. A `retried` rollout
-    failed and was run again: the next line. It took `seconds` and `ended` at a time in seconds since the
-    epoch.
+    failed and was run again; the next line has the new rollout. `seconds` is the duration, and `ended` a time
+    in seconds since the epoch.
     """
 
     group: int
@@ -86,7 +86,7 @@ def read_rollouts(run: Path, step: int) -> tuple[list[RecordedRollout], int]:
                 found.append(_rollout(line, numbers))
             except msgspec.ValidationError:
                 unreadable += 1
-    return sorted(found, key=lambda one: (one.dropped is not None, one.group)), unreadable
+    return sorted(found, key=lambda recorded: (recorded.dropped is not None, recorded.group)), unreadable
 
 
 def _rollout(line: dict[str, Any], numbers: Counter[int]) -> RecordedRollout:
@@ -106,32 +106,32 @@ _TURN = re.compile(r"<\|im_start\|>(\w+)\n(.*?)(?:<\|im_end\|>\n?|\Z)", re.DOTAL
 """Pattern of a message in the most common chat template; texts of other templates are shown unchanged."""
 
 
-def rollout_lines(one: RecordedRollout, longest: int | None) -> Iterator[str]:
+def rollout_lines(recorded: RecordedRollout, longest: int | None) -> Iterator[str]:
     """Yield all information about a rollout as lines of text."""
     facts = {
-        "group": f"{one.group}, rollout {one.number}",
-        "task": one.task_id,
-        "environment": one.env,
-        "reward": "none" if one.reward is None else f"{one.reward:g}",
-        "trained with": f"{one.shaped_reward:g}{_pairs(one.shaping)}"
-        if one.shaping and one.shaped_reward
+        "group": f"{recorded.group}, rollout {recorded.number}",
+        "task": recorded.task_id,
+        "environment": recorded.env,
+        "reward": "none" if recorded.reward is None else f"{recorded.reward:g}",
+        "trained with": f"{recorded.shaped_reward:g}{_pairs(recorded.shaping)}"
+        if recorded.shaping and recorded.shaped_reward
         else "",
-        "of turns": ", ".join(f"{reward:g}" for reward in one.turn_rewards),
-        "components": _pairs(one.components),
-        **one.explanations,
-        "ended by": f"{one.stop_reason}{' (cut off)' if one.truncated else ''}",
-        "error": one.error or "",
-        "dropped": one.dropped or "",
-        "sampled": f"{counted(one.completion_tokens, 'token')} in {counted(one.turns, 'turn')}",
-        "policy version": "" if one.oldest_version is None else str(one.oldest_version),
+        "of turns": ", ".join(f"{reward:g}" for reward in recorded.turn_rewards),
+        "components": _pairs(recorded.components),
+        **recorded.explanations,
+        "ended by": f"{recorded.stop_reason}{' (cut off)' if recorded.truncated else ''}",
+        "error": recorded.error or "",
+        "dropped": recorded.dropped or "",
+        "sampled": f"{counted(recorded.completion_tokens, 'token')} in {counted(recorded.turns, 'turn')}",
+        "policy version": "" if recorded.oldest_version is None else str(recorded.oldest_version),
     }
     yield ""
     width = max(map(len, facts))
     for name, value in facts.items():
         if value:
             yield f"{name:<{width}}  {printable(value)}"
-    for number, text in enumerate(one.text, 1):
-        yield f"\n--- text {number} of {len(one.text)} ---" if len(one.text) > 1 else ""
+    for number, text in enumerate(recorded.text, 1):
+        yield f"\n--- text {number} of {len(recorded.text)} ---" if len(recorded.text) > 1 else ""
         shown = text if longest is None else shorten_middle(text, longest, "; --full shows them")
         for role, said in split_messages(shown):
             yield f"[{role}]\n{printable(said)}" if role else printable(said)

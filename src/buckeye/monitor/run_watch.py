@@ -21,14 +21,14 @@ class RunWatch:
         self._run = output_dir
         self._tail = MetricsTail(output_dir / "metrics.jsonl", 0)
         self._metrics = RunMetrics()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def check(self) -> None:
         """Log a warning for each new finding, and rarely repeat it while it persists."""
         for record in self._tail.read_new():
             self._metrics.add({name: record[name] for name in record.keys() & _KEPT})
         found = findings(self._metrics.steps(), self._run)
-        for one in found:
-            if one.name not in self._told or one.until - one.since + 1 in _AGAIN_AFTER:
-                log.warning("%s", one)
-        self._told = {one.name for one in found}
+        for finding in found:
+            if finding.name not in self._reported or finding.until - finding.since + 1 in _AGAIN_AFTER:
+                log.warning("%s", finding)
+        self._reported = {finding.name for finding in found}

@@ -38,16 +38,18 @@ _FINISH_SECONDS = 90.0
 
 
 def check_trackers(settings: Iterable[Settings], *, is_local_run: bool = True) -> None:
-    """Raise `UsageError` if a run with these settings cannot be logged.
-
-    The reason is a library that is not installed, or a missing key of the server. A run that is not
-    `is_local_run` has its libraries installed on its own machine.
+    """Raise `UsageError` if a run with these settings cannot be logged: a library is not installed, or the
+    server's key is missing. Without `is_local_run`, the run's machine installs the libraries.
     """
-    for one in _wanted(settings):
-        kind = tracker_class(one)
+    for tracker_settings in _wanted(settings):
+        kind = tracker_class(tracker_settings)
         if is_local_run:
             need(kind.folder, f"Logging to {kind.title}")
-        if isinstance(one, WandbConfig) and wandb_mode(one) == "online" and not has_wandb_key():
+        if (
+            isinstance(tracker_settings, WandbConfig)
+            and wandb_mode(tracker_settings) == "online"
+            and not has_wandb_key()
+        ):
             raise UsageError(
                 "no key for Weights & Biases",
                 code="BK-KEY-MISSING",
@@ -67,9 +69,14 @@ def log_to_trackers(
     described = redact(config.model_dump(mode="json"))
     followers = [
         _Follower(
-            tracker_class(one)(one, output_dir.absolute(), getattr(one, "id", None) or run_id, described)
+            tracker_class(tracker_settings)(
+                tracker_settings,
+                output_dir.absolute(),
+                getattr(tracker_settings, "id", None) or run_id,
+                described,
+            )
         )
-        for one in _wanted(settings)
+        for tracker_settings in _wanted(settings)
     ]
     failed = True
     try:
@@ -84,7 +91,11 @@ def log_to_trackers(
 
 
 def _wanted(settings: Iterable[Settings]) -> list[Settings]:
-    return [one for one in settings if not isinstance(one, WandbConfig) or wandb_mode(one) != "disabled"]
+    return [
+        tracker_settings
+        for tracker_settings in settings
+        if not isinstance(tracker_settings, WandbConfig) or wandb_mode(tracker_settings) != "disabled"
+    ]
 
 
 def tracker_class(settings: Settings) -> type[Tracker]:

@@ -86,7 +86,7 @@ class WandbTracker(Tracker):
 
 
 def wandb_mode(settings: WandbConfig) -> Literal["online", "offline", "disabled"]:
-    """Return the mode. WANDB_MODE can only restrict what the settings send."""
+    """Return the mode. The variable WANDB_MODE can only send less than the settings do."""
     variable = os.environ.get("WANDB_MODE", "online")
     if variable == "disabled":
         return "disabled"

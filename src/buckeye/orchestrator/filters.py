@@ -20,18 +20,18 @@ GroupFilter = Callable[[Group], Cause | None]
 def min_scored_rollouts(size: int, minimum: int | None) -> int:
     """Return the minimum number of scored rollouts that a group of `size` needs.
 
-    It is `minimum`, by default half of `size`, rounded up, but at least two.
+    It is `minimum`. If `minimum` is None, it is half of `size` (rounded up), but at least two.
     """
     return min(size, max(2, (size + 1) // 2)) if minimum is None else minimum
 
 
-def group_filter(config: OrchestratorConfig) -> GroupFilter:
+def make_group_filter(config: OrchestratorConfig) -> GroupFilter:
     """Return the filter from the settings.
 
-    `too_easy` and `too_hard` depend on the mean raw reward: outside the buffer's `min_reward` and
-    `max_reward`, or, with online_difficulty_filtering, a mean of 1 or 0. `no_spread` depends on the shaped
-    rewards, the input of the advantages: all are equal or, without advantages (`advantage = None`), all are 0
-    (dynamic sampling, Yu et al. 2025, DAPO, arXiv 2503.14476, eq. 11).
+    `too_easy`, `too_hard`: the mean raw reward is above `max_reward` or below `min_reward` of the buffer; or,
+    with online_difficulty_filtering, at least 1 or at most 0. `no_spread` (only with `zero_spread = "drop"`):
+    the shaped rewards give no advantage; see `group_has_spread`. This is dynamic sampling (Yu et al. 2025,
+    DAPO, arXiv 2503.14476, eq. 11).
     """
 
     def cause(group: Group) -> Cause | None:

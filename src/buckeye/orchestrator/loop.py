@@ -47,7 +47,7 @@ from buckeye.orchestrator.environments import (
     prompt_lengths,
 )
 from buckeye.orchestrator.evaluation_schedule import EvaluationSchedule, sampling_params
-from buckeye.orchestrator.filters import group_filter
+from buckeye.orchestrator.filters import make_group_filter
 from buckeye.orchestrator.loop_watch import LoopWatch, StepTimes, Throughput, warn_blocked_loop
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
@@ -208,7 +208,7 @@ class Orchestrator:
             max_empty_batches=config.max_empty_batches,
             max_steps=config.max_steps,
             weights_timeout=config.weights_timeout,
-            filter_group=group_filter(config),
+            filter_group=make_group_filter(config),
             version_in_evaluation=lambda: self.evaluations.version_in_evaluation,
         )
         runner = self._runner(derive_seed(self.seed, "rollouts"), sampling_params(config), self.shaping)

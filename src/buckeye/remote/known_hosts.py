@@ -30,5 +30,5 @@ def record_key(path: Path, target: SshTarget, key: str) -> None:
 
 
 def _name(target: SshTarget) -> str:
-    """Return the name of a server in the file."""
+    """Return the name of a server as OpenSSH writes it: with the port unless it is 22."""
     return target.host if target.port == 22 else f"[{target.host}]:{target.port}"

@@ -28,7 +28,7 @@ _RUN_FILE_HINT = "pass the directory of a run, or restore this file"
 class LogLine:
     """Log line with its process.
 
-    `time`, in seconds since the epoch, is that of the line, or of the last line before it with a time.
+    `time` is in seconds since the epoch. A line without a time has the time of the line before it.
     """
 
     time: float
@@ -66,9 +66,9 @@ def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | No
 
 
 def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[list[LogLine]]:
-    """Yield new lines endlessly, beginning with all lines of the newest attempt.
+    """Yield the lines since the last turn, possibly none; first all lines of the newest attempt.
 
-    A resumed run writes to new files, which are found automatically.
+    This never ends: the caller waits between turns. New files of a resumed run are found automatically.
     """
     starts = attempt_starts(output_dir)
     started = int(starts[max(starts)])
@@ -105,7 +105,7 @@ def attempt_starts(output_dir: Path) -> dict[int, float]:
 
 
 def _start_of(path: Path, starts: Mapping[int, float]) -> float:
-    """Return the start of the attempt that a log's folder belongs to; else of the newest attempt."""
+    """Return the start of a log's attempt. If its folder names no known attempt, it is the newest one."""
     _, _, number = path.parent.name.partition("attempt_")
     return starts.get(int(number) if number.isdigit() else -1, starts[max(starts)])
 
@@ -113,7 +113,8 @@ def _start_of(path: Path, starts: Mapping[int, float]) -> float:
 def _sources(output_dir: Path, starts: Mapping[int, float], chosen: int) -> list[_Source]:
     """Return the logs of an attempt.
 
-    A server that outlives its attempt keeps writing to the folder of the attempt that started it.
+    A server that outlives its attempt keeps writing to the folder of the attempt that started it, so the
+    folders of earlier attempts are read too.
     """
     newest: dict[str, tuple[Path, float]] = {}
     for attempt in sorted(number for number in starts if number <= chosen):

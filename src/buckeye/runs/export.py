@@ -22,7 +22,7 @@ from buckeye.runs.checkpoint_facts import (
     read_config,
 )
 from buckeye.runs.model_card import model_card
-from buckeye.runs.training_data import training_passages
+from buckeye.runs.training_data import read_comparison_texts
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
     read_scores,
@@ -31,7 +31,7 @@ from buckeye.transport.checkpoint import (
 )
 
 if TYPE_CHECKING:
-    from buckeye.trainer.output.checkpoint_export import Passages
+    from buckeye.trainer.output.checkpoint_export import ComparisonTexts
 
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _MADE_BY_THE_HUB = {".gitattributes"}
@@ -174,7 +174,7 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
         raise UsageError(f"{directory} exists", code="BK-FILE-EXISTS", hint="name another directory with -o")
     else:
         title = hub.name.partition("/")[2] if hub is not None else directory.name
-        passages = training_passages(request.run, kind, config, choice.info.step)
+        passages = read_comparison_texts(request.run, kind, config, choice.info.step)
         _export(request, choice, facts, passages, directory, title=title, tell=tell)
     url = None
     if hub is not None:
@@ -209,7 +209,7 @@ def _export(
     request: ExportRequest,
     choice: CheckpointChoice,
     facts: ModelCardFacts,
-    passages: Passages,
+    passages: ComparisonTexts,
     directory: Path,
     *,
     title: str,
@@ -239,7 +239,7 @@ def _write(
     state: Path,
     out: Path,
     facts: ModelCardFacts,
-    passages: Passages,
+    passages: ComparisonTexts,
     *,
     merge_lora: bool,
     tell: Callable[[str], None],

@@ -1,4 +1,4 @@
-"""Training data of a run, as far as the run has kept it."""
+"""Texts from training, on which an exported model is compared with its checkpoint."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Any
 from buckeye.runs.reader import value_at
 
 if TYPE_CHECKING:
-    from buckeye.trainer.output.checkpoint_export import Passages
+    from buckeye.trainer.output.checkpoint_export import ComparisonTexts
 
-_LINES = 64
+_MAX_LINES = 64
 """Maximum number of lines to read from a file, as rollouts may be long."""
-_MOST = 4
+_MAX_TEXTS = 4
 
 
-def training_passages(run: Path, kind: str, config: Mapping[str, Any], step: int) -> Passages:
-    """Return passages from training: the newest rollouts before `step` for `rl`, the data's chats for `sft`.
+def read_comparison_texts(run: Path, kind: str, config: Mapping[str, Any], step: int) -> ComparisonTexts:
+    """Return some texts from training, or no texts if they are deleted or cannot be read.
 
-    Empty if they are deleted or cannot be read.
+    For `rl`, they are rollouts of the newest kept step before `step`; for `sft`, chats of the data.
     """
-    from buckeye.trainer.output.checkpoint_export import Passages  # needs torch
+    from buckeye.trainer.output.checkpoint_export import ComparisonTexts  # needs torch
 
     if kind == "sft":
         data = Path(str(value_at(config, "data.path")))
-        return Passages(chats=_some(_read(data)), source=f"{data.name}, which it was trained on")
+        return ComparisonTexts(chats=_some(_read(data)), source=f"{data.name}, which it was trained on")
     for at, path in sorted(_rollout_files(run).items(), reverse=True):
         rows = [row for row in _read(path) if row.get("text")] if at < step else []
         if rows:
             texts = [str(row["text"][-1]) for row in _some(rows)]
-            return Passages(texts=texts, source=f"the run's own rollouts of step {at}")
-    return Passages()
+            return ComparisonTexts(texts=texts, source=f"the run's own rollouts of step {at}")
+    return ComparisonTexts()
 
 
 def _rollout_files(run: Path) -> dict[int, Path]:
@@ -44,7 +44,7 @@ def _rollout_files(run: Path) -> dict[int, Path]:
 def _read(path: Path) -> list[dict[str, Any]]:
     try:
         with path.open(encoding="utf-8") as file:
-            rows = [json.loads(line) for line in itertools.islice(file, _LINES) if line.strip()]
+            rows = [json.loads(line) for line in itertools.islice(file, _MAX_LINES) if line.strip()]
     except (OSError, ValueError, RecursionError):
         return []
     return [row for row in rows if isinstance(row, dict)]
@@ -52,4 +52,4 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 def _some(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return a few rows, evenly spaced, as rollouts of one task are adjacent."""
-    return rows[:: max(1, len(rows) // _MOST)][:_MOST]
+    return rows[:: max(1, len(rows) // _MAX_TEXTS)][:_MAX_TEXTS]

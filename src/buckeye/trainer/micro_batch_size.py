@@ -29,8 +29,8 @@ _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "
 class MicroBatchSize:
     """Limit of tokens per micro-batch: `tokens` is the current limit, `max_tokens` the configured one.
 
-    `retries` counts the halvings of this run. Both are stored in `path`, for a restart under equal
-    `conditions`.
+    `retries` counts the halvings of this run. `path` stores `tokens` and `retries` after
+    each halving; a restart under equal `conditions` reads them.
     """
 
     max_tokens: int
@@ -42,9 +42,9 @@ class MicroBatchSize:
     is_rank_zero: bool
 
     def capacity(self, longest: int) -> int:
-        """Return the row capacity if the longest sample has `longest` tokens.
+        """Return the number of tokens that a micro-batch may have.
 
-        That sample must fit, up to `max_tokens`.
+        The longest sample, of `longest` tokens, must fit, up to `max_tokens`.
         """
         return max(self.tokens, min(longest, self.max_tokens))
 
@@ -70,8 +70,8 @@ class MicroBatchSize:
             self._write_limit()
         if self.is_sharded:
             raise RunError(
-                f"out of memory on {device} with {computed} tokens per micro-batch: a sharded model cannot "
-                f"retry the step, and the next attempt uses {self.tokens} ({self.path})",
+                f"out of memory on {device} with {computed} tokens per micro-batch: a step of a "
+                f"sharded model cannot be retried; the next attempt uses {self.tokens} ({self.path})",
                 code="BK-MEMORY",
                 hint="lower seq_len, or set model.ac, to avoid the restart",
             )
@@ -94,7 +94,7 @@ class MicroBatchSize:
         write_file(self.path, json.dumps(record, indent=1))
 
 
-def micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBatchSize:
+def load_micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBatchSize:
     """Return the configured limit, or the one that an earlier attempt of the run stored.
 
     All ranks must call it.

@@ -26,7 +26,7 @@ from buckeye.config.trainer import (
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.trainer.learner import Learner, LearningRateSchedule
-from buckeye.trainer.micro_batch_size import micro_batch_size
+from buckeye.trainer.micro_batch_size import load_micro_batch_size
 from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter, merge_adapter_into
 from buckeye.trainer.model.policy import PolicyNetwork, load_policy, pick_device
 from buckeye.trainer.optim.optimizer import NamedOptimizer, build_optimizer
@@ -114,7 +114,7 @@ def build_learner(
         _build_schedule(config.scheduler, peak=config.optim.lr, max_steps=max_steps),
         ranks,
         read_tokenizer_files(source),
-        micro_batch_size(config, ranks),
+        load_micro_batch_size(config, ranks),
         max_norm=config.optim.max_norm,
         reduce_dtype=getattr(torch, config.model.reduce_dtype),
     )

@@ -141,7 +141,7 @@ def overview(run: OpenRun) -> dict[str, Any]:
     steps = run.steps
     names = names_in(steps)
     sections = [
-        {"title": section, "charts": [chart for one in charts if (chart := _chart(steps, names, *one))]}
+        {"title": section, "charts": [chart for column in charts if (chart := _chart(steps, names, *column))]}
         for section, charts in CHARTS.items()
     ]
     return {
@@ -162,16 +162,16 @@ def _chart(
     found = columns(steps, wanted[:_MOST_SERIES])
     if not found:
         return None
-    for one in found:
-        shorter = _ENDINGS.sub("", _BEGINNINGS.sub("", one["name"]))
-        one["label"] = LABELS.get(one["name"], shorter.replace("_", " "))
+    for column in found:
+        shorter = _ENDINGS.sub("", _BEGINNINGS.sub("", column["name"]))
+        column["label"] = LABELS.get(column["name"], shorter.replace("_", " "))
     return {"title": title, "unit": unit, "series": found, "more": max(0, len(wanted) - _MOST_SERIES)}
 
 
 def columns(steps: Sequence[StepMetrics], names: Sequence[str]) -> list[dict[str, Any]]:
     """Return the values of metrics, one per step. Metrics without any number are left out."""
     found = [{"name": name, "values": [step.value(name) for step in steps]} for name in names]
-    return [one for one in found if any(value is not None for value in one["values"])]
+    return [column for column in found if any(value is not None for value in column["values"])]
 
 
 def matching_metrics(run: OpenRun, pattern: str, most: int) -> dict[str, Any]:

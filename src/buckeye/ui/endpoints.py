@@ -86,10 +86,10 @@ def status(run: OpenRun) -> dict[str, Any]:
         seen = run_status(run.path, measure_disk=False)
     except BuckeyeError as error:
         return {**known, "going_on": False, "reason": str(error)}
-    told = {**dataclasses.asdict(seen), **known, "going_on": seen.state in ACTIVE_STATES}
-    told["waits"] = [describe_wait(wait, known["now"]) for wait in seen.waits]
-    del told["findings"]  # the question `findings` returns all of them
-    return told
+    answer = {**dataclasses.asdict(seen), **known, "going_on": seen.state in ACTIVE_STATES}
+    answer["waits"] = [describe_wait(wait, known["now"]) for wait in seen.waits]
+    del answer["findings"]  # the question `findings` returns all of them
+    return answer
 
 
 def _record(run: OpenRun) -> RunRecord | None:

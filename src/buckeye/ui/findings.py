@@ -14,25 +14,25 @@ from buckeye.base.process import ChildProcess
 from buckeye.ui.run_catalog import OpenRun
 
 _SECONDS = 900.0
-_REST = 30.0  # minimum seconds between two diagnoses of an active run
-_READ_BY_IT = ("metrics", "events", "rollouts", "evals")
-_few = threading.Semaphore(2)
+_REUSE_SECONDS = 30.0  # minimum seconds between two diagnoses of an active run
+_STAMPS_READ = ("metrics", "events", "rollouts", "evals")
+_running_limit = threading.Semaphore(2)
 _running: list[ChildProcess] = []
 
 
 def findings_of(run: OpenRun) -> dict[str, Any]:
     """Return `findings` with evidence and commands, by confidence, with `not_looked_at` and their `step`.
 
-    If the diagnosis failed, `missing` has the reason. For an active run, findings up to `_REST` seconds old
-    are reused.
+    If the diagnosis failed, `missing` has the reason. Findings on an active run are reused for
+    `_REUSE_SECONDS` seconds.
     """
     with run.diagnosis_lock:
-        stamp = [run.stamp()[name] for name in _READ_BY_IT]
-        seen, asked, told = run.cache.get("findings", (None, 0.0, {}))
-        if told and (seen == stamp or time.monotonic() - asked < _REST):
-            return dict(told)
+        stamp = [run.stamp()[name] for name in _STAMPS_READ]
+        seen, diagnosed_at, answer = run.cache.get("findings", (None, 0.0, {}))
+        if answer and (seen == stamp or time.monotonic() - diagnosed_at < _REUSE_SECONDS):
+            return dict(answer)
         steps = run.steps
-        with _few:
+        with _running_limit:
             diagnosed = _diagnose(run)
         found = {**diagnosed, "step": steps[-1].number if steps else None}
         run.cache["findings"] = (stamp, time.monotonic(), found)
@@ -60,8 +60,8 @@ def _diagnose(run: OpenRun) -> dict[str, Any]:
         out.seek(0)
         err.seek(0)
         try:
-            told = json.load(out)
+            answer = json.load(out)
         except ValueError:
-            said = err.read().decode(errors="replace").strip().splitlines() or [ended]
-            return {"findings": [], "missing": f"This run could not be diagnosed: {said[-1]}"}
-    return dict(told)
+            error_lines = err.read().decode(errors="replace").strip().splitlines() or [ended]
+            return {"findings": [], "missing": f"This run could not be diagnosed: {error_lines[-1]}"}
+    return dict(answer)

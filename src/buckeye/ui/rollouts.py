@@ -15,13 +15,13 @@ from buckeye.monitor.rollouts import shorten_middle
 from buckeye.runs import Run
 from buckeye.ui.run_catalog import OpenRun
 
-_MOST_GROUPS = 100_000  # from the newest steps; the page holds all of them
-_LONGEST_LINE = 64_000_000  # bytes; longer rollouts are not read
-_LONGEST_TEXT = 200_000  # characters sent of one message, half from each end
-_LONGEST_GLANCE = 4_000  # characters sent of one message where replies are shown in columns
-_MOST_MESSAGES = 500
-_MOST_CALLS = 100  # per message
-_MOST_SEARCHED = 256_000_000  # bytes
+_MAX_GROUPS = 100_000  # from the newest steps; the page holds all of them
+_MAX_LINE_BYTES = 64_000_000  # bytes; longer rollouts are not read
+_MAX_TEXT_LENGTH = 200_000  # characters sent of one message, half from each end
+_MAX_COLUMN_TEXT_LENGTH = 4_000  # characters of a message where the page shows replies in columns
+_MAX_MESSAGES = 500
+_MAX_CALLS = 100  # per message
+_MAX_SEARCHED_BYTES = 256_000_000  # bytes
 
 _COLUMNS = {
     "split": "split",
@@ -45,7 +45,7 @@ _GROUPS = (
     f"SELECT {', '.join(_COLUMNS.values())} FROM rollouts WHERE retried = 0 "  # noqa: S608  constant names
     "GROUP BY split, step, env, grp, dropped ORDER BY step DESC, split DESC, env, grp LIMIT ?"
 )
-_OF_GROUP = (
+_GROUP_ROLLOUTS = (
     "SELECT path, at, bytes, number, reward, shaped_reward, advantage, components, stop_reason, error, "
     "truncated, cut, retried, seconds, sampling_seconds, turns, segments, completion_tokens, oldest_version, "
     "task, env, dropped, text FROM rollouts WHERE split = ? AND step = ? AND grp = ? "
@@ -73,7 +73,7 @@ class RolloutAddress(GroupAddress):
 
 
 class RolloutSearch(msgspec.Struct, forbid_unknown_fields=True):
-    """Search for a text in the messages of a step's rollouts."""
+    """Search for a text in the rollouts of a step: in messages, errors and the recorded `text`."""
 
     step: int
     text: str
@@ -89,13 +89,13 @@ def groups(run: OpenRun) -> dict[str, Any]:
     if run.cache.get("groups", (None,))[0] == stamp:
         return dict(run.cache["groups"][1])
     with run.read() as opened:
-        rows = opened.query(_GROUPS, _MOST_GROUPS)
-        left_out = 0 if len(rows) < _MOST_GROUPS else opened.query(_COUNT)[0][0] - len(rows)
+        rows = opened.query(_GROUPS, _MAX_GROUPS)
+        left_out = 0 if len(rows) < _MAX_GROUPS else opened.query(_COUNT)[0][0] - len(rows)
         unreadable = opened.query("SELECT sum(unreadable) FROM files")[0][0] or 0
     columns: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) or [()] * len(_COLUMNS)
-    told = {"left_out": left_out, "unreadable": unreadable, **dict(zip(_COLUMNS, columns, strict=True))}
-    run.cache["groups"] = (stamp, told)
-    return told
+    answer = {"left_out": left_out, "unreadable": unreadable, **dict(zip(_COLUMNS, columns, strict=True))}
+    run.cache["groups"] = (stamp, answer)
+    return answer
 
 
 _COUNT = (
@@ -103,42 +103,45 @@ _COUNT = (
 )
 
 
-def group(run: OpenRun, asked: GroupAddress) -> dict[str, Any]:
+def group(run: OpenRun, address: GroupAddress) -> dict[str, Any]:
     """Return the prompt of a group and its replies with their rewards; long texts are shortened."""
     with run.read() as opened:
-        found = list(_rollouts(opened, asked, ""))
-    shown = [_told(figures, line, _LONGEST_GLANCE) for figures, line in found]
-    prompts = [len(one["messages"]) - len(_after_prompt(one["messages"])) for one in shown]
+        found = list(_rollouts(opened, address, ""))
+    shown = [_page_rollout(figures, line, _MAX_COLUMN_TEXT_LENGTH) for figures, line in found]
+    prompts = [len(item["messages"]) - len(_after_prompt(item["messages"])) for item in shown]
     prompt = shown[0]["messages"][: prompts[0]]
-    for one, until in zip(shown, prompts, strict=True):
-        one["messages"] = one["messages"][until:]
+    for item, until in zip(shown, prompts, strict=True):
+        item["messages"] = item["messages"][until:]
     return {"prompt": prompt, "rollouts": shown}
 
 
-def rollout(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
-    """Return a rollout with its conversation; with `text_deleted`, `messages` is empty."""
+def rollout(run: OpenRun, address: RolloutAddress) -> dict[str, Any]:
+    """Return a rollout with its conversation. `text_unavailable` means: it was deleted, or cannot be read."""
     with run.read() as opened:
-        figures, line = next(_rollouts(opened, asked, "AND number = ? AND retried = 0 ", asked.number))
-    return _told(figures, line, _LONGEST_TEXT)
+        figures, line = next(_rollouts(opened, address, "AND number = ? AND retried = 0 ", address.number))
+    return _page_rollout(figures, line, _MAX_TEXT_LENGTH)
 
 
-def search(run: OpenRun, asked: RolloutSearch) -> dict[str, Any]:
-    """Return the rollouts of a step that contain a text in messages or errors, ignoring case."""
+def search(run: OpenRun, address: RolloutSearch) -> dict[str, Any]:
+    """Return the rollouts of a step that contain a text, ignoring case.
+
+    `all` is false if the search ended early.
+    """
     found: list[dict[str, Any]] = []
-    wanted, read = asked.text.casefold(), 0
+    wanted, read = address.text.casefold(), 0
     with run.read() as opened:
-        for path, at, size, group_, number, env in opened.query(_OF_STEP, asked.split, asked.step):
+        for path, at, size, group_, number, env in opened.query(_STEP_ROLLOUTS, address.split, address.step):
             read += size
-            if read > _MOST_SEARCHED:
+            if read > _MAX_SEARCHED_BYTES:
                 return {"found": found, "all": False}
             line = _line(opened.path / path, at, size) or {}
-            said = [line.get("messages"), line.get("error"), line.get("text")]
-            if any(wanted in text.casefold() for text in _texts(said)):
+            message = [line.get("messages"), line.get("error"), line.get("text")]
+            if any(wanted in text.casefold() for text in _texts(message)):
                 found.append({"group": group_, "number": number, "env": env})
     return {"found": found, "all": True}
 
 
-_OF_STEP = (
+_STEP_ROLLOUTS = (
     "SELECT path, at, bytes, grp, number, env FROM rollouts WHERE split = ? AND step = ? AND retried = 0"
 )
 
@@ -152,21 +155,21 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def _rollouts(
-    opened: Run, asked: GroupAddress, more: str, *values: Any
+    opened: Run, address: GroupAddress, more: str, *values: Any
 ) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
     """Yield the index figures and the file line of each rollout. Raise `UsageError` if none is found."""
-    of_env, env = ("AND env = ? ", [asked.env]) if asked.env else ("", [])
-    sql = f"{_OF_GROUP}{of_env}{more}ORDER BY number, at"
-    rows = opened.query(sql, asked.split, asked.step, asked.group, *env, *values)
+    of_env, env = ("AND env = ? ", [address.env]) if address.env else ("", [])
+    sql = f"{_GROUP_ROLLOUTS}{of_env}{more}ORDER BY number, at"
+    rows = opened.query(sql, address.split, address.step, address.group, *env, *values)
     if not rows:
-        raise UsageError(f"step {asked.step} has no such rollout, or it was deleted", code="BK-RUN-NO-DATA")
+        raise UsageError(f"step {address.step} has no such rollout, or it was deleted", code="BK-RUN-NO-DATA")
     for path, at, size, *figures in rows:
         yield dict(zip(_FIGURES, figures, strict=True)), _line(opened.path / path, at, size)
 
 
 def _line(path: Path, at: int, size: int) -> dict[str, Any] | None:
     """Return a rollout's line from its file; None if it is missing, invalid, or too long."""
-    if size > _LONGEST_LINE:
+    if size > _MAX_LINE_BYTES:
         return None
     try:
         with path.open("rb") as file:
@@ -177,34 +180,35 @@ def _line(path: Path, at: int, size: int) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _told(figures: Mapping[str, Any], line: Mapping[str, Any] | None, longest: int) -> dict[str, Any]:
+def _page_rollout(figures: Mapping[str, Any], line: Mapping[str, Any] | None, longest: int) -> dict[str, Any]:
     """Return a rollout in the form that the page shows."""
     more = line or {}
-    known = {name: more.get(name) for name in ("shaping", "turn_rewards", "advantages", "explanations")}
-    given = more.get("messages")
-    messages = given if isinstance(given, list) else []
+    optional = {name: more.get(name) for name in ("shaping", "turn_rewards", "advantages", "explanations")}
+    messages = more.get("messages")
+    if not isinstance(messages, list):
+        messages = []
     return {
         **figures,
         "components": json.loads(figures["components"] or "{}"),
-        **known,
+        **optional,
         "trace": [_cut(text, longest)[0] for text in _texts(more.get("trace"))][:50],
         "error": None if figures["error"] is None else _cut(figures["error"], longest)[0],
-        "text_deleted": line is None,
-        "messages": [_message(one, longest) for one in messages[:_MOST_MESSAGES] if isinstance(one, dict)],
-        "messages_left_out": max(0, len(messages) - _MOST_MESSAGES),
+        "text_unavailable": line is None,
+        "messages": [_message(item, longest) for item in messages[:_MAX_MESSAGES] if isinstance(item, dict)],
+        "messages_left_out": max(0, len(messages) - _MAX_MESSAGES),
     }
 
 
 def _message(given: Mapping[str, Any], longest: int) -> dict[str, Any]:
     """Return a message: role, text, reasoning and calls. `left_out` is the number of characters cut."""
-    said = parse_message(given)
-    text, left_out = _cut(said.text, longest)
+    message = parse_message(given)
+    text, left_out = _cut(message.text, longest)
     calls = [
         {"name": call.name, "arguments": _cut(call.arguments, longest)[0]}
-        for call in said.calls[:_MOST_CALLS]
+        for call in message.calls[:_MAX_CALLS]
     ]
-    reasoning = _cut(said.reasoning, longest)[0]
-    return {"role": said.role, "text": text, "left_out": left_out, "reasoning": reasoning, "calls": calls}
+    reasoning = _cut(message.reasoning, longest)[0]
+    return {"role": message.role, "text": text, "left_out": left_out, "reasoning": reasoning, "calls": calls}
 
 
 def _cut(text: str, longest: int) -> tuple[str, int]:
@@ -214,5 +218,5 @@ def _cut(text: str, longest: int) -> tuple[str, int]:
 
 def _after_prompt(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages from the first reply on."""
-    first = next((at for at, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
+    first = next((at for at, item in enumerate(messages) if item["role"] == "assistant"), len(messages))
     return messages[first:]

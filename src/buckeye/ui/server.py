@@ -42,7 +42,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 _KEY = "BUCKEYE_UI_KEY"
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _SILENCE_SECONDS = 15.0
 _MOST_LISTENERS = 64
 _SLOW = ("findings",)  # answered in separate threads, so that other questions do not wait for them
@@ -88,7 +88,7 @@ async def _serve(app: Any, listener: socket.socket) -> None:
 
 def create_app(sources: RunCatalog, *, host: str = "127.0.0.1", key: str | None = None) -> Starlette:
     """Return the application. The page itself needs no key; all data of runs does."""
-    served = _Served(sources)
+    served = _ApiRoutes(sources)
     rules = AccessRules(host=host, key=key, key_hint="open the address that `buckeye ui` has printed")
     api = Starlette(
         routes=[
@@ -160,7 +160,7 @@ def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
-class _Served:
+class _ApiRoutes:
     """Routes of the API."""
 
     def __init__(self, sources: RunCatalog) -> None:
@@ -178,7 +178,7 @@ class _Served:
         return _json({"runs": await run_in_threadpool(listed), "only": self._sources.only})
 
     async def question(self, request: Request) -> Response:
-        """Handle GET /runs/RUN/QUESTION with the entry of `ANSWERS`."""
+        """Handle GET /runs/RUN/QUESTION with the entry of `ENDPOINTS`."""
         run, question = request.path_params["run"], request.path_params["question"]
 
         def answered() -> Any:
@@ -202,17 +202,17 @@ class _Served:
     async def _events(self, run: OpenRun | None) -> AsyncIterator[bytes]:
         self._listeners += 1
         loop, seen = asyncio.get_running_loop(), None
-        said = loop.time()
+        sent_at = loop.time()
         try:
             yield b": hello\n\n"
             while True:
                 stamp = None if run is None else await run_in_threadpool(run.stamp)
                 if stamp != seen:
-                    seen, said = stamp, loop.time()
+                    seen, sent_at = stamp, loop.time()
                     yield _event("changed", stamp)
-                await asyncio.sleep(_LOOK_SECONDS)
-                if loop.time() - said > _SILENCE_SECONDS:
-                    said = loop.time()
+                await asyncio.sleep(_POLL_SECONDS)
+                if loop.time() - sent_at > _SILENCE_SECONDS:
+                    sent_at = loop.time()
                     yield b": still here\n\n"
         finally:
             self._listeners -= 1

@@ -45,7 +45,7 @@ def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
             continue
         begin, end = int(step.starts[at]), int(step.starts[at + 1])
         end, left = min(end, begin + left), left - (end - begin)
-        ids = [int(one) for one in columns["token_id"][begin:end]]
+        ids = [int(token_id) for token_id in columns["token_id"][begin:end]]
         samples.append(
             {
                 "segment": segment,
@@ -124,7 +124,7 @@ def _decoder(run: OpenRun, path: Path | None) -> tuple[Any, str | None]:
         from tokenizers.decoders import DecodeStream
 
         stream = DecodeStream(skip_special_tokens=False)
-        return [stream.step(tokenizer, one) or "" for one in ids]
+        return [stream.step(tokenizer, token_id) or "" for token_id in ids]
 
     run.cache["decoder"] = (path, decode)
     return decode, None

@@ -287,7 +287,7 @@ def test_session_that_starts_while_gateway_stops_is_ended(tmp_path):
         started = asyncio.Event()
 
         class Slow:
-            name, only_environment = "slow", "--command"
+            name, environment_flag = "slow", "--command"
 
             async def prepare(self, image):
                 started.set()

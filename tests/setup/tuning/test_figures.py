@@ -27,7 +27,7 @@ def tuned(tmp_path, monkeypatch):
             return Fork(rate=rate, directory=directory, seconds=1.0, step_seconds=0.1, rewards=rewards)
 
         monkeypatch.setattr(tune, "train_fork", train)
-        monkeypatch.setattr(tune, "policy_changes", lambda *_: [0.01])
+        monkeypatch.setattr(tune, "measure_policy_changes", lambda *_: [0.01])
         words = config_of(tmp_path / "run", tmp_path / "model", "env.py", lr=1e-3)
         told = []
         found = tune.Tuning(config=words, root=tmp_path / "tuned", budget=60.0, tell=told.append).run()

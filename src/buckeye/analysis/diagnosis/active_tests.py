@@ -26,7 +26,7 @@ from buckeye.analysis.diagnosis.half_group_training import (
 )
 from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms
 from buckeye.analysis.diagnosis.templates import decode_tokens, load_tokenizer_file
-from buckeye.analysis.policy_changes import policy_changes
+from buckeye.analysis.policy_changes import measure_policy_changes
 from buckeye.analysis.replay.retrain import masked_logprobs
 from buckeye.base.storage import step_directory
 from buckeye.config.load import load_config
@@ -35,12 +35,12 @@ from buckeye.monitor.finding import Finding
 from buckeye.trainer.model.policy import PolicyNetwork, load_policy
 from buckeye.transport.batches import Sample
 
-_SAMPLES = 16
-_ENOUGH = 40
-_GROUPS = 12
-_LITTLE = 0.02
-_SECONDS = 20.0
-_MUCH = 0.3  # nats
+_MAX_SAMPLES = 16
+_MIN_TOKENS = 40
+_MIN_GROUPS = 12
+_SMALL_SHARE = 0.02
+_CHECK_SECONDS = 20.0
+_BELOW_CHANCE_NATS = 0.3  # nats
 
 
 def run_active_tests(facts: DiagnosisFacts) -> Iterator[Finding | str]:
@@ -71,7 +71,7 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     vocabulary = int(sizes.get("vocab_size") or 0)
     policy = _load(model)
     samples, contexts = list[Sample](), list[npt.NDArray[np.bool_]]()
-    for sample in facts.batches[0].batch.samples[:_SAMPLES]:
+    for sample in facts.batches[0].batch.samples[:_MAX_SAMPLES]:
         places = np.flatnonzero(sample.loss_mask)
         if not len(places) or places[0] < 3:
             continue
@@ -81,11 +81,11 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         contexts.append(context)
     values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, contexts)])
     size = tokenizer.get_vocab_size() if tokenizer is not None else 0
-    if len(values) < _ENOUGH or not vocabulary:
+    if len(values) < _MIN_TOKENS or not vocabulary:
         yield "the tokenizer: too few tokens of prompts were kept"
         return
     _, high = mean_interval(values)
-    if high < -math.log(vocabulary) - _MUCH:
+    if high < -math.log(vocabulary) - _BELOW_CHANCE_NATS:
         yield facts.finding(
             "wrong_tokenizer",
             f"The model gives the prompts a lower log-prob ({values.mean():.1f} nats a token) than chance "
@@ -105,20 +105,25 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         )
 
 
-def which_weights(facts: DiagnosisFacts) -> Iterator[Finding | str]:
-    """Compare the sampler with the weights themselves, on fresh tokens: is it the engine, or staleness?"""
+def sampler_against_weights(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Recompute the log-probs of tokens sampled with the newest weights.
+
+    A difference comes from the engine, not from staleness.
+    """
     for batch in reversed(facts.batches):
         path = step_directory(facts.run.path / "weights", batch.batch.step)
         if not (path / "model.safetensors").is_file():
             continue
         policy = _load(path)
         newest = batch.batch.step
-        samples = [one for one in batch.batch.samples[:_SAMPLES] if (one.versions == newest).any()]
+        samples = [
+            sample for sample in batch.batch.samples[:_MAX_SAMPLES] if (sample.versions == newest).any()
+        ]
         fresh = [sample.loss_mask & (sample.versions == newest) for sample in samples]
-        told = [sample.logprobs[mask] for sample, mask in zip(samples, fresh, strict=True)]
+        recorded = [sample.logprobs[mask] for sample, mask in zip(samples, fresh, strict=True)]
         values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, fresh)])
-        values -= np.concatenate([np.empty(0), *told])
-        if len(values) < _ENOUGH:
+        values -= np.concatenate([np.empty(0), *recorded])
+        if len(values) < _MIN_TOKENS:
             continue
         if rms(values) > 3 * facts.rounding_tolerance:
             step = batch.batch.step
@@ -132,11 +137,14 @@ def which_weights(facts: DiagnosisFacts) -> Iterator[Finding | str]:
                 difference=rms(values),
             )
         return
-    yield "sampler against its weights: no step has both its batch and its weights"
+    yield "sampler against its weights: no step has kept both its batch and its weights"
 
 
 def updated_towards_rewards(facts: DiagnosisFacts) -> Iterator[Finding | str]:
-    """Recompute from weights: a step must make tokens with positive advantages likelier, and others less."""
+    """Test that a step does not make samples with positive advantages less likely than others.
+
+    The log-probs are recomputed with the weights before and after the step.
+    """
     for batch in reversed(facts.batches):
         before, after = (
             step_directory(facts.run.path / "weights", batch.batch.step + more) for more in (0, 1)
@@ -163,11 +171,11 @@ def updated_towards_rewards(facts: DiagnosisFacts) -> Iterator[Finding | str]:
                 gained=float(np.mean(gained)),
             )
         return
-    yield "the update against its advantages: no step has its batch and the weights before and after"
+    yield "the update against its advantages: no step has kept its batch and the weights before and after it"
 
 
-def graded_twice(facts: DiagnosisFacts) -> Iterator[Finding | str]:
-    """Run the checks of `env check`: repeated grading, content-free policies, answers in prompts."""
+def check_environments(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Run the checks of `buckeye env check`: repeated grading, content-free policies, answers in prompts."""
     from buckeye.evaluation.env_check import CheckOptions, check_environment
 
     names = {
@@ -177,7 +185,8 @@ def graded_twice(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         "accepted answers are rewarded": ("answers_unpaid", "correct answers get no reward"),
     }
     for env in facts.run.setting("orchestrator.env") or []:
-        options = CheckOptions(limit=0.03, budget=_SECONDS, sample=50)
+        variables = tuple(env.get("variables") or ())
+        options = CheckOptions(limit=0.03, budget=_CHECK_SECONDS, sample=50, variables=variables)
         report = asyncio.run(check_environment(str(env["id"]), env.get("args") or {}, options))
         for check in report.checks:
             name, cause = names.get(check.name, (check.name.replace(" ", "_"), check.name))
@@ -193,7 +202,7 @@ def graded_twice(facts: DiagnosisFacts) -> Iterator[Finding | str]:
             )
 
 
-def same_again(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+def replay_newest_step(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     """Recompute the newest kept step, and report a difference."""
     from buckeye.analysis.replay.replay_step import replay_step
     from buckeye.config.trainer import TrainerConfig
@@ -204,15 +213,15 @@ def same_again(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         return
     config, step = load_config(TrainerConfig, ["@", str(file)]), facts.batches[-1].batch.step
     with tempfile.TemporaryDirectory(prefix="buckeye-replay-") as scratch:
-        found = replay_step(
+        replay = replay_step(
             facts.run.path, config, step, until="gradient", device=None, scratch=Path(scratch)
         )
-    if not found.within_tolerance:
-        first = found.first_difference
+    if not replay.within_tolerance:
+        first = replay.first_difference
         assert first is not None
         yield facts.finding(
             "not_repeatable",
-            f"Step {first.step} computed again differs in {first.stage}: {first.recorded}, then "
+            f"Step {first.step} computed again differs in {first.stage}: recorded {first.recorded}, now "
             f"{first.replayed}",
             "the code, the settings or the machine differ from those of the run",
             "compare them with those of the run",
@@ -221,12 +230,15 @@ def same_again(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         )
 
 
-def still_without_a_rate(facts: DiagnosisFacts) -> Iterator[Finding | str]:
-    """Train a step at learning rate 0, and report any change of log-probs: the gradient cannot cause it."""
+def train_at_zero_rate(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+    """Train a step at learning rate 0, and report any change of log-probs.
+
+    The gradient cannot cause such a change.
+    """
     if not (facts.run.path / "configs" / "trainer.json").is_file() or not facts.batches:
         yield "a step at learning rate 0: no batch was kept, or the trainer's settings are not recorded"
         return
-    (change,) = policy_changes(facts.run.path, 0.0, 1)
+    (change,) = measure_policy_changes(facts.run.path, 0.0, 1)
     if change > 0.0 or math.isnan(change):
         step = facts.run.kept_steps[0]
         yield facts.finding(
@@ -241,53 +253,53 @@ def still_without_a_rate(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         )
 
 
-def rewards_shuffled(facts: DiagnosisFacts) -> Iterator[Finding | str]:
+def rewards_learnable(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     """Test if rewards can be learned, with half of each group's rollouts as training data.
 
-    The result must fit the rewards of the other half better than shuffled rewards. If it does not, a reward
-    for a common word shows if anything can be learned. If a reward component is unlearned, test if it is
-    learned once another component is removed.
+    On the other half, the change of likelihood must correlate with the rewards, beyond three standard errors.
+    If it does not, training is repeated with a control: the reward is 1 for replies that contain a common
+    token. If training lowers a reward component, training is repeated without the largest component.
     """
     batches = find_consecutive_batches(facts)
     if not batches or not (facts.run.path / "configs" / "trainer.json").is_file():
-        yield "rewards shuffled: no batch of the first step, or of one with a checkpoint, can be used"
+        yield "learnable rewards: no usable batch was kept of the first step, or of a step with a checkpoint"
         return
     moved = train_on_half(facts, batches, lambda batch: batch.advantages)
     if not all(np.isfinite(values).all() for values in moved):
-        yield "rewards shuffled: the model breaks at the run's highest learning rate"
+        yield "learnable rewards: the model breaks at the run's highest learning rate"
         return
     own = agreement(batches, moved, lambda batch: batch.rewards)
-    if own.groups < _GROUPS:
+    if own.groups < _MIN_GROUPS:
         yield (
-            f"rewards shuffled: in {own.groups} groups rewards differ in the half that is held out (which "
-            "needs groups of 4): too few"
+            f"learnable rewards: too few groups. In {own.groups} groups rewards differ in the half that is "
+            f"not trained on; {_MIN_GROUPS} are needed, of at least 4 rollouts"
         )
         return
-    yield from _nothing_taught(facts, batches, own)
-    yield from _component_removed(facts, batches, moved)
+    yield from _compare_with_control(facts, batches, own)
+    yield from _remove_largest_component(facts, batches, moved)
 
 
-def _nothing_taught(
+def _compare_with_control(
     facts: DiagnosisFacts, batches: Sequence[KeptBatch], own: Agreement
 ) -> Iterator[Finding | str]:
     if own.mean > 3 * own.error:
         return
     token = common_token(batches)
     if token is None:
-        yield "rewards shuffled: no word is in about half of the replies, to compare with"
+        yield "learnable rewards: no control is possible, as no token is in about half of the replies"
         return
     moved = train_on_half(facts, batches, lambda batch: batch.sampled_mask(token))
     control = agreement(batches, moved, lambda batch: batch.sampled_mask(token))
     if control.mean < SURE * control.error:
-        yield f"rewards shuffled: not even a reward for one word is learned ({control})"
+        yield f"learnable rewards: not even a reward for one word is learned ({control})"
         return
     if abs(own.mean) + own.error > control.mean / 2:
         return
     first, last = batches[0].batch.step, batches[-1].batch.step
     yield facts.finding(
         "rewards_teach_nothing",
-        f"Training on half of each group in steps {first} to {last} does not make the better rollouts of the "
-        f"other half more likely: a correlation of {own}. A reward for one word does: {control}",
+        f"After training on half of each group (steps {first} to {last}), the better rollouts of the other "
+        f"half are not more likely: correlation {own}. With a reward for one word they are: {control}",
         "the rewards do not depend on the replies, or the tasks differ too much for this number of rollouts",
         "grade twice (`buckeye env check`); raise orchestrator.batch_size and rollouts_per_example",
         evidence=[("replies and rewards", facts.rollouts(last))],
@@ -300,7 +312,7 @@ def _nothing_taught(
     )
 
 
-def _component_removed(
+def _remove_largest_component(
     facts: DiagnosisFacts, batches: Sequence[KeptBatch], moved: Sequence[Values]
 ) -> Iterator[Finding]:
     weights = component_weights(batches)
@@ -309,38 +321,39 @@ def _component_removed(
         * float(np.concatenate([batch.center_by_group(batch.component(name)) for batch in batches]).std())
         for name, weight in weights.items()
     }
-    most = max(spreads, key=lambda name: spreads[name], default="")
+    largest = max(spreads, key=lambda name: spreads[name], default="")
 
-    def unlearnt(moved: Sequence[Values]) -> dict[str, Agreement]:
-        found = {name: agreement(batches, moved, partial(KeptBatch.component, name=name)) for name in weights}
+    def lowered(moved: Sequence[Values]) -> dict[str, Agreement]:
+        agreements = {
+            name: agreement(batches, moved, partial(KeptBatch.component, name=name)) for name in weights
+        }
         return {
-            name: one
-            for name, one in found.items()
-            if spreads[name] > _LITTLE * spreads[most]
-            and np.sign(weights[name]) * one.mean < -SURE * one.error
+            name: measured
+            for name, measured in agreements.items()
+            if spreads[name] > _SMALL_SHARE * spreads[largest]
+            and np.sign(weights[name]) * measured.mean < -SURE * measured.error
         }
 
-    if not unlearnt(moved):
+    if not lowered(moved):
         return
-    harmed = unlearnt(
-        train_on_half(facts, batches, lambda batch: batch.rewards)
-    )  # by raw rewards, not by shaping
+    # train on raw rewards: shaping must not be the cause
+    harmed = lowered(train_on_half(facts, batches, lambda batch: batch.rewards))
     rest = (
-        train_on_half(facts, batches, partial(KeptBatch.without, name=most, weight=weights[most]))
+        train_on_half(facts, batches, partial(KeptBatch.without, name=largest, weight=weights[largest]))
         if harmed
         else []
     )
     for name, with_it in harmed.items():
         without = agreement(batches, rest, partial(KeptBatch.component, name=name))
-        if name == most or np.sign(weights[name]) * without.mean < SURE * without.error:
+        if name == largest or np.sign(weights[name]) * without.mean < SURE * without.error:
             continue
         last = batches[-1].batch.step
         yield facts.finding(
             "component_outweighed",
-            f"Training lowers `{name}` (a correlation of {with_it}); without `{most}` in the reward it would "
-            f"rise ({without})",
-            f"`{most}` has more weight, and other replies score in it than in `{name}`",
-            f"if `{name}` is your goal, lower the weight of `{most}`",
+            f"Training lowers `{name}` (correlation {with_it}). Without `{largest}` in the reward, training "
+            f"raises it ({without})",
+            f"`{largest}` has more weight, and its best replies are not those of `{name}`",
+            f"if `{name}` is your goal, lower the weight of `{largest}`",
             evidence=[("the components of the rewards", facts.rollouts(last, "--json"))],
             confidence="possible",
             since=batches[0].batch.step,
@@ -352,11 +365,11 @@ def _component_removed(
 
 TESTS: Mapping[str, Callable[[DiagnosisFacts], Iterator[Finding | str]]] = {
     "tokenizer": other_tokenizer,
-    "weights": which_weights,
+    "weights": sampler_against_weights,
     "update": updated_towards_rewards,
-    "rate": still_without_a_rate,
-    "replay": same_again,
-    "rewards": rewards_shuffled,
-    "environment": graded_twice,
+    "rate": train_at_zero_rate,
+    "replay": replay_newest_step,
+    "rewards": rewards_learnable,
+    "environment": check_environments,
 }
 """Tests of `--try`, by name."""

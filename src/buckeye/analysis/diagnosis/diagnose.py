@@ -173,21 +173,21 @@ def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -
     found, notes, failed = list[Finding](), list[str](), dict[str, str]()
     for rule in RULES:
         try:
-            told = rule(facts)
+            result = rule(facts)
         except Exception as error:
             if os.environ.get(DEBUG_VARIABLE):
                 raise
             failed[rule.__name__.strip("_")] = f"{type(error).__name__}: {error}"
             continue
-        found += [told] if isinstance(told, Finding) else told or ()
+        found += [result] if isinstance(result, Finding) else result or ()
     if tests:
         from buckeye.analysis.diagnosis.active_tests import run_active_tests
 
-        for one in run_active_tests(facts):
-            if isinstance(one, str):
-                notes.append(one)
-            elif one.name not in [known.name for known in found]:
-                found.append(one)
+        for finding in run_active_tests(facts):
+            if isinstance(finding, str):
+                notes.append(finding)
+            elif finding.name not in [earlier.name for earlier in found]:
+                found.append(finding)
     return Diagnosis(in_order(found), [*opened.unreadable, *notes], failed)
 
 
@@ -195,13 +195,16 @@ def in_order(found: Iterable[Finding]) -> list[Finding]:
     """Return the findings by confidence, without those that another finding explains."""
     listed = list(found)
     explained = {
-        name for one in listed if one.confidence != "possible" for name in EXPLAINS.get(one.name, ())
+        name
+        for finding in listed
+        if finding.confidence != "possible"
+        for name in EXPLAINS.get(finding.name, ())
     }
-    told = [one for one in listed if one.name not in explained]
-    return sorted(told, key=lambda one: CONFIDENCES.index(one.confidence))
+    result = [finding for finding in listed if finding.name not in explained]
+    return sorted(result, key=lambda finding: CONFIDENCES.index(finding.confidence))
 
 
-def found_in(run: Path) -> Sequence[Finding]:
+def likely_findings(run: Path) -> Sequence[Finding]:
     """Return the findings on a run, except the `possible` ones.
 
     A diagnosis error is logged and never ends the run.
@@ -213,13 +216,13 @@ def found_in(run: Path) -> Sequence[Finding]:
         return ()
     for failure in done.failures:
         log.warning("Not checked: %s", failure)
-    return [one for one in done.findings if one.confidence != "possible"]
+    return [finding for finding in done.findings if finding.confidence != "possible"]
 
 
 def report_findings(run: Path) -> None:
     """Log the findings on a run that has ended."""
-    accused = found_in(run)
-    for one in accused:
-        log.warning("Found (%s): %s", one.confidence, one)
+    accused = likely_findings(run)
+    for finding in accused:
+        log.warning("Found (%s): %s", finding.confidence, finding)
     if accused:
         log.warning("All of it, with evidence: buckeye rl diagnose %s", run)

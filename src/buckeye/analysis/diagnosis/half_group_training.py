@@ -1,4 +1,4 @@
-"""Training signal of rewards: what half of each group's rollouts teach about the other half.
+"""Training signal of rewards: does training on half of each group change the other half by its rewards?
 
 Half of the rollouts of each group are trained on again, with their own or other advantages. The change in
 likelihood of the other half is then compared with values of these rollouts.
@@ -28,11 +28,11 @@ from buckeye.transport.checkpoint import list_checkpoints
 
 Values = npt.NDArray[np.float64]
 
-_STEPS = 12
-_SECONDS = 20.0  # maximum trainer time of the batches in the run
-_UNEVEN = 0.05  # minimum of p (1 - p), which is at most 0.25
-_EXACT = 0.98  # minimum explained share of the rewards' variance
-_SAME = 1e-9
+_MAX_STEPS = 12
+_MAX_SECONDS = 20.0  # maximum trainer time of the batches in the run
+_MIN_VARIANCE = 0.05  # minimum of p (1 - p), which is at most 0.25
+_MIN_EXPLAINED = 0.98  # minimum explained share of the rewards' variance
+_ZERO = 1e-9
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -101,7 +101,7 @@ class KeptBatch:
             trained = members[::2]
             found[trained] = values[trained] - values[trained].mean()
         size, real = (math.sqrt(float(np.mean(each**2))) for each in (found, self.advantages))
-        found *= real / size if size > _SAME else 0.0
+        found *= real / size if size > _ZERO else 0.0
         samples = [
             replace(sample, advantages=np.where(sample.loss_mask, found[at], 0).astype(np.float32))
             for at, sample in zip(self.rollout, self.batch.samples, strict=True)
@@ -135,7 +135,7 @@ ValueFunction = Callable[[KeptBatch], Values]
 def find_consecutive_batches(facts: DiagnosisFacts) -> list[KeptBatch]:
     """Return the longest run of consecutive kept batches that starts at step 0 or at a checkpoint.
 
-    It ends after `_STEPS` batches, or when the trainer's time for them exceeds `_SECONDS`.
+    It ends after `_MAX_STEPS` batches, or when the trainer's time for them exceeds `_MAX_SECONDS`.
     """
     kept = [step for step in facts.run.kept_steps if step <= facts.until]
     starts = {0, *(one.step for one in list_checkpoints(facts.run.path / "checkpoints"))}
@@ -144,15 +144,15 @@ def find_consecutive_batches(facts: DiagnosisFacts) -> list[KeptBatch]:
     for number in max(rows, key=len, default=[]):
         step = facts.run.trained(number)
         seconds += 0.0 if step is None else float(step.record["values"].get("seconds", 0.0))
-        if step is None or not step.origins or seconds > _SECONDS:
+        if step is None or not step.origins or seconds > _MAX_SECONDS:
             break
         found.append(_kept_batch(facts, step))
     return found
 
 
 def _row(kept: Sequence[int], first: int) -> list[int]:
-    """Return up to `_STEPS` kept steps from `first` on, without a gap."""
-    return [step for step in range(first, first + _STEPS) if set(range(first, step + 1)) <= set(kept)]
+    """Return up to `_MAX_STEPS` kept steps from `first` on, without a gap."""
+    return [step for step in range(first, first + _MAX_STEPS) if set(range(first, step + 1)) <= set(kept)]
 
 
 def _kept_batch(facts: DiagnosisFacts, step: TrainedStep) -> KeptBatch:
@@ -204,10 +204,10 @@ def agreement(batches: Sequence[KeptBatch], moved: Sequence[Values], values: Val
     """Return the agreement between values and the changes from `train_on_half`, over held-out rollouts."""
     found = list[tuple[float, float]]()
     for batch, change in zip(batches, moved, strict=True):
-        paid = values(batch)
+        rollout_values = values(batch)
         for members in batch.members:
-            ours, changes = (each[members[1::2]] for each in (paid, change))
-            if len(ours) > 1 and np.isfinite(changes).all() and min(np.ptp(ours), np.ptp(changes)) > _SAME:
+            ours, changes = (each[members[1::2]] for each in (rollout_values, change))
+            if len(ours) > 1 and np.isfinite(changes).all() and min(np.ptp(ours), np.ptp(changes)) > _ZERO:
                 found.append((float(np.corrcoef(ours, changes)[0, 1]), 1 / (len(ours) - 1)))
     if not found:
         return Agreement(0.0, math.inf, 0)
@@ -230,7 +230,7 @@ def common_token(batches: Sequence[KeptBatch]) -> int | None:
             uneven.update({token: count * (size - count) / size for token, count in counts.items()})
         rollouts += len(written)
     token = max(uneven, key=lambda token: (uneven[token], -token), default=None)
-    return token if token is not None and uneven[token] >= _UNEVEN * rollouts else None
+    return token if token is not None and uneven[token] >= _MIN_VARIANCE * rollouts else None
 
 
 def component_weights(batches: Sequence[KeptBatch]) -> dict[str, float]:
@@ -248,6 +248,6 @@ def component_weights(batches: Sequence[KeptBatch]) -> dict[str, float]:
     ]
     table = np.stack(columns, axis=1)
     weights, *_ = np.linalg.lstsq(table, rewards, rcond=None)
-    if float(np.var(rewards - table @ weights)) > (1 - _EXACT) * float(np.var(rewards)):
+    if float(np.var(rewards - table @ weights)) > (1 - _MIN_EXPLAINED) * float(np.var(rewards)):
         return {}
     return {name: float(weight) for name, weight in zip(names, weights, strict=True)}

@@ -89,7 +89,7 @@ def _misplaced(facts: DiagnosisFacts) -> Finding | None:
 
 
 def grader_disagrees(facts: DiagnosisFacts) -> Finding | None:
-    """Find equal replies with different rewards. If replies seldom repeat, only `--try` can detect this."""
+    """Find equal replies with different rewards. If few replies are equal, only `--try` can detect this."""
     rows = facts.query(
         "SELECT count(*), max(reward) - min(reward), max(step), max(grp) FROM rollouts "  # noqa: S608
         f"WHERE {_TRAINED} AND text IS NOT NULL GROUP BY env, task, text HAVING count(*) > 1"

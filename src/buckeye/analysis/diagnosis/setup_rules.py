@@ -278,13 +278,14 @@ def _rollouts(facts: DiagnosisFacts) -> float:
 def _jumps(facts: DiagnosisFacts) -> dict[int, float]:
     """Return, by step, the log-prob change in nats that a fifth of the tokens exceed since the last weights.
 
-    It is measured by the trainer against a sampler one version older, or by recurring tokens.
+    The change is the trainer's log-prob minus that of a sampler one version older, or the change of recurring
+    tokens.
     """
     tokens = facts.tokens
     found = dict[int, float]()
     old = np.isfinite(tokens.trainer) & (tokens.version == tokens.step - 1) & (tokens.version >= 0)
     for step in np.unique(tokens.step[old]):
-        found[int(step)] = _most(tokens.logprob_gap[old & (tokens.step == step)])
+        found[int(step)] = _change_of_a_fifth(tokens.logprob_gap[old & (tokens.step == step)])
     by_step = [np.flatnonzero(tokens.fresh & (tokens.step == step)) for step in np.unique(tokens.step)]
     for before, after in itertools.pairwise(by_step):
         moved = _moved(facts, before, after)
@@ -293,7 +294,7 @@ def _jumps(facts: DiagnosisFacts) -> dict[int, float]:
     return found
 
 
-def _most(moved: np.ndarray) -> float:
+def _change_of_a_fifth(moved: np.ndarray) -> float:
     """Return the change that a fifth of the tokens exceed, so that a few unlikely tokens do not dominate."""
     return float(np.quantile(np.abs(moved), 0.8))
 
@@ -305,7 +306,7 @@ def _moved(facts: DiagnosisFacts, before: np.ndarray, after: np.ndarray) -> floa
     _, first, second = np.intersect1d(tokens.key[before], tokens.key[after], return_indices=True)
     if len(first) < _ENOUGH:
         return None
-    return _most(tokens.trainer[after[second]] - tokens.trainer[before[first]])
+    return _change_of_a_fifth(tokens.trainer[after[second]] - tokens.trainer[before[first]])
 
 
 def training_without_transfer(facts: DiagnosisFacts) -> Finding | None:

@@ -23,7 +23,7 @@ _BASE = 0x9E3779B97F4A7C15
 class Change:
     """Log-prob changes of tokens that were sampled after equal text at two versions of the weights.
 
-    `sampler` and `trainer` have their changes, and `sample` the rollout of the later token.
+    `sampler` and `trainer` are the changes of their log-probs. `sample` is the rollout of the later token.
     """
 
     sampler: Array

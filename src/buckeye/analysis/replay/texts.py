@@ -20,16 +20,21 @@ def replay_text(replay: Replay) -> str:
         return "\n".join(lines)
     lines.append(f"The first difference is in step {first.step}: {first.stage}, {_difference(first)}.")
     if replay.within_tolerance:
-        lines.append(f"It is no more than rounding may bring about ({replay.tolerance:g}).")
+        lines.append(f"It is within rounding ({replay.tolerance:g}).")
     return "\n".join([*lines, *_changes(replay)])
 
 
 def _stages(replay: Replay) -> list[str]:
     rows = [("stage", "recorded", "now", "difference")]
     rows += [
-        (one.stage, _short(one.stage, one.recorded), _short(one.stage, one.replayed), _difference(one))
-        for one in replay.comparisons
-        if one.step == replay.step
+        (
+            comparison.stage,
+            _short(comparison.stage, comparison.recorded),
+            _short(comparison.stage, comparison.replayed),
+            _difference(comparison),
+        )
+        for comparison in replay.comparisons
+        if comparison.step == replay.step
     ]
     lines = [f"Step {replay.step}, from the weights before step {replay.start.step} in {replay.start.path}"]
     return [*lines, "", align_columns(rows), ""]
@@ -39,8 +44,8 @@ def _changes(replay: Replay) -> list[str]:
     return [f"{name}: {then} then, {now} now" for name, (then, now) in replay.changed.items()]
 
 
-def all_text(replay: Replay, kept: Sequence[int]) -> str:
-    """Return the text on a full replay: the first unexplained difference, and the steps not computed."""
+def full_replay_text(replay: Replay, kept: Sequence[int]) -> str:
+    """Return the text on a full replay: the first difference beyond rounding, and the steps not computed."""
     first, start = replay.first_unexplained, replay.start
     if first is None:
         count = replay.step - start.step + 1
@@ -48,11 +53,12 @@ def all_text(replay: Replay, kept: Sequence[int]) -> str:
         how = "the same to the last bit" if replay.first_difference is None else "the same but for rounding"
         lines = [f"{head}: {how}."]
     else:
-        told = f"The first difference is in step {first.step}: {first.stage}, {_difference(first)}."
-        lines = [*_stages(replay), told, *_changes(replay)]
+        found = f"The first difference is in step {first.step}: {first.stage}, {_difference(first)}."
+        lines = [*_stages(replay), found, *_changes(replay)]
     if start.step > 0:
         lines.append(
-            f"Steps before {start.step} are not computed: no batch, or nothing to begin from, was kept."
+            f"Steps before {start.step} are not computed: their batches, or a checkpoint before them, "
+            "were not kept."
         )
     if first is None and replay.step < kept[-1]:
         lines.append(
@@ -62,7 +68,7 @@ def all_text(replay: Replay, kept: Sequence[int]) -> str:
 
 
 def replay_to_json(replay: Replay) -> dict[str, Any]:
-    """Return the replay as JSON values."""
+    """Return the object that `rl replay --json` prints."""
     first = replay.first_difference
     return {
         "step": replay.step,
@@ -72,7 +78,7 @@ def replay_to_json(replay: Replay) -> dict[str, Any]:
         "tolerance": replay.tolerance,
         "changed": replay.changed,
         "first_difference": None if first is None else {"step": first.step, "stage": first.stage},
-        "comparisons": [dataclasses.asdict(one) for one in replay.comparisons],
+        "comparisons": [dataclasses.asdict(comparison) for comparison in replay.comparisons],
     }
 
 
@@ -83,8 +89,8 @@ def _short(stage: str, shown: str) -> str:
     return f"{float(shown):.6g}" if stage in ("loss", "gradient") else shown
 
 
-def _difference(one: StageComparison) -> str:
-    if one.is_identical:
+def _difference(comparison: StageComparison) -> str:
+    if comparison.is_identical:
         return "none"
-    size = "not the same" if one.difference is None else f"{one.difference:.3g}"
-    return f"{size} at {one.where}" if one.where else size
+    size = "not the same" if comparison.difference is None else f"{comparison.difference:.3g}"
+    return f"{size} at {comparison.where}" if comparison.where else size

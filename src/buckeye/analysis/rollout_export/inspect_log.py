@@ -44,16 +44,16 @@ from buckeye.monitor.conversation import RecordedMessage, RecordedToolCall, conv
 _UNSAFE = re.compile(r"[^\w.\-]+")
 
 
-def write_logs(played: Iterable[IndexedRollout], directory: Path, model: str) -> int:
+def write_logs(rollouts: Iterable[IndexedRollout], directory: Path, model: str) -> int:
     """Write a log per step and environment, and return the number of rollouts.
 
-    Rollouts of a step and environment must be adjacent in `played`. The rollouts of a task are its epochs. A
-    rollout without a reward has no score.
+    Rollouts of a step and environment must be adjacent in `rollouts`. The rollouts of a task become its
+    epochs. A rollout without a reward has no score.
     """
     written, taken = 0, set[str]()
-    for (split, step, env), of_it in groupby(played, key=lambda one: one.batch_key):
+    for (split, step, env), of_it in groupby(rollouts, key=lambda indexed: indexed.batch_key):
         epochs: Counter[str] = Counter()
-        samples = [_sample(one, epochs, model) for one in of_it]
+        samples = [_sample(indexed, epochs, model) for indexed in of_it]
         name = _file_name(f"{split}-{env}-step-{step}", taken)
         now = datetime.now(UTC).isoformat(timespec="seconds")
         log = EvalLog(
@@ -75,13 +75,13 @@ def write_logs(played: Iterable[IndexedRollout], directory: Path, model: str) ->
     return written
 
 
-def _sample(one: IndexedRollout, epochs: Counter[str], model: str) -> EvalSample:
-    row, rollout = one.row, one.rollout
+def _sample(indexed: IndexedRollout, epochs: Counter[str], model: str) -> EvalSample:
+    row, rollout = indexed.row, indexed.rollout
     epochs[rollout.task_id] += 1
-    said = conversation(rollout)
-    first = next((i for i, message in enumerate(said) if message.role == "assistant"), len(said))
-    messages = [_message(message) for message in said]
-    last = next((message.text for message in reversed(said) if message.role == "assistant"), "")
+    recorded = conversation(rollout)
+    first = next((i for i, message in enumerate(recorded) if message.role == "assistant"), len(recorded))
+    messages = [_message(message) for message in recorded]
+    last = next((message.text for message in reversed(recorded) if message.role == "assistant"), "")
     values = {} if rollout.reward is None else {"reward": rollout.reward, **rollout.components}
     explained = "\n".join(f"{name}: {text}" for name, text in rollout.explanations.items()) or None
     failed = rollout.error if rollout.reward is None else None
@@ -112,17 +112,19 @@ def _file_name(name: str, taken: set[str]) -> str:
     return found
 
 
-def _message(said: RecordedMessage) -> ChatMessage:
-    if said.role == "assistant":
-        content: Any = said.text
-        if said.reasoning:
-            content = [ContentReasoning(reasoning=said.reasoning), ContentText(text=said.text)]
-        return ChatMessageAssistant(content=content, tool_calls=[_call(call) for call in said.calls] or None)
-    if said.role == "tool":
-        return ChatMessageTool(content=said.text, tool_call_id=said.tool_call_id)
-    if said.role in ("system", "developer"):
-        return ChatMessageSystem(content=said.text)
-    return ChatMessageUser(content=said.text)
+def _message(recorded: RecordedMessage) -> ChatMessage:
+    if recorded.role == "assistant":
+        content: Any = recorded.text
+        if recorded.reasoning:
+            content = [ContentReasoning(reasoning=recorded.reasoning), ContentText(text=recorded.text)]
+        return ChatMessageAssistant(
+            content=content, tool_calls=[_call(call) for call in recorded.calls] or None
+        )
+    if recorded.role == "tool":
+        return ChatMessageTool(content=recorded.text, tool_call_id=recorded.tool_call_id)
+    if recorded.role in ("system", "developer"):
+        return ChatMessageSystem(content=recorded.text)
+    return ChatMessageUser(content=recorded.text)
 
 
 def _call(call: RecordedToolCall) -> ToolCall:

@@ -100,8 +100,8 @@ def random_value(schema: Any, root: Schema, rng: random.Random, words: Sequence[
         chosen = [name for name in members if name in needed or rng.random() < _OPTIONAL_PROBABILITY]
         return {name: random_value(members[name], root, rng, words, depth + 1) for name in chosen}
     if kind == "array":
-        least = int(schema.get("minItems") or 0)
-        size = rng.randint(least, max(least, min(int(schema.get("maxItems") or 2), 2)))
+        shortest = int(schema.get("minItems") or 0)
+        size = rng.randint(shortest, max(shortest, min(int(schema.get("maxItems") or 2), 2)))
         return [random_value(schema.get("items"), root, rng, words, depth + 1) for _ in range(size)]
     return _simple(kind, schema, rng, words)
 
@@ -112,9 +112,9 @@ def _simple(kind: Any, schema: Schema, rng: random.Random, words: Sequence[str])
         return _number(kind, schema, rng, read)
     if kind in ("boolean", "null"):
         return rng.random() < 0.5 if kind == "boolean" else None
-    least, most = int(schema.get("minLength") or 0), int(schema.get("maxLength") or 10**6)
-    word = rng.choice([word for word in words if least <= len(word) <= most] or list(words))
-    return word.ljust(least, ".")[:most]
+    shortest, longest = int(schema.get("minLength") or 0), int(schema.get("maxLength") or 10**6)
+    word = rng.choice([word for word in words if shortest <= len(word) <= longest] or list(words))
+    return word.ljust(shortest, ".")[:longest]
 
 
 def _number(kind: Any, schema: Schema, rng: random.Random, read: Sequence[int]) -> float:

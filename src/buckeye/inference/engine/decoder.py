@@ -191,9 +191,9 @@ class Decoder:
         return self._views[1]
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019, eq.
+        """Return x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 
-        4), over the last dimension.
+        Source: Zhang and Sennrich 2019, eq. 4.
         """
         if x.is_cuda:
             shape = (x.shape[-1],)

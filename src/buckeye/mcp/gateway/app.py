@@ -177,7 +177,7 @@ class _Endpoint:
         if session_id is None:
             raise _no_session("a stream needs a session")
         session = self._gateway.find(session_id)
-        events = _events(session.listen(), b": open\r\n\r\n", session.unlisten)
+        events = _events(session.listen(), b": open\r\n\r\n", session.stop_listening)
         return StreamingResponse(events, media_type="text/event-stream", headers=_SSE_HEADERS)
 
     def _delete(self, request: Request) -> Response:

@@ -139,16 +139,16 @@ class Gateway:
 
     async def _start(self, launch_request: LaunchRequest) -> RunningEnvironment:
         runtime, image = self._runtime, launch_request.image
-        if not runtime.only_environment and not image:
+        if not runtime.environment_flag and not image:
             raise UsageError(
                 "no image for this session",
                 code="BK-IMAGE",
                 hint="send the header `Mcp-Image` (in `mcp_config` of the task), or start the gateway with "
                 "`--image`, `--command` or `--dir`",
             )
-        if runtime.only_environment and image and image not in self._preparing:
+        if runtime.environment_flag and image and image not in self._preparing:
             log.warning(
-                "Header `Mcp-Image: %s` ignored: all sessions run %s", image, runtime.only_environment
+                "Header `Mcp-Image: %s` ignored: all sessions run %s", image, runtime.environment_flag
             )
         async with self._preparing.setdefault(image, asyncio.Lock()):
             await runtime.prepare(image)

@@ -65,7 +65,7 @@ def run_gateway(
 async def _serve(
     settings: GatewaySettings, runtime: Runtime, own_folder: Path, listener: socket.socket
 ) -> None:
-    if settings.image or runtime.only_environment:
+    if settings.image or runtime.environment_flag:
         await runtime.prepare(settings.image)  # fail at the start, not in the first session
     if isinstance(runtime, ContainerRuntime):
         removed = await runtime.remove_leftovers(lambda name: is_in_use(own_folder.parent / name))

@@ -1,4 +1,4 @@
-"""One session: an environment's process, and the HTTP responses that its messages belong to."""
+"""One session: it passes the messages of an environment's process to the HTTP responses they belong to."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class GatewaySession:
 
     @property
     def dropped(self) -> int:
-        """Number of the environment's messages that were dropped because no client read them."""
+        """Number of messages of the stream that were dropped because no client read them."""
         return self._notifications.dropped
 
     async def forward_request(self, frame: JsonRpcMessage, body: bytes) -> Channel:
@@ -106,13 +106,18 @@ class GatewaySession:
             await self.forward(cancel_notification(request_id))
 
     def listen(self) -> Channel:
-        """Return the channel of messages without a request. Raises GatewayError 409 if it is in use."""
+        """Return the stream: the channel of the environment's messages that belong to no request.
+
+        Raises GatewayError 409 if a client already listens to it.
+        """
         if self._listening:
-            raise GatewayError(409, "stream", "The stream of this session is already open; a session has one")
+            raise GatewayError(
+                409, "stream", "The stream of this session is already open; a session has only one stream"
+            )
         self._listening, self.disconnected_at = True, None
         return self._notifications
 
-    async def unlisten(self) -> None:
+    async def stop_listening(self) -> None:
         """Record that the stream's client has disconnected."""
         self._listening = False
         self.last_used = self.disconnected_at = time.monotonic()
@@ -165,13 +170,14 @@ class GatewaySession:
             similar = (key for key in self._requests if str(key) == str(frame.id))
             request_id = next(iter(exact or similar), None)
             channel = None if request_id is None else self._requests.pop(request_id)
-            if channel is not None:
+            if channel is not None:  # None: its client has disconnected
                 self._forget_token(channel)
                 channel.close(line)
-            return  # no open request: its client has disconnected
+            return
         token = frame.progress_token()
         channel = self._tokens.get(token) if token is not None else None
         if channel is None and not self._listening and self._requests:
+            # without a listener, only the response to a request can carry the message: use the newest request
             channel = next(reversed(self._requests.values()))
         (channel or self._notifications).put(line)
 

@@ -35,7 +35,7 @@ def decides_what_runs(name: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GatewaySettings:
-    """Settings of a gateway. Raises UsageError for an address that other machines can reach without a key."""
+    """Settings of a gateway. Raises UsageError if other machines could reach the gateway without a key."""
 
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT

@@ -38,10 +38,11 @@ class Image:
 
 
 def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
-    """Return the image `name`: built locally, else from its registry, else as downloaded before.
+    """Return the image `name`.
 
-    `folder` keeps downloaded and unpacked images. Files belong to the user `owner`, if given. Several
-    processes may call this at once. Raises PrepareError, and UsageError for an invalid name.
+    These are tried in order: the image built locally, its registry, the last version downloaded. `folder`
+    keeps downloaded and unpacked images. Files belong to the user `owner`, if given. Several processes may
+    call this at once. Raises PrepareError, and UsageError for an invalid name.
     """
     reference = parse_reference(name)
     built = find_built(reference, folder)

@@ -37,7 +37,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 class ChrootRuntime:
     """Runtime for images, unpacked under `folder`."""
 
-    name, only_environment = "chroot", ""
+    name, environment_flag = "chroot", ""
 
     def __init__(self, limits: SandboxLimits, folder: Path) -> None:
         """Raises RuntimeUnavailableError if this user can neither create namespaces nor chroot."""

@@ -64,7 +64,7 @@ def image_runtime(name: str, limits: SandboxLimits, owner: Path) -> Runtime:
 class ContainerRuntime:
     """docker or podman: one container per session, removed at its end."""
 
-    only_environment = ""
+    environment_flag = ""
 
     def __init__(self, name: str, limits: SandboxLimits, owner: Path) -> None:
         """`owner` is the gateway's folder. Raises RuntimeUnavailableError if the program does not work."""
@@ -131,7 +131,7 @@ class ContainerRuntime:
 class ApptainerRuntime:
     """apptainer: an image becomes one file, and every session a contained process."""
 
-    name, only_environment = "apptainer", ""
+    name, environment_flag = "apptainer", ""
 
     def __init__(self, limits: SandboxLimits, cache: Path) -> None:
         """Raises RuntimeUnavailableError if the program does not work."""

@@ -42,7 +42,7 @@ _NOT_SOURCE = {"__pycache__", "node_modules", "build", "dist"}
 class CommandRuntime:
     """Runs one command for every session, in the session's own folder, initialized with `files`."""
 
-    name, only_environment = "command", "--command"
+    name, environment_flag = "command", "--command"
 
     def __init__(self, argv: Sequence[str], limits: SandboxLimits, files: Path | None = None) -> None:
         """Raises UsageError if the program or `files` does not exist."""
@@ -73,7 +73,7 @@ class CommandRuntime:
             )
 
     async def prepare(self, image: str) -> None:
-        """Do nothing: a command needs no preparation."""
+        """Return at once: a command needs no preparation."""
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
         """Return the command, to run below `session_folder`."""
@@ -84,7 +84,7 @@ class CommandRuntime:
 class FolderRuntime:
     """Runs the server of a Python project for every session, in a copy of the project.
 
-    The project is installed once per state of its files.
+    The project is installed before the first session, unless an earlier gateway installed equal files.
     """
 
     name = "dir"
@@ -93,12 +93,12 @@ class FolderRuntime:
         """Raises UsageError if the folder is not a project, or does not define its server."""
         self._folder, self._limits = folder.resolve(), limits
         self._command = server_command(self._folder)
-        self.only_environment = f"--dir {folder}"
+        self.environment_flag = f"--dir {folder}"
         self.description = sandbox_support().describe()
         self._installed: Path | None = None
 
     async def prepare(self, image: str) -> None:
-        """Install the project, unless this state of its files is installed."""
+        """Install the project, or find the installation of equal files."""
         if self._installed is None:
             self._installed = await asyncio.to_thread(_install_once, self._folder)
 
@@ -122,7 +122,7 @@ class FolderRuntime:
 def _prepare_launch(
     server: StdioServer, files: str | None, limits: SandboxLimits, session_folder: Path
 ) -> LaunchSpec:
-    """Return a server's launch in its own folder and in this machine's sandbox. Raises PrepareError."""
+    """Return the launch of a server in the session's folder, in a sandbox. Raises PrepareError."""
     failed = "cannot create the session's folder"
     try:
         workdir = create_workdir(session_folder, files, limits.disk)
@@ -142,8 +142,7 @@ def _prepare_launch(
 
     argv, env = (server.command, *server.args), clean_environment(server.env)
     wrapped_argv, wrapped_env = wrap_command(argv, env)
-    # The process that sessions are forked from has network access, and `enter` of confine.py mounts no folder
-    # read-only.
+    # Fork only if the limits allow it: a forked session has network access, and no folder is read-only.
     program = None
     if limits.network and limits.writable is None:
         program = Program(argv=argv, env=env, cwd=workdir.path, confine=confine, wrap_command=wrap_command)
@@ -153,8 +152,8 @@ def _prepare_launch(
 def server_command(folder: Path) -> list[str]:
     """Return the server command of a project. Raises UsageError.
 
-    It is `[tool.buckeye] command` in pyproject.toml, else the project's only script, else the script with the
-    project's name.
+    These are tried in order: `[tool.buckeye] command` in pyproject.toml, the project's only script, the
+    script with the project's name.
     """
     file = folder / "pyproject.toml"
     try:
@@ -195,7 +194,8 @@ def server_command(folder: Path) -> list[str]:
 def _install_once(folder: Path) -> Path:
     """Return a virtual environment with the project, and a copy of the project as `_PROJECT` in it.
 
-    It is rebuilt when a file of the project changes. Raises PrepareError with the installer's last output.
+    When a file that is not hidden changes, another one is made; the old one stays. Raises PrepareError with
+    the installer's last output.
     """
     digest = hashlib.sha256(f"{sys.version}\0{folder}".encode())
     for path in _source_files(folder):

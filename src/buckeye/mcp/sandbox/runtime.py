@@ -59,12 +59,12 @@ class LaunchSpec:
 
 
 class Runtime(Protocol):
-    """Creates environments. `image` is the session's request; a runtime with one environment ignores it."""
+    """Creates environments. `image` is what the session requests; a runtime of one environment ignores it."""
 
     name: str
     description: str
     """Isolation between sessions, as text."""
-    only_environment: str
+    environment_flag: str
     """Flag that names the environment of all sessions; "" for a runtime of images."""
 
     async def prepare(self, image: str) -> None:

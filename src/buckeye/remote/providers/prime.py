@@ -19,11 +19,11 @@ from buckeye.remote.providers.prime_rows import is_ours, make_order, parse_offer
 
 log = logging.getLogger(__name__)
 
-_LOOKS, _LOOK_SECONDS = 3, 5.0
+_ATTEMPTS, _RETRY_SECONDS = 3, 5.0
 
 
 class PrimeProvider:
-    """Provider that rents pods of Prime Intellect."""
+    """Provider `prime`. A context manager: its end closes the HTTP connections."""
 
     name = "prime"
     is_rental = True
@@ -49,14 +49,14 @@ class PrimeProvider:
         self._api.close()
 
     def offers(self, gpus: GpuRequest, *, disk_gb: int) -> list[Offer]:
-        """Return offers with GPUs of the type, in any number.
+        """Return all offers with GPUs of the type; an offer may have fewer or more GPUs than requested.
 
         An empty answer is retried, because some servers know no offers for a moment.
         """
         rows: list[Any] = []
-        for look in range(_LOOKS):
-            if look:
-                self._clock.sleep(_LOOK_SECONDS)
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                self._clock.sleep(_RETRY_SECONDS)
             rows = list(self._api.numbered_pages("/availability/gpus", {"gpu_type": gpus.type}))
             if rows:
                 break
@@ -89,7 +89,7 @@ class PrimeProvider:
             raise OfferRefusedError(f"{error}; no pod was made") from None
 
     def status(self, pod_id: str) -> PodStatus:
-        """Return the state of a pod. A pod missing in the short answer is requested individually."""
+        """Return the state of a pod. A pod that `/pods/status` does not list is requested individually."""
         answer = self._api.get("/pods/status", {"pod_ids": [pod_id]})
         entries = answer.get("data")
         if not isinstance(entries, list):
@@ -141,9 +141,9 @@ class PrimeProvider:
         return str(made["id"])
 
     def _by_name(self, name: str) -> Pod | None:
-        for look in range(_LOOKS):
-            if look:
-                self._clock.sleep(_LOOK_SECONDS)
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                self._clock.sleep(_RETRY_SECONDS)
             for pod in self.pods():
                 if pod.name == name:
                     return pod

@@ -10,9 +10,9 @@ from buckeye.evaluation.checks.samples import SplitSample, family_of, probes_of,
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
 from buckeye.evaluation.content_free import (
     ContentFreeScore,
+    choose_constant_replies,
     content_free_policies,
     score_content_free,
-    with_constants,
 )
 from buckeye.setup.demo.held_out import Part
 
@@ -31,7 +31,7 @@ async def measure_baselines(
     runner = ScriptedRunner(environment)
     train = sample_splits(environment, [TRAIN], per_family=_MAX_TASKS, seed=seed)[0]
     content_free = content_free_policies(environment, train, probes=probes_of(environment), seed=seed)
-    policies = await with_constants(runner, content_free, train)
+    policies = await choose_constant_replies(runner, content_free, train)
     tasks = [task for task in environment.tasks(split) if task.id in evaluated]
     return _best_of_parts(await score_content_free(runner, policies, _samples(tasks)))
 

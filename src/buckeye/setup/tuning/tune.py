@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.analysis.diagnosis.statistics import is_below
-from buckeye.analysis.policy_changes import policy_changes
+from buckeye.analysis.policy_changes import measure_policy_changes
 from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
@@ -118,7 +118,7 @@ class Tuning:
 
     def _change(self, baseline: Fork, rate: float) -> float:
         """Return the policy's change per step: the median, because the optimizer's first step is atypical."""
-        changes = policy_changes(baseline.directory, rate)
+        changes = measure_policy_changes(baseline.directory, rate)
         change = statistics.median(changes) if math.isfinite(changes[-1]) else math.nan
         self._record("change", rate=rate, change=change)
         return change

@@ -22,7 +22,7 @@ ScheduleType = Literal["constant", "linear", "cosine"]
 
 _BUCKET_ELEMENTS = 16 * 2**20  # 64 MiB of float32
 
-# Every tensor-parallel rank normalizes only the queries and keys of the heads it holds.
+# Each tensor-parallel rank has a part of these gradients, from its own heads: they are summed, not averaged.
 _PARTIAL_GRADIENTS = ("q_norm.weight", "k_norm.weight")
 
 
@@ -42,12 +42,12 @@ class ShardedMuon(torch.optim.Muon):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    change = self._orthogonal(self._smoothed(parameter, group), group)
+                    change = self._muon_update(self._momentum_gradient(parameter, group), group)
                     parameter.mul_(1 - group["lr"] * group["weight_decay"])
                     parameter.add_(shard_like(change, parameter))
         return None
 
-    def _smoothed(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
+    def _momentum_gradient(self, parameter: nn.Parameter, group: dict[str, Any]) -> Tensor:
         """Return the gradient after momentum, unsharded."""
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None
@@ -56,8 +56,8 @@ class ShardedMuon(torch.optim.Muon):
         buffer = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
         return gather_tensor(gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer)
 
-    def _orthogonal(self, gradient: Tensor, group: dict[str, Any]) -> Tensor:
-        """Return the update of torch's Muon without momentum and decay for this gradient."""
+    def _muon_update(self, gradient: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return Muon's update for this gradient, without momentum and weight decay; torch computes it."""
         change = torch.zeros_like(gradient)
         change.grad = gradient
         settings = {key: group[key] for key in ("lr", "ns_coefficients", "eps", "ns_steps", "adjust_lr_fn")}
@@ -79,8 +79,8 @@ def learning_rate(
 
     Warm-up rises linearly and reaches `peak` at its last step. `linear` falls from `peak` to `min_lr` over
     the last `decay` of `max_steps` steps. `cosine` falls along half a cosine over all steps after the
-    warm-up. Both would reach `min_lr` at step `max_steps`; without `max_steps` they do not fall. `constant`
-    is always `peak`.
+    warm-up. Both reach `min_lr` at step `max_steps`, the first step after training; without
+    `max_steps` they do not fall. `constant` is always `peak`.
     """
     if schedule == "constant":
         return peak
@@ -142,11 +142,11 @@ class NamedOptimizer:
                 code="BK-CHECKPOINT-MISMATCH",
                 hint="resume with the model of the checkpoint, or start a new run",
             )
-        kinds = {key.rpartition("/")[2].rpartition(".")[0] or "an earlier version" for key in state}
+        kinds = {key.rpartition("/")[2].rpartition(".")[0] for key in state}
         if kinds - {self.kind}:
-            written = ", ".join(sorted(kinds))
+            recorded = ", ".join(sorted(kinds - {""})) or "an unknown type (an earlier version wrote it)"
             raise CheckpointError(
-                f"the optimizer state was written with {written}, but trainer.optim.type is {self.kind}",
+                f"the optimizer state is of {recorded}, but trainer.optim.type is {self.kind}",
                 code="BK-CHECKPOINT-MISMATCH",
                 hint="restore trainer.optim.type, or start a new run from the weights",
             )
@@ -219,7 +219,7 @@ def sum_gradients(
 ) -> None:
     """Sum every gradient over the whole batch; a missing gradient counts as zero.
 
-    Sums that the backward pass did not reduce are exchanged as `dtype`.
+    Ranks without a mesh exchange gradients as `dtype`, tensor-parallel ranks always as float32.
     """
     for parameter in parameters.values():
         if parameter.grad is None:
@@ -289,10 +289,10 @@ def _parameter_indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
 
 
 def _reduce_replicated(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMesh) -> None:
-    """Complete the gradients of parameters that all tensor-parallel ranks hold.
+    """Complete the gradients of parameters that every tensor-parallel rank holds whole.
 
-    Gradients that all ranks computed are averaged: they are equal except for rounding, and must not drift
-    apart.
+    Partial gradients are summed. The others are equal except for rounding; they are averaged, so that the
+    copies stay equal.
     """
     replicated = {name: p for name, p in parameters.items() if TENSOR not in _sharded_dimensions(p)}
     for name, parameter in replicated.items():

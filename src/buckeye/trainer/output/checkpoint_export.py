@@ -53,11 +53,9 @@ ids.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Passages:
-    """Training data for the comparison of two models.
-
-    It has `texts` as a model reads them, or conversations (`chats`), or is empty. `source` describes it for
-    messages.
+class ComparisonTexts:
+    """Training data for the comparison of two models: `texts` as a model reads them, conversations (`chats`),
+    or nothing. `source` describes it for messages.
     """
 
     texts: Sequence[str] = ()
@@ -85,11 +83,9 @@ class Verified:
         )
 
 
-def write_model(state: Path, out: Path, *, dtype: str | None, passages: Passages) -> Verified:
-    """Write the model of a checkpoint's trainer part to `out`, and verify it on `passages`.
-
-    `dtype` is the type of the written weights (None: as trained). Raise `RunError` if the written model
-    differs.
+def write_model(state: Path, out: Path, *, dtype: str | None, passages: ComparisonTexts) -> Verified:
+    """Write the model of a checkpoint's trainer part to `out` as `dtype` (None: as trained), and verify it on
+    `passages`. Raise `RunError` if the written model differs.
     """
     source = state / MODEL_DIRECTORY
     policy = load_policy(str(source), torch.device("cpu"), compute_dtype="float32")
@@ -100,7 +96,7 @@ def write_model(state: Path, out: Path, *, dtype: str | None, passages: Passages
     return reference.verify(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), out)
 
 
-def write_merged(state: Path, out: Path, *, base: Path, passages: Passages) -> Verified:
+def write_merged(state: Path, out: Path, *, base: Path, passages: ComparisonTexts) -> Verified:
     """Write the model of an adapter checkpoint to `out`, merged into `base`, and verify it on `passages`.
 
     Raise `RunError` if the written model differs.
@@ -113,7 +109,7 @@ def write_merged(state: Path, out: Path, *, base: Path, passages: Passages) -> V
 
 
 def write_adapter(
-    state: Path, out: Path, *, base: Path, base_name: str, revision: str | None, passages: Passages
+    state: Path, out: Path, *, base: Path, base_name: str, revision: str | None, passages: ComparisonTexts
 ) -> Verified:
     """Write the adapter of a checkpoint to `out` in peft's format, and verify it on `passages`.
 
@@ -142,7 +138,9 @@ def is_adapter_checkpoint(state: Path) -> bool:
 class _Reference:
     """Next-token distributions of a checkpoint's model on passages."""
 
-    def __init__(self, model: _Distributions, tokenizer: Path, passages: Passages, config: Any) -> None:
+    def __init__(
+        self, model: _Distributions, tokenizer: Path, passages: ComparisonTexts, config: Any
+    ) -> None:
         context = min(_CONTEXT, config.max_position_embeddings)
         token_ids = [ids[-context:] for ids in _token_ids(passages, tokenizer) if ids]
         self._source = passages.source if token_ids else "arbitrary token ids (the run has no texts)"
@@ -175,7 +173,7 @@ class _Reference:
         return Verified(dtype=stored, divergence=divergence, tokens=tokens, source=self._source)
 
 
-def _token_ids(passages: Passages, tokenizer: Path) -> list[list[int]]:
+def _token_ids(passages: ComparisonTexts, tokenizer: Path) -> list[list[int]]:
     """Return the token ids of the passages. Skip those that the chat template rejects."""
     encode = AutoTokenizer.from_pretrained(tokenizer).encode
     token_ids = [encode(text, add_special_tokens=False) for text in passages.texts[:_PASSAGES]]
@@ -189,7 +187,7 @@ def _token_ids(passages: Passages, tokenizer: Path) -> list[list[int]]:
     return token_ids
 
 
-def _adapter_reference(base: Path, adapter: Path, passages: Passages) -> _Reference:
+def _adapter_reference(base: Path, adapter: Path, passages: ComparisonTexts) -> _Reference:
     model = _load_adapted_model(base, adapter)
     return _Reference(_model_distributions(model), adapter, passages, model.config)
 

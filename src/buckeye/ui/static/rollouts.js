@@ -163,7 +163,7 @@ async function groupPage(main, run) {
       h("p", { className: "muted small" }, one.advantage === null ? "not trained on" : `advantage ${signed(one.advantage)}`, ` · ${one.completion_tokens} tokens · ${duration(one.seconds)} · ended by `, ...visible(one.stop_reason || "?"),
         one.truncated ? h("span", { className: "badge warn" }, "cut off") : null, one.retried ? h("span", { className: "badge" }, "played again") : null, counts.get(one.text) > 1 ? h("span", { className: "badge" }, `same words × ${counts.get(one.text)}`) : null),
       components(one), one.error ? h("p", { className: "note bad" }, ...visible(one.error)) : null,
-      h("div", { className: "said", tabIndex: 0, role: "region", "aria-label": `what rollout ${one.number} said` }, one.text_deleted ? h("p", { className: "muted" }, "Its text was deleted.") : one.messages.map(message)))))));
+      h("div", { className: "said", tabIndex: 0, role: "region", "aria-label": `what rollout ${one.number} said` }, one.text_unavailable ? h("p", { className: "muted" }, "Its text was deleted, or cannot be read.") : one.messages.map(message)))))));
   return { up: () => { location.hash = link(run, "rollouts", { step: of.step, split: of.split }); } };
 }
 
@@ -194,7 +194,7 @@ async function conversationPage(main, run) {
   main.replaceChildren(h("section", { className: "page" }, place(run, [one]), h("h1", { className: "hidden" }, `Rollout ${of.number} of group ${of.group}`),
     h("div", { className: "two" }, h("aside", {}, facts(one), components(one), elsewhere(run, one, groups)), h("div", {}, h("div", { className: "switch", role: "group", "aria-label": "Shown as" }, view("", "conversation"), of.split === "eval" ? null : view("tokens", "tokens")), body))));
   if (asTokens) await tokensView(body, run, of);
-  else body.replaceChildren(...(one.text_deleted ? [h("p", { className: "note" }, "Its text was deleted, or is too long to be read; the figures stay.")] : one.messages.map(message)),
+  else body.replaceChildren(...(one.text_unavailable ? [h("p", { className: "note" }, "Its text was deleted, or cannot be read; the figures stay.")] : one.messages.map(message)),
     ...(one.messages_left_out ? [h("p", { className: "note" }, `${one.messages_left_out} more messages are left out.`)] : []), ...(one.error ? [h("p", { className: "note bad" }, ...visible(one.error))] : []), ...(one.trace.length ? [h("pre", { className: "note" }, ...visible(one.trace.join("\n")))] : []));
   return { up: () => { location.hash = link(run, "rollouts", { ...of, number: null }); } };
 }

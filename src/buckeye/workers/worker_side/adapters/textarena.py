@@ -62,7 +62,7 @@ class TextArena(Adapter):
         self._system = str(args.get("system_prompt", SYSTEM_PROMPT))
         self._players = fewest_players(self._library, self._game, self._settings, first)
         game = self._start_game(first)
-        self._seat = trained_seat(env_id, game.seats, args, OPPONENTS)
+        self._seat = trained_seat(env_id, game.player_names, args, OPPONENTS)
         self._opponent = args.get("opponent")
         if self._opponent == "random":
             game.read_observation()
@@ -103,7 +103,7 @@ class TextArena(Adapter):
             game = self._start_game(task["data"]["seed"])
         except Exception as error:
             return raised("reset", error)
-        conversations = [self._instructions() for _ in game.seats]
+        conversations = [self._instructions() for _ in game.player_names]
         turns = 0
         over = False
         while not over:
@@ -115,7 +115,7 @@ class TextArena(Adapter):
                     if reply.no_room and trained:
                         return scored(0.0, components={"turns": turns}, stop_reason="truncated")
                     if reply.no_room:
-                        message = f"no room for a reply of {game.seats[player]}: the context is full"
+                        message = f"no room for a reply of {game.player_names[player]}: the context is full"
                         return failed("model", "NoRoom", message)
                     conversations[player].append(reply.message)
                     move = reply.text
@@ -128,7 +128,7 @@ class TextArena(Adapter):
                 return raised("step", error)
             turns += trained
         if not turns:
-            message = f"the game ended before the first turn of {game.seats[self._seat]}"
+            message = f"the game ended before the first turn of {game.player_names[self._seat]}"
             return failed("step", "NoTurn", message)
         return game.outcome(self._seat, turns)
 
@@ -137,5 +137,5 @@ def _random_move(game: TextArenaGame) -> str:
     """Return a random legal move. Raises RuntimeError if the game's texts show none."""
     move = game.random_move()
     if move is None:
-        raise RuntimeError(f"the texts of the game show no legal move for {game.seats[game.player]}")
+        raise RuntimeError(f"the texts of the game show no legal move for {game.player_names[game.player]}")
     return move

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from .base import AdapterError, Json, failed, scored
 
-MAX_PLAYERS = 15
+_MAX_PLAYERS = 15
 """Maximum number of players in the library's games."""
 _SHOWN_MOVE = re.compile(r"\[[^\[\]\n]{1,40}\]")
 _DIGITS = "0123456789"
@@ -24,7 +24,10 @@ T = TypeVar("T")
 
 
 class TextArenaGame:
-    """A game with a seed. Games use Python's shared random generator, so each game swaps in its own state."""
+    """A game with a seed.
+
+    Games draw from Python's shared random generator, so each call into a game first sets the game's state.
+    """
 
     def __init__(self, library: Any, game: str, settings: Json, seed: int, players: int) -> None:
         self._random = random.Random(seed).getstate()  # noqa: S311  not used for secrets
@@ -38,7 +41,7 @@ class TextArenaGame:
         self._shows_moves = not any(name.startswith(_WRAPPERS_WITHOUT_MOVES) for name in wrappers)
 
     @property
-    def seats(self) -> list[str]:
+    def player_names(self) -> list[str]:
         """Names of the players, in order of their numbers."""
         state = self._env.state
         return [
@@ -63,7 +66,7 @@ class TextArenaGame:
 
     def _text(self, player: int, observations: list[Any]) -> str:
         return "\n\n".join(
-            f"[{self.seats[sender]}] {text}" if kind == self._action_type else str(text)
+            f"[{self.player_names[sender]}] {text}" if kind == self._action_type else str(text)
             for sender, text, kind in observations
             if kind != self._action_type or (sender != player and self._shows_moves)
         )
@@ -76,7 +79,8 @@ class TextArenaGame:
     def random_move(self) -> str | None:
         """Return a random legal move, or None if none is found.
 
-        Candidates are moves that the game's texts show in square brackets, also with other digits.
+        Candidates are the moves in square brackets in the game's texts, and the same moves with other digits:
+        "[3]" also gives "[7]".
         """
         shown = dict.fromkeys(_SHOWN_MOVE.findall("\n".join(self._observations.get(self.player, ()))))
         moves = list(dict.fromkeys(variant for move in shown for variant in _variants(move)))
@@ -95,25 +99,27 @@ class TextArenaGame:
         state = trial.state
         return not getattr(state, "error_count", 0) and not state.game_info[player].get("invalid_move")
 
-    def outcome(self, seat: int, turns: int) -> Json:
+    def outcome(self, player: int, turns: int) -> Json:
         """Return the outcome of the finished game for a player."""
         rewards, infos = self._env.close()
-        if not rewards or seat not in rewards:
+        if not rewards or player not in rewards:
             return failed("score", "NoReward", "the game ended without a reward")
         try:
-            reward = float(rewards[seat])
+            reward = float(rewards[player])
         except (TypeError, ValueError):
-            return failed("score", "NoNumber", f"the game's reward is {rewards[seat]!r}, not a number")
+            return failed("score", "NoNumber", f"the game's reward is {rewards[player]!r}, not a number")
         if not math.isfinite(reward):
             return failed("score", "NotFinite", f"the game's reward is {reward}, which is not finite")
-        illegal = {player for player in range(len(self.seats)) if infos.get(player, {}).get("invalid_move")}
-        components = {"game_reward": reward, "turns": turns, "illegal_move": float(seat in illegal)}
-        if len(self.seats) > 1:
-            components["opponent_illegal_move"] = float(bool(illegal - {seat}))
+        illegal = {
+            number for number in range(len(self.player_names)) if infos.get(number, {}).get("invalid_move")
+        }
+        components = {"game_reward": reward, "turns": turns, "illegal_move": float(player in illegal)}
+        if len(self.player_names) > 1:
+            components["opponent_illegal_move"] = float(bool(illegal - {player}))
         return scored(
             min(1.0, max(0.0, reward)),
             components=components,
-            stop_reason="illegal_move" if seat in illegal else "game_over",
+            stop_reason="illegal_move" if player in illegal else "game_over",
         )
 
     def _with_own_random(self, call: Callable[[], T]) -> T:
@@ -129,7 +135,7 @@ class TextArenaGame:
 def fewest_players(library: Any, game: str, settings: Json, seed: int) -> int:
     """Return the smallest number of players for a game. Raises AdapterError if the game cannot be set up."""
     first_error: Exception | None = None
-    for players in range(1, MAX_PLAYERS + 1):
+    for players in range(1, _MAX_PLAYERS + 1):
         try:
             TextArenaGame(library, game, settings, seed, players)
         except (AssertionError, ValueError) as error:  # raised for a wrong number of players
@@ -169,7 +175,7 @@ def _wrappers_and_game(env: Any) -> Iterator[Any]:
 
 
 def _variants(move: str) -> Iterator[str]:
-    """Yield a move, and variants with other digits if it has one or two digits."""
+    """Yield a move, and the same move with other digits if it has one or two, such as a board position."""
     yield move
     pieces = re.split(r"(\d)", move)
     if len(pieces) in (3, 5):

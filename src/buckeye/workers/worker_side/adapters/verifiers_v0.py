@@ -105,7 +105,7 @@ class VerifiersV0:
                 base_url=_UNUSED_URL, api_key="none", max_retries=0, timeout=None
             )
         address = {"base_url": endpoint["base_url"], "api_key": endpoint["api_key"]}
-        return client_module.EndpointClient(self._openai.with_options(**address))
+        return client_module.EmptyReplyClient(self._openai.with_options(**address))
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
         return await self._score([self._pending_states.pop(handle) for handle in handles])

@@ -8,14 +8,14 @@ from verifiers.clients import OpenAIChatCompletionsClient
 from verifiers.errors import OverlongPromptError
 
 
-class EndpointClient(OpenAIChatCompletionsClient):
-    """Client that accepts empty replies, which are graded like any other; verifiers would raise an error.
+class EmptyReplyClient(OpenAIChatCompletionsClient):
+    """Client that accepts empty replies, which are then graded; verifiers raises an error.
 
-    An empty reply for lack of room ends the rollout, as in verifiers.
+    An empty reply ends the rollout only if the context is full, as in verifiers.
     """
 
     async def raise_from_native_response(self, response: Any) -> None:
-        """Raise verifiers' errors for a response without a reply; OverlongPromptError for lack of room."""
+        """Raise a verifiers error without a reply: OverlongPromptError if the context is full."""
         choices = response.choices if response is not None else None
         if not choices or len(choices) != 1:
             await super().raise_from_native_response(response)
