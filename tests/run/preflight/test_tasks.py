@@ -33,7 +33,7 @@ KNOWN = {
         ("--orchestrator.eval.env.0.id", "halves.py", "--orchestrator.eval.env.0.split", "test"),
         "environment halves has no split 'test'",
     ),
-    "a file of a loss": ((*LOSS, "gone.py:f"), "there is no file gone.py"),
+    "a file of a loss": ((*LOSS, "gone.py:f"), "no file gone.py"),
     "the loss in it": ((*LOSS, "notes.py:f"), "notes.py has no function 'f'"),
 }
 

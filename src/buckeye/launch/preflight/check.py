@@ -6,18 +6,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from buckeye.errors import BuckeyeError
+
 State = Literal["ok", "warning", "failed", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """Result of one check. `do` is the remedy, "" if none is needed; `lines` are the figures behind it."""
+    """Result of one check.
+
+    `do` is the remedy, "" if none is needed. `lines` are the figures behind it. `code` is the code of a
+    failed check.
+    """
 
     name: str
     state: State
     seen: str
     do: str = ""
     lines: tuple[str, ...] = ()
+    code: str = "BK-PREFLIGHT"
 
     @property
     def line(self) -> str:
@@ -35,9 +42,14 @@ def warning(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
     return Check(name=name, state="warning", seen=seen, do=do, lines=tuple(lines))
 
 
-def failed(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
+def failed(name: str, seen: str, do: str, lines: Sequence[str] = (), *, code: str = "BK-PREFLIGHT") -> Check:
     """Return a result that a run would not survive."""
-    return Check(name=name, state="failed", seen=seen, do=do, lines=tuple(lines))
+    return Check(name=name, state="failed", seen=seen, do=do, lines=tuple(lines), code=code)
+
+
+def failed_with(name: str, error: BuckeyeError, do: str = "") -> Check:
+    """Return a failed result with the message and the code of an error; `do` applies if it has no hint."""
+    return failed(name, error.message, error.hint or do, code=error.code)
 
 
 def skipped(name: str, reason: str, do: str = "") -> Check:

@@ -11,7 +11,7 @@ from buckeye.base.disk import free_bytes, human_bytes, total_bytes
 from buckeye.base.keys import key
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.launch.preflight.check import Check, failed, ok, skipped, warning
+from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.ports import is_free
 from buckeye.monitor.tracker_threads import check_trackers
 from buckeye.transport.object_store import CheckpointStore
@@ -33,7 +33,7 @@ def check_store(config: RLConfig) -> Check:
         store.probe()
         stored = store.list_checkpoints()
     except BuckeyeError as error:
-        return failed(STORE, error.message, error.hint or "")
+        return failed_with(STORE, error)
     newest = f"newest checkpoint: step {stored[-1].step}" if stored else "no checkpoint yet"
     return ok(STORE, f"{store.url} is writable; {newest}")
 
@@ -50,6 +50,7 @@ def check_servers(config: RLConfig) -> Check:
         SERVERS,
         f"no response from {', '.join(unreachable)} (`orchestrator.client.base_url`)",
         "start this server first, or add `--inference` (`[inference]` in a file) so that the run starts one",
+        code="BK-INFERENCE-UNREACHABLE",
     )
 
 
@@ -74,6 +75,7 @@ def check_directory(output_dir: Path) -> Check:
             DIRECTORY,
             f"cannot write to {existing}: {error.strerror}",
             "choose another `--output-dir`, or change the permissions",
+            code="BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-UNREADABLE",
         )
 
 
@@ -90,6 +92,7 @@ def check_ports(config: RLConfig) -> Check:
             PORTS,
             f"in use by another process: {', '.join(map(str, taken))}",
             "choose another `--inference.server.port`, or remove it to use free ports",
+            code="BK-PORT-TAKEN",
         )
     return ok(PORTS, f"{', '.join(map(str, ports))} free")
 
@@ -100,7 +103,7 @@ def check_keys(config: RLConfig, *, is_local_run: bool = True) -> Check:
     try:
         check_trackers(config.trackers(settings), is_local_run=is_local_run)
     except UsageError as error:
-        return failed("keys", error.message, error.hint or "")
+        return failed_with("keys", error)
     text = "Weights & Biases has a key, or is offline" if settings is not None else "no key needed"
     return ok("keys", f"{text}{'; HF_TOKEN is set' if key('HF_TOKEN') else ''}")
 

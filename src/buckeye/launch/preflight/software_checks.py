@@ -24,7 +24,7 @@ from buckeye.inference.vllm.interpreter import (
     require_vllm,
 )
 from buckeye.launch.mcp_gateways import mcp_extras
-from buckeye.launch.preflight.check import Check, failed, ok, skipped
+from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped
 from buckeye.launch.run_keys import rollout_environments
 from buckeye.monitor.tracker_threads import tracker_class
 from buckeye.transport.object_store import STORE_PACKAGES
@@ -69,7 +69,13 @@ def check_libraries(
         if not requirement.specifier.contains(Version(version), prereleases=True):
             problems.append(f"{requirement.name} {version} does not satisfy {requirement.specifier}")
     if problems:
-        return failed(LIBRARIES, "; ".join(problems), install_command(*extras), sorted(installed))
+        return failed(
+            LIBRARIES,
+            "; ".join(problems),
+            install_command(*extras),
+            sorted(installed),
+            code="BK-PACKAGE-VERSION",
+        )
     main = [entry for entry in installed if entry.split()[0] in ("torch", "transformers", "peft")]
     return ok(LIBRARIES, f"{', '.join(main)} and {len(installed) - len(main)} more", sorted(installed))
 
@@ -126,7 +132,7 @@ def check_vllm(config: RLConfig | None, *, gpus: int) -> Check:
         else:
             return skipped(VLLM, "not used: the embedded engine runs on the CPU")
     except UsageError as error:
-        return failed(VLLM, error.message, error.hint or "")
+        return failed_with(VLLM, error)
     return ok(VLLM, f"{vllm.distribution} {vllm.version}, {vllm.python}")
 
 

@@ -22,7 +22,7 @@ from buckeye.errors import BuckeyeError
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.template import PROBE_TOOLS, ChatTemplate
 from buckeye.inference.render.template_files import read_template
-from buckeye.launch.preflight.check import Check, failed, ok, warning
+from buckeye.launch.preflight.check import Check, failed, failed_with, ok, warning
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
     choose_evaluation_split,
@@ -52,7 +52,7 @@ def check_tasks(
     try:
         renderer = ChatRenderer(model_path) if model_path is not None else None
     except BuckeyeError as error:
-        yield failed("tokenizer", error.message, error.hint or "")
+        yield failed_with("tokenizer", error)
         renderer = None
     template = renderer.template if renderer is not None else None
     yield from _check_environments(config, opener, template, renderer)
@@ -64,15 +64,20 @@ def _check_environments(
     try:
         entries = list(_checked_environments(config))
     except BuckeyeError as error:
-        yield failed("environments", error.message, error.hint or "")
+        yield failed_with("environments", error)
         return
     for title, settings, name, split in entries:
         try:
             loaded = _load_tasks(settings, name, split, opener)
         except BuckeyeError as error:
-            yield failed(title, error.message, error.hint or "")
+            yield failed_with(title, error)
         except Exception as error:  # an error in the environment's own code
-            yield failed(title, f"{type(error).__name__}: {error}", f"buckeye env check {settings.id}")
+            yield failed(
+                title,
+                f"{type(error).__name__}: {error}",
+                f"buckeye env check {settings.id}",
+                code="BK-ENV-FAILED",
+            )
         else:
             if loaded is not None:
                 environment, split, tasks = loaded
