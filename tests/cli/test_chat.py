@@ -30,7 +30,7 @@ def test_chat_ends_at_an_exit_command(monkeypatch, capsys, leave):
             raise EOFError
         return line
 
-    monkeypatch.setattr(model, "fetch_served_model", lambda name: name)
+    monkeypatch.setattr(model, "_fetch_chat_model", lambda name: name)
     monkeypatch.setattr(model, "served_model", served)
     monkeypatch.setattr("builtins.input", typed)
     model.chat("a model")

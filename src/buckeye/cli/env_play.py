@@ -117,7 +117,13 @@ def play(
     if session.chats is not None:
         typer.echo(f"{save}: {session.chats.kept} of {count} chats appended", err=True)
     if all(outcome.reward is None for outcome in outcomes):
-        raise RunError(f"no rollout got a reward: {outcomes[0].error}", code="BK-ENV-FAILED")
+        action = f"check it with `buckeye env check {env}`"
+        hint = "Correct the task or its server" if _is_mcp_file(env) else f"Fix the environment, and {action}"
+        raise RunError(f"no rollout got a reward: {outcomes[0].error}", code="BK-ENV-FAILED", hint=hint)
+
+
+def _is_mcp_file(env: str) -> bool:
+    return env.endswith((".yaml", ".yml"))
 
 
 def _environment_config(
@@ -130,7 +136,7 @@ def _environment_config(
     from buckeye.mcp.environment import NAME, load_environment
 
     name = env
-    if env.endswith((".yaml", ".yml")):
+    if _is_mcp_file(env):
         name, args = (
             NAME,
             {"config_path": env, "dataset": dataset, **current_arguments(load_environment, args)},

@@ -11,8 +11,9 @@ from typing import Annotated
 import typer
 
 from buckeye.base.terminal import status_line
+from buckeye.config.adapter import is_adapter
 from buckeye.errors import UsageError
-from buckeye.launch.preflight.model import fetch_served_model
+from buckeye.launch.preflight.model import fetch_served_model, has_tokenizer
 from buckeye.launch.serve import served_model
 from buckeye.runs.export import ExportRequest, export_model
 from buckeye.workers.loading import load_environment
@@ -63,10 +64,19 @@ def chat(
     asyncio.run(_chat(path, prompt, temperature, max_tokens))
 
 
+def _fetch_chat_model(name: str) -> Path:
+    """Return the folder of a model to chat with. Raises UsageError if it has no tokenizer."""
+    path = fetch_served_model(name, at="PATH")
+    if not is_adapter(name) and not has_tokenizer(path):
+        hint = "Copy the files of the tokenizer there"
+        raise UsageError(f"{path} has no tokenizer", code="BK-TOKENIZER", at="PATH", hint=hint)
+    return path
+
+
 async def _chat(model: str, prompt: str | None, temperature: float, max_tokens: int) -> None:
     """Print the reply to `prompt`, or chat until the user exits."""
     with status_line(f"fetching {model}"):
-        path = fetch_served_model(model)
+        path = _fetch_chat_model(model)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's handler waits for input() to return
     async with AsyncExitStack() as stack:
         with status_line(f"waiting for a server of {model} to start"):

@@ -13,6 +13,7 @@ from buckeye.cli.load import configure_libraries, load
 from buckeye.cli.settings_help import asks_for_help, show_help
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
+from buckeye.launch.preflight.check import Check
 from buckeye.setup.recipe.flags import parse_train_args
 
 Start = Callable[[RLConfig, list[str]], int]
@@ -82,10 +83,19 @@ def _check_before_start(config: RLConfig) -> None:
     checks = run_preflight_checks(PreflightContext(config=config), "start")
     failed = [check for check in checks if check.state == "failed" and check.name != MEMORY]
     if failed:
-        raise UsageError("\n".join(check.line for check in failed), code="BK-PREFLIGHT", hint=_HINT)
+        raise _failed_checks_error(failed)
     for check in checks:
         if check.state in ("warning", "failed"):
             print(f"warning: {check.line}", file=sys.stderr)
+
+
+def _failed_checks_error(failed: list[Check]) -> UsageError:
+    """Return the error for failed checks. Its code is theirs if they have one, else BK-PREFLIGHT."""
+    if len(failed) == 1 and failed[0].do:
+        return UsageError(f"{failed[0].name}: {failed[0].seen}", code=failed[0].code, hint=failed[0].do)
+    codes = {check.code for check in failed}
+    code = codes.pop() if len(codes) == 1 else "BK-PREFLIGHT"
+    return UsageError("\n".join(check.line for check in failed), code=code, hint=_HINT)
 
 
 COMMANDS = {"rl": rl}

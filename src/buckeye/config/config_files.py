@@ -51,7 +51,8 @@ def read_text(name: str, at: str | None = None) -> str:
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-UNREADABLE"
-        raise ConfigError(f"cannot read {name}: {reason}", code=code, at=at) from None
+        hint = "name a TOML or JSON file" if path.is_dir() else "check the path and its permissions"
+        raise ConfigError(f"cannot read {name}: {reason}", code=code, at=at, hint=hint) from None
 
 
 def load_json(text: str) -> Any:

@@ -14,6 +14,7 @@ _AT_END = " (at end of document)"
 _PAIR = re.compile(r"(?P<key>\s*[\w.\"'-]+?)\s*=\s*(?P<value>.*?)\s*(?P<comment>#.*)?")
 _CURLY = str.maketrans("“”„‟‘’‚‛", "\"\"\"\"''''")
 _CLOSING = {"[": "]", "{": "}", '"': '"', "'": "'"}
+_DUPLICATE = ("cannot overwrite", "cannot declare")
 _MAX_SHOWN = 160
 _MAX_CORRECTED = 1000
 
@@ -30,6 +31,8 @@ def toml_error(name: str, text: str, error: tomllib.TOMLDecodeError) -> ConfigEr
         if _error_line("\n".join([*lines[: line - 1], corrected, *lines[line:]])) > line:
             hint = f"{action}: `{corrected.strip()}`"
             break
+    if hint is None and reason.lower().startswith(_DUPLICATE):
+        hint = "remove one of the lines that set this key"
     return ConfigError(message, code="BK-CONFIG-SYNTAX", at=f"{name}:{line}:{column}", hint=hint)
 
 

@@ -30,6 +30,7 @@ from packaging.version import InvalidVersion, Version
 from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
 from buckeye.envs.outcome_validation import missing_variable_hint
+from buckeye.envs.stdlib_only.outcomes import author_frames, frames_of
 from buckeye.errors import (
     DEBUG_VARIABLE,
     THIRD_PARTY_ERRORS,
@@ -370,6 +371,12 @@ def _import_from_project(folder: Path, module: str) -> ModuleType:
     )
 
 
+def _source_line(error: BaseException) -> str | None:
+    """Return FILE:LINE of the newest frame in the environment's code, or None if no frame is there."""
+    frames = author_frames(frames_of(error))
+    return frames[-1].partition(" in ")[0] if frames else None
+
+
 @contextmanager
 def _report_import_errors(subject: str) -> Iterator[None]:
     """Convert any error of importing third-party code to a `UsageError`."""
@@ -381,11 +388,20 @@ def _report_import_errors(subject: str) -> Iterator[None]:
         raise UsageError(
             f"{subject} needs the module {error.name!r}, which is not installed",
             code="BK-PACKAGE-MISSING",
+            at=_source_line(error),
             hint="install it into this interpreter",
+        ) from error
+    except SyntaxError as error:
+        raise UsageError(
+            f"cannot import {subject}: {type(error).__name__}: {error.msg}",
+            code="BK-ENV-LOAD",
+            at=f"{error.filename}:{error.lineno}",
+            hint="fix this line",
         ) from error
     except THIRD_PARTY_ERRORS as error:
         raise UsageError(
             f"cannot import {subject}: {type(error).__name__}: {error}",
             code="BK-ENV-LOAD",
+            at=_source_line(error),
             hint=_TRACEBACK_HINT,
         ) from error

@@ -275,7 +275,7 @@ async def model_server(
         async with httpx.AsyncClient(timeout=timeouts, limits=limits, headers=headers) as client:
             yield ChatServer(base_url=base_url.rstrip("/"), model=model, client=client, on_retry=on_retry)
         return
-    async with served_model(fetch_served_model(model), config=engine) as served:
+    async with served_model(fetch_served_model(model, at="--model"), config=engine) as served:
         headers = {"Authorization": f"Bearer {served.api_key}"}
         async with httpx.AsyncClient(
             timeout=timeouts, limits=limits, headers=headers, trust_env=False

@@ -38,8 +38,9 @@ _FINISH_SECONDS = 90.0
 
 
 def check_trackers(settings: Iterable[Settings], *, is_local_run: bool = True) -> None:
-    """Raise `UsageError` if a run with these settings cannot be logged: a library is not installed, or the
-    server's key is missing. Without `is_local_run`, the run's machine installs the libraries.
+    """Raise `UsageError` if a tracker lacks its library or its key.
+
+    Without `is_local_run`, the run's machine installs the libraries.
     """
     for tracker_settings in _wanted(settings):
         kind = tracker_class(tracker_settings)

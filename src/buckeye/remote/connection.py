@@ -73,7 +73,7 @@ def _checked(pattern: re.Pattern[str], word: str, what: str) -> str:
 
 def _port(word: str) -> int:
     if not (word.isascii() and word.isdecimal() and 1 <= int(word) <= 65535):
-        raise ValueError(f"{word!r} is not a port")
+        raise ValueError(f"{word!r} is not a port (1 to 65535)")
     return int(word)
 
 
@@ -171,8 +171,12 @@ def check_identity_file(path: Path) -> None:
     try:
         mode = path.stat().st_mode
     except OSError as error:
+        is_missing = isinstance(error, FileNotFoundError)
         raise UsageError(
-            f"cannot read {path}: {error.strerror}", code="BK-FILE-UNREADABLE", at="--identity-file"
+            f"cannot read {path}: {error.strerror}",
+            code="BK-FILE-NOT-FOUND" if is_missing else "BK-FILE-UNREADABLE",
+            at="--identity-file",
+            hint="name the file of your private key, such as ~/.ssh/id_ed25519",
         ) from None
     if stat.S_IMODE(mode) & 0o077:
         raise UsageError(
@@ -238,6 +242,8 @@ class SshConnection:
                 except LostConnectionError as error:
                     now = time.monotonic()
                     if now - started > timeout:
+                        login = f"{self.target.user}@{self.target.host}"
+                        error.hint = f"check host, port and network: ssh -p {self.target.port} {login}"
                         raise
                     if now - told > apart:
                         self._tell(

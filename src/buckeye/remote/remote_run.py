@@ -36,7 +36,7 @@ from buckeye.remote.download import Mirror
 from buckeye.remote.follow import Follower
 from buckeye.remote.offers import confirm_price
 from buckeye.remote.project import Project, read_project
-from buckeye.remote.providers.choose import open_provider
+from buckeye.remote.providers.choose import check_provider, open_provider
 from buckeye.remote.rental import RentedPod, rent_pod
 from buckeye.remote.start_check import check_start
 from buckeye.remote.upload import UploadCounts, send_project
@@ -52,7 +52,8 @@ from buckeye.workers.installed.record import ENVIRONMENTS_VARIABLE
 
 POD_KEY_VARIABLE = "BUCKEYE_POD_KEY"
 
-_CONNECT_SECONDS = 600.0
+_CONNECT_SECONDS = 600.0  # a rented machine may still boot
+_HOST_CONNECT_SECONDS = 30.0  # for a host of the user
 _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 20.0
 _MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1  # before max_hours are over, to checkpoint and fetch it
@@ -70,6 +71,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
     check_installed()
     if request.identity_file is not None:
         check_identity_file(request.identity_file.expanduser())
+    check_provider(request.provider, request.hosts)
     project = read_project(config_path, resume=resume)
     check_single_node(project.config.cluster, hosts=len(request.hosts) or 1)
     minutes = dead_man_minutes()
@@ -197,7 +199,8 @@ class _RemoteRun:
         job: jobs.Job | None = None
         try:
             self._notes.tell(f"Connecting to {self._link.target} ...")
-            await self._link.connect(timeout=_CONNECT_SECONDS)
+            seconds = _CONNECT_SECONDS if self._rents else _HOST_CONNECT_SECONDS
+            await self._link.connect(timeout=seconds)
             software = await bootstrap(
                 self._link,
                 tell=self._notes.tell,

@@ -128,6 +128,7 @@ def read_config(run: Path) -> tuple[str, dict[str, Any]]:
     raise UsageError(
         f"{run} is not a run of `rl` or `sft`: it has no configs/rl.json or configs/sft.json",
         code="BK-RUN-NOT-FOUND",
+        hint="pass the directory of a run; `buckeye rl list` lists the runs of `rl`",
     )
 
 

@@ -256,7 +256,9 @@ def _write(
     if not is_adapter_checkpoint(state):
         if merge_lora:
             raise UsageError(
-                "--merge-lora: the run trained all weights, so it has no adapter", code="BK-CLI-CONFLICT"
+                "--merge-lora: the run trained all weights, so it has no adapter",
+                code="BK-CLI-CONFLICT",
+                hint="leave --merge-lora out: the export is a complete model",
             )
         dtype = _base_dtype(facts.base)
         if dtype is None:

@@ -40,7 +40,7 @@ from buckeye.analysis.diagnosis.token_rules import (
     unsampled_tokens,
     weights_do_not_arrive,
 )
-from buckeye.errors import DEBUG_VARIABLE
+from buckeye.errors import DEBUG_VARIABLE, UsageError
 from buckeye.monitor.finding import CONFIDENCES, Finding
 from buckeye.monitor.learning_findings import findings
 from buckeye.run_files.events import read_events
@@ -169,6 +169,13 @@ def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -
     Raise `UsageError` if the run does not exist. Under `--debug`, exceptions of rules propagate.
     """
     opened = runs.open(run)
+    if step is not None and opened.steps and step > opened.steps[-1].number:
+        first, last = opened.steps[0].number, opened.steps[-1].number
+        raise UsageError(
+            f"--step {step}: the run has no step {step}",
+            code="BK-RUN-NO-DATA",
+            hint=f"choose one of the steps {first} to {last}",
+        )
     facts = DiagnosisFacts(opened) if step is None else DiagnosisFacts(opened, step)
     found, notes, failed = list[Finding](), list[str](), dict[str, str]()
     for rule in RULES:

@@ -13,13 +13,18 @@ State = Literal["ok", "warning", "failed", "skipped"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """Result of one check. `do` is the remedy, "" if none is needed; `lines` are the figures behind it."""
+    """Result of one check.
+
+    `do` is the remedy, "" if none is needed. `lines` are the figures behind it. `code` is the code of a
+    failed check.
+    """
 
     name: str
     state: State
     seen: str
     do: str = ""
     lines: tuple[str, ...] = ()
+    code: str = "BK-PREFLIGHT"
 
     @property
     def line(self) -> str:
@@ -37,15 +42,15 @@ def warning(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
     return Check(name=name, state="warning", seen=seen, do=do, lines=tuple(lines))
 
 
-def failed(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
+def failed(name: str, seen: str, do: str, lines: Sequence[str] = (), *, code: str = "BK-PREFLIGHT") -> Check:
     """Return a result that a run would not survive."""
-    return Check(name=name, state="failed", seen=seen, do=do, lines=tuple(lines))
+    return Check(name=name, state="failed", seen=seen, do=do, lines=tuple(lines), code=code)
 
 
 def failed_with(name: str, error: BuckeyeError, do: str = "") -> Check:
     """Return the result of a check that raised an error; its hint, or else `do`, is the remedy."""
     seen = f"{error.at}: {error.message}" if error.at else error.message
-    return failed(name, seen, error.hint or do)
+    return failed(name, seen, error.hint or do, code=error.code)
 
 
 def skipped(name: str, reason: str, do: str = "") -> Check:

@@ -11,7 +11,7 @@ from buckeye.base.process import usable_cores
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError
 from buckeye.launch.plan import make_plan
-from buckeye.launch.preflight.check import Check, failed_with, ok, skipped, warning
+from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.devices import Gpu, cpu_slots_warning, main_memory, this_machine
 from buckeye.launch.preflight.memory_check import MEMORY, check_memory, find_hardware
 from buckeye.launch.preflight.model import find_model, read_shape
@@ -27,6 +27,9 @@ def check_gpus(config: RLConfig | None, present: Sequence[Gpu]) -> Check:
         + "".join(f"; {name} ({pid}) uses {human_bytes(size)}" for pid, name, size in gpu.users)
         for gpu in present
     ]
+    if config is not None and not present and (setting := _needs_gpu(config)) is not None:
+        seen = f'`{setting}` is "cuda", but this machine has no GPU'
+        return failed(_GPUS, seen, 'set it to "auto" or "cpu"', code="BK-DEVICE")
     slots = cpu_slots_warning(config, present) if config is not None else None
     if slots is not None:
         return warning(_GPUS, slots, "")
@@ -44,6 +47,22 @@ def check_gpus(config: RLConfig | None, present: Sequence[Gpu]) -> Check:
             lines,
         )
     return ok(_GPUS, f"{_join(sorted(used))} of {len(present)}: {present[0].name}", lines)
+
+
+def _needs_gpu(config: RLConfig) -> str | None:
+    """Return the setting that requires a GPU, or None if a driver is there or no setting requires one."""
+    if _has_gpu_driver():
+        return None
+    if config.trainer.model.device == "cuda":
+        return "trainer.model.device"
+    if config.inference is not None and config.inference.model.device == "cuda":
+        return "inference.model.device"
+    return None
+
+
+def _has_gpu_driver() -> bool:
+    """Return True if a GPU has a device file; containers may have one without nvidia-smi."""
+    return any(next(Path("/dev").glob(name), None) for name in ("nvidia[0-9]*", "dxg", "kfd"))
 
 
 def _join(ids: Sequence[int]) -> str:

@@ -25,8 +25,7 @@ from buckeye.transport.checkpoint import check_shard_format
 MODEL, TOKENIZER = "model", "tokenizer"
 _SMALL_FILES = ("config.json", "tokenizer_config.json", "generation_config.json")
 _INDEX = "model.safetensors.index.json"
-_NO_MODEL = "not a model directory: it has no config.json"
-_DOWNLOAD_HINT = "check `model.name` and the network; a gated model needs HF_TOKEN"
+_DOWNLOAD_HINT = "check the name and the network; a gated model needs HF_TOKEN"
 
 
 # The sizes of a model, from its `config.json` and the headers of its files. The memory plan uses them.
@@ -120,11 +119,16 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
     name, path = config.trainer.model.name, find_model(config.trainer.model.name)
     if path is None:
         if Path(name).exists() or name.startswith((".", "/", "~")):
-            return failed(MODEL, f"{name} is {_NO_MODEL}", "correct `model.name`")
+            return failed(MODEL, _no_model(name), "correct `model.name`", code="BK-MODEL-NOT-FOUND")
         return skipped(MODEL, f"{name} is downloaded from the Hugging Face hub when the run starts")
     missing = missing_files(path)
     if missing:
-        return failed(MODEL, f"{path} lacks {', '.join(missing)}", "download or copy the model again")
+        return failed(
+            MODEL,
+            f"{path} lacks {', '.join(missing)}",
+            "download or copy the model again",
+            code="BK-MODEL-DAMAGED",
+        )
     return _check_architecture(config, path, vllm=vllm)
 
 
@@ -145,7 +149,12 @@ def _check_architecture(config: RLConfig, path: Path, *, vllm: bool) -> Check:
         architecture = (model_config.get("architectures") or ["unknown architecture"])[0]
         check_sizes(path)
     except (OSError, ValueError, AttributeError, LookupError, TypeError, RecursionError) as error:
-        return failed(MODEL, f"cannot read {path / 'config.json'}: {error}", "download the model again")
+        return failed(
+            MODEL,
+            f"cannot read {path / 'config.json'}: {error}",
+            "download the model again",
+            code="BK-MODEL-DAMAGED",
+        )
     except (InferenceError, UsageError) as error:
         return failed_with(MODEL, error, "download the model again")
     seen = f"{architecture}, {path}"
@@ -173,7 +182,9 @@ def fetch_small_files(name: str) -> Check:
     try:
         hf_hub_download(name, _SMALL_FILES[0], token=key("HF_TOKEN") or None)
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
-        return failed(MODEL, f"cannot download {name}: {_first_line(error)}", _DOWNLOAD_HINT)
+        return failed(
+            MODEL, f"cannot download {name}: {_first_line(error)}", _DOWNLOAD_HINT, code="BK-MODEL-NOT-FOUND"
+        )
     return ok(MODEL, f"{name} is on the Hugging Face hub; it is downloaded when the run starts")
 
 
@@ -186,9 +197,19 @@ def check_tokenizer(config: RLConfig) -> Check:
     path = find_model(config.trainer.model.name)
     if path is None:
         return skipped(TOKENIZER, "the model is not on this machine")
-    if not any((path / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json")):
-        return failed(TOKENIZER, f"{path} has no tokenizer", "copy the files of the tokenizer there")
+    if not has_tokenizer(path):
+        return failed(
+            TOKENIZER,
+            f"{path} has no tokenizer",
+            "copy the files of the tokenizer there",
+            code="BK-TOKENIZER",
+        )
     return check_template(path)
+
+
+def has_tokenizer(model: Path) -> bool:
+    """Return True if a model's folder has a tokenizer."""
+    return any((model / file).is_file() for file in ("tokenizer.json", "tokenizer.model", "vocab.json"))
 
 
 def check_template(path: Path) -> Check:
@@ -241,6 +262,12 @@ def cached_revision(model: Path) -> str | None:
     return model.name if model.parent.name == "snapshots" else None
 
 
+def _no_model(name: str) -> str:
+    if not Path(name).expanduser().exists():
+        return f"the model directory {name} does not exist"
+    return f"{name} is not a model directory: it has no config.json"
+
+
 def fetch_base_model(adapter: Path) -> Path:
     """Return the local directory of an adapter's base model; download it if necessary.
 
@@ -249,16 +276,21 @@ def fetch_base_model(adapter: Path) -> Path:
     return fetch_model(*read_base_model(adapter))
 
 
-def fetch_served_model(name: str) -> Path:
-    """Return the directory to serve: of a model, or of an adapter whose base is downloaded if necessary."""
+def fetch_served_model(name: str, *, at: str = "model.name") -> Path:
+    """Return the directory to serve: of a model, or of an adapter whose base is downloaded if necessary.
+
+    `at` is the place of the name in errors.
+    """
     if not is_adapter(name):
-        return fetch_model(name)
+        return fetch_model(name, at=at)
     fetch_base_model(Path(name))
     return Path(name).resolve()
 
 
-def fetch_model(name: str, revision: str | None = None) -> Path:
+def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name") -> Path:
     """Return the local directory of a model; download it from the Hugging Face hub if necessary.
+
+    `at` is the place of the name in errors.
 
     Raises UsageError if it is neither local nor on the hub, or if torch is not installed.
     """
@@ -271,14 +303,14 @@ def fetch_model(name: str, revision: str | None = None) -> Path:
         raise UsageError(
             f"{name} is an adapter, not a complete model",
             code="BK-MODEL-NOT-FOUND",
-            at="model.name",
+            at=at,
             hint="merge the adapter of a run into its model: buckeye export RUN --merge-lora",
         )
     if Path(name).exists() or name.startswith((".", "/", "~")):
         raise UsageError(
-            f"{name} is {_NO_MODEL}",
+            _no_model(name),
             code="BK-MODEL-NOT-FOUND",
-            at="model.name",
+            at=at,
             hint="pass the directory of a model, or its name on the Hugging Face hub",
         )
     from huggingface_hub import snapshot_download
@@ -294,8 +326,9 @@ def fetch_model(name: str, revision: str | None = None) -> Path:
         ).resolve()
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
         raise UsageError(
-            f"cannot download {name} from the Hugging Face hub: {_first_line(error)}",
+            f"{name} is not a local directory, and cannot be downloaded from the Hugging Face hub: "
+            f"{_first_line(error)}",
             code="BK-MODEL-NOT-FOUND",
-            at="model.name",
+            at=at,
             hint=_DOWNLOAD_HINT,
         ) from None

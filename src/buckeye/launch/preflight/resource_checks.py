@@ -50,6 +50,7 @@ def check_servers(config: RLConfig) -> Check:
         SERVERS,
         f"no response from {', '.join(unreachable)} (`orchestrator.client.base_url`)",
         "start this server first, or add `--inference` (`[inference]` in a file) so that the run starts one",
+        code="BK-INFERENCE-UNREACHABLE",
     )
 
 
@@ -74,6 +75,7 @@ def check_directory(output_dir: Path) -> Check:
             DIRECTORY,
             f"cannot write to {existing}: {error.strerror}",
             "choose another `--output-dir`, or change the permissions",
+            code="BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-UNREADABLE",
         )
 
 
@@ -90,6 +92,7 @@ def check_ports(config: RLConfig) -> Check:
             PORTS,
             f"in use by another process: {', '.join(map(str, taken))}",
             "choose another `--inference.server.port`, or remove it to use free ports",
+            code="BK-PORT-TAKEN",
         )
     return ok(PORTS, f"{', '.join(map(str, ports))} free")
 

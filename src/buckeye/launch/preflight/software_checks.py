@@ -69,7 +69,13 @@ def check_libraries(
         if not requirement.specifier.contains(Version(version), prereleases=True):
             problems.append(f"{requirement.name} {version} does not satisfy {requirement.specifier}")
     if problems:
-        return failed(LIBRARIES, "; ".join(problems), install_command(*extras), sorted(installed))
+        return failed(
+            LIBRARIES,
+            "; ".join(problems),
+            install_command(*extras),
+            sorted(installed),
+            code="BK-PACKAGE-VERSION",
+        )
     main = [entry for entry in installed if entry.split()[0] in ("torch", "transformers", "peft")]
     return ok(LIBRARIES, f"{', '.join(main)} and {len(installed) - len(main)} more", sorted(installed))
 

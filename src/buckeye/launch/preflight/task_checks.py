@@ -72,7 +72,12 @@ def _check_environments(
         except BuckeyeError as error:
             yield failed_with(title, error)
         except Exception as error:  # an error in the environment's own code
-            yield failed(title, f"{type(error).__name__}: {error}", f"buckeye env check {settings.id}")
+            yield failed(
+                title,
+                f"{type(error).__name__}: {error}",
+                f"buckeye env check {settings.id}",
+                code="BK-ENV-FAILED",
+            )
         else:
             if loaded is not None:
                 environment, split, tasks = loaded

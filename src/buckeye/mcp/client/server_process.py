@@ -110,7 +110,9 @@ class ServerProcess:
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             kind = StartError if isinstance(error, OSError) and error.errno in _TEMPORARY else TaskError
-            raise kind(f"server {name!r}: cannot run {argv[0]}: {reason}", code="BK-MCP-START") from None
+            message = f"server {name!r}: cannot run {argv[0]}: {reason}"
+            hint = "install the program, or correct `command` of the server"
+            raise kind(message, code="BK-MCP-START", hint=hint) from None
         return cls(process, name, process._transport.close, mark)  # type: ignore[attr-defined]
 
     @property

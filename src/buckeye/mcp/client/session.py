@@ -56,6 +56,8 @@ logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 _MAX_PAGES = 100
 _SHORT_GRACE = 0.3  # after a failure
+_START_HINT = "run the command of the server in a terminal, and fix what it reports"
+_HANDSHAKE_HINT = "check that it is an MCP server, and that on stdio only JSON-RPC messages go to stdout"
 _NO_HANDSHAKE_CODES = (
     types.METHOD_NOT_FOUND,
     types.UNSUPPORTED_PROTOCOL_VERSION,
@@ -302,7 +304,9 @@ class McpSession:
             await _cancel_and_wait(owner)
             url = getattr(self._server, "url", None)
             handshake = "handshake" if url is None else f"handshake with {redact_url(url)}"
-            raise StartError(self._message(f"{handshake} timed out after {seconds:g} s"))
+            raise StartError(
+                self._message(f"{handshake} timed out after {seconds:g} s"), hint=_HANDSHAKE_HINT
+            )
         raise self._start_error(owner)
 
     def _start_error(self, owner: asyncio.Task[None]) -> McpEnvironmentError:
@@ -317,7 +321,7 @@ class McpSession:
             kind = StartError if urlsplit(self._server.url).hostname else TaskError
             message = remove_secrets(f"server {self.name!r}: {reason}", self._secrets)
             return kind(message, code="BK-MCP-CONNECT", hint=hint)
-        return StartError(self._message(f"cannot start: {_one_line(error)}"))
+        return StartError(self._message(f"cannot start: {_one_line(error)}"), hint=_START_HINT)
 
     async def close(self, owner: asyncio.Task[None], *, grace: float = _SHORT_GRACE) -> None:
         """End the session and its process, which gets `grace` seconds to end by itself."""

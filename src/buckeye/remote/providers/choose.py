@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 PROVIDERS = ("prime", "ssh")
 
 
+def check_provider(name: str, hosts: Sequence[str] = ()) -> None:
+    """Raise UsageError for an unknown provider, a missing key or an invalid host; opens no connection."""
+    open_provider(name, hosts)
+
+
 def open_provider(name: str, hosts: Sequence[str] = ()) -> PrimeProvider | SshProvider:
     """Return a provider as a context manager. Raises UsageError for an unknown name or a missing key."""
     if name == "prime":

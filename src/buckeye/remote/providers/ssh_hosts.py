@@ -26,7 +26,8 @@ class SshProvider:
         try:
             self._targets = tuple(parse_target(host) for host in hosts)
         except ValueError as error:
-            raise UsageError(str(error), code="BK-CLI-ARGUMENT", at="--host") from None
+            hint = "write --host user@host or --host user@host:port"
+            raise UsageError(str(error), code="BK-CLI-ARGUMENT", at="--host", hint=hint) from None
         if len(set(self._targets)) < len(self._targets):
             raise UsageError(
                 f"a host is named twice: {', '.join(hosts)}", code="BK-CLI-ARGUMENT", at="--host"

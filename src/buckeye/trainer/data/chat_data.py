@@ -314,7 +314,12 @@ def _read_bytes(path: Path) -> bytes:
     except OSError as error:
         is_missing = isinstance(error, FileNotFoundError)
         code = "BK-FILE-NOT-FOUND" if is_missing else "BK-FILE-UNREADABLE"
-        raise UsageError(f"chat data {path} cannot be read: {error.strerror}", code=code) from error
+        raise UsageError(
+            f"chat data {path} cannot be read: {error.strerror}",
+            code=code,
+            at="data.path",
+            hint="name a local JSON Lines file with one chat per line",
+        ) from error
 
 
 def _format_error(message: str, where: str) -> UsageError:

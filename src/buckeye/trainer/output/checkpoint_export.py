@@ -54,8 +54,10 @@ ids.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonTexts:
-    """Training data for the comparison of two models: `texts` as a model reads them, conversations (`chats`),
-    or nothing. `source` describes it for messages.
+    """Texts for the comparison of two models.
+
+    They are `texts` as a model reads them, or conversations (`chats`), or nothing. `source` describes them in
+    messages.
     """
 
     texts: Sequence[str] = ()
@@ -84,8 +86,9 @@ class Verified:
 
 
 def write_model(state: Path, out: Path, *, dtype: str | None, passages: ComparisonTexts) -> Verified:
-    """Write the model of a checkpoint's trainer part to `out` as `dtype` (None: as trained), and verify it on
-    `passages`. Raise `RunError` if the written model differs.
+    """Write the model of a checkpoint's trainer part to `out` as `dtype` (None: as trained).
+
+    Verify it on `passages`. Raise `RunError` if the written model differs.
     """
     source = state / MODEL_DIRECTORY
     policy = load_policy(str(source), torch.device("cpu"), compute_dtype="float32")

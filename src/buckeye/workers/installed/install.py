@@ -222,7 +222,9 @@ def _install_alone(installer: Installer, scratch: Path, source: InstallSource) -
                 f"cannot get {source.env_id}{source.specifier} from the hub's public index {source.index}: "
                 f"{error.message}",
                 code=error.code,
-                hint=f"if it is private, set {KEY_VARIABLE} and retry",
+                hint="check the network, and retry"
+                if error.code == "BK-NETWORK"
+                else f"if it is private, set {KEY_VARIABLE} and retry",
             ) from None
     fetched = fetch_private(source, key, scratch)
     installer.install(str(fetched), dependencies=False, folder=scratch)

@@ -29,6 +29,8 @@ from buckeye.errors import BuckeyeError, UsageError
 INSTALL_SECONDS = 3600.0
 _VENV_SECONDS = 300.0
 _LAST_LINES = 12
+_NETWORK_SIGNS = ("dns error", "client error (Connect)", "NewConnectionError", "ConnectTimeoutError")
+"""Texts in the output of uv and pip if an index cannot be reached."""
 _PYTHON_MISMATCH = re.compile(
     r"does not satisfy Python\s*([<>=!~][^\s,]*(?:,\s?[<>=!~][^\s,]*)*)"  # uv
     r"|requires a different Python: \S+ not in '([^']+)'"  # pip
@@ -218,7 +220,11 @@ def _run(command: Sequence[str], seconds: float = INSTALL_SECONDS) -> None:
     if completed.returncode:
         lines = [line for line in (completed.stderr or completed.stdout).splitlines() if line.strip()]
         last = "\n".join(f"  | {line}" for line in lines[-_LAST_LINES:])
-        raise BuckeyeError(f"`{name}` failed:\n{last}", code="BK-ENV-INSTALL")
+        if any(sign in last for sign in _NETWORK_SIGNS):
+            code, hint = "BK-NETWORK", "check the network, and retry"
+        else:
+            code, hint = "BK-ENV-INSTALL", f"fix what `{name}` reports, and retry"
+        raise BuckeyeError(f"`{name}` failed:\n{last}", code=code, hint=hint)
 
 
 def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
