@@ -154,7 +154,7 @@ def test_stopped_sft_prints_resume_command(runner):
     running.send_signal(signal.SIGINT)
     printed, _ = running.communicate()
     assert running.returncode == 130, printed
-    program, *resume = shlex.split(printed.partition("Continue with:\n")[2].splitlines()[0])
+    program, *resume = shlex.split(printed.partition("To resume:\n")[2].splitlines()[0])
     assert program == "buckeye"
     done = len(runner.metrics("sft", "sft"))
     went_on = runner.here(runner.argv(*resume, "--max-steps", done + 1))
