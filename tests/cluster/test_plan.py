@@ -95,8 +95,8 @@ def test_plan_serves_replica_on_two_nodes_from_the_first():
 @pytest.mark.parametrize(
     ("gpus", "at", "message"),
     [
-        ((0, 1), "--trainer-gpu-ids", "no GPU 2, 3 on node 1 (h1): its GPUs: 0,1"),
-        ((), "--inference-gpu-ids", "no GPU 0, 1 on node 1 (h1): its GPUs: none"),
+        ((0, 1), "--trainer-gpu-ids", "no GPU 2, 3 on node 1 (h1); its GPUs: 0,1"),
+        ((), "--inference-gpu-ids", "no GPU 0, 1 on node 1 (h1); its GPUs: none"),
     ],
 )
 def test_plan_refuses_missing_gpus_of_a_node(gpus, at, message):

@@ -146,9 +146,9 @@ def test_events_say_what_is_new(folder):
     """The event stream of a running run begins with its state and continues with changes."""
     import asyncio
 
-    from buckeye.ui.server import _Served
+    from buckeye.ui.server import _ApiRoutes
 
-    served = _Served(RunCatalog(str(folder)))
+    served = _ApiRoutes(RunCatalog(str(folder)))
 
     async def first():
         stream = served._events(served._sources.find("one"))

@@ -24,7 +24,7 @@ from buckeye.evaluation.environment_args import (
 
 if TYPE_CHECKING:
     from buckeye.config.environments import EnvConfig
-    from buckeye.envs.base import Task
+    from buckeye.envs.base import Outcome, Task
     from buckeye.orchestrator.environments import NamedEnvironment
 
 
@@ -85,14 +85,9 @@ def play(
     from buckeye.launch.mcp_gateways import local_gateway
 
     if base_url is not None and policy in (None, RANDOM_POLICY):
-        raise UsageError(
-            "--base-url: needs a model",
-            code="BK-CLI-MISSING",
-            hint="Name a model of the server with --policy",
-        )
+        raise _missing_flag("--base-url", "a model", "Name a model of the server with --policy")
     if min_reward is not None and save is None:
-        hint = "Name a file with --save"
-        raise UsageError("--min-reward: needs --save", code="BK-CLI-MISSING", hint=hint)
+        raise _missing_flag("--min-reward", "--save", "Name a file with --save")
     environment = _environment_config(env, dataset, environment_args(arg, args), variable_names(variables))
     session = PlaySession(
         policy=policy,
@@ -117,9 +112,17 @@ def play(
     if session.chats is not None:
         typer.echo(f"{save}: {session.chats.kept} of {count} chats appended", err=True)
     if all(outcome.reward is None for outcome in outcomes):
-        action = f"check it with `buckeye env check {env}`"
-        hint = "Correct the task or its server" if _is_mcp_file(env) else f"Fix the environment, and {action}"
-        raise RunError(f"no rollout got a reward: {outcomes[0].error}", code="BK-ENV-FAILED", hint=hint)
+        raise _no_reward_error(env, outcomes[0])
+
+
+def _missing_flag(flag: str, needed: str, hint: str) -> UsageError:
+    return UsageError(f"{flag}: needs {needed}", code="BK-CLI-MISSING", hint=hint)
+
+
+def _no_reward_error(env: str, outcome: Outcome) -> RunError:
+    action = f"check it with `buckeye env check {env}`"
+    hint = "Correct the task or its server" if _is_mcp_file(env) else f"Fix the environment, and {action}"
+    return RunError(f"no rollout got a reward: {outcome.error}", code="BK-ENV-FAILED", hint=hint)
 
 
 def _is_mcp_file(env: str) -> bool:

@@ -66,12 +66,7 @@ def evaluate(
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.run_eval import EvalRequest, run_eval
 
-    if not model:
-        hint = "Add --model: a model directory, a hub name, or with --base-url the name on the server"
-        raise UsageError("--model is required", code="BK-CLI-MISSING", hint=hint)
-    if base_url is not None and not base_url.startswith(("http://", "https://")):
-        hint = "Write it as http://HOST:PORT/v1"
-        raise UsageError(f"--base-url: {base_url!r} is not a URL", code="BK-CLI-ARGUMENT", hint=hint)
+    _check_model(model, base_url)
     directory = output_dir or Path("outputs/evals") / _slug(f"{env_id}-{model}")
     sampling = ChatSampling(
         temperature=temperature,
@@ -107,6 +102,15 @@ def evaluate(
             typer.echo(f"{directory}: has the finished rollouts; continue with --resume", err=True)
             raise
     typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else _report_text(report))
+
+
+def _check_model(model: str | None, base_url: str | None) -> None:
+    if not model:
+        hint = "Add --model: a model directory, a hub name, or with --base-url the name on the server"
+        raise UsageError("--model is required", code="BK-CLI-MISSING", hint=hint)
+    if base_url is not None and not base_url.startswith(("http://", "https://")):
+        hint = "Write it as http://HOST:PORT/v1"
+        raise UsageError(f"--base-url: {base_url!r} is not a URL", code="BK-CLI-ARGUMENT", hint=hint)
 
 
 def _report_text(report: EvalReport) -> str:

@@ -131,8 +131,8 @@ def shown(record):
         r"Measured: .*?,\s+which": "Measured: {day}, {cores} cores, {dtype}, by `{made_by}`, which".format(
             **record
         ),
-        r"the \d+ held-out tasks, each played \d+ times": (
-            f"the {record['tasks']} held-out tasks, each played {record['rollouts'] // record['tasks']} times"
+        r"the \d+ held-out tasks, each run \d+ times": (
+            f"the {record['tasks']} held-out tasks, each run {record['rollouts'] // record['tasks']} times"
         ),
     }
 
