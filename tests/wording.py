@@ -19,7 +19,7 @@ from buckeye.errors import BuckeyeError
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 _VARYING = (
-    (re.compile(r"[\w./-]*/pytest-of-[^/\s]+/pytest-\d+/(?:popen-gw\d+/)?[\w.\[\]-]+"), "<tmp>"),
+    (re.compile(r"[\w./-]*/pytest-of-[^/\s]+/pytest-\d+/(?:popen-gw\d+/)?(?:[\w\[\]-]|\.(?=\w))+"), "<tmp>"),
     (re.compile(re.escape(str(REPOSITORY))), "<repository>"),
     (re.compile(re.escape(sys.prefix)), "<venv>"),
     (re.compile(r"(127\.0\.0\.1|localhost|\[::1\]):\d+"), r"\1:<port>"),

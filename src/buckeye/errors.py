@@ -72,15 +72,20 @@ class BuckeyeError(Exception):
         if not self.hint:
             return text
         end = "\n" if "\n" in text else ". "
-        return f"{text.rstrip().removesuffix('.')}{end}{self.hint[:1].upper()}{self.hint[1:]}"
+        return f"{text.rstrip().removesuffix('.')}{end}{_sentence(self.hint)}"
 
     @property
     def text(self) -> str:
         """The error as a terminal shows it: message, place, hint, and the command that explains its code."""
         lines = [f"error: {self.message}"]
         lines += [f"  at {self.at}"] if self.at else []
-        lines += [f"hint: {self.hint}"] if self.hint else []
+        lines += [f"hint: {_sentence(self.hint)}"] if self.hint else []
         return "\n".join([*lines, f"more: buckeye explain {self.code}"])
+
+
+def _sentence(hint: str) -> str:
+    """Return a hint that begins with a capital letter."""
+    return hint[:1].upper() + hint[1:]
 
 
 class UsageError(BuckeyeError):

@@ -112,9 +112,9 @@ def test_all_steps_of_a_run(finished, tmp_path):
         shutil.rmtree(run / f"trained/step_{step}")
     done = run_here("rl", "replay", "run", "--all", cwd=tmp_path)
     assert done.returncode == 2
-    assert "Step 4" in done.stderr
+    assert "step 4" in done.stderr
     done = run_here("rl", "replay", "run", "--all", "--step", 1, cwd=tmp_path)
-    assert (done.returncode, "leave --step and --until out" in done.stderr) == (2, True)
+    assert (done.returncode, "BK-CLI-CONFLICT" in done.stderr) == (2, True)
 
 
 def test_all_batches_are_no_number_of_them(finished, tmp_path):

@@ -105,10 +105,19 @@ def test_run_ends_at_once_if_no_rollout_has_worked(pauses):
         pauses.check()
 
 
-def test_an_invalid_task_ends_a_run_at_once_if_nothing_has_worked(pauses):
-    fail(pauses, "a", boundary="task")
+def test_run_ends_if_the_first_groups_all_have_invalid_tasks(pauses):
+    fail(pauses, "a", 1, boundary="task")
+    pauses.check()
+    fail(pauses, "a", 1, boundary="task")
     with pytest.raises(FinalRunError, match="it broke"):
         pauses.check()
+
+
+def test_one_invalid_task_before_a_scored_group_does_not_end_a_run(pauses):
+    fail(pauses, "a", 1, boundary="task")
+    work(pauses, "a")
+    fail(pauses, "a", 1, boundary="task")
+    pauses.check()
 
 
 def test_an_invalid_task_of_a_working_environment_is_left_out(pauses, caplog):

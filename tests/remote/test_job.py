@@ -25,7 +25,7 @@ from buckeye.run_files.known_runs import RemoteJob
 from tests.remote.proxy import proxied
 from tests.remote.sshd import needs_sshd, processes_of, sshd
 from tests.run.made_runs import made_run
-from tests.waiting import wait_for
+from tests.waiting import HANG, wait_for
 
 pytestmark = [needs_sshd, pytest.mark.e2e]
 
@@ -195,8 +195,9 @@ def test_a_log_arrives_whole_through_cuts(host, tmp_path):
             proxy.reset()
         await bench.more_arrives()
         proxy.silent = True
-        while sum("Trying again" in line for line in bench.told) < 4:
-            await asyncio.sleep(0.2)
+        async with asyncio.timeout(HANG):
+            while sum("Retrying" in line for line in bench.told) < 4:
+                await asyncio.sleep(0.2)
         proxy.silent = False
         await bench.more_arrives()
         proxy.refusing = True
@@ -211,7 +212,7 @@ def test_a_log_arrives_whole_through_cuts(host, tmp_path):
     log = (bench.here / "remote.log").read_bytes()
     assert len(log) == size
     assert hashlib.sha256(log).hexdigest() == expected == hashlib.sha256(bench.screen.getvalue()).hexdigest()
-    assert sum("Trying again" in line for line in bench.told) >= 5
+    assert sum("Retrying" in line for line in bench.told) >= 5
 
 
 def test_a_job_that_is_killed_with_its_wrapper_is_said_to_have_vanished(host, tmp_path):

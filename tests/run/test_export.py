@@ -342,8 +342,8 @@ def test_what_rounding_does_is_told_and_too_much_of_it_refused(adapted, tiny_mod
     monkeypatch.setattr("buckeye.trainer.model.adapter_files.base_digest", lambda name: None)
     _, said = _export(adapted, merge_lora=True)
     rounded = float(re.search(r"checkpoint (\S+) nats", said[-1])[1])
-    assert 1e-8 < rounded < checkpoint_export.KL_WARNING_THRESHOLD
-    monkeypatch.setattr(checkpoint_export, "KL_WARNING_THRESHOLD", rounded / 2)
+    assert 1e-8 < rounded < weight_rounding.KL_WARNING_THRESHOLD
+    monkeypatch.setattr(weight_rounding, "KL_WARNING_THRESHOLD", rounded / 2)
     _, said = _export(adapted, merge_lora=True, output=tmp_path / "told")
     assert said[1].startswith("warning: ")
     monkeypatch.setattr(checkpoint_export, "_ROUNDING_HALF", rounded / 2)

@@ -70,7 +70,11 @@ class _Entry:
     location: Location
 
     def __str__(self) -> str:
-        text = "{...}" if isinstance(self.value, dict) else json.dumps(self.value, ensure_ascii=False)
+        text = (
+            "{...}"
+            if isinstance(self.value, dict)
+            else json.dumps(self.value, ensure_ascii=False, default=str)
+        )
         return f"`{dotted(self.path)}` = {'None' if self.value is None else text}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 import re
 import time
@@ -83,7 +84,7 @@ class ChatServer:
         url = f"{self.base_url}/chat/completions"
         for attempt, wait in enumerate((*_WAITS, None), start=1):
             if self.refusal is not None:
-                raise self.refusal
+                raise copy.copy(self.refusal)  # each raise adds a traceback to its exception
             retry_after = 0.0
             try:
                 response = await self.client.post(url, json={"model": self.model, **body})
@@ -116,8 +117,8 @@ class ChatServer:
                 break
             self.on_retry(f"{problem.message}; retrying")
             await asyncio.sleep(min(_MAX_WAIT, max(retry_after, wait * random.uniform(0.75, 1.25))))  # noqa: S311  not for security
-        problem.message += f" ({len(_WAITS) + 1} attempts)"
-        raise problem
+        message = f"{problem.message} ({len(_WAITS) + 1} attempts)"
+        raise InferenceError(message, code=problem.code, at=problem.at, hint=problem.hint)
 
 
 @dataclass(slots=True)

@@ -88,9 +88,9 @@ def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
 
     Raise `UsageError` if one has no id, two have the same name, or a variable for one is not set.
     """
-    if not all(s.id for s in settings):
+    if not settings or not all(s.id for s in settings):
         raise UsageError(
-            "an environment has no `id`" if settings else "no environment is set",
+            "an environment has no `id`" if any(s.id for s in settings) else "no environment is set",
             code="BK-CONFIG-MISSING",
             hint="set `id` in [[orchestrator.env]] ([[env]] for an orchestrator or an evaluation), or "
             "pass --orchestrator.env.0.id NAME. `buckeye env list` lists the installed environments",

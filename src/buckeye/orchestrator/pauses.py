@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.errors import FinalRunError
-from buckeye.orchestrator.rollout import Group
+from buckeye.orchestrator.rollout import Group, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class _State:
     tried: bool = False
     works: bool = False
     last_error: str = ""
+    invalid_groups: int = 0  # in a row, without a scored group
 
 
 class EnvironmentPauses:
@@ -40,7 +41,6 @@ class EnvironmentPauses:
         self._settings = settings
         self._clock = clock
         self._states = {name: _State() for name in names}
-        self._invalid_task = ""  # error of a task that cannot run, of an environment that has never worked
 
     def held_environments(self) -> frozenset[str]:
         """Return the environments that may not start a group now."""
@@ -66,8 +66,8 @@ class EnvironmentPauses:
             if state.pauses:
                 log.info("Environment %s has recovered", name)
             self._states[name] = _State(works=True)
-        elif any(rollout.outcome.boundary == "task" for rollout in group.rollouts):
-            self._record_invalid_task(state, group)
+        elif invalid := [rollout for rollout in group.rollouts if rollout.outcome.boundary == "task"]:
+            self._record_invalid_task(state, invalid[0])
         elif all(rollout.outcome.boundary != "model" for rollout in group.rollouts):
             self._record_failure(name, state, group.errors[-1])
 
@@ -79,15 +79,16 @@ class EnvironmentPauses:
     def check(self) -> None:
         """Raise `FinalRunError` if every environment has failed for too long, or has never worked.
 
-        An invalid task ends the run at once if nothing of its environment has worked.
+        An environment whose first groups all have invalid tasks ends the run without a pause.
         """
-        if self._invalid_task:
-            raise FinalRunError(
-                f"invalid task: {self._invalid_task}",
-                code="BK-ENV-TASKS",
-                hint="run `buckeye env check` on the environment",
-            )
         states = self._states
+        for state in states.values():
+            if not state.works and state.invalid_groups >= self._settings.after_failures:
+                raise FinalRunError(
+                    f"the first {state.invalid_groups} groups have invalid tasks: {state.last_error}",
+                    code="BK-ENV-TASKS",
+                    hint="run `buckeye env check` on the environment",
+                )
         if not all(state.pauses for state in states.values()):
             return
         last = max(states.values(), key=lambda state: state.since)
@@ -115,12 +116,10 @@ class EnvironmentPauses:
             log.info("Environment %s: the pause has ended, retrying", name)
         return state.until is not None or state.tried
 
-    def _record_invalid_task(self, state: _State, group: Group) -> None:
-        error = group.errors[-1]
-        if state.works:
-            log.warning("Dropping a group with an invalid task: %s", error)
-        else:
-            self._invalid_task = error
+    def _record_invalid_task(self, state: _State, rollout: Rollout) -> None:
+        state.invalid_groups += 1
+        state.last_error = f"{rollout.env_name}, task {rollout.task.id}: {rollout.outcome.error}"
+        log.warning("Dropping a group with an invalid task: %s", state.last_error)
 
     def _record_failure(self, name: str, state: _State, error: str) -> None:
         state.last_error = error

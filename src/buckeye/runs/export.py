@@ -245,8 +245,8 @@ def _write(
     tell: Callable[[str], None],
 ) -> str:
     """Write the model or the adapter, and return the verification result as text."""
+    from buckeye.trainer.output import weight_rounding
     from buckeye.trainer.output.checkpoint_export import (
-        KL_WARNING_THRESHOLD,
         is_adapter_checkpoint,
         write_adapter,
         write_merged,
@@ -281,7 +281,7 @@ def _write(
             revision=cached_revision(base) if facts.base_id else None,
             passages=passages,
         )
-    if verified.divergence > KL_WARNING_THRESHOLD:
+    if verified.divergence > weight_rounding.KL_WARNING_THRESHOLD:
         exact = "; the adapter alone is exact (without --merge-lora)" if merge_lora else ""
         tell(
             f"warning: rounding the weights to {verified.dtype} moved the policy as far as a step of "

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from buckeye.base import storage
+from buckeye.base.columns import counted
 from buckeye.base.disk import free_bytes, human_bytes, reserve_bytes
 from buckeye.base.distribution import need
 from buckeye.base.faults import fault_point
@@ -138,7 +139,8 @@ class CheckpointStore:
         incomplete = [f for f in paths if stored_sizes.get(f) != sizes[f]]
         if incomplete:
             raise StoreError(
-                f"{self.url}/{name} is incomplete after the upload: {incomplete[0]} ({len(incomplete)} files)"
+                f"{self.url}/{name} is incomplete after the upload: {counted(len(incomplete), 'file')} missing or "
+                f"too short, such as {incomplete[0]}"
             )
         run_fields = {"run": storage.read_json(run / "run.json"), "kept": sorted(kept)}
         manifest = {**commit, "sizes": {file: stored_sizes[file] for file in paths}, **run_fields}

@@ -60,7 +60,7 @@ def test_a_run_says_it_at_its_end(runs, caplog):
         report_findings(runs / "bad")
     first, last = caplog.messages
     assert first.startswith("Found (sure): 232 of 320 samples have an advantage that differs")
-    assert last == f"All of it, with evidence: buckeye rl diagnose {runs / 'bad'}"
+    assert last == f"Full diagnosis with evidence: buckeye rl diagnose {runs / 'bad'}"
 
 
 def broken_rule(facts):

@@ -153,7 +153,7 @@ def test_wizard_creates_all_parts_in_an_empty_folder(wizard, project, tmp_path):
     child.expect(r"--- configs/tool_server.yaml ---.*Write configs/tool_server.yaml\? \[Y/n\]: ")
     assert everything(project) == []
     child.sendline("perhaps")
-    child.expect("Write y or n")
+    child.expect("Enter y or n")
     child.sendline("")
     child.expect("go +worked")
     child.expect(r"No tasks found.*\(empty: create a file\): ")
@@ -179,7 +179,7 @@ def test_wizard_creates_all_parts_in_an_empty_folder(wizard, project, tmp_path):
         ("tasks", (), r"create a file\): "),
         ("tasks", ("",), "the prompt of the first task: "),
         ("tasks", ("", "Go home."), r"Write tasks.json\? "),
-        ("servers", (), "Make the dataset "),
+        ("servers", (), "Write the dataset "),
         ("", (), r"Where\?.*\[1\]: "),
         ("", ("local",), r"Which model\?.*\[1\]: "),
         ("", ("local", "another"), "Model: "),

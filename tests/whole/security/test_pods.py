@@ -203,8 +203,9 @@ def test_a_record_that_is_none_is_not_kept(pod, path, content, refusal):
 def test_what_does_not_fit_the_disk_is_not_begun(pod, monkeypatch):
     usage = shutil.disk_usage(pod.here)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2**20))
-    with pytest.raises(RemoteError, match="cannot fetch"):
+    with pytest.raises(RemoteError) as caught:
         pod.send()
+    assert caught.value.code == "BK-DISK-FULL"
     assert pod.arrived() == set()
 
 

@@ -155,7 +155,7 @@ def test_failed_install_leaves_no_files(index, tmp_path):
     url, asked, _ = index
     person = Person(tmp_path, PRIME_API_KEY="secret-key", PRIME_API_BASE_URL=url.removesuffix("/simple/"))
     no_environment = person.env("install", "nothing", "--index", url, "--no-smoke")
-    assert (no_environment.returncode, "holds no environment" in no_environment.stderr) == (1, True)
+    assert (no_environment.returncode, "has no environment" in no_environment.stderr) == (1, True)
     private = person.env("install", "maker/private", "--index", url)
     assert private.returncode == 1
     assert "maker/private" in private.stderr

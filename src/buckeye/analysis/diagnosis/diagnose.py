@@ -232,4 +232,4 @@ def report_findings(run: Path) -> None:
     for finding in accused:
         log.warning("Found (%s): %s", finding.confidence, finding)
     if accused:
-        log.warning("All of it, with evidence: buckeye rl diagnose %s", run)
+        log.warning("Full diagnosis with evidence: buckeye rl diagnose %s", run)

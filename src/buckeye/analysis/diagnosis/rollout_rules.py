@@ -256,7 +256,7 @@ def truncated_replies(facts: DiagnosisFacts) -> Finding | None:
         "raise orchestrator.sampling.max_tokens, or shape the reward by length",
         evidence=[(f"rewards {_range([r[0] for r in cut])}, of those that end "
         f"{_range([r[0] for r in ended])}",
-                   facts.rollouts(facts.last, "--truncated"))],
+                   facts.rollouts(facts.last))],
         confidence="likely",
         since=facts.last - _RECENT + 1,
         share=share,

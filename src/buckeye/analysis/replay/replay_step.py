@@ -201,16 +201,16 @@ def require_kept(run: Path, step: int) -> TrainedBatch:
     try:
         return read_trained_batch(run / "trained", step)[1]
     except TransportError as error:
-        raise UsageError(
-            error.message, code="BK-RUN-NO-DATA", at=error.at, hint=_stored_steps(run / "trained")
-        ) from None
+        stored = _stored_steps(run / "trained")
+        hint = f"{error.hint}. {stored}" if error.hint else stored
+        raise UsageError(error.message, code=error.code, at=error.at, hint=hint) from error
 
 
 def _stored_steps(kept: Path) -> str:
     steps = list(step_directories(kept))
     if not steps:
-        return "No batch is stored: see the setting trainer.trained."
-    return f"Stored batches: steps {steps[0]} to {steps[-1]}."
+        return "No batch is stored: see the setting trainer.trained"
+    return f"Stored batches: steps {steps[0]} to {steps[-1]}"
 
 
 def start_of(run: Path, config: TrainerConfig, step: int, *, until: Stage) -> ReplayStart:

@@ -80,7 +80,7 @@ class Fleet:
         """
         if isinstance(error, ConnectionDroppedError) and await replica.is_alive(self._heartbeat_timeout):
             return
-        self._take_out_once(replica, epoch, error.message)
+        self._take_out_once(replica, epoch, _reason(error))
 
     def metrics(self) -> dict[str, float]:
         """Return metrics of every server, and of the newest canaries."""
@@ -116,9 +116,9 @@ class Fleet:
             raise unmonitored[0]
         for replica, epoch, error in zip(replicas, epochs, errors, strict=True):
             if isinstance(error, ReplicaLostError):
-                self._take_out_once(replica, epoch, error.message)
+                self._take_out_once(replica, epoch, _reason(error))
             elif error is not None:
-                self._fail(replica, error.message if isinstance(error, InferenceError) else str(error))
+                self._fail(replica, _reason(error))
         self._router.release(await self._router.acquire(0), 0)  # until one server is up
 
     async def _sync(self, replica: Replica, target: TargetWeights) -> None:
@@ -161,7 +161,7 @@ class Fleet:
             await self.handle_lost_call(replica, epoch, error)
         except InferenceError as error:
             if replica.epoch == epoch and replica.is_up:
-                self._fail(replica, error.message)
+                self._fail(replica, _reason(error))
 
     def _all_are_wrong(self, target: TargetWeights) -> bool:
         results = [self._canaries.get(replica) for replica in self._replicas]
@@ -214,8 +214,8 @@ class Fleet:
                 and replica.epoch == epoch
                 and not replica.update_lock.locked()
             ):
-                self._take_out(replica, error.message)
-                self._request_restart(replica, error.message)
+                self._take_out(replica, _reason(error))
+                self._request_restart(replica, _reason(error))
             return
         try:
             process = await replica.identify(timeout=self._heartbeat_timeout)
@@ -276,7 +276,7 @@ class Fleet:
         except ReplicaLostError as error:
             log.debug("%s has not recovered yet: %s", replica.url, error)
         except InferenceError as error:
-            self._keep_out(replica, process, error.message)
+            self._keep_out(replica, process, _reason(error))
         else:
             self._put_back(replica, process)
 
@@ -311,3 +311,10 @@ class Fleet:
 
 def _version_text(version: int | None) -> str:
     return "of its start" if version is None else str(version)
+
+
+def _reason(error: Exception) -> str:
+    """Return an error with its hint, without the server's URL: the messages here name it."""
+    if isinstance(error, InferenceError):
+        return f"{error.message}. {error.hint}" if error.hint else error.message
+    return str(error)

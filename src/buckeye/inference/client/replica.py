@@ -341,8 +341,8 @@ class Replica:
         status = response.status_code
         message = f"{method} {path} was refused with status {status}: {error_message(response)}"
         lacks_adapter = status == 404 and self.adapter is not None  # a restarted process has no adapter
-        is_lost = self.is_monitored and status >= 500 and not await self.is_healthy()
-        if lacks_adapter or status == 503 or is_lost:
+        is_lost = lacks_adapter or status == 503
+        if is_lost or (self.is_monitored and status >= 500 and not await self.is_healthy()):
             raise ReplicaLostError(message, at=self.url)
         raise RefusedError(message, code="BK-INFERENCE" if status >= 500 else None, at=self.url)
 

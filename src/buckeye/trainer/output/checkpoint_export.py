@@ -41,10 +41,6 @@ _ROUNDING_HALF = 0.2
 """Largest KL divergence that rounding to 16 bits explains. A log-prob moves by sqrt(2 * 0.2) = 0.6: a token
 becomes nearly twice or half as likely. A larger divergence means another policy, regardless of its cause.
 """
-KL_WARNING_THRESHOLD = 0.02
-"""KL divergence to warn about: log-probs move by sqrt(2 * 0.02) = 0.2, the limit of one training step with
-the usual clip range.
-"""
 
 _Distributions = Callable[[Sequence[int]], Tensor]
 """Function: token ids -> log-probs [tokens, vocabulary], float32, of the next token after each of the last

@@ -60,7 +60,10 @@ def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
     """
     available = checkpoints_oldest_first(root)
     if not available:
-        message, hint = f"no committed checkpoint in {root}", "start without a resume step"
+        message, hint = (
+            f"no committed checkpoint in {root}",
+            "leave out --resume and ckpt.resume_step, or check the output directory",
+        )
         raise CheckpointError(message, code="BK-CHECKPOINT-NOT-FOUND", hint=hint)
     if resume_step == -1:
         return available[-1]

@@ -85,7 +85,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
 
         directory = _weights_folder(update_info.path)
         digests = _verify_files(directory)
-        self._check_iterate_tensors(directory)
+        self._check_tensors(directory)
         initialize_layerwise_reload(self.model)
         self.model.load_weights(_iterate_tensors(directory, sorted(digests)))
         type(self).incoming = _combine_digests(digests)
@@ -102,8 +102,8 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
         for name in sorted(expected.keys() | new.keys()):
             if expected.get(name) != new.get(name):
                 raise ValueError(
-                    f"{directory}: the shape of {name} is {new.get(name, 'missing')}, "
-                    f"but {expected.get(name, 'unknown')} in the served model"
+                    f"{directory}: {name} has the shape {new.get(name, '(missing)')}; "
+                    f"in the served model: {expected.get(name, '(missing)')}"
                 )
 
     def finish_weight_update(self) -> None:
