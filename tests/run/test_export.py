@@ -22,7 +22,7 @@ from buckeye.launch.preflight.model import fetch_base_model
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.runs.checkpoint_facts import choose_checkpoint
 from buckeye.runs.export import ExportRequest, export_model
-from buckeye.trainer.output import checkpoint_export
+from buckeye.trainer.output import checkpoint_export, weight_rounding
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.checkpoint import read_scores
 from tests.command import run_here

@@ -139,8 +139,8 @@ class CheckpointStore:
         incomplete = [f for f in paths if stored_sizes.get(f) != sizes[f]]
         if incomplete:
             raise StoreError(
-                f"{self.url}/{name} is incomplete after the upload: {counted(len(incomplete), 'file')} missing or "
-                f"too short, such as {incomplete[0]}"
+                f"{self.url}/{name} is incomplete after the upload: {counted(len(incomplete), 'file')} "
+                f"missing or too short, such as {incomplete[0]}"
             )
         run_fields = {"run": storage.read_json(run / "run.json"), "kept": sorted(kept)}
         manifest = {**commit, "sizes": {file: stored_sizes[file] for file in paths}, **run_fields}

@@ -313,7 +313,7 @@ def _version_text(version: int | None) -> str:
     return "of its start" if version is None else str(version)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """Return an error with its hint, without the server's URL: the messages here name it."""
     if isinstance(error, InferenceError):
         return f"{error.message}. {error.hint}" if error.hint else error.message
