@@ -3,6 +3,7 @@
 import pytest
 
 from buckeye.config.inference import InferenceConfig
+from buckeye.config.load import load_config
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
@@ -83,3 +84,10 @@ def test_file_that_is_not_utf8_is_refused(refused, folder, wording):
 
 def test_config_error_exits_with_2():
     assert ConfigError.exit_code == 2
+
+
+def test_date_in_a_shared_setting_is_a_config_error(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("max_steps = 5\n[trainer]\nmax_steps = 2024-01-01\n")
+    with pytest.raises(ConfigError, match="2024-01-01"):
+        load_config(RLConfig, ["@", str(path)])

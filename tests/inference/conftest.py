@@ -204,7 +204,7 @@ def chat_model(make_model, tokenizer) -> TinyModel:
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
     """Path of a Python with vLLM: an existing one, or one installed for the tests and kept."""
-    return (find_vllm() or install_vllm(VLLM_ENVIRONMENT, cpu=True, request=print)).python
+    return (find_vllm() or install_vllm(VLLM_ENVIRONMENT, cpu=True, tell=print)).python
 
 
 class Server:

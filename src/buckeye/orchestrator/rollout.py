@@ -99,10 +99,8 @@ class Rollout:
             return []
         given = self.outcome.turn_rewards
         rewards = [0.0] * (self.turns - 1) + [reward] if given is None else list(given)
-        before, last = (
-            rewards[: self.turns - 1],
-            rewards[self.turns - 1 :],
-        )  # last: may include turns without room
+        # the last part may include turns without room
+        before, last = rewards[: self.turns - 1], rewards[self.turns - 1 :]
         return [*before, sum(last) + shaping]
 
     @property

@@ -150,7 +150,7 @@ class SampleBuilder:
         """Return the prompt for token ids. Raise `UsageError` for empty ids or ids outside the vocabulary."""
         if ids and not 0 <= min(ids) <= max(ids) < self._renderer.vocab_size:
             raise UsageError(
-                f"prompt has a token id outside the vocabulary of {self._renderer.vocab_size} tokens",
+                f"the prompt has a token id outside the vocabulary of {self._renderer.vocab_size} tokens",
                 code="BK-INFERENCE-REQUEST",
                 hint="use token ids of the model's tokenizer",
             )

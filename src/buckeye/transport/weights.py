@@ -124,9 +124,7 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
         missing = [name for name in manifest.files if not (directory / check_file_name(name)).is_file()]
         is_consistent = combined_checksum(manifest.files) == manifest.checksum
     except FileNotFoundError:
-        raise TransportError(
-            f"{directory} has no published weights: {MANIFEST} is missing", code="BK-WEIGHTS-DAMAGED"
-        ) from None
+        raise _damage(f"{directory} has no published weights: {MANIFEST} is missing") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise _damage(f"{path} cannot be read: {error}") from error
     if missing:

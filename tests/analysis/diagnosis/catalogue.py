@@ -164,9 +164,9 @@ def optimizer_forgets() -> Sequence[Any]:
 
 
 def other_adapter_scale() -> Sequence[Any]:
-    original = adapters._Scale.of
+    original = adapters._Scale.of_module
     return [
-        mock.patch.object(adapters._Scale, "of", lambda self, *given: 4.0 * original(self, *given)),
+        mock.patch.object(adapters._Scale, "of_module", lambda self, *given: 4.0 * original(self, *given)),
         unheard(),
     ]
 

@@ -25,9 +25,8 @@ def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
     smooth = (rope.original_max_positions / wavelengths - rope.low_freq_factor) / (
         rope.high_freq_factor - rope.low_freq_factor
     )
-    weight = smooth.clamp(
-        0.0, 1.0
-    )  # 1: short wavelength, unchanged; 0: long wavelength, divided by the factor
+    # 1: short wavelength, unchanged; 0: long wavelength, divided by the factor
+    weight = smooth.clamp(0.0, 1.0)
     return (1 - weight) * frequencies / rope.factor + weight * frequencies
 
 

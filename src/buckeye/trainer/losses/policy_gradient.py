@@ -295,7 +295,7 @@ def _smallest_in_sequence(ratios: Tensor, sequences: Tensor) -> Tensor:
 class LossType:
     """Loss function with settings as its keyword arguments.
 
-    `masks` are the names of the marks that it returns.
+    `masks` are the names of the masks that it returns.
     """
 
     function: Callable[..., TokenLosses]

@@ -25,6 +25,7 @@ ADAPTER_DIRECTORY = "adapter"
 WEIGHTS_FILE = "adapter_model.safetensors"
 CONFIG_FILE = "adapter_config.json"
 _PREFIX = "base_model.model."
+_HINT = f"name a folder in PEFT format, with {CONFIG_FILE} and {WEIGHTS_FILE}"
 """Prefix of parameter names in peft's files."""
 _MUST_AGREE = ("r", "lora_alpha", "target_modules", "modules_to_save")
 
@@ -83,7 +84,7 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> None:
         base = _recorded_base(directory)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
-            f"the adapter in {directory} cannot be read: {error}", code="BK-ADAPTER"
+            f"the adapter in {directory} cannot be read: {error}", code="BK-ADAPTER", hint=_HINT
         ) from error
     config = _adapter_config(model)
     differing = [key for key in _MUST_AGREE if _comparable(content.get(key)) != _comparable(config[key])]
@@ -142,7 +143,9 @@ def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None
         check_adapter_base(adapter, base)
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise UsageError(
-            f"the adapter {adapter} cannot be merged into {base!r}: {error}", code="BK-ADAPTER"
+            f"the adapter {adapter} cannot be merged into {base!r}: {error}",
+            code="BK-ADAPTER",
+            hint=_HINT,
         ) from error
     if stored != get_peft_model_state_dict(adapted, save_embedding_layers=False).keys():
         raise UsageError(

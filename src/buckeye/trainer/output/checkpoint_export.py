@@ -121,7 +121,11 @@ def write_adapter(
     try:
         list(list_regular_files(adapter))
     except NotRegularFileError as error:
-        raise UsageError(f"the adapter cannot be copied: {error}", code="BK-FILE-UNREADABLE") from None
+        raise UsageError(
+            f"the adapter cannot be copied: {error}",
+            code="BK-FILE-UNREADABLE",
+            hint="replace the link by the file",
+        ) from None
     shutil.copytree(adapter, out, dirs_exist_ok=True)
     content = json.loads((out / CONFIG_FILE).read_text(encoding="utf-8"))
     content |= {"base_model_name_or_path": base_name, "revision": revision}

@@ -42,7 +42,11 @@ def read_tokenizer_files(name: str) -> dict[str, bytes]:
             paths = {path.relative_to(folder).as_posix(): path for path in list_regular_files(folder)}
             return {file: read_regular(path) for file, path in paths.items() if _is_tokenizer_file(file)}
         except NotRegularFileError as error:
-            raise UsageError(f"the tokenizer cannot be copied: {error}", code="BK-FILE-UNREADABLE") from None
+            raise UsageError(
+                f"the tokenizer cannot be copied: {error}",
+                code="BK-FILE-UNREADABLE",
+                hint="replace the link by the file",
+            ) from None
     templates = [
         f"{CHAT_TEMPLATE_DIR}/{stem}.jinja" for stem in list_repo_templates(name, local_files_only=True)
     ]

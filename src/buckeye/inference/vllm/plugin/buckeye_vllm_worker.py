@@ -135,7 +135,7 @@ def _verify_files(directory: Path) -> dict[str, str]:
     digests = {name: _sha256(directory / _foreign_files.check_file_name(name)) for name in manifest["files"]}
     for name, digest in digests.items():
         if digest != manifest["files"][name]:
-            raise ValueError(f"{directory / name} differs from the published file (SHA-256 differs)")
+            raise ValueError(f"{directory / name} is damaged: its SHA-256 differs from the published one")
     return digests
 
 
