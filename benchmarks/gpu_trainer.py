@@ -128,7 +128,9 @@ def _forecast(settings: Settings, row: Settings) -> float | None:
     shape = read_shape(Path(settings["model"]))
     assert shape is not None
     needs = plan_memory(config, shape, find_hardware(config, gpus()))
-    return sum(n.total for n in needs if n.process.startswith("trainer") and n.location != "main memory") / 2**30
+    return (
+        sum(n.total for n in needs if n.process.startswith("trainer") and n.location != "main memory") / 2**30
+    )
 
 
 def _random_batch(step: int, length: int, samples: int, vocab: int) -> Any:

@@ -54,7 +54,7 @@ def unheard() -> Any:
     async def hear(*_: Any) -> None:
         return None
 
-    return mock.patch.object(Fleet, "_hear", hear)
+    return mock.patch.object(Fleet, "_check_canary", hear)
 
 
 def turned_advantages() -> Sequence[Any]:
