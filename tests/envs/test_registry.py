@@ -118,6 +118,7 @@ def test_missing_environment_error_lists_installed_ones_and_commands(env_id, mon
         ("import not_installed_anywhere\ndef load_environment(): ...", {}),
         ("1 / 0", {}),
         ("def broken(:", {}),
+        ("import ast\nast.literal_eval('1 +')", {}),
         (OWN_ERROR, {}),
     ],
 )

@@ -392,11 +392,13 @@ def _report_import_errors(subject: str) -> Iterator[None]:
             hint="install it into this interpreter",
         ) from error
     except SyntaxError as error:
+        in_file = error.filename is not None and Path(error.filename).is_file()  # not so for `eval` of a text
+        line = f"{error.filename}:{error.lineno}" if in_file else _source_line(error)
         raise UsageError(
             f"cannot import {subject}: {type(error).__name__}: {error.msg}",
             code="BK-ENV-LOAD",
-            at=f"{error.filename}:{error.lineno}",
-            hint="fix this line",
+            at=line,
+            hint="fix this line" if line else _TRACEBACK_HINT,
         ) from error
     except THIRD_PARTY_ERRORS as error:
         raise UsageError(

@@ -37,12 +37,12 @@ def parse_reward(tool: str, result: CallResult) -> tuple[float, dict[str, float]
     and 1. Raises EvaluateError if the evaluation failed or has no finite reward.
     """
     if result.is_error:
-        raise EvaluateError(f"{tool} failed: {_quote(result.text)}", code="BK-MCP-ACTION")
+        raise EvaluateError(f"{tool} failed: {_quote(result.text)}")
     value = decode_result(result)
     numbers: dict[str, float] = {}
     if isinstance(value, Mapping):
         if value.get("isError") is True or value.get("is_error") is True:
-            raise EvaluateError(f"{tool} reports a failure: {_quote(result.text)}", code="BK-MCP-ACTION")
+            raise EvaluateError(f"{tool} reports a failure: {_quote(result.text)}")
         numbers = _finite_numbers(value)
         key = next((key for key in REWARD_KEYS if key in value), None)
         value = None if key is None else value[key]

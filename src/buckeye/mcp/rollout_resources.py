@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -18,6 +20,9 @@ from buckeye.mcp.workdir.folder import Workdir, open_workdir
 
 _LISTEN_SECONDS = 60.0  # `setup_timeout` may be shorter
 _MAX_CHECKED = 4  # different sets of servers
+_CHECK_SECONDS = 30.0  # per set; all sets start together
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,28 +65,41 @@ async def find_fresh_session_fault(task: McpTask, config: GymConfig) -> McpEnvir
 async def check_servers(tasks: Sequence[McpTask], config: GymConfig) -> None:
     """Start the servers of some tasks, and check the tools that each task with the same servers names.
 
-    Raises UsageError if a task cannot run. Other faults are ignored: the rollouts retry and report them.
+    Raises UsageError if a task cannot run. Other faults are logged: the rollouts retry and report them.
     """
     with_servers: dict[str, list[McpTask]] = {}
     for task in tasks:
         with_servers.setdefault(task.model_dump_json(include={"mcp_config"}), []).append(task)
-    for same_servers in list(with_servers.values())[:_MAX_CHECKED]:
-        checked = same_servers[0]
-        try:
-            async with (
-                open_workdir(checked, config) as workdir,
-                open_sessions(
-                    checked, _timeouts(config), preload=config.defaults.preload, workdir=workdir
-                ) as sessions,
-            ):
-                for task in same_servers:
-                    checked = task
-                    _check_tools(task, config, sessions.tools)
-        except McpEnvironmentError as fault:
-            if fault.final:
-                raise UsageError(
-                    f"task {checked.id}: {fault.message}", code=fault.code, at=fault.at, hint=fault.hint
-                ) from None
+    checks = [_check_set(same, config) for same in list(with_servers.values())[:_MAX_CHECKED]]
+    for error in await asyncio.gather(*checks):
+        if error is not None:
+            raise error
+
+
+async def _check_set(tasks: Sequence[McpTask], config: GymConfig) -> UsageError | None:
+    """Start the servers of the first task, check the tools of all, and return the error if one cannot run."""
+    checked = tasks[0]
+    try:
+        async with (
+            asyncio.timeout(_CHECK_SECONDS),
+            open_workdir(checked, config) as workdir,
+            open_sessions(
+                checked, _timeouts(config), preload=config.defaults.preload, workdir=workdir
+            ) as sessions,
+        ):
+            for task in tasks:
+                checked = task
+                _check_tools(task, config, sessions.tools)
+    except TimeoutError:
+        log.warning(
+            "Tools of task %s not checked: its servers did not start within %g s", checked.id, _CHECK_SECONDS
+        )
+    except McpEnvironmentError as fault:
+        if fault.final:
+            message = f"task {checked.id}: {fault.message}"
+            return UsageError(message, code=fault.code, at=fault.at, hint=fault.hint)
+        log.warning("Tools of task %s not checked: %s", checked.id, fault)
+    return None
 
 
 async def run_task_call(call: ToolCall, sessions: RolloutSessions, timeout: float) -> CallResult:
@@ -159,9 +177,9 @@ async def _run_setup(task: McpTask, config: GymConfig, sessions: RolloutSessions
             raise error.prefixed("setup_tool") from None
         except McpEnvironmentError as fault:
             raise SetupError(
-                f"setup_tool {call.name}: {fault.message}", code="BK-MCP-ACTION", at=fault.at, hint=fault.hint
+                f"setup_tool {call.name}: {fault.message}", code=fault.code, at=fault.at, hint=fault.hint
             ) from fault
         if result.is_error:
-            raise SetupError(f"setup_tool {call.name} failed: {result.text[:500]}", code="BK-MCP-ACTION")
+            raise SetupError(f"setup_tool {call.name} failed: {result.text[:500]}")
         outputs.append(result.text)
     return truncate_text("\n".join(text for text in outputs if text), config.defaults.max_result_chars)[0]

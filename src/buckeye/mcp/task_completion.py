@@ -39,7 +39,8 @@ async def grade_rollout(
 
     If evaluate_tool or a grader fails, it is repeated on a fresh session that no model has touched. If it
     works there, the model caused the failure: the score is 0, with an explanation, and counts in
-    `graders_failed`. If it fails there too, the environment is at fault: raises EvaluateError.
+    `graders_failed`. If it fails there too, the environment is at fault: raises EvaluateError, or
+    TaskError if a retry fails the same way.
     """
     verdicts: list[tuple[str, float, GraderVerdict]] = []
     numbers: dict[str, float] = {}
@@ -49,7 +50,7 @@ async def grade_rollout(
         try:
             reward, numbers = await _run_evaluation(task, config, resources.sessions)
             verdict = GraderVerdict(reward, f"reward {reward:g}")
-        except EvaluateError as error:
+        except (EvaluateError, TaskError) as error:
             await _check_evaluation(task, config, error)
             verdict = GraderVerdict(0.0, f"failed because of the model's calls: {error}")
             failed += 1
@@ -77,7 +78,10 @@ async def grade_rollout(
 async def _run_evaluation(
     task: McpTask, config: GymConfig, sessions: RolloutSessions
 ) -> tuple[float, dict[str, float]]:
-    """Return the reward of the last evaluation call and its other numbers. Raises EvaluateError."""
+    """Return the reward of the last evaluation call and its other numbers.
+
+    Raises EvaluateError and TaskError.
+    """
     outcome: tuple[float, dict[str, float]] = 0.0, {}
     for call in task.evaluate_tool:
         try:
@@ -87,7 +91,7 @@ async def _run_evaluation(
         except McpEnvironmentError as fault:
             raise EvaluateError(
                 f"evaluate_tool {call.name}: {fault.message}",
-                code="BK-MCP-ACTION",
+                code=fault.code,
                 at=fault.at,
                 hint=fault.hint,
             ) from fault
@@ -95,7 +99,7 @@ async def _run_evaluation(
     return outcome
 
 
-async def _check_evaluation(task: McpTask, config: GymConfig, error: EvaluateError) -> None:
+async def _check_evaluation(task: McpTask, config: GymConfig, error: McpEnvironmentError) -> None:
     """Raise `error` unless the evaluation works on a fresh session, without any call of a model."""
     try:
         async with open_rollout_resources(task, config) as fresh:
@@ -124,7 +128,7 @@ async def _check_grader(
         raise EvaluateError(
             f"grade {grader.name} fails, with and without the model's output: {error.message}"
             + (f"; without it: {fresh_error.message}" if differs else ""),
-            code="BK-GRADER",
+            code=error.code,
             at=error.at,
             hint=error.hint,
         ) from None

@@ -23,7 +23,7 @@ from buckeye.workers.pool import WorkerPool
 from buckeye.workers.proxy import Endpoint, Limits, Usage, serve
 from buckeye.workers.worker_loop import worker_loop
 
-_ISOLATION_SECONDS = 90.0  # for a check that takes 20 s, plus the start of its servers
+_ISOLATION_SECONDS = 120.0  # 30 s for the tools of tasks, 20 s to compare rollouts, and starts and ends
 _ABANDONED_AFTER = 4  # times the longest rollout, to allow for retries
 
 

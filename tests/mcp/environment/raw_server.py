@@ -93,6 +93,10 @@ def called(request):
         if WAY == "hang-in-setup":
             hang()
         return answer(request, text("The board is empty."))
+    if WAY == "breaks-evaluation" and name == "act":  # accepts a call without the required argument
+        broken = text("no board", isError=True)
+        graded = text("graded", structuredContent={"reward": 1.0})
+        return answer(request, broken if state["calls"] > 2 else graded)
     if name == "act" and WAY != "tells":
         return acted(request, arguments)
     if WAY == "tells" and name == "recall":

@@ -149,8 +149,9 @@ def test_missing_or_non_utf8_config_is_refused(tmp_path, refusal):
         load_gym_config(tmp_path / "none.yaml")
     path = tmp_path / "latin.yaml"
     path.write_bytes(b"a: b\nc: \xe9\n")
-    with pytest.raises(ConfigError, match=r"latin\.yaml:2"):
+    with pytest.raises(ConfigError, match=r"latin\.yaml:2") as caught:
         load_gym_config(path)
+    assert caught.value.code == "BK-FILE-UNREADABLE"
 
 
 def test_schema_accepts_the_documented_config_and_no_invalid_actions():

@@ -4,6 +4,7 @@ import asyncio
 import json
 import sys
 import uuid
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,12 @@ from tests.mcp.environment.scripted import Scripted, native
 from tests.mcp.gym import gym_config, mapping
 
 from buckeye.errors import ConfigError, UsageError
+from buckeye.mcp import environment as environment_module
+from buckeye.mcp import rollout_resources
+from buckeye.mcp.client.errors import StartError
 from buckeye.mcp.environment import McpEnvironment
 from buckeye.mcp.tasks.task_schema import McpTask
+from buckeye.workers import environment as worker_environment
 
 RAW = str(Path(__file__).with_name("raw_server.py"))
 
@@ -155,6 +160,39 @@ def test_task_call_with_missing_arguments_is_not_retried(marker, role, way):
     assert (outcome.reward, outcome.boundary) == (None, "task")
     retried = play(task(marker, way), Scripted(DONE))
     assert (retried.reward, retried.boundary) == (None, None)
+
+
+def test_evaluation_that_the_model_breaks_scores_0_also_if_its_arguments_look_wrong(marker):
+    settings = config(action_mappings={"recall": mapping("recall")})
+    evaluated = task(marker, "breaks-evaluation", evaluate_tool={"name": "act"})
+    good = play(evaluated, Scripted(DONE), settings)
+    assert (good.error, good.reward) == (None, 1.0)
+    broken = play(evaluated, Scripted("<tool>recall()</tool>", DONE), settings)
+    assert (broken.error, broken.reward, broken.components["graders_failed"]) == (None, 0.0, 1.0)
+
+
+def test_servers_of_all_sets_are_checked_together_and_faults_are_logged(monkeypatch, caplog):
+    barrier = asyncio.Barrier(3)
+
+    @asynccontextmanager
+    async def opened(opening, _):
+        await barrier.wait()
+        if opening.id == "c":
+            await asyncio.sleep(60)
+        raise StartError("busy")
+        yield
+
+    monkeypatch.setattr(rollout_resources, "open_workdir", opened)
+    monkeypatch.setattr(rollout_resources, "_CHECK_SECONDS", 0.5)
+    tasks = [task(name).model_copy(update={"id": name}) for name in "abc"]
+    asyncio.run(rollout_resources.check_servers(tasks, config()))
+    found = sorted((record.levelname, record.args[0]) for record in caplog.records)
+    assert found == [("WARNING", "a"), ("WARNING", "b"), ("WARNING", "c")]
+
+
+def test_worker_waits_longer_than_the_checks_take():
+    checks = rollout_resources._CHECK_SECONDS + environment_module._ISOLATION_SECONDS
+    assert checks + 60 <= worker_environment._ISOLATION_SECONDS
 
 
 @pytest.mark.parametrize(

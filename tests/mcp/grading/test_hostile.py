@@ -119,6 +119,7 @@ def test_command_grader_checks_output_and_exit_code(folder):
     with pytest.raises(GraderError, match="no-such-program") as caught:
         graded({"state": {"command": ["no-such-program"]}}, folder)
     assert caught.value.code == "BK-GRADER"
+    assert caught.value.message.count("cannot run") == 1
 
 
 def test_unconfined_command_ends_with_its_children(folder, monkeypatch):

@@ -124,6 +124,7 @@ def test_an_update_keeps_keys_comments_and_quotes(tmp_path):
 
 def test_an_update_of_a_damaged_file_changes_nothing(tmp_path):
     path = written(tmp_path, "image: [\n")
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         update_lock(path, {"version": 1})
+    assert caught.value.code == "BK-CONFIG-SYNTAX"
     assert path.read_text() == "image: [\n"

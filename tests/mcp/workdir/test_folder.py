@@ -1,6 +1,7 @@
 """The folder of each rollout: its content, the servers' environment in it, and its removal."""
 
 import asyncio
+import errno
 import io
 import json
 import logging
@@ -8,6 +9,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 import uuid
 import zipfile
 from pathlib import Path
@@ -22,13 +24,17 @@ from tests.mcp.gym import gym_config, mapping
 
 from buckeye.errors import UsageError
 from buckeye.mcp.client.control_group import create_control_group, kill_control_group
+from buckeye.mcp.client.errors import StartError, WorkdirFullError, reports_server_failure
+from buckeye.mcp.client.server_process import ServerProcess
 from buckeye.mcp.config import load_gym_config
 from buckeye.mcp.environment import McpEnvironment
-from buckeye.mcp.sandbox.runtime import cache_folder
+from buckeye.mcp.sandbox.process_runtimes import CommandRuntime
+from buckeye.mcp.sandbox.runtime import PrepareError, SandboxLimits, cache_folder
 from buckeye.mcp.tasks.task_files import read_tasks
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
+from buckeye.mcp.workdir import initial_files
 from buckeye.mcp.workdir.folder import Workdir, open_workdir
-from buckeye.mcp.workdir.initial_files import prepare_files
+from buckeye.mcp.workdir.initial_files import SizeLimit, prepare_files
 from buckeye.mcp.workdir.server_environment import find_unreachable_files, resolve_local_paths
 from buckeye.orchestrator.rollout_runner import run_rollout
 
@@ -198,7 +204,7 @@ def test_initial_files_are_copied_and_never_changed(folder, kind, tmp_path):
 def test_folder_is_copied_with_modes_and_links(folder, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
-    prepare_files(str(folder), copy, 1000)
+    prepare_files(str(folder), copy, SizeLimit(1000))
     assert os.readlink(copy / "link") == "deep/tool.sh"
     assert (copy / "deep" / "tool.sh").stat().st_mode & 0o777 == 0o555
     assert (copy / "notes.txt").stat().st_mtime_ns == (folder / "notes.txt").stat().st_mtime_ns
@@ -261,9 +267,63 @@ def test_unusable_files_are_environment_error(folder, way, tmp_path):
     files = spoil(folder) or folder
     outcome, _ = play(task(files=str(files)), gym=config(defaults={"workdir_bytes": 4096}))
     assert (outcome.reward, outcome.stop_reason) == (None, "start_failed")
+    assert outcome.boundary == (None if way == "script" else "task")
     assert said in outcome.error
     assert not (tmp_path / "out").exists()
     assert left() == []
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EMFILE, errno.EIO, errno.EDQUOT])
+def test_transient_error_of_the_disk_is_retried(folder, number, monkeypatch):
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    one = task(files=str(folder))
+    with monkeypatch.context() as patched:
+        patched.setattr(initial_files, "_copy_file", fail)
+        failed, _ = play(one)
+    assert (failed.reward, failed.stop_reason, failed.boundary) == (None, "start_failed", None)
+    assert os.strerror(number) in failed.error
+    outcome, (notes,) = play(one, "notes()")
+    assert (outcome.error, notes) == (None, "first")
+
+
+@pytest.mark.parametrize("setting", ["", "--disk"])
+def test_size_error_names_its_setting(folder, setting, tmp_path, monkeypatch):
+    def hint(limit):
+        with pytest.raises(UsageError) as caught:
+            prepare_files(str(folder), Path(tempfile.mkdtemp(dir=tmp_path)), limit)
+        return caught.value.hint
+
+    assert (f"`{setting}`" in hint(SizeLimit(1, setting))) == bool(setting)
+    monkeypatch.setattr(initial_files, "MAX_ENTRIES", 1)
+    assert "`" not in hint(SizeLimit(1000, setting))
+
+
+def test_gateway_error_of_files_names_its_flags(folder, tmp_path):
+    (tmp_path / "session").mkdir()
+    runtime = CommandRuntime([sys.executable], SandboxLimits(disk=1), folder)
+    with pytest.raises(PrepareError) as caught:
+        asyncio.run(runtime.launch("", tmp_path / "session", {}))
+    assert (caught.value.code, caught.value.at) == ("BK-FILE-UNREADABLE", "--files")
+    assert "`--disk`" in caught.value.hint
+
+
+@pytest.mark.parametrize(("number", "is_final"), [(errno.EMFILE, False), (errno.ENOENT, True)])
+def test_only_a_final_start_error_has_the_install_hint(number, is_final, monkeypatch):
+    async def fail(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+    with pytest.raises(StartError) as caught:
+        asyncio.run(ServerProcess.start(["server"], env={}, name="notes"))
+    assert (caught.value.final, caught.value.hint is not None) == (is_final, is_final)
+    assert caught.value.code == "BK-MCP-START"
+
+
+def test_result_of_a_full_folder_reports_a_server_failure():
+    assert reports_server_failure(f"fill: {WorkdirFullError.to_model}.")
+    assert not reports_server_failure("fill: done.")
 
 
 def test_missing_or_unreachable_files_are_refused_at_load(tmp_path):
@@ -300,7 +360,7 @@ class Filling(Scripted):
     """Policy that fills the folder, polls until the limit is reported, and ends."""
 
     async def chat(self, messages, *, tools=()):
-        noticed = "holds more than it may" in messages[-1]["content"]
+        noticed = "exceeded its size limit" in messages[-1]["content"]
         call = "done()" if noticed else "notes()" if len(messages) > 2 else "fill(200000)"
         self._replies = [f"<tool>{call}</tool>"]
         return await super().chat(messages, tools=tools)

@@ -19,9 +19,15 @@ outcomes, and `to_model` is the text for the model.
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
 
 from buckeye.errors import BuckeyeError
+
+_TRANSIENT = frozenset({
+    errno.EAGAIN, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC,
+    errno.ESTALE, errno.ETIMEDOUT, errno.ETXTBSY,
+})  # fmt: skip
 
 
 class McpEnvironmentError(BuckeyeError):
@@ -80,7 +86,7 @@ class WorkdirFullError(SessionLostError):
     """The rollout's folder exceeded its size limit, and its servers were ended."""
 
     stop_reason = "workdir_full"
-    to_model = "the folder holds more than it may, and its server was ended"
+    to_model = "the folder exceeded its size limit, and its server was ended"
 
 
 class BadAnswerError(McpEnvironmentError):
@@ -103,7 +109,13 @@ class EvaluateError(McpEnvironmentError):
     stop_reason = "evaluate_failed"
 
 
-def reports_server_failure(text: str) -> bool:
-    """Return True if a call's result, as the model reads it, reports a server failure."""
-    kinds: list[type[McpEnvironmentError]] = [McpEnvironmentError, *McpEnvironmentError.__subclasses__()]
-    return any(text.endswith(f": {kind.to_model}.") for kind in kinds)
+def is_transient(error: BaseException) -> bool:
+    """Return True for an error of the operating system that may not occur again, as a full disk."""
+    return isinstance(error, OSError) and error.errno in _TRANSIENT
+
+
+def reports_server_failure(text: str, kind: type[McpEnvironmentError] = McpEnvironmentError) -> bool:
+    """Return True if a call's result, as the model reads it, reports a server failure of the given kind."""
+    if text.endswith(f": {kind.to_model}."):
+        return True
+    return any(reports_server_failure(text, narrower) for narrower in kind.__subclasses__())

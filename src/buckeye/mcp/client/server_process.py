@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import re
 import signal
@@ -16,7 +15,13 @@ from buckeye.base.process import ends_within
 from buckeye.base.process_guard import GUARD, kill_marked
 from buckeye.base.threads import finish_in_thread
 from buckeye.mcp.client.control_group import create_control_group, kill_control_group
-from buckeye.mcp.client.errors import McpEnvironmentError, OutputFloodError, StartError, TaskError
+from buckeye.mcp.client.errors import (
+    McpEnvironmentError,
+    OutputFloodError,
+    StartError,
+    TaskError,
+    is_transient,
+)
 
 MAX_OUTPUT = 16 * 1024 * 1024
 """Maximum bytes of standard output between two messages to the server."""
@@ -29,7 +34,6 @@ MAX_GARBAGE = 10_000
 
 _CHUNK = 64 * 1024
 _TAIL = 2_000
-_TEMPORARY = (errno.EAGAIN, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.ETXTBSY)
 _LOCATIONS = re.compile(
     r"^[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):\n"
     r"|^(?:[\s|]*\| )?  File \".*\", line \d+.*\n(?:(?:[\s|]*\| )? {4}(?!\s*\|).*\n)*",
@@ -109,10 +113,11 @@ class ServerProcess:
             )
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
-            kind = StartError if isinstance(error, OSError) and error.errno in _TEMPORARY else TaskError
             message = f"server {name!r}: cannot run {argv[0]}: {reason}"
+            if is_transient(error):
+                raise StartError(message) from None
             hint = "install the program, or correct `command` of the server"
-            raise kind(message, code="BK-MCP-START", hint=hint) from None
+            raise TaskError(message, code="BK-MCP-START", hint=hint) from None
         return cls(process, name, process._transport.close, mark)  # type: ignore[attr-defined]
 
     @property

@@ -82,7 +82,7 @@ async def _call_tool(grader: Grader, state: StateGrader, rollout: FinishedRollou
     try:
         return await rollout.call_tool(state.tool, state.arguments, grader.timeout)
     except McpEnvironmentError as fault:
-        raise GraderError(fault.message, at=fault.at, hint=fault.hint) from fault
+        raise GraderError(fault.message, code=fault.code, at=fault.at, hint=fault.hint) from fault
 
 
 def _arguments(rollout: FinishedRollout) -> dict[str, Any]:

@@ -152,7 +152,7 @@ async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> Comm
     with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as home:
         result = await _run(argv, folder, Path(home), b"", seconds)
     if result.code in (125, 127):
-        raise GraderError(f"cannot run {argv[0]}: {result.output.strip()[-300:]}")
+        raise GraderError(result.output.strip()[-300:] or f"cannot run {argv[0]}")
     return result
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from buckeye.base.process import clean_environment
 from buckeye.base.threads import finish_in_thread
-from buckeye.errors import UsageError
+from buckeye.errors import BuckeyeError, UsageError
 from buckeye.mcp.fork_server.program import Program
 from buckeye.mcp.sandbox.confine_command import (
     apply_confine_spec,
@@ -29,6 +29,7 @@ from buckeye.mcp.sandbox.confine_command import (
 from buckeye.mcp.sandbox.runtime import LaunchSpec, PrepareError, SandboxLimits, cache_folder, check_output
 from buckeye.mcp.tasks.task_schema import StdioServer
 from buckeye.mcp.workdir.folder import create_workdir
+from buckeye.mcp.workdir.initial_files import SizeLimit
 from buckeye.mcp.workdir.server_environment import adapt_to_workdir, find_unreachable_files
 
 log = logging.getLogger(__name__)
@@ -78,7 +79,9 @@ class CommandRuntime:
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
         """Return the command, to run below `session_folder`."""
         server = self._server.model_copy(update={"env": dict(variables)})
-        return await finish_in_thread(_prepare_launch, server, self._files, self._limits, session_folder)
+        return await finish_in_thread(
+            _prepare_launch, server, self._files, "--files", self._limits, session_folder
+        )
 
 
 class FolderRuntime:
@@ -115,21 +118,22 @@ class FolderRuntime:
             env={"PATH": path, "VIRTUAL_ENV": str(self._installed), **variables},
         )
         return await finish_in_thread(
-            _prepare_launch, server, str(self._installed / _PROJECT), self._limits, session_folder
+            _prepare_launch, server, str(self._installed / _PROJECT), "--dir", self._limits, session_folder
         )
 
 
 def _prepare_launch(
-    server: StdioServer, files: str | None, limits: SandboxLimits, session_folder: Path
+    server: StdioServer, files: str | None, flag: str, limits: SandboxLimits, session_folder: Path
 ) -> LaunchSpec:
-    """Return the launch of a server in the session's folder, in a sandbox. Raises PrepareError."""
+    """Return the launch of a server in the session's folder, in a sandbox. Raises PrepareError.
+
+    `flag` sets `files`.
+    """
     failed = "cannot create the session's folder"
     try:
-        workdir = create_workdir(session_folder, files, limits.disk)
-    except UsageError as error:
-        raise PrepareError(
-            f"{failed}: {error.message}", code=error.code, at=error.at, hint=error.hint
-        ) from None
+        workdir = create_workdir(session_folder, files, SizeLimit(limits.disk, "--disk"))
+    except BuckeyeError as error:
+        raise PrepareError(f"{failed}: {error.message}", code=error.code, at=flag, hint=error.hint) from None
     except OSError as error:
         raise PrepareError(f"{failed}: {error}", code="BK-ENV-FAILED") from None
     server = adapt_to_workdir(server, workdir)

@@ -17,7 +17,7 @@ from buckeye.mcp.tasks.dataset_rows import COLUMNS, FILES, GRADE, NESTED, TEST, 
 from buckeye.mcp.tasks.task_files import read_rows, read_tasks
 from buckeye.mcp.tasks.task_schema import HttpServer, McpTask
 from buckeye.mcp.tasks.variables import find_server_variables
-from buckeye.mcp.workdir.initial_files import pack_files, resolve_files
+from buckeye.mcp.workdir.initial_files import SizeLimit, pack_files, resolve_files
 
 CARD = "README.md"
 MAX_FILES_BYTES = 2**30
@@ -63,7 +63,7 @@ def _pack_archives(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, s
         folder.mkdir()
     archives: dict[str | None, str] = {}
     for files in sources:
-        archives[files] = f"{FILES}/{pack_files(files, folder, MAX_FILES_BYTES)}"
+        archives[files] = f"{FILES}/{pack_files(files, folder, SizeLimit(MAX_FILES_BYTES))}"
         size = sum(path.stat().st_size for path in folder.iterdir())
         if size > MAX_FILES_BYTES:
             raise UsageError(

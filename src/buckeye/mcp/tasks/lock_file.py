@@ -161,8 +161,7 @@ def update_lock(path: Path, changes: Mapping[str, Any]) -> None:
 
 
 def _locate(problem: Problem, path: Path) -> Problem:
-    message = "required" if problem.message.startswith("required") else problem.message
-    return replace(problem, message=message, location=problem.location or Location(str(path), Layer.FILE))
+    return replace(problem, location=problem.location or Location(str(path), Layer.FILE))
 
 
 def dataset_reference(name: str, task_count: int, now: datetime | None = None) -> dict[str, Any]:

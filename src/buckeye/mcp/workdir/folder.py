@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.threads import acquire_in_thread, finish_in_thread
-from buckeye.errors import UsageError
+from buckeye.errors import BuckeyeError
 from buckeye.mcp.client.errors import StartError, TaskError
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.gateway.process_folder import open_process_folder
@@ -24,14 +24,14 @@ from buckeye.mcp.gateway.running_environment import remove_tree
 from buckeye.mcp.sandbox.runtime import FolderFactory, cache_folder
 from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.mcp.tasks.variables import map_strings
-from buckeye.mcp.workdir.initial_files import copy_tree, prepare_files
+from buckeye.mcp.workdir.initial_files import SizeLimit, copy_tree, prepare_files
 
 log = logging.getLogger(__name__)
 
 WORKDIR = "{workdir}"
 """Placeholder for the folder in paths of tasks, configurations and the model."""
 _PREPARE_LOCK = threading.Lock()
-_PREPARED: dict[tuple[str, int], Path] = {}
+_PREPARED: dict[tuple[str, SizeLimit], Path] = {}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,12 +85,13 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
             create_workdir,
             rollout_folders().create(),
             files,
-            limits.workdir_bytes,
+            SizeLimit(limits.workdir_bytes, "defaults.workdir_bytes"),
             release=lambda created: _remove(created.root, task.id),
         )
-    except UsageError as error:
+    except BuckeyeError as error:
+        kind = TaskError if error.final else StartError
         message = f"cannot create the rollout's folder: {error.message}"
-        raise TaskError(message, code=error.code, at=error.at, hint=error.hint) from None
+        raise kind(message, code=error.code, at=error.at, hint=error.hint) from None
     except OSError as error:
         raise StartError(f"cannot create the rollout's folder: {error}", code="BK-ENV-FAILED") from None
     try:
@@ -102,21 +103,19 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
             await finish_in_thread(_keep, workdir, Path(limits.keep_workdir), task.id)
 
 
-def create_workdir(root: Path, files: str | None, max_bytes: int) -> Workdir:
+def create_workdir(root: Path, files: str | None, limit: SizeLimit) -> Workdir:
     """Create a rollout's folder in an empty `root`, which is deleted on failure.
 
-    Raises UsageError and OSError.
+    Raises BuckeyeError and OSError.
     """
     started = time.monotonic()
     try:
         (root / "work").mkdir()
-        copied = (
-            copy_tree(_prepare_once(files, max_bytes), root / "work", max_bytes) if files is not None else 0
-        )
+        copied = copy_tree(_prepare_once(files, limit), root / "work", limit) if files is not None else 0
     except BaseException:
         remove_tree(root)
         raise
-    return Workdir(root=root, limit=max_bytes, seconds=time.monotonic() - started, bytes=copied)
+    return Workdir(root=root, limit=limit.bytes, seconds=time.monotonic() - started, bytes=copied)
 
 
 def _remove(root: Path, task: str) -> None:
@@ -139,14 +138,18 @@ def _keep(workdir: Workdir, root: Path, task: str) -> None:
         log.warning("Cannot keep the folder of a rollout of %s: %s", task, error)
 
 
-def _prepare_once(files: str, max_bytes: int) -> Path:
+def _prepare_once(files: str, limit: SizeLimit) -> Path:
     """Return a copy of the files, created at first use. Later changes of the source have no effect."""
     with _PREPARE_LOCK:
-        if (files, max_bytes) not in _PREPARED:
+        if (files, limit) not in _PREPARED:
             folder = rollout_folders().create()
-            prepare_files(files, folder, max_bytes)
-            _PREPARED[files, max_bytes] = folder
-        return _PREPARED[files, max_bytes]
+            try:
+                prepare_files(files, folder, limit)
+            except BaseException:
+                remove_tree(folder)
+                raise
+            _PREPARED[files, limit] = folder
+        return _PREPARED[files, limit]
 
 
 @functools.cache

@@ -15,13 +15,15 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from buckeye.base.process import clean_environment
 from buckeye.base.storage import sha256_file, write_directory
 from buckeye.config.shared import BaseConfig
-from buckeye.errors import UsageError
+from buckeye.errors import BuckeyeError, UsageError
+from buckeye.mcp.client.errors import is_transient
 from buckeye.mcp.sandbox.runtime import cache_folder
 
 MAX_ENTRIES = 200_000
@@ -40,38 +42,65 @@ def resolve_files(config: _Config, file: Path) -> _Config:
     return config.model_copy(update={"files": str(file.absolute().parent / Path(files).expanduser())})
 
 
-def prepare_files(files: str, folder: Path, max_bytes: int) -> None:
+@dataclass(frozen=True, slots=True)
+class SizeLimit:
+    """Maximum bytes of initial files. `setting` is the name of its setting, "" for a constant."""
+
+    bytes: int
+    setting: str = ""
+
+    def check(self, source: Path, total: int, entries: int) -> None:
+        """Raise UsageError if the content of `source` is too large or has more than `MAX_ENTRIES` entries."""
+        if total > self.bytes:
+            excess, hint = f"{self.bytes:,} bytes", f"raise `{self.setting}`" if self.setting else ""
+        elif entries > MAX_ENTRIES:
+            excess, hint = f"{MAX_ENTRIES:,} files and folders", "pack some of them"
+        else:
+            return
+        raise UsageError(
+            f"{source} has more than {excess}",
+            code="BK-FILE-UNREADABLE",
+            at="files",
+            hint=f"remove files, or {hint}" if hint else "remove files",
+        )
+
+
+def prepare_files(files: str, folder: Path, limit: SizeLimit) -> None:
     """Put the files that `files` (an absolute path) names into an empty folder.
 
-    Raises UsageError, also for more than `max_bytes` bytes.
+    Raises UsageError for files that cannot be used. Failures that a retry may avoid are an OSError or another
+    BuckeyeError.
     """
     source = Path(files)
     if not source.exists():
         raise UsageError(f"file or folder not found: {source}", code="BK-FILE-NOT-FOUND", at="files")
     try:
         if source.is_dir():
-            copy_tree(source, folder, max_bytes)
+            copy_tree(source, folder, limit)
         elif source.suffix == ".zip":
-            _unzip(source, folder, max_bytes)
+            _unzip(source, folder, limit)
         elif source.name.endswith(_TARS):
-            _untar(source, folder, max_bytes)
+            _untar(source, folder, limit)
         elif source.suffix in _SCRIPTS:
-            copy_tree(_run_script_once(source), folder, max_bytes)
+            copy_tree(_run_script_once(source), folder, limit)
         else:
             _copy_file(source, folder / source.name)
     except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        if is_transient(error):
+            raise
         raise UsageError(f"cannot read {source}: {error}", code="BK-FILE-UNREADABLE", at="files") from None
 
 
-def pack_files(files: str, to: Path, max_bytes: int) -> str:
+def pack_files(files: str, to: Path, limit: SizeLimit) -> str:
     """Write an archive of initial files into the folder `to`, and return its name, the hash of its bytes.
 
-    For a script, the archive has the files it creates, not the script. Raises UsageError.
+    For a script, the archive has the files it creates, not the script. Raises BuckeyeError
+    and OSError.
     """
     with tempfile.TemporaryDirectory(dir=to, prefix=".") as temporary:
         folder, packed = Path(temporary, "files"), Path(temporary, "packed")
         folder.mkdir()
-        prepare_files(files, folder, max_bytes)
+        prepare_files(files, folder, limit)
         with (
             gzip.GzipFile(packed, "wb", mtime=0) as zipped,
             tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
@@ -89,11 +118,11 @@ def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry.replace(uid=0, gid=0, uname="", gname="", mtime=modified, deep=False)
 
 
-def copy_tree(source: Path, to: Path, max_bytes: int) -> int:
+def copy_tree(source: Path, to: Path, limit: SizeLimit) -> int:
     """Copy a folder's content into an empty folder, and return the number of bytes.
 
     Copies share disk blocks with the source where the file system supports it. They are never hard links,
-    because servers write to them. Raises UsageError for more than `max_bytes` bytes and for special files.
+    because servers write to them. Raises UsageError above the limit and for special files.
     """
     total, entries = 0, 0
     for path in _walk(source):
@@ -112,8 +141,7 @@ def copy_tree(source: Path, to: Path, max_bytes: int) -> int:
                 at="files",
                 hint="remove it",
             )
-        if total > max_bytes or entries > MAX_ENTRIES:
-            raise _size_error(source, max_bytes)
+        limit.check(source, total, entries)
     for path in reversed([path for path in _walk(source) if path.is_dir() and not path.is_symlink()]):
         shutil.copystat(path, to / path.relative_to(source))
     return total
@@ -157,20 +185,10 @@ def _copy_file(source: Path, target: Path) -> int:
     return status.st_size
 
 
-def _size_error(source: Path, max_bytes: int) -> UsageError:
-    return UsageError(
-        f"{source} has more than {max_bytes:,} bytes or {MAX_ENTRIES:,} files",
-        code="BK-FILE-UNREADABLE",
-        at="files",
-        hint="remove files, or raise `defaults.workdir_bytes`",
-    )
-
-
-def _unzip(source: Path, folder: Path, max_bytes: int) -> None:
+def _unzip(source: Path, folder: Path, limit: SizeLimit) -> None:
     with zipfile.ZipFile(source) as archive:
         entries = archive.infolist()
-        if sum(entry.file_size for entry in entries) > max_bytes or len(entries) > MAX_ENTRIES:
-            raise _size_error(source, max_bytes)
+        limit.check(source, sum(entry.file_size for entry in entries), len(entries))
         for entry in entries:
             if entry.filename.startswith("/") or ".." in entry.filename.split("/"):
                 raise _entry_error(source, entry, "is outside of the archive", hint="remove it")
@@ -186,14 +204,13 @@ def _entry_error(source: Path, entry: zipfile.ZipInfo, reason: str, *, hint: str
     return UsageError(message, code="BK-FILE-UNREADABLE", at="files", hint=hint)
 
 
-def _untar(source: Path, folder: Path, max_bytes: int) -> None:
+def _untar(source: Path, folder: Path, limit: SizeLimit) -> None:
     """Extract a tar archive. The filter `data` refuses devices, `..`, and links that leave the archive."""
     total = count = 0
     with tarfile.open(source, "r|*") as archive:
         for entry in archive:
             total, count = total + entry.size, count + 1
-            if total > max_bytes or count > MAX_ENTRIES:
-                raise _size_error(source, max_bytes)
+            limit.check(source, total, count)
             archive.extract(entry, folder, filter="data")
 
 
@@ -209,6 +226,7 @@ def _run_script_once(script: Path) -> Path:
 
 
 def _run_script(script: Path, folder: Path) -> None:
+    """Run a script in a folder. Raises a BuckeyeError that is not final: the script may need a network."""
     try:
         result = subprocess.run(  # noqa: S603  argv as a list, without a shell
             [*_SCRIPTS[script.suffix], str(script)],
@@ -223,8 +241,8 @@ def _run_script(script: Path, folder: Path) -> None:
         )
     except subprocess.TimeoutExpired:
         message = f"{script} timed out after {_SCRIPT_SECONDS:g} s"
-        raise UsageError(message, code="BK-ENV-FAILED", at="files") from None
+        raise BuckeyeError(message, code="BK-ENV-FAILED", at="files") from None
     if result.returncode != 0:
         lines = "\n".join((result.stderr or result.stdout).strip().splitlines()[-12:])
         message = f"{script} failed with exit code {result.returncode}:\n{lines}"
-        raise UsageError(message, code="BK-ENV-FAILED", at="files")
+        raise BuckeyeError(message, code="BK-ENV-FAILED", at="files")
