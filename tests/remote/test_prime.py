@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given
@@ -219,6 +220,7 @@ def test_questions_are_repeated_and_then_one_message_says_why(house, fault):
     with pytest.raises(RemoteError, match="/availability/gpus") as caught:
         house.provider.offers(TWO_A100, disk_gb=50)
     assert house.time.now() - before - waited <= 120
+    assert re.search(r"\(tried for \d+ s\)$", str(caught.value))
     assert "\n" not in str(caught.value)
     assert KEY not in str(caught.value)
 
@@ -226,8 +228,9 @@ def test_questions_are_repeated_and_then_one_message_says_why(house, fault):
 def test_a_network_that_is_not_there_is_told_at_once_and_given_up_within_seconds(house, caplog):
     before = house.time.now()
     real = PrimeProvider(PrimeAccount(api_key=KEY, url="http://127.0.0.1:1"), clock=house.clock)
-    with pytest.raises(RemoteError, match=r"127\.0\.0\.1"):
+    with pytest.raises(RemoteError, match=r"127\.0\.0\.1") as caught:
         real.offers(TWO_A100, disk_gb=50)
+    assert (caught.value.code, caught.value.hint) == ("BK-NETWORK", "check that this machine is online")
     assert house.time.now() <= before + 15
     assert len(caplog.records) >= 3
 

@@ -67,8 +67,13 @@ def tasks(**changes):
     write()
 
 
-def found(*words, gpus=2, rented=True, only_here=()):
+def found(*words, **options):
     """Return the failed checks of a start, as name -> line."""
+    return {name: check.line for name, check in failures(*words, **options).items()}
+
+
+def failures(*words, gpus=2, rented=True, only_here=()):
+    """Return the failed checks of a start by name."""
     start = StartInputs(
         arguments=["@", "run.toml", *words],
         requirements=[],
@@ -77,7 +82,7 @@ def found(*words, gpus=2, rented=True, only_here=()):
         wheels="",
         only_here=[str(path) for path in only_here],
     )
-    return {check.name: check.line for check in clean_start_checks(start) if check.state == "failed"}
+    return {check.name: check for check in clean_start_checks(start) if check.state == "failed"}
 
 
 def without_model(wrong):
@@ -90,6 +95,7 @@ def test_what_a_start_there_would_meet(folder):
     assert "GPUs" in found("--trainer-gpu-ids", "2", "--inference-gpu-ids", "0")
     assert "GPUs" not in found("--trainer-gpu-ids", "2", "--inference-gpu-ids", "0", gpus=None)
     assert "configuration" in found("--max-steps", "none")
+    assert failures("--max-steps", "none")["configuration"].code.startswith("BK-CONFIG")
     assert "keys" in found("--wandb.project", "p")
     assert "keys" not in found("--wandb.project", "p", rented=False)
     assert "keys" not in found("--wandb.project", "p", "--wandb.offline")

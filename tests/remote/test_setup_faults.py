@@ -127,7 +127,7 @@ def goes_on(faults, run_rl, err):
 
 def lost():
     async def fault():
-        raise LostConnectionError("The connection to root@10.0.0.1:22 was cut.")
+        raise LostConnectionError("the connection to root@10.0.0.1:22 was lost")
 
     return fault
 
@@ -238,5 +238,18 @@ def test_a_run_that_has_trained_goes_on_from_what_is_here(faults, run_rl, wordin
     faults.at, faults.fault = "follow", fault
     code, _, err = run_rl(*WORDS, "--max-hours", "2")
     assert code == 1
-    assert err.splitlines()[-1] == wording
+    (line,) = [line for line in err.splitlines() if "buckeye rl @" in line]
+    assert line == wording
     assert nothing_is_rented(faults)
+
+
+def test_failed_remote_run_reports_code_hint_and_command(faults, run_rl):
+    async def fault():
+        raise RemoteError("no room left", code="BK-REMOTE-HOST", hint="rent a larger disk")
+
+    faults.at, faults.fault = "packages", fault
+    _, _, err = run_rl(*WORDS)
+    lines = err.splitlines()
+    assert lines[-4:-2] == ["error: no room left", "hint: Rent a larger disk"]
+    assert lines[-2].endswith(f": {GO_ON}")
+    assert lines[-1] == "more: buckeye explain BK-REMOTE-HOST"

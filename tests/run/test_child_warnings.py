@@ -14,11 +14,19 @@ def test_first_warning_of_each_kind_is_shown_and_repeats_are_counted(tmp_path, w
     assert warnings.read_new() == []
     written = [
         line("orchestrator", "INFO", "Step 3 | Reward: 0.5"),
-        line("orchestrator", "WARNING", "Step 3: groups dropped: 2 errored, the last with: [Errno 2]"),
+        line(
+            "orchestrator",
+            "WARNING",
+            "Step 3: groups dropped: 2 errored; rollouts errored: 2; last error: [Errno 2]",
+        ),
         "a second line of that message\n",
         line("rl", "WARNING", "Terminating all processes"),
-        line("orchestrator", "WARNING", "Step 14: groups dropped: 12 errored, the last with: no tool"),
-        line("trainer", "WARNING", "Step 14 left out: loss nan, gradient norm 3"),
+        line(
+            "orchestrator",
+            "WARNING",
+            "Step 14: groups dropped: 12 errored; rollouts errored: 12; last error: no tool",
+        ),
+        line("trainer", "WARNING", "Step 14 skipped, weights unchanged: loss nan, gradient norm 3"),
         line("trainer rank 1", "ERROR", "It broke"),
         line("trainer rank 2", "ERROR", "It broke"),
     ]

@@ -46,6 +46,11 @@ def test_restart_delay_doubles_until_budget_ends():
     assert "3 restarts within" in verdicts[3].reason
 
 
+def test_restart_budget_of_zero_gives_up_without_hint():
+    decision = RestartBudget(max_restarts=0, window=300.0).decide(0, cause=None, step=0)
+    assert decision == GiveUp("restarts are switched off (supervision.max_restarts = 0)")
+
+
 def test_restart_budget_refills_after_window_and_on_progress():
     budget = RestartBudget(max_restarts=1, window=100.0)
     assert isinstance(budget.decide(0, cause=None, step=0), Restart)

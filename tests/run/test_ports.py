@@ -26,6 +26,7 @@ def test_reserved_port_is_not_chosen_again(folder):
         with pytest.raises(UsageError) as caught:
             other.reserve(ports[:1])
         assert caught.value.code == "BK-PORT-TAKEN"
+        assert f"port {ports[0]} " in caught.value.message
     assert list(folder.iterdir()) == []
     with reserved_ports() as later:
         later.reserve(ports)
@@ -48,6 +49,7 @@ def test_reserve_refuses_port_in_use():
         with pytest.raises(UsageError) as caught:
             ports.reserve([port])
         assert caught.value.code == "BK-PORT-TAKEN"
+        assert f"port {port} " in caught.value.message
     ports.close()
     with reserved_ports() as free:
         free.reserve([port])

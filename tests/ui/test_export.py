@@ -1,9 +1,11 @@
 """Export of a run to one file: it holds all data that the page requests, and only the page can run in it."""
 
 import base64
+import errno
 import functools
 import hashlib
 import json
+import os
 import re
 import shutil
 from unittest import mock
@@ -126,6 +128,23 @@ def test_report_is_in_the_run_by_default_and_replaced(exported, wording):
     assert done.returncode == 0, done.stderr
     assert done.stdout == wording
     assert report.stat().st_mtime_ns > before
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, "BK-DISK-FULL"),
+        (errno.EACCES, "BK-FILE-PERMISSION"),
+        (errno.EROFS, "BK-FILE-PERMISSION"),
+        (errno.ENOENT, "BK-FILE-NOT-FOUND"),
+        (errno.ENOTDIR, "BK-FILE-EXISTS"),
+    ],
+)
+def test_report_names_cause_of_failed_write(exported, number, code):
+    with mock.patch("buckeye.ui.export.export", side_effect=OSError(number, os.strerror(number))):
+        done = reported("a run", "--out", "other.html", cwd=exported)
+    assert done.returncode == (1 if code == "BK-DISK-FULL" else 2)
+    assert done.stderr.splitlines()[-1] == f"more: buckeye explain {code}"
 
 
 def test_what_cannot_be_reported(exported, tmp_path, wording):

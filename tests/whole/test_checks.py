@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import resource
@@ -9,6 +10,7 @@ import socket
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError
+from unittest import mock
 
 import pytest
 from tests.orchestrator.made_rollouts import rollout
@@ -111,6 +113,22 @@ def test_a_directory(tmp_path):
     assert list(tmp_path.iterdir()) == []
     if os.path.isdir("/proc/self"):
         assert check_directory(type(tmp_path)("/proc/self/fd")).state == "failed"
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        (errno.ENOSPC, "BK-DISK-FULL"),
+        (errno.EDQUOT, "BK-DISK-FULL"),
+        (errno.EACCES, "BK-FILE-PERMISSION"),
+        (errno.EROFS, "BK-FILE-PERMISSION"),
+    ],
+)
+def test_code_of_directory_that_cannot_be_written(tmp_path, monkeypatch, number, code):
+    failure = OSError(number, os.strerror(number))
+    monkeypatch.setattr("tempfile.NamedTemporaryFile", mock.Mock(side_effect=failure))
+    check = check_directory(tmp_path)
+    assert (check.state, check.code) == ("failed", code)
 
 
 def test_ports():

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from buckeye.base import heartbeat
@@ -144,6 +145,17 @@ def _as_buckeye_error(error: Exception) -> BuckeyeError:
         return BuckeyeError(f"{error.filename}: permission denied", code="BK-FILE-PERMISSION", hint=hint)
     hint = "Add --debug for the traceback"
     return BuckeyeError(f"unexpected {type(error).__name__}: {error}", code="BK-UNEXPECTED", hint=hint)
+
+
+def write_error(path: Path, error: OSError, *, hint: str) -> UsageError:
+    """Return the error for a path, named by the user, that cannot be written."""
+    if isinstance(error, FileNotFoundError):
+        code = "BK-FILE-NOT-FOUND"
+    elif isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
+        code = "BK-FILE-EXISTS"
+    else:  # PermissionError, and for instance a read-only file system
+        code = "BK-FILE-PERMISSION"
+    return UsageError(f"{path}: cannot write: {error.strerror or error}", code=code, hint=hint)
 
 
 def _report_error(error: BuckeyeError, kind: str | None = None) -> int:

@@ -14,6 +14,7 @@ import typer
 from buckeye.base.columns import counted
 from buckeye.base.distribution import need
 from buckeye.base.keys import key
+from buckeye.cli.errors import write_error
 from buckeye.errors import RunError, UsageError
 
 if TYPE_CHECKING:
@@ -94,9 +95,7 @@ def _write_and_push(
         try:
             write_dataset(target, name, splits, replace=True)
         except (PermissionError, NotADirectoryError, FileExistsError) as error:
-            message = f"{target}: cannot write: {error.strerror}"
-            code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-EXISTS"
-            raise UsageError(message, code=code, hint="Name another folder with -o") from None
+            raise write_error(target, error, hint="Name another folder with -o") from None
         if files := describe_archives(target):
             typer.echo(f"files of the tasks: {files}")
         return repository.push(target) if repository is not None else None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from buckeye.cli.errors import write_error
 from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
@@ -97,9 +98,7 @@ def write_and_try_config(prepared: PreparedConfig, *, try_all: bool) -> TrialRes
             write_directory(prepared.files, functools.partial(_copy_files, prepared.source))
         write_file(path, prepared.generated.text)
     except (PermissionError, NotADirectoryError, FileExistsError) as error:
-        message = f"{path}: cannot write: {error.strerror}"
-        code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-EXISTS"
-        raise UsageError(message, code=code, hint="Name another file with -o") from None
+        raise write_error(path, error, hint="Name another file with -o") from None
     typer.echo(summary_text(prepared.generated, path, prepared.files))
     result = try_config(prepared, load_gym_config(path), try_all=try_all)
     without_failed = prepared.command_without({trial.action for trial in result.failed})

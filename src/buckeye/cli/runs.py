@@ -280,7 +280,7 @@ def _show_deletable(items: Sequence[Deletable], as_json: bool, deleted: bool) ->
     elif not items:
         typer.echo("No files to delete.")
     elif deleted:
-        typer.echo(f"Deleted {counted(len(items), 'file')} and directories, {human_bytes(size)}.")
+        typer.echo(f"Deleted {counted(len(items), 'item')}, {human_bytes(size)}.")
     else:
         typer.echo(cleaning_table(items))
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from buckeye.base.disk import is_disk_full
+from buckeye.cli.errors import write_error
 from buckeye.errors import UsageError
 
 _PORT = 8420
@@ -65,8 +67,9 @@ def report(
     try:
         exported = export(OpenRun(opened.path.absolute().name, opened.path), path)
     except OSError as error:
-        message = f"--out {path}: cannot write: {error.strerror or error}"
-        raise UsageError(message, code="BK-FILE-PERMISSION", hint="Name another file") from None
+        if is_disk_full(error):
+            raise
+        raise write_error(path, error, hint="Name another file with -o") from None
     typer.echo(f"{path}: contains the texts of {exported.groups} of {exported.total} groups")
 
 

@@ -68,6 +68,8 @@ class RestartBudget:
         `cause` is the error that the process itself reported, or None if it was killed. `step` is the
         number of steps that the run had finished.
         """
+        if self.max_restarts == 0:
+            return GiveUp("restarts are switched off (supervision.max_restarts = 0)")
         previous, self._last = self._last, None if cause is None else (cause, step)
         if cause is not None and previous == (cause, step):
             return GiveUp(f"the same error at step {step} ended it before")

@@ -88,7 +88,7 @@ def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
 
     Raise `UsageError` if one has no id, two have the same name, or a variable for one is not set.
     """
-    if not settings or not all(s.id for s in settings):
+    if not all(s.id for s in settings):
         raise UsageError(
             "an environment has no `id`" if any(s.id for s in settings) else "no environment is set",
             code="BK-CONFIG-MISSING",

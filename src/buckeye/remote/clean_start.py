@@ -34,7 +34,7 @@ from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
 from buckeye.launch.mcp_gateways import mcp_tasks
 from buckeye.launch.plan import make_plan
-from buckeye.launch.preflight.check import Check, failed, skipped
+from buckeye.launch.preflight.check import Check, failed, failed_with, skipped
 from buckeye.launch.preflight.devices import Machine
 from buckeye.launch.preflight.model import MODEL, check_model, check_tokenizer, find_model
 from buckeye.launch.preflight.ports import UnassignedPorts
@@ -91,7 +91,7 @@ def clean_start_checks(start: StartInputs) -> Iterator[Check]:
     try:
         config = load_config(RLConfig, start.arguments)
     except BuckeyeError as error:
-        yield failed("configuration", str(error), "")
+        yield failed_with("configuration", error)
         return
     path = find_model(config.trainer.model.name)
     with_vllm = bool(start.gpus) and config.inference is not None and config.inference.backend != "torch"
@@ -198,7 +198,7 @@ def _variables(config: RLConfig) -> Iterator[Check]:
         known = {API_KEY_VARIABLE: "made there", **variables()}
         resolve_variables([server.model_dump() for server in _servers(config)], known)
     except UsageError as error:
-        yield failed(_TASKS, str(error), "")
+        yield failed_with(_TASKS, error)
 
 
 def _servers(config: RLConfig) -> list[Any]:

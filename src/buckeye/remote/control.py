@@ -67,7 +67,7 @@ class RemoteRunRecorder:
         try:
             write_remote_run(self._output_dir, self._away)
         except OSError as error:
-            self._tell(f"warning: how the run is cannot be written down: {error}")
+            self._tell(f"warning: cannot record the state of the run: {error}")
 
 
 def stop_remote(
@@ -127,8 +127,9 @@ def _end_there(output_dir: Path, there: RemoteJob, *, now: bool, tell: Callable[
         try:
             asyncio.run(_stop_there(output_dir, there, now=now, tell=tell))
         except LostConnectionError as error:
+            hints = (error.hint, _if_it_is_gone(output_dir, there))
             raise RemoteError(
-                f"nothing was stopped: {error}", code=error.code, hint=_if_it_is_gone(output_dir, there)
+                f"nothing was stopped: {error.message}", code=error.code, hint="\n".join(filter(None, hints))
             ) from None
     if there.pod is not None:
         tell(f"its pod may still cost: buckeye rl pods terminate {there.pod}")
@@ -165,7 +166,7 @@ async def _stop_there(output_dir: Path, there: RemoteJob, *, now: bool, tell: Ca
 
 def _if_it_is_gone(output_dir: Path, there: RemoteJob) -> str:
     pods = (
-        f"check whether {there.pod} still exists: `buckeye rl pods list`. " if there.pod is not None else ""
+        f"Check whether {there.pod} still exists: `buckeye rl pods list`. " if there.pod is not None else ""
     )
     return f"{pods}If that machine is gone, resume the run from {output_dir} with --resume and its --provider"
 

@@ -73,7 +73,7 @@ class Follower:
                 async with open_agent(self.link, self.job) as asked:
                     return await work(asked)
             except LostConnectionError as error:
-                self.tell(f"{error} Retrying; the remote run continues.")
+                self.tell(f"{error.message}; retrying, the remote run continues")
 
     async def _follow(self, asked: AgentClient) -> int:
         """Print the output until the job is over, and return its exit code."""
@@ -132,7 +132,7 @@ class Follower:
                 await self._through_cuts(self._pull)
             except (OSError, RemoteError) as error:
                 if str(error) != told:
-                    self.tell(f"warning: not everything could be brought home yet: {error}")
+                    self.tell(f"warning: not all files are downloaded yet: {error}")
                 told = str(error)
             await asyncio.sleep(_PULL_SECONDS)
 

@@ -146,9 +146,9 @@ class AgentClient:
         """Return the exception for an agent that has ended."""
         words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
         if (self._process.exit_status or 0) > 0 and words:
-            return RemoteError(f"{self._link.target}: {words[-1]}")
+            return RemoteError(f"{self._link.target}: {words[-1]}", code="BK-REMOTE-JOB")
         self._link.abort()  # also if the agent was killed, because the machine may be shutting down
-        return LostConnectionError(f"The connection to {self._link.target} was cut ({error}).")
+        return LostConnectionError(f"the connection to {self._link.target} was lost: {error}")
 
 
 @asynccontextmanager

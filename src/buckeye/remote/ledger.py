@@ -87,7 +87,9 @@ class Ledger:
             try:
                 found.append(self.read(path.stem))
             except RemoteError as error:
-                log.warning("%s It is passed over; `buckeye rl pods gc` asks the provider.", error)
+                log.warning(
+                    "Skipping an unreadable pod record: %s (`buckeye rl pods gc` asks the provider)", error
+                )
         return sorted(found, key=lambda entry: entry.ordered)
 
     def end(self, entry: PodEntry, *, outcome: str, now: float) -> PodEntry:
@@ -101,7 +103,7 @@ class Ledger:
             for kind in ("known_hosts", "lock"):
                 self._file(entry.name, kind).unlink(missing_ok=True)
         except OSError as error:
-            log.warning("Pod %s is gone, which cannot be written down: %s", entry.name, error)
+            log.warning("Cannot record the end of pod %s: %s", entry.name, error)
         return ended
 
     def known_hosts(self, name: str) -> Path:

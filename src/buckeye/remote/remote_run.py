@@ -334,7 +334,8 @@ def _noted(recorder: RemoteRunRecorder, command_to_continue: Callable[[], str]) 
         if is_interrupt:
             _tell(command_to_continue())
         elif isinstance(error, RemoteError):
-            raise type(error)(f"{error}\n{command_to_continue()}") from None
+            command = command_to_continue()
+            error.hint = f"{error.hint}\n{command}" if error.hint else command
         raise
     recorder.update(state="over")
 
@@ -381,12 +382,10 @@ def _command_to_continue(project: Project, config_path: Path, request: RemoteReq
 
 def _tell_project(project: Project) -> None:
     manifest = project.manifest
-    _tell(
-        f"Goes along: {counted(len(manifest.files), 'file')}, {human_bytes(manifest.size)}, of {project.root}"
-    )
+    _tell(f"To send: {counted(len(manifest.files), 'file')}, {human_bytes(manifest.size)}, of {project.root}")
     if manifest.outside:
         _tell(
-            f"warning: {len(manifest.outside)} links that lead out of it stay here: "
+            f"warning: {len(manifest.outside)} links to the outside are not sent: "
             f"{', '.join(manifest.outside[:5])}"
         )
     if project.config.trainer.ckpt is None:

@@ -169,7 +169,7 @@ class _Rental:
             return
         if self.request.keep and self.ready:
             self._record(outcome=outcome, keep=True)
-            self.tell(f"{cost_text(self.entry, self.clock.now())}; kept. {still_running_text(self.entry)}")
+            self.tell(f"{cost_text(self.entry, self.clock.now())}; kept; {still_running_text(self.entry)}")
             return
         try:
             self.tell(f"Ending pod {self.name} ...")

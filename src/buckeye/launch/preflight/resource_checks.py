@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from buckeye.base.disk import free_bytes, human_bytes, total_bytes
+from buckeye.base.disk import free_bytes, human_bytes, is_disk_full, total_bytes
 from buckeye.base.keys import key
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
@@ -71,11 +71,12 @@ def check_directory(output_dir: Path) -> Check:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".buckeye-doctor-"):
             return ok(DIRECTORY, str(output_dir))
     except OSError as error:
+        is_full = is_disk_full(error)
         return failed(
             DIRECTORY,
             f"cannot write to {existing}: {error.strerror}",
-            "choose another `--output-dir`, or change the permissions",
-            code="BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-UNREADABLE",
+            f"choose another `--output-dir`, or {'free some space' if is_full else 'change the permissions'}",
+            code="BK-DISK-FULL" if is_full else "BK-FILE-PERMISSION",
         )
 
 

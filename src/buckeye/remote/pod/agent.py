@@ -40,7 +40,7 @@ class Agent:
             return {}, b""
         if question["ask"] == "read":
             return {}, self._read(question["path"], int(question["offset"]), int(question["length"]))
-        raise ValueError(f"{question['ask']!r} is not understood")
+        raise ValueError(f"{question['ask']!r} is not a known request")
 
     def _look(self) -> dict[str, Any]:
         (self._folder / "heartbeat").touch()
@@ -62,7 +62,7 @@ class Agent:
 
     def _read(self, path: str, offset: int, length: int) -> bytes:
         if path.startswith("/") or ".." in path.split("/"):
-            raise ValueError(f"{path!r} leads out of the run")
+            raise ValueError(f"{path!r} is outside of the run")
         place = self._folder / "log" if path == JOB_LOG else self._output / path
         with place.open("rb") as file:
             file.seek(offset)

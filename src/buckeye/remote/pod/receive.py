@@ -50,7 +50,7 @@ def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
 
 def _check_name(name: str) -> None:
     if name.startswith("/") or ".." in name.split("/"):
-        raise ValueError(f"{name!r} leads out of the folder")
+        raise ValueError(f"{name!r} is outside of the folder")
 
 
 def _digest(path: Path) -> str | None:
@@ -78,11 +78,11 @@ def _unpack(folder: Path, source: BinaryIO, needed: set[str]) -> None:
     with tarfile.open(fileobj=source, mode="r|") as archive:
         for member in archive:
             if member.name not in needed or not member.isreg():
-                raise ValueError(f"{member.name!r} was not asked for")
+                raise ValueError(f"{member.name!r} was not requested")
             target = folder / member.name
             target.parent.mkdir(parents=True, exist_ok=True)
             if not target.parent.resolve().is_relative_to(folder.resolve()):
-                raise ValueError(f"{member.name!r} leads out of the folder")
+                raise ValueError(f"{member.name!r} is outside of the folder")
             content = archive.extractfile(member)
             assert content is not None
             temporary = target.with_name(f".{target.name}.part")

@@ -61,8 +61,8 @@ class _LaterError(RemoteError):
 
     code = "BK-PROVIDER"
 
-    def __init__(self, message: str, seconds: float | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, seconds: float | None = None, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.seconds = seconds
 
 
@@ -160,9 +160,9 @@ class PrimeApi:
             seconds = _UNREACHED_SECONDS if unreached else _DEADLINE_SECONDS
             waited = self._clock.now() - began
             if waited + pause > seconds:
-                network = " Is this machine online?" if unreached else ""
-                raise type(failure)(f"{failure} It was tried for {waited:.0f} s.{network}") from None
-            log.warning("%s It is tried again, for %.0f s more", failure, seconds - waited)
+                hint = "check that this machine is online" if unreached else None
+                raise type(failure)(f"{failure.message} (tried for {waited:.0f} s)", hint=hint) from None
+            log.warning("%s; retrying for %.0f s more", failure.message, seconds - waited)
             self._clock.sleep(pause)
             wait = min(2 * wait, _LONGEST_WAIT)
 
