@@ -100,19 +100,30 @@ async def test_adapters_are_replaced_during_sampling(server, base, tmp_path):
         await client.generate(prompt, PARAMS)  # fills the cache
         await update(client, paths[0], 7)
         with_first = await client.generate(prompt, PARAMS)
-        running = asyncio.create_task(client.generate(PROMPT, SamplingParams(max_tokens=110, seed=2)))
-        await asyncio.sleep(0.03)
         await update(client, paths[1], 8)
-        with_second, running = await client.generate(prompt, PARAMS), await running
+        with_second = await client.generate(prompt, PARAMS)
+        running, newest = await reply_across_update(client, (first, second), tmp_path)
     for generation, model in ((with_first, first), (with_second, second)):
         expected = reference(model, prompt, generation)
         assert torch.tensor(generation.logprobs) == near(expected)
     assert set(with_first.versions) == {7}
     assert set(with_second.versions) == {8}
-    assert sorted(set(running.versions)) == [7, 8]
-    changed = running.versions.index(8)
-    expected = reference(second, PROMPT, running)[changed:]
+    changed = running.versions.index(max(running.versions))
+    expected = reference(newest, PROMPT, running)[changed:]
     assert torch.tensor(running.logprobs[changed:]) == near(expected)
+
+
+async def reply_across_update(client, models, tmp_path):
+    """Return the first reply that an update met while it was sampled, and the model of that update."""
+    for step in range(9, 29):
+        path = publish(models[step % 2], tmp_path, step)
+        running = asyncio.create_task(client.generate(PROMPT, SamplingParams(max_tokens=110, seed=2)))
+        await asyncio.sleep(0.01 * (step - 8))
+        await update(client, path, step)
+        reply = await running
+        if sorted(set(reply.versions)) == [step - 1, step]:
+            return reply, models[step % 2]
+    raise AssertionError("no update arrived while a reply was sampled")
 
 
 async def test_adapter_that_differs_from_its_canary_is_refused(server, base, tmp_path):
