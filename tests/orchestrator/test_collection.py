@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.orchestrator.collected_groups import CollectedGroups
-from buckeye.orchestrator.loop import log_untrained_rollouts
 from buckeye.orchestrator.sampling_bias import CollectionWatch
+from buckeye.orchestrator.step_logs import log_untrained_rollouts
 
 from .made_rollouts import group, rollout
 

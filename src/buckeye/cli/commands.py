@@ -217,6 +217,7 @@ _MODULES: dict[str, Callable[[], Functions]] = {
     "auth set": _auth,
     "auth status": _auth,
     "model tiny": _model,
+    "model import": _model,
     "vllm install": _vllm,
     "ui": _ui,
     "demo": _demo,

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from buckeye.cli.dry_run import leave_no_files, run_or_show
 from buckeye.cli.env_image import push_if_needed
 from buckeye.cli.remote import show_remote, start_remote
 from buckeye.cli.run_parts import (
+    FoundParts,
     PartSearch,
     StarterWrittenError,
     ask_machine,
@@ -28,17 +30,16 @@ from buckeye.cli.run_parts import (
     find_dataset,
     find_model,
     find_parts,
+    refuse_prompts,
 )
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
+from buckeye.dataset.environment import NAME as DATASET
 from buckeye.errors import BuckeyeError, ConfigError, UsageError
 from buckeye.launch.preflight.devices import parse_gpu_spec
 from buckeye.launch.preflight.disk import estimate_disk
-from buckeye.mcp.config import load_gym_config
-from buckeye.mcp.environment import McpEnvironment
-from buckeye.mcp.grading.task_graders import check_task_graders
-from buckeye.mcp.tasks.dataset import find_images
-from buckeye.mcp.tasks.trust import ask_for_trust, collect_task_resources, read_taskset
+from buckeye.mcp.environment import NAME as MCP
+from buckeye.mcp.tasks.trust import ask_for_trust
 from buckeye.run_files.directory import (
     RUN_FILE,
     files_of_a_run,
@@ -49,6 +50,13 @@ from buckeye.run_files.directory import (
 )
 from buckeye.run_files.known_runs import read_remote_run
 from buckeye.setup.recipe.compose import RUN_CONFIG, Recipe, config_text
+from buckeye.setup.recipe.environment import (
+    RunEnvironment,
+    dataset_environment,
+    loaded_environment,
+    mcp_environment,
+    parse_environment,
+)
 from buckeye.setup.recipe.flags import TrainArgs, TrainFlags
 from buckeye.setup.recipe.model import model_facts, refuse_hosted
 from buckeye.setup.recipe.run_plan import RunPlan, plan_json, plan_text
@@ -73,16 +81,13 @@ def run_composed(args: TrainArgs, start: Start) -> int:
 def _compose_and_run(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
     found = find_parts()
     if flags.model is not None:
-        dataset = flags.dataset or next(iter(found.datasets), "tasks.json")
-        config = flags.config or next(iter(found.configs), Path("configs/my-env.yaml"))
-        refuse_hosted(flags.model, dataset=dataset, config=str(config))
+        refuse_hosted(flags.model, _environment_args(flags, found))
     machine = _find_machine(flags)  # raises before any prompt or search if the machine is impossible
     search = PartSearch(
         flags=flags, found=found, is_interactive=can_prompt(yes=flags.yes, as_json=flags.as_json)
     )
-    config = find_config(search)  # each part depends on the previous one
     try:
-        dataset = find_dataset(search, config)
+        environment = _find_environment(search)
     except StarterWrittenError as written:
         print(written)
         return 0
@@ -90,18 +95,48 @@ def _compose_and_run(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
         flags = ask_machine(flags, f"{machine.cores} cores, no GPU")
         machine = _find_machine(flags)
     model = find_model(search, on_gpu=machine.gpus is not None)
-    plan = _make_plan(args, flags, machine, config, dataset, model)
+    plan = _make_plan(args, flags, machine, environment, model)
     if flags.as_json:
         print(json.dumps(plan_json(plan), ensure_ascii=False))
     elif not flags.quiet:
         print(plan_text(plan))
-    if not flags.dry_run:
-        ask_for_trust(dataset, yes=flags.trust)
+    if not flags.dry_run and environment.id == MCP:
+        ask_for_trust(environment.dataset, yes=flags.trust)
     return run_or_show(
         plan.config,
         show=lambda: _show_dry_run(plan, machine, flags),
         start=lambda: _write_and_start(plan, machine, flags, start, is_interactive=search.is_interactive),
     )
+
+
+def _find_environment(search: PartSearch) -> RunEnvironment:
+    """Return the environment that the flags name; without any, MCP servers with their tasks.
+
+    Each part depends on the previous one.
+    """
+    flags = search.flags
+    if flags.env is not None:
+        return loaded_environment(flags.env)
+    if flags.reward:
+        return dataset_environment(flags)
+    if flags.dataset is not None and flags.config is None:
+        refuse_prompts(flags.dataset)
+    config = find_config(search)
+    return mcp_environment(config, find_dataset(search, config))
+
+
+def _environment_args(flags: TrainFlags, found: FoundParts) -> list[str]:
+    """Return the args of `buckeye eval` for the environment of a run."""
+    if flags.env is not None:
+        env_id, args = parse_environment(flags.env)
+    elif flags.reward:
+        env_id, args = DATASET, {"path": flags.dataset, "reward": flags.reward}
+    else:
+        dataset = flags.dataset or next(iter(found.datasets), "tasks.json")
+        config = flags.config or next(iter(found.configs), Path("configs/my-env.yaml"))
+        env_id, args = MCP, {"dataset": dataset, "config_path": str(config)}
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in args.items()}
+    return [env_id, *(word for name, text in texts.items() for word in ("--arg", f"{name}={text}"))]
 
 
 def _find_machine(flags: TrainFlags) -> TrainingMachine:
@@ -115,29 +150,18 @@ def _find_machine(flags: TrainFlags) -> TrainingMachine:
 
 
 def _make_plan(
-    args: TrainArgs, flags: TrainFlags, machine: TrainingMachine, file: Path, dataset: str, name: str
+    args: TrainArgs, flags: TrainFlags, machine: TrainingMachine, environment: RunEnvironment, name: str
 ) -> RunPlan:
-    gym = load_gym_config(file)
-    tasks, held_out = read_taskset(dataset, check_trust=False)
-    if not tasks:
-        raise UsageError(
-            f"{dataset}: no tasks to train on, all {len(held_out)} are held out",
-            code="BK-ENV-TASKS",
-            hint="Add tasks to the train split",
-        )
-    check_task_graders(tasks + held_out, gym)
-    McpEnvironment(gym, {"train": tasks, "eval": held_out})  # raises if no rollout could run
-    model, evaluated = model_facts(name), [] if flags.no_eval else held_out
+    model = model_facts(name)
     layout, on_gpu = machine.layout(model.parameters), machine.gpus is not None
-    environment = str(gym.job.metadata.get("environment") or gym.job.name or file.stem)
+    sizes = choose_sizes(environment, model, on_gpu=on_gpu, requested_seq_len=args.seq_len)
     recipe = Recipe(
-        config=file,
-        dataset=dataset,
+        environment=environment,
         model=model,
-        sizes=choose_sizes(tasks, evaluated, gym, model, on_gpu=on_gpu, requested_seq_len=args.seq_len),
+        sizes=replace(sizes, held_out=0) if flags.no_eval else sizes,
         layout=layout,
-        output_dir=_output_directory(flags.output, file.stem),
-        wandb=_wandb_project(args, environment),
+        output_dir=_output_directory(flags.output_dir, environment.folder),
+        wandb=_wandb_project(args, environment.name),
     )
     text = config_text(recipe, args.settings)
     config = _load_text(text, dry_run=flags.dry_run)
@@ -147,12 +171,6 @@ def _make_plan(
     return RunPlan(
         recipe=recipe,
         config=config,
-        environment=environment,
-        actions=tuple(gym.actions),
-        images=find_images(tasks + held_out),
-        uses=collect_task_resources(tasks + held_out),
-        tasks=len(tasks),
-        held_out=len(held_out),
         where=f"{machine.name}; {devices_text(machine, layout, model.parameters)}",
         disk=estimate_disk(config, model.path),
         free=free_bytes(config.output_dir),
@@ -193,7 +211,7 @@ def _has_run(folder: Path) -> bool:
 def _refuse_used(folder: Path) -> None:
     parent = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not parent.is_dir():
-        raise UsageError(f"--output: {parent} is a file", code="BK-CLI-ARGUMENT", hint="Name a folder")
+        raise UsageError(f"--output-dir: {parent} is a file", code="BK-CLI-ARGUMENT", hint="Name a folder")
     if not _has_run(folder):
         return
     quoted, hint = shlex.quote(str(folder)), "Name another folder"
@@ -201,7 +219,7 @@ def _refuse_used(folder: Path) -> None:
         hint += f", or resume the run\n  buckeye rl resume {quoted}"
     elif (folder / RUN_CONFIG).exists():
         hint += f", or start its configuration\n  buckeye rl @ {quoted}/{RUN_CONFIG}"
-    message = f"--output {folder}: the folder contains a run, which is not overwritten"
+    message = f"--output-dir {folder}: the folder contains a run, which is not overwritten"
     raise UsageError(message, code="BK-FILE-EXISTS", hint=hint)
 
 
@@ -221,15 +239,14 @@ def _load_text(text: str, *, dry_run: bool) -> RLConfig:
     return config
 
 
-def _show_dry_run(plan: RunPlan, machine: TrainingMachine, flags: TrainFlags) -> None:
-    """Show the parts of the plan that matter only if nothing is started."""
-    if machine.remote and not flags.as_json and not flags.quiet:
-        print()
-        show_remote(plan.recipe.file, plan.config, flags, text=plan.text)
-    if not flags.as_json and not flags.quiet:
-        print(f"\n{plan.recipe.file} would be:\n\n{plan.text}")
+def _show_dry_run(plan: RunPlan, machine: TrainingMachine, flags: TrainFlags) -> int:
+    """Show the parts of the plan that matter only if nothing is started; return the exit code."""
     if machine.problem is not None:
-        print(f"warning: {machine.problem}", file=sys.stderr)
+        raise machine.problem
+    if not machine.remote or flags.as_json or flags.quiet:
+        return 0
+    print()
+    return show_remote(plan.recipe.file, plan.config, flags, text=plan.text)
 
 
 def _write_and_start(
@@ -241,7 +258,7 @@ def _write_and_start(
         return 0
     _refuse_used(file.parent)  # it may be in use since the plan was made
     if machine.remote:
-        push_if_needed(plan.images, is_interactive=is_interactive, yes=flags.yes)
+        push_if_needed(plan.recipe.environment.images, is_interactive=is_interactive, yes=flags.yes)
     if is_unstarted(file.parent):
         with lock_directory(file.parent):
             move_unstarted_run(file.parent, also=[file])

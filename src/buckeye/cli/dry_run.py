@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from buckeye.base.columns import align_columns
@@ -21,6 +21,7 @@ from buckeye.launch.plan import RolePlan, make_plan
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.disk import disk_table
 from buckeye.launch.preflight.doctor import PreflightContext, run_preflight_checks
+from buckeye.launch.preflight.memory_check import MEMORY
 from buckeye.launch.preflight.model import find_model
 from buckeye.launch.preflight.ports import UnassignedPorts
 from buckeye.launch.resume import find_run_origin, resume_command
@@ -29,14 +30,25 @@ from buckeye.run_files.directory import check_unused
 _CHILD_VARIABLES = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_NO_CACHE": "1"}
 
 
-def describe_run(config: RLConfig, command: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the text to print and the warnings of a dry run."""
+@dataclass(frozen=True, slots=True)
+class DryRun:
+    """Result of a dry run: the plan as text, what would prevent a start, and warnings."""
+
+    text: str
+    errors: Sequence[str]
+    warnings: Sequence[str]
+
+
+def describe_run(config: RLConfig, command: Sequence[str], *, as_json: bool = False) -> DryRun:
+    """Return the plan of a run on this machine; with `as_json`, its resolved configuration."""
     plan = _make_plan(config, find_model(config.trainer.model.name))
     checks = run_preflight_checks(PreflightContext(config=config), "dry run")
-    problems = [check.line for check in checks if check.state != "ok"]
-    warnings = [*problems, *_directory_warnings(config, command)]
-    tables = f"{plan_table(plan, config.output_dir)}\n\n{disk_table(config, plan.disk)}"
-    return f"{tables}\n\n{to_json(config)}", warnings
+    errors = [check.line for check in checks if check.state == "failed" and check.name != MEMORY]
+    warnings = [check.line for check in checks if check.state != "ok" and check.line not in errors]
+    text = f"{plan_table(plan, config.output_dir)}\n\n{disk_table(config, plan.disk)}"
+    return DryRun(
+        to_json(config) if as_json else text, [*errors, *_directory_errors(config, command)], warnings
+    )
 
 
 def _make_plan(config: RLConfig, model_path: Path | None) -> RolePlan:
@@ -68,7 +80,7 @@ def plan_table(plan: RolePlan, output_dir: Path) -> str:
     return align_columns(rows)
 
 
-def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
+def _directory_errors(config: RLConfig, command: Sequence[str]) -> list[str]:
     try:
         if not find_run_origin(config).is_resume and not config.clean:
             check_unused(config.output_dir, resume_command=resume_command(command))
@@ -77,21 +89,29 @@ def _directory_warnings(config: RLConfig, command: Sequence[str]) -> list[str]:
     return []
 
 
-def run_or_show(config: RLConfig, *, show: Callable[[], None], start: Callable[[], int]) -> int:
+def run_or_show(config: RLConfig, *, show: Callable[[], int], start: Callable[[], int]) -> int:
     """Call `start`, or with --dry-run only `show`; return the exit code."""
     if not config.dry_run:
         return start()
     with leave_no_files():
-        show()
+        code = show()
     print("Nothing was written or started.", file=sys.stderr)
-    return 0
+    return code
 
 
-def print_dry_run(text: str, warnings: Iterable[str]) -> None:
-    """Print the plan on stdout, and what would prevent or hinder a start as warnings."""
-    print(text)
-    for warning in warnings:
+def print_dry_run(result: DryRun) -> int:
+    """Print the plan, and what would prevent or hinder a start.
+
+    Return the exit code: 2 if the start would fail
+
+    Only the plan is on stdout.
+    """
+    print(result.text)
+    for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    for error in result.errors:
+        print(f"error: {error}", file=sys.stderr)
+    return 2 if result.errors else 0
 
 
 @contextmanager

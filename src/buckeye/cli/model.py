@@ -1,4 +1,4 @@
-"""`buckeye model tiny`, `buckeye chat` and `buckeye export`: create, try and export a model."""
+"""`buckeye model`, `buckeye chat` and `buckeye export`: create, import, try and export a model."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import signal
 from contextlib import AsyncExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
@@ -41,6 +41,28 @@ def model_tiny(
     size = TinySize(vocab_size=vocab_size, layers=layers, hidden=hidden, max_length=max_length)
     parameters = make_tiny_model(directory, texts=_read_texts(env, corpus), size=size, seed=seed)
     typer.echo(f"{directory}: Qwen3, {parameters:,} parameters, random weights")
+
+
+def model_import(
+    file: Annotated[Path, typer.Argument(help="GGUF file.")],
+    directory: Annotated[Path, typer.Argument(help="New directory for the model.")],
+    precision: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|float32|bfloat16", help="Type of the weights. auto: as exact as the file."
+        ),
+    ] = "auto",
+) -> None:
+    """Convert a GGUF file to a model directory, with tokenizer and chat template."""
+    from buckeye.trainer.model.gguf import Precision, import_gguf
+
+    if precision not in get_args(Precision):
+        hint = f"Use {', '.join(get_args(Precision))}"
+        message = f"--precision: no type {precision!r}"
+        raise UsageError(message, code="BK-CLI-ARGUMENT", hint=hint)
+    with status_line(f"reading {file}"):
+        parameters = import_gguf(file, directory, precision=cast(Precision, precision))
+    typer.echo(f"{directory}: {parameters:,} parameters, from {file}")
 
 
 def _read_texts(env: str, corpus: Path | None) -> list[str]:
@@ -140,4 +162,4 @@ def export(
     typer.echo(f"Next: buckeye chat {exported.directory}")
 
 
-COMMANDS = {"model tiny": model_tiny, "chat": chat, "export": export}
+COMMANDS = {"model tiny": model_tiny, "model import": model_import, "chat": chat, "export": export}

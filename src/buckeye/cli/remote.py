@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from buckeye.cli.dry_run import print_dry_run
+from buckeye.cli.dry_run import DryRun, print_dry_run
 from buckeye.launch.preflight.devices import parse_gpu_spec
 
 if TYPE_CHECKING:
@@ -24,13 +24,16 @@ def start_remote(config_path: Path, flags: TrainFlags, *, resume: bool = False) 
 
 def show_remote(
     config_path: Path, config: RLConfig, flags: TrainFlags, *, resume: bool = False, text: str | None = None
-) -> None:
-    """Print what `start_remote` would order and upload. `text` is the content of a file not written yet."""
+) -> int:
+    """Print what `start_remote` would order and upload; return the exit code.
+
+    `text` is the content of a file not written yet.
+    """
     from buckeye.remote.dry_run import describe_remote_run
 
     print("Checking that the run can start on the remote machine ...", file=sys.stderr)
     request = _remote_request(flags)
-    print_dry_run(*describe_remote_run(config_path, config, request, resume=resume, text=text))
+    return print_dry_run(DryRun(*describe_remote_run(config_path, config, request, resume=resume, text=text)))
 
 
 def _remote_request(flags: TrainFlags) -> RemoteRequest:

@@ -14,6 +14,9 @@ from typing import Any
 from buckeye.base.storage import write_file
 from buckeye.base.terminal import choose, confirm, prompt_for_text, show_file
 from buckeye.cli.hf import hf
+from buckeye.dataset.built_in import NAMES
+from buckeye.dataset.prompts import find_columns
+from buckeye.dataset.rows import SUFFIXES, read_splits
 from buckeye.errors import UsageError
 from buckeye.mcp.config import GymConfig, load_gym_config
 from buckeye.mcp.tasks.dataset import find_taskset, is_dataset
@@ -45,6 +48,24 @@ class PartSearch:
 
 class StarterWrittenError(Exception):
     """A new task file was written, which the user must complete before the run."""
+
+
+def refuse_prompts(name: str) -> None:
+    """Raise UsageError if a dataset has prompts without tasks of MCP servers: they need a reward."""
+    path = find_taskset(name)
+    if path.exists() and path.suffix not in SUFFIXES and not path.is_dir():
+        return
+    splits = read_splits(name)
+    rows = next(rows for rows in splits.values() if rows)
+    columns = find_columns(name, rows)
+    if columns.kind == "tasks":
+        return
+    answer = f" `{columns.answer}` has answers, so --reward exact is a start." if columns.answer else ""
+    raise UsageError(
+        f"{name} has {columns.kind} (column `{columns.prompt}`), and no reward is set",
+        code="BK-CLI-MISSING",
+        hint=f"Add --reward FILE.py, or a built-in reward: {', '.join(NAMES)}.{answer}",
+    )
 
 
 def find_config(search: PartSearch) -> Path:

@@ -34,7 +34,10 @@ def rl(argv: list[str]) -> int:
 
         configure_libraries("rl")
         return run_composed(args, start)
-    settings = args.plain_settings()
+    settings, as_json = args.plain_settings(), args.flags.as_json
+    if as_json and not args.flags.dry_run:
+        hint = "Add --dry-run"
+        raise UsageError("--json is for a plan", code="BK-CLI-CONFLICT", hint=hint)
     config = load(RLConfig, settings, "rl")
     if args.flags.remote:
         from buckeye.cli.remote import show_remote, start_remote
@@ -45,16 +48,16 @@ def rl(argv: list[str]) -> int:
             show=lambda: show_remote(file, config, flags, resume=resume),
             start=lambda: start_remote(file, flags, resume=resume),
         )
-    return start_or_show(config, settings)
+    return start_or_show(config, settings, as_json=as_json)
 
 
-def start_or_show(config: RLConfig, settings: list[str]) -> int:
+def start_or_show(config: RLConfig, settings: list[str], *, as_json: bool = False) -> int:
     """Start a run on this machine, or show it. `settings` are the args that it was loaded from."""
     program = ["rl"] if Path(sys.argv[0]).name == "rl" else ["buckeye", "rl"]
     command = [*program, *settings]
     return run_or_show(
         config,
-        show=lambda: print_dry_run(*describe_run(config, command)),
+        show=lambda: print_dry_run(describe_run(config, command, as_json=as_json)),
         start=lambda: start(config, command),
     )
 

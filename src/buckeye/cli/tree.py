@@ -65,6 +65,7 @@ COMMANDS = (
     Command("auth set", "store a key"),
     Command("auth status", "list the known keys and their sources"),
     Command("model tiny", "create a small model with random weights"),
+    Command("model import", "convert a GGUF file to a model directory"),
     Command("vllm install", "install vLLM in a separate environment"),
     Command("ui", "inspect runs in a browser"),
     Command("demo", "train a small model and show that it improved"),

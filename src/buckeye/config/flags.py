@@ -48,8 +48,8 @@ def parse_flags(model: type[BaseConfig], argv: Sequence[str]) -> Flags:
     """Parse a command line for the configuration class `model`.
 
     `@ FILE` and `@FILE` name files, for all settings or, after the flag of a section, for that section. A
-    flag is `--a.b VALUE` or `--a.b=VALUE`, with - or _ in its name. `--flag` and `--no-flag` set booleans; a
-    section's flag alone enables it. Lists are `0,1`, `[0,1]`, or a repeated flag; sections may be JSON.
+    flag is `--a.b VALUE` or `--a.b=VALUE`, with - or _ in its name. `--flag` and `--no-flag` set booleans,
+    and turn optional sections on and off. Lists are `0,1`, `[0,1]`, or a repeated flag; sections may be JSON.
     """
     return _Parser(model, argv).parse()
 
@@ -131,6 +131,9 @@ class _Parser:
             negated = resolve(self.model, name[3:].split("."))
             if negated.shape is not None and negated.shape.is_flag:
                 self._assign(negated.path, False, location)
+                return
+            if negated.shape is not None and negated.shape.tables and negated.shape.optional:
+                self._assign(negated.path, None, location)
                 return
         if target.shape is None:
             self._skip_values()

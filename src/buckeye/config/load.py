@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from buckeye.config.adapter import start_from_adapter
 from buckeye.config.config_files import read_file
+from buckeye.config.file_paths import resolve_file_paths
 from buckeye.config.flags import apply_flags, parse_flags
 from buckeye.config.problems import Problem, config_error, qualified
 from buckeye.config.resolve_run import resolve_run
@@ -75,6 +76,8 @@ def _read_sources(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Setting
             if is_recorded(Path(reference.file)):
                 section = shape_at(model, reference.section)
                 drop_unknown(section or shape_of(model), content.values)
+            else:
+                resolve_file_paths(content.values, Path(reference.file))
             settings.merge(content, at=reference.section)
         except ConfigError as error:
             unreadable.append(error)

@@ -57,6 +57,7 @@ _LOSS_SETTINGS: Mapping[str, Mapping[KeyPath, Any]] = {
     "rloo": {("advantage", "leave_one_out"): True},
 }
 """Orchestrator settings of each paper's loss recipe."""
+_SERVERS: KeyPath = ("orchestrator", "client", "base_url")
 _MAX_MODEL_LEN: KeyPath = ("inference", "model", "max_model_len")
 _BY_DEFAULT = Location("by default", Layer.DEFAULT)
 
@@ -100,13 +101,8 @@ def _paths(name: str, roles: Sequence[str]) -> tuple[KeyPath, list[KeyPath]]:
 
 
 def _add_processes(settings: Settings) -> None:
-    """Add trainer and orchestrator with their defaults.
-
-    Add inference if neither the trainer nor other servers are set.
-    """
-    others = [("trainer",), ("inference",), ("orchestrator", "client")]
-    starts_servers = not any(settings.has(path) for path in others)
-    for role in _ALL if starts_servers else _TRAINING:
+    """Add the processes with their defaults: inference only if no servers elsewhere are named."""
+    for role in _TRAINING if settings.has(_SERVERS) else _ALL:
         if not settings.has((role,)):
             settings.put((role,), {}, _BY_DEFAULT)
 

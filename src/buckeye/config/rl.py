@@ -54,8 +54,8 @@ class RLConfig(TrackedConfig):
     orchestrator: OrchestratorConfig = OrchestratorConfig()
     """The orchestrator."""
     inference: InferenceConfig | None = None
-    """Inference servers to start. None: use those of orchestrator.client. A run without settings of trainer
-    and servers starts its own."""
+    """Inference servers to start. None (or --no-inference), or a set orchestrator.client.base_url: start
+    none, and use the servers at that address."""
     inference_gpu_ids: DeviceIds = INFERENCE_DEVICES
     """Devices of inference on each of its nodes: GPUs, or CPU slots on a machine without GPUs."""
     trainer_gpu_ids: DeviceIds = TRAINER_DEVICES
@@ -96,7 +96,7 @@ class RLConfig(TrackedConfig):
     """Hosts of the run, if there are several."""
 
     def warnings(self) -> Iterator[tuple[str, str]]:
-        if self.inference is None:
+        if self.inference is None and "base_url" not in self.orchestrator.client.model_fields_set:
             urls = ", ".join(self.orchestrator.client.base_url)
             yield (
                 "inference",

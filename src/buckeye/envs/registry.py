@@ -213,7 +213,7 @@ def find_bundled_project(env_id: str) -> Path | None:
 def _from_entry_point(wanted: EnvironmentId) -> _LoaderEntry | None:
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if canonicalize_name(entry.name) == canonicalize_name(wanted.name):
-            with _report_import_errors(f"the installed environment {entry.name!r}"):
+            with report_import_errors(f"the installed environment {entry.name!r}"):
                 return _LoaderEntry(entry.load(), entry.dist.version if entry.dist else None)
     return None
 
@@ -221,7 +221,7 @@ def _from_entry_point(wanted: EnvironmentId) -> _LoaderEntry | None:
 def _from_module(wanted: EnvironmentId) -> _LoaderEntry | None:
     if importlib.util.find_spec(wanted.module) is None:
         return None
-    with _report_import_errors(f"the module {wanted.module!r}"):
+    with report_import_errors(f"the module {wanted.module!r}"):
         module = importlib.import_module(wanted.module)
     loader = getattr(module, "load_environment", None)
     if loader is None:
@@ -302,9 +302,9 @@ def _from_path(path: Path) -> Callable[..., Any]:
         raise EnvironmentNotFoundError(
             f"no environment at {path}: the path does not exist", hint="check the path and the current folder"
         )
-    with _report_import_errors(f"the environment at {path}"):
+    with report_import_errors(f"the environment at {path}", path.parent if path.is_file() else path):
         if path.is_file():
-            module, attribute = _import_file(path), "load_environment"
+            module, attribute = import_file(path), "load_environment"
         else:
             name, attribute = _project_entry_point(path)
             module = _import_from_project(path, name)
@@ -318,7 +318,11 @@ def _from_path(path: Path) -> Callable[..., Any]:
     return loader  # type: ignore[no-any-return]
 
 
-def _import_file(path: Path) -> ModuleType:
+def import_file(path: Path) -> ModuleType:
+    """Import a Python file of the user. Modules in its folder can be imported from it, as in a script."""
+    folder = str(path.parent.resolve())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     name = f"buckeye_local_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
@@ -378,18 +382,25 @@ def _source_line(error: BaseException) -> str | None:
 
 
 @contextmanager
-def _report_import_errors(subject: str) -> Iterator[None]:
-    """Convert any error of importing third-party code to a `UsageError`."""
+def report_import_errors(subject: str, folder: Path | None = None) -> Iterator[None]:
+    """Convert any error of importing third-party code to a `UsageError`.
+
+    `folder` is where local modules of the code are searched, for the message.
+    """
     try:
         yield
     except BuckeyeError:
         raise
     except ModuleNotFoundError as error:
+        place = f"neither in {folder.resolve()} nor installed" if folder is not None else "not installed"
+        hint = "install the package that has it into this interpreter"
+        if folder is not None:
+            hint = f"put {str(error.name).partition('.')[0]}.py into that folder, or {hint}"
         raise UsageError(
-            f"{subject} needs the module {error.name!r}, which is not installed",
+            f"{subject} needs the module {error.name!r}, which is {place}",
             code="BK-PACKAGE-MISSING",
             at=_source_line(error),
-            hint="install it into this interpreter",
+            hint=hint,
         ) from error
     except SyntaxError as error:
         in_file = error.filename is not None and Path(error.filename).is_file()  # not so for `eval` of a text

@@ -1,4 +1,7 @@
-"""Warnings of a run's processes for the launcher's screen: one of each kind; the rest are counted."""
+"""Warnings and samples of a run's processes for the launcher's screen.
+
+One warning of each kind is shown; the rest are counted.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 from buckeye.base.json_lines import printable
 
 _LINE = re.compile(
-    r"\d{4}-\d\d-\d\d (?P<clock>[\d:]+),\d+ \[(?P<process>[^\]]+)\] +(?P<text>(?:WARNING|ERROR) .*)"
+    r"\d{4}-\d\d-\d\d (?P<clock>[\d:]+),\d+ \[(?P<process>[^\]]+)\] +(?P<text>(?:WARNING|ERROR|SAMPLE) .*)"
 )
 _NUMBER = re.compile(r"\d+")
 _KIND_CHARACTERS = 40
@@ -19,7 +22,7 @@ _MAX_CHARACTERS = 500
 
 
 class ChildWarnings:
-    """Reads the log that all processes of a run share, from its current end on.
+    """Reads the warnings and samples of the log that all processes of a run share, from its current end on.
 
     Lines of the process `own_process` are left out. `suppressed_count` counts the warnings that were not
     returned because one of the same kind was returned within the ten minutes before.
@@ -33,7 +36,7 @@ class ChildWarnings:
         self.suppressed_count = 0
 
     def read_new(self) -> list[str]:
-        """Return the warnings since the last call, such as `HH:MM:SS WARNING orchestrator: ...`.
+        """Return the lines since the last call, such as `HH:MM:SS WARNING orchestrator: ...`.
 
         Returns nothing if the log cannot be read.
         """
@@ -65,7 +68,7 @@ class ChildWarnings:
         level, _, message = match["text"].partition(" ")
         now = time.monotonic()
         kind = (_NUMBER.sub("", match["process"]), _NUMBER.sub("", match["text"])[:_KIND_CHARACTERS])
-        if now < self._shown_at.get(kind, -_REPEAT_SECONDS) + _REPEAT_SECONDS:
+        if level != "SAMPLE" and now < self._shown_at.get(kind, -_REPEAT_SECONDS) + _REPEAT_SECONDS:
             self.suppressed_count += 1
             return None
         self._shown_at[kind] = now

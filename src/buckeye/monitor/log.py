@@ -13,6 +13,9 @@ from buckeye.monitor.console import ignore_closed_output
 SUCCESS = 25
 """Level between INFO and WARNING: an event that the user waits for."""
 
+SAMPLE = 21
+"""Level between INFO and SUCCESS: an example of what the run does, which the launcher shows too."""
+
 _COLOURS = {"DEBUG": "\x1b[2m", "SUCCESS": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m"}
 
 
@@ -33,6 +36,7 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
     All processes of a run append whole lines to one file, each with its process name.
     """
     logging.addLevelName(SUCCESS, "SUCCESS")
+    logging.addLevelName(SAMPLE, "SAMPLE")
     root = logging.getLogger("buckeye")
     former = list(root.handlers)
     root.handlers.clear()

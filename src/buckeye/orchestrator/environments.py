@@ -15,6 +15,7 @@ from buckeye.envs.base import TRAIN, Environment, Message, Task, split_names
 from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
 from buckeye.inference.render import ChatRenderer
+from buckeye.monitor.log import SAMPLE
 from buckeye.orchestrator.rate_limits import Admission
 from buckeye.workers.loading import open_environment
 
@@ -108,15 +109,16 @@ def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
     return names
 
 
-async def check_isolation(environments: Sequence[NamedEnvironment]) -> None:
-    """Run and log the isolation check of every environment that has one.
+async def check_environments(environments: Sequence[NamedEnvironment]) -> None:
+    """Run and log the checks of every environment that has some: isolation, and rewards without content.
 
     Raise `UsageError` if rollouts see each other and are not meant to.
     """
     for env in environments:
-        check: Callable[[], Awaitable[str]] | None = getattr(env.environment, "check_isolation", None)
-        if check is not None:
-            log.info("%s: %s", env.name, await check())
+        for name, level in (("check_isolation", logging.INFO), ("baseline_report", SAMPLE)):
+            check: Callable[[], Awaitable[str]] | None = getattr(env.environment, name, None)
+            if check is not None:
+                log.log(level, "%s: %s", env.name, await check())
 
 
 def worker_settings(

@@ -22,7 +22,6 @@ from buckeye.monitor.log import SUCCESS, run_log, setup_logging
 from buckeye.monitor.metrics import MetricsLog
 from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_file
 from buckeye.monitor.run_watch import RunWatch
-from buckeye.monitor.verdicts import is_power_of_ten
 from buckeye.orchestrator.advantages import RewardShaping, check_advantage, reward_shaping
 from buckeye.orchestrator.batch import (
     Advantages,
@@ -39,7 +38,7 @@ from buckeye.orchestrator.coroutines import run_until_first_ends, run_until_stop
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 from buckeye.orchestrator.environments import (
     NamedEnvironment,
-    check_isolation,
+    check_environments,
     choose_evaluation_split,
     fallback_note,
     load_environments,
@@ -54,6 +53,7 @@ from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner, RolloutRunner
 from buckeye.orchestrator.sampling_bias import CollectionWatch
+from buckeye.orchestrator.step_logs import log_first_replies, log_untrained_rollouts
 from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.orchestrator.weights_watcher import BrokenServers, WeightsWatcher
 from buckeye.transport.checkpoint import read_orchestrator_state, resolve_checkpoint
@@ -125,7 +125,9 @@ class Orchestrator:
         async with self.client:
             log.info("Waiting for inference pool to be ready")
             heartbeat.report("its servers", on="inference")
-            await asyncio.gather(self.client.wait_ready(_STARTUP_TIMEOUT), check_isolation(self.environments))
+            await asyncio.gather(
+                self.client.wait_ready(_STARTUP_TIMEOUT), check_environments(self.environments)
+            )
             log.log(SUCCESS, "Inference pool ready")
             self.deterministic = deterministic_sampling(config, self.client)
             heartbeat.ready()
@@ -252,6 +254,8 @@ class Orchestrator:
             self._begin_batches("step", step)
             with self.times.stopwatch.of("collect"):
                 collected = await self._collect(step, collector)
+            if step == 0:
+                log_first_replies(collected.groups)
             heartbeat.report(f"writes batch {step}")
             measured = batch_metrics(step, collected.groups, config)  # invalid values fail before hand-over
             with self.times.stopwatch.of("write_batch"):
@@ -349,37 +353,6 @@ class Orchestrator:
         self._poor_steps += collected.level()[0] != SUCCESS
         log_untrained_rollouts(step, collected, unaccounted, poor_steps=self._poor_steps)
         self.run_watch.check()
-
-
-def log_untrained_rollouts(
-    step: int, collected: CollectedGroups, unaccounted: int, *, poor_steps: int = 1
-) -> None:
-    """Log the rollouts of a step that were not trained on: errors, dropped groups, lost attempts.
-
-    `poor_steps` counts the steps with almost no training signal up to now. Only the first one and every
-    power of ten are warnings.
-    """
-    errors = collected.errors
-    level, unusable = collected.level()
-    if level == logging.WARNING and not is_power_of_ten(poor_steps):
-        level = logging.INFO
-    if level != SUCCESS:
-        log.log(level, "Step %d: almost no training signal%s", step, unusable)
-    if collected.dropped or errors:
-        log.log(
-            logging.WARNING if errors or collected.loses_too_much else logging.INFO,
-            "Step %d: groups dropped: %s; rollouts errored: %d%s",
-            step,
-            ", ".join(f"{n} {reason}" for reason, n in sorted(collected.dropped.items())) or "none",
-            len(errors),
-            f"; last error: {errors[-1]}" if errors else "",
-        )
-    if unaccounted:
-        log.error(
-            "Step %d: %d rollouts were lost or counted twice. This is a bug in Buckeye: please report it",
-            step,
-            unaccounted,
-        )
 
 
 def _log_once_per_step() -> Callable[[int], None]:

@@ -22,32 +22,32 @@ _MOST_FILES = 20
 
 def describe_remote_run(
     config_path: Path, config: RLConfig, request: RemoteRequest, *, resume: bool, text: str | None = None
-) -> tuple[str, list[str]]:
-    """Return the machine with its current price and the files to send, and warnings about obstacles.
+) -> tuple[str, list[str], list[str]]:
+    """Return the machine with its current price and the files to send, obstacles, and warnings.
 
     The obstacles include those of the proof before an order. `text` is the content of a configuration file
     that is not written yet. Raises UsageError for a project that cannot be sent.
     """
     check_installed()
     project = make_project(config, config_path, resume=resume, pack=False)
-    parts, warnings = [_sent_text(project)], []
+    parts, warnings, errors = [_sent_text(project)], [], []
     try:
         check_single_node(config.cluster, hosts=len(request.hosts) or 1)
     except UsageError as error:
-        warnings.append(str(error))
+        errors.append(str(error))
     try:
         parts.insert(0, _machine_text(project, request))
     except BuckeyeError as error:
         warnings.append(f"not checked: the offers and their price: {error}")
     is_rental, notes = request.provider != "ssh", list[str]()
-    broken = obstacles(project, request, is_rental=is_rental, tell=notes.append, text=text)
-    warnings += [*broken, *(note.removeprefix("warning: ") for note in notes)]
+    errors += obstacles(project, request, is_rental=is_rental, tell=notes.append, text=text)
+    warnings += [note.removeprefix("warning: ") for note in notes]
     if not resume:
         try:
             check_unused(config.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
         except UsageError as error:
-            warnings.append(str(error))
-    return "\n\n".join(parts), warnings
+            errors.append(str(error))
+    return "\n\n".join(parts), errors, warnings
 
 
 def _machine_text(project: Project, request: RemoteRequest) -> str:

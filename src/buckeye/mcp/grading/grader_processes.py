@@ -159,20 +159,33 @@ async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> Comm
 async def run_function(import_path: str, arguments: Mapping[str, Any], seconds: float) -> GraderVerdict:
     """Return the verdict of a user's function, given as `FILE:FUNCTION`. Raises GraderError."""
     file, _, function = import_path.rpartition(":")
+    folder = arguments["workdir"]
+    reply = await run_script(_RUNNER, (file, function), arguments, seconds, folder and Path(folder))
+    return _verdict_of(reply)
+
+
+async def run_script(
+    script: Path, args: Sequence[str], request: Any, seconds: float, folder: Path | None = None
+) -> dict[str, Any]:
+    """Return the reply of a script.
+
+    It reads `request` as JSON from stdin, and writes its reply to the file named by its last argument. Raises
+    GraderError without a reply in time.
+    """
     with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as home:
         reply_file = Path(home, "result.json")
-        argv = (sys.executable, "-I", "-B", str(_RUNNER), file, function, str(reply_file))
-        folder = Path(arguments["workdir"] or home)
-        result = await _run(argv, folder, Path(home), json.dumps(arguments, default=str).encode(), seconds)
+        argv = (sys.executable, "-I", "-B", str(script), *args, str(reply_file))
+        text = json.dumps(request, default=str).encode()
+        result = await _run(argv, folder or Path(home), Path(home), text, seconds)
         if result.code is None:
             raise GraderError(f"no result within {seconds:g} s")
         try:
             with reply_file.open("rb") as opened:
-                reply = json.loads(opened.read(_MAX_OUTPUT))
+                reply: dict[str, Any] = json.loads(opened.read(_MAX_OUTPUT))
         except (OSError, ValueError):
             output = result.output.strip()[-300:]
             raise GraderError(f"ended with exit code {result.code}, without a result: {output}") from None
-    return _verdict_of(reply)
+    return reply
 
 
 async def _run(

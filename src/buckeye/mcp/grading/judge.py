@@ -57,6 +57,20 @@ def judge_text(match: Match, text: str, data: Any = None) -> GraderVerdict:
     return GraderVerdict(float(passed), found if passed else f"{expected}, {found}")
 
 
+def judge_schema(schema: Any, text: str) -> GraderVerdict:
+    """Return 1 if the text is JSON that the JSON Schema accepts, else 0."""
+    import jsonschema
+
+    value = _json(text)
+    if value is _ABSENT:
+        return GraderVerdict(0.0, f"expected JSON, found {format_short(text)}")
+    validator = jsonschema.validators.validator_for(schema)(schema)
+    error = jsonschema.exceptions.best_match(validator.iter_errors(value))
+    if error is None:
+        return GraderVerdict(1.0, "the schema accepts it")
+    return GraderVerdict(0.0, f"{error.json_path}: {error.message[:200]}")
+
+
 def _run_test(match: Match, text: str, value: Any) -> tuple[bool, str]:
     """Return True if the match's one test passes, and the expectation as text."""
     (test,) = match.tests

@@ -8,13 +8,25 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from buckeye.mcp.grading.judge import GraderVerdict, RecordedCall, judge_calls, judge_results, judge_text
+from buckeye.mcp.grading.judge import (
+    GraderVerdict,
+    RecordedCall,
+    judge_calls,
+    judge_results,
+    judge_schema,
+    judge_text,
+)
 from buckeye.mcp.grading.judge_state import judge_state
 from buckeye.mcp.grading.schema import Grader
 
 
 def judge_request(request: dict[str, Any]) -> GraderVerdict:
-    """Return the verdict of `grader` on the request's `text`, `data`, `calls` or `folder`."""
+    """Return the verdict of `grader` on the request's `text`, `data`, `calls` or `folder`.
+
+    A request with a `schema` in place of a grader tests the JSON in `text`.
+    """
+    if "schema" in request:
+        return judge_schema(request["schema"], request["text"])
     grader = Grader.model_validate(request["grader"])
     calls = [RecordedCall(**call) for call in request.get("calls", ())]
     if grader.calls is not None:

@@ -15,7 +15,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings, dotted
 from buckeye.config.structure import shape_at
 from buckeye.errors import UsageError
-from buckeye.mcp.environment import NAME
+from buckeye.setup.recipe.environment import RunEnvironment
 from buckeye.setup.recipe.model import ModelFacts
 from buckeye.setup.recipe.sizes import RunSizes, default_learning_rate
 from buckeye.setup.recipe.training_machine import GpuLayout
@@ -28,8 +28,7 @@ _INTERVAL: KeyPath = ("orchestrator", "eval", "interval")
 class Recipe:
     """All parts of a run. Without a GPU, `layout` is None. `wandb` is the project in W&B, or None."""
 
-    config: Path
-    dataset: str
+    environment: RunEnvironment
     model: ModelFacts
     sizes: RunSizes
     layout: GpuLayout | None
@@ -50,7 +49,8 @@ class Recipe:
 def settings_of(recipe: Recipe) -> dict[str, Any]:
     """Return the settings of the run, as `rl` reads them."""
     sizes, layout, steps = recipe.sizes, recipe.layout, recipe.sizes.max_steps
-    environment = {"id": NAME, "args": {"dataset": recipe.dataset, "config_path": str(recipe.config)}}
+    environment: dict[str, Any] = {"id": recipe.environment.id}
+    environment |= {"args": dict(recipe.environment.args)} if recipe.environment.args else {}
     orchestrator: dict[str, Any] = {
         "batch_size": sizes.batch_size,
         "rollouts_per_example": sizes.rollouts_per_example,
@@ -58,7 +58,7 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
         "env": [environment],
     }
     if sizes.held_out:
-        orchestrator["eval"] = {"interval": steps, "num_examples": sizes.held_out, "env": [environment]}
+        orchestrator["eval"] = {"interval": steps, "num_examples": sizes.held_out}
     trainer: dict[str, Any] = {
         "optim": {"lr": default_learning_rate(recipe.model.parameters, lora=recipe.lora)}
     }
@@ -77,7 +77,6 @@ def settings_of(recipe: Recipe) -> dict[str, Any]:
         values["trainer_gpu_ids"] = list(layout.trainer)
     if recipe.wandb is not None:
         values["wandb"] = {"project": recipe.wandb}
-    values["inference"] = {}  # without this section `rl` starts no server
     if layout is not None and layout.tp > 1:
         values["inference"] = {"parallel": {"tp": layout.tp}}
     return values

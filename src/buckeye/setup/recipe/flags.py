@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,12 @@ from buckeye.config.structure import fields_of, resolve
 from buckeye.config.validation import validate
 from buckeye.errors import UsageError
 
-_WITH_FILES = {"dry_run", "provider", "yes"}
+_WITH_FILES = {"as_json", "dry_run", "model", "output_dir", "provider", "yes"}
+_PASSED_ON = {"model": "--model.name", "output_dir": "--output-dir"}
+"""Flags of the command that are settings of a complete run, with the names of these."""
+_TEXT_LISTS = ("reward",)
+"""Flags with one text per use, which may contain commas."""
+_DATASET_ONLY = ("reward_weights", "eval_dataset", "split", "prompt_column", "answer_column")
 _RESUME = "--resume"
 _REMOTE_ONLY = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "identity_file"}
 _REMOTE = {"gpus"} | _REMOTE_ONLY
@@ -29,7 +35,6 @@ _COMPLETE = ("--trainer", "--orchestrator")  # sections that every complete conf
 _REPLACED = {
     ("clean",): ("a composed run has a new folder", "Leave it out"),
     ("resume",): ("a composed run is a new run", "To resume a run: `buckeye rl resume RUN`"),
-    ("output_dir",): ("not a flag of a composed run", "Use --output"),
 }
 """Settings that a composed run does not accept: the reason, and what to do."""
 
@@ -40,15 +45,29 @@ class TrainFlags(BaseConfig):
     model: str | None = None
     """Folder, or name on the Hugging Face hub."""
     dataset: str | None = None
-    """JSON file, folder of `buckeye hf`, or hub name."""
+    """File or folder of prompts or tasks (JSON Lines, JSON, CSV, Parquet), or hub name."""
+    reward: list[str] = Field(default_factory=list)
+    """FILE.py, FILE.py:FUNCTION, MODULE:FUNCTION, or a built-in reward."""
+    reward_weights: list[float] = Field(default_factory=list)
+    """Weight of each reward. Default: 1."""
+    eval_dataset: str | None = None
+    """Prompts to evaluate on. Default: a tenth of the dataset."""
+    split: str | None = None
+    """Split of the dataset to train on."""
+    prompt_column: str | None = None
+    """Column with the prompts."""
+    answer_column: str | None = None
+    """Column with the answers, for built-in rewards."""
+    env: str | None = None
+    """Other environment: ID, PATH, or ID:name=value."""
     config: Path | None = None
-    """Configuration of the environment, from `buckeye rl init`."""
+    """Configuration of an MCP environment, from `buckeye rl init`."""
     gpus: str | None = None
     """Number and type. Default: all GPUs of this machine."""
     provider: Literal["local", "prime", "ssh"] | None = None
     """This machine, a rented one, or your host."""
-    output: Path | None = None
-    """Run directory; with @ FILE, use --output-dir."""
+    output_dir: Path | None = None
+    """Run directory."""
     no_eval: bool = False
     """Do not evaluate on held-out tasks."""
     no_wandb: bool = False
@@ -99,7 +118,7 @@ class TrainArgs:
     @property
     def is_composed(self) -> bool:
         """True if the run is to be composed from parts."""
-        given = self.flags.model_fields_set - {"dry_run"}
+        given = self.flags.model_fields_set - {"as_json", "dry_run", "output_dir"}
         is_complete = all(any(arg.startswith(name) for arg in self.settings) for name in _COMPLETE)
         return not self.has_files and (bool(given) or not is_complete)
 
@@ -124,6 +143,7 @@ class TrainArgs:
                 raise _conflict(flag, "--no-eval")
             if self.flags.no_wandb and _WANDB in path:
                 raise _conflict(flag, "--no-wandb")
+        self._check_environment()
         remote_flags = sorted(self.flags.model_fields_set & _REMOTE_ONLY)
         if remote_flags and not self.flags.remote:
             raise UsageError(
@@ -131,6 +151,23 @@ class TrainArgs:
                 code="BK-CLI-CONFLICT",
                 hint="Add --provider prime or --provider ssh, or leave it out",
             )
+
+    def _check_environment(self) -> None:
+        """Raise UsageError unless the flags name one kind of environment."""
+        given = self.flags.model_fields_set
+        for name in ("dataset", "config", "reward"):
+            if "env" in given and name in given:
+                raise _conflict(f"--{flag_name(name)}", "--env")
+        if "reward" in given and "config" in given:
+            raise _conflict("--config", "--reward")
+        if "reward" in given and self.flags.dataset is None:
+            hint = "Add --dataset: a file or folder of prompts, or ORG/NAME on the Hugging Face hub"
+            raise UsageError("--reward needs the prompts", code="BK-CLI-MISSING", hint=hint)
+        for name in _DATASET_ONLY:
+            if name in given and "reward" not in given:
+                hint = "Add --reward, or leave it out"
+                message = f"--{flag_name(name)} is for a dataset with a reward"
+                raise UsageError(message, code="BK-CLI-CONFLICT", hint=hint)
 
     @property
     def seq_len(self) -> int | None:
@@ -152,12 +189,17 @@ class TrainArgs:
         flags -= _REMOTE if self.flags.remote else set()
         if flags:
             first = sorted(flags)[0]
-            hint = "Leave one of them out, or use a setting, such as --model.name or --output-dir"
+            hint = "Leave one of them out"
             hint += "; for a remote machine, add --provider" if first in _REMOTE else ""
             message = f"--{flag_name(first)} is a flag of a composed run, and @ FILE is a complete run"
             raise UsageError(message, code="BK-CLI-CONFLICT", hint=hint)
-        has_dry_run = "dry_run" in self.flags.model_fields_set
-        return [*self.settings, *([f"--dry-run={self.flags.dry_run}".lower()] if has_dry_run else [])]
+        settings = list(self.settings)
+        for name, setting in _PASSED_ON.items():
+            if name in self.flags.model_fields_set:
+                settings += [setting, str(getattr(self.flags, name))]
+        if "dry_run" in self.flags.model_fields_set:
+            settings.append(f"--dry-run={self.flags.dry_run}".lower())
+        return settings
 
     @property
     def is_resume(self) -> bool:
@@ -213,6 +255,9 @@ def _split_args(args: list[str]) -> tuple[list[str], list[str]]:
             settings.append(arg)
             continue
         command_args.append(arg)
+        if name in _TEXT_LISTS:
+            command_args[-1:] = _as_list(arg, args)
+            continue
         if "=" in arg:
             continue
         following = args[0] if args else "--"
@@ -221,6 +266,14 @@ def _split_args(args: list[str]) -> tuple[list[str], list[str]]:
         elif not following.startswith(("--", "@")):
             command_args.append(args.pop(0))
     return command_args, settings
+
+
+def _as_list(arg: str, following: list[str]) -> list[str]:
+    """Return the args of a flag whose value is one text, as a JSON list with this text; remove them."""
+    flag, sign, value = arg.partition("=")
+    if not sign and following and not following[0].startswith(("--", "@")):
+        sign, value = "=", following.pop(0)
+    return [flag, value if value.startswith("[") or not value else json.dumps([value])] if sign else [flag]
 
 
 def _field_of(arg: str) -> str | None:
@@ -247,6 +300,8 @@ def _refuse_misspelled(arg: str) -> None:
     if not arg.startswith("--") or len(arg) == 2 or "." in arg:
         return
     name = arg[2:].partition("=")[0]
+    if name == "output":
+        raise UsageError("no such option: --output", code="BK-CLI-UNKNOWN", hint="Use --output-dir")
     known = [flag_name(field) for field in fields_of(TrainFlags)]
     near = closest(name, known)
     bare = name.removeprefix("no-").removeprefix("no_")

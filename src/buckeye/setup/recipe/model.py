@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import find_model, read_shape
-from buckeye.mcp.environment import NAME
 
 _OPENAI_MODELS = r"(openai/)?(chatgpt-|gpt-(?!oss|2|neo|j\b|sw3)|o[1-9](-|$))"
 _GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
@@ -34,18 +34,19 @@ SUGGESTED = (
 """Public models that the embedded engine supports, with the hardware they suit."""
 
 
-def refuse_hosted(model: str, *, dataset: str, config: str) -> None:
+def refuse_hosted(model: str, environment: Sequence[str]) -> None:
     """Raise UsageError if only a service has the weights of `model`.
 
-    The hint has the command that evaluates it on these tasks.
+    The hint has the command that evaluates it. `environment` has the args of this command that name the
+    environment.
     """
     service = next((service for service in _SERVICES if re.match(service[1], model, re.I)), None)
     if service is None:
         return
     name, _, base_url, key = service
-    argv = ["buckeye", "eval", NAME, "--model", model.rpartition("/")[2]]
+    argv = ["buckeye", "eval", environment[0], "--model", model.rpartition("/")[2]]
     argv += ["--base-url", base_url, *([] if name == "OpenAI" else ["--api-key-var", key])]
-    argv += ["--arg", f"dataset={dataset}", "--arg", f"config_path={config}"]
+    argv += environment[1:]
     raise UsageError(
         f"--model {model}: cannot be trained, because {name} does not publish its weights",
         code="BK-MODEL-UNSUPPORTED",

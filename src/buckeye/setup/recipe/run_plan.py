@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
+from buckeye.setup.recipe.environment import tasks_text
 from buckeye.setup.recipe.sizes import description_share_text
 
 if TYPE_CHECKING:
     from buckeye.config.rl import RLConfig
     from buckeye.launch.preflight.disk import DiskEstimate
-    from buckeye.mcp.tasks.trust import TaskResources
     from buckeye.setup.recipe.compose import Recipe
 
 _NAME_WIDTH = 13
@@ -28,12 +28,6 @@ class RunPlan:
 
     recipe: Recipe
     config: RLConfig
-    environment: str
-    actions: tuple[str, ...]
-    images: tuple[str, ...]
-    uses: TaskResources
-    tasks: int
-    held_out: int
     where: str
     disk: DiskEstimate
     free: int
@@ -59,7 +53,8 @@ def plan_text(plan: RunPlan) -> str:
 
 def plan_json(plan: RunPlan) -> dict[str, str]:
     """Return the plan as a JSON object: its rows, the path of the configuration file, and its text."""
-    return {"file": str(plan.recipe.file), "dataset": plan.recipe.dataset, **_rows(plan), "text": plan.text}
+    environment = plan.recipe.environment
+    return {"file": str(plan.recipe.file), "dataset": environment.dataset, **_rows(plan), "text": plan.text}
 
 
 def _rows(plan: RunPlan) -> dict[str, str]:
@@ -67,15 +62,17 @@ def _rows(plan: RunPlan) -> dict[str, str]:
     sizes, steps = recipe.sizes, plan.config.trainer.max_steps
     groups = math.ceil(orchestrator.batch_size / orchestrator.rollouts_per_example)
     needed = f"up to {human_bytes(disk)} of" if disk else "unknown before the model is downloaded;"
-    held_out = f"{plan.held_out} held out" if plan.held_out else "none held out"
-    held_out += ", without evaluation" if plan.held_out and not orchestrator.eval else ""
-    epochs = (steps or 0) * groups / plan.tasks
+    environment = recipe.environment
+    count = environment.actions
+    tools = None if count is None else description_share_text(sizes, count)
+    uses = "; ".join(environment.uses)
+    epochs = (steps or 0) * groups / environment.tasks
     tracker = f"Weights & Biases, project {recipe.wandb}; to disable: --no-wandb"
     return {
-        "environment": f"{plan.environment} ({recipe.config}: {', '.join(plan.actions)})",
-        "tools": description_share_text(sizes, len(plan.actions) - 1),
-        "tasks": f"{plan.tasks} to train on, {held_out} ({recipe.dataset})",
-        "they use": "; ".join(plan.uses.lines()),
+        "environment": environment.about,
+        **({"tools": tools} if tools else {}),
+        "tasks": tasks_text(environment, is_evaluated=orchestrator.eval is not None),
+        **({"they use": uses} if uses else {}),
         "model": _model_text(recipe),
         "batch": f"{counted(orchestrator.batch_size, 'rollout')}: {counted(groups, 'task')} with "
         f"{counted(orchestrator.rollouts_per_example, 'rollout')} each",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.errors import UsageError
-from buckeye.mcp.config import DefaultsConfig, GymConfig
-from buckeye.mcp.tasks.task_schema import McpTask
+from buckeye.setup.recipe.environment import RunEnvironment
 from buckeye.setup.recipe.model import ModelFacts
 
 GROUP = 8
@@ -22,8 +21,7 @@ _TURNS = 12  # turns that fit into a rollout; more if they are short or if max_t
 _MIN_TURNS = 4  # turns that must fit, even above _MAX_ROLLOUT_TOKENS
 _MAX_DESCRIPTION_SHARE = 1 / 3  # share of a rollout for descriptions of tools; above it the plan warns
 _RESULT_TOKENS = 96  # of a tool call
-_REPLY_TOKENS = 128
-_THOUGHT_TOKENS = 512
+_MIN_REPLY_TOKENS = 64  # that must fit after the longest prompt
 _TEMPLATE_TOKENS = 32  # added by a chat template
 _CHARS_PER_TOKEN = 3.0
 _ROUNDING = 64  # tokens
@@ -60,9 +58,7 @@ class RunSizes:
 
 
 def choose_sizes(
-    tasks: Sequence[McpTask],
-    held_out: Sequence[McpTask],
-    gym: GymConfig,
+    environment: RunEnvironment,
     model: ModelFacts,
     *,
     on_gpu: bool,
@@ -74,36 +70,36 @@ def choose_sizes(
     turns need, within limits. Raises UsageError for prompts that do not fit.
     """
     kind = "gpu" if on_gpu else "cpu"
-    groups = min(len(tasks), _MAX_GROUPS[kind])
+    groups = min(environment.tasks, _MAX_GROUPS[kind])
     count, is_exact = token_counter(model.path)
-    system = count(gym.system_prompt)
-    prompt = _TEMPLATE_TOKENS + system + max(count(task.prompt) for task in tasks)
-    reply = _THOUGHT_TOKENS if gym.parser.use_thinking else _REPLY_TOKENS
+    system = count(environment.system)
+    prompt = _TEMPLATE_TOKENS + system + max(map(count, environment.prompts))
+    reply = environment.reply_tokens
     max_length, limit = model.positions, f"the context of {model.name} has {model.positions}"
     if requested_seq_len is not None and requested_seq_len < max_length:
         max_length, limit = requested_seq_len, f"--seq-len is {requested_seq_len}"
-    if prompt + _REPLY_TOKENS // 2 > max_length:
+    if prompt + _MIN_REPLY_TOKENS > max_length:
+        with_tools = f" with the system_prompt ({system} of them describe tools)" if system else ""
+        fewer = ", describe fewer tools (`buckeye rl init ... --include TOOL`)" if system else ""
         raise UsageError(
-            f"the longest prompt has {prompt} tokens with the system_prompt ({system} of them describe "
-            f"tools), and {limit}",
+            f"the longest prompt has {prompt} tokens{with_tools}, and {limit}",
             code="BK-PROMPT-TOO-LONG",
-            hint="Shorten the tasks, describe fewer tools (`buckeye rl init ... --include TOOL`), or choose "
-            "another --model",
+            hint=f"Shorten the tasks{fewer}, or choose another --model",
         )
-    turn_tokens, turns = reply + _RESULT_TOKENS, gym.defaults.max_turns
-    usual_length = max_length
-    if turns == DefaultsConfig().max_turns:  # the default, so the number of turns needed is unknown
+    turn_tokens = reply + (_RESULT_TOKENS if environment.turns != 1 else 0)
+    turns, usual_length = environment.turns, max_length
+    if turns is None:
         turns, usual_length = _TURNS, max(_MAX_ROLLOUT_TOKENS[kind], prompt + _MIN_TURNS * turn_tokens)
     needed = math.ceil(min(usual_length, prompt + turns * turn_tokens) / _ROUNDING) * _ROUNDING
     seq_len = min(max_length, requested_seq_len or needed)
-    steps = math.ceil(_EPOCHS * len(tasks) / groups)
+    steps = math.ceil(_EPOCHS * environment.tasks / groups)
     return RunSizes(
         groups=groups,
         rollouts_per_example=GROUP,
         seq_len=seq_len,
         max_tokens=min(reply, seq_len - prompt),
         max_steps=min(max(steps, _MIN_STEPS), _MAX_STEPS),
-        held_out=min(len(held_out), _HELD_OUT),
+        held_out=min(environment.held_out, _HELD_OUT),
         prompt_tokens=prompt,
         system_tokens=system,
         is_exact=is_exact,

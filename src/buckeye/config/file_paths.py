@@ -1,0 +1,63 @@
+"""Paths in a configuration file: those of environments, data and rewards are relative to the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+_ARGUMENTS = ("path", "eval_path", "dataset", "eval_dataset", "config_path")
+"""Arguments of Buckeye's own environments that name files."""
+_OWN_IDS = ("dataset", "mcp", "buckeye-vf-gym")
+_DATA = ("path", "val_path")
+"""Files of supervised fine-tuning, in its section `data`."""
+
+
+def resolve_file_paths(values: dict[str, Any], file: Path) -> None:
+    """Make the paths in the values of a file relative to the working directory, in place.
+
+    A path that does not exist in the file's folder stays as it is: relative to the working directory.
+    """
+    folder = file.parent
+    if folder == Path():
+        return
+    for env in _environments(values):
+        env_id, args = env.get("id"), env.get("args")
+        if isinstance(env_id, str) and (env_id.startswith(".") or env_id.endswith(".py")):
+            located = _located(env_id, folder)
+            is_short = not located.startswith((".", "/")) and not located.endswith(".py")
+            env["id"] = f"./{located}" if is_short else located  # without it, OWNER/NAME
+        if isinstance(args, dict) and env_id in _OWN_IDS:
+            for name in _ARGUMENTS:
+                if isinstance(args.get(name), str):
+                    args[name] = _located(args[name], folder)
+            if "reward" in args:
+                args["reward"] = _located_rewards(args["reward"], folder)
+    data = values.get("data")
+    if isinstance(data, dict):
+        data |= {name: _located(data[name], folder) for name in _DATA if isinstance(data.get(name), str)}
+
+
+def _environments(values: Any) -> Iterator[dict[str, Any]]:
+    """Yield the tables of environments, at any depth."""
+    for name, value in values.items() if isinstance(values, dict) else ():
+        if name == "env" and isinstance(value, list):
+            yield from (table for table in value if isinstance(table, dict))
+        else:
+            yield from _environments(value)
+
+
+def _located(text: str, folder: Path) -> str:
+    path = folder / Path(text).expanduser()
+    return str(path) if path.exists() else text
+
+
+def _located_rewards(reward: Any, folder: Path) -> Any:
+    if isinstance(reward, list):
+        return [_located_rewards(part, folder) for part in reward]
+    if not isinstance(reward, str):
+        return reward
+    if reward.startswith("json:"):
+        return f"json:{_located(reward.removeprefix('json:'), folder)}"
+    file, sign, function = reward.partition(".py")
+    return f"{_located(f'{file}.py', folder)}{function}" if sign else reward

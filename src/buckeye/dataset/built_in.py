@@ -1,0 +1,273 @@
+"""Built-in rewards: `exact`, `contains`, `numeric`, `math`, `regex:...`, `json:...` and `code`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.distribution import need
+from buckeye.base.storage import read_json
+from buckeye.dataset.functions import Completion
+from buckeye.dataset.prompts import ANSWER_COLUMNS
+from buckeye.dataset.rows import raise_problems, row_error
+from buckeye.envs.base import Task
+from buckeye.errors import UsageError
+from buckeye.mcp.grading.grader_processes import judge_in_worker, run_script
+from buckeye.mcp.grading.judge import GraderVerdict
+from buckeye.mcp.grading.schema import last_number
+
+NAMES = ("exact", "contains", "numeric", "math", "regex", "json", "code")
+_TEST_COLUMNS = ("tests", "test", "test_list", "test_cases", "unit_tests")
+_RUNNER = Path(__file__).with_name("code_runner.py")
+_FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+_MAX_TESTS = 100
+_TEST_SECONDS = 5.0
+_START_SECONDS = 10.0
+
+Matches = Callable[[Any], Sequence[Mapping[str, Any]]]
+"""Return the tests for an answer, as graders have them; the best one counts. Raises ValueError."""
+
+
+def built_in_reward(
+    spec: str, tasks: Sequence[Task], answer_column: str | None
+) -> AnswerReward | SchemaReward | CodeReward:
+    """Return the built-in reward of a spec such as `exact` or `regex:^yes`.
+
+    Raises UsageError with every task that lacks the value that the reward compares with.
+    """
+    name, _, argument = spec.partition(":")
+    if name == "regex":
+        return AnswerReward(name, tasks, None, _match_pattern(argument))
+    if name == "json":
+        return SchemaReward(_read_schema(argument))
+    if name == "code":
+        return CodeReward(tasks, argument or None)
+    if name == "math":
+        need("math_verify", "the reward `math`")
+    matches: dict[str, Matches] = {
+        "exact": _match_exact, "contains": _match_contains, "numeric": _match_number, "math": _match_math,
+    }  # fmt: skip
+    return AnswerReward(name, tasks, argument or answer_column or _no_answers(name), matches[name])
+
+
+def _no_answers(name: str) -> str:
+    raise UsageError(
+        f"the reward `{name}` compares with an answer, and the dataset has no column of answers",
+        code="BK-REWARD",
+        hint=f"name the column: --answer-column NAME. Expected one of {', '.join(ANSWER_COLUMNS)}",
+    )
+
+
+class AnswerReward:
+    """Reward that tests the reply in a confined process: 1 if a test passes, else 0."""
+
+    needs_group = False
+
+    def __init__(self, name: str, tasks: Sequence[Task], column: str | None, matches: Matches) -> None:
+        """Raises UsageError with every task whose answer cannot be compared with."""
+        self.name = name
+        self._column = column
+        self._matches = matches
+        problems: list[UsageError] = []
+        for task in tasks if column is not None else ():
+            try:
+                self._tests(task)
+            except ValueError as error:
+                problems.append(row_error(f"{column}: {error} (reward `{name}`)", task.data["at"]))
+        raise_problems(problems, "the dataset")
+
+    def _tests(self, task: Task) -> list[Mapping[str, Any]]:
+        if self._column is None:
+            return list(self._matches(None))
+        answer = task.data["row"].get(self._column)
+        answers = answer if isinstance(answer, list) else [answer]
+        if not answers or any(value is None or value == "" for value in answers):
+            raise ValueError("there is no answer")
+        return [test for value in answers for test in self._matches(value)]
+
+    async def score(self, task: Task, completions: Sequence[Completion]) -> list[GraderVerdict]:
+        """Return 1 or 0 for each reply. Raises GraderError."""
+        tests = self._tests(task)
+        return [await self._best(tests, completion.text) for completion in completions]
+
+    async def _best(self, tests: Sequence[Mapping[str, Any]], text: str) -> GraderVerdict:
+        library = "math_verify" if self.name == "math" else None
+        verdict = GraderVerdict(0.0, "")
+        for test in tests:
+            verdict = await judge_in_worker({"grader": {"reply": test}, "text": text}, library=library)
+            if verdict.score:
+                break
+        return verdict
+
+
+def _text_of(answer: Any) -> str:
+    return answer.strip() if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False)
+
+
+def _match_exact(answer: Any) -> Sequence[Mapping[str, Any]]:
+    return [{"exact": _text_of(answer)}]
+
+
+def _match_contains(answer: Any) -> Sequence[Mapping[str, Any]]:
+    text = _text_of(answer)
+    before, after = (r"(?<!\w)" if text[:1].isalnum() else ""), (r"(?!\w)" if text[-1:].isalnum() else "")
+    return [{"regex": f"(?i){before}{re.escape(text)}{after}"}]
+
+
+def _match_number(answer: Any) -> Sequence[Mapping[str, Any]]:
+    number = answer if isinstance(answer, int | float) else last_number(_text_of(answer))
+    if number is None or isinstance(answer, bool):
+        raise ValueError(f"there is no number in {_text_of(answer)[:60]!r}")
+    return [{"number": float(number), "tolerance": 1e-6}]
+
+
+def _match_math(answer: Any) -> Sequence[Mapping[str, Any]]:
+    return [{"math": _text_of(answer)}]
+
+
+def _match_pattern(pattern: str) -> Matches:
+    import regex
+
+    if not pattern:
+        raise UsageError(
+            "`regex` has no pattern", code="BK-REWARD", hint="write regex:PATTERN, as regex:^yes"
+        )
+    try:
+        regex.compile(pattern)
+    except regex.error as error:
+        raise UsageError(f"regex:{pattern}: not a regular expression: {error}", code="BK-REWARD") from None
+    return lambda _: [{"regex": pattern}]
+
+
+class SchemaReward:
+    """Reward for JSON: 1 if a JSON Schema accepts the reply, or its last code fence, else 0."""
+
+    name = "json"
+    needs_group = False
+
+    def __init__(self, schema: Any) -> None:
+        self._schema = schema
+
+    async def score(self, task: Task, completions: Sequence[Completion]) -> list[GraderVerdict]:
+        """Return 1 or 0 for each reply. Raises GraderError."""
+        requests = [{"schema": self._schema, "text": completion.text} for completion in completions]
+        return [await judge_in_worker(request, library="jsonschema") for request in requests]
+
+
+def _read_schema(argument: str) -> Any:
+    """Return the JSON Schema of a file; without a file, one that accepts every JSON value."""
+    need("jsonschema", "the reward `json`")
+    import jsonschema
+
+    if not argument:
+        return {}
+    path = Path(argument).expanduser()
+    if not path.is_file():
+        hint = f"check the path; the working directory is {Path.cwd()}"
+        raise UsageError(f"json:{argument}: no file {path}", code="BK-FILE-NOT-FOUND", hint=hint)
+    try:
+        schema = read_json(path)
+        jsonschema.validators.validator_for(schema).check_schema(schema)
+    except (OSError, ValueError, jsonschema.SchemaError) as error:
+        reason = error.message if isinstance(error, jsonschema.SchemaError) else str(error)
+        raise UsageError(f"not a JSON Schema: {reason}", code="BK-REWARD", at=str(path)) from None
+    return schema
+
+
+class CodeReward:
+    """Reward for Python: the share of the row's tests that the code in the reply passes.
+
+    The code is the last Python fence of the reply, or all of it. It runs confined, without network, with
+    limits on time and memory.
+    """
+
+    name = "code"
+    needs_group = False
+
+    def __init__(self, tasks: Sequence[Task], column: str | None) -> None:
+        """Raises UsageError with every task whose tests cannot be read."""
+        rows = tasks[0].data["row"] if tasks else {}
+        self._column = column or next((name for name in _TEST_COLUMNS if name in rows), None)
+        if self._column is None or self._column not in rows:
+            raise UsageError(
+                f"the reward `code` needs tests, and the dataset has no column {column or 'of them'}",
+                code="BK-REWARD",
+                hint=f"name it: code:COLUMN. Expected one of {', '.join(_TEST_COLUMNS)}",
+            )
+        problems: list[UsageError] = []
+        for task in tasks:
+            try:
+                self._tests(task)
+            except ValueError as error:
+                problems.append(row_error(f"{self._column}: {error} (reward `code`)", task.data["at"]))
+        raise_problems(problems, "the dataset")
+        self._slots = asyncio.Semaphore(max(1, (os.cpu_count() or 2) // 2))
+
+    def _tests(self, task: Task) -> list[dict[str, str]]:
+        value = task.data["row"].get(str(self._column))
+        if isinstance(value, str) and value.lstrip()[:1] in "[{" and value.strip():
+            with contextlib.suppress(json.JSONDecodeError):  # Python that begins with a bracket
+                value = json.loads(value)
+        tests = [{"code": value}] if isinstance(value, str) and value.strip() else _tests_of(value)
+        if not 0 < len(tests) <= _MAX_TESTS:
+            raise ValueError(
+                f"{len(tests)} tests; expected 1 to {_MAX_TESTS}" if tests else "there are no tests"
+            )
+        for number, test in enumerate(tests, 1):
+            if "code" in test:
+                _check_syntax(test["code"], number)
+        return tests
+
+    async def score(self, task: Task, completions: Sequence[Completion]) -> list[GraderVerdict]:
+        """Return the share of passed tests for each reply. Raises GraderError."""
+        tests = self._tests(task)
+        return [await self._run(tests, completion.text) for completion in completions]
+
+    async def _run(self, tests: Sequence[Mapping[str, str]], text: str) -> GraderVerdict:
+        fences = _FENCE.findall(text)
+        request = {"code": fences[-1] if fences else text, "tests": tests, "seconds": _TEST_SECONDS}
+        async with self._slots:
+            reply = await run_script(_RUNNER, (), request, _START_SECONDS + _TEST_SECONDS * len(tests))
+        passed, failures = int(reply["passed"]), reply["failures"]
+        shown = f"; first failure: {failures[0]}" if failures else ""
+        return GraderVerdict(passed / len(tests), f"{passed} of {len(tests)} tests passed{shown}")
+
+
+def _tests_of(value: Any) -> list[dict[str, str]]:
+    """Return the tests of a list of Python texts, a list of inputs with outputs, or two such lists."""
+    if isinstance(value, Mapping) and {"inputs", "outputs"} <= set(value):
+        inputs, outputs = value["inputs"], value["outputs"]
+        if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs):
+            raise ValueError("`inputs` and `outputs` are not lists of one length")
+        value = [{"input": i, "output": o} for i, o in zip(inputs, outputs, strict=True)]
+    tests: list[dict[str, str]] = []
+    for number, test in enumerate(value if isinstance(value, list) else [], 1):
+        if isinstance(test, str):
+            tests.append({"code": test})
+        elif isinstance(test, Mapping) and isinstance(test.get("output"), str):
+            tests.append({"input": str(test.get("input") or ""), "output": test["output"]})
+        else:
+            raise ValueError(f'test {number} is neither Python nor {{"input": "...", "output": "..."}}')
+    return tests
+
+
+def _check_syntax(code: str, number: int) -> None:
+    try:
+        compile(code, f"test {number}", "exec")
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(f"test {number} is not Python: {error}") from None
+
+
+def is_built_in(spec: str) -> bool:
+    """Return True if a spec names a built-in reward, not a file or a module."""
+    name = spec.partition(":")[0]
+    if name not in NAMES:
+        return False
+    return ":" not in spec or name in ("regex", "json", "code") or importlib.util.find_spec(name) is None

@@ -1,0 +1,223 @@
+"""The environment of a dataset: it asks each prompt once, and adds the weighted rewards of the reply."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from buckeye.config.problems import closest, suggestion
+from buckeye.dataset.built_in import NAMES, built_in_reward, is_built_in
+from buckeye.dataset.functions import Completion, FunctionReward, Reward, load_function
+from buckeye.dataset.prompts import Columns, Prompts, read_prompts
+from buckeye.dataset.rows import TRAIN
+from buckeye.envs.base import Outcome, Policy, Reply, Task
+from buckeye.envs.outcome_validation import outcome_of_exception
+from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
+from buckeye.mcp.grading.judge import GraderVerdict
+
+log = logging.getLogger(__name__)
+
+NAME = "dataset"
+_BASELINE_TASKS = 8
+_PAIR = 2
+"""Replies in the group of a baseline: a reward of a group may need more than one."""
+
+RewardSpec = str | Callable[..., Any]
+"""File, module or built-in of a reward; or the function itself."""
+
+
+def load_environment(
+    path: str,
+    reward: str | Sequence[str],
+    reward_weights: Sequence[float] | None = None,
+    eval_path: str | None = None,
+    split: str | None = None,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+) -> DatasetEnvironment:
+    """Return the environment of the dataset at `path`: a file, a folder, or ORG/NAME on the hub.
+
+    `reward` is one or several of `FILE.py`, `FILE.py:FUNCTION`, `MODULE:FUNCTION`, and built-in rewards.
+    Their sum is weighted by `reward_weights`. A tenth of the rows is held out, unless the dataset has a split
+    `test` or `validation`, or `eval_path` names one. Raises UsageError.
+    """
+    prompts = read_prompts(
+        path,
+        split=split,
+        eval_source=eval_path,
+        prompt_column=prompt_column,
+        answer_column=answer_column,
+    )
+    specs = [reward] if isinstance(reward, str) else list(reward)
+    return make_environment(prompts, specs, reward_weights)
+
+
+def make_environment(
+    prompts: Prompts, specs: Sequence[RewardSpec], weights: Sequence[float] | None = None, *, name: str = NAME
+) -> DatasetEnvironment:
+    """Return the environment of prompts and rewards. Raises UsageError for a reward that cannot be used."""
+    if not specs:
+        raise UsageError(
+            "no reward is set", code="BK-REWARD", hint=f"name a file, or one of {', '.join(NAMES)}"
+        )
+    weights = [1.0] * len(specs) if weights is None else list(weights)
+    if len(weights) != len(specs) or not all(math.isfinite(weight) for weight in weights):
+        raise UsageError(
+            f"{len(weights)} reward_weights for {len(specs)} rewards",
+            code="BK-REWARD",
+            hint="give each reward one finite weight",
+        )
+    tasks = [task for part in prompts.splits.values() for task in part]
+    rewards = [_make_reward(spec, tasks, prompts.columns) for spec in specs]
+    names = _distinct_names(rewards)
+    kind = GroupDatasetEnvironment if any(reward.needs_group for reward in rewards) else DatasetEnvironment
+    log.info("%s", prompts.summary)
+    return kind(
+        name, prompts.splits, [WeightedReward(*parts) for parts in zip(names, rewards, weights, strict=True)]
+    )
+
+
+def _make_reward(spec: RewardSpec, tasks: Sequence[Task], columns: Columns) -> Reward:
+    if not isinstance(spec, str):
+        if not callable(spec):
+            raise UsageError(
+                f"the reward {spec!r} is no function", code="BK-REWARD", hint="pass a function, or a text"
+            )
+        return FunctionReward(spec, columns.others)
+    if is_built_in(spec):
+        return built_in_reward(spec, tasks, columns.answer)
+    if not spec.endswith(".py") and ":" not in spec:
+        hint = suggestion(closest(spec, NAMES, count=1)) or (
+            f"name FILE.py, FILE.py:FUNCTION, MODULE:FUNCTION, or one of {', '.join(NAMES)}"
+        )
+        raise UsageError(f"no reward {spec!r}", code="BK-REWARD", hint=hint)
+    return FunctionReward(load_function(spec), columns.others)
+
+
+def _distinct_names(rewards: Sequence[Reward]) -> list[str]:
+    names: list[str] = []
+    for reward in rewards:
+        count = sum(name.partition("#")[0] == reward.name for name in names)
+        names.append(f"{reward.name}#{count + 1}" if count else reward.name)
+    return names
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedReward:
+    """Reward under its name in the components of an outcome, and its weight in the sum."""
+
+    name: str
+    reward: Reward
+    weight: float
+
+
+class DatasetEnvironment:
+    """Environment that asks each prompt once and grades the reply by rewards."""
+
+    def __init__(
+        self, name: str, splits: Mapping[str, Sequence[Task]], rewards: Sequence[WeightedReward]
+    ) -> None:
+        self.name = name
+        self._splits = splits
+        self._rewards = rewards
+
+    @property
+    def splits(self) -> tuple[str, ...]:
+        """Names of the splits."""
+        return tuple(self._splits)
+
+    def tasks(self, split: str) -> Sequence[Task]:
+        """Return the tasks of a split. Raises KeyError, with the existing splits, for an unknown one."""
+        if split not in self._splits:
+            raise KeyError(f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}")
+        return self._splits[split]
+
+    async def rollout(self, task: Task, policy: Policy) -> Outcome:
+        """Call the policy once and grade its reply."""
+        completion = _completion_of(await policy.chat(task.messages))
+        return (await self._grade(task, [completion]))[0]
+
+    async def baseline_report(self) -> str:
+        """Return a line with the mean reward of replies without content, over the first training tasks."""
+        tasks = list(self._splits[TRAIN][:_BASELINE_TASKS])
+        replies = {
+            "empty replies": [""] * len(tasks),
+            "repeated prompts": [str(task.messages[-1].get("content")) for task in tasks],
+        }
+        parts = []
+        for label, texts in replies.items():
+            rewards = []
+            for task, text in zip(tasks, texts, strict=True):
+                message = {"role": "assistant", "content": text}
+                outcomes = await self._grade(task, [Completion(text=text, message=message)] * _PAIR)
+                rewards += [outcomes[0].reward] if outcomes[0].reward is not None else []
+            mean = f"{math.fsum(rewards) / len(rewards):.3f}" if rewards else "an error"
+            parts.append(f"{label} get {mean}")
+        return f"without content, {' and '.join(parts)} (mean reward over {len(tasks)} prompts)"
+
+    async def _grade(self, task: Task, completions: Sequence[Completion]) -> list[Outcome]:
+        """Return the outcomes of replies to a task. A reward that fails is an error, never a reward of 0."""
+        try:
+            columns = await asyncio.gather(*(part.reward.score(task, completions) for part in self._rewards))
+        except THIRD_PARTY_ERRORS as error:
+            return [outcome_of_exception("score", error)] * len(completions)
+        return [
+            self._outcome(completion, verdicts)
+            for completion, verdicts in zip(completions, zip(*columns, strict=True), strict=True)
+        ]
+
+    def _outcome(self, completion: Completion, verdicts: Sequence[GraderVerdict]) -> Outcome:
+        pairs = list(zip(self._rewards, verdicts, strict=True))
+        return Outcome(
+            reward=math.fsum(part.weight * verdict.score for part, verdict in pairs),
+            components={part.name: verdict.score for part, verdict in pairs},
+            explanations={part.name: verdict.explanation for part, verdict in pairs if verdict.explanation},
+            stop_reason="truncated" if completion.truncated else "answered",
+        )
+
+
+class GroupDatasetEnvironment(DatasetEnvironment):
+    """Environment of a dataset with a reward function that scores all replies of a group in one call.
+
+    A pending outcome carries its reply as JSON, so that no state remains of a group that is dropped.
+    """
+
+    async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
+        """Call the policy once, and leave its reply pending."""
+        completion = _completion_of(await policy.chat(task.messages))
+        fields = [completion.text, dict(completion.message), list(completion.token_ids), completion.truncated]
+        return Outcome(reward=None, pending=json.dumps(fields))
+
+    async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
+        """Return the outcomes of a task's replies with their rewards. Errors stay unchanged."""
+        completions = [Completion(*json.loads(o.pending)) for o in outcomes if o.pending is not None]
+        graded = iter(await self._grade(task, completions) if completions else ())
+        return [outcome if outcome.pending is None else next(graded) for outcome in outcomes]
+
+
+def _completion_of(reply: Reply) -> Completion:
+    content = reply.message.get("content")
+    return Completion(
+        text=content if isinstance(content, str) else reply.text,
+        message=reply.message,
+        token_ids=reply.tokens.token_ids if reply.tokens is not None else (),
+        truncated=reply.finish_reason == "length",
+    )
+
+
+def find_local_files(args: Mapping[str, Any]) -> list[Path]:
+    """Return the files and folders of this machine that the arguments of the environment name."""
+    rewards = args.get("reward", ())
+    specs = [rewards] if isinstance(rewards, str) else list(rewards)
+    names = [args.get("path"), args.get("eval_path")]
+    for spec in specs:
+        if isinstance(spec, str):
+            names.append(spec.partition(".py:")[0] + ".py" if ".py:" in spec else spec)
+            names.append(spec.removeprefix("json:") if spec.startswith("json:") else None)
+    return [path for name in names if isinstance(name, str) and (path := Path(name).expanduser()).exists()]

@@ -1,0 +1,228 @@
+"""Reward functions: loaded from a file or a module, and called by the names of their parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from buckeye.config.problems import closest, suggestion
+from buckeye.envs.base import Task
+from buckeye.envs.registry import import_file, report_import_errors
+from buckeye.envs.stdlib_only.outcomes import OutcomeError, location_of_code, to_finite_float
+from buckeye.errors import UsageError
+from buckeye.mcp.grading.judge import GraderVerdict
+
+_SINGLE = ("prompt", "completion")
+_BATCH = ("prompts", "completions")
+_TOKENS = "completion_ids"
+_USUAL_NAMES = ("reward", "reward_fn", "reward_func", "score")
+_SECONDS = 300.0
+_EXPECTED = (
+    "write `def reward(prompt, completion, **row)` for one reply, or `def reward(prompts, completions, "
+    "**columns)` for the replies of a group"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """Reply to a prompt, as rewards read it. `text` has no reasoning, if the chat template separates it."""
+
+    text: str
+    message: Mapping[str, Any]
+    token_ids: Sequence[int] = ()
+    truncated: bool = False
+
+
+class Reward(Protocol):
+    """Source of a number for each reply to a task."""
+
+    name: str
+    needs_group: bool
+    """True if the replies of a group are scored together."""
+
+    async def score(self, task: Task, completions: Sequence[Completion]) -> list[GraderVerdict]:
+        """Return a finite score for each reply. Raises OutcomeError for another value."""
+        ...
+
+
+class FunctionReward:
+    """Reward function of the user.
+
+    With a parameter `prompt` or `completion` it scores one reply. With `prompts` or `completions` it scores
+    all replies of a group in one call. Every other parameter is a column of the dataset. A function that is
+    not async runs in a thread of its own, one call at a time.
+    """
+
+    def __init__(self, function: Callable[..., Any], columns: Collection[str]) -> None:
+        """Raises UsageError if a parameter is neither of the reply nor a column."""
+        self.name = str(getattr(function, "__name__", type(function).__name__))
+        self._function = function
+        self._code = getattr(inspect.unwrap(function), "__code__", None)
+        self._where = location_of_code(self._code)
+        parameters = self._parameters(columns)
+        names = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+        self._takes_all = len(names) < len(parameters)
+        self.needs_group = not any(name in names for name in _SINGLE)
+        self._names = set(names)
+        self._thread = ThreadPoolExecutor(1, "buckeye-reward")
+
+    def _parameters(self, columns: Collection[str]) -> list[inspect.Parameter]:
+        try:
+            parameters = list(inspect.signature(self._function).parameters.values())
+        except (TypeError, ValueError):
+            raise self._error("its parameters cannot be read", _EXPECTED) from None
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL):
+                raise self._error(f"`{parameter.name}` can only be passed by position", _EXPECTED)
+        parameters = [p for p in parameters if p.name != "self"]
+        names = {p.name for p in parameters}
+        if names & set(_SINGLE) and names & set(_BATCH):
+            raise self._error("it has parameters for one reply and for several", _EXPECTED)
+        if not names & {*_SINGLE, *_BATCH, _TOKENS} and not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            raise self._error("it has no parameter for the reply", _EXPECTED)
+        known = {*_SINGLE, *_BATCH, _TOKENS, *columns}
+        for parameter in parameters:
+            is_required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD
+            if is_required and parameter.name not in known:
+                near = suggestion(closest(parameter.name, known, count=1))
+                raise self._error(
+                    f"`{parameter.name}` is neither a column of the dataset nor `prompt` or `completion`",
+                    near or f"columns: {', '.join(columns) or 'none'}. Or give it a default",
+                )
+        return parameters
+
+    def _error(self, message: str, hint: str) -> UsageError:
+        at = None if self._code is None else f"{self._code.co_filename}:{self._code.co_firstlineno}"
+        return UsageError(f"reward function `{self.name}`: {message}", code="BK-REWARD", at=at, hint=hint)
+
+    async def score(self, task: Task, completions: Sequence[Completion]) -> list[GraderVerdict]:
+        """Return a finite score for each reply.
+
+        Raises OutcomeError for any other value, and whatever the function raises.
+        """
+        if self.needs_group:
+            values = await self._call(self._batch_arguments(task, completions))
+            return self._verdicts(values, len(completions))
+        values = [await self._call(self._arguments(task, completion)) for completion in completions]
+        return self._verdicts(values, len(completions))
+
+    def _arguments(self, task: Task, completion: Completion) -> dict[str, Any]:
+        known = {
+            **task.data["row"],
+            "prompt": _prompt(task),
+            "completion": completion.text,
+            _TOKENS: list(completion.token_ids),
+        }
+        return self._accepted(known)
+
+    def _batch_arguments(self, task: Task, completions: Sequence[Completion]) -> dict[str, Any]:
+        count, is_text = len(completions), task.data["is_text"]
+        known: dict[str, Any] = {name: [value] * count for name, value in task.data["row"].items()}
+        known["prompts"] = [_prompt(task)] * count
+        known["completions"] = [c.text if is_text else [dict(c.message)] for c in completions]
+        known[_TOKENS] = [list(c.token_ids) for c in completions]
+        return self._accepted(known)
+
+    def _accepted(self, known: dict[str, Any]) -> dict[str, Any]:
+        return known if self._takes_all else {name: known[name] for name in self._names if name in known}
+
+    async def _call(self, arguments: dict[str, Any]) -> Any:
+        if inspect.iscoroutinefunction(self._function):
+            called = self._function(**arguments)
+        else:
+            called = asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: self._function(**arguments)
+            )
+        try:
+            async with asyncio.timeout(_SECONDS):
+                value = await called
+                return await value if inspect.isawaitable(value) else value
+        except TimeoutError:
+            self._thread = ThreadPoolExecutor(1, "buckeye-reward")  # the old thread never returns
+            raise OutcomeError(f"`{self.name}`{self._where} took more than {_SECONDS:g} s") from None
+
+    def _verdicts(self, values: Any, count: int) -> list[GraderVerdict]:
+        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+            raise OutcomeError(
+                f"`{self.name}`{self._where} returned {str(values)[:80]!r}, not a list of {count} numbers"
+            )
+        if len(values) != count:
+            raise OutcomeError(
+                f"`{self.name}`{self._where} returned {len(values)} numbers for {count} replies"
+            )
+        try:
+            numbers = [to_finite_float(value, f"the reward of `{self.name}`") for value in values]
+        except OutcomeError as error:
+            raise OutcomeError(f"{error}{self._where}") from None
+        return [GraderVerdict(number, "") for number in numbers]
+
+
+def _prompt(task: Task) -> Any:
+    """Return the prompt as the dataset has it: a text, or a list of messages."""
+    return task.messages[0]["content"] if task.data["is_text"] else [dict(m) for m in task.messages]
+
+
+def load_function(spec: str) -> Callable[..., Any]:
+    """Return the function that `FILE.py`, `FILE.py:NAME` or `MODULE:NAME` names. Raises UsageError."""
+    place, _, name = spec.partition(".py:") if ".py:" in spec else (spec.removesuffix(".py"), "", "")
+    if spec.endswith(".py") or ".py:" in spec:
+        path = Path(f"{place}.py").expanduser()
+        module, where = _import_path(path), str(path)
+    else:
+        where, _, name = spec.partition(":")
+        with report_import_errors(f"the reward {spec}"):
+            module = importlib.import_module(where)
+    if not name:
+        return _only_function(module, where)
+    function = module
+    for part in name.split("."):
+        function = getattr(function, part, None)  # type: ignore[assignment]
+    if callable(function):
+        return function
+    hint = suggestion(closest(name, _public_functions(module), count=1))
+    message = (
+        f"{where} has no function `{name}`" if function is None else f"`{name}` in {where} is no function"
+    )
+    raise UsageError(message, code="BK-REWARD", hint=hint or _EXPECTED)
+
+
+def _import_path(path: Path) -> ModuleType:
+    if not path.is_file():
+        siblings = [file.name for file in path.parent.glob("*.py")]
+        near = [str(path.parent / name) for name in closest(path.name, siblings, count=1)]
+        hint = suggestion(near) or f"check the path; the working directory is {Path.cwd()}"
+        raise UsageError(f"no reward file {path}", code="BK-FILE-NOT-FOUND", hint=hint)
+    with report_import_errors(f"the reward file {path}", path.parent):
+        return import_file(path)
+
+
+def _public_functions(module: ModuleType) -> dict[str, Callable[..., Any]]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+        and inspect.isfunction(value)
+        and getattr(value, "__module__", None) == module.__name__
+    }
+
+
+def _only_function(module: ModuleType, where: str) -> Callable[..., Any]:
+    """Return the only public function of a module, or the one with a usual name."""
+    functions = _public_functions(module)
+    usual = [name for name in _USUAL_NAMES if name in functions]
+    if len(functions) == 1 or usual:
+        return functions[usual[0]] if usual else next(iter(functions.values()))
+    if not functions:
+        raise UsageError(f"{where} defines no function", code="BK-REWARD", hint=_EXPECTED)
+    raise UsageError(
+        f"{where} defines several functions: {', '.join(functions)}",
+        code="BK-REWARD",
+        hint=f"name one: {where}:{next(iter(functions))}",
+    )

@@ -1,0 +1,296 @@
+"""Tasks from rows: the columns of prompts and answers, messages, and the split that is held out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from buckeye.config.problems import closest, suggestion
+from buckeye.dataset.rows import EVAL, TRAIN, Row, raise_problems, read_splits, row_error, show_row
+from buckeye.envs.base import Message, Task, find_non_text_part
+from buckeye.errors import UsageError
+
+Kind = Literal["tasks", "prompts", "chats"]
+
+PROMPT_COLUMNS = ("prompt", "messages", "question", "problem", "instruction", "query", "input")
+"""Columns with prompts, if none is named; `prompt` and `messages` win over the others."""
+ANSWER_COLUMNS = (
+    "answer", "solution", "ground_truth", "target", "label", "expected", "reference", "output", "response",
+)  # fmt: skip
+"""Columns with answers, if none is named; the first that exists counts."""
+_TASK_COLUMNS = {"mcp_config", "evaluate_tool", "setup_tool", "grade"}
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+_HELD_OUT = ("test", "validation")
+_SHARE = 10
+"""One in this many rows is held out."""
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Columns:
+    """Kind of a dataset, and the names of its columns. `answer` is None without a column of answers."""
+
+    kind: Kind
+    prompt: str
+    answer: str | None
+    others: tuple[str, ...]
+    """Columns that a reward function receives."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prompts:
+    """Tasks of a dataset by split, its columns, and a line that describes them."""
+
+    splits: Mapping[str, Sequence[Task]]
+    columns: Columns
+    summary: str
+
+
+def read_prompts(
+    source: str,
+    *,
+    split: str | None = None,
+    eval_source: str | None = None,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+) -> Prompts:
+    """Return the tasks of a dataset.
+
+    `split` names the rows to train on. `eval` has the rows of `eval_source`; without it, those of the split
+    `test` or `validation`; without these, a tenth of the rows, chosen by a hash of the prompt. Raises
+    UsageError with every row that has no usable prompt.
+    """
+    splits = read_splits(source)
+    rows = splits[_choose_split(source, splits, split)]
+    if eval_source is not None:
+        eval_splits = read_splits(eval_source)
+        held_out: Sequence[Row] | None = eval_splits[_choose_split(eval_source, eval_splits, None)]
+    else:
+        held_out = next((splits[name] for name in _HELD_OUT if splits.get(name) and name != split), None)
+    return make_prompts(source, rows, held_out, prompt_column=prompt_column, answer_column=answer_column)
+
+
+def rows_of_values(values: Iterable[Any], name: str) -> list[Row]:
+    """Return rows in memory, which messages call `name`. Raises UsageError for no row or a wrong one."""
+    rows = [Row(value, f"{name} {number}") for number, value in enumerate(values, 1)]
+    if not rows:
+        raise UsageError("the dataset has no rows", code="BK-DATA-FORMAT", hint="add rows with prompts")
+    for row in rows:
+        if not isinstance(row.values, Mapping):
+            raise row_error(f"the row is {str(row.values)[:60]!r}", row.at, 'write {"prompt": "...", ...}')
+    return rows
+
+
+def make_prompts(
+    source: str,
+    rows: Sequence[Row],
+    held_out_rows: Sequence[Row] | None,
+    *,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+) -> Prompts:
+    """Return the tasks of rows. Without `held_out_rows`, a tenth of the rows is held out."""
+    columns = find_columns(source, rows, prompt_column, answer_column)
+    if columns.kind == "tasks":
+        raise UsageError(
+            f"{source} has tasks of MCP servers, which grade themselves",
+            code="BK-DATA-FORMAT",
+            hint="leave the reward out, and name the configuration of the environment: --config FILE.yaml",
+        )
+    tasks = make_tasks(rows, columns, source)
+    if held_out_rows is None:
+        tasks, held_out = hold_out(tasks)
+    else:
+        held_out = make_tasks(held_out_rows, columns, source, prefix="eval-")
+    return Prompts(
+        splits={TRAIN: tasks, **({EVAL: held_out} if held_out else {})},
+        columns=columns,
+        summary=_summary(source, columns, len(tasks), len(held_out)),
+    )
+
+
+def find_columns(
+    source: str, rows: Sequence[Row], prompt_column: str | None = None, answer_column: str | None = None
+) -> Columns:
+    """Return the columns of a dataset's rows. Raises UsageError if none has prompts, or several might."""
+    names = list(dict.fromkeys(name for row in rows for name in row.values))
+    for flag, wanted in (("prompt_column", prompt_column), ("answer_column", answer_column)):
+        if wanted is not None and wanted not in names:
+            near = suggestion(closest(wanted, names))
+            raise UsageError(
+                f"{source} has no column {wanted!r} ({flag})",
+                code="BK-DATA-FORMAT",
+                hint=near or f"its columns: {', '.join(names)}",
+            )
+    if prompt_column is None and {"prompt", *_TASK_COLUMNS} & set(names) and _TASK_COLUMNS & set(names):
+        return Columns(kind="tasks", prompt="prompt", answer=None, others=())
+    prompt = prompt_column or _choose_prompt_column(source, rows, names)
+    kind: Kind = (
+        "chats" if prompt == "messages" and _ends_with_reply(rows[0].values.get(prompt)) else "prompts"
+    )
+    answer = answer_column or next(
+        (name for name in ANSWER_COLUMNS if name in names and name != prompt), None
+    )
+    if kind == "chats" and answer is None:
+        answer = "answer"
+    reserved = {prompt, "prompt", "prompts", "completion", "completions"}
+    others = [name for name in names if name not in reserved]
+    others += [answer] if answer is not None and answer not in names else []
+    return Columns(kind=kind, prompt=prompt, answer=answer, others=tuple(others))
+
+
+def _choose_prompt_column(source: str, rows: Sequence[Row], names: Sequence[str]) -> str:
+    found = [name for name in PROMPT_COLUMNS if name in names]
+    if found and (len(found) == 1 or found[0] in PROMPT_COLUMNS[:2]):
+        return found[0]
+    if found:
+        raise UsageError(
+            f"{source}: several columns might be the prompt: {', '.join(found)}",
+            code="BK-DATA-FORMAT",
+            at=rows[0].at,
+            hint=f"choose one: --prompt-column {found[0]}",
+        )
+    raise UsageError(
+        f"{source}: no column with prompts was found. The first row is\n  {show_row(rows[0])}",
+        code="BK-DATA-FORMAT",
+        at=rows[0].at,
+        hint=f"name the column: --prompt-column {names[0] if names else 'NAME'}. Expected one of "
+        f"{', '.join(PROMPT_COLUMNS)}, or tasks of MCP servers (prompt and mcp_config)",
+    )
+
+
+def _ends_with_reply(messages: Any) -> bool:
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
+
+
+def make_tasks(rows: Sequence[Row], columns: Columns, source: str, prefix: str = "") -> list[Task]:
+    """Return a task for each row. Raises UsageError with every row that has no usable prompt."""
+    tasks: list[Task] = []
+    problems: list[UsageError] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            tasks.append(_make_task(row, columns, f"{prefix}{number}"))
+        except UsageError as error:
+            error.at = row.at
+            problems.append(error)
+    raise_problems(problems, source)
+    return tasks
+
+
+def _make_task(row: Row, columns: Columns, task_id: str) -> Task:
+    prompt = row.values.get(columns.prompt)
+    data: dict[str, Any] = {name: row.values.get(name) for name in columns.others}
+    messages = _messages(_decoded(prompt), columns.prompt, has_column=columns.prompt in row.values)
+    if columns.kind == "chats":
+        if len(messages) < 2 or messages[-1].get("role") != "assistant":
+            raise row_error(
+                "the chat does not end with a reply of the assistant, as the first one does", row.at
+            )
+        *messages, reply = messages
+        if columns.answer is not None and data.get(columns.answer) is None:
+            data[columns.answer] = reply["content"]
+    if messages[-1].get("role") == "assistant":
+        raise row_error(
+            f"{columns.prompt} ends with a message of the assistant", row.at, "end with a user message"
+        )
+    if _LONE_SURROGATE.search(json.dumps([messages, data], ensure_ascii=False, default=str)):
+        raise row_error("half of a surrogate pair, as in a truncated emoji", row.at, "repair the text")
+    is_text = isinstance(prompt, str) and len(messages) == 1
+    return Task(id=task_id, messages=tuple(messages), data={"row": data, "is_text": is_text, "at": row.at})
+
+
+def _decoded(value: Any) -> Any:
+    """Return the messages that a text of JSON holds, as in CSV files; other values unchanged."""
+    if isinstance(value, str) and value.lstrip().startswith('[{"'):
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError:
+            return value
+    return value
+
+
+def _messages(prompt: Any, column: str, *, has_column: bool) -> list[Message]:
+    if prompt is None or (isinstance(prompt, str) and not prompt.strip()):
+        missing = (
+            f"no column {column!r}"
+            if not has_column
+            else f"{column} is {'null' if prompt is None else 'empty'}"
+        )
+        raise row_error(missing, "", "write a prompt, or remove the row")
+    if isinstance(prompt, str):
+        return [{"role": "user", "content": prompt}]
+    if not isinstance(prompt, list) or not prompt:
+        shown = json.dumps(prompt, ensure_ascii=False, default=str)[:80]
+        raise row_error(f"{column} is {shown}, neither text nor a list of messages", "")
+    return [_message(message, number) for number, message in enumerate(prompt, 1)]
+
+
+def _message(message: Any, number: int) -> Message:
+    expected = 'write {"role": "user", "content": "..."}'
+    if not isinstance(message, Mapping) or "role" not in message:
+        what = (
+            "has no role" if isinstance(message, Mapping) else f"is {json.dumps(message, default=str)[:60]}"
+        )
+        raise row_error(f"message {number} {what}", "", expected)
+    role, content = message["role"], message.get("content")
+    if role not in _ROLES:
+        hint = suggestion(closest(str(role), _ROLES)) or f"use one of {', '.join(_ROLES)}"
+        raise row_error(f"message {number} has the role {role!r}", "", hint)
+    if isinstance(content, list):
+        if (part := find_non_text_part(content)) is not None:
+            raise row_error(f"message {number}: part {part[0]} is {part[1]}; only text is supported", "")
+    elif not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+        shown = "no content" if content is None else f"the content {json.dumps(content, default=str)[:60]}"
+        raise row_error(f"message {number} has {shown}", "", expected)
+    return {name: value for name, value in message.items() if value is not None}
+
+
+def hold_out(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
+    """Return the tasks to train on, and a tenth to evaluate on. Tasks with equal prompts stay together.
+
+    The choice depends on the prompt alone, so that it is the same in each run. With too few tasks for a
+    tenth, the one with the smallest hash is held out; one task alone is trained on.
+    """
+    hashes = [_prompt_hash(task) for task in tasks]
+    chosen = {value for value in hashes if value % _SHARE == 0}
+    if not chosen and len(set(hashes)) > 1:
+        chosen = {min(hashes)}
+    if chosen == set(hashes):
+        chosen = chosen - {max(chosen)}
+    pairs = list(zip(tasks, hashes, strict=True))
+    return [t for t, value in pairs if value not in chosen], [t for t, value in pairs if value in chosen]
+
+
+def _prompt_hash(task: Task) -> int:
+    text = json.dumps(task.messages, sort_keys=True, ensure_ascii=False)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+
+
+def _choose_split(source: str, splits: Mapping[str, Sequence[Row]], wanted: str | None) -> str:
+    names = [name for name, rows in splits.items() if rows]
+    if wanted is not None:
+        if wanted in names:
+            return wanted
+        hint = suggestion(closest(wanted, names)) or f"choose one of {', '.join(names)}"
+        raise UsageError(f"{source} has no split {wanted!r}", code="BK-DATA-FORMAT", hint=hint)
+    if TRAIN in names or len(names) == 1:
+        return TRAIN if TRAIN in names else names[0]
+    raise UsageError(
+        f"{source} has no split {TRAIN!r}, but {', '.join(names)}",
+        code="BK-DATA-FORMAT",
+        hint=f"choose one: --split {names[0]}",
+    )
+
+
+def _summary(source: str, columns: Columns, count: int, held_out: int) -> str:
+    parts = [f"prompts in `{columns.prompt}`"]
+    parts += [f"answers in `{columns.answer}`"] if columns.answer else []
+    others = [name for name in columns.others if name != columns.answer]
+    parts += [f"other columns: {', '.join(others)}"] if others else []
+    kind = columns.kind if count != 1 else columns.kind.removesuffix("s")
+    return f"{source}: {count} {kind} to train on, {held_out} held out ({'; '.join(parts)})"

@@ -1,0 +1,337 @@
+"""Reader of the rows of a dataset: JSON Lines, JSON, CSV or Parquet; a file, a folder, or a hub id."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.disk import human_bytes
+from buckeye.base.distribution import need
+from buckeye.config.problems import closest, suggestion
+from buckeye.errors import UsageError
+from buckeye.mcp.tasks.dataset import find_taskset
+
+log = logging.getLogger(__name__)
+
+TRAIN, EVAL = "train", "eval"
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
+"""Types of files with rows."""
+_MAX_BYTES = 2 * 2**30
+_MAX_SHOWN = 10
+_MAX_CELL = 160
+_SPLIT_WORDS = {
+    TRAIN: ("train", "training"),
+    "test": ("test", "testing", "eval", "evaluation", "heldout"),
+    "validation": ("validation", "valid", "val", "dev"),
+}
+_WHITE_SPACE = re.compile(r"[ \t\r\n]*")
+_DELIMITERS = ",;\t|"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: its values by column, and its place (`prompts.jsonl:3`, or `prompts.parquet: row 3`)."""
+
+    values: Mapping[str, Any]
+    at: str
+
+
+def read_splits(source: str) -> dict[str, list[Row]]:
+    """Return the rows of a file, folder or hub dataset (`ORG/NAME` or `ORG/NAME/SUBSET`), by split.
+
+    A split is named by the file or its folder (`train`, `test`, `validation`), or by a key of a JSON object.
+    Rows without such a name are `train`. Raises UsageError with every row that cannot be read.
+    """
+    path = _locate(source)
+    files = _files_of_folder(path) if path.is_dir() else [(TRAIN, path)]
+    splits: dict[str, list[Row]] = {}
+    for split, file in files:
+        for name, rows in _read_file(file).items():
+            splits.setdefault(split if name is None else name, []).extend(rows)
+    if not any(splits.values()):
+        raise UsageError(f"{source} has no rows", code="BK-DATA-FORMAT", hint="add rows with prompts")
+    return splits
+
+
+def raise_problems(problems: Sequence[UsageError], source: str) -> None:
+    """Raise the problem if there is one, or an error that lists the first ones."""
+    if len(problems) == 1:
+        raise problems[0]
+    if problems:
+        lines = [f"  {problem}" for problem in problems[:_MAX_SHOWN]]
+        if len(problems) > _MAX_SHOWN:
+            lines.append(f"  and {len(problems) - _MAX_SHOWN} more")
+        message = "\n".join([f"{len(problems)} rows of {source} cannot be used", *lines])
+        raise UsageError(message, code="BK-DATA-FORMAT")
+
+
+def row_error(message: str, at: str, hint: str | None = None) -> UsageError:
+    """Return the error for a row."""
+    return UsageError(message, code="BK-DATA-FORMAT", at=at, hint=hint)
+
+
+def show_row(row: Row) -> str:
+    """Return a row as JSON, with long values shortened."""
+    shown = {name: _shorten(value) for name, value in list(row.values.items())[:20]}
+    return json.dumps(shown, ensure_ascii=False)
+
+
+def _shorten(value: Any) -> Any:
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return value if len(text) <= _MAX_CELL else f"{text[:_MAX_CELL]}..."
+
+
+def _locate(source: str) -> Path:
+    parts = source.split("/")
+    local = Path(source).expanduser()
+    if not local.exists() and len(parts) == 3 and all(parts) and local.suffix not in SUFFIXES:
+        path = find_taskset("/".join(parts[:2])) / parts[2]  # a subset of a dataset of the hub
+    else:
+        path = find_taskset(source)
+    if path.exists():
+        return path
+    siblings = [file.name for file in path.parent.glob("*") if file.suffix in SUFFIXES]
+    near = closest(path.name, siblings, count=1)
+    raise UsageError(
+        f"no dataset at {source}",
+        code="BK-DATA-NOT-FOUND",
+        hint=suggestion([str(path.parent / name) for name in near])
+        or f"name a file ({', '.join(SUFFIXES)}), a folder of such files, or ORG/NAME on the Hugging Face "
+        f"hub; the working directory is {Path.cwd()}",
+    )
+
+
+def _files_of_folder(folder: Path) -> list[tuple[str, Path]]:
+    """Return the files with rows in a folder, with the split that their names state."""
+    hidden = lambda path: any(part.startswith(".") for part in path.relative_to(folder).parts)  # noqa: E731
+    files = [path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES and not hidden(path)]
+    named = [(split, path) for path in files if (split := _split_of(path.relative_to(folder)))]
+    data = named or [(TRAIN, path) for path in files if path.name not in ("dataset_infos.json", "info.json")]
+    if not data:
+        raise UsageError(
+            f"{folder} has no files with rows",
+            code="BK-DATA-FORMAT",
+            hint=f"add one of {', '.join(SUFFIXES)}",
+        )
+    subsets = sorted({path.relative_to(folder).parts[0] for _, path in data if _is_in_subset(folder, path)})
+    if len(subsets) > 1:
+        raise UsageError(
+            f"{folder} has several subsets: {', '.join(subsets)}",
+            code="BK-DATA-FORMAT",
+            hint=f"choose one: append /{subsets[0]} to the name of the dataset",
+        )
+    return data
+
+
+def _split_of(path: Path) -> str | None:
+    words = re.split(r"[^a-z]+", str(path).lower())
+    return next((split for split, names in _SPLIT_WORDS.items() if set(names) & set(words)), None)
+
+
+def _is_in_subset(folder: Path, path: Path) -> bool:
+    parts = path.relative_to(folder).parts
+    return len(parts) > 1 and parts[0] != "data" and _split_of(Path(parts[0])) is None
+
+
+def _read_file(path: Path) -> dict[str | None, list[Row]]:
+    """Return the rows of a file by split; None is the split of a file that names none."""
+    if path.suffix not in SUFFIXES:
+        raise UsageError(
+            f"{path} is not a file with rows",
+            code="BK-FILE-FORMAT",
+            hint=f"convert it to one of {', '.join(SUFFIXES)}",
+        )
+    size = path.stat().st_size
+    if size > _MAX_BYTES:
+        raise UsageError(
+            f"{path} has {human_bytes(size)}; the limit is {human_bytes(_MAX_BYTES)}",
+            code="BK-DATA-FORMAT",
+            hint="use fewer rows",
+        )
+    if path.suffix == ".parquet":
+        return {None: list(_parquet_rows(path))}
+    text = _read_text(path)
+    if not text.strip():
+        raise UsageError(f"{path} is empty", code="BK-DATA-FORMAT", hint="add rows with prompts")
+    if path.suffix in (".csv", ".tsv"):
+        return {None: _csv_rows(text, path)}
+    if path.suffix == ".json" and not _is_json_lines(text):
+        return _json_rows(text, path)
+    return {None: _json_lines_rows(text, path)}
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise row_error("the file is not UTF-8 text", f"{path}:{line}", "save the file as UTF-8") from None
+    except OSError as error:
+        code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-UNREADABLE"
+        raise UsageError(f"cannot read {path}: {error.strerror}", code=code) from None
+
+
+def _is_json_lines(text: str) -> bool:
+    """Return True if the text begins with an object that ends in its line, and goes on with another one."""
+    first, _, rest = text.strip().partition("\n")
+    return first.startswith("{") and first.rstrip().endswith("}") and rest.lstrip().startswith("{")
+
+
+def _json_lines_rows(text: str, path: Path) -> list[Row]:
+    rows: list[Row] = []
+    problems: list[UsageError] = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        at = f"{path}:{number}"
+        try:
+            rows.append(_object_row(json.loads(line), at))
+        except json.JSONDecodeError as error:
+            problems.append(row_error(f"not JSON: {error.msg}: {line.strip()[:80]}", at))
+        except RecursionError:
+            problems.append(row_error("not readable: nested too deeply", at))
+        except UsageError as error:
+            problems.append(error)
+    raise_problems(problems, str(path))
+    return rows
+
+
+def _object_row(value: Any, at: str) -> Row:
+    if not isinstance(value, dict):
+        kind = "a list" if isinstance(value, list) else f"{json.dumps(value)[:60]}"
+        raise row_error(f"the row is {kind}, not an object", at, 'write {"prompt": "...", ...}')
+    return Row(value, at)
+
+
+def _json_rows(text: str, path: Path) -> dict[str | None, list[Row]]:
+    """Return the rows of a JSON text by split: a list of rows, one row, or an object of lists."""
+    start = _skip(text, 0)
+    try:
+        if text[start] == "[":
+            return {None: [_object_row(value, f"{path}:{line}") for value, line in _list_items(text, start)]}
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise row_error(f"not JSON: {error.msg}", f"{path}:{error.lineno}:{error.colno}") from None
+    except RecursionError:
+        raise row_error("not readable: nested too deeply", str(path)) from None
+    if not isinstance(value, dict):
+        raise row_error("expected a list of objects", str(path), 'write [{"prompt": "..."}, ...]')
+    if "messages" in value or not any(isinstance(part, list | dict) for part in value.values()):
+        return {None: [Row(value, f"{path}:1")]}
+    return _rows_of_object(value, path)
+
+
+def _rows_of_object(value: Mapping[str, Any], path: Path) -> dict[str | None, list[Row]]:
+    """Return the rows of an object: a list of rows for each split, or of values for each column."""
+    if not all(isinstance(part, list) for part in value.values()):
+        hint = 'with pandas, write it by `to_json(path, orient="records", lines=True)`'
+        raise row_error("expected a list of objects, found one object of objects", str(path), hint)
+    if all(isinstance(item, dict) for part in value.values() for item in part):
+        return {
+            (None if len(value) == 1 else _split_of(Path(name)) or name): [
+                Row(item, f"{path}: {name}, row {number}") for number, item in enumerate(part, 1)
+            ]
+            for name, part in value.items()
+        }
+    if len({len(part) for part in value.values()}) > 1:
+        raise row_error("the lists of the columns differ in length", str(path), "give each row every column")
+    columns = [dict(zip(value, row, strict=True)) for row in zip(*value.values(), strict=True)]
+    return {None: [Row(row, f"{path}: row {number}") for number, row in enumerate(columns, 1)]}
+
+
+def _list_items(text: str, start: int) -> Iterator[tuple[Any, int]]:
+    """Yield the items of the list at `start`, with their lines. Raises JSONDecodeError."""
+    decoder = json.JSONDecoder()
+    at, line, counted_to = _skip(text, start + 1), 1, 0
+    while text[at : at + 1] != "]":
+        line, counted_to = line + text.count("\n", counted_to, at), at
+        value, at = decoder.raw_decode(text, at)
+        yield value, line
+        at = _skip(text, at)
+        if text[at : at + 1] == ",":
+            at = _skip(text, at + 1)
+            if text[at : at + 1] == "]":
+                raise json.JSONDecodeError("a comma before the end of the list", text, at)
+        elif text[at : at + 1] != "]":
+            raise json.JSONDecodeError("expected a comma or the end of the list", text, at)
+    if (end := _skip(text, at + 1)) != len(text):
+        raise json.JSONDecodeError("text after the end of the list", text, end)
+
+
+def _skip(text: str, at: int) -> int:
+    match = _WHITE_SPACE.match(text, at)
+    assert match is not None
+    return match.end()
+
+
+def _csv_rows(text: str, path: Path) -> list[Row]:
+    header = text.split("\n", 1)[0]
+    delimiter = "\t" if path.suffix == ".tsv" else max(_DELIMITERS, key=header.count)
+    csv.field_size_limit(2**31 - 1)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    rows: list[Row] = []
+    problems: list[UsageError] = []
+    line = 1
+    try:
+        names = [name.strip() for name in next(reader)]
+        _check_header(names, path)
+        for values in _lines_with_values(reader):
+            first, line = line + 1, reader.line_num
+            at = f"{path}:{max(first, 2)}"
+            if len(values) == len(names):
+                rows.append(Row(dict(zip(names, values, strict=True)), at))
+            else:
+                message = f"{len(values)} values, but the header has {len(names)} columns"
+                problems.append(row_error(message, at, "put values with commas or line breaks in quotes"))
+    except csv.Error as error:
+        problems.append(row_error(f"not CSV: {error}", f"{path}:{reader.line_num}"))
+    raise_problems(problems, str(path))
+    return rows
+
+
+def _lines_with_values(reader: Iterable[list[str]]) -> Iterator[list[str]]:
+    return (values for values in reader if any(value.strip() for value in values))
+
+
+def _check_header(names: Sequence[str], path: Path) -> None:
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is not None:
+        what = f"two columns are named {duplicate!r}" if duplicate else "a column has no name"
+        raise row_error(what, f"{path}:1", "give each column its own name in the first line")
+
+
+def _parquet_rows(path: Path) -> Iterator[Row]:
+    need("pyarrow", "a Parquet file")
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"{path} is not readable as Parquet: {reason}", code="BK-FILE-FORMAT") from None
+    binary = [field.name for field in table.schema if "binary" in str(field.type)]
+    if binary:
+        log.warning("%s: columns with binary data are left out: %s", path, ", ".join(binary))
+    for number, values in enumerate(table.drop_columns(binary).to_pylist(), 1):
+        yield Row({name: _plain(value) for name, value in values.items()}, f"{path}: row {number}")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value of a table as JSON can represent it."""
+    if isinstance(value, dict):
+        return {str(name): _plain(part) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    return float(value) if isinstance(value, Decimal) else value
