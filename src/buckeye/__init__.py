@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from buckeye.version import __version__
 
-__all__ = ["__version__", "load_environment"]
+if TYPE_CHECKING:
+    from buckeye.api.run import TrainingRun, open_run
+    from buckeye.api.train import evaluate, train
+    from buckeye.workers.loading import load_environment
+
+__all__ = ["TrainingRun", "__version__", "evaluate", "load_environment", "open_run", "train"]
+
+_MODULES = {
+    "TrainingRun": "buckeye.api.run",
+    "evaluate": "buckeye.api.train",
+    "load_environment": "buckeye.workers.loading",
+    "open_run": "buckeye.api.run",
+    "train": "buckeye.api.train",
+}
 
 
-def load_environment(env_id: str, **args: Any) -> Any:
-    """Load an installed environment by its id, with arguments for its loader.
-
-    Raise `UsageError` if it cannot be loaded.
-    """
-    from buckeye.workers.loading import load_environment as load
-
-    return load(env_id, **args)
+def __getattr__(name: str) -> Any:
+    """Import a public name on its first use, so that `import buckeye` is quick."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -160,7 +160,7 @@ def _make_plan(
         model=model,
         sizes=replace(sizes, held_out=0) if flags.no_eval else sizes,
         layout=layout,
-        output_dir=_output_directory(flags.output_dir, environment.folder),
+        output_dir=choose_output_directory(flags.output_dir, environment.folder),
         wandb=_wandb_project(args, environment.name),
     )
     text = config_text(recipe, args.settings)
@@ -194,7 +194,7 @@ def _wandb_project(args: TrainArgs, environment: str) -> str | None:
     return re.sub(r"[^\w.-]+", "-", name) or None
 
 
-def _output_directory(requested: Path | None, name: str) -> Path:
+def choose_output_directory(requested: Path | None, name: str) -> Path:
     """Return an unused folder for the run. Raises UsageError if the requested folder is in use."""
     if requested is not None:
         _refuse_used(requested)

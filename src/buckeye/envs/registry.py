@@ -50,6 +50,9 @@ LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
 AGENT = "agent"
 """Id of the environment for any program that calls a model; its tasks and its command are arguments."""
 
+CALLER = "caller"
+"""Id of the environment object of the process that started the run from Python."""
+
 _BUNDLED = "dakota1890"
 _BUNDLE_FOLDERS = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")
 """Folders of bundled environments: in the package, or in the checkout."""
@@ -178,7 +181,7 @@ def find_local_loader(env_id: str) -> Callable[..., Any] | None:
 
     Raise `UsageError` if the import fails.
     """
-    if env_id == AGENT or env_id.partition("/")[0] in LIBRARIES:
+    if env_id in (AGENT, CALLER) or env_id.partition("/")[0] in LIBRARIES:
         return None
     path = Path(env_id).expanduser()
     if is_file_id(env_id):

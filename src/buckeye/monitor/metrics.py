@@ -62,6 +62,9 @@ class MetricsLog:
         self._file.close()
 
 
+_NOT_METRICS = ("step", "attempt", "time")
+
+
 class MetricsTail:
     """Reader that follows `metrics.jsonl` from byte `position` on (default: its current end).
 
@@ -122,6 +125,15 @@ class StepMetrics:
         """
         played = self.value("orchestrator/reward/played")
         return self.reward if played is None else played
+
+    def values(self) -> dict[str, float]:
+        """Return all numbers by `<process>/<name>`."""
+        return {
+            f"{process}/{name}": float(value)
+            for process, record in self.records.items()
+            for name, value in record.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NOT_METRICS
+        }
 
     def value(self, name: str) -> float | None:
         """Return a metric by `<process>/<name>`, such as `trainer/loss`, or by its name alone.

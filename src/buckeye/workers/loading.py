@@ -19,6 +19,7 @@ from packaging.utils import canonicalize_name
 from buckeye.envs.base import Environment
 from buckeye.envs.registry import (
     AGENT,
+    CALLER,
     LIBRARIES,
     EnvironmentId,
     build_environment,
@@ -30,7 +31,7 @@ from buckeye.envs.registry import (
     missing_members,
 )
 from buckeye.envs.settings import WorkerSettings
-from buckeye.errors import EnvironmentNotFoundError
+from buckeye.errors import EnvironmentNotFoundError, UsageError
 from buckeye.workers.environment import open_worker_environment
 from buckeye.workers.installed import all_installed, find_installed
 from buckeye.workers.installed.install_source import unsupported_library_error
@@ -61,6 +62,8 @@ def open_in_process(env_id: str, args: Mapping[str, Any], settings: WorkerSettin
     For workers, it is only checked that an interpreter is available. Raises EnvironmentNotFoundError and
     UsageError.
     """
+    if env_id == CALLER:
+        return _caller_environment(settings)
     if settings.isolation == "none":
         loader = find_local_loader(env_id)
         if loader is None:
@@ -72,6 +75,22 @@ def open_in_process(env_id: str, args: Mapping[str, Any], settings: WorkerSettin
             return environment
     _find_interpreter(env_id, settings)
     return None
+
+
+CALLER_ENVIRONMENTS: list[Environment] = []
+"""Environment object of this process under the id CALLER, during `buckeye.evaluate`."""
+
+
+def _caller_environment(settings: WorkerSettings) -> Environment | None:
+    """Return the environment object of this process; None if another process serves it to this run."""
+    if CALLER_ENVIRONMENTS or settings.nodes:
+        return CALLER_ENVIRONMENTS[-1] if CALLER_ENVIRONMENTS else None
+    raise UsageError(
+        "the environment of this run is an object of the Python process that started it, which has ended",
+        code="BK-ENV-CALLER",
+        hint="resume from Python, with the same object:\n"
+        '  buckeye.open_run("RUN").resume(reward=..., env=...)',
+    )
 
 
 def _build_in_process(env_id: str, args: Mapping[str, Any]) -> Environment | None:
@@ -124,7 +143,7 @@ def _package_name(env_id: str) -> str:
 
 def _can_run_in_this_interpreter(env_id: str) -> bool:
     """Return True if this interpreter can run the worker."""
-    if env_id == AGENT:
+    if env_id in (AGENT, CALLER):
         return True
     if (library := env_id.partition("/")[0]) in LIBRARIES:
         return importlib.util.find_spec(LIBRARIES[library]) is not None

@@ -19,7 +19,8 @@ from buckeye.workers.errors import WorkerError
 from buckeye.workers.worker_side.frames import encode
 
 WORKER_MAIN = Path(worker_side.__file__).with_name("main.py")
-_SHARED = Path(stdlib_only.__file__).parent
+SHARED_FOLDER = Path(stdlib_only.__file__).parent
+"""Folder of the code that workers share with Buckeye."""
 _PASSED_VARIABLES = (
     *("HF_HOME", "HF_HUB_CACHE", "HF_DATASETS_CACHE", "HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"),
     *PROGRESS_BAR_SWITCHES,
@@ -82,7 +83,7 @@ async def start_process(
     try:
         process = await asyncio.create_subprocess_exec(
             *(str(python), "-I", "-u", *args, "--fd", str(fd), "--parent", str(os.getpid())),
-            *("--shared", str(_SHARED)),
+            *("--shared", str(SHARED_FOLDER)),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,

@@ -12,7 +12,8 @@ from buckeye.dataset.environment import NAME as DATASET
 from buckeye.dataset.environment import make_environment
 from buckeye.dataset.prompts import read_prompts
 from buckeye.envs.base import TRAIN, Message, split_names
-from buckeye.envs.settings import WorkerSettings
+from buckeye.envs.registry import CALLER
+from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
 from buckeye.mcp.config import DefaultsConfig, GymConfig, load_gym_config
 from buckeye.mcp.environment import NAME as MCP
@@ -146,7 +147,12 @@ def loaded_environment(text: str) -> RunEnvironment:
     It is loaded once, to count its tasks. Raises UsageError.
     """
     env_id, args = parse_environment(text)
-    environment = open_environment(env_id, args, WorkerSettings())
+    settings = (
+        WorkerSettings(isolation="process", **read_placement(env_id))
+        if env_id == CALLER
+        else WorkerSettings()
+    )
+    environment = open_environment(env_id, args, settings)
     splits = split_names(environment)
     if TRAIN not in splits:
         hint = f"it has {', '.join(splits)}; add tasks to the split {TRAIN}"

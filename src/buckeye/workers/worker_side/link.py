@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -12,10 +13,11 @@ from .frames import HEADER, Frame, body_length, decode, encode
 
 
 class Link:
-    """Connection to Buckeye. If it breaks, this process and its children are killed."""
+    """Connection to Buckeye. If it breaks, `on_lost` is called."""
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, on_lost: Callable[[], None]) -> None:
         self._connection = connection
+        self._on_lost = on_lost
         self._writing = threading.Lock()
         self._owner = os.getpid()
         os.register_at_fork(after_in_child=self._close_in_child)
@@ -36,14 +38,13 @@ class Link:
             with self._writing:
                 self._connection.sendall(data)
         except OSError:
-            kill_process_group()
+            self._on_lost()
 
     def _read(self, receive: Callable[[Frame], None]) -> None:
-        try:
+        with contextlib.suppress(OSError, ValueError):
             while True:
                 receive(decode(self._read_exactly(body_length(self._read_exactly(HEADER.size)))))
-        finally:
-            kill_process_group()
+        self._on_lost()
 
     def _read_exactly(self, count: int) -> bytes:
         data = bytearray()

@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,17 +47,30 @@ def load_package(shared: str) -> ModuleType:
 class WorkerSide:
     """One environment, and the requests for it."""
 
-    def __init__(self, connection: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        connection: socket.socket,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        adapter: Any = None,
+        on_lost: Callable[[], None] | None = None,
+    ) -> None:
+        """Serve `adapter`, or without one the environment that the first request names.
+
+        `on_lost` is called when the connection ends. By default, this process and its children are killed.
+        """
         self._frames = importlib.import_module(f"{PACKAGE}.frames")
         self._outcomes = importlib.import_module(f"{PACKAGE}.outcomes")
-        self._link = importlib.import_module(f"{PACKAGE}.link").Link(connection)
+        link = importlib.import_module(f"{PACKAGE}.link")
+        self._link = link.Link(connection, on_lost or link.kill_process_group)
         self._loop = loop
         self._pid = os.getpid()
-        self._adapter: Any = None
+        self._adapter = adapter
         self._running: dict[int, asyncio.Task[None]] = {}
         self._last_pulse = time.monotonic()
         self.closed = False
-        os.register_at_fork(after_in_child=self._end_fork)
+        if on_lost is None:
+            os.register_at_fork(after_in_child=self._end_fork)
 
     def start(self) -> None:
         """Start the thread that reads requests."""
@@ -166,7 +179,8 @@ class WorkerSide:
 
     def _load(self, frame: dict[str, Any]) -> Any:
         context = frame["context"]
-        self._adapter = _adapters(context.get("adapter")).load(frame["env_id"], frame["args"], context)
+        if self._adapter is None:
+            self._adapter = _adapters(context.get("adapter")).load(frame["env_id"], frame["args"], context)
         return self._adapter.info()
 
     def _send_tasks(self, frame: dict[str, Any]) -> Any:

@@ -54,6 +54,14 @@ class BuckeyeEnvironment(Adapter):
                 'set isolation = "none", and remove its worker limits'
             )
 
+    @classmethod
+    def of_object(cls, environment: Any) -> BuckeyeEnvironment:
+        """Return the adapter of an environment object of this process."""
+        adapter = cls.__new__(cls)
+        adapter._base = importlib.import_module("buckeye.envs.base")
+        adapter._env = environment
+        return adapter
+
     def info(self) -> Json:
         return {
             "name": self._env.name,

@@ -1,0 +1,1 @@
+"""The Python API: `buckeye.train`, `buckeye.evaluate`, and the run that they return."""

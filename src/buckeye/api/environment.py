@@ -1,0 +1,188 @@
+"""Environment of a run that Python starts: flags for the command, or an object of this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.storage import read_json, write_file
+from buckeye.dataset.environment import RewardSpec, make_environment
+from buckeye.dataset.prompts import Prompts, make_prompts, read_prompts, rows_of_values
+from buckeye.envs.base import Environment
+from buckeye.envs.registry import CALLER
+from buckeye.errors import UsageError
+
+CALLER_FILE = "caller.json"
+"""File of a run directory with the data of an environment that Python served."""
+
+Dataset = str | Path | Iterable[Mapping[str, Any]]
+"""File, folder or hub id of a dataset; or its rows, such as a list or a `datasets.Dataset`."""
+Rewards = RewardSpec | Sequence[RewardSpec]
+"""One or several rewards: functions, files, modules, or built-in rewards."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnvironmentArguments:
+    """Arguments of `train` and `evaluate` that name the environment."""
+
+    dataset: Dataset | None = None
+    reward: Rewards | None = None
+    reward_weights: Sequence[float] | None = None
+    eval_dataset: Dataset | None = None
+    split: str | None = None
+    prompt_column: str | None = None
+    answer_column: str | None = None
+    env: Any = None
+    rewards: tuple[RewardSpec, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Raises UsageError unless they name one environment."""
+        given = () if self.reward is None else self.reward
+        is_one = isinstance(given, str) or callable(given)
+        object.__setattr__(self, "rewards", (given,) if is_one else tuple(given))  # type: ignore[arg-type]
+        if (self.env is None) == (self.dataset is None):
+            raise UsageError(
+                "name one environment", code="BK-CLI-MISSING", hint="pass dataset= and reward=, or env="
+            )
+        if (self.dataset is None) != (not self.rewards):
+            raise UsageError("dataset= and reward= belong together", code="BK-CLI-MISSING", hint="pass both")
+
+    @property
+    def is_object(self) -> bool:
+        """True if a part of the environment exists in this process only."""
+        parts = [*self.rewards, self.dataset or "", self.eval_dataset or "", self.env or ""]
+        return not all(isinstance(part, str | Path) for part in parts)
+
+    @property
+    def name(self) -> str:
+        """Name for the run directory."""
+        if isinstance(self.dataset, str | Path):
+            return Path(self.dataset).stem
+        return Path(str(getattr(self.env, "name", self.env or "dataset"))).stem
+
+    def flags(self) -> list[str]:
+        """Return the flags of `buckeye rl` for the environment."""
+        if self.is_object:
+            return ["--env", CALLER]
+        values: dict[str, Any] = {
+            "--env": self.env,
+            "--dataset": self.dataset,
+            "--eval-dataset": self.eval_dataset,
+            "--split": self.split,
+            "--prompt-column": self.prompt_column,
+            "--answer-column": self.answer_column,
+        }
+        flags = [word for name, value in values.items() if value is not None for word in (name, str(value))]
+        flags += [word for reward in self.rewards for word in ("--reward", str(reward))]
+        if self.reward_weights is not None:
+            flags += ["--reward-weights", json.dumps(list(self.reward_weights))]
+        return flags
+
+    def make(self) -> Environment:
+        """Return the environment as an object. Raises UsageError."""
+        if self.dataset is None:
+            return _checked(self.env)
+        return make_environment(self._prompts(), self.rewards, self.reward_weights)
+
+    def id_and_args(self) -> tuple[str, dict[str, Any]]:
+        """Return the id and the arguments of an environment that is no object of this process."""
+        if self.dataset is None:
+            return str(self.env), {}
+        args: dict[str, Any] = {"path": str(self.dataset), "reward": [str(reward) for reward in self.rewards]}
+        options = {
+            "reward_weights": self.reward_weights,
+            "eval_path": self.eval_dataset and str(self.eval_dataset),
+            "split": self.split,
+            "prompt_column": self.prompt_column,
+            "answer_column": self.answer_column,
+        }
+        return "dataset", args | {name: value for name, value in options.items() if value is not None}
+
+    def _prompts(self) -> Prompts:
+        columns = {"prompt_column": self.prompt_column, "answer_column": self.answer_column}
+        if isinstance(self.dataset, str | Path) and not _is_rows(self.eval_dataset):
+            eval_source = None if self.eval_dataset is None else str(self.eval_dataset)
+            return read_prompts(str(self.dataset), split=self.split, eval_source=eval_source, **columns)
+        if isinstance(self.dataset, str | Path) or isinstance(self.eval_dataset, str | Path):
+            hint = "pass the path of both, or the rows of both"
+            raise UsageError("dataset= and eval_dataset= differ in kind", code="BK-CLI-CONFLICT", hint=hint)
+        assert self.dataset is not None
+        held_out = None if self.eval_dataset is None else rows_of_values(self.eval_dataset, "evaluation row")
+        return make_prompts("the dataset", rows_of_values(self.dataset, "row"), held_out, **columns)
+
+    def save(self, folder: Path) -> None:
+        """Write the data of an environment object, so that a resume needs its functions only."""
+        options = {
+            "reward_weights": None if self.reward_weights is None else list(self.reward_weights),
+            "split": self.split,
+            "prompt_column": self.prompt_column,
+            "answer_column": self.answer_column,
+            "dataset": _saved(self.dataset),
+            "eval_dataset": _saved(self.eval_dataset),
+        }
+        try:
+            text = json.dumps(options, ensure_ascii=False)
+        except (TypeError, ValueError) as error:
+            raise UsageError(
+                f"the rows of the dataset cannot be written as JSON: {error}",
+                code="BK-DATA-FORMAT",
+                hint="convert the values to text, numbers, lists and dictionaries",
+            ) from None
+        write_file(folder / CALLER_FILE, text)
+
+
+def saved_arguments(folder: Path, reward: Rewards | None, env: Any) -> EnvironmentArguments | None:
+    """Return the arguments of a run that Python served; None for other runs.
+
+    The functions and objects come from the caller. Raises UsageError if they are missing.
+    """
+    if not (folder / CALLER_FILE).exists():
+        return None
+    values: dict[str, Any] = read_json(folder / CALLER_FILE)
+    if env is None and (values["dataset"] is None or reward is None):
+        missing = "env=" if values["dataset"] is None else "reward="
+        raise UsageError(
+            f"the environment of {folder} was an object of a Python process",
+            code="BK-ENV-CALLER",
+            hint=f"pass it again: resume({missing}...)",
+        )
+    return EnvironmentArguments(env=env) if env is not None else EnvironmentArguments(**values, reward=reward)
+
+
+def _saved(dataset: Dataset | None) -> Any:
+    if dataset is None:
+        return None
+    return (
+        str(Path(dataset).absolute()) if isinstance(dataset, str | Path) else [dict(row) for row in dataset]
+    )
+
+
+def _is_rows(dataset: Dataset | None) -> bool:
+    return dataset is not None and not isinstance(dataset, str | Path)
+
+
+def _checked(env: Any) -> Environment:
+    missing = [name for name in ("name", "tasks", "rollout") if not hasattr(env, name)]
+    if missing:
+        raise UsageError(
+            f"env= is a {type(env).__name__} without {', '.join(missing)}",
+            code="BK-ENV-LOAD",
+            hint="pass an id, a path, or an object with all members of buckeye.envs.base.Environment",
+        )
+    return env  # type: ignore[no-any-return]
+
+
+def flatten_settings(settings: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return settings as flags: `trainer={"optim": {"lr": 1e-6}}` is `--trainer.optim.lr=1e-06`."""
+    flags: list[str] = []
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            flags += flatten_settings(value, f"{prefix}{name}.")
+        else:
+            is_text = isinstance(value, str | Path)
+            text = "None" if value is None else str(value) if is_text else json.dumps(value)
+            flags.append(f"--{prefix}{name}={text}")
+    return flags

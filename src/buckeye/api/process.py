@@ -1,0 +1,142 @@
+"""The process of a run that Python started: its output, its end, and its stop with the caller.
+
+`python -m buckeye.api.process OWNER_PID rl ...` runs a command, and stops it as Ctrl-C does when the process
+OWNER_PID ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from buckeye.base.process import EXIT_INTERRUPTED
+from buckeye.errors import BuckeyeError, RunError, UsageError
+
+log = logging.getLogger("buckeye.api")
+
+_POLL_SECONDS = 0.5
+_KEPT_LINES = 40
+_STEP = re.compile(r"Step (\d+)/(\d+) \| (.*)")
+_CODE = re.compile(r"more: buckeye explain (\S+)")
+_USAGE = 2
+
+
+class RunProcess:
+    """Process of a run. Its output is printed here, and steps are a progress bar."""
+
+    def __init__(self, argv: Sequence[str], *, folder: Path, variables: Mapping[str, str]) -> None:
+        command = [sys.executable, "-m", __name__, str(os.getpid()), *argv]
+        self._process = subprocess.Popen(  # noqa: S603  argv as a list, without a shell
+            command,
+            cwd=folder,
+            env={**os.environ, **variables},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
+        )
+        self._last: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._printer = threading.Thread(target=self._print, name="buckeye-output", daemon=True)
+        self._printer.start()
+
+    @property
+    def is_running(self) -> bool:
+        """True until the process has ended."""
+        return self._process.poll() is None
+
+    def wait(self) -> None:
+        """Wait for the end of the run.
+
+        Ctrl-C stops the run: the trainer finishes its step and writes a checkpoint. A second one stops it at
+        once. Raises UsageError or RunError with the message of a run that failed, and KeyboardInterrupt.
+        """
+        interrupted = False
+        while self.is_running:
+            try:
+                self._process.wait()
+            except KeyboardInterrupt:
+                interrupted = True
+                self._process.send_signal(signal.SIGINT)
+        self._printer.join()
+        if interrupted:
+            raise KeyboardInterrupt
+        if self._process.returncode not in (0, EXIT_INTERRUPTED):
+            raise self._error()
+
+    def _error(self) -> BuckeyeError:
+        """Return the error that the process printed last."""
+        lines = list(self._last)
+        starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
+        text = "\n".join(lines[starts[-1] :]) if starts else "\n".join(lines[-5:])
+        code = _CODE.search(text)
+        message = _CODE.sub("", text).removeprefix("error: ").strip()
+        kind = UsageError if self._process.returncode == _USAGE else RunError
+        message = message or f"the run ended with exit code {self._process.returncode}"
+        return kind(message, code=code[1] if code else "BK-RUN-FAILED")
+
+    def _print(self) -> None:
+        """Print the output of the process; in a terminal or a notebook, show its steps as a bar."""
+        assert self._process.stdout is not None
+        bar = None
+        for line in self._process.stdout:
+            text = line.rstrip("\n")
+            self._last.append(text)
+            step = _STEP.match(text)
+            if step is None or not _is_interactive():
+                (print if bar is None else bar.write)(text)
+                continue
+            bar = bar or _make_bar(int(step[2]))
+            bar.set_postfix_str(step[3], refresh=False)
+            bar.update(int(step[1]) - bar.n)
+        if bar is not None:
+            bar.close()
+
+
+def _is_interactive() -> bool:
+    """Return True in a terminal, and in a notebook."""
+    return sys.stdout.isatty() or "ipykernel" in sys.modules
+
+
+def _make_bar(steps: int) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(total=steps, unit="step", mininterval=0, file=sys.stdout)
+
+
+def _stop_with(owner: int) -> None:
+    """Stop this process as Ctrl-C does, once the process `owner` is no longer its parent."""
+    while os.getppid() == owner:
+        time.sleep(_POLL_SECONDS)
+    with suppress(Exception):  # the output of this process may be closed
+        log.warning(
+            "The Python process that started this run has ended: the run stops with a checkpoint. To continue: "
+            "buckeye.open_run(RUN).resume(...) in Python"
+        )
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def main() -> None:
+    """Run the command in the arguments."""
+    from buckeye.cli import main as cli
+
+    owner = int(sys.argv.pop(1))
+    threading.Thread(target=_stop_with, args=(owner,), name="buckeye-owner", daemon=True).start()
+    sys.argv[0] = "buckeye"
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

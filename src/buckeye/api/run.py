@@ -1,0 +1,121 @@
+"""A run that Python started or opened."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from buckeye.api.environment import Rewards, flatten_settings, saved_arguments
+from buckeye.api.process import RunProcess
+from buckeye.base.storage import step_directories
+from buckeye.errors import UsageError
+from buckeye.monitor.metrics import read_run_metrics
+from buckeye.monitor.rollouts import RecordedRollout, read_rollouts, rollout_steps
+from buckeye.run_files.known_runs import find_run
+from buckeye.run_files.record import read_record
+from buckeye.runs.stop import continuation, stop_run
+from buckeye.workers.caller import EnvironmentServer
+
+if TYPE_CHECKING:
+    from buckeye.analysis.diagnosis.diagnose import Diagnosis
+
+
+class TrainingRun:
+    """A run: its directory, its process if this program started it, and its results.
+
+    The command line shows the same run: `buckeye rl list`, `rl status`, `rl report`.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self._process: RunProcess | None = None
+        self._server: EnvironmentServer | None = None
+
+    def __repr__(self) -> str:
+        return f"TrainingRun({str(self.path)!r}, state={self.state!r})"
+
+    @property
+    def state(self) -> str:
+        """State of the run, such as `running`, `stopped`, `finished` or `failed`."""
+        return read_record(self.path).actual_state()
+
+    @property
+    def model(self) -> Path:
+        """Folder of the newest weights. Raises UsageError before the first step."""
+        steps = step_directories(self.path / "weights")
+        if not steps:
+            raise UsageError(
+                f"{self.path} has no weights", code="BK-RUN-NO-DATA", hint="wait for the first step"
+            )
+        return steps[max(steps)]
+
+    def metrics(self) -> Any:
+        """Return the metrics of each step: a DataFrame if pandas is installed, else a list of dicts."""
+        steps = read_run_metrics(self.path / "metrics.jsonl").steps()
+        rows = [{"step": step.number, **step.values()} for step in steps]
+        if find_spec("pandas") is None:
+            return rows
+        import pandas
+
+        return pandas.DataFrame(rows)
+
+    def rollouts(self, step: int | None = None) -> Iterator[RecordedRollout]:
+        """Yield the rollouts of a step, or of all steps."""
+        for number in rollout_steps(self.path) if step is None else [step]:
+            yield from read_rollouts(self.path, number)[0]
+
+    def diagnose(self) -> Diagnosis:
+        """Return the diagnosis: why the run does or does not learn. Printing it shows the findings."""
+        from buckeye.analysis.diagnosis.diagnose import diagnose
+
+        return diagnose(self.path)
+
+    def wait(self) -> TrainingRun:
+        """Wait for the end of the run, if this program started it. Ctrl-C stops it with a checkpoint.
+
+        Raises UsageError or RunError if the run failed, and KeyboardInterrupt.
+        """
+        try:
+            if self._process is not None:
+                self._process.wait()
+        finally:
+            if self._server is not None and (self._process is None or not self._process.is_running):
+                self._server.close()
+        return self
+
+    def stop(self) -> None:
+        """Stop the run: the trainer finishes its step and writes a checkpoint."""
+        stop_run(self.path, now=False, timeout=None, tell=lambda _: None)
+        self.wait()
+
+    def resume(
+        self, *, reward: Rewards | None = None, env: Any = None, wait: bool = True, **settings: Any
+    ) -> TrainingRun:
+        """Continue the run from its newest checkpoint, with its settings and those given here.
+
+        `reward` or `env` is needed if the run used functions or objects of the program that started it.
+        """
+        arguments = saved_arguments(self.path, reward, env)
+        continued = continuation(self.path, flatten_settings(settings))
+        variables: dict[str, str] = {}
+        if arguments is not None:
+            self._server = EnvironmentServer(arguments.make())
+            variables |= self._server.variables()
+        self.start(["rl", *continued.arguments], continued.working_directory, variables)
+        return self.wait() if wait else self
+
+    def start(self, argv: list[str], folder: Path, variables: dict[str, str]) -> None:
+        """Start the process of the run."""
+        self._process = RunProcess(argv, folder=folder, variables=variables)
+
+    def serve(self, server: EnvironmentServer) -> None:
+        """Keep the server of the run's environment until the run ends."""
+        self._server = server
+
+
+def open_run(run: str | Path) -> TrainingRun:
+    """Return an earlier or active run by its directory, its name or its id. Raises UsageError."""
+    path = Path(run)
+    return TrainingRun(path if (path / "run.json").exists() else find_run(str(run)))

@@ -1,0 +1,174 @@
+"""`buckeye.train` and `buckeye.evaluate`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from buckeye.api.environment import Dataset, EnvironmentArguments, Rewards, flatten_settings
+from buckeye.api.run import TrainingRun
+from buckeye.cli.composed_run import choose_output_directory
+from buckeye.envs.registry import CALLER
+from buckeye.evaluation.chat_policy import ChatSampling
+from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval
+from buckeye.setup.recipe.flags import parse_train_args
+from buckeye.workers.caller import EnvironmentServer
+from buckeye.workers.loading import CALLER_ENVIRONMENTS
+
+
+def train(
+    model: str | Path,
+    *,
+    dataset: Dataset | None = None,
+    reward: Rewards | None = None,
+    env: Any = None,
+    reward_weights: Sequence[float] | None = None,
+    eval_dataset: Dataset | None = None,
+    split: str | None = None,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+    output_dir: str | Path | None = None,
+    wait: bool = True,
+    **settings: Any,
+) -> TrainingRun:
+    """Train a model on a dataset with a reward, or on an environment; return the run.
+
+    The run is the same as that of `buckeye rl`: it has the same directory, and resumes from Python or from
+    the command line. Functions and objects stay in this process; if it ends, the run stops with a checkpoint.
+
+    Args:
+        model: a folder, or a name on the Hugging Face hub.
+        dataset: a file, a folder, a hub id, or rows.
+        reward: a function, a file, a built-in reward, or a list of them.
+        env: in place of `dataset` and `reward`: an id, a path, or an environment object.
+        reward_weights: the weight of each reward; 1 by default.
+        eval_dataset: the prompts to evaluate on; by default a tenth of the dataset.
+        split: the split of the dataset to train on.
+        prompt_column: the column with the prompts.
+        answer_column: the column with the answers, for built-in rewards.
+        output_dir: the run directory; by default a new one in `outputs/`.
+        wait: return when the run has ended. Without, it goes on while this process lives.
+        settings: settings of the run, with the names of the TOML keys: `max_steps=100`,
+            `trainer={"optim": {"lr": 1e-6}}`, or `**{"trainer.optim.lr": 1e-6}`.
+
+    Raises:
+        UsageError: for arguments, data or settings that cannot be used.
+        RunError: if the run fails.
+        KeyboardInterrupt: after Ctrl-C, when the run has stopped with a checkpoint.
+    """
+    arguments = EnvironmentArguments(
+        dataset=_as_list(dataset),
+        reward=reward,
+        reward_weights=reward_weights,
+        eval_dataset=_as_list(eval_dataset),
+        split=split,
+        prompt_column=prompt_column,
+        answer_column=answer_column,
+        env=env,
+    )
+    folder = choose_output_directory(None if output_dir is None else Path(output_dir), arguments.name)
+    argv = ["--yes", "--model", str(model), *arguments.flags(), "--output-dir", str(folder)]
+    argv += flatten_settings(settings)
+    parse_train_args(argv).check_composed()
+    run = TrainingRun(folder)
+    variables: dict[str, str] = {}
+    if arguments.is_object:
+        server = EnvironmentServer(arguments.make())
+        arguments.save(folder)
+        run.serve(server)
+        variables |= server.variables()
+    run.start(["rl", *argv], Path.cwd(), variables)
+    return run.wait() if wait else run
+
+
+def evaluate(
+    model: str | Path,
+    *,
+    dataset: Dataset | None = None,
+    reward: Rewards | None = None,
+    env: Any = None,
+    reward_weights: Sequence[float] | None = None,
+    split: str | None = None,
+    prompt_column: str | None = None,
+    answer_column: str | None = None,
+    examples: int | None = None,
+    rollouts: int = 1,
+    temperature: float | None = None,
+    max_tokens: int | None = None,
+    seed: int = 0,
+    max_concurrent: int = 16,
+    output_dir: str | Path | None = None,
+) -> EvalReport:
+    """Evaluate a model on all rows of a dataset with a reward, or on an environment.
+
+    Args:
+        model: a folder, or a name on the Hugging Face hub.
+        dataset: a file, a folder, a hub id, or rows. All its rows count; none is held out.
+        reward: a function, a file, a built-in reward, or a list of them.
+        env: in place of `dataset` and `reward`: an id, a path, or an environment object.
+        reward_weights: the weight of each reward; 1 by default.
+        split: the split of the tasks; for a dataset that of its rows.
+        prompt_column: the column with the prompts.
+        answer_column: the column with the answers, for built-in rewards.
+        examples: the number of tasks; by default all.
+        rollouts: the number of rollouts per task.
+        temperature: the sampling temperature; 0 is greedy. By default the model's own.
+        max_tokens: the maximum number of tokens of a reply.
+        seed: the seed of sampling.
+        max_concurrent: the maximum number of parallel rollouts.
+        output_dir: the folder of the results; by default a new one in `outputs/evals/`.
+
+    Raises:
+        UsageError: for arguments or data that cannot be used.
+        RunError: if no rollout could be scored.
+    """
+    arguments = EnvironmentArguments(
+        dataset=_as_list(dataset),
+        reward=reward,
+        reward_weights=reward_weights,
+        eval_dataset=_as_list(dataset),
+        split=split if dataset is not None else None,
+        prompt_column=prompt_column,
+        answer_column=answer_column,
+        env=env,
+    )
+    environment = arguments.make() if arguments.is_object else None
+    env_id, args = (CALLER, {}) if environment is not None else arguments.id_and_args()
+    request = EvalRequest(
+        env_id=env_id,
+        args=args,
+        variables=(),
+        model=str(model),
+        base_url=None,
+        api_key_var="OPENAI_API_KEY",
+        split=split if dataset is None else None,
+        examples=examples,
+        rollouts=rollouts,
+        sampling=ChatSampling(temperature=temperature, top_p=None, max_tokens=max_tokens, seed=seed),
+        seed=seed,
+        max_concurrent=max_concurrent,
+        timeout=600.0,
+        retries=1,
+        pass_reward=1.0,
+        output_dir=_new_folder(arguments.name) if output_dir is None else Path(output_dir),
+        resume=False,
+    )
+    CALLER_ENVIRONMENTS.extend([environment] if environment is not None else [])
+    try:
+        with ThreadPoolExecutor(1) as thread:  # a notebook has an event loop in this one
+            return thread.submit(run_eval, request).result()
+    finally:
+        if environment is not None:
+            CALLER_ENVIRONMENTS.remove(environment)
+
+
+def _as_list(dataset: Dataset | None) -> Dataset | None:
+    return dataset if dataset is None or isinstance(dataset, str | Path) else list(dataset)
+
+
+def _new_folder(name: str) -> Path:
+    folders = (Path("outputs/evals", f"{name}-{number}") for number in itertools.count(1))
+    return next(folder for folder in folders if not folder.exists())

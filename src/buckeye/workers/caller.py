@@ -1,0 +1,109 @@
+"""Environment object of the process that started a run, served to the run over the worker protocol.
+
+The run connects as to a worker host on another node. The object stays where it is: nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import importlib
+import json
+import logging
+import secrets
+import socket
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from buckeye.envs.base import Environment
+from buckeye.envs.registry import CALLER
+from buckeye.envs.settings import PLACEMENT_VARIABLE
+from buckeye.workers.process_start import LOOPBACK, SHARED_FOLDER, WORKERS_KEY
+from buckeye.workers.worker_side import main as worker_main
+from buckeye.workers.worker_side.frames import HEADER, body_length, decode
+
+log = logging.getLogger(__name__)
+
+_MAX_REQUEST_BYTES = 1 << 20
+_KEY_SECONDS = 10.0
+
+
+class EnvironmentServer:
+    """Serves an environment object to the runs that have its key, until it is closed."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._key = secrets.token_urlsafe(24)
+        self._listener = socket.create_server((LOOPBACK, 0))
+        worker_main.load_package(str(SHARED_FOLDER))
+        threading.Thread(target=self._accept, name="buckeye-environment", daemon=True).start()
+
+    def variables(self) -> Mapping[str, str]:
+        """Return the environment variables of a run that uses the environment, under the id CALLER."""
+        place = {"address": LOOPBACK, "nodes": [[LOOPBACK, self._listener.getsockname()[1]]]}
+        return {WORKERS_KEY: self._key, PLACEMENT_VARIABLE: json.dumps({CALLER: place})}
+
+    def close(self) -> None:
+        """Accept no more connections. Open ones end with their run."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(
+                target=self._serve, args=(connection,), name="buckeye-environment", daemon=True
+            ).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        """Answer the requests of one run, in an event loop of this thread."""
+        connection.settimeout(_KEY_SECONDS)
+        with connection, suppress(OSError, ValueError):
+            length = body_length(_read_exactly(connection, HEADER.size))
+            request = decode(_read_exactly(connection, min(length, _MAX_REQUEST_BYTES)))
+            if not hmac.compare_digest(str(request.get("key")).encode(), self._key.encode()):
+                log.warning("Rejected a connection to the environment: it does not have the key of the run")
+                return
+            connection.settimeout(None)
+            loop = asyncio.new_event_loop()
+            side = worker_main.WorkerSide(
+                connection,
+                loop,
+                adapter=_adapter_of(self._environment),
+                on_lost=partial(_stop, loop),
+            )
+            loop.call_soon(side.start)
+            loop.run_forever()
+            for task in asyncio.all_tasks(loop):
+                task.cancel()
+            loop.call_soon(loop.stop)
+            loop.run_forever()
+            loop.close()
+
+
+def _stop(loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # it is closed
+        loop.call_soon_threadsafe(loop.stop)
+
+
+def _adapter_of(environment: Environment) -> Any:
+    adapters = importlib.import_module(f"{worker_main.PACKAGE}.adapters.buckeye_environment")
+    return adapters.BuckeyeEnvironment.of_object(environment)
+
+
+def _read_exactly(connection: socket.socket, count: int) -> bytes:
+    """Read `count` bytes. Raises ConnectionError if the connection ends before."""
+    data = bytearray()
+    while len(data) < count:
+        chunk = connection.recv(count - len(data))
+        if not chunk:
+            raise ConnectionError("closed")
+        data += chunk
+    return bytes(data)
