@@ -122,8 +122,8 @@ def _stop_with(owner: int) -> None:
         time.sleep(_POLL_SECONDS)
     with suppress(Exception):  # the output of this process may be closed
         log.warning(
-            "The Python process that started this run has ended: the run stops with a checkpoint. To continue: "
-            "buckeye.open_run(RUN).resume(...) in Python"
+            "The Python process that started this run has ended: the run stops with a checkpoint. "
+            "To continue: buckeye.open_run(RUN).resume(...) in Python"
         )
     os.kill(os.getpid(), signal.SIGINT)
 

@@ -23,7 +23,7 @@ from buckeye.envs.registry import CALLER
 from buckeye.envs.settings import PLACEMENT_VARIABLE
 from buckeye.workers.process_start import LOOPBACK, SHARED_FOLDER, WORKERS_KEY
 from buckeye.workers.worker_side import main as worker_main
-from buckeye.workers.worker_side.frames import HEADER, body_length, decode
+from buckeye.workers.worker_side.frames import HEADER, FrameError, body_length, decode
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +65,7 @@ class EnvironmentServer:
     def _serve(self, connection: socket.socket) -> None:
         """Answer the requests of one run, in an event loop of this thread."""
         connection.settimeout(_KEY_SECONDS)
-        with connection, suppress(OSError, ValueError):
+        with connection, suppress(OSError, FrameError):
             length = body_length(_read_exactly(connection, HEADER.size))
             request = decode(_read_exactly(connection, min(length, _MAX_REQUEST_BYTES)))
             if not hmac.compare_digest(str(request.get("key")).encode(), self._key.encode()):

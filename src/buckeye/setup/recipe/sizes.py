@@ -21,7 +21,8 @@ _TURNS = 12  # turns that fit into a rollout; more if they are short or if max_t
 _MIN_TURNS = 4  # turns that must fit, even above _MAX_ROLLOUT_TOKENS
 _MAX_DESCRIPTION_SHARE = 1 / 3  # share of a rollout for descriptions of tools; above it the plan warns
 _RESULT_TOKENS = 96  # of a tool call
-_MIN_REPLY_TOKENS = 64  # that must fit after the longest prompt
+_MIN_REPLY_TOKENS = 16  # that must fit after the longest prompt; with tools more
+_MIN_CALL_TOKENS = 64
 _TEMPLATE_TOKENS = 32  # added by a chat template
 _CHARS_PER_TOKEN = 3.0
 _ROUNDING = 64  # tokens
@@ -78,11 +79,12 @@ def choose_sizes(
     max_length, limit = model.positions, f"the context of {model.name} has {model.positions}"
     if requested_seq_len is not None and requested_seq_len < max_length:
         max_length, limit = requested_seq_len, f"--seq-len is {requested_seq_len}"
-    if prompt + _MIN_REPLY_TOKENS > max_length:
+    least = _MIN_REPLY_TOKENS if environment.actions is None else _MIN_CALL_TOKENS
+    if prompt + least > max_length:
         with_tools = f" with the system_prompt ({system} of them describe tools)" if system else ""
         fewer = ", describe fewer tools (`buckeye rl init ... --include TOOL`)" if system else ""
         raise UsageError(
-            f"the longest prompt has {prompt} tokens{with_tools}, and {limit}",
+            f"the longest prompt has {prompt} tokens{with_tools}, a reply needs {least}, and {limit}",
             code="BK-PROMPT-TOO-LONG",
             hint=f"Shorten the tasks{fewer}, or choose another --model",
         )

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from .frames import HEADER, Frame, body_length, decode, encode
+from .frames import HEADER, Frame, FrameError, body_length, decode, encode
 
 
 class Link:
@@ -41,7 +41,7 @@ class Link:
             self._on_lost()
 
     def _read(self, receive: Callable[[Frame], None]) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, FrameError):
             while True:
                 receive(decode(self._read_exactly(body_length(self._read_exactly(HEADER.size)))))
         self._on_lost()

@@ -1,0 +1,113 @@
+"""Arguments of `buckeye.train` and `buckeye.evaluate`: flags, refusals, and what a resume needs."""
+
+import pytest
+
+import buckeye
+from buckeye.api.environment import CALLER_FILE, EnvironmentArguments, flatten_settings, saved_arguments
+from buckeye.envs.registry import CALLER
+from buckeye.errors import ConfigError, UsageError
+
+ROWS = [{"prompt": f"What is {n} + 1?", "answer": n + 1} for n in range(20)]
+
+
+def reward(completion, answer, **row):
+    return float(completion.strip() == str(answer))
+
+
+def test_settings_become_flags():
+    settings = {
+        "max_steps": 5,
+        "trainer": {"optim": {"lr": 1e-6}},
+        "wandb": None,
+        "orchestrator.env": [{"id": "x"}],
+    }
+    assert flatten_settings(settings) == [
+        "--max_steps=5",
+        "--wandb=None",
+        "--trainer.optim.lr=1e-06",
+        '--orchestrator.env=[{"id": "x"}]',
+    ]
+
+
+def test_paths_and_names_need_no_object():
+    arguments = EnvironmentArguments(
+        dataset="prompts.jsonl", reward=["exact", "reward.py"], reward_weights=[1, 0.5]
+    )
+    assert not arguments.is_object
+    assert arguments.flags() == [
+        *("--dataset", "prompts.jsonl", "--reward", "exact", "--reward", "reward.py"),
+        *("--reward-weights", "[1, 0.5]"),
+    ]
+    assert arguments.name == "prompts"
+    assert EnvironmentArguments(env="my_env.py").flags() == ["--env", "my_env.py"]
+
+
+@pytest.mark.parametrize(
+    "part", [{"dataset": ROWS, "reward": "exact"}, {"dataset": "p.jsonl", "reward": reward}]
+)
+def test_rows_and_functions_are_served_by_this_process(part):
+    arguments = EnvironmentArguments(**part)
+    assert arguments.is_object
+    assert arguments.flags() == ["--env", CALLER]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {},
+        {"dataset": ROWS},
+        {"reward": reward},
+        {"dataset": ROWS, "reward": reward, "env": "mcp"},
+        {"dataset": ROWS, "reward": []},
+    ],
+)
+def test_other_than_one_environment_is_refused(wrong):
+    with pytest.raises(UsageError) as refused:
+        EnvironmentArguments(**wrong)
+    assert refused.value.code == "BK-CLI-MISSING"
+
+
+def test_object_without_the_members_of_an_environment_is_refused():
+    with pytest.raises(UsageError) as refused:
+        EnvironmentArguments(env=object()).make()
+    assert refused.value.code == "BK-ENV-LOAD"
+
+
+def test_rows_are_split_and_graded():
+    environment = EnvironmentArguments(dataset=ROWS, reward=reward).make()
+    assert {split: len(environment.tasks(split)) for split in environment.splits}.keys() == {"train", "eval"}
+    assert sum(len(environment.tasks(split)) for split in environment.splits) == len(ROWS)
+
+
+def test_resume_needs_the_function_only(tmp_path):
+    EnvironmentArguments(dataset=ROWS, reward=reward, answer_column="answer").save(tmp_path)
+    again = saved_arguments(tmp_path, reward, None)
+    assert (again.dataset, again.answer_column, again.rewards) == (ROWS, "answer", (reward,))
+    with pytest.raises(UsageError) as refused:
+        saved_arguments(tmp_path, None, None)
+    assert refused.value.code == "BK-ENV-CALLER"
+    assert saved_arguments(tmp_path / "other", None, None) is None
+
+
+def test_rows_that_are_not_json_are_refused_before_a_start(tmp_path):
+    rows = [{"prompt": "p", "value": object()}, {"prompt": "q", "value": 1}]
+    with pytest.raises(UsageError) as refused:
+        EnvironmentArguments(dataset=rows, reward=reward).save(tmp_path)
+    assert refused.value.code == "BK-DATA-FORMAT"
+    assert not (tmp_path / CALLER_FILE).exists()
+
+
+def test_unknown_setting_is_refused_with_a_suggestion(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as refused:
+        buckeye.train("model", dataset=ROWS, reward=reward, trainer={"optim": {"learning_rate": 1e-6}})
+    assert refused.value.code == "BK-CONFIG-UNKNOWN-KEY"
+    assert not list(tmp_path.iterdir())
+
+
+def test_public_names_are_complete_and_lazy():
+    assert {name for name in dir(buckeye) if name in buckeye.__all__} <= set(buckeye.__all__)
+    for name in buckeye.__all__:
+        assert getattr(buckeye, name) is not None
+    with pytest.raises(AttributeError):
+        buckeye.unknown  # noqa: B018
