@@ -11,7 +11,6 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.mcp.gateway.client import INITIALIZE, Client, events, gateway, request, said, scripted
-from tests.waiting import wait_for
 
 from buckeye.mcp.gateway.gateway import Gateway
 from buckeye.mcp.gateway.json_rpc import parse_message
@@ -170,28 +169,6 @@ def test_discover_lists_revisions_with_handshake(served):
     assert error["code"] == -32022
     assert "2025-06-18" in error["data"]["supported"]
     assert "2026-07-28" not in error["data"]["supported"]
-
-
-def test_client_without_handshake_names_its_session(served, wording):
-    version = {"mcp-protocol-version": "2026-07-28"}
-    one = Client(served.url, **version, **{"Buckeye-Session": "rollout-1"})
-    other = Client(served.url, **version, **{"Buckeye-Session": "rollout-2"})
-    # the frames arrive, but the environment does not know the method
-    assert discover(one).json()["error"]["message"] == wording
-    one.call("remember", value=1)
-    assert one.call("recall") == [1]
-    assert other.call("recall") == []
-    assert one.http.delete(one.url).status_code == 204
-    assert one.call("recall") == []  # a new session
-
-
-def test_disconnect_cancels_request_without_handshake(served):
-    client = Client(served.url, **{"Buckeye-Session": "cancelling"})
-    client.call("recall")
-    call = request("tools/call", {"name": "sleep", "arguments": {"seconds": 1}}, "slow")
-    with pytest.raises(httpx.ReadTimeout):
-        client.http.post(client.url, json=call, timeout=0.3)
-    wait_for(lambda: client.call("recall") == ["cancelled slow"], "no cancellation arrived")
 
 
 @pytest.mark.parametrize("place", ["environment", pytest.param(".env", marks=pytest.mark.e2e)])

@@ -126,11 +126,6 @@ class ServerProcess:
         return self._process.pid
 
     @property
-    def ended(self) -> bool:
-        """True if the server process has ended; its children may still run."""
-        return self._process.returncode is not None
-
-    @property
     def exit_status(self) -> str:
         """Exit of the process, as `exit code 3` or `signal 9`; "" while it runs."""
         code = self._process.returncode

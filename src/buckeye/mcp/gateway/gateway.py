@@ -32,8 +32,6 @@ class Gateway:
         self.settings = settings
         self._runtime, self._folders = runtime, folders
         self._sessions: dict[str, GatewaySession] = {}
-        self._named: dict[tuple[str, LaunchRequest], GatewaySession] = {}
-        self._opening: dict[tuple[str, LaunchRequest], asyncio.Lock] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._slots = asyncio.Semaphore(settings.sessions)
         self._queued = 0
@@ -62,15 +60,6 @@ class Gateway:
         log.info("Session %s started in %.2f s: %s; %d running", session.name, seconds, text, running)
         return session
 
-    async def open_named(self, name: str, launch_request: LaunchRequest) -> GatewaySession:
-        """Return the session that a client without protocol sessions calls `name`; the first use opens it."""
-        key = (name, launch_request)
-        async with self._opening.setdefault(key, asyncio.Lock()):
-            session = self._named.get(key)
-            if session is None or session.ended is not None:
-                session = self._named[key] = await self.open(launch_request)
-        return session
-
     def find(self, session_id: str) -> GatewaySession:
         """Return a running session by id. Raises GatewayError 404, with the reason if it has ended."""
         session = self._sessions.get(session_id)
@@ -79,13 +68,6 @@ class Gateway:
         reason = self._ended.get(session_id)
         message = f"Session ended: {reason}" if reason else "No session with this id on this gateway"
         raise GatewayError(404, "session_ended" if reason else "session", message)
-
-    def find_named(self, name: str, launch_request: LaunchRequest) -> GatewaySession:
-        """Return a running session by its client's name for it. Raises GatewayError 404."""
-        session = self._named.get((name, launch_request))
-        if session is None:
-            raise GatewayError(404, "session", "No session with this name, image and variables")
-        return session
 
     async def close(self) -> None:
         """End all sessions, and wait until their processes and folders are removed."""
@@ -156,8 +138,6 @@ class Gateway:
 
     def _on_end(self, session: GatewaySession, reason: str) -> None:
         self._sessions.pop(session.id, None)
-        for key in [key for key, other in self._named.items() if other is session]:
-            del self._named[key], self._opening[key]
         self._ended[session.id] = reason
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)
