@@ -15,8 +15,7 @@ from buckeye.config.settings import Layer, Location, Settings
 from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.validation import validate
 from buckeye.config.yaml_source import read_yaml
-from buckeye.mcp.actions.action_schema import ActionTable, compile_actions
-from buckeye.mcp.actions.mapping import Action
+from buckeye.mcp.actions.action_schema import Action, ActionTable, compile_actions
 from buckeye.mcp.grading.grader_parser import dump_graders, read_graders
 from buckeye.mcp.grading.schema import Grader
 from buckeye.mcp.workdir.initial_files import resolve_files
