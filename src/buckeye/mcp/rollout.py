@@ -177,7 +177,7 @@ class _Conversation:
         if self._native:
             return _tool_messages(reply, parsed, results)
         texts = [f"<result>\n{text}\n</result>" for _, text in results]
-        texts += [f"Invalid tool call: {problem}" for problem in parsed.problems]
+        texts += [f"Invalid tool call: {problem.message}" for problem in parsed.problems]
         return [{"role": "user", "content": "\n".join(texts) or _NO_CALL}]
 
     async def _run_call(self, call: ParsedCall) -> str:
@@ -234,7 +234,7 @@ def _tool_messages(
 ) -> list[Message]:
     """Return one message per native call, in the order of the calls."""
     texts = {call.call_id: text for call, text in results}
-    texts |= {problem.call_id: f"Invalid tool call: {problem}" for problem in parsed.problems}
+    texts |= {problem.call_id: f"Invalid tool call: {problem.message}" for problem in parsed.problems}
     return [
         {
             "role": "tool",

@@ -278,7 +278,7 @@ def _rejection_reason(call: str, config: GymConfig, schemas: Mapping[str, Mappin
     """Return the reason why the configuration rejects a call, or ""."""
     parsed = parse_reply(f"<think>I try this.</think><tool>{call}</tool>", config.parser, config.actions)
     if parsed.problems or not parsed.calls:
-        return str(parsed.problems[0]) if parsed.problems else "no call found"
+        return parsed.problems[0].message if parsed.problems else "no call found"
     try:
         bind_call(parsed.calls[0], config.actions, schemas)
     except ActionError as error:
