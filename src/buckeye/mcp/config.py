@@ -71,6 +71,12 @@ class WeightsConfig(BaseConfig):
             raise conflict("one of the weights must be above 0", *dict(self))
         return self
 
+    def mean(self, parts: Mapping[str, float]) -> float:
+        """Return the weighted mean of the parts. All must be given: a missing one does not count as 0."""
+        weights = dict(self)
+        assert parts.keys() == weights.keys(), "a part is missing or unknown"
+        return sum(weights[name] * parts[name] for name in weights) / sum(weights.values())
+
 
 class RubricConfig(BaseConfig):
     """Composition of the reward."""
