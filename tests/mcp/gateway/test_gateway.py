@@ -16,7 +16,7 @@ from buckeye.mcp.gateway.gateway import Gateway
 from buckeye.mcp.gateway.json_rpc import parse_message
 from buckeye.mcp.gateway.settings import GatewayError, GatewaySettings, LaunchRequest
 from buckeye.mcp.sandbox.process_runtimes import CommandRuntime
-from buckeye.mcp.sandbox.runtime import FolderFactory, SandboxLimits
+from buckeye.mcp.sandbox.runtime import SandboxLimits
 
 pytestmark = pytest.mark.e2e
 
@@ -247,7 +247,7 @@ def test_environment_that_does_not_read_is_ended(tmp_path, monkeypatch, wording)
 
     async def ask():
         runtime = CommandRuntime(["sleep", "600"], SandboxLimits())
-        made = Gateway(GatewaySettings(), runtime, FolderFactory(tmp_path))
+        made = Gateway(GatewaySettings(), runtime, tmp_path)
         session = await made.open(LaunchRequest("", ()))
         body = json.dumps(request("tools/call", {"text": "x" * 2**20}, request_id=1)).encode()
         channel = await session.forward_request(parse_message(body), body)
@@ -273,7 +273,7 @@ def test_session_that_starts_while_gateway_stops_is_ended(tmp_path):
             async def launch(self, *given):
                 return await runtime.launch(*given)
 
-        made = Gateway(GatewaySettings(), Slow(), FolderFactory(tmp_path))
+        made = Gateway(GatewaySettings(), Slow(), tmp_path)
         opening = asyncio.create_task(made.open(LaunchRequest("", ())))
         await started.wait()
         await made.close()

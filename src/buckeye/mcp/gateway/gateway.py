@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 from buckeye.base import heartbeat
@@ -17,7 +18,7 @@ from buckeye.mcp.gateway.json_rpc import SERVER_ERROR
 from buckeye.mcp.gateway.running_environment import RunningEnvironment, is_larger, start_environment
 from buckeye.mcp.gateway.session import GatewaySession
 from buckeye.mcp.gateway.settings import GatewayError, GatewaySettings, LaunchRequest
-from buckeye.mcp.sandbox.runtime import FolderFactory, PrepareError, Runtime, RuntimeUnavailableError
+from buckeye.mcp.sandbox.runtime import PrepareError, Runtime, RuntimeUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ _MAX_ENDED = 1000
 class Gateway:
     """Sessions and their environments. Belongs to one event loop; `close` ends every environment."""
 
-    def __init__(self, settings: GatewaySettings, runtime: Runtime, folders: FolderFactory) -> None:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, folders: Path) -> None:
         self.settings = settings
         self._runtime, self._folders = runtime, folders
         self._sessions: dict[str, GatewaySession] = {}

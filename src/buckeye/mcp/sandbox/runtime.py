@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -72,21 +71,6 @@ class Runtime(Protocol):
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
         """Return a session's process. `session_folder` is its own empty folder, deleted after the session."""
-
-
-@dataclass(slots=True)
-class FolderFactory:
-    """Factory for the folders of sessions, below a folder that this gateway owns."""
-
-    root: Path
-    _count: int = field(default=0)
-
-    def create(self) -> Path:
-        """Create an empty folder that only this user can enter."""
-        self._count += 1
-        session_folder = self.root / f"{self._count}-{secrets.token_hex(4)}"
-        session_folder.mkdir(mode=0o700)
-        return session_folder
 
 
 def cache_folder() -> Path:
