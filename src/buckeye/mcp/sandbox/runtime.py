@@ -80,7 +80,14 @@ def cache_folder() -> Path:
 
 
 def check_output(
-    argv: Sequence[str], seconds: float, failed: str, *, code: str | None = None, hint: str | None = None
+    argv: Sequence[str],
+    seconds: float,
+    failed: str,
+    *,
+    code: str | None = None,
+    hint: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> str:
     """Run a program and return its output, stripped.
 
@@ -88,11 +95,12 @@ def check_output(
     last lines of the output; `code` and `hint` are those of the error.
     """
     try:
-        result = run_program(argv, seconds=seconds)
+        result = run_program(argv, seconds=seconds, env=env, cwd=cwd)
     except subprocess.TimeoutExpired:
         message = f"{failed}: `{argv[0]} {argv[1]}` timed out after {seconds:g} s"
         raise PrepareError(message, code=code, hint=hint) from None
     if result.returncode != 0:
         lines = "\n".join((result.stderr or result.stdout).strip().splitlines()[-12:])
-        raise PrepareError(f"{failed}:\n{lines}", code=code, hint=hint)
+        reason = lines or f"exit code {result.returncode}"
+        raise PrepareError(f"{failed}:\n{reason}", code=code, hint=hint)
     return result.stdout.strip()
