@@ -87,6 +87,9 @@ HELLO = layer(directory("app"), entry("app/hello", b"hello"))
 
 
 def test_image_is_fetched_once_with_its_run_configuration(tmp_path):
+    def unpacked_root(image):
+        return tmp_path / "images" / digest(image.manifest).removeprefix("sha256:") / "root"
+
     image = Image(HELLO, Entrypoint=["/run"], Cmd=["--stdio"], Env=["A=1", "B=x=y"], WorkingDir="/app")
     with fake_registry() as registry:
         name = registry.add("org/env", image, indexed=True)
@@ -95,18 +98,20 @@ def test_image_is_fetched_once_with_its_run_configuration(tmp_path):
         assert made.argv == ("/run", "--stdio")
         assert made.variables == {"A": "1", "B": "x=y"}
         assert made.cwd == "/app"
-        assert made.digest == digest(image.manifest)
+        assert made.root == unpacked_root(image)
         registry.asked.clear()
         assert fetch_image(name, tmp_path, owner=None) == made
         assert not any("/blobs/" in path for path in registry.asked)
-        by_digest = fetch_image(f"127.0.0.1:{registry.port}/org/env@{made.digest}", tmp_path, owner=None)
+        by_digest = fetch_image(
+            f"127.0.0.1:{registry.port}/org/env@{digest(image.manifest)}", tmp_path, owner=None
+        )
         assert by_digest == made
         again = Image(HELLO, layer(entry("more")), Cmd=["x"])
         registry.add("org/env", again, indexed=True)
         registry.asked.clear()
-        assert fetch_image(name, tmp_path, owner=None).digest != made.digest
+        assert fetch_image(name, tmp_path, owner=None).root == unpacked_root(again)
         assert sum("/blobs/" in path for path in registry.asked) == 2  # the known layer is not fetched
-    assert fetch_image(name, tmp_path, owner=None).digest == digest(again.manifest)  # the registry is gone
+    assert fetch_image(name, tmp_path, owner=None).root == unpacked_root(again)  # the registry is gone
 
 
 @pytest.mark.parametrize("wishes", [{"WorkingDir": 5}, {"Cmd": "--stdio"}, {"Env": [["A", "1"]]}])
