@@ -29,7 +29,8 @@ _MAX_VARIABLES = 100
 def decides_what_runs(name: str) -> bool:
     """Return True if a variable can change the code that a program runs.
 
-    Loaders, interpreters, shells and container runtimes read code, or its location, from such variables.
+    Loaders, interpreters, shells, container programs and HTTP clients read code, or its location, from such
+    variables.
     """
     return name in _SYSTEM_VARIABLES or _LOADER_VARIABLES.fullmatch(name) is not None
 
