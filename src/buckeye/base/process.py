@@ -114,7 +114,7 @@ def raise_open_files_limit() -> None:
 
 
 def run_program(
-    argv: Sequence[str], *, seconds: float, env: Mapping[str, str] | None = None
+    argv: Sequence[str], *, seconds: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and capture its output.
 
@@ -128,6 +128,7 @@ def run_program(
         errors="replace",
         timeout=seconds,
         env=env,
+        cwd=cwd,
         check=False,
     )
 

@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from buckeye.envs.stdlib_only.outcomes import check_reward
+from buckeye.envs.stdlib_only.outcomes import Boundary, check_reward
 from buckeye.errors import UsageError
 
 Message = Mapping[str, Any]
@@ -138,12 +138,6 @@ class CallOptions:
 
 DEFAULT_OPTIONS = CallOptions()
 """Options of a call that requests nothing beyond its messages."""
-
-
-Boundary = Literal["load", "reset", "step", "model", "score", "agent", "worker", "timeout", "task"]
-"""Place of a rollout's failure: loading the environment, starting an episode, running it, calling the model,
-scoring it, or the agent program; also its worker process, and its deadline; and the task itself.
-"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -58,6 +58,8 @@ _BUNDLE_FOLDERS = (Path(__file__).with_name("bundled"), Path(__file__).parents[3
 """Folders of bundled environments: in the package, or in the checkout."""
 
 _Loader = TypeVar("_Loader", bound=Callable[..., Any])
+_VersionedLoader = tuple[Callable[..., Any], str | None]
+"""Loader, and the version of its distribution if known."""
 _FORMER_ARGUMENTS = "former_arguments"
 _TRACEBACK_HINT = f"set {DEBUG_VARIABLE}=1 to see the traceback"
 
@@ -92,14 +94,6 @@ class EnvironmentId:
     def module(self) -> str:
         """Name of the module."""
         return self.name.replace("-", "_").replace(".", "_")
-
-
-@dataclass(frozen=True, slots=True)
-class _LoaderEntry:
-    """Loader, and the version of its distribution if known."""
-
-    loader: Callable[..., Any]
-    version: str | None
 
 
 def renamed_arguments(names: Mapping[str, str]) -> Callable[[_Loader], _Loader]:
@@ -187,15 +181,16 @@ def find_local_loader(env_id: str) -> Callable[..., Any] | None:
     if is_file_id(env_id):
         return _from_path(path)
     wanted, bundle = EnvironmentId.parse(env_id), find_bundled_project(env_id)
-    found: _LoaderEntry | None
+    found: _VersionedLoader | None
     if bundle is not None and not path.is_dir():
         project = tomllib.loads((bundle / "pyproject.toml").read_text("utf-8"))["project"]
-        found = _LoaderEntry(_from_path(bundle), str(project["version"]))
+        found = _from_path(bundle), str(project["version"])
     else:
         found = _from_entry_point(wanted) or _from_module(wanted)
     if found is not None:
-        _check_version(wanted, found.version)
-        return found.loader
+        loader, version = found
+        _check_version(wanted, version)
+        return loader
     return _from_path(path) if path.is_dir() else None
 
 
@@ -213,15 +208,15 @@ def find_bundled_project(env_id: str) -> Path | None:
     return None
 
 
-def _from_entry_point(wanted: EnvironmentId) -> _LoaderEntry | None:
+def _from_entry_point(wanted: EnvironmentId) -> _VersionedLoader | None:
     for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
         if canonicalize_name(entry.name) == canonicalize_name(wanted.name):
             with report_import_errors(f"the installed environment {entry.name!r}"):
-                return _LoaderEntry(entry.load(), entry.dist.version if entry.dist else None)
+                return entry.load(), entry.dist.version if entry.dist else None
     return None
 
 
-def _from_module(wanted: EnvironmentId) -> _LoaderEntry | None:
+def _from_module(wanted: EnvironmentId) -> _VersionedLoader | None:
     if importlib.util.find_spec(wanted.module) is None:
         return None
     with report_import_errors(f"the module {wanted.module!r}"):
@@ -230,9 +225,9 @@ def _from_module(wanted: EnvironmentId) -> _LoaderEntry | None:
     if loader is None:
         return None
     try:
-        return _LoaderEntry(loader, metadata.version(wanted.name))
+        return loader, metadata.version(wanted.name)
     except metadata.PackageNotFoundError:
-        return _LoaderEntry(loader, getattr(module, "__version__", None))
+        return loader, getattr(module, "__version__", None)
 
 
 def _check_version(wanted: EnvironmentId, installed: str | None) -> None:

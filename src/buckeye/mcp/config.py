@@ -15,8 +15,7 @@ from buckeye.config.settings import Layer, Location, Settings
 from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.validation import validate
 from buckeye.config.yaml_source import read_yaml
-from buckeye.mcp.actions.action_schema import ActionTable, compile_actions
-from buckeye.mcp.actions.mapping import Action
+from buckeye.mcp.actions.action_schema import Action, ActionTable, compile_actions
 from buckeye.mcp.grading.grader_parser import dump_graders, read_graders
 from buckeye.mcp.grading.schema import Grader
 from buckeye.mcp.workdir.initial_files import resolve_files
@@ -71,6 +70,12 @@ class WeightsConfig(BaseConfig):
         if sum(dict(self).values()) <= 0:
             raise conflict("one of the weights must be above 0", *dict(self))
         return self
+
+    def mean(self, parts: Mapping[str, float]) -> float:
+        """Return the weighted mean of the parts. All must be given: a missing one does not count as 0."""
+        weights = dict(self)
+        assert parts.keys() == weights.keys(), "a part is missing or unknown"
+        return sum(weights[name] * parts[name] for name in weights) / sum(weights.values())
 
 
 class RubricConfig(BaseConfig):

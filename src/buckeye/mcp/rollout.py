@@ -22,12 +22,11 @@ from buckeye.mcp.evaluation_result import decode_result
 from buckeye.mcp.grading.grade import FinishedRollout, record_call
 from buckeye.mcp.grading.judge import RecordedCall, format_short
 from buckeye.mcp.grading.task_graders import resolve_graders
-from buckeye.mcp.reward import score
 from buckeye.mcp.rollout_resources import (
     RolloutResources,
-    find_fresh_session_fault,
     open_rollout_resources,
     truncate_text,
+    works_in_fresh_session,
 )
 from buckeye.mcp.task_completion import grade_rollout
 from buckeye.mcp.tasks.task_schema import McpTask
@@ -79,7 +78,7 @@ async def run_rollout(task: McpTask, config: GymConfig, policy: Policy) -> Outco
     }
     lost = {SERVER_LOST: "; ".join(counts.lost_calls)} if counts.lost_calls else {}
     return Outcome(
-        reward=score(parts, config.rubric.weights),
+        reward=config.rubric.weights.mean(parts),
         components={
             **completion.components,
             **parts,
@@ -148,7 +147,7 @@ class _Conversation:
             reply=self._last_reply,
             calls=self._calls,
             workdir=self._resources.workdir.path,
-            call_tool=self._sessions.call_with_timeout,
+            call_tool=self._sessions.call,
         )
 
     @property
@@ -177,7 +176,7 @@ class _Conversation:
         if self._native:
             return _tool_messages(reply, parsed, results)
         texts = [f"<result>\n{text}\n</result>" for _, text in results]
-        texts += [f"Invalid tool call: {problem}" for problem in parsed.problems]
+        texts += [f"Invalid tool call: {problem.message}" for problem in parsed.problems]
         return [{"role": "user", "content": "\n".join(texts) or _NO_CALL}]
 
     async def _run_call(self, call: ParsedCall) -> str:
@@ -211,7 +210,7 @@ class _Conversation:
         Raises `fault` if a fresh session fails too, because then the environment is at fault.
         """
         is_known = bool(self.counts.lost_calls) and isinstance(fault, SessionLostError)
-        if not is_known and await find_fresh_session_fault(self._task, self._config) is not None:
+        if not is_known and not await works_in_fresh_session(self._task, self._config):
             raise fault
         shown = ", ".join(f"{name}={format_short(value)}" for name, value in arguments.items())
         ending = f" with {fault.exit_status}" if fault.exit_status else ""
@@ -234,7 +233,7 @@ def _tool_messages(
 ) -> list[Message]:
     """Return one message per native call, in the order of the calls."""
     texts = {call.call_id: text for call, text in results}
-    texts |= {problem.call_id: f"Invalid tool call: {problem}" for problem in parsed.problems}
+    texts |= {problem.call_id: f"Invalid tool call: {problem.message}" for problem in parsed.problems}
     return [
         {
             "role": "tool",

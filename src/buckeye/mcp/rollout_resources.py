@@ -50,16 +50,16 @@ async def open_rollout_resources(task: McpTask, config: GymConfig) -> AsyncItera
         yield RolloutResources(sessions=sessions, workdir=workdir, setup_output=output)
 
 
-async def find_fresh_session_fault(task: McpTask, config: GymConfig) -> McpEnvironmentError | None:
-    """Open and set up fresh sessions, and return the fault if that fails; None if it works.
+async def works_in_fresh_session(task: McpTask, config: GymConfig) -> bool:
+    """Return True if fresh sessions start and can be set up.
 
-    None means that the model's calls caused the fault in another session.
+    The model's calls then caused a fault in another session.
     """
     try:
         async with open_rollout_resources(task, config):
-            return None
-    except McpEnvironmentError as fault:
-        return fault
+            return True
+    except McpEnvironmentError:
+        return False
 
 
 async def check_servers(tasks: Sequence[McpTask], config: GymConfig) -> None:
@@ -102,17 +102,23 @@ async def _check_set(tasks: Sequence[McpTask], config: GymConfig) -> UsageError 
     return None
 
 
-async def run_task_call(call: ToolCall, sessions: RolloutSessions, timeout: float) -> CallResult:
-    """Run a call that the task itself defines. Raises McpEnvironmentError.
+async def run_task_call(
+    key: str, call: ToolCall, sessions: RolloutSessions, timeout: float, error: type[McpEnvironmentError]
+) -> CallResult:
+    """Run a call that the task itself defines under `key`. Raises an `error` if the environment fails.
 
     If it fails and its arguments do not match the tool's schema, that is a TaskError.
     """
     schema = sessions.tools[call.name].input_schema
     arguments = call_arguments(call, schema)
-    result = await sessions.call(call.name, arguments, timeout=timeout)
+    try:
+        result = await sessions.call(call.name, arguments, timeout)
+    except McpEnvironmentError as fault:
+        message = f"{key} {call.name}: {fault.message}"
+        raise error(message, code=fault.code, at=fault.at, hint=fault.hint) from fault
     if result.is_error and (mismatch := _mismatch(arguments, schema)):
         raise TaskError(
-            f"{call.name}: {mismatch}; reply of the server: {result.text[:500]}",
+            f"{key}: {call.name}: {mismatch}; reply of the server: {result.text[:500]}",
             code="BK-MCP-TOOL",
             hint="correct the arguments of the call in the task",
         )
@@ -171,14 +177,8 @@ async def _run_setup(task: McpTask, config: GymConfig, sessions: RolloutSessions
     """Run the setup calls, and return their joined output for the prompt. Raises SetupError."""
     outputs = []
     for call in task.setup_tool:
-        try:
-            result = await run_task_call(call, sessions, config.defaults.setup_timeout)
-        except TaskError as error:
-            raise error.prefixed("setup_tool") from None
-        except McpEnvironmentError as fault:
-            raise SetupError(
-                f"setup_tool {call.name}: {fault.message}", code=fault.code, at=fault.at, hint=fault.hint
-            ) from fault
+        seconds = config.defaults.setup_timeout
+        result = await run_task_call("setup_tool", call, sessions, seconds, SetupError)
         if result.is_error:
             raise SetupError(f"setup_tool {call.name} failed: {result.text[:500]}")
         outputs.append(result.text)

@@ -84,18 +84,9 @@ async def _run_evaluation(
     """
     outcome: tuple[float, dict[str, float]] = 0.0, {}
     for call in task.evaluate_tool:
-        try:
-            result = await run_task_call(call, sessions, config.defaults.tool_timeout)
-        except TaskError as error:
-            raise error.prefixed("evaluate_tool") from None
-        except McpEnvironmentError as fault:
-            raise EvaluateError(
-                f"evaluate_tool {call.name}: {fault.message}",
-                code=fault.code,
-                at=fault.at,
-                hint=fault.hint,
-            ) from fault
-        outcome = parse_reward(f"evaluate_tool {call.name}", result)
+        seconds = config.defaults.tool_timeout
+        result = await run_task_call(_EVALUATE, call, sessions, seconds, EvaluateError)
+        outcome = parse_reward(f"{_EVALUATE} {call.name}", result)
     return outcome
 
 
@@ -120,7 +111,7 @@ async def _check_grader(
                 reply="",
                 calls=(),
                 workdir=fresh.workdir.path,
-                call_tool=fresh.sessions.call_with_timeout,
+                call_tool=fresh.sessions.call,
             )
             await run_grader(grader, untouched)
     except (McpEnvironmentError, GraderError) as fresh_error:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from buckeye.envs.base import Boundary
 from buckeye.envs.outcome_validation import parse_boundary
-from buckeye.envs.stdlib_only.outcomes import checked_frames, location_of
+from buckeye.envs.stdlib_only.outcomes import Boundary, checked_frames, location_of
 
 
 class BoundaryError(Exception):

@@ -18,8 +18,8 @@ import psutil  # type: ignore[import-untyped]
 
 from buckeye.base.process import ends_within
 from buckeye.base.process_guard import GUARD, MARK_VARIABLE, kill_marked
-from buckeye.envs.base import Boundary
 from buckeye.envs.settings import WorkerSettings
+from buckeye.envs.stdlib_only.outcomes import Boundary
 from buckeye.workers.errors import BoundaryError, WorkerError, parse_boundary_error
 from buckeye.workers.output import WorkerOutput
 from buckeye.workers.process_start import start_process, start_remote_worker, worker_variables

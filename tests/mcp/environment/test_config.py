@@ -7,7 +7,6 @@ import yaml
 
 from buckeye.errors import ConfigError
 from buckeye.mcp.config import WeightsConfig, gym_schema, load_gym_config
-from buckeye.mcp.reward import score
 
 PRINTED = """job:
   name: "RL Training - my-env"
@@ -72,8 +71,7 @@ def test_yaml_1_1_words_are_strings(tmp_path):
         "action_mappings: {on: {_tool: m, a: yes, b: 2024-01-01, c: 1e3, d: 0x10, e: ~, f: True, g: 010}}\n"
     )
     sources = load(tmp_path, f"system_prompt: a\n{actions}").actions["on"].sources
-    values = {name: source.value for name, source in sources.items()}
-    assert values == {"a": "yes", "b": "2024-01-01", "c": 1000.0, "d": 16, "e": None, "f": True, "g": 10}
+    assert sources == {"a": "yes", "b": "2024-01-01", "c": 1000.0, "d": 16, "e": None, "f": True, "g": 10}
 
 
 MISTAKES = {
@@ -166,12 +164,11 @@ def test_schema_accepts_the_documented_config_and_no_invalid_actions():
 def test_score_is_the_weighted_mean_of_the_parts():
     parts = {"task_completion": 1.0, "tool_execution": 0.5, "format_compliance": 0.0}
     weights = WeightsConfig(task_completion=0.8, tool_execution=0.1, format_compliance=0.1)
-    assert score(parts, weights) == pytest.approx(0.85)
-    assert score(
-        parts, WeightsConfig(task_completion=8, tool_execution=1, format_compliance=1)
-    ) == pytest.approx(0.85)
-    assert score(parts, WeightsConfig(task_completion=3)) == 1.0
-    assert score(dict.fromkeys(parts, 1.0), weights) == pytest.approx(1.0)
+    assert weights.mean(parts) == pytest.approx(0.85)
+    scaled = WeightsConfig(task_completion=8, tool_execution=1, format_compliance=1)
+    assert scaled.mean(parts) == pytest.approx(0.85)
+    assert WeightsConfig(task_completion=3).mean(parts) == 1.0
+    assert weights.mean(dict.fromkeys(parts, 1.0)) == pytest.approx(1.0)
 
 
 def test_given_weights_replace_all_default_weights(tmp_path):

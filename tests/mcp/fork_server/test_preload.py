@@ -110,7 +110,7 @@ def test_forked_session_has_own_state(installed, monkeypatch):
         (third,) = await session(here.program(SECRET="gamma"), "who")
         assert process.pid == second["pid"] == second["session"]
         await process.close()
-        assert process.ended
+        assert process.exit_status
         return first, second, again, third
 
     first, second, again, third = asyncio.run(run())
@@ -174,7 +174,7 @@ def test_sessions_start_normally_after_parent_ended(installed, caplog):
         os.kill(before["imports"], signal.SIGKILL)
         assert await process.read_line() is None  # it ends with its parent
         await process.wait_for_exit()
-        assert process.ended
+        assert process.exit_status
         await process.close()
         return [(await session(here.program(), "who"))[0] for _ in range(2)]
 

@@ -78,8 +78,6 @@ def main():
     for line in sys.stdin:
         request = json.loads(line)
         method = request.get("method")
-        if method == "notifications/cancelled":
-            memory.append(f"cancelled {request['params']['requestId']}")
         if "id" not in request or method is None:
             continue
         if method == "initialize":

@@ -11,13 +11,12 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.mcp.gateway.client import INITIALIZE, Client, events, gateway, request, said, scripted
-from tests.waiting import wait_for
 
 from buckeye.mcp.gateway.gateway import Gateway
 from buckeye.mcp.gateway.json_rpc import parse_message
 from buckeye.mcp.gateway.settings import GatewayError, GatewaySettings, LaunchRequest
 from buckeye.mcp.sandbox.process_runtimes import CommandRuntime
-from buckeye.mcp.sandbox.runtime import FolderFactory, SandboxLimits
+from buckeye.mcp.sandbox.runtime import SandboxLimits
 
 pytestmark = pytest.mark.e2e
 
@@ -172,28 +171,6 @@ def test_discover_lists_revisions_with_handshake(served):
     assert "2026-07-28" not in error["data"]["supported"]
 
 
-def test_client_without_handshake_names_its_session(served, wording):
-    version = {"mcp-protocol-version": "2026-07-28"}
-    one = Client(served.url, **version, **{"Buckeye-Session": "rollout-1"})
-    other = Client(served.url, **version, **{"Buckeye-Session": "rollout-2"})
-    # the frames arrive, but the environment does not know the method
-    assert discover(one).json()["error"]["message"] == wording
-    one.call("remember", value=1)
-    assert one.call("recall") == [1]
-    assert other.call("recall") == []
-    assert one.http.delete(one.url).status_code == 204
-    assert one.call("recall") == []  # a new session
-
-
-def test_disconnect_cancels_request_without_handshake(served):
-    client = Client(served.url, **{"Buckeye-Session": "cancelling"})
-    client.call("recall")
-    call = request("tools/call", {"name": "sleep", "arguments": {"seconds": 1}}, "slow")
-    with pytest.raises(httpx.ReadTimeout):
-        client.http.post(client.url, json=call, timeout=0.3)
-    wait_for(lambda: client.call("recall") == ["cancelled slow"], "no cancellation arrived")
-
-
 @pytest.mark.parametrize("place", ["environment", pytest.param(".env", marks=pytest.mark.e2e)])
 def test_gateway_requires_key(tmp_path, place):
     if place == ".env":
@@ -270,7 +247,7 @@ def test_environment_that_does_not_read_is_ended(tmp_path, monkeypatch, wording)
 
     async def ask():
         runtime = CommandRuntime(["sleep", "600"], SandboxLimits())
-        made = Gateway(GatewaySettings(), runtime, FolderFactory(tmp_path))
+        made = Gateway(GatewaySettings(), runtime, tmp_path)
         session = await made.open(LaunchRequest("", ()))
         body = json.dumps(request("tools/call", {"text": "x" * 2**20}, request_id=1)).encode()
         channel = await session.forward_request(parse_message(body), body)
@@ -296,7 +273,7 @@ def test_session_that_starts_while_gateway_stops_is_ended(tmp_path):
             async def launch(self, *given):
                 return await runtime.launch(*given)
 
-        made = Gateway(GatewaySettings(), Slow(), FolderFactory(tmp_path))
+        made = Gateway(GatewaySettings(), Slow(), tmp_path)
         opening = asyncio.create_task(made.open(LaunchRequest("", ())))
         await started.wait()
         await made.close()

@@ -151,7 +151,7 @@ def test_missing_or_non_utf8_file_is_refused(tmp_path, refusal):
     path.write_bytes(b"\n\xe9")
     with pytest.raises(UsageError) as caught:
         read_tasks(path)
-    assert (caught.value.code, caught.value.at) == ("BK-FILE-FORMAT", f"{path}:2")
+    assert (caught.value.code, caught.value.at) == ("BK-FILE-UNREADABLE", f"{path}:2")
 
 
 def test_rows_of_a_dataset_may_have_json_as_text(tmp_path, refusal):

@@ -257,7 +257,7 @@ SPOILT_FILES = {
     "bomb": (lambda folder: zipped(folder, size=10**6), "4,096 bytes"),
     "tar out": (lambda folder: tarred(folder, "../out"), "outside"),
     "tar bomb": (lambda folder: tarred(folder, size=10**6), "4,096 bytes"),
-    "script": (script, "exit code 3"),
+    "script": (script, "no luck"),
 }
 
 

@@ -17,8 +17,8 @@ from buckeye.cli.tree import COMMANDS
 from buckeye.cli.typer_commands import typer_command
 from buckeye.config.help import flag_names
 from buckeye.config.load import load_config
-from buckeye.envs.base import Boundary
 from buckeye.envs.settings import Isolation
+from buckeye.envs.stdlib_only.outcomes import Boundary
 from buckeye.errors import UsageError
 from buckeye.mcp.actions.expressions import FUNCTIONS, METHODS
 from buckeye.mcp.client.errors import McpEnvironmentError

@@ -51,8 +51,8 @@ from buckeye.launch.preflight.model import check_template, missing_files, read_s
 from buckeye.mcp.actions import parser
 from buckeye.mcp.config import ParserConfig, load_gym_config
 from buckeye.mcp.gateway import json_rpc as gateway
-from buckeye.mcp.images.logins import find_login
 from buckeye.mcp.images.manifest import parse_manifest, parse_reference
+from buckeye.mcp.images.registry import find_login
 from buckeye.mcp.images.unpack import unpack_layers
 from buckeye.mcp.tasks.dataset import read_splits
 from buckeye.mcp.tasks.dataset_rows import as_row, read_with_lock, split_tasks

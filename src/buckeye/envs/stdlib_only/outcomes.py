@@ -14,12 +14,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from numbers import Real
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-BOUNDARIES = ("load", "reset", "step", "model", "score", "agent", "worker", "timeout", "task")
-"""Places where a rollout can fail: loading the environment, starting an episode, running it, calling the
-model, scoring it, the agent program; also its worker, and its deadline.
+Boundary = Literal["load", "reset", "step", "model", "score", "agent", "worker", "timeout", "task"]
+"""Place of a rollout's failure: loading the environment, starting an episode, running it, calling the model,
+scoring it, or the agent program; also its worker process, and its deadline; and the task itself.
 """
+BOUNDARIES = get_args(Boundary)
 
 MAX_MESSAGE = 4_000
 _SHORTENED = re.compile(r"\.\.\. \(\d{1,20} characters in all\)")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -23,7 +24,6 @@ from pydantic import (
 from buckeye.config.problems import Problem, closest, did_you_mean
 from buckeye.config.shared import BaseConfig, conflict
 from buckeye.mcp.actions.expressions import Transform, compile_transform
-from buckeye.mcp.actions.mapping import Action, ArgumentSource, Constant, FromArg, FromArgs
 from buckeye.mcp.actions.operations import ExpressionError
 from buckeye.mcp.problems import collect_problems
 
@@ -77,11 +77,12 @@ class OneArgument(BaseConfig):
     def _check(self) -> Self:
         if self.use_context and self.transform is None:
             raise conflict("needs a transform", "use_context")
-        self.compiled()
+        _ = self.compiled
         return self
 
+    @cached_property
     def compiled(self) -> Transform | None:
-        """Return the compiled transform, or None. Raises a validation error for an invalid expression."""
+        """Compiled transform, or None. Raises a validation error for an invalid expression."""
         if self.transform is None:
             return None
         try:
@@ -175,6 +176,30 @@ class ActionTable(BaseConfig):
         return self
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Action:
+    """An action that the model may call. An action with `tool` None ends the rollout."""
+
+    name: str
+    tool: str | None
+    positional: tuple[str, ...] = ()
+    sources: Mapping[str, Any] = field(default_factory=dict)
+    """Source of each argument of the tool: an `Argument`."""
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Names of the arguments: positional ones first, then the others."""
+        others = (name for source in self.sources.values() for name in source_names(source))
+        return tuple(dict.fromkeys((*self.positional, *others)))
+
+
+def source_names(source: Any) -> Sequence[str]:
+    """Return the arguments of the action that make an argument of the tool."""
+    if isinstance(source, OneArgument):
+        return (source.from_arg,)
+    return source.from_args if isinstance(source, SeveralArguments) else ()
+
+
 def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Problem]]:
     """Return the valid actions, including `done`, and the problems of the invalid ones."""
     actions: dict[str, Action] = {}
@@ -198,14 +223,5 @@ def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Pro
 
 
 def _build_action(name: str, table: ActionTable) -> Action:
-    sources = {key: _build_source(value) for key, value in table.__pydantic_extra__.items()}
-    return Action(name=name, tool=table.tool, positional=tuple(table.parser.positional), sources=sources)
-
-
-def _build_source(value: Any) -> ArgumentSource:
-    if isinstance(value, OneArgument):
-        default = (value.default,) if "default" in value.model_fields_set else ()
-        return FromArg(name=value.from_arg, default=default, transform=value.compiled())
-    if isinstance(value, SeveralArguments):
-        return FromArgs(names=tuple(value.from_args), defaults=tuple(value.defaults))
-    return Constant(value.static if isinstance(value, StaticArgument) else value)
+    positional, sources = tuple(table.parser.positional), table.__pydantic_extra__
+    return Action(name=name, tool=table.tool, positional=positional, sources=sources)

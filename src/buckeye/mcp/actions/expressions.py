@@ -210,7 +210,8 @@ class _Evaluation:
             case ast.Name():
                 return names[node.id]
             case ast.BinOp():
-                return self.binary(node, names)
+                left, right = self.value(node.left, names), self.value(node.right, names)
+                return self.charge_value(BINARY[type(node.op)](left, right))
             case ast.UnaryOp():
                 return self.charge_value(UNARY[type(node.op)](self.value(node.operand, names)))
             case ast.BoolOp():
@@ -229,7 +230,7 @@ class _Evaluation:
                 return self.charge_value(self.display(node, names))
 
     def display(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
-        """Return the value of a list, tuple, object or f-string."""
+        """Return the value of a list, tuple, object, f-string or part of an f-string."""
         match node:
             case ast.List() | ast.Tuple():
                 items = [self.value(item, names) for item in node.elts]
@@ -239,23 +240,12 @@ class _Evaluation:
                 values = [self.value(item, names) for item in node.values]
                 return dict(zip(keys, values, strict=True))
             case ast.JoinedStr():
-                return "".join(self.part(part, names) for part in node.values)
+                return "".join(self.value(part, names) for part in node.values)
+            case ast.FormattedValue():
+                value = self.value(node.value, names)
+                self.charge(size_of(value))  # before the conversion
+                return str(value)
         raise ExpressionError(f"{type(node).__name__} is not allowed")
-
-    def part(self, node: ast.expr, names: Mapping[str, Any]) -> str:
-        """Return one part of an f-string."""
-        if isinstance(node, ast.FormattedValue):
-            return self.text(self.value(node.value, names))
-        return str(self.value(node, names))
-
-    def text(self, value: Any) -> str:
-        """Return a value as text. The work is charged before the conversion."""
-        self.charge(size_of(value))
-        return self.charge_value(str(value))
-
-    def binary(self, node: ast.BinOp, names: Mapping[str, Any]) -> Any:
-        left, right = self.value(node.left, names), self.value(node.right, names)
-        return self.charge_value(BINARY[type(node.op)](left, right))
 
     def boolean(self, node: ast.BoolOp, names: Mapping[str, Any]) -> Any:
         stops_at = isinstance(node.op, ast.Or)

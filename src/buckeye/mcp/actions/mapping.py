@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from buckeye.config.problems import closest, did_you_mean
-from buckeye.mcp.actions.expressions import Transform
+from buckeye.mcp.actions.action_schema import (
+    Action,
+    OneArgument,
+    SeveralArguments,
+    StaticArgument,
+    source_names,
+)
 from buckeye.mcp.actions.literals import shorten
 from buckeye.mcp.actions.operations import ExpressionError
 from buckeye.mcp.actions.parser import ParsedCall
@@ -15,62 +21,6 @@ from buckeye.mcp.actions.parser import ParsedCall
 
 class ActionError(Exception):
     """A call that cannot be run. The message is for the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Constant:
-    """Argument with a constant value."""
-
-    value: Any
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Source arguments of the action: none."""
-        return ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FromArg:
-    """Argument of the tool, made from one argument of the action.
-
-    `default` is a tuple with the default value, or an empty tuple.
-    """
-
-    name: str
-    default: tuple[Any, ...] = ()
-    transform: Transform | None = None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Source arguments of the action."""
-        return (self.name,)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FromArgs:
-    """List made from several arguments of the action. Without `defaults`, all or none of them are given."""
-
-    names: tuple[str, ...]
-    defaults: tuple[Any, ...] = ()
-
-
-ArgumentSource = Constant | FromArg | FromArgs
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Action:
-    """An action that the model may call. An action with `tool` None ends the rollout."""
-
-    name: str
-    tool: str | None
-    positional: tuple[str, ...] = ()
-    sources: Mapping[str, ArgumentSource] = field(default_factory=dict)
-
-    @property
-    def parameters(self) -> tuple[str, ...]:
-        """Names of the arguments: positional ones first, then the others."""
-        others = (name for source in self.sources.values() for name in source.names)
-        return tuple(dict.fromkeys((*self.positional, *others)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,36 +69,41 @@ def _name_arguments(call: ParsedCall, action: Action) -> dict[str, Any]:
     return given
 
 
-def _build_value(source: ArgumentSource, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
+def _build_value(source: Any, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
     """Return the value for one argument of the tool as a tuple of one; an empty tuple omits the argument."""
-    if isinstance(source, Constant):
-        return (source.value,)
-    if isinstance(source, FromArgs):
+    if isinstance(source, SeveralArguments):
         return _build_list(source, given, action)
-    value = (given[source.name],) if source.name in given else source.default
-    if not value or value[0] is None or source.transform is None:
-        return value
+    if not isinstance(source, OneArgument):
+        return (source.static if isinstance(source, StaticArgument) else source,)
+    if source.from_arg not in given and "default" not in source.model_fields_set:
+        return ()
+    value = given.get(source.from_arg, source.default)
+    if value is None or source.compiled is None:
+        return (value,)
     try:
-        return (source.transform(value[0], given),)
+        return (source.compiled(value, given),)
     except ExpressionError as error:
-        raise ActionError(f"{action.name}: {source.name} cannot be used: {error}.") from None
+        raise ActionError(f"{action.name}: {source.from_arg} cannot be used: {error}.") from None
 
 
-def _build_list(source: FromArgs, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
+def _build_list(source: SeveralArguments, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
     if source.defaults:
-        pairs = zip(source.names, source.defaults, strict=True)
+        pairs = zip(source.from_args, source.defaults, strict=True)
         return ([given.get(name, default) for name, default in pairs],)
-    missing = [name for name in source.names if name not in given]
+    missing = [name for name in source.from_args if name not in given]
     if not missing:
-        return ([given[name] for name in source.names],)
-    if len(missing) == len(source.names):
+        return ([given[name] for name in source.from_args],)
+    if len(missing) == len(source.from_args):
         return ()
     raise ActionError(f"{action.name} needs {', '.join(missing)} too. {_usage(action)}")
 
 
 def _action_argument_names(missing: list[str], action: Action) -> str:
     """Return the action's names for arguments that the tool misses."""
-    names = [" and ".join(action.sources[name].names) if name in action.sources else name for name in missing]
+    names = [
+        " and ".join(source_names(action.sources[name])) if name in action.sources else name
+        for name in missing
+    ]
     return ", ".join(names)
 
 

@@ -59,35 +59,18 @@ def checked_number(value: Any) -> Any:
     return value
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float)
-
-
-def _require_numbers(compute: Function) -> Function:
-    def run(left: Any, right: Any) -> Any:
-        if not (_is_number(left) and _is_number(right)):
-            raise ExpressionError(f"{_kind(left)} and {_kind(right)} do not go together here")
-        return compute(left, right)
-
-    return run
-
-
-def _add(left: Any, right: Any) -> Any:
-    if not (_is_number(left) and _is_number(right)):
-        if type(left) is not type(right) or not isinstance(left, str | list):
-            raise ExpressionError(f"{_kind(left)} and {_kind(right)} cannot be added")
-        _check_size(len(left) + len(right))
-    return left + right
-
-
 def _multiply(left: Any, right: Any) -> Any:
-    if isinstance(right, str | list):
+    if isinstance(right, str | list | tuple):
         left, right = right, left
-    if isinstance(left, str | list) and isinstance(right, int):
+    if isinstance(left, str | list | tuple) and isinstance(right, int):
         _check_size(size_of(left) * right)
-    elif not (_is_number(left) and _is_number(right)):
-        raise ExpressionError(f"{_kind(left)} and {_kind(right)} cannot be multiplied")
     return left * right
+
+
+def _modulo(left: Any, right: Any) -> Any:
+    if isinstance(left, str):
+        raise ExpressionError("a text has no remainder: % formats are not allowed")
+    return left % right
 
 
 def _power(left: Any, right: Any) -> Any:
@@ -101,19 +84,14 @@ def _check_size(size: int) -> None:
         raise too_large()
 
 
-def _kind(value: Any) -> str:
-    kinds = {str: "a text", bool: "a truth value", int: "a number", float: "a number", type(None): "null"}
-    return kinds.get(type(value), "an object" if isinstance(value, dict) else "a list")
-
-
 BINARY: Final[Mapping[type[ast.operator], Function]] = {
-    ast.Add: _add,
-    ast.Sub: _require_numbers(operator.sub),
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
     ast.Mult: _multiply,
-    ast.Div: _require_numbers(operator.truediv),
-    ast.FloorDiv: _require_numbers(operator.floordiv),
-    ast.Mod: _require_numbers(operator.mod),
-    ast.Pow: _require_numbers(_power),
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: _modulo,
+    ast.Pow: _power,
 }
 
 UNARY: Final[Mapping[type[ast.unaryop], Function]] = {

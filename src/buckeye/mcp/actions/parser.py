@@ -26,46 +26,35 @@ _MAX_NAME_CHARS = 100
 class ParsedCall:
     """One call as the model wrote it.
 
-    `span` is the call's range of characters in the reply, (start, end). A native tool call has no span. Its
-    `call_id` identifies the call that the result answers.
+    The `call_id` of a native tool call identifies the call that the result answers.
     """
 
     name: str
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
-    span: tuple[int, int] | None = None
     call_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParseProblem:
-    """One problem of a reply. str() gives the text for the model.
+    """One problem of a reply, as text for the model.
 
-    `position` is an index into the reply; `line` and `column` count from 1. A native tool call has a
-    `call_id` and no position.
+    `position` is an index into the reply. A native tool call has a `call_id` and no position.
     """
 
     message: str
-    position: int | None = None
-    line: int = 0
-    column: int = 0
+    position: int = 0
     call_id: str | None = None
-
-    def __str__(self) -> str:
-        where = "" if self.position is None else f"line {self.line}, column {self.column}: "
-        return where + self.message
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedReply:
     """A parsed reply. `calls` are the calls to run, in order; `format_score` is from 0 to 1.
 
-    `think` is the stripped text between the thinking tags, or None without tags. `plain` is the text outside
-    thoughts and calls. `is_answer` is True for a reply with text and no call, not even a broken one.
-    `answer_score` replaces the format score where such a reply is accepted as an answer.
+    `plain` is the text outside thoughts and calls. `is_answer` is True for a reply with text and no call, not
+    even a broken one. `answer_score` replaces the format score where such a reply is accepted as an answer.
     """
 
-    think: str | None = None
     plain: str = ""
     is_answer: bool = False
     answer_score: float = 1.0
@@ -121,12 +110,11 @@ def parse_reply(text: str, parser: ParserConfig, actions: Collection[str]) -> Pa
     share = len(calls) / len(tags) if tags else 0.0
     plain = _text_outside(text, parts)
     return ParsedReply(
-        think="\n".join(thought.text for thought in thoughts) if thoughts else None,
         plain=plain,
         is_answer=bool(plain) and not tags,
         answer_score=1.0 if not parser.use_thinking or _thinks_first(parts) else 0.5,
         calls=calls,
-        problems=tuple(sorted(problems, key=lambda problem: problem.position or 0)),
+        problems=tuple(sorted(problems, key=lambda problem: problem.position)),
         format_score=_weighted_score(parser, _score_tags(text, parts, parser), share),
     )
 
@@ -154,7 +142,6 @@ def parse_tool_calls(
         if surplus and isinstance(part, ParsedCall) and part not in calls
     ]
     return ParsedReply(
-        think=message.get("reasoning_content") or None,
         plain=_text_outside(text, [part for part in _split_parts(text, ()) if isinstance(part, _Thought)]),
         is_answer=not raw,
         calls=calls,
@@ -216,9 +203,7 @@ def _parse_tag(text: str, mark: re.Match[str], actions: Collection[str]) -> _Tag
             message=_unknown_call_message(call.name, actions),
             position=_skip_blank(text, mark.end()),
         )
-    span = (_skip_blank(text, mark.end()), call.end)
-    parsed = ParsedCall(name=call.name, args=tuple(call.args), kwargs=call.kwargs, span=span)
-    return _Tag(start, end, call=parsed)
+    return _Tag(start, end, call=ParsedCall(name=call.name, args=tuple(call.args), kwargs=call.kwargs))
 
 
 def _parse_broken_tag(text: str, mark: re.Match[str], error: LiteralError) -> _Tag:
@@ -286,7 +271,7 @@ def _weighted_score(parser: ParserConfig, shape: float, share: float) -> float:
 
 def _locate_problem(text: str, message: str, position: int) -> ParseProblem:
     line, column = text.count("\n", 0, position) + 1, position - text.rfind("\n", 0, position)
-    return ParseProblem(message=message, position=position, line=line, column=column)
+    return ParseProblem(message=f"line {line}, column {column}: {message}", position=position)
 
 
 def _parse_native_call(call: Mapping[str, Any], actions: Collection[str]) -> ParsedCall | ParseProblem:

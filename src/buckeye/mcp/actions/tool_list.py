@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from buckeye.envs.base import Tool
-from buckeye.mcp.actions.mapping import Action, FromArg, FromArgs
+from buckeye.mcp.actions.action_schema import Action, OneArgument, SeveralArguments, source_names
 from buckeye.mcp.client.session import ToolInfo
 from buckeye.mcp.config import GymConfig, ParserConfig
 
@@ -42,13 +42,12 @@ def _parameters(action: Action, schema: Mapping[str, Any]) -> dict[str, Any]:
     properties: dict[str, Any] = {name: {} for name in action.parameters}
     required: list[str] = []
     for argument, source in action.sources.items():
-        if isinstance(source, FromArg) and source.transform is None:
-            properties[source.name] = dict(known.get(argument) or {})
-        default = source.default if isinstance(source, FromArg) else None
-        if argument in required_by_tool and not (
-            default or (isinstance(source, FromArgs) and source.defaults)
-        ):
-            required += source.names
+        if isinstance(source, OneArgument) and source.transform is None:
+            properties[source.from_arg] = dict(known.get(argument) or {})
+        has_default = isinstance(source, OneArgument) and "default" in source.model_fields_set
+        has_defaults = isinstance(source, SeveralArguments) and source.defaults
+        if argument in required_by_tool and not (has_default or has_defaults):
+            required += source_names(source)
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return {
         "type": "object",

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import socket
 import ssl
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from functools import cache
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
@@ -58,8 +56,6 @@ def explain_unreachable(url: str, error: BaseException | None, error_status: int
     `error` is the client's exception, `error_status` the HTTP status of the first refused message, or None.
     """
     address = redact_url(url)
-    causes = list(_causes(error))
-    error_numbers = {cause.errno for cause in causes if isinstance(cause, OSError)}
     status = f"{address} replied with status {error_status}"
     if not urlsplit(url).hostname:
         return f"{address} is not a URL", "write it as `http://localhost:8765/mcp`"
@@ -69,24 +65,10 @@ def explain_unreachable(url: str, error: BaseException | None, error_status: int
         return f"{status}: no MCP server at this path", _FIX_URL
     if error_status is not None:
         return f"{status}: {_first_line(error)}", "check the output of the server"
-    if any(isinstance(cause, socket.gaierror) for cause in causes):
-        return f"{address}: unknown host {urlsplit(url).hostname}", _FIX_URL
-    if errno.ECONNREFUSED in error_numbers or "attempts failed" in str(error):
-        return f"{address}: connection refused", f"start the server, or {_FIX_URL}"
-    if any(isinstance(cause, httpx2.TransportError) for cause in causes):
-        is_timeout = any(isinstance(cause, httpx2.TimeoutException) for cause in causes)
-        reason = "no reply in time" if is_timeout else _first_line(error)
-        return f"{address}: {reason}", "check that the server runs, and that this machine can reach it"
+    if isinstance(error, httpx2.TransportError):
+        hint = f"start the server, check that this machine can reach it, or {_FIX_URL}"
+        return f"cannot connect to {address}: {_first_line(error)}", hint
     return f"{address} does not reply as an MCP server: {_first_line(error)}", _FIX_URL
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and its chain of causes."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _first_line(error: BaseException | None) -> str:

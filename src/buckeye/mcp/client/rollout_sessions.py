@@ -26,7 +26,7 @@ _CHECK_SECONDS = 1.0
 class RolloutSessions:
     """Open sessions of a rollout. `tools` maps names to tools; a name on several servers is SERVER/NAME."""
 
-    def __init__(self, sessions: Mapping[str, McpSession], workdir: Workdir | None = None) -> None:
+    def __init__(self, sessions: Mapping[str, McpSession], workdir: Workdir) -> None:
         self._workdir = workdir
         counts = Counter(tool for session in sessions.values() for tool in session.tools)
         self._owners: dict[str, tuple[McpSession, str]] = {}
@@ -47,30 +47,21 @@ class RolloutSessions:
         """Input schema of each tool, by name."""
         return {name: tool.input_schema for name, tool in self.tools.items()}
 
-    async def call(self, tool: str, arguments: Mapping[str, Any], *, timeout: float) -> CallResult:
-        """Call one of `tools`.
+    async def call(self, tool: str, arguments: Mapping[str, Any], timeout: float) -> CallResult:
+        """Call one of `tools`, with a timeout in seconds.
 
         `{workdir}` is replaced by the rollout's folder, and the folder by `{workdir}` in the result. Raises
         the faults of `McpSession.call`.
         """
         session, own_name = self._owners[tool]
-        if self._workdir is None:
-            return await session.call(own_name, arguments, timeout=timeout)
         result = await session.call(own_name, self._workdir.expand_workdir(arguments), timeout=timeout)
         mask = self._workdir.mask_workdir
         return replace(result, text=mask(result.text), structured=mask(result.structured))
 
-    async def call_with_timeout(self, tool: str, arguments: Mapping[str, Any], seconds: float) -> CallResult:
-        """Call a tool with a timeout in seconds. Raises TaskError for an unknown tool, else like `call`."""
-        if tool not in self._owners:
-            known = ", ".join(sorted(self.tools))
-            raise TaskError(f"no server has the tool {tool!r}; known tools: {known}", code="BK-MCP-TOOL")
-        return await self.call(tool, arguments, timeout=seconds)
-
 
 @asynccontextmanager
 async def open_sessions(
-    task: McpTask, timeouts: SessionTimeouts, *, preload: bool = True, workdir: Workdir | None = None
+    task: McpTask, timeouts: SessionTimeouts, *, workdir: Workdir, preload: bool = True
 ) -> AsyncIterator[RolloutSessions]:
     """Open sessions with all servers of a task. Servers that are commands start in `workdir`.
 
@@ -81,14 +72,13 @@ async def open_sessions(
         sessions = {}
         for name, server in task.mcp_config.items():
             resolved, secrets = _resolve_server(name, server)
-            if workdir is not None and isinstance(resolved, StdioServer):
+            if isinstance(resolved, StdioServer):
                 resolved = adapt_to_workdir(resolved, workdir)
             sessions[name] = await stack.enter_async_context(
                 open_session(name, resolved, timeouts=timeouts, secrets=secrets, preload=preload)
             )
-        if workdir is not None:
-            watcher = asyncio.create_task(_watch_size(workdir, list(sessions.values())))
-            stack.callback(watcher.cancel)
+        watcher = asyncio.create_task(_watch_size(workdir, list(sessions.values())))
+        stack.callback(watcher.cancel)
         yield RolloutSessions(sessions, workdir)
 
 

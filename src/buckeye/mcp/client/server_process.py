@@ -9,7 +9,6 @@ import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from buckeye.base.process import ends_within
 from buckeye.base.process_guard import GUARD, kill_marked
@@ -22,6 +21,7 @@ from buckeye.mcp.client.errors import (
     TaskError,
     is_transient,
 )
+from buckeye.mcp.fork_server.forked_process import ForkedProcess
 
 MAX_OUTPUT = 16 * 1024 * 1024
 """Maximum bytes of standard output between two messages to the server."""
@@ -43,28 +43,12 @@ _LOCATIONS = re.compile(
 _NEEDS_MCP_1 = re.compile(r"'Server' object has no attribute")
 
 
-class PipedProcess(Protocol):
-    """Process with pipes, as asyncio starts it."""
-
-    stdin: asyncio.StreamWriter | None
-    stdout: asyncio.StreamReader | None
-    stderr: asyncio.StreamReader | None
-
-    @property
-    def pid(self) -> int:
-        """Process id, and id of its process group."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code; None while the process runs."""
-
-
 class ServerProcess:
     """A running server. Only one task may read its lines. `fault` is set if it exceeded a limit."""
 
     def __init__(
         self,
-        process: PipedProcess,
+        process: asyncio.subprocess.Process | ForkedProcess,
         name: str,
         release: Callable[[], None],
         mark: str | None = None,
@@ -124,11 +108,6 @@ class ServerProcess:
     def pid(self) -> int:
         """Process id, and id of its process group."""
         return self._process.pid
-
-    @property
-    def ended(self) -> bool:
-        """True if the server process has ended; its children may still run."""
-        return self._process.returncode is not None
 
     @property
     def exit_status(self) -> str:

@@ -16,6 +16,7 @@ from buckeye.base.process_guard import GUARD, MARK_VARIABLE
 from buckeye.mcp.client.server_process import ServerProcess
 from buckeye.mcp.fork_server.forked_process import ForkedProcess, ForkError, fork_session
 from buckeye.mcp.fork_server.program import Program, PythonScript, python_script
+from buckeye.mcp.sandbox.confine_command import start_command
 
 log = logging.getLogger(__name__)
 
@@ -99,8 +100,7 @@ async def start_program(program: Program, *, name: str, preload: bool) -> Server
             forked = await parent.fork(program)
             START_COUNTS["forked"] += 1
             return ServerProcess(forked, name, forked.close, mark=mark)
-    wrap_command = program.wrap_command or (lambda argv, env: (tuple(argv), env))
-    argv, env = wrap_command(program.argv, program.env)
+    argv, env = start_command(program)
     return await ServerProcess.start(argv, env=env, name=name, cwd=program.cwd, mark=mark)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,14 @@ _STARTUP_PREFIXES = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_"
 class Program:
     """A command with its complete environment.
 
-    `cwd` None means the directory of this process. `wrap_command` returns the argv and environment that start
-    a given command in the sandbox. `confine` is the specification of confine.py. Both are None without a
-    sandbox.
+    `cwd` None means the directory of this process. `confine` is the specification of confine.py, or None
+    without a sandbox.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     cwd: Path | None = None
     confine: Mapping[str, Any] | None = None
-    wrap_command: (
-        Callable[[Sequence[str], Mapping[str, str]], tuple[tuple[str, ...], Mapping[str, str]]] | None
-    ) = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

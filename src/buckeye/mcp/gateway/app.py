@@ -1,19 +1,16 @@
 """HTTP routes of the gateway: MCP streamable HTTP at /mcp, /health and /status.
 
 In protocol revisions with a handshake, a session begins with an `initialize` request without
-`Mcp-Session-Id`; later requests name the session in this header. Revision 2026-07-28 has no sessions: its
-client may choose a session name and send it in the header `Buckeye-Session`. Without that header the response
-lists the revisions with sessions, so that clients of several revisions fall back to one of them.
+`Mcp-Session-Id`; later requests name the session in this header. Revision 2026-07-28 has no sessions: the
+response lists the revisions with sessions, so that clients of several revisions fall back to one of them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
@@ -36,7 +33,7 @@ from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, GatewayError, read_la
 
 log = logging.getLogger(__name__)
 
-SESSION_HEADER, OWN_SESSION_HEADER = "mcp-session-id", "buckeye-session"
+SESSION_HEADER = "mcp-session-id"
 MAX_BODY_BYTES = 16 * 2**20
 _PING_SECONDS, _PING = 15.0, b": ping\r\n\r\n"
 _INVALID_REQUEST = -32600
@@ -106,24 +103,24 @@ class _Endpoint:
         if not frame.is_request:
             await session.forward(body)
             return Response(status_code=202)
-        assert frame.id is not None
+        request_id = frame.id
+        assert request_id is not None
         is_first = session.requests == 0
         channel = await session.forward_request(frame, body)
-        has_no_handshake = OWN_SESSION_HEADER in request.headers
         disconnected = asyncio.create_task(_wait_for_disconnect(request))
         try:
             message = await self._first_message(session, channel, disconnected, is_first=is_first)
         finally:
             disconnected.cancel()
         if message is None and disconnected.done() and not disconnected.cancelled():
-            await session.abandon(frame.id, forward=has_no_handshake)
-            if is_first and session.ended is None:
+            session.abandon(request_id)
+            if is_first:
                 session.end("the client disconnected during the start")
             return Response(status_code=499)
         if channel.finished and message is not None:
             return _json(message, status=502 if channel.broken else 200, headers=headers)
-        abandon = functools.partial(session.abandon, frame.id, forward=has_no_handshake)
-        events = _events(channel, _event(message) if message is not None else _PING, abandon)
+        first = _event(message) if message is not None else _PING
+        events = _events(channel, first, lambda: session.abandon(request_id))
         return StreamingResponse(events, media_type="text/event-stream", headers={**_SSE_HEADERS, **headers})
 
     async def _session(
@@ -133,15 +130,11 @@ class _Endpoint:
         headers = request.headers
         if (session_id := headers.get(SESSION_HEADER)) is not None:
             return self._gateway.find(session_id), {}
-        if (name := headers.get(OWN_SESSION_HEADER)) is not None:
-            launch_request = read_launch_request(headers, self._gateway.settings)
-            return await self._gateway.open_named(name, launch_request), {}
         version = headers.get("mcp-protocol-version")
         if frame.method == "server/discover" or (version is not None and version not in HANDSHAKE_VERSIONS):
             message = (
-                f"MCP revision {version or 'unknown'} has no sessions, and environments have state: send a "
-                f"session name in the header `Buckeye-Session`, or use revision {HANDSHAKE_VERSIONS[0]} or "
-                "older"
+                f"MCP revision {version or 'unknown'} has no sessions, and environments have state: use "
+                f"revision {HANDSHAKE_VERSIONS[0]} or older"
             )
             refusal = GatewayError(400, "version", message, code=UNSUPPORTED_VERSION)
             refusal.data = {"supported": list(HANDSHAKE_VERSIONS), "requested": version or ""}
@@ -173,26 +166,22 @@ class _Endpoint:
         return message
 
     def _stream(self, request: Request) -> Response:
-        session_id = request.headers.get(SESSION_HEADER)
-        if session_id is None:
-            raise _no_session("a stream needs a session")
-        session = self._gateway.find(session_id)
+        session = self._find(request, "a stream needs a session")
         events = _events(session.listen(), b": open\r\n\r\n", session.stop_listening)
         return StreamingResponse(events, media_type="text/event-stream", headers=_SSE_HEADERS)
 
     def _delete(self, request: Request) -> Response:
-        headers = request.headers
-        if (session_id := headers.get(SESSION_HEADER)) is not None:
-            session = self._gateway.find(session_id)
-        elif (name := headers.get(OWN_SESSION_HEADER)) is not None:
-            session = self._gateway.find_named(name, read_launch_request(headers, self._gateway.settings))
-        else:
-            raise _no_session("name the session to end")
-        session.end("closed by the client")
+        self._find(request, "name the session to end").end("closed by the client")
         return Response(status_code=204)
 
+    def _find(self, request: Request, hint: str) -> GatewaySession:
+        session_id = request.headers.get(SESSION_HEADER)
+        if session_id is None:
+            raise _no_session(hint)
+        return self._gateway.find(session_id)
 
-async def _events(channel: Channel, first: bytes, end: Callable[[], Awaitable[None]]) -> AsyncIterator[bytes]:
+
+async def _events(channel: Channel, first: bytes, end: Callable[[], None]) -> AsyncIterator[bytes]:
     """Yield the first event, then the messages of a channel, with pings in between; call `end` last."""
     try:
         yield first
@@ -203,8 +192,7 @@ async def _events(channel: Channel, first: bytes, end: Callable[[], Awaitable[No
             elif not channel.closed:
                 yield _PING
     finally:
-        with contextlib.suppress(asyncio.CancelledError):
-            await end()
+        end()
 
 
 def _event(message: bytes) -> bytes:

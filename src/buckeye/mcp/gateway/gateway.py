@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 from buckeye.base import heartbeat
@@ -17,7 +18,7 @@ from buckeye.mcp.gateway.json_rpc import SERVER_ERROR
 from buckeye.mcp.gateway.running_environment import RunningEnvironment, is_larger, start_environment
 from buckeye.mcp.gateway.session import GatewaySession
 from buckeye.mcp.gateway.settings import GatewayError, GatewaySettings, LaunchRequest
-from buckeye.mcp.sandbox.runtime import FolderFactory, PrepareError, Runtime, RuntimeUnavailableError
+from buckeye.mcp.sandbox.runtime import PrepareError, Runtime, RuntimeUnavailableError
 
 log = logging.getLogger(__name__)
 
@@ -28,12 +29,10 @@ _MAX_ENDED = 1000
 class Gateway:
     """Sessions and their environments. Belongs to one event loop; `close` ends every environment."""
 
-    def __init__(self, settings: GatewaySettings, runtime: Runtime, folders: FolderFactory) -> None:
+    def __init__(self, settings: GatewaySettings, runtime: Runtime, folders: Path) -> None:
         self.settings = settings
         self._runtime, self._folders = runtime, folders
         self._sessions: dict[str, GatewaySession] = {}
-        self._named: dict[tuple[str, LaunchRequest], GatewaySession] = {}
-        self._opening: dict[tuple[str, LaunchRequest], asyncio.Lock] = {}
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._slots = asyncio.Semaphore(settings.sessions)
         self._queued = 0
@@ -62,15 +61,6 @@ class Gateway:
         log.info("Session %s started in %.2f s: %s; %d running", session.name, seconds, text, running)
         return session
 
-    async def open_named(self, name: str, launch_request: LaunchRequest) -> GatewaySession:
-        """Return the session that a client without protocol sessions calls `name`; the first use opens it."""
-        key = (name, launch_request)
-        async with self._opening.setdefault(key, asyncio.Lock()):
-            session = self._named.get(key)
-            if session is None or session.ended is not None:
-                session = self._named[key] = await self.open(launch_request)
-        return session
-
     def find(self, session_id: str) -> GatewaySession:
         """Return a running session by id. Raises GatewayError 404, with the reason if it has ended."""
         session = self._sessions.get(session_id)
@@ -79,13 +69,6 @@ class Gateway:
         reason = self._ended.get(session_id)
         message = f"Session ended: {reason}" if reason else "No session with this id on this gateway"
         raise GatewayError(404, "session_ended" if reason else "session", message)
-
-    def find_named(self, name: str, launch_request: LaunchRequest) -> GatewaySession:
-        """Return a running session by its client's name for it. Raises GatewayError 404."""
-        session = self._named.get((name, launch_request))
-        if session is None:
-            raise GatewayError(404, "session", "No session with this name, image and variables")
-        return session
 
     async def close(self) -> None:
         """End all sessions, and wait until their processes and folders are removed."""
@@ -156,8 +139,6 @@ class Gateway:
 
     def _on_end(self, session: GatewaySession, reason: str) -> None:
         self._sessions.pop(session.id, None)
-        for key in [key for key, other in self._named.items() if other is session]:
-            del self._named[key], self._opening[key]
         self._ended[session.id] = reason
         while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)

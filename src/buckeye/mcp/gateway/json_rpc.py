@@ -97,9 +97,3 @@ def error_response(request_id: RequestId | None, code: int, message: str, data: 
     """Return a JSON-RPC error response."""
     error = {"code": code, "message": message, "data": data}
     return json.dumps({"jsonrpc": "2.0", "id": request_id, "error": error}, ensure_ascii=False).encode()
-
-
-def cancel_notification(request_id: RequestId) -> bytes:
-    """Return the notification that cancels a request."""
-    params = {"requestId": request_id, "reason": "the client closed the request"}
-    return json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": params}).encode()

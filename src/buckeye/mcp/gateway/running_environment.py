@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import secrets
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from buckeye.base.threads import finish_in_thread
 from buckeye.mcp.client.server_process import ServerProcess
 from buckeye.mcp.fork_server.pool import start_program
 from buckeye.mcp.gateway.settings import LaunchRequest
-from buckeye.mcp.sandbox.runtime import FolderFactory, LaunchSpec, Runtime
+from buckeye.mcp.sandbox.runtime import LaunchSpec, Runtime
 
 log = logging.getLogger(__name__)
 
@@ -37,15 +38,15 @@ class RunningEnvironment:
 
 
 async def start_environment(
-    runtime: Runtime, launch_request: LaunchRequest, folders: FolderFactory, *, preload: bool
+    runtime: Runtime, launch_request: LaunchRequest, folders: Path, *, preload: bool
 ) -> RunningEnvironment:
-    """Start the process of one session.
+    """Start the process of one session, in a new folder in `folders`.
 
     With `preload` it may be forked from a process that has imported its libraries. Raises PrepareError,
     StartError or UsageError, and then leaves nothing behind.
     """
     await runtime.prepare(launch_request.image)
-    root = folders.create()
+    root = Path(tempfile.mkdtemp(dir=folders))
     launch = None
     try:
         launch = await runtime.launch(launch_request.image, root, dict(launch_request.variables))

@@ -21,7 +21,7 @@ from buckeye.mcp.gateway.process_folder import is_in_use, open_process_folder
 from buckeye.mcp.gateway.settings import API_KEY_VARIABLE, GatewaySettings
 from buckeye.mcp.sandbox.container_runtimes import ContainerRuntime, image_runtime
 from buckeye.mcp.sandbox.process_runtimes import CommandRuntime, FolderRuntime
-from buckeye.mcp.sandbox.runtime import FolderFactory, Runtime, SandboxLimits, cache_folder
+from buckeye.mcp.sandbox.runtime import Runtime, SandboxLimits, cache_folder
 from buckeye.monitor.log import SUCCESS
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ async def _serve(
         removed = await runtime.remove_leftovers(lambda name: is_in_use(own_folder.parent / name))
         if removed:
             log.info("Removed %d leaked containers of killed gateways", removed)
-    gateway = Gateway(settings, runtime, FolderFactory(own_folder))
+    gateway = Gateway(settings, runtime, own_folder)
     server = http_server(create_app(gateway), timeout_graceful_shutdown=_STOP_SECONDS)
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()

@@ -14,7 +14,6 @@ from buckeye.mcp.gateway.json_rpc import (
     SERVER_ERROR,
     JsonRpcMessage,
     RequestId,
-    cancel_notification,
     error_response,
     one_line,
     read_line,
@@ -23,7 +22,6 @@ from buckeye.mcp.gateway.running_environment import RunningEnvironment
 from buckeye.mcp.gateway.settings import GatewayError, LaunchRequest
 
 _WRITE_SECONDS = 30.0
-_EXIT_POLLS, _EXIT_POLL_SECONDS = 100, 0.01
 
 
 class GatewaySession:
@@ -93,17 +91,11 @@ class GatewaySession:
             if self.ended is None:
                 self.end(f"the environment closed its input{self._end_details()}")
 
-    async def abandon(self, request_id: RequestId, *, forward: bool) -> None:
-        """Drop a request whose client has disconnected.
-
-        With `forward`, also cancel it in the environment, as newer protocol revisions require.
-        """
+    def abandon(self, request_id: RequestId) -> None:
+        """Drop a request whose client has disconnected."""
         channel = self._requests.pop(request_id, None)
-        if channel is None or self.ended is not None:
-            return
-        self._forget_token(channel)
-        if forward:
-            await self.forward(cancel_notification(request_id))
+        if channel is not None:
+            self._forget_token(channel)
 
     def listen(self) -> Channel:
         """Return the stream: the channel of the environment's messages that belong to no request.
@@ -117,7 +109,7 @@ class GatewaySession:
         self._listening, self.disconnected_at = True, None
         return self._notifications
 
-    async def stop_listening(self) -> None:
+    def stop_listening(self) -> None:
         """Record that the stream's client has disconnected."""
         self._listening = False
         self.last_used = self.disconnected_at = time.monotonic()
@@ -153,15 +145,8 @@ class GatewaySession:
             reason = f"cannot read the output of the environment: {error}"
         if not reason and process.fault is not None:
             reason = str(process.fault)
-        await self._wait_for_exit_code()
+        await process.wait_for_exit()
         self.end(reason or f"the environment exited{self._end_details()}")
-
-    async def _wait_for_exit_code(self) -> None:
-        """Wait for the exit code, which is known a moment after the output closes."""
-        for _ in range(_EXIT_POLLS):
-            if self.environment.process.ended:
-                return
-            await asyncio.sleep(_EXIT_POLL_SECONDS)
 
     def _deliver(self, frame: JsonRpcMessage, line: bytes) -> None:
         if frame.is_response:

@@ -15,6 +15,7 @@ _VARIABLE_NAME = re.compile(r"[A-Z_][A-Z0-9_]*", re.ASCII)
 _LOADER_VARIABLES = re.compile(
     r"(LD|DYLD|PYTHON|PERL|RUBY|JAVA|JDK|NODE|NPM|PIP|UV|GIT|BASH|DOTNET|COR|CORECLR|LUA|PHP|R|GCONV|MALLOC|GLIBC)_"
     r".*|PYTHON.*|PERL.*|RUBY.*|_?JAVA_.*|NODE_.*|DOCKER_.*|CONTAINER.*|APPTAINER.*|SINGULARITY.*|BUCKEYE_.*"
+    r"|(XDG|BUILDKIT|PODMAN|REGISTRY_AUTH|SSL_CERT)_.*|GODEBUG|(HTTPS?|NO|ALL)_PROXY"
 )
 _SYSTEM_VARIABLES = {
     "BASH_ENV", "CDPATH", "CLASSPATH", "EDITOR", "ENV", "GLOBIGNORE", "HOME", "HOSTALIASES", "IFS", "LOCPATH",
@@ -28,7 +29,8 @@ _MAX_VARIABLES = 100
 def decides_what_runs(name: str) -> bool:
     """Return True if a variable can change the code that a program runs.
 
-    Loaders, interpreters, shells and container runtimes read code, or its location, from such variables.
+    Loaders, interpreters, shells, container programs and HTTP clients read code, or its location, from such
+    variables.
     """
     return name in _SYSTEM_VARIABLES or _LOADER_VARIABLES.fullmatch(name) is not None
 

@@ -125,17 +125,15 @@ def _judge_database(grader: StateGrader, folder: Path, name: str) -> GraderVerdi
         return judge_text(grader, text, None if value is None or isinstance(value, str) else value)
     expected = grader.rows
     if len(rows) != len(expected):
-        return GraderVerdict(0.0, f"expected {_rows(len(expected))}, found {_rows(len(rows))}")
+        return GraderVerdict(
+            0.0, f"expected {counted(len(expected), 'row')}, found {counted(len(rows), 'row')}"
+        )
     for number, (wanted, row) in enumerate(zip(expected, rows, strict=True), 1):
         if not json_equal(wanted, row):
             return GraderVerdict(
                 0.0, f"row {number}: expected {format_short(wanted)}, found {format_short(row)}"
             )
-    return GraderVerdict(1.0, f"found the expected {_rows(len(rows))}")
-
-
-def _rows(count: int) -> str:
-    return counted(count, "row")
+    return GraderVerdict(1.0, f"found the expected {counted(len(rows), 'row')}")
 
 
 def _copy(folder: Path, name: str, to: Path) -> None:

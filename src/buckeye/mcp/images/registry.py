@@ -21,12 +21,13 @@ from urllib.parse import urlsplit
 import httpx
 
 from buckeye.base.request_gate import is_loopback
-from buckeye.mcp.images.logins import find_login
+from buckeye.base.storage import read_json
 from buckeye.mcp.images.manifest import DOCKER_HUB, Blob, ImageManifest, ImageReference, parse_manifest
 from buckeye.mcp.sandbox.runtime import PrepareError
 
 MIRROR_VARIABLE = "BUCKEYE_REGISTRY_MIRROR"
 """Variable that names a registry to use instead of Docker Hub."""
+_HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "docker.io", DOCKER_HUB)
 _MAX_REPLY = 4 * 2**20
 _DOCKER = "docker.distribution.manifest"
 _MEDIA_TYPES = ("oci.image.manifest.v1", "oci.image.index.v1", f"{_DOCKER}.v2", f"{_DOCKER}.list.v2")
@@ -168,6 +169,23 @@ def _select_platform(index: dict[str, Any], reference: ImageReference) -> str:
             hint="build the image for this platform",
         )
     return digests[wanted]
+
+
+def find_login(registry: str) -> dict[str, str]:
+    """Return the HTTP basic authentication header for a registry host, or {} without a login."""
+    keys = _HUB_KEYS if registry == DOCKER_HUB else (registry, f"https://{registry}")
+    for key in keys:
+        try:
+            auth = str(read_json(_login_file())["auths"][key]["auth"])
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+        return {"authorization": f"Basic {auth}"}
+    return {}
+
+
+def _login_file() -> Path:
+    docker = Path(os.environ.get("DOCKER_CONFIG") or Path.home() / ".docker")
+    return Path(os.environ.get("REGISTRY_AUTH_FILE") or docker / "config.json")
 
 
 def is_local(host: str) -> bool:

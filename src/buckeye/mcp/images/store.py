@@ -30,7 +30,6 @@ _MAX_CONFIG = 4 * 2**20
 class Image:
     """An unpacked image: its root file system, which is read-only, and its run configuration."""
 
-    digest: str
     root: Path
     argv: tuple[str, ...]
     variables: dict[str, str]
@@ -94,7 +93,7 @@ def _unpack(manifest: ImageManifest, fetch: FetchBlob, name: str, target: Path, 
         root = temporary / "root"
         root.mkdir(parents=True)
         unpack_layers(layers, config["rootfs"]["diff_ids"], root, owner=owner)
-        (temporary / "image.json").write_text(json.dumps({"digest": manifest.digest, "config": config}))
+        (temporary / "image.json").write_text(json.dumps({"config": config}))
         os.sync()
         temporary.rename(target)
     except PrepareError as error:
@@ -121,7 +120,6 @@ def _read_image(target: Path, name: str) -> Image:
     except msgspec.ValidationError as error:
         raise PrepareError(f"image {name}: invalid configuration: {error}") from None
     return Image(
-        digest=content["digest"],
         root=target / "root",
         argv=(*(run.entrypoint or ()), *(run.cmd or ())),
         variables=dict(entry.partition("=")[::2] for entry in run.env or ()),

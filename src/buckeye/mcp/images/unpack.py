@@ -47,8 +47,6 @@ class Unpacked:
 
     bytes: int = 0
     entries: int = 0
-    omitted: int = 0
-    """Number of omitted devices and pipes."""
 
 
 def unpack_layers(
@@ -226,8 +224,7 @@ class _Layer:
             os.symlink(member.linkname, name, dir_fd=folder)
         elif member.islnk():
             self._create_hard_link(member, folder, name)
-        else:
-            self._totals.omitted += 1
+        else:  # devices and pipes are omitted
             return
         if self._owner is not None:
             os.chown(name, self._owner, self._owner, dir_fd=folder, follow_symlinks=False)

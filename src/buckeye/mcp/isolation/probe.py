@@ -15,8 +15,7 @@ from typing import Any
 from buckeye.base.columns import counted
 from buckeye.envs.base import Message, Reply, Tool
 from buckeye.errors import UsageError
-from buckeye.mcp.actions.action_schema import DONE
-from buckeye.mcp.actions.mapping import Action, FromArg
+from buckeye.mcp.actions.action_schema import DONE, Action, OneArgument
 from buckeye.mcp.actions.schema_text import NoExampleError, format_literal, make_example
 from buckeye.mcp.client.errors import McpEnvironmentError, ToolTimeoutError
 from buckeye.mcp.client.rollout_sessions import open_sessions
@@ -196,9 +195,9 @@ def _make_arguments(action: Action, tool: ToolInfo) -> dict[str, Any]:
     schema = tool.input_schema
     known: Mapping[str, Any] = schema.get("properties") or {}
     needed = {
-        source.name: known.get(name)
+        source.from_arg: known.get(name)
         for name, source in action.sources.items()
-        if isinstance(source, FromArg) and name in (schema.get("required") or ())
+        if isinstance(source, OneArgument) and name in (schema.get("required") or ())
     }
     return {name: _make_value(parameter, schema) for name, parameter in needed.items()}
 

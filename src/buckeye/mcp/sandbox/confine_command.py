@@ -16,6 +16,7 @@ from typing import Any
 
 from buckeye.base.keys import generated_keys_folder, key_files
 from buckeye.base.process import run_program
+from buckeye.mcp.fork_server.program import Program
 from buckeye.mcp.sandbox.runtime import SandboxLimits
 
 CONFINE_SCRIPT = Path(__file__).with_name("confine.py")
@@ -120,6 +121,13 @@ def apply_confine_spec(confine: Mapping[str, Any], argv: Sequence[str]) -> tuple
 def build_confine_env(variables: Mapping[str, str]) -> dict[str, str]:
     """Return the environment for that command line, so that the command gets `variables`."""
     return {"BUCKEYE_CONFINED_ENV": json.dumps(dict(variables))}
+
+
+def start_command(program: Program) -> tuple[tuple[str, ...], Mapping[str, str]]:
+    """Return the command line and the environment that start a program, confined if it has to be."""
+    if program.confine is None:
+        return program.argv, program.env
+    return apply_confine_spec(program.confine, program.argv), build_confine_env(program.env)
 
 
 def find_writable_problem() -> str:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import hashlib
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -27,11 +26,6 @@ _INSPECT_SECONDS = 15.0
 _PULL_SECONDS = 1800.0
 _REMOVE_SECONDS = 60.0
 _LABEL = "buckeye.gateway"
-_CLIENT_VARIABLES = re.compile(
-    r"^(PATH|HOME|LD_.*|XDG_.*|DOCKER_.*|BUILDKIT_.*|PODMAN_.*|CONTAINERS?_.*|REGISTRY_AUTH_FILE|"
-    r"APPTAINER.*|SINGULARITY.*|GODEBUG|SSL_CERT_.*|(HTTPS?|NO|ALL)_PROXY|TMPDIR)$"
-)
-"""Variables that the container programs read themselves. A session may not set them by headers."""
 IMAGE_RUNTIMES = ("docker", "podman", "apptainer", "chroot")
 """Runtimes of images, in order of preference."""
 
@@ -81,7 +75,6 @@ class ContainerRuntime:
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
         """Return a `docker run` command. Its argv has only the names of variables, not their values."""
-        _check_variables(variables, self.name)
         cid = session_folder / "container"
         argv = [self._program, "run", "--rm", "--interactive", f"--cidfile={cid}", "--pull=never", "--init"]
         argv += [f"--label={_LABEL}={self._owner.name}", f"--label={_LABEL}.root={self._root_hash()}"]
@@ -151,7 +144,6 @@ class ApptainerRuntime:
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
         """Return an `apptainer run` command, which shares only the network and has temporary files."""
-        _check_variables(variables, self.name)
         argv = [self._program, "run", "--containall", "--cleanenv", "--writable-tmpfs"]
         argv += ["--no-privs", "--no-home"]
         if self._limits.memory is not None:
@@ -188,16 +180,6 @@ def find_program(name: str) -> str:
 def _check_name(image: str) -> None:
     if not image or image.startswith("-"):
         raise UsageError(f"invalid image name {image!r}", code="BK-IMAGE", hint="write NAME:TAG")
-
-
-def _check_variables(variables: Mapping[str, str], runtime: str) -> None:
-    for name in variables:
-        if _CLIENT_VARIABLES.match(name):
-            raise UsageError(
-                f"a session cannot set the variable {name}: {runtime} reads it itself",
-                code="BK-CLI-ARGUMENT",
-                hint="choose another name for the variable",
-            )
 
 
 async def _pull(argv: Sequence[str], image: str) -> None:

@@ -20,12 +20,7 @@ from buckeye.base.process import clean_environment
 from buckeye.base.threads import finish_in_thread
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.mcp.fork_server.program import Program
-from buckeye.mcp.sandbox.confine_command import (
-    apply_confine_spec,
-    build_confine_env,
-    build_confine_spec,
-    sandbox_support,
-)
+from buckeye.mcp.sandbox.confine_command import build_confine_spec, sandbox_support, start_command
 from buckeye.mcp.sandbox.runtime import LaunchSpec, PrepareError, SandboxLimits, cache_folder, check_output
 from buckeye.mcp.tasks.task_schema import StdioServer
 from buckeye.mcp.workdir.folder import create_workdir
@@ -138,19 +133,16 @@ def _prepare_launch(
         raise PrepareError(f"{failed}: {error}", code="BK-ENV-FAILED") from None
     server = adapt_to_workdir(server, workdir)
     confine = build_confine_spec(limits=limits, sandbox_support=sandbox_support(), cwd=workdir.path)
-
-    def wrap_command(
-        argv: Sequence[str], env: Mapping[str, str]
-    ) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        return apply_confine_spec(confine, argv), build_confine_env(env)
-
-    argv, env = (server.command, *server.args), clean_environment(server.env)
-    wrapped_argv, wrapped_env = wrap_command(argv, env)
+    program = Program(
+        argv=(server.command, *server.args),
+        env=clean_environment(server.env),
+        cwd=workdir.path,
+        confine=confine,
+    )
+    argv, env = start_command(program)
     # Fork only if the limits allow it: a forked session has network access, and no folder is read-only.
-    program = None
-    if limits.network and limits.writable is None:
-        program = Program(argv=argv, env=env, cwd=workdir.path, confine=confine, wrap_command=wrap_command)
-    return LaunchSpec(argv=wrapped_argv, env=wrapped_env, cwd=workdir.path, program=program)
+    can_fork = limits.network and limits.writable is None
+    return LaunchSpec(argv=argv, env=env, cwd=workdir.path, program=program if can_fork else None)
 
 
 def server_command(folder: Path) -> list[str]:

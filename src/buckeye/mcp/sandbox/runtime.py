@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -74,21 +73,6 @@ class Runtime(Protocol):
         """Return a session's process. `session_folder` is its own empty folder, deleted after the session."""
 
 
-@dataclass(slots=True)
-class FolderFactory:
-    """Factory for the folders of sessions, below a folder that this gateway owns."""
-
-    root: Path
-    _count: int = field(default=0)
-
-    def create(self) -> Path:
-        """Create an empty folder that only this user can enter."""
-        self._count += 1
-        session_folder = self.root / f"{self._count}-{secrets.token_hex(4)}"
-        session_folder.mkdir(mode=0o700)
-        return session_folder
-
-
 def cache_folder() -> Path:
     """Return the cache folder for images and installed environments."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -96,7 +80,14 @@ def cache_folder() -> Path:
 
 
 def check_output(
-    argv: Sequence[str], seconds: float, failed: str, *, code: str | None = None, hint: str | None = None
+    argv: Sequence[str],
+    seconds: float,
+    failed: str,
+    *,
+    code: str | None = None,
+    hint: str | None = None,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
 ) -> str:
     """Run a program and return its output, stripped.
 
@@ -104,11 +95,12 @@ def check_output(
     last lines of the output; `code` and `hint` are those of the error.
     """
     try:
-        result = run_program(argv, seconds=seconds)
+        result = run_program(argv, seconds=seconds, env=env, cwd=cwd)
     except subprocess.TimeoutExpired:
         message = f"{failed}: `{argv[0]} {argv[1]}` timed out after {seconds:g} s"
         raise PrepareError(message, code=code, hint=hint) from None
     if result.returncode != 0:
         lines = "\n".join((result.stderr or result.stdout).strip().splitlines()[-12:])
-        raise PrepareError(f"{failed}:\n{lines}", code=code, hint=hint)
+        reason = lines or f"exit code {result.returncode}"
+        raise PrepareError(f"{failed}:\n{reason}", code=code, hint=hint)
     return result.stdout.strip()

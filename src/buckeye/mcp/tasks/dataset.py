@@ -180,13 +180,10 @@ def _check_archive(folder: Path, files: str, where: str) -> None:
             hint="write it as files/<SHA-256>.tar.gz, as `buckeye hf` does",
         )
     path = folder / files
-    if not path.is_file():
+    is_complete = path.is_file() and path.stat().st_size <= MAX_FILES_BYTES
+    if not is_complete or sha256_file(path) != match[1]:
         raise UsageError(
-            f"no such file: {path}", code="BK-DATA-FORMAT", at=where, hint="download the dataset again"
-        )
-    if path.stat().st_size > MAX_FILES_BYTES or sha256_file(path) != match[1]:
-        raise UsageError(
-            f"{path} is damaged: its hash differs from its name",
+            f"{path} is missing or damaged: its hash differs from its name",
             code="BK-DATA-FORMAT",
             at=where,
             hint="download the dataset again",

@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from buckeye.config.config_files import load_json
+from buckeye.config.config_files import load_json, read_text
 from buckeye.config.line_numbers import json_line_numbers
 from buckeye.config.problems import Problem
 from buckeye.config.settings import KeyPath, dotted
@@ -149,28 +149,9 @@ def _decode_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[Proble
     return values, problems
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UsageError(
-            f"no such file: {path}",
-            code="BK-FILE-NOT-FOUND",
-            hint=f"check the path (current directory: {Path.cwd()})",
-        ) from None
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise UsageError(
-            "not UTF-8", code="BK-FILE-FORMAT", at=f"{path}:{line}", hint="save the file as UTF-8"
-        ) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise UsageError(f"cannot read {path}: {reason}", code="BK-FILE-UNREADABLE") from None
-
-
 def read_task_rows(path: Path) -> list[TaskRow]:
     """Return the unchecked rows of a JSON or JSON Lines file. Raises UsageError."""
-    text = _read_text(path)
+    text = read_text(str(path))
     if path.suffix in (".jsonl", ".ndjson") or _is_json_lines(text):
         return list(_read_line_rows(path, text))
     value = _parse_json(path, text, 1)

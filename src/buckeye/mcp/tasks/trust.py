@@ -12,7 +12,7 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,29 +41,20 @@ class UntrustedError(UsageError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskResources:
-    """Resources that tasks use on this machine, each once and sorted, as text for people."""
+    """Resources that tasks use on this machine.
 
-    programs: tuple[str, ...]
-    """Command lines in shell syntax, with the variables that are set for them."""
-    images: tuple[str, ...]
-    addresses: tuple[str, ...]
-    """URLs with the headers that are sent there."""
-    variables: tuple[str, ...]
-    files: tuple[str, ...]
-    """Archives of the dataset for initial files, by the first digits of their hashes, with sizes."""
+    `by_kind` has the resources of each kind, each once and sorted, as text for people. `digest` is the hash
+    of the complete servers, of the graders' commands and of the archives.
+    """
+
+    by_kind: Mapping[str, tuple[str, ...]]
     digest: str
-    """Hash of the complete servers, of the graders' commands and of the archives."""
 
     def lines(self) -> list[str]:
         """Return one line for each kind of resource in use."""
-        kinds = {kind: ", ".join(map(printable, values)) for kind, values in self.by_kind().items() if values}
-        return [f"{kind}: {values}" for kind, values in kinds.items()]
-
-    def by_kind(self) -> dict[str, tuple[str, ...]]:
-        """Return the resources by kind."""
-        return {
-            kind: getattr(self, kind) for kind in ("programs", "images", "addresses", "variables", "files")
-        }
+        return [
+            f"{kind}: {', '.join(map(printable, values))}" for kind, values in self.by_kind.items() if values
+        ]
 
 
 def collect_task_resources(tasks: Sequence[McpTask]) -> TaskResources:
@@ -76,16 +67,15 @@ def collect_task_resources(tasks: Sequence[McpTask]) -> TaskResources:
     states = [grader.state for grader in graders if grader.state is not None]
     commands = _unique(shlex.join(state.command) for state in states if state.command)
     archives = {Path(task.files) for task in tasks if task.files is not None and is_archive(task.files)}
-    return TaskResources(
-        programs=_unique((*map(_format_program, stdio), *commands)),
-        images=_unique(find_images(tasks)),
-        addresses=_unique(map(_format_address, http)),
-        variables=_unique(find_server_variables(tasks)),
-        files=_unique(f"{path.name[:12]} ({human_bytes(path.stat().st_size)})" for path in archives),
-        digest=hashlib.sha256(
-            json.dumps((*configs, *commands, *sorted(path.name for path in archives))).encode()
-        ).hexdigest(),
-    )
+    by_kind = {
+        "programs": _unique((*map(_format_program, stdio), *commands)),
+        "images": _unique(find_images(tasks)),
+        "addresses": _unique(map(_format_address, http)),
+        "variables": _unique(find_server_variables(tasks)),
+        "files": _unique(f"{path.name[:12]} ({human_bytes(path.stat().st_size)})" for path in archives),
+    }
+    content = json.dumps((*configs, *commands, *sorted(path.name for path in archives)))
+    return TaskResources(by_kind=by_kind, digest=hashlib.sha256(content.encode()).hexdigest())
 
 
 def _dump_server(server: StdioServer | HttpServer) -> dict[str, object]:
@@ -149,7 +139,7 @@ def save_permission(name: str, uses: TaskResources) -> Path:
     path, permissions = _trust_file(), {}
     with suppress(OSError, ValueError):
         permissions = read_json(path)
-    permissions = {**permissions, uses.digest: {"name": name, **uses.by_kind()}}
+    permissions = {**permissions, uses.digest: {"name": name, **uses.by_kind}}
     write_file(path, json.dumps(permissions, indent=1), mode=0o600)
     return path
 

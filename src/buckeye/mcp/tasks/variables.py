@@ -26,9 +26,13 @@ def resolve_variables(value: Any, variables: Mapping[str, str]) -> Any:
     A name that is not set is also looked up in capitals: `$buckeye_API_KEY` finds BUCKEYE_API_KEY. A dollar
     sign that begins no variable stays unchanged. Raises UsageError that names every unset variable.
     """
-    missing = list(dict.fromkeys(_find_unset(value, variables)))
+    missing = {
+        f"{name} (in {where})" if where else name: None
+        for name, default, where in _find_variables(value)
+        if default is None and _look_up(name, variables) is None
+    }
     if missing:
-        names = ", ".join(f"{name} (in {where})" if where else name for name, where in missing)
+        names = ", ".join(missing)
         raise UsageError(
             f"variables are not set: {names}",
             code="BK-KEY-MISSING",
@@ -46,16 +50,16 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
     return [map_strings(item, change) for item in value] if isinstance(value, list) else value
 
 
-def _find_unset(value: Any, variables: Mapping[str, str], where: str = "") -> Iterator[tuple[str, str]]:
+def _find_variables(value: Any, where: str = "") -> Iterator[tuple[str, str | None, str]]:
+    """Yield each variable in the strings of `value`: its name, its default, and the path of its string."""
     if isinstance(value, str):
         for match in _VARIABLE.finditer(value):
             name, default = _parts(match)
-            if name is not None and default is None and _look_up(name, variables) is None:
-                yield name, where
+            if name is not None:
+                yield name, default, where
     elif isinstance(value, Mapping | list):
-        items = value.items() if isinstance(value, Mapping) else enumerate(value)
-        for key, item in items:
-            yield from _find_unset(item, variables, f"{where}.{key}" if where else str(key))
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _find_variables(item, f"{where}.{key}" if where else str(key))
 
 
 def _replacement(match: re.Match[str], variables: Mapping[str, str]) -> str:
@@ -94,11 +98,7 @@ def find_variable_values(value: Any, variables: Mapping[str, str]) -> list[str]:
 
 def find_variable_names(value: Any) -> list[str]:
     """Return the distinct names of the variables in all strings of `value`, as written."""
-    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
-    names = [name for item in items for name in find_variable_names(item)]
-    if isinstance(value, str):
-        names += [name for match in _VARIABLE.finditer(value) if (name := _parts(match)[0]) is not None]
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(name for name, _, _ in _find_variables(value)))
 
 
 def find_server_variables(tasks: Iterable[McpTask]) -> list[str]:

@@ -7,6 +7,7 @@ import functools
 import logging
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -21,7 +22,7 @@ from buckeye.mcp.client.errors import StartError, TaskError
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.gateway.process_folder import open_process_folder
 from buckeye.mcp.gateway.running_environment import remove_tree
-from buckeye.mcp.sandbox.runtime import FolderFactory, cache_folder
+from buckeye.mcp.sandbox.runtime import cache_folder
 from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.mcp.tasks.variables import map_strings
 from buckeye.mcp.workdir.initial_files import SizeLimit, copy_tree, prepare_files
@@ -83,7 +84,7 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
         files = task.files or config.files
         workdir = await acquire_in_thread(
             create_workdir,
-            rollout_folders().create(),
+            create_rollout_folder(),
             files,
             SizeLimit(limits.workdir_bytes, "defaults.workdir_bytes"),
             release=lambda created: _remove(created.root, task.id),
@@ -142,7 +143,7 @@ def _prepare_once(files: str, limit: SizeLimit) -> Path:
     """Return a copy of the files, created at first use. Later changes of the source have no effect."""
     with _PREPARE_LOCK:
         if (files, limit) not in _PREPARED:
-            folder = rollout_folders().create()
+            folder = create_rollout_folder()
             try:
                 prepare_files(files, folder, limit)
             except BaseException:
@@ -152,12 +153,14 @@ def _prepare_once(files: str, limit: SizeLimit) -> Path:
         return _PREPARED[files, limit]
 
 
-@functools.cache
-def rollout_folders() -> FolderFactory:
-    """Return this process's root of rollout folders, deleted at exit.
+def create_rollout_folder() -> Path:
+    """Create an empty folder, which is deleted when this process ends."""
+    return Path(tempfile.mkdtemp(dir=_process_folder()))
 
-    Folders of killed processes are deleted first.
-    """
+
+@functools.cache
+def _process_folder() -> Path:
+    """Return this process's root of rollout folders. Folders of killed processes are deleted first."""
     stack = ExitStack()
     atexit.register(stack.close)
-    return FolderFactory(stack.enter_context(open_process_folder(cache_folder().resolve() / "rollouts")))
+    return stack.enter_context(open_process_folder(cache_folder().resolve() / "rollouts"))

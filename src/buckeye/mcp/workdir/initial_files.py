@@ -8,7 +8,6 @@ import hashlib
 import os
 import shutil
 import stat
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -22,9 +21,9 @@ from typing import TypeVar
 from buckeye.base.process import clean_environment
 from buckeye.base.storage import sha256_file, write_directory
 from buckeye.config.shared import BaseConfig
-from buckeye.errors import BuckeyeError, UsageError
+from buckeye.errors import UsageError
 from buckeye.mcp.client.errors import is_transient
-from buckeye.mcp.sandbox.runtime import cache_folder
+from buckeye.mcp.sandbox.runtime import cache_folder, check_output
 
 MAX_ENTRIES = 200_000
 """Maximum number of initial files and folders of a rollout."""
@@ -227,22 +226,5 @@ def _run_script_once(script: Path) -> Path:
 
 def _run_script(script: Path, folder: Path) -> None:
     """Run a script in a folder. Raises a BuckeyeError that is not final: the script may need a network."""
-    try:
-        result = subprocess.run(  # noqa: S603  argv as a list, without a shell
-            [*_SCRIPTS[script.suffix], str(script)],
-            cwd=folder,
-            env=clean_environment({}),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_SCRIPT_SECONDS,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        message = f"{script} timed out after {_SCRIPT_SECONDS:g} s"
-        raise BuckeyeError(message, code="BK-ENV-FAILED", at="files") from None
-    if result.returncode != 0:
-        lines = "\n".join((result.stderr or result.stdout).strip().splitlines()[-12:])
-        message = f"{script} failed with exit code {result.returncode}:\n{lines}"
-        raise BuckeyeError(message, code="BK-ENV-FAILED", at="files")
+    argv, env = [*_SCRIPTS[script.suffix], str(script)], clean_environment({})
+    check_output(argv, _SCRIPT_SECONDS, f"{script} failed", code="BK-ENV-FAILED", env=env, cwd=folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tempfile
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -286,12 +287,12 @@ async def _launch(make: Callable[[Path], Any], image: str) -> AsyncIterator[Serv
     """Yield the command line that starts a session in a runtime; clean up after the session."""
     from buckeye.mcp.gateway.process_folder import open_process_folder
     from buckeye.mcp.gateway.running_environment import clean_up
-    from buckeye.mcp.sandbox.runtime import FolderFactory, cache_folder
+    from buckeye.mcp.sandbox.runtime import cache_folder
 
     with open_process_folder(cache_folder() / "gateway") as process_folder:
         runtime = make(process_folder)
         await runtime.prepare(image)
-        session_folder = FolderFactory(process_folder).create()
+        session_folder = Path(tempfile.mkdtemp(dir=process_folder))
         launch = await runtime.launch(image, session_folder, {})
         program, *args = launch.argv
         try:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from buckeye.envs.base import Message, Outcome, Reply, Tool
-from buckeye.mcp.actions.action_schema import DONE
-from buckeye.mcp.actions.mapping import Action, ActionError, FromArg, bind_call
+from buckeye.mcp.actions.action_schema import DONE, Action, OneArgument
+from buckeye.mcp.actions.mapping import ActionError, bind_call
 from buckeye.mcp.actions.parser import parse_reply
 from buckeye.mcp.actions.schema_text import NoExampleError, format_literal, make_example, sanitize_text
 from buckeye.mcp.client.errors import reports_server_failure
@@ -238,7 +238,9 @@ def _prepare_calls(
     schema = (tool.input_schema if tool is not None else None) or {}
     known = schema.get("properties") or {}
     required = schema.get("required") or ()
-    needed = [(n, s.name) for n, s in action.sources.items() if isinstance(s, FromArg) and n in required]
+    needed = [
+        (n, s.from_arg) for n, s in action.sources.items() if isinstance(s, OneArgument) and n in required
+    ]
     try:
         values = {given: make_example(known.get(name), schema) for name, given in needed}
     except NoExampleError as error:
@@ -276,7 +278,7 @@ def _rejection_reason(call: str, config: GymConfig, schemas: Mapping[str, Mappin
     """Return the reason why the configuration rejects a call, or ""."""
     parsed = parse_reply(f"<think>I try this.</think><tool>{call}</tool>", config.parser, config.actions)
     if parsed.problems or not parsed.calls:
-        return str(parsed.problems[0]) if parsed.problems else "no call found"
+        return parsed.problems[0].message if parsed.problems else "no call found"
     try:
         bind_call(parsed.calls[0], config.actions, schemas)
     except ActionError as error:

@@ -20,7 +20,7 @@ from buckeye.mcp.sandbox.confine_command import (
 from buckeye.mcp.sandbox.runtime import SandboxLimits
 from buckeye.mcp.tasks.lock_file import ToolEntry
 from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
-from buckeye.mcp.workdir.folder import WORKDIR, open_workdir, rollout_folders
+from buckeye.mcp.workdir.folder import WORKDIR, create_rollout_folder, open_workdir
 from buckeye.mcp.workdir.server_environment import resolve_local_paths
 from buckeye.setup.init.environment_source import EnvironmentSource, Server
 from buckeye.setup.init.named_paths import copy_without_keys
@@ -39,7 +39,7 @@ _CACHE_VARIABLES = {
 @functools.cache
 def _scratch() -> Path:
     """Return a folder that all sessions of this process share; it is removed when the process ends."""
-    return rollout_folders().create()
+    return create_rollout_folder()
 
 
 def with_copies(source: EnvironmentSource) -> EnvironmentSource:
@@ -47,7 +47,7 @@ def with_copies(source: EnvironmentSource) -> EnvironmentSource:
 
     Its notes list the copies. Raises OSError.
     """
-    files, notes = rollout_folders().create() if source.paths else None, list(source.notes)
+    files, notes = create_rollout_folder() if source.paths else None, list(source.notes)
     for name, path in source.paths.items():
         assert files is not None
         copy = copy_without_keys(path, files / name)
