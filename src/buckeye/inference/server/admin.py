@@ -32,7 +32,7 @@ from buckeye.inference.server.protocol import (
 )
 from buckeye.inference.server.responses import json_response
 from buckeye.inference.server.service import Service
-from buckeye.transport.weights import WeightsManifest, published_checksum, verify_weights
+from buckeye.transport.weights import WeightsManifest, find_weights_manifest, verify_weights
 
 PAUSE_QUERY = {
     "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
@@ -164,6 +164,7 @@ class WeightUpdate:
             raise InvalidRequestError(f"`method` must be buckeye_weights, not {body.method!r}")
         await asyncio.wrap_future(service.engine.ping())
         incoming = self._checked[1].checksum if self._checked is not None else None
+        published = find_weights_manifest(Path(str(body.args[0]))) if body.args else None
         worker = {
             "checksum": service.checksum,
             "incoming": incoming,
@@ -172,7 +173,7 @@ class WeightUpdate:
             "process": _PROCESS,
             "dtype": service.dtype,
             "max_num_seqs": service.engine.running.slots,
-            "published": published_checksum(Path(str(body.args[0]))) if body.args else None,
+            "published": published and published.checksum,
         }
         return json_response({"results": [worker]})
 
