@@ -152,8 +152,7 @@ class Run:
             checkpoint = adapted(self.model, newest[1])
             if self.mode == "lora-merged" and step in ARRIVED:
                 self.arrived[step] = _arrived_of_adapter(checkpoint)
-        self.engine.decoder.weights.load(checkpoint)
-        self.engine.reset_prefix_cache()
+        self.engine.install_weights(checkpoint, step)
 
     def _batch(self, step: int) -> tuple[float, Batch]:
         prompts = [prompt for prompt in self.prompts for _ in range(GROUP)]

@@ -106,10 +106,10 @@ def test_second_adapter_replaces_the_first(base, tmp_path):
     for seed in (1, 2):
         adapt(model, tmp_path / str(seed), size=0.02, seed=seed)
     weights = weights_of(directory, Checkpoint(directory), torch.bfloat16)
-    at_first, embedding = logits(weights, directory, torch.bfloat16), weights.embed
+    at_first, embedding = logits(weights, directory, torch.bfloat16), weights.current.embed
     weights.load(AdaptedCheckpoint(directory, tmp_path / "1"))
     weights.load(AdaptedCheckpoint(directory, tmp_path / "2"))
-    assert weights.embed is embedding  # one model in memory, not two
+    assert weights.current.embed is embedding  # one model in memory, not two
     second = logits(weights, directory, torch.bfloat16)
     alone = weights_of(directory, AdaptedCheckpoint(directory, tmp_path / "2"), torch.bfloat16)
     assert torch.equal(second, logits(alone, directory, torch.bfloat16))

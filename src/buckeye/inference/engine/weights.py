@@ -3,14 +3,14 @@
 Projections of one input are fused into one matrix, and matrices are laid out for the processor.
 
 An update of a small model builds a second set and then swaps it in. An update of a larger model on a CPU
-replaces one tensor at a time, so that memory never holds two models.
+first releases the old weights, so that memory never holds two models.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -85,7 +85,7 @@ class ModelWeights:
 
 
 class PartialUpdateError(InferenceError):
-    """Weights replaced only in part: nothing can be computed with them."""
+    """Weights loaded only in part, after the old ones were released: nothing can be computed."""
 
     code = "BK-WEIGHTS-UPDATE"
 
@@ -159,12 +159,8 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
 
 
 class DecoderWeights:
-    """Current weights of a decoder; empty before the first `load`. Has the tensors of `ModelWeights`."""
+    """Weights of a decoder; `load` sets the `current` ones."""
 
-    embed: torch.Tensor
-    layers: Sequence[LayerWeights]
-    final_norm: torch.Tensor
-    head: Projection
     moves = 0
     """Number of times that the tensors moved in memory."""
     _loaded: ModelWeights | None = None
@@ -174,7 +170,12 @@ class DecoderWeights:
         self._dtype = dtype
         self._device = device
         self._shapes = _shapes(spec)
-        self.layers = ()
+
+    @property
+    def current(self) -> ModelWeights:
+        """Weights to compute with."""
+        assert self._loaded is not None
+        return self._loaded
 
     @property
     def num_parameters(self) -> int:
@@ -234,11 +235,11 @@ class DecoderWeights:
             return worker.submit(self._read, checkpoint).result()
 
     def _read(self, checkpoint: Checkpoint) -> ModelWeights:
-        if not self._has_separate_adapter(checkpoint):
-            return _Reader(self._spec, checkpoint, self._dtype, self._device).model()
-        base = self._loaded.base or self._loaded if self._loaded is not None else None
-        if base is None or base.directory != checkpoint.directory:
-            base = self._read(Checkpoint(checkpoint.directory))
+        base = None
+        if self._has_separate_adapter(checkpoint):
+            base = self._loaded and (self._loaded.base or self._loaded)
+            if base is None or base.directory != checkpoint.directory:
+                base = self._read(Checkpoint(checkpoint.directory))
         return _Reader(self._spec, checkpoint, self._dtype, self._device, base).model()
 
     def _has_separate_adapter(self, checkpoint: Checkpoint) -> bool:
@@ -247,46 +248,25 @@ class DecoderWeights:
     def load(self, new: ModelWeights | Checkpoint) -> None:
         """Replace the current weights by prepared ones, or by a checkpoint that passed `check`.
 
-        Raise `PartialUpdateError` if reading fails in the middle.
+        Raise `PartialUpdateError` if reading fails after the current ones were released.
         """
-        if isinstance(new, Checkpoint) and not self._has_separate_adapter(new):
-            self._replace(new)
-            return
-        model = self._read(new) if isinstance(new, Checkpoint) else new
+        if isinstance(new, ModelWeights):
+            model = new
+        elif self._has_separate_adapter(new):
+            model = self._read(new)
+        else:
+            self._loaded = None
+            try:
+                model = self._read(new)
+            except Exception as error:
+                raise PartialUpdateError(
+                    f"only a part of the weights in {new.directory} was loaded: {error}"
+                ) from error
         if self._device.type == "cuda" and self._loaded is not None and copy_over(self._loaded, model):
             self._loaded = replace(self._loaded, directory=model.directory)
             return
         self.moves += 1
-        self.embed, self.layers = model.embed, model.layers
-        self.final_norm, self.head = model.final_norm, model.head
         self._loaded = model
-
-    def _replace(self, checkpoint: Checkpoint) -> None:
-        """Replace one tensor at a time; the old one is released before the next is read."""
-        reader = _Reader(self._spec, checkpoint, self._dtype, self._device)
-        self.moves += 1
-        old, self._loaded = self._loaded, None
-        layers = list(self.layers)
-        self.layers = layers
-        if old is not None:
-            del old, self.embed, self.head
-        try:
-            self.embed = reader.embed()
-            self.head = reader.head(self.embed)
-            self.final_norm = reader.final_norm()
-            for index in range(self._spec.num_layers):
-                layers[index : index + 1] = [reader.layer(index)]
-        except Exception as error:
-            raise PartialUpdateError(
-                f"only a part of the weights in {checkpoint.directory} was loaded: {error}"
-            ) from error
-        self._loaded = ModelWeights(
-            directory=checkpoint.directory,
-            embed=self.embed,
-            layers=tuple(layers),
-            final_norm=self.final_norm,
-            head=self.head,
-        )
 
 
 def copy_over(old: ModelWeights, new: ModelWeights) -> bool:

@@ -36,7 +36,6 @@ from buckeye.transport.weights import WeightsManifest, find_weights_manifest, ve
 
 PAUSE_QUERY = {
     "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
-    "clear_cache": {"type": "boolean", "default": True},
 }
 """Query parameters of /pause, as JSON Schemas."""
 
@@ -71,7 +70,7 @@ async def metrics(service: Service, request: Request) -> Response:
     gauges = {
         "vllm:num_requests_running": len(engine.running),
         "vllm:num_requests_waiting": len(engine.waiting),
-        "vllm:kv_cache_usage_perc": engine.cache_usage,
+        "vllm:kv_cache_usage_perc": engine.running.usage,
         "buckeye:generation_tokens_per_second": engine.tokens_per_second,
         "buckeye:weight_version": engine.version,
         "buckeye:paused": int(engine.is_paused),
@@ -93,14 +92,11 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def pause(service: Service, request: Request) -> Response:
-    """Stop decoding: ?mode=keep|wait|abort&clear_cache=true|false."""
+    """Stop decoding: ?mode=keep|wait|abort."""
     mode = request.query_params.get("mode", "abort")
     if mode not in get_args(PauseMode):
         raise InvalidRequestError(f"`mode` must be keep, wait or abort, not {mode!r}")
-    clear = request.query_params.get("clear_cache", "true").lower()
-    if clear not in ("true", "1", "false", "0"):
-        raise InvalidRequestError(f"`clear_cache` must be true or false, not {clear!r}")
-    await asyncio.wrap_future(service.engine.pause(mode, clear_cache=clear in ("true", "1")))  # type: ignore[arg-type]
+    await asyncio.wrap_future(service.engine.pause(mode))  # type: ignore[arg-type]
     return json_response({"status": "paused"})
 
 
