@@ -112,7 +112,7 @@ def find_usable_checkpoint(
 
 
 def first_valid_checkpoint(
-    infos: Iterable[CheckpointInfo], verify: Callable[[CheckpointInfo], None]
+    infos: Iterable[CheckpointInfo], verify: Callable[[CheckpointInfo], object]
 ) -> CheckpointInfo | None:
     """Return the first checkpoint that passes `verify`. Log a warning for each one before it."""
     for info in infos:
