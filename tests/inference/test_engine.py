@@ -59,7 +59,7 @@ def test_more_sequences_than_slots_and_ragged_ends(qwen3):
         assert len(s.token_ids) == s.params.max_tokens
         assert torch.tensor(s.logprobs) == near(qwen3.logprobs(s.prompt_ids, s.token_ids))
     assert not engine.running.sequences
-    assert not engine._running_prompts
+    assert not engine._running_prompts._sequences
 
 
 def test_equal_batches_give_equal_bits_after_any_traffic(qwen3):

@@ -18,9 +18,9 @@ from buckeye.envs.base import Message
 ESCAPE_MARK = "\ufdd0"
 """Unicode noncharacter, never used in text."""
 
-_REPLY_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+REPLY_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """Tokens that assistants write in their replies, also in data sets."""
-_KNOWN_TAGS = _REPLY_TOKENS | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
+_KNOWN_TAGS = REPLY_TOKENS | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
 """Tokens written around tools and calls for templates without tool support."""
 _ANCHOR = "\n"
 _BARS = re.compile(r"\S*[<\[][|｜].*|.*[|｜][>\]]\S*", re.DOTALL)
@@ -35,7 +35,7 @@ class ControlTokenEscaper:
         tokens = [token for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
         template = str(tokenizer.chat_template)
         names = {t.content for t in tokens if t.special or _is_control_token(t.content, template)}
-        self._anywhere, self._in_replies = _compile_pattern(names), _compile_pattern(names - _REPLY_TOKENS)
+        self._anywhere, self._in_replies = _compile_pattern(names), _compile_pattern(names - REPLY_TOKENS)
 
     def escape_message(self, message: Message) -> dict[str, Any]:
         """Return a message with marked texts, for `encode`. Its role stays unchanged."""
