@@ -31,7 +31,7 @@ from buckeye.inference.server.reply_formats import (
     ReplyFormat,
     TokenFormat,
 )
-from buckeye.inference.server.responses import EventStream, json_response
+from buckeye.inference.server.responses import EventStream, json_response, read_body
 from buckeye.inference.server.service import DEFAULT_MAX_TOKENS, Service
 
 _LONG_BODY = 2**20
@@ -93,7 +93,7 @@ class Submission:
 
 async def completions(service: Service, request: Request) -> Response:
     """Serve OpenAI's completions; the prompt may be token ids, or a list of prompts."""
-    raw = await request.body()
+    raw = await read_body(request)
     body = parse_request(raw, CompletionRequest)
     service.check_model(body.model)
     prompts = await _call_in_thread_if_long(len(raw), service.prompts, body.prompt)
@@ -104,7 +104,7 @@ async def completions(service: Service, request: Request) -> Response:
 
 async def chat_completions(service: Service, request: Request) -> Response:
     """Serve OpenAI's chat completions, with tools and reasoning."""
-    raw = await request.body()
+    raw = await read_body(request)
     body = parse_request(raw, ChatRequest)
     service.check_model(body.model)
     conversation = await _call_in_thread_if_long(
@@ -130,7 +130,7 @@ async def _call_in_thread_if_long(size: int, prepare: Callable[..., T], *argumen
 
 async def generate(service: Service, request: Request) -> Response:
     """Sample from token ids; return token ids and log-probs, whole or streamed."""
-    body = parse_request(await request.body(), GenerateRequest)
+    body = parse_request(await read_body(request), GenerateRequest)
     service.check_model(body.model)
     sampling = body.sampling_params
     reply = TokenFormat(service, body, [body.token_ids], top_logprobs=sampling.logprobs)
@@ -168,8 +168,6 @@ async def _respond(
             await submission.wait_update()
             for choice in choices:
                 choice.advance()
-    for choice in choices:
-        choice.raise_error()
     return json_response(reply.full_reply(choices))
 
 
@@ -185,7 +183,6 @@ async def _stream(
             await submission.wait_update()
             for choice in running:
                 start, end = choice.advance()
-                choice.raise_error()
                 if (part := reply.token_event(choice, start, end)) is not None:
                     yield part
             running = [choice for choice in running if choice.finish_reason is None]
@@ -198,7 +195,7 @@ async def _stream(
 
 async def tokenize(service: Service, request: Request) -> Response:
     """Return the token ids of a text, or of messages rendered by the chat template."""
-    body = parse_request(await request.body(), TokenizeRequest)
+    body = parse_request(await read_body(request), TokenizeRequest)
     service.check_model(body.model)
     ids = _token_ids(service, body)
     texts = [service.token_text(token) for token in ids] if body.return_token_strs else None
@@ -209,7 +206,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 async def detokenize(service: Service, request: Request) -> Response:
     """Return the text of token ids, special tokens included."""
-    body = parse_request(await request.body(), DetokenizeRequest)
+    body = parse_request(await read_body(request), DetokenizeRequest)
     service.check_model(body.model)
     service.check_ids(body.tokens)
     return json_response({"prompt": service.renderer.decode(body.tokens)})

@@ -54,9 +54,11 @@ class Choice:
     def advance(self) -> tuple[int, int]:
         """Process the tokens since the last call and return their range.
 
-        A stop string in their text ends the sequence.
+        A stop string in their text ends the sequence. Raise `InferenceError` if the engine failed it.
         """
         reason = self.sequence.finish_reason  # read before the tokens: the engine writes it after them
+        if self.sequence.error is not None:
+            raise InferenceError(self.sequence.error)
         start, end = self._seen, len(self.sequence.logprobs)
         stop_ids = self.sequence.params.stop_token_ids
         self.text.feed([token for token in self.sequence.token_ids[start:end] if token not in stop_ids])
@@ -81,11 +83,6 @@ class Choice:
         sequence = self.sequence
         best = sequence.top_logprobs[start:end] or [[]] * (end - start)
         return zip(sequence.token_ids[start:end], sequence.logprobs[start:end], best, strict=True)
-
-    def raise_error(self) -> None:
-        """Raise `InferenceError` if the engine failed this sequence."""
-        if self.sequence.error is not None:
-            raise InferenceError(self.sequence.error)
 
     def weight_versions(self) -> list[dict[str, Any]]:
         """Return the spans of tokens by policy version."""

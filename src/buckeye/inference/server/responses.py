@@ -1,4 +1,4 @@
-"""HTTP responses: JSON, and server-sent events."""
+"""HTTP bodies: requests, JSON responses, and server-sent events."""
 
 from __future__ import annotations
 
@@ -7,12 +7,28 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from buckeye.chat.openai_api import error_body
 from buckeye.errors import InferenceError
+
+_MAX_BODY_BYTES = 64 * 2**20
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body of a request. Raise 413 if it is too large, with or without a declared length."""
+    body = bytearray()
+    if int(request.headers.get("content-length", "0")) <= _MAX_BODY_BYTES:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY_BYTES:
+                break
+        else:
+            return bytes(body)
+    raise HTTPException(413, f"the body is larger than {_MAX_BODY_BYTES} bytes")
 
 
 def json_response(content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -77,8 +77,6 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> N
     service = Service(
         engine,
         model_name=config.model.name,
-        dtype=str(engine.decoder.cache.kv.dtype).removeprefix("torch."),
-        checksum=None,
         directory=directory,
         weights_dir=config.weights_dir or config.output_dir,
         renderer=_load_renderer(directory),
