@@ -8,8 +8,7 @@ weights on disk, which are mapped and never changed. So replacing an adapter lea
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,24 +51,6 @@ _MERGEABLE: Mapping[str, tuple[Any, ...]] = {
 """Adapter settings, and the values that W + scale * B @ A covers completely."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Scale:
-    """Scale of B @ A: alpha / rank, or with `root` alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
-
-    `patterns` are alphas for modules with matching names.
-    """
-
-    alpha: float
-    patterns: Mapping[re.Pattern[str], float]
-    root: bool
-
-    def of_module(self, module: str, rank: int) -> float:
-        """Return the scale for a module's matrices of this rank."""
-        matching = (alpha for pattern, alpha in self.patterns.items() if pattern.fullmatch(module))
-        alpha = next(matching, self.alpha)
-        return float(alpha / (rank**0.5 if self.root else rank))
-
-
 class AdaptedCheckpoint(Checkpoint):
     """Model directory with an adapter applied. `checksum` is that of the adapter's files."""
 
@@ -94,7 +75,7 @@ class AdaptedCheckpoint(Checkpoint):
             )
         for module, sides in pairs.items():
             a, b = self._checked_pair(f"{module}.weight", sides)
-            self.low_rank[f"{module}.weight"] = a, b * scale.of_module(module, len(a))
+            self.low_rank[f"{module}.weight"] = a, b * scale(module, len(a))
         for name, tensor in self.replaced.items():
             self._check_target(name, tuple(tensor.shape))
 
@@ -149,7 +130,12 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise TransportError(f"cannot read {path}: {error}", code="BK-ADAPTER") from error
 
 
-def _read_scale(path: Path) -> _Scale:
+def _read_scale(path: Path) -> Callable[[str, int], float]:
+    """Return the scale of B @ A by module and rank.
+
+    It is alpha / rank, or with `use_rslora` alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
+    `alpha_pattern` has alphas for modules with matching names.
+    """
     try:
         config = read_json(path)
         unsupported = [
@@ -157,12 +143,9 @@ def _read_scale(path: Path) -> _Scale:
             for key, values in _MERGEABLE.items()
             if config.get(key) not in values
         ]
+        default, root = float(config["lora_alpha"]), bool(config.get("use_rslora"))
         patterns = config.get("alpha_pattern") or {}
-        scale = _Scale(
-            alpha=float(config["lora_alpha"]),
-            patterns={re.compile(rf"(.*\.)?({name})"): float(alpha) for name, alpha in patterns.items()},
-            root=bool(config.get("use_rslora")),
-        )
+        alphas = {re.compile(rf"(.*\.)?({name})"): float(alpha) for name, alpha in patterns.items()}
     except FileNotFoundError:
         message = f"{path.parent} is not an adapter in peft's format: no {path.name}"
         raise TransportError(message, code="BK-ADAPTER") from None
@@ -174,4 +157,9 @@ def _read_scale(path: Path) -> _Scale:
             code="BK-ADAPTER",
             at=str(path),
         )
+
+    def scale(module: str, rank: int) -> float:
+        alpha = next((alphas[pattern] for pattern in alphas if pattern.fullmatch(module)), default)
+        return float(alpha / (rank**0.5 if root else rank))
+
     return scale
