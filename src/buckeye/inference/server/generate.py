@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from buckeye.chat.openai_api import (
     ChatRequest,
@@ -31,7 +32,7 @@ from buckeye.inference.server.reply_formats import (
     ReplyFormat,
     TokenFormat,
 )
-from buckeye.inference.server.responses import EventStream, json_response, read_body
+from buckeye.inference.server.responses import event_stream, json_response, read_body
 from buckeye.inference.server.service import DEFAULT_MAX_TOKENS, Service
 
 _LONG_BODY = 2**20
@@ -91,7 +92,7 @@ class Submission:
 # Routes that sample: /v1/completions, /v1/chat/completions, and /inference/v1/generate without text.
 
 
-async def completions(service: Service, request: Request) -> Response:
+async def completions(service: Service, request: Request) -> ASGIApp:
     """Serve OpenAI's completions; the prompt may be token ids, or a list of prompts."""
     raw = await read_body(request)
     body = parse_request(raw, CompletionRequest)
@@ -102,7 +103,7 @@ async def completions(service: Service, request: Request) -> Response:
     return await _respond(request, service, reply, body, max_tokens, body.stop_strings(), stream=body.stream)
 
 
-async def chat_completions(service: Service, request: Request) -> Response:
+async def chat_completions(service: Service, request: Request) -> ASGIApp:
     """Serve OpenAI's chat completions, with tools and reasoning."""
     raw = await read_body(request)
     body = parse_request(raw, ChatRequest)
@@ -128,7 +129,7 @@ async def _call_in_thread_if_long(size: int, prepare: Callable[..., T], *argumen
     return await asyncio.to_thread(prepare, *arguments)
 
 
-async def generate(service: Service, request: Request) -> Response:
+async def generate(service: Service, request: Request) -> ASGIApp:
     """Sample from token ids; return token ids and log-probs, whole or streamed."""
     body = parse_request(await read_body(request), GenerateRequest)
     service.check_model(body.model)
@@ -147,7 +148,7 @@ async def _respond(
     stops: Seq[str] = (),
     *,
     stream: bool,
-) -> Response:
+) -> ASGIApp:
     if stops:
         service.require_text()  # without text no stop string can be found
     sequences = service.sequences(
@@ -162,7 +163,7 @@ async def _respond(
     ]
     submission = Submission(service, reply.request_id, sequences, request)
     if stream:
-        return EventStream(_stream(submission, choices, reply))
+        return event_stream(_stream(submission, choices, reply))
     async with submission:
         while any(choice.finish_reason is None for choice in choices):
             await submission.wait_update()
