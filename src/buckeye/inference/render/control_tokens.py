@@ -40,13 +40,11 @@ class ControlTokenEscaper:
     def escape_message(self, message: Message) -> dict[str, Any]:
         """Return a message with marked texts, for `encode`. Its role stays unchanged."""
         pattern = self._in_replies if message.get("role") == "assistant" else self._anywhere
-        if pattern is None:
-            return dict(message)
         return {key: item if key == "role" else _mark(item, pattern) for key, item in message.items()}
 
     def escape_tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
         """Return a tool's description with marked texts: its server wrote it."""
-        return dict(tool) if self._anywhere is None else _mark(dict(tool), self._anywhere)
+        return _mark(dict(tool), self._anywhere)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a template's text from marked messages, without added special tokens."""
@@ -82,9 +80,9 @@ def _is_control_token(token: str, template: str) -> bool:
     return bool(_TAG.fullmatch(token)) and (token in template or token in _KNOWN_TAGS)
 
 
-def _compile_pattern(names: set[str]) -> re.Pattern[str] | None:
+def _compile_pattern(names: set[str]) -> re.Pattern[str]:
     longest_first = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if names else None
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # the latter matches nothing
 
 
 def _mark(value: Any, pattern: re.Pattern[str]) -> Any:
