@@ -74,7 +74,7 @@ class Replica:
         self.process_id: str | None = None
         """Id of the server process behind the URL; it changes with every restart."""
         self.dtype: str | None = None
-        """Compute dtype of the server."""
+        """Compute dtype of the server; None if it is unknown, or differs between workers."""
         self.version: int | None = None
         """Version of the weights that the server was given last."""
         self.adapter: str | None = None
