@@ -200,7 +200,7 @@ class _Pair:
         while not installed.done():
             self.engine.step()
         marks.append(time.perf_counter())
-        own = {"embed": weights.embed, "norm": weights.final_norm}
+        own = {"embed": weights.current.embed, "norm": weights.current.final_norm}
         theirs = {
             "embed": self.policy.model.get_input_embeddings().weight,
             "norm": self.policy.model.base_model.norm.weight,

@@ -56,7 +56,8 @@ async def _update(
     count: int,
 ) -> tuple[float, float, float, float, float]:
     """Return seconds between two tokens, of the extra gap, of publishing, of updating, and of both."""
-    version = (await client.weight_versions())[0] + 1
+    info = await client.replicas[0].call("GET", "/weight_info")
+    version = int(info["weight_version"]) + 1
     async with Streams(endpoint, random_prompts(count, vocab, seed=version), _NEW_TOKENS) as streams:
         await streams.more(30)
         began = time.perf_counter()

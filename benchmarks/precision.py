@@ -76,9 +76,9 @@ CPU = torch.device("cpu")
 class RoundedAdapter(AdaptedCheckpoint):
     """Adapter that is added to weights, which are then rounded to bfloat16."""
 
-    def tensor(self, name: str) -> torch.Tensor:
+    def merged(self, name: str) -> torch.Tensor:
         """Return a tensor of the rounded sum."""
-        return super().tensor(name).to(torch.bfloat16)
+        return super().merged(name).to(torch.bfloat16)
 
 
 class Run:
@@ -152,8 +152,7 @@ class Run:
             checkpoint = adapted(self.model, newest[1])
             if self.mode == "lora-merged" and step in ARRIVED:
                 self.arrived[step] = _arrived_of_adapter(checkpoint)
-        self.engine.decoder.weights.load(checkpoint)
-        self.engine.reset_prefix_cache()
+        self.engine.install_weights(checkpoint, step)
 
     def _batch(self, step: int) -> tuple[float, Batch]:
         prompts = [prompt for prompt in self.prompts for _ in range(GROUP)]
@@ -190,12 +189,11 @@ def _arrived_of_adapter(merged: AdaptedCheckpoint) -> float:
     It corresponds to the metric `weights/arrived_share`.
     """
     change = arrived = 0.0
-    for name in merged.adapted_names:
-        before, low_rank = merged.without_low_rank(name).float(), merged.low_rank(name)
-        assert low_rank is not None
+    for name, low_rank in merged.low_rank.items():
+        before = merged.tensor(name).float()
         exact = low_rank[1] @ low_rank[0]
         change += float(exact.double().square().sum())
-        arrived += float((exact * (merged.tensor(name).float() - before)).double().sum())
+        arrived += float((exact * (merged.merged(name).float() - before)).double().sum())
     return arrived / change if change else 1.0
 
 

@@ -329,6 +329,13 @@ async def client_of(server, model):
         yield client
 
 
+async def weight_versions(client):
+    """Return the policy version of every server."""
+    replies = [await replica.call("GET", "/weight_info") for replica in client.replicas]
+    versions = [reply["weight_version"] for reply in replies]
+    return [0 if version == "default" else int(version) for version in versions]
+
+
 async def cut_short(client, prompt, tokens, *, tries=40):
     """Return a generation that was aborted in the middle of its reply; retry until one is caught there."""
     for number in range(tries):

@@ -14,7 +14,7 @@ from buckeye.errors import InferenceError
 from buckeye.inference.client import SamplingParams
 from buckeye.transport.weights import Canary, publish_weights, read_weights_manifest
 
-from .conftest import HANG, LocalServer, Server, TinyModel, build_model, client_of, near
+from .conftest import HANG, LocalServer, Server, TinyModel, build_model, client_of, near, weight_versions
 
 pytestmark = pytest.mark.anyio
 
@@ -161,7 +161,7 @@ async def test_damaged_adapter_is_refused_and_serving_continues(server, base, tm
         await update(client, paths[0], 10)
         with pytest.raises(InferenceError, match="SHA-256 differs" if spoil == "bytes" else "r_proj"):
             await update(client, paths[1], 11)
-        generation, versions = await client.generate(PROMPT, PARAMS), await client.weight_versions()
+        generation, versions = await client.generate(PROMPT, PARAMS), await weight_versions(client)
     assert versions == [10]
     assert torch.tensor(generation.logprobs) == near(reference(good, PROMPT, generation))
 

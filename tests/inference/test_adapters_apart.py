@@ -84,9 +84,7 @@ def test_adapter_below_bfloat16_resolution_changes_the_result(base, tmp_path, dt
     assert 0.7 < share_that_arrives(before, after, model, adapted) < 1.3
     if dtype is torch.bfloat16:
         plain = Checkpoint(directory)
-        changed = [
-            checkpoint.tensor(name).to(dtype) != plain.tensor(name) for name in checkpoint.adapted_names
-        ]
+        changed = [checkpoint.merged(name).to(dtype) != plain.tensor(name) for name in checkpoint.low_rank]
         share = torch.cat([of_one.flatten() for of_one in changed]).float().mean()
         assert share < 0.5  # most of the change would be lost if it were added to the weights
 
@@ -106,10 +104,10 @@ def test_second_adapter_replaces_the_first(base, tmp_path):
     for seed in (1, 2):
         adapt(model, tmp_path / str(seed), size=0.02, seed=seed)
     weights = weights_of(directory, Checkpoint(directory), torch.bfloat16)
-    at_first, embedding = logits(weights, directory, torch.bfloat16), weights.embed
+    at_first, embedding = logits(weights, directory, torch.bfloat16), weights.current.embed
     weights.load(AdaptedCheckpoint(directory, tmp_path / "1"))
     weights.load(AdaptedCheckpoint(directory, tmp_path / "2"))
-    assert weights.embed is embedding  # one model in memory, not two
+    assert weights.current.embed is embedding  # one model in memory, not two
     second = logits(weights, directory, torch.bfloat16)
     alone = weights_of(directory, AdaptedCheckpoint(directory, tmp_path / "2"), torch.bfloat16)
     assert torch.equal(second, logits(alone, directory, torch.bfloat16))

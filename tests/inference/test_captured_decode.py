@@ -77,7 +77,7 @@ def test_copy_over_writes_in_place(make_model, plain):
         make_engine(make_model("qwen3").directory),
         make_engine(make_model("qwen3", seed=1).directory),
     )
-    old, new = ours.decoder.weights._loaded, theirs.decoder.weights._loaded
+    old, new = ours.decoder.weights.current, theirs.decoder.weights.current
     places = [tensor.data_ptr() for tensor in old.tensors]
     assert copy_over(old, new)
     assert [tensor.data_ptr() for tensor in old.tensors] == places
@@ -90,7 +90,7 @@ def test_copy_over_writes_in_place(make_model, plain):
 
 
 def test_copy_over_rejects_other_shapes(make_model, plain):
-    one, other = (make_engine(make_model(f).directory).decoder.weights._loaded for f in ("qwen3", "llama"))
+    one, other = (make_engine(make_model(f).directory).decoder.weights.current for f in ("qwen3", "llama"))
     before = [tensor.clone() for tensor in one.tensors]
     assert not copy_over(one, other)
     assert all(map(torch.equal, one.tensors, before))
@@ -174,7 +174,9 @@ def test_a_whole_step_equals_the_decoder(kernels, make_model):
                 )
             tokens, positions = torch.tensor([7, 8, 9, 0]), torch.tensor([10, 3, 40, -1])
             tables = (ours._cos, ours._sin)
-            found = decode_step(ours.spec, ours.weights, ours.cache.kv.unbind(0), tables, tokens, positions)
+            found = decode_step(
+                ours.spec, ours.weights.current, ours.cache.kv.unbind(0), tables, tokens, positions
+            )
             expected = theirs._decode(tokens[:3], positions[:3], 41)
         torch.testing.assert_close(found[:3], expected, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(ours.cache.kv, theirs.cache.kv, atol=1e-5, rtol=1e-4)

@@ -17,7 +17,7 @@ from tests.local_server import QuietHandler
 from tests.ports import free_port
 from tests.waiting import HANG
 
-from .conftest import KEY_OF_SERVERS, cut_short, near
+from .conftest import KEY_OF_SERVERS, cut_short, near, weight_versions
 from .test_server import metric, publish, wait_for
 
 IDS = list(range(40, 60))
@@ -72,7 +72,7 @@ async def test_update_weights_in_flight(server, http, chat_model, make_model, tm
         while metric(http, "vllm:num_requests_running") == 0:
             await asyncio.sleep(0.001)
         await client.update_weights(new, 4, checksum)
-        assert await client.weight_versions() == [4]
+        assert await weight_versions(client) == [4]
         after = await client.generate(IDS, PARAMS)
         with pytest.raises(InferenceError, match="000000000000"):
             await client.update_weights(new, 9, "0" * 64)
@@ -239,7 +239,8 @@ def test_malformed_reply_error_has_server_and_route(answer):
 
 
 def test_refused_request_is_not_retried(refusal):
-    with Fake({GENERATE: (500, {"error": {"message": "out of memory"}})}) as fake:
+    answers = {GENERATE: (500, {"error": {"message": "out of memory"}}), "/health": (200, {})}
+    with Fake(answers) as fake:
         with refusal(InferenceError):
             run([fake.url], generate_once)
         assert fake.calls[GENERATE] == 1
@@ -251,18 +252,6 @@ def test_silent_server_fails_at_the_deadline(refusal):
         with refusal(InferenceError):
             run([fake.url], generate_once, timeout=0.3)
         silent.set()
-
-
-def test_connection_is_retried_until_the_server_listens():
-    port = free_port()
-    late: list[Fake] = []
-    timer = threading.Timer(0.25, lambda: late.append(Fake({GENERATE: (200, {"choices": [CHOICE]})}, port)))
-    timer.start()
-    try:
-        assert run([f"http://127.0.0.1:{port}"], generate_once).token_ids == [1, 2]
-    finally:
-        timer.join()
-        late[0].__exit__()
 
 
 def test_wait_ready_fails_with_the_address(refusal):

@@ -96,6 +96,4 @@ def test_version_spans_omit_versions_without_tokens():
     sequence = Sequence((1,), SamplingParams(max_tokens=9))
     sequence.version_starts = [(0, 0), (1, 0), (2, 3), (3, 5)]
     sequence.token_ids, sequence.logprobs = [7] * 5, [0.0] * 5
-    sequence.finish_reason = "length"
     assert sequence.version_spans() == [(1, 0, 3), (2, 3, 5)]
-    assert sequence.generation().versions == [1, 1, 1, 2, 2]

@@ -28,7 +28,7 @@ from buckeye.inference.vllm.server import (
 )
 from buckeye.transport.weights import combined_checksum, read_weights_manifest
 
-from .conftest import Server, client_of, cut_short, near
+from .conftest import Server, client_of, cut_short, near, weight_versions
 from .test_server import publish
 
 pytestmark = pytest.mark.anyio
@@ -47,7 +47,6 @@ def fake_vllm(tmp_path):
         python=PYTHON,
         version=Version("0.32.0"),
         distribution="vllm",
-        package=tmp_path / "vllm",
     )
 
 
@@ -224,7 +223,7 @@ class TestRealVllm:
             wave = await client.generate_batch(
                 [[5, 6, 7], list(range(40, 60)), [5, 6, 7]], SamplingParams(max_tokens=12, seed=3)
             )
-            versions = await client.weight_versions()
+            versions = await weight_versions(client)
         assert versions == [0]
         for prompt, generation in zip([[5, 6, 7], list(range(40, 60)), [5, 6, 7]], wave, strict=True):
             expected = tied[0].logprobs(prompt, generation.token_ids)
@@ -264,7 +263,7 @@ class TestRealVllm:
             await asyncio.sleep(0.02)
             await client.update_weights(path, 7, checksum)
             running, after = (await running)[0], await client.generate(prompt, params)
-            versions = await client.weight_versions()
+            versions = await weight_versions(client)
         assert versions == [7]
         assert torch.tensor(before.logprobs) == near(old.logprobs(prompt, before.token_ids))
         assert torch.tensor(after.logprobs) == near(new.logprobs(prompt, after.token_ids))
@@ -303,7 +302,7 @@ class TestRealVllm:
                 await client.update_weights(path, 8, read_weights_manifest(path).checksum)
             generation, versions = (
                 await client.generate([5, 6, 7], SamplingParams(max_tokens=4)),
-                await client.weight_versions(),
+                await weight_versions(client),
             )
         assert versions == [7]
         expected = tied[1].logprobs([5, 6, 7], generation.token_ids)

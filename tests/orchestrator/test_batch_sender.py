@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from buckeye.base.process import RunIdentity
+from buckeye.base.storage import step_directory
 from buckeye.errors import TransportError
 from buckeye.orchestrator.batch import BatchSender
 from buckeye.orchestrator.weights_watcher import BrokenServers
-from buckeye.transport.batches import Batch, Sample, batch_directory, read_batch, remove_batch
+from buckeye.transport.batches import Batch, Sample, read_batch, remove_batch
 from buckeye.transport.restart_requests import RestartRequest, take_restart_requests
 
 from .test_weights_watcher import publish
@@ -36,7 +37,7 @@ def test_missing_untrained_batch_is_rewritten(tmp_path):
     remove_batch(tmp_path / "batches", 1)
     asyncio.run(sender.rewrite_missing())
     assert sender.rewritten_batches == 1
-    assert not batch_directory(tmp_path / "batches", 0).exists()
+    assert not step_directory(tmp_path / "batches", 0).exists()
     found = read_batch(tmp_path / "batches", 1, identity=ME)
     assert found is not None
     assert found.samples[0].token_ids.tolist() == [3, 4]

@@ -25,7 +25,6 @@ PUBLIC_ROUTES = (
     "/detokenize",
 )
 """Routes that a server without a key serves. None of them changes the server."""
-_ANY_ADDRESS = ("0.0.0.0", "::")  # noqa: S104, compared only
 
 
 def client_line(config: InferenceConfig, rules: AccessRules) -> str:
@@ -37,9 +36,14 @@ def client_line(config: InferenceConfig, rules: AccessRules) -> str:
         key = f'"${variable}"'
     else:
         key = f'"$(cat {shlex.quote(str(generated_key_file(variable, port)))})"'
-    host = "127.0.0.1" if rules.host in _ANY_ADDRESS else rules.host
-    host = f"[{host}]" if ":" in host else host
-    return f"export OPENAI_BASE_URL=http://{host}:{port}/v1 OPENAI_API_KEY={key}"
+    return f"export OPENAI_BASE_URL={local_url(rules.host, port)}/v1 OPENAI_API_KEY={key}"
+
+
+def local_url(host: str, port: int) -> str:
+    """Return a URL at which this machine reaches a server that listens on `host`."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104, compared only
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def short_model_name(model: str) -> str:

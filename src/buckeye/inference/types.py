@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import httpx
@@ -48,20 +48,9 @@ class Generation:
 
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     """Return the sampling fields of a request."""
-    return {
-        "max_tokens": params.max_tokens,
-        "temperature": params.temperature,
-        "top_p": params.top_p,
-        "top_k": params.top_k,
-        "seed": params.seed,
-        "min_tokens": params.min_tokens,
-        "stop_token_ids": list(params.stop_token_ids),
-    }
-
-
-def parse_version(version: str | int) -> int:
-    """Return a policy version as a number. vLLM names its initial weights `default`."""
-    return 0 if version == "default" else int(version)
+    fields = asdict(params)
+    del fields["top_logprobs"]
+    return fields
 
 
 def parse_generation(choice: dict[str, Any]) -> Generation:
@@ -77,7 +66,9 @@ def parse_generation(choice: dict[str, Any]) -> Generation:
     )
     versions: list[int] = []
     for span in choice["weight_versions"]:
-        versions += [parse_version(span["version"])] * (span["end"] - span["start"])
+        # vLLM names its initial weights `default`
+        version = 0 if span["version"] == "default" else int(span["version"])
+        versions += [version] * (span["end"] - span["start"])
     if not len(token_ids) == len(values) == len(versions):
         raise ValueError(f"{len(token_ids)} tokens, {len(values)} log-probs, {len(versions)} versions")
     if not all(map(math.isfinite, values)):

@@ -18,12 +18,12 @@ import numpy as np
 from buckeye.base.disk import write_when_room_async
 from buckeye.base.faults import fault_point
 from buckeye.base.process import RunIdentity
-from buckeye.base.storage import utf8, write_file
+from buckeye.base.storage import step_directory, utf8, write_file
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.monitor.rollouts import rollouts_files
 from buckeye.orchestrator.advantages import batch_advantages, group_has_spread
 from buckeye.orchestrator.rollout import Group, Rollout
-from buckeye.transport.batches import Batch, Sample, batch_bytes, batch_directory, write_batch
+from buckeye.transport.batches import Batch, Sample, batch_bytes, write_batch
 from buckeye.transport.weights import newest_weights
 
 log = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class BatchSender:
     async def rewrite_missing(self) -> None:
         """Rewrite missing batches and forget trained ones, once."""
         # check the batches before the weights: the trainer publishes weights before it removes the batch
-        missing = [step for step in self._kept if not batch_directory(self._root, step).exists()]
+        missing = [step for step in self._kept if not step_directory(self._root, step).exists()]
         if not missing:
             return
         newest = newest_weights(self._weights, identity=self._identity)
@@ -269,6 +269,6 @@ class BatchSender:
             self.rewritten_batches += 1
 
     async def _write(self, batch: Batch) -> None:
-        path = batch_directory(self._root, batch.step)
+        path = step_directory(self._root, batch.step)
         write = partial(write_batch, self._root, batch, identity=self._identity)
         await write_when_room_async(path, write, what=f"batch {batch.step}", needed=batch_bytes(batch))

@@ -10,12 +10,12 @@ from pathlib import Path
 
 from buckeye.base import heartbeat
 from buckeye.base.process import RunIdentity, StopFlag
+from buckeye.base.storage import step_directory
 from buckeye.errors import TransportError
 from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.trainer.quarantine import quarantine_batch
 from buckeye.transport.batches import (
     Batch,
-    batch_directory,
     list_other_runs_batches,
     pack_samples,
     read_batch,
@@ -140,7 +140,7 @@ class BatchReceiver:
             if len(wait.damaged) == _MAX_DAMAGED:
                 raise
             logger.warning("Waiting for the orchestrator to write batch %d again: %s", wait.step, error)
-            quarantine_batch(self.skipped, batch_directory(self.root, wait.step))
+            quarantine_batch(self.skipped, step_directory(self.root, wait.step))
             return None
         if batch is None and wait.damaged and time.monotonic() - wait.damaged[-1] >= _REWRITE_SECONDS:
             raise TransportError(

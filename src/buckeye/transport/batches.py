@@ -83,7 +83,7 @@ def write_batch(root: Path, batch: Batch, *, identity: RunIdentity) -> Path:
         (directory / DATA).write_bytes(data)
         (directory / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
 
-    final = batch_directory(root, batch.step)
+    final = storage.step_directory(root, batch.step)
     storage.write_directory(final, fill, replace=True)
     return final
 
@@ -92,11 +92,6 @@ def batch_bytes(batch: Batch) -> int:
     """Return the approximate disk size of a batch: its arrays, without the orchestrator's state."""
     bytes_per_token = sum(np.dtype(dtype).itemsize for dtype in _DTYPES.values())
     return bytes_per_token * sum(len(sample.token_ids) for sample in batch.samples)
-
-
-def batch_directory(root: Path, step: int) -> Path:
-    """Return the path of a step's batch, which may not exist yet."""
-    return storage.step_directory(root, step)
 
 
 def list_other_runs_batches(root: Path, *, identity: RunIdentity) -> list[int]:
@@ -109,7 +104,7 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
 
     Raise `TransportError` if it is damaged.
     """
-    directory = batch_directory(root, step)
+    directory = storage.step_directory(root, step)
     try:
         manifest = storage.read_json(directory / MANIFEST)
         if (manifest["run_id"], manifest["attempt"]) != (identity.run_id, identity.attempt):
@@ -131,7 +126,7 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
 
 def remove_batch(root: Path, step: int) -> None:
     """Delete a trained batch, if it exists."""
-    storage.remove_directory(batch_directory(root, step))
+    storage.remove_directory(storage.step_directory(root, step))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -154,7 +149,7 @@ def archive_trained_batch(
 
     It only serves inspection, so nothing is synced to disk. Raise `OSError` on failure.
     """
-    source, final = batch_directory(root, batch.step), batch_directory(kept, batch.step)
+    source, final = storage.step_directory(root, batch.step), storage.step_directory(kept, batch.step)
     if not source.is_dir():
         write_batch(root, batch, identity=identity)
     arrays = {"samples": trained.samples, "logprobs": trained.logprobs}
@@ -185,7 +180,7 @@ def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
 
     Raise `TransportError` if it is missing or incomplete.
     """
-    directory = batch_directory(kept, step)
+    directory = storage.step_directory(kept, step)
     owner = _owner(directory)
     batch = read_batch(kept, step, identity=owner) if owner is not None else None
     if batch is None:
@@ -205,12 +200,28 @@ def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
 
 def pack_samples(samples: Sequence[Sample]) -> bytes:
     """Return samples as safetensors. Raise `TransportError` for one with arrays of unequal length."""
-    return save(_to_arrays(samples))
+    for index, sample in enumerate(samples):
+        lengths = {name: len(getattr(sample, name)) for name in _DTYPES}
+        if len(set(lengths.values())) != 1 or not len(sample.token_ids):
+            raise _damage(f"sample {index} of the batch is empty, or its arrays differ in length: {lengths}")
+    arrays = {
+        name: np.concatenate([np.asarray(getattr(s, name), dtype) for s in samples] or [np.empty(0, dtype)])
+        for name, dtype in _DTYPES.items()
+    }
+    arrays["lengths"] = np.array([len(s.token_ids) for s in samples], np.int64)
+    arrays["temperatures"] = np.array([s.temperature for s in samples], np.float64)
+    return save(arrays)
 
 
 def unpack_samples(data: bytes) -> tuple[Sample, ...]:
     """Return the samples from the result of `pack_samples`."""
-    return _from_arrays(load(data))
+    arrays = load(data)
+    ends = np.cumsum(arrays["lengths"])[:-1]
+    columns = {name: np.split(arrays[name], ends) for name in _DTYPES}
+    return tuple(
+        Sample(temperature=float(temperature), **{name: columns[name][i] for name in _DTYPES})
+        for i, temperature in enumerate(arrays["temperatures"])
+    )
 
 
 def _owner(directory: Path) -> RunIdentity | None:
@@ -223,26 +234,3 @@ def _owner(directory: Path) -> RunIdentity | None:
 
 def _damage(message: str) -> TransportError:
     return TransportError(message, code="BK-BATCH")
-
-
-def _to_arrays(samples: Sequence[Sample]) -> dict[str, npt.NDArray[Any]]:
-    for index, sample in enumerate(samples):
-        lengths = {name: len(getattr(sample, name)) for name in _DTYPES}
-        if len(set(lengths.values())) != 1 or not len(sample.token_ids):
-            raise _damage(f"sample {index} of the batch is empty, or its arrays differ in length: {lengths}")
-    arrays = {
-        name: np.concatenate([np.asarray(getattr(s, name), dtype) for s in samples] or [np.empty(0, dtype)])
-        for name, dtype in _DTYPES.items()
-    }
-    arrays["lengths"] = np.array([len(s.token_ids) for s in samples], np.int64)
-    arrays["temperatures"] = np.array([s.temperature for s in samples], np.float64)
-    return arrays
-
-
-def _from_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> tuple[Sample, ...]:
-    ends = np.cumsum(arrays["lengths"])[:-1]
-    columns = {name: np.split(arrays[name], ends) for name in _DTYPES}
-    return tuple(
-        Sample(temperature=float(temperature), **{name: columns[name][i] for name in _DTYPES})
-        for i, temperature in enumerate(arrays["temperatures"])
-    )

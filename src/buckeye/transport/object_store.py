@@ -134,7 +134,14 @@ class CheckpointStore:
         paths = {file: directory / file for file in commit["files"]}
         sizes = {file: path.stat().st_size for file, path in paths.items()}
         stored_sizes = self._objects(name)
-        sent = self._send({f: paths[f] for f in paths if stored_sizes.get(f) != sizes[f]}, name)
+        unsent = [f for f in paths if stored_sizes.get(f) != sizes[f]]
+
+        def put(file: str) -> None:
+            with self._converted_errors("write to", local=paths[file]):
+                self._fs.put_file(str(paths[file]), f"{self._root}/{name}/{file}")
+            fault_point("store.upload")
+
+        _run_in_parallel(put, unsent)
         stored_sizes = self._objects(name)
         incomplete = [f for f in paths if stored_sizes.get(f) != sizes[f]]
         if incomplete:
@@ -148,18 +155,7 @@ class CheckpointStore:
         with self._converted_errors("write to"):
             self._fs.pipe_file(f"{self._root}/{name}/{COMMITTED}", json.dumps(manifest).encode())
         fault_point("store.committed")
-        return sent
-
-    def _send(self, files: Mapping[str, Path], name: str) -> int:
-        """Upload files of the checkpoint `name`, several at a time. Return their total bytes."""
-
-        def put(file: str) -> None:
-            with self._converted_errors("write to", local=files[file]):
-                self._fs.put_file(str(files[file]), f"{self._root}/{name}/{file}")
-            fault_point("store.upload")
-
-        _run_in_parallel(put, list(files))
-        return sum(path.stat().st_size for path in files.values())
+        return sum(sizes[file] for file in unsent)
 
     def prune(self, keep: int | None, *, protected: Collection[int]) -> list[int]:
         """Delete all committed checkpoints except the `keep` newest (None: all); return the deleted steps.
@@ -196,16 +192,16 @@ class CheckpointStore:
         final, incoming = storage.step_directory(root, info.step), root / f".{info.path.name}{DOWNLOAD}"
         incoming.mkdir(parents=True, exist_ok=True)
         _check_room(manifest, incoming, f"{self.url}/{info.path}")
-        local, began = _reusable_files(final, manifest), time.monotonic()
+        began = time.monotonic()
         size = human_bytes(sum(manifest.sizes.values()))
         log.info("Downloading the checkpoint of step %d: %s", info.step, size)
 
         def get(file: str) -> None:
-            target = incoming / file
+            local, target = final / file, incoming / file
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                if file in local and not target.exists():
-                    storage.link_or_copy(str(final / file), str(target))
+                if _size(local) == manifest.sizes[file] and not target.exists():
+                    storage.link_or_copy(str(local), str(target))
                 self._get(f"{self._root}/{info.path}/{file}", target, manifest.files[file])
             except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
                 raise _damage(f"{self.url}/{info.path} has conflicting file names: {error}") from None
@@ -362,17 +358,12 @@ def _is_file_name(part: str) -> bool:
     return part not in ("", ".", "..") and len(part) <= 255 and part.isprintable() and "\\" not in part
 
 
-def _reusable_files(final: Path, manifest: StoreManifest) -> set[str]:
-    paths = {name: final / name for name in manifest.files}
-    return {name for name, path in paths.items() if path.is_file() and _size(path) == manifest.sizes[name]}
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
+def _size(path: Path) -> int | None:
+    return path.stat().st_size if path.is_file() else None
 
 
 def _check_room(manifest: StoreManifest, incoming: Path, source: str) -> None:
-    downloaded = sum(_size(path) for path in incoming.rglob("*") if path.is_file())
+    downloaded = sum(_size(path) or 0 for path in incoming.rglob("*"))
     needed, free = sum(manifest.sizes.values()) - downloaded, free_bytes(incoming)
     if needed + reserve_bytes(incoming) > free:
         raise DiskFullError(

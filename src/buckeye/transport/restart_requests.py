@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,7 @@ class RestartRequest:
 def request_restart(output_dir: Path, url: str, reason: str) -> None:
     """Write a request for the launcher. A later one for the same server replaces it."""
     path = output_dir / RESTART_FOLDER / (re.sub(r"\W+", "_", url) + ".json")
-    storage.write_file(path, json.dumps(asdict(RestartRequest(url=url, reason=reason))))
+    storage.write_file(path, json.dumps({"url": url, "reason": reason}))
 
 
 def take_restart_requests(output_dir: Path) -> list[RestartRequest]:

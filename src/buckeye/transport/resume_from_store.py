@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import itertools
-import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from buckeye.base import storage
-from buckeye.errors import CheckpointError, UsageError
+from buckeye.errors import UsageError
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
     checkpoints_oldest_first,
+    first_valid_checkpoint,
     is_complete,
 )
 from buckeye.transport.object_store import CheckpointStore, recency_key
-
-log = logging.getLogger(__name__)
 
 _START_SECONDS = 30.0
 
@@ -41,36 +38,19 @@ def restore_from_store(output_dir: Path, url: str, resume_step: int | None) -> N
 def _restore(
     store: CheckpointStore, output_dir: Path, local: Sequence[CheckpointInfo], resume_step: int | None
 ) -> None:
-    stored = store.list_checkpoints()
-    valid = _with_valid_manifest(store, reversed(stored))
-    newest = next(valid, None)
+    stored = store.list_checkpoints()[::-1]
+    newest = first_valid_checkpoint(stored, store.manifest)
     if stored:
         _check_same_run(store, output_dir, newest, is_new_run=resume_step is None)
-    newest_local = recency_key(local[-1]) if local else (0, 0)
-    for info in itertools.chain([newest] if newest is not None else [], valid):
-        if resume_step not in (-1, info.step) or recency_key(info) < newest_local:
-            continue
-        if recency_key(info) == newest_local and is_complete(local[-1]):
-            return
-        try:
-            store.download(info, output_dir / "checkpoints")
-            return
-        except CheckpointError as error:
-            _log_skipped(info, error)
-
-
-def _with_valid_manifest(store: CheckpointStore, infos: Iterable[CheckpointInfo]) -> Iterator[CheckpointInfo]:
-    for info in infos:
-        try:
-            store.manifest(info)
-        except CheckpointError as error:
-            _log_skipped(info, error)
-        else:
-            yield info
-
-
-def _log_skipped(info: CheckpointInfo, error: CheckpointError) -> None:
-    log.warning("Skipping the checkpoint of step %d in the store: %s", info.step, error)
+    local_key = recency_key(local[-1]) if local else (0, 0)
+    has_local = bool(local) and is_complete(local[-1])
+    candidates = [
+        info
+        for info in (stored[stored.index(newest) :] if newest is not None else ())
+        if resume_step in (-1, info.step)
+        and (recency_key(info) > local_key or (recency_key(info) == local_key and not has_local))
+    ]
+    first_valid_checkpoint(candidates, lambda info: store.download(info, output_dir / "checkpoints"))
 
 
 def _check_same_run(

@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import msgspec
+
 from buckeye.base import storage
 from buckeye.base.foreign_files import check_file_name
 from buckeye.base.process import RunIdentity
@@ -118,14 +120,12 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
     """
     path = directory / MANIFEST
     try:
-        content = storage.read_json(path)
-        canary = content.pop("canary", None)
-        manifest = WeightsManifest(**content, canary=Canary(**canary) if canary is not None else None)
+        manifest = msgspec.convert(storage.read_json(path), WeightsManifest)
         missing = [name for name in manifest.files if not (directory / check_file_name(name)).is_file()]
         is_consistent = combined_checksum(manifest.files) == manifest.checksum
     except FileNotFoundError:
         raise _damage(f"{directory} has no published weights: {MANIFEST} is missing") from None
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise _damage(f"{path} cannot be read: {error}") from error
     if missing:
         raise _damage(f"the weights in {directory} are incomplete: {', '.join(missing)} missing")
@@ -134,11 +134,12 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
     return manifest
 
 
-def published_checksum(directory: Path) -> str | None:
-    """Return the checksum of the weights in a directory, or None if none are published there."""
+def find_weights_manifest(directory: Path) -> WeightsManifest | None:
+    """Return the manifest of a weights directory, or None if no complete weights are published there."""
     try:
-        return read_weights_manifest(directory).checksum
-    except TransportError:
+        return read_weights_manifest(directory)
+    except TransportError as error:
+        logger.debug("Skipping %s: %s", directory, error)
         return None
 
 
@@ -160,37 +161,27 @@ def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | N
     Other attempts' are ignored.
     """
     for step, directory in reversed(storage.step_directories(root).items()):
-        try:
-            manifest = read_weights_manifest(directory)
-        except TransportError as error:
-            logger.debug("Skipping %s: %s", directory, error)
-            continue
-        if (manifest.run_id, manifest.attempt) == (identity.run_id, identity.attempt):
+        manifest = find_weights_manifest(directory)
+        if manifest and (manifest.run_id, manifest.attempt) == (identity.run_id, identity.attempt):
             return step, directory
     return None
 
 
 def has_weights(root: Path, step: int, *, run_id: str) -> bool:
     """Return True if an attempt of a run has published this version, and it still exists."""
-    return _owner_run_id(storage.step_directory(root, step)) == run_id
+    manifest = find_weights_manifest(storage.step_directory(root, step))
+    return manifest is not None and manifest.run_id == run_id
 
 
 def prune_weights(root: Path, run_id: str, *, keep: Callable[[int], bool]) -> None:
     """Delete every version of this run unless `keep(step)` is true. Directories of other runs stay."""
     for step, directory in storage.step_directories(root).items():
-        if not keep(step) and _owner_run_id(directory) == run_id:
+        if not keep(step) and has_weights(root, step, run_id=run_id):
             storage.remove_directory(directory)
 
 
 def _damage(message: str) -> TransportError:
     return TransportError(message, code="BK-WEIGHTS-DAMAGED", hint="publish the weights again")
-
-
-def _owner_run_id(directory: Path) -> str | None:
-    try:
-        return read_weights_manifest(directory).run_id
-    except TransportError:
-        return None
 
 
 def _hashes(directory: Path, names: Sequence[str]) -> dict[str, str]:

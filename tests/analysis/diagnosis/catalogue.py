@@ -164,9 +164,11 @@ def optimizer_forgets() -> Sequence[Any]:
 
 
 def other_adapter_scale() -> Sequence[Any]:
-    original = adapters._Scale.of_module
+    read_scale = adapters._read_scale
     return [
-        mock.patch.object(adapters._Scale, "of_module", lambda self, *given: 4.0 * original(self, *given)),
+        mock.patch.object(
+            adapters, "_read_scale", lambda path: lambda *given: 4.0 * read_scale(path)(*given)
+        ),
         unheard(),
     ]
 

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 
@@ -22,7 +22,7 @@ from buckeye.inference.client.fleet import Fleet
 from buckeye.inference.client.replica import Replica, ReplicaLostError, gather_results
 from buckeye.inference.client.router import Router
 from buckeye.inference.client.weight_update import TargetWeights
-from buckeye.inference.types import Generation, SamplingParams, parse_version
+from buckeye.inference.types import Generation, SamplingParams
 from buckeye.transport.weights import Canary
 
 _RECOVERY_SECONDS = 60.0
@@ -47,7 +47,21 @@ class SamplingSession:
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
         """Sample the next turn."""
-        return await self._client.generate(prompt_ids, params, session=self)
+
+        async def call(replica: Replica) -> Generation:
+            if self._aborted:
+                return Generation(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
+            request_id = uuid.uuid4().hex
+            self._open[request_id] = replica
+            try:
+                generation = await replica.generate(prompt_ids, params, request_id=request_id)
+            finally:
+                del self._open[request_id]
+            self.replica = replica
+            return generation
+
+        cost = len(prompt_ids) + params.max_tokens
+        return await self._client.call_replica(call, cost, prefer=self.replica)
 
     async def abort(self) -> None:
         """Abort the running requests.
@@ -64,20 +78,6 @@ class SamplingSession:
             await asyncio.sleep(pause)  # the abort may have arrived before the latest request
             pause *= 2
 
-    async def _generate_on(
-        self, replica: Replica, prompt_ids: Sequence[int], params: SamplingParams
-    ) -> Generation:
-        if self._aborted:
-            return Generation(token_ids=[], logprobs=[], versions=[], finish_reason="abort")
-        request_id = uuid.uuid4().hex
-        self._open[request_id] = replica
-        try:
-            generation = await replica.generate(prompt_ids, params, request_id=request_id)
-        finally:
-            del self._open[request_id]
-        self.replica = replica
-        return generation
-
 
 class InferenceClient:
     """Client of all servers, an async context manager.
@@ -85,9 +85,9 @@ class InferenceClient:
     `timeout` is the deadline of every call, in seconds; `model` is the name of the model that the servers
     must serve. Methods raise `InferenceError` with the server, the request and the wait.
 
-    From `wait_ready` on the servers are monitored. A server that dies, restarts, or is silent for
-    `heartbeat_timeout` seconds is not used until it responds again and has the newest weights; its requests
-    are retried on others. `recovery_timeout` limits how long all servers may be out.
+    Call `wait_ready` first: from then on the servers are monitored. A server that dies, restarts, or is
+    silent for `heartbeat_timeout` seconds is not used until it responds again and has the newest weights; its
+    requests are retried on others. `recovery_timeout` limits how long all servers may be out.
     `on_restart_needed(url, reason)` is called for a running server that should be restarted.
     """
 
@@ -100,7 +100,7 @@ class InferenceClient:
         model: str,
         recovery_timeout: float = _RECOVERY_SECONDS,
         heartbeat_timeout: float = _HEARTBEAT_SECONDS,
-        on_restart_needed: Callable[[str, str], None] | None = None,
+        on_restart_needed: Callable[[str, str], None] = lambda url, reason: None,
     ) -> None:
         if not base_urls:
             raise InferenceError(
@@ -174,21 +174,9 @@ class InferenceClient:
         """Return a session for the turns of one conversation."""
         return SamplingSession(self)
 
-    async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, session: SamplingSession | None = None
-    ) -> Generation:
-        """Sample one sequence: on the session's server, else on the one with the fewest tokens in flight.
-
-        If the server is lost, the request is retried on another.
-        """
-
-        async def call(replica: Replica) -> Generation:
-            if session is None:
-                return await replica.generate(prompt_ids, params)
-            return await session._generate_on(replica, prompt_ids, params)
-
-        cost = len(prompt_ids) + params.max_tokens
-        return await self._call_replica(call, cost, prefer=session.replica if session is not None else None)
+    async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Generation:
+        """Sample one sequence, on the server with the fewest tokens in flight."""
+        return await self.session().generate(prompt_ids, params)
 
     async def generate_batch(
         self, prompts: Sequence[Sequence[int]], params: SamplingParams
@@ -227,15 +215,6 @@ class InferenceClient:
         target = TargetWeights(path=path, version=version, checksum=checksum, canary=canary, adapter=adapter)
         await self._fleet.update(target)
 
-    async def weight_versions(self) -> list[int]:
-        """Return the policy version of every server."""
-
-        async def version(replica: Replica) -> int:
-            info: Any = await replica.call("GET", "/weight_info")
-            return replica.parse_reply("/weight_info", lambda: parse_version(info["weight_version"]))
-
-        return await gather_results([version(replica) for replica in self._replicas])
-
     def metrics(self) -> dict[str, float]:
         """Return counts since the start, and the current state, of every server: `inference/<i>/<name>`."""
         return {
@@ -248,14 +227,14 @@ class InferenceClient:
         self, preferred: Replica, prompts: Sequence[Sequence[int]], params: SamplingParams, start: int
     ) -> list[Generation]:
         seeded = dataclasses.replace(params, seed=params.seed + start)
-        return await self._call_replica(
+        return await self.call_replica(
             lambda replica: replica.generate_batch(prompts, seeded),
             sum(map(len, prompts)) + len(prompts) * params.max_tokens,
             prefer=preferred,
             exclusive=True,
         )
 
-    async def _call_replica(
+    async def call_replica(
         self,
         call: Callable[[Replica], Awaitable[T]],
         cost: int,
@@ -271,8 +250,6 @@ class InferenceClient:
                 with replica.busy_clock:
                     return await call(replica)
             except ReplicaLostError as error:
-                if not replica.is_monitored:
-                    raise
                 await self._fleet.handle_lost_call(replica, epoch, error)
                 self._requeued += 1
                 last = error

@@ -32,7 +32,7 @@ class Fleet:
         *,
         recovery_timeout: float,
         heartbeat_timeout: float,
-        on_restart_needed: Callable[[str, str], None] | None,
+        on_restart_needed: Callable[[str, str], None],
     ) -> None:
         self._replicas = replicas
         self._router = router
@@ -108,12 +108,9 @@ class Fleet:
         calls = [self._sync(replica, target) for replica in replicas]
         errors = await asyncio.gather(*calls, return_exceptions=True)
         failed = [e for e in errors if e is not None and not isinstance(e, ReplicaLostError)]
-        unmonitored = [e for e in errors if e is not None and not self._monitors]
         if failed and (len(failed) == len(self._replicas) or not isinstance(failed[0], InferenceError)):
             self._target = previous
             raise failed[0]
-        if unmonitored:
-            raise unmonitored[0]
         for replica, epoch, error in zip(replicas, epochs, errors, strict=True):
             if isinstance(error, ReplicaLostError):
                 self._take_out_once(replica, epoch, _reason(error))
@@ -185,7 +182,6 @@ class Fleet:
             await asyncio.sleep(_READY_POLL_SECONDS)
         await replica.check_model()
         replica.process_id = await replica.identify(timeout=self._heartbeat_timeout)
-        replica.is_monitored = True
 
     async def _monitor(self, replica: Replica) -> None:
         while True:
@@ -215,7 +211,7 @@ class Fleet:
                 and not replica.update_lock.locked()
             ):
                 self._take_out(replica, _reason(error))
-                self._request_restart(replica, _reason(error))
+                self._on_restart_needed(replica.url, _reason(error))
             return
         try:
             process = await replica.identify(timeout=self._heartbeat_timeout)
@@ -234,10 +230,6 @@ class Fleet:
     def _take_out(self, replica: Replica, reason: str) -> None:
         log.warning("%s is not used until it recovers: %s", replica.url, reason)
         replica.exclude(reason)
-        self._start_recovery_timer()
-
-    def _start_recovery_timer(self) -> None:
-        """If no server is up, start the recovery timeout."""
         if self._recovery_timer is None and not any(other.is_up for other in self._replicas):
             loop = asyncio.get_running_loop()
             self._recovery_timer = loop.call_later(self._recovery_timeout, self._give_up)
@@ -246,11 +238,7 @@ class Fleet:
         """Take out a running server that failed. This process is not tried again with these weights."""
         self._refused[replica] = (replica.process_id, self._target)
         self._take_out(replica, reason)
-        self._request_restart(replica, reason)
-
-    def _request_restart(self, replica: Replica, reason: str) -> None:
-        if self._on_restart_needed is not None:
-            self._on_restart_needed(replica.url, reason)
+        self._on_restart_needed(replica.url, reason)
 
     def _give_up(self) -> None:
         self._router.fail_all(
@@ -293,7 +281,7 @@ class Fleet:
         replica.down_reason = reason
         self._refused[replica] = (process, self._target)
         if process is not None:
-            self._request_restart(replica, reason)
+            self._on_restart_needed(replica.url, reason)
 
     def _put_back(self, replica: Replica, process: str | None) -> None:
         replica.restarts += replica.process_id not in (None, process)
@@ -303,14 +291,9 @@ class Fleet:
         if self._recovery_timer is not None:
             self._recovery_timer.cancel()
             self._recovery_timer = None
-        log.log(
-            SUCCESS, "%s is used again, with weights version %s", replica.url, _version_text(replica.version)
-        )
+        version = "of its start" if replica.version is None else replica.version
+        log.log(SUCCESS, "%s is used again, with weights version %s", replica.url, version)
         self._router.resume()
-
-
-def _version_text(version: int | None) -> str:
-    return "of its start" if version is None else str(version)
 
 
 def _reason(error: BaseException) -> str:

@@ -23,8 +23,6 @@ from buckeye.inference.types import (
 from buckeye.monitor.metrics import BusyClock
 
 _IDLE_CONNECTIONS = 256  # kept for the next requests
-_CONNECT_ATTEMPTS = 6
-_FIRST_BACKOFF = 0.1
 _HEALTH_SECONDS = 5.0  # for a server in unknown state
 
 T = TypeVar("T")
@@ -70,15 +68,13 @@ class Replica:
         self, index: int, url: str, *, model: str, timeout: float, connect: Callable[[], httpx.AsyncClient]
     ) -> None:
         self.index = index
-        self.url = self.server_url(url)
+        self.url = url.rstrip("/").removesuffix("/v1")
         self.is_vllm = False
         """Set once the server is ready. vLLM gives all prompts of one request the same seed."""
-        self.is_monitored = False
-        """True if the server is monitored: then a failed connection counts as a loss at once."""
         self.process_id: str | None = None
         """Id of the server process behind the URL; it changes with every restart."""
         self.dtype: str | None = None
-        """Compute dtype of the server."""
+        """Compute dtype of the server; None if it is unknown, or differs between workers."""
         self.version: int | None = None
         """Version of the weights that the server was given last."""
         self.adapter: str | None = None
@@ -106,11 +102,6 @@ class Replica:
         self._health = connect()  # for health checks only: a new connection waits behind thousands of others
         self._health_lock = asyncio.Lock()
         self._calls: set[asyncio.Timeout] = set()
-
-    @staticmethod
-    def server_url(base_url: str) -> str:
-        """Return the address of a server without `/v1`."""
-        return base_url.rstrip("/").removesuffix("/v1")
 
     @property
     def is_up(self) -> bool:
@@ -188,23 +179,15 @@ class Replica:
         reply = await self.call("POST", "/collective_rpc", body, timeout=timeout)
         return self.parse_reply("/collective_rpc", lambda: [dict(worker) for worker in reply["results"]])
 
-    async def identify(self, *, timeout: float) -> str | None:
-        """Return the id of the server process, within `timeout` seconds, and set `max_num_seqs`.
-
-        None for a server without this call, started by a third party.
-        """
-        try:
-            workers = await self.workers(timeout=timeout)
-        except RefusedError:
-            if not await self.is_healthy(timeout):
-                raise ReplicaLostError("no reply to GET /health", at=self.url) from None
-            return None
+    async def identify(self, *, timeout: float) -> str:
+        """Return the id of the server process, within `timeout` seconds, and set `max_num_seqs`."""
+        workers = await self.workers(timeout=timeout)
         counts = {worker.get("max_num_seqs") for worker in workers}
         self.max_num_seqs = min((n for n in counts if isinstance(n, int) and n > 0), default=None)
         return ",".join(sorted(str(worker.get("process", worker.get("pid"))) for worker in workers))
 
     async def generate(
-        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str | None = None
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str
     ) -> Generation:
         """Sample one sequence; `request_id` is the id for `abort`.
 
@@ -213,8 +196,7 @@ class Replica:
         fields = sampling_fields(params)
         if self.is_vllm:
             del fields["seed"]
-        named = {} if request_id is None else {"request_id": request_id}
-        return self._count([await self.generate_fields(prompt_ids, fields, **named)])[0]
+        return self._count([await self.generate_fields(prompt_ids, fields, request_id=request_id)])[0]
 
     async def abort(self, request_id: str) -> None:
         """Abort a request, if the server has it. Its partial result is returned to the caller."""
@@ -318,7 +300,7 @@ class Replica:
             async with asyncio.timeout(seconds) as deadline:
                 self._calls.add(deadline)
                 try:
-                    response = await self._connected(method, route, body)
+                    response = await self._request(method, route, body)
                 finally:
                     self._calls.discard(deadline)
         except TimeoutError:
@@ -342,7 +324,7 @@ class Replica:
         message = f"{method} {path} was refused with status {status}: {error_message(response)}"
         lacks_adapter = status == 404 and self.adapter is not None  # a restarted process has no adapter
         is_lost = lacks_adapter or status == 503
-        if is_lost or (self.is_monitored and status >= 500 and not await self.is_healthy()):
+        if is_lost or (status >= 500 and not await self.is_healthy()):
             raise ReplicaLostError(message, at=self.url)
         raise RefusedError(message, code="BK-INFERENCE" if status >= 500 else None, at=self.url)
 
@@ -354,17 +336,6 @@ class Replica:
             raise InferenceError(
                 f"invalid reply to {route}: {error!r}", code="BK-INFERENCE-REPLY", at=self.url
             ) from error
-
-    async def _connected(self, method: str, route: str, body: Any) -> httpx.Response:
-        """Send a request. Retry only failures before it was sent, and only if the server is not monitored."""
-        for attempt in range(_CONNECT_ATTEMPTS):
-            try:
-                return await self._request(method, route, body)
-            except httpx.ConnectError:
-                if self.is_monitored or attempt == _CONNECT_ATTEMPTS - 1:
-                    raise
-            await asyncio.sleep(_FIRST_BACKOFF * 2**attempt)
-        raise AssertionError("unreachable")
 
     async def _request(self, method: str, route: str, body: Any) -> httpx.Response:
         async with self._connection(route) as connection:

@@ -7,7 +7,6 @@ import contextlib
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from buckeye.base.request_gate import is_loopback
@@ -71,7 +70,8 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
         )
     replica.version = target.version
     replica.adapter = ADAPTER if target.adapter else None
-    replica.dtype = _common_dtype(workers)
+    dtypes = {str(worker.get("dtype")) for worker in workers}
+    replica.dtype = dtypes.pop() if len(dtypes) == 1 else None
 
 
 async def _wait_for_arrival(replica: Replica, target: TargetWeights) -> None:
@@ -168,9 +168,3 @@ async def _check_incoming(replica: Replica, target: TargetWeights) -> None:
 async def _finish_unchanged(replica: Replica) -> None:
     info = await replica.call("GET", "/weight_info")
     await replica.call("POST", "/finish_weight_update", {"weight_version": str(info["weight_version"])})
-
-
-def _common_dtype(workers: list[dict[str, Any]]) -> str | None:
-    """Return the compute dtype of the workers; None if it is unknown or differs."""
-    dtypes = {str(worker.get("dtype")) for worker in workers}
-    return dtypes.pop() if len(dtypes) == 1 else None

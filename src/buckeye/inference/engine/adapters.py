@@ -8,8 +8,7 @@ weights on disk, which are mapped and never changed. So replacing an adapter lea
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from buckeye.base.storage import read_json, sha256_file
-from buckeye.errors import InferenceError, TransportError
+from buckeye.errors import TransportError
 from buckeye.inference.engine.architecture import read_spec
 from buckeye.inference.engine.weights import Checkpoint
 from buckeye.transport.weights import MANIFEST, combined_checksum, verify_weights
@@ -52,107 +51,61 @@ _MERGEABLE: Mapping[str, tuple[Any, ...]] = {
 """Adapter settings, and the values that W + scale * B @ A covers completely."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Scale:
-    """Scale of B @ A: alpha / rank, or with `root` alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
-
-    `patterns` are alphas for modules with matching names.
-    """
-
-    alpha: float
-    patterns: Mapping[re.Pattern[str], float]
-    root: bool
-
-    def of_module(self, module: str, rank: int) -> float:
-        """Return the scale for a module's matrices of this rank."""
-        matching = (alpha for pattern, alpha in self.patterns.items() if pattern.fullmatch(module))
-        alpha = next(matching, self.alpha)
-        return float(alpha / (rank**0.5 if self.root else rank))
-
-
 class AdaptedCheckpoint(Checkpoint):
     """Model directory with an adapter applied. `checksum` is that of the adapter's files."""
 
     def __init__(self, base: Path, adapter: Path) -> None:
         super().__init__(base)
         self.checksum = verified_checksum(adapter)
-        self._scale = _read_scale(adapter / _CONFIG)
+        scale = _read_scale(adapter / _CONFIG)
         self._file = adapter / _WEIGHTS
-        self._pairs: dict[str, dict[str, torch.Tensor]] = {}
-        self._replaced: dict[str, torch.Tensor] = {}
+        pairs: dict[str, dict[str, torch.Tensor]] = {}
         for name, tensor in _read_tensors(self._file).items():
             plain = name.removeprefix(_PREFIX)
             if match := _MATRIX.fullmatch(plain):
-                self._pairs.setdefault(f"{match['module']}.weight", {})[match["side"]] = tensor.float()
+                pairs.setdefault(match["module"], {})[match["side"]] = tensor.float()
             else:
-                self._replaced[plain] = tensor
-        self._check(tied=read_spec(base).tied_head)
-
-    @property
-    def adapted_names(self) -> set[str]:
-        """Names of the tensors that differ from the base model."""
-        return self._pairs.keys() | self._replaced.keys()
-
-    def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor with the adapter applied; float32 if the adapter changes it."""
-        if name in self._replaced:
-            return self._replaced[name]
-        weight, pair = super().tensor(name), self.low_rank(name)
-        return weight if pair is None else torch.addmm(weight.float(), pair[1], pair[0])
-
-    def replaces(self, name: str) -> bool:
-        """Return True if the adapter replaces the whole tensor."""
-        return name in self._replaced
-
-    def without_low_rank(self, name: str) -> torch.Tensor:
-        """Return the adapter's tensor if it replaces the whole one, else that of the base."""
-        return self._replaced[name] if name in self._replaced else super().tensor(name)
-
-    def low_rank(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return the two low-rank matrices of a tensor, with the scale in the second, or None."""
-        if name not in self._pairs:
-            return None
-        a, b = self._pairs[name]["A"], self._pairs[name]["B"]
-        return a, b * self._scale.of_module(name.removesuffix(".weight"), len(a))
-
-    @property
-    def has_low_rank(self) -> bool:
-        """True if the adapter has any low-rank matrices."""
-        return bool(self._pairs)
-
-    def _check(self, *, tied: bool) -> None:
-        """Raise `InferenceError` unless each tensor of the adapter fits one of the model."""
-        if tied and (adapted := self.adapted_names.intersection(_TIED)):
+                self.replaced[plain] = tensor
+        adapted = {f"{module}.weight" for module in pairs} | self.replaced.keys()
+        if (tied := adapted.intersection(_TIED)) and read_spec(base).tied_head:
             raise self._error(
-                f"the adapter changes {', '.join(sorted(adapted))}, but head and embedding are tied in "
+                f"the adapter changes {', '.join(sorted(tied))}, but head and embedding are tied in "
                 f"{self.directory}",
                 hint="use an adapter that changes neither",
             )
-        for name, sides in self._pairs.items():
-            if sides.keys() != {"A", "B"}:
-                raise self._error(f"one of the two matrices of {name} is missing")
-            a, b = sides["A"], sides["B"]
-            if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
-                raise self._error(
-                    f"the matrices of {name}, {list(a.shape)} and {list(b.shape)}, do not fit each other"
-                )
-            self._check_target(name, (b.shape[0], a.shape[1]))
-        for name, tensor in self._replaced.items():
+        for module, sides in pairs.items():
+            a, b = self._checked_pair(f"{module}.weight", sides)
+            self.low_rank[f"{module}.weight"] = a, b * scale(module, len(a))
+        for name, tensor in self.replaced.items():
             self._check_target(name, tuple(tensor.shape))
+
+    def _checked_pair(
+        self, name: str, sides: Mapping[str, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return A and B of a tensor. Raise `TransportError` unless they fit it."""
+        if sides.keys() != {"A", "B"}:
+            raise self._error(f"one of the two matrices of {name} is missing")
+        a, b = sides["A"], sides["B"]
+        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+            raise self._error(
+                f"the matrices of {name}, {list(a.shape)} and {list(b.shape)}, do not fit each other"
+            )
+        self._check_target(name, (b.shape[0], a.shape[1]))
+        return a, b
 
     def _check_target(self, name: str, shape: tuple[int, ...]) -> None:
         hint = "use an adapter of this model"
-        if name not in self.names:
+        if name not in self.shapes:
             raise self._error(f"the model {self.directory} has no tensor {name}", hint=hint)
-        if self.shape(name) != shape:
+        if self.shapes[name] != shape:
             raise self._error(
                 f"the adapter is for {name} of shape {list(shape)}; in {self.directory} it has shape "
-                f"{list(self.shape(name))}",
+                f"{list(self.shapes[name])}",
                 hint=hint,
             )
 
-    def _error(self, message: str, hint: str | None = None) -> InferenceError:
-        return InferenceError(message, code="BK-ADAPTER", at=str(self._file), hint=hint)
+    def _error(self, message: str, hint: str | None = None) -> TransportError:
+        return TransportError(message, code="BK-ADAPTER", at=str(self._file), hint=hint)
 
 
 def verified_checksum(adapter: Path) -> str:
@@ -174,10 +127,15 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise InferenceError(f"cannot read {path}: {error}", code="BK-ADAPTER") from error
+        raise TransportError(f"cannot read {path}: {error}", code="BK-ADAPTER") from error
 
 
-def _read_scale(path: Path) -> _Scale:
+def _read_scale(path: Path) -> Callable[[str, int], float]:
+    """Return the scale of B @ A by module and rank.
+
+    It is alpha / rank, or with `use_rslora` alpha / sqrt(rank) (Kalajdzievski 2023, arXiv:2312.03732).
+    `alpha_pattern` has alphas for modules with matching names.
+    """
     try:
         config = read_json(path)
         unsupported = [
@@ -185,21 +143,23 @@ def _read_scale(path: Path) -> _Scale:
             for key, values in _MERGEABLE.items()
             if config.get(key) not in values
         ]
+        default, root = float(config["lora_alpha"]), bool(config.get("use_rslora"))
         patterns = config.get("alpha_pattern") or {}
-        scale = _Scale(
-            alpha=float(config["lora_alpha"]),
-            patterns={re.compile(rf"(.*\.)?({name})"): float(alpha) for name, alpha in patterns.items()},
-            root=bool(config.get("use_rslora")),
-        )
+        alphas = {re.compile(rf"(.*\.)?({name})"): float(alpha) for name, alpha in patterns.items()}
     except FileNotFoundError:
         message = f"{path.parent} is not an adapter in peft's format: no {path.name}"
-        raise InferenceError(message, code="BK-ADAPTER") from None
+        raise TransportError(message, code="BK-ADAPTER") from None
     except (OSError, ValueError, TypeError, AttributeError, KeyError, re.error) as error:
-        raise InferenceError(f"cannot read {path}: {error!r}", code="BK-ADAPTER") from error
+        raise TransportError(f"cannot read {path}: {error!r}", code="BK-ADAPTER") from error
     if unsupported:
-        raise InferenceError(
+        raise TransportError(
             f"the embedded engine cannot merge an adapter with {', '.join(unsupported)}",
             code="BK-ADAPTER",
             at=str(path),
         )
+
+    def scale(module: str, rank: int) -> float:
+        alpha = next((alphas[pattern] for pattern in alphas if pattern.fullmatch(module)), default)
+        return float(alpha / (rank**0.5 if root else rank))
+
     return scale

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from buckeye.base.storage import read_json
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.engine.model_fields import complete_config, format_value, read_rope
+from buckeye.inference.engine.model_fields import ROPE_KINDS, complete_config, format_value, read_rope
 
 _LAYERS = "num_hidden_layers"
 _NON_ZERO = (_LAYERS, "hidden_size", "vocab_size", "num_attention_heads")
@@ -95,7 +95,7 @@ def read_spec(directory: Path) -> ModelSpec:
     config = read_model_config(path)
     check_sizes(directory)
     try:
-        return _build_spec(complete_config(config, path), _eos_token_ids(config, directory))
+        return _build_spec(complete_config(config, path), eos_token_ids(config, directory))
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise _damaged(f"a key is missing or has the wrong type: {error}", at=path) from error
 
@@ -202,26 +202,22 @@ def _build_spec(fields: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> Mo
 
 
 def _build_rope(rope: Mapping[str, Any], positions: int) -> RopeSpec:
-    kind, theta = rope["rope_type"], float(rope["rope_theta"])
-    if kind == "default":
-        return RopeSpec(kind="default", theta=theta)
-    if kind == "linear":
-        return RopeSpec(kind="linear", theta=theta, factor=float(rope["factor"]))
+    kind = rope["rope_type"]
+    factors = {key: float(rope[key]) for key in ROPE_KINDS[kind] if key.endswith("factor")}
     return RopeSpec(
-        kind="llama3",
-        theta=theta,
-        factor=float(rope["factor"]),
-        low_freq_factor=float(rope["low_freq_factor"]),
-        high_freq_factor=float(rope["high_freq_factor"]),
+        kind=kind,
+        theta=float(rope["rope_theta"]),
         original_max_positions=int(rope.get("original_max_position_embeddings") or positions),
+        **factors,
     )
 
 
-def _eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
-    """Return the ids that end a generation: those of generation_config.json, else those of config.json."""
+def eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
+    """Return the ids that end a generation: those of generation_config.json, else those of `config`."""
     path = directory / "generation_config.json"
     generation = read_model_config(path) if path.is_file() else {}
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
-    if eos is None:
-        return ()
-    return tuple(map(int, eos)) if isinstance(eos, list) else (int(eos),)
+    tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    if not all(isinstance(token, int) for token in tokens):
+        raise _damaged("eos_token_id must be a token id, or a list of token ids", at=path)
+    return tuple(tokens)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from buckeye.inference.engine import decode_kernels as kernels
 from buckeye.inference.engine.architecture import ModelSpec
 from buckeye.inference.engine.kv_cache import KVCache
-from buckeye.inference.engine.weights import DecoderWeights
+from buckeye.inference.engine.weights import DecoderWeights, ModelWeights
 
 _NO_SEQUENCE = -1
 
@@ -72,7 +72,8 @@ class CapturedDecode:
 
     def _step(self, rows: int) -> None:
         tokens, positions = self._tokens[:rows], self._positions[:rows]
-        logits = decode_step(self._spec, self._weights, self._layers, self._tables, tokens, positions)
+        weights = self._weights.current
+        logits = decode_step(self._spec, weights, self._layers, self._tables, tokens, positions)
         self._logits[:rows].copy_(logits)
 
 
@@ -87,7 +88,7 @@ def rounded_up(count: int) -> int:
 
 def decode_step(
     spec: ModelSpec,
-    weights: DecoderWeights,
+    weights: ModelWeights,
     caches: tuple[torch.Tensor, ...],
     tables: tuple[torch.Tensor, torch.Tensor],
     tokens: torch.Tensor,

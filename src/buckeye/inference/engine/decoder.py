@@ -144,16 +144,15 @@ class Decoder:
         mask = torch.zeros(count, length, dtype=self.cache.kv.dtype, device=self.device)
         mask = mask.masked_fill_(hidden_positions, float("-inf"))[:, None, None]
         x, cos, sin = self._embed(tokens, positions)
-        for layer, (kv, keys, values) in zip(
-            self.weights.layers, self._cache_views(count, length), strict=True
-        ):
+        weights = self.weights.current
+        for layer, (kv, keys, values) in zip(weights.layers, self._cache_views(count, length), strict=True):
             qkv = self._project(x, layer, cos, sin)
             kv[rows, :, positions] = qkv[:, spec.num_heads :]
             # The queries of a group are "positions" of their shared key head: the kernel reads K and V once.
             query = qkv[:, : spec.num_heads].view(count, spec.num_kv_heads, -1, spec.head_dim)  # [B, K, G, D]
             attended = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask)
             x = self._finish_layer(x, attended.reshape(count, -1), layer)
-        return self.weights.head(self._norm(x, self.weights.final_norm)).float()
+        return weights.head(self._norm(x, weights.final_norm)).float()
 
     def prefill(self, chunks: Sequence[Chunk]) -> None:
         """Write the keys and values of each chunk into its slot. The chunks are packed without padding."""
@@ -163,12 +162,13 @@ class Decoder:
         positions = torch.cat([self._positions[chunk.start : chunk.end] for chunk in chunks])
         x, cos, sin = self._embed(tokens, positions)
         masks = [_causal_mask(len(c.token_ids), c.end, self.device) if c.start else None for c in chunks]
-        for layer, kv in zip(self.weights.layers, self._caches, strict=True):
+        layers = self.weights.current.layers
+        for layer, kv in zip(layers, self._caches, strict=True):
             qkv = self._project(x, layer, cos, sin)
             heads = [part.transpose(0, 1) for part in qkv.split(lengths)]  # [H + 2K, T, D] each
             for chunk, part in zip(chunks, heads, strict=True):
                 kv[chunk.slot, :, chunk.start : chunk.end] = part[spec.num_heads :]
-            if layer is self.weights.layers[-1]:
+            if layer is layers[-1]:
                 return  # the rest only computes logits, and prefill samples no token
             parts = zip(heads, chunks, masks, strict=True)
             attended = torch.cat([self._attend_causally(*part, kv) for part in parts])
@@ -177,7 +177,7 @@ class Decoder:
     def _embed(
         self, tokens: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        x = F.embedding(tokens, self.weights.embed)
+        x = F.embedding(tokens, self.weights.current.embed)
         return x, self._cos[positions][:, None], self._sin[positions][:, None]
 
     def _cache_views(self, count: int, length: int) -> list[_LayerCache]:

@@ -22,7 +22,8 @@ class IncrementalDetokenizer:
         self._stops = stops
         self._ids: list[int] = []
         self._settled = 0  # tokens before this index are final
-        self._text = ""
+        self.text = ""
+        """All decoded text, without the parts held back."""
         self._released = 0
         self.stopped = False
 
@@ -44,19 +45,15 @@ class IncrementalDetokenizer:
             self._settle(final=True)
 
     @property
-    def text(self) -> str:
-        """All decoded text, without the parts held back."""
-        return self._text
-
-    @property
     def num_tokens(self) -> int:
         """Number of accepted tokens, up to the one that completed a stop string."""
         return len(self._ids)
 
     def take(self, *, final: bool = False) -> str:
         """Return the text that is certain and was not returned before."""
-        end = len(self._text) if final or self.stopped else len(self._text) - self._possible_stop()
-        part = self._text[self._released : end]
+        held_back = 0 if final or self.stopped else partial_length(self.text, self._stops)
+        end = len(self.text) - held_back
+        part = self.text[self._released : end]
         self._released = max(self._released, end)
         return part
 
@@ -72,8 +69,8 @@ class IncrementalDetokenizer:
             if pending < _MAX_CHARACTER_TOKENS:
                 return
             text, end = self._without_incomplete(start, text)
-        before = len(self._text)
-        self._text += text[len(context_text) :]
+        before = len(self.text)
+        self.text += text[len(context_text) :]
         self._settled = end
         self._find_stop(before)
 
@@ -91,15 +88,16 @@ class IncrementalDetokenizer:
     def _find_stop(self, before: int) -> None:
         longest = max(map(len, self._stops), default=0)
         start = max(0, before - longest + 1)
-        positions = [at for stop in self._stops if (at := self._text.find(stop, start)) >= 0]
+        positions = [at for stop in self._stops if (at := self.text.find(stop, start)) >= 0]
         if positions:
-            self._text = self._text[: min(positions)]
+            self.text = self.text[: min(positions)]
             self.stopped = True
 
-    def _possible_stop(self) -> int:
-        """Return the length of the longest end of the text that begins a stop string."""
-        longest = max(map(len, self._stops), default=1) - 1
-        for length in range(min(longest, len(self._text)), 0, -1):
-            if any(stop.startswith(self._text[-length:]) for stop in self._stops):
-                return length
-        return 0
+
+def partial_length(text: str, markers: Sequence[str]) -> int:
+    """Return the length of the longest end of a text that begins one of the markers."""
+    longest = max(map(len, markers), default=1) - 1
+    for length in range(min(longest, len(text)), 0, -1):
+        if any(marker.startswith(text[-length:]) for marker in markers):
+            return length
+    return 0

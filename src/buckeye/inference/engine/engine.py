@@ -22,7 +22,7 @@ from buckeye.inference.engine.commands import CommandQueue
 from buckeye.inference.engine.decoder import Chunk, Decoder, batch_chunks
 from buckeye.inference.engine.prefix_cache import CachedPrefix, PrefixCache, RunningPrompts
 from buckeye.inference.engine.sampling import SamplingBatch, sample, sampling_batch, uniforms
-from buckeye.inference.engine.sequences import RunningSequences, Sequence, TopLogprobRecorder
+from buckeye.inference.engine.sequences import RunningSequences, Sequence, record_top_logprobs
 from buckeye.inference.engine.weights import Checkpoint, ModelWeights
 from buckeye.inference.types import FinishReason
 
@@ -37,13 +37,9 @@ _RATE_WINDOW = 1.0
 
 
 class Engine:
-    """Sampling of sequences with a decoder.
+    """Sampling of sequences with a decoder."""
 
-    The engine's thread calls `deliver` once per step with the updated sequences. The default calls their
-    `on_update`.
-    """
-
-    def __init__(self, decoder: Decoder, *, deliver: Callable[[list[Sequence]], None] | None = None) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         cache = decoder.cache
         self.decoder = decoder
         self.version = 0
@@ -54,19 +50,16 @@ class Engine:
         ones included), generation_tokens, and finished_<reason>.
         """
         self.tokens_per_second = 0.0
-        self.deliver = deliver or _notify
+        self.deliver: Callable[[list[Sequence]], None] = notify
+        """The engine's thread calls it once per step with the updated sequences."""
         self._commands = CommandQueue()
         self._state: Literal["running", "draining", "paused"] = "running"
         self._drained: list[Future[None]] = []
-        self._clear_cache = True
         self._stale_cache = False
         self._running_prompts = RunningPrompts()
         self._prefix_cache = PrefixCache(range(cache.slots, cache.slots + cache.spare))
-        self._mixed_weights: set[Sequence] = set()
         self._partial_prefill: CachedPrefix | None = None
         self._batch: SamplingBatch | None = None
-        self._streams: dict[Sequence, None] = {}
-        self._top_logprobs = TopLogprobRecorder()
         self._updated: list[Sequence] = []
         self._stopped = False
         self._window_tokens, self._window_seconds = 0, 0.0
@@ -84,15 +77,14 @@ class Engine:
         """End sequences now. Finished ones stay unchanged."""
         self._commands.put(partial(self._abort, tuple(sequences)))
 
-    def pause(self, mode: PauseMode, *, clear_cache: bool = True) -> Future[None]:
+    def pause(self, mode: PauseMode) -> Future[None]:
         """Stop decoding. The future completes when decoding has stopped.
 
         "keep" freezes the running sequences, "wait" lets them finish without admitting others, "abort" ends
-        running and waiting ones. New sequences are queued. If weights change before `resume`, the keys and
-        values of running sequences are recomputed with the new weights, unless `clear_cache` is False.
+        running and waiting ones. New sequences are queued.
         """
         paused: Future[None] = Future()
-        self._commands.put(partial(self._pause, mode, clear_cache, paused))
+        self._commands.put(partial(self._pause, mode, paused))
         return paused
 
     def resume(self) -> Future[None]:
@@ -103,17 +95,14 @@ class Engine:
         """Replace the weights between two decode steps.
 
         Prepared weights are installed at once; a (checked) checkpoint is read first. Tokens sampled
-        afterwards have `version`. New sequences use no prefix cached from other weights.
+        afterwards have `version`. The keys and values of running sequences are recomputed with the new
+        weights. New sequences use no prefix cached from other weights.
         """
         return self._commands.call(partial(self._install_weights, new, version))
 
     def set_version(self, version: int) -> Future[None]:
         """Set the version of the current weights. Tokens sampled afterwards have it."""
         return self._commands.call(partial(self._set_version, version))
-
-    def reset_prefix_cache(self) -> Future[None]:
-        """Clear the prefix cache."""
-        return self._commands.call(self._clear_prefixes)
 
     def ping(self) -> Future[None]:
         """Return a future that completes when the engine's thread handles it: a liveness check."""
@@ -127,11 +116,6 @@ class Engine:
     def is_paused(self) -> bool:
         """True between a pause and the next resume."""
         return self._state != "running"
-
-    @property
-    def cache_usage(self) -> float:
-        """Share of the cache's positions that running sequences use."""
-        return self.running.usage
 
     # --- the engine's thread ---
 
@@ -230,9 +214,6 @@ class Engine:
     def _start(self, sequence: Sequence) -> None:
         self.running.add(sequence)
         sequence.version_starts = [(self.version, 0)]
-        if sequence.streamed:
-            self._streams[sequence] = None
-        self._top_logprobs.add(sequence)
         self.counters["prompt_tokens"] += len(sequence.prompt_ids)
         self._batch = None
 
@@ -249,7 +230,6 @@ class Engine:
         if not self._stale_cache:
             return
         self._stale_cache = False
-        self._mixed_weights.clear()
         whole: list[Chunk] = []
         rest: list[Chunk] = []
         copies: list[tuple[int, int, int]] = []
@@ -292,7 +272,7 @@ class Engine:
             logits[torch.from_numpy(rows).to(device), torch.from_numpy(forbidden_tokens).to(device)] = float(
                 "-inf"
             )
-        self._top_logprobs.record(logits, self._batch)
+        record_top_logprobs(running.sequences, logits, self._batch)
         tokens, logprobs = sample(logits, self._batch, random)
         ended = running.record(tokens.cpu().numpy(), logprobs.cpu().numpy())
         self.counters["generation_tokens"] += count
@@ -302,7 +282,9 @@ class Engine:
 
     def _update_streams(self) -> None:
         running = self.running
-        for sequence in self._streams:
+        for sequence in running.sequences:
+            if not sequence.streamed:
+                continue
             position = running.position[sequence.slot]
             sequence.token_ids.append(int(running.tokens[sequence.slot, position]))
             sequence.logprobs.append(float(running.logprobs[sequence.slot, position]))
@@ -334,12 +316,9 @@ class Engine:
         sequence = running.sequences[slot]
         if not sequence.streamed:
             sequence.token_ids, sequence.logprobs = running.results(slot)
-        self._streams.pop(sequence, None)
-        self._top_logprobs.discard(sequence)
         self._running_prompts.remove(sequence)
-        if error is None and not self._stale_cache and sequence not in self._mixed_weights:
+        if error is None and not self._stale_cache:
             self._keep(sequence)
-        self._mixed_weights.discard(sequence)
         moved_from = running.remove(slot)
         if moved_from is not None:
             self.decoder.cache.copy(moved_from, slot, int(running.position[slot]))
@@ -390,9 +369,8 @@ class Engine:
 
     # --- pauses and weights ---
 
-    def _pause(self, mode: PauseMode, clear_cache: bool, paused: Future[None]) -> None:
+    def _pause(self, mode: PauseMode, paused: Future[None]) -> None:
         self._drained.append(paused)
-        self._clear_cache = clear_cache
         self._state = "draining" if mode == "wait" else "paused"
         if mode == "abort":
             self._abort((*self.running.sequences, *self.waiting))
@@ -408,14 +386,10 @@ class Engine:
 
     def _resume(self) -> None:
         self._state = "running"
-        self._clear_cache = True
 
     def _install_weights(self, new: ModelWeights | Checkpoint, version: int) -> None:
         self._clear_prefixes()
-        if self._clear_cache:
-            self._stale_cache = True
-        else:
-            self._mixed_weights.update(self.running.sequences)
+        self._stale_cache = True
         self.decoder.weights.load(new)
         self._set_version(version)
 
@@ -426,6 +400,7 @@ class Engine:
             sequence.version_starts.append((version, sampled))
 
 
-def _notify(sequences: list[Sequence]) -> None:
+def notify(sequences: list[Sequence]) -> None:
+    """Report an update to the clients of sequences."""
     for sequence in sequences:
         sequence.on_update()

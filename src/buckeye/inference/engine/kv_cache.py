@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 import mmap
-from collections.abc import Sequence
 
 import psutil
 import torch
@@ -53,11 +53,6 @@ class KVCache:
         """Write zeros over the first `length` positions of a slot."""
         self.kv[:, slot, :, :length] = 0
 
-    def share(self, source: int, targets: Sequence[int], length: int) -> None:
-        """Copy the first `length` positions of a slot to each of `targets`."""
-        for target in targets:
-            self.copy(source, target, length)
-
 
 def slot_bytes(spec: ModelSpec, max_len: int, dtype: torch.dtype) -> int:
     """Return the size in bytes of one sequence's keys and values at full length."""
@@ -104,7 +99,5 @@ def cache_budget(device: torch.device, *, gpu_share: float, logits: int) -> int:
 
 
 def _lazy_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    count = 1
-    for size in shape:
-        count *= size
+    count = math.prod(shape)
     return torch.frombuffer(mmap.mmap(-1, count * dtype.itemsize), dtype=dtype, count=count).view(shape)

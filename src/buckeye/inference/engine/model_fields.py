@@ -8,20 +8,10 @@ classes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from buckeye.errors import InferenceError
-
-
-@dataclass(frozen=True, slots=True)
-class _Family:
-    """Model family: its `model_type`, and the keys that change its computation, with their defaults."""
-
-    model_type: str
-    fields: Mapping[str, Any]
-
 
 _SIZES = dict.fromkeys(
     ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
@@ -49,19 +39,18 @@ _QWEN: Mapping[str, Any] = {
     "max_window_layers": 28,
 }
 _FAMILIES = {
-    "Qwen3ForCausalLM": _Family("qwen3", {**_QWEN, "head_dim": 128, "attention_bias": False}),
-    "Qwen2ForCausalLM": _Family("qwen2", _QWEN),
-    "LlamaForCausalLM": _Family(
-        "llama",
-        {
-            **_COMMON,
-            "num_key_value_heads": None,
-            "max_position_embeddings": 2048,
-            "attention_bias": False,
-            "mlp_bias": False,
-        },
-    ),
+    "Qwen3ForCausalLM": {**_QWEN, "model_type": "qwen3", "head_dim": 128, "attention_bias": False},
+    "Qwen2ForCausalLM": {**_QWEN, "model_type": "qwen2"},
+    "LlamaForCausalLM": {
+        **_COMMON,
+        "model_type": "llama",
+        "num_key_value_heads": None,
+        "max_position_embeddings": 2048,
+        "attention_bias": False,
+        "mlp_bias": False,
+    },
 }
+"""Keys that change the computation, with their defaults, by architecture."""
 SUPPORTED = tuple(_FAMILIES)
 
 _FLAGS = ("tie_word_embeddings", "attention_bias", "mlp_bias", "use_sliding_window")
@@ -70,7 +59,7 @@ _FULL_ATTENTION = "full_attention"
 _MAX_SHOWN_CHARACTERS = 60
 
 _ROPE = frozenset({"rope_type", "type", "rope_theta"})
-_ROPE_KINDS = {
+ROPE_KINDS = {
     "default": _ROPE,
     "linear": _ROPE | {"factor"},
     "llama3": _ROPE | {"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"},
@@ -78,7 +67,7 @@ _ROPE_KINDS = {
 """Supported keys of the rotary position embedding, by its kind."""
 
 _NAMES = """
-architectures model_type transformers_version torch_dtype dtype name_or_path initializer_range use_cache
+architectures transformers_version torch_dtype dtype name_or_path initializer_range use_cache
 attention_dropout attn_implementation pretraining_tp chunk_size_feed_forward keys_to_ignore_at_inference
 output_attentions output_hidden_states return_dict return_dict_in_generate output_scores torchscript
 gradient_checkpointing use_bfloat16 is_decoder tf_legacy_loss neftune_noise_alpha
@@ -115,7 +104,7 @@ def complete_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
             at=str(path),
             hint='use vLLM (inference.backend = "vllm") or another model',
         )
-    fields = {**family.fields, **{key: config[key] for key in family.fields if key in config}}
+    fields = {key: config.get(key, default) for key, default in family.items()}
     problems = [*_unknown_keys(config, family), *_unsupported_values(fields), *_rope_problems(fields)]
     if problems:
         raise InferenceError(
@@ -125,7 +114,7 @@ def complete_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
             hint='use vLLM (inference.backend = "vllm") or another model, or remove keys without effect from '
             "the file",
         )
-    return {**fields, "model_type": family.model_type}
+    return fields
 
 
 def read_rope(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,15 +134,15 @@ def format_value(value: Any) -> str:
     return text if len(text) <= _MAX_SHOWN_CHARACTERS else f"{text[:_MAX_SHOWN_CHARACTERS]}..."
 
 
-def _unknown_keys(config: Mapping[str, Any], family: _Family) -> Iterator[str]:
+def _unknown_keys(config: Mapping[str, Any], family: Mapping[str, Any]) -> Iterator[str]:
     """Yield unknown keys that are on.
 
     An off switch or an empty value adds nothing to the family's computation.
     """
-    if config.get("model_type", family.model_type) != family.model_type:
-        yield f"model_type is {format_value(config['model_type'])}, not {family.model_type!r}"
+    if config.get("model_type", family["model_type"]) != family["model_type"]:
+        yield f"model_type is {format_value(config['model_type'])}, not {family['model_type']!r}"
     for key, value in config.items():
-        known = key in family.fields or key in _NO_EFFECT or key.startswith("_")
+        known = key in family or key in _NO_EFFECT or key.startswith("_")
         if not known and value:
             yield f"{key} is {format_value(value)}, an unknown key"
 
@@ -196,9 +185,9 @@ def _window_problems(fields: Mapping[str, Any]) -> Iterator[str]:
 def _rope_problems(fields: Mapping[str, Any]) -> Iterator[str]:
     rope = read_rope(fields)
     kind = rope["rope_type"]
-    keys = _ROPE_KINDS.get(kind)
+    keys = ROPE_KINDS.get(kind)
     if keys is None:
-        yield f"rope type {format_value(kind)} is not supported (supported: {', '.join(_ROPE_KINDS)})"
+        yield f"rope type {format_value(kind)} is not supported (supported: {', '.join(ROPE_KINDS)})"
         return
     for key, value in rope.items():
         whole = key == "partial_rotary_factor" and value == 1.0

@@ -14,9 +14,6 @@ class RunningPrompts:
     def __init__(self) -> None:
         self._sequences: dict[tuple[int, ...], dict[Sequence, None]] = {}
 
-    def __len__(self) -> int:
-        return len(self._sequences)
-
     def find_same_prompt(self, prompt: tuple[int, ...]) -> Sequence | None:
         """Return the first sequence with this prompt, or None."""
         return next(iter(self._sequences.get(prompt, ())), None)
@@ -58,9 +55,6 @@ class PrefixCache:
     def __init__(self, slots: range) -> None:
         self._free = list(slots)
         self._tokens: OrderedDict[int, tuple[int, ...]] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._tokens)
 
     def keep(self, tokens: tuple[int, ...]) -> int | None:
         """Return the slot to copy the keys and values of `tokens` to, or None without spare slots."""

@@ -10,13 +10,9 @@ import numpy.typing as npt
 import torch
 
 from buckeye.inference.engine.sampling import SamplingBatch, mix, truncate
-from buckeye.inference.types import FinishReason, Generation, SamplingParams
+from buckeye.inference.types import FinishReason, SamplingParams
 
 _NO_TOKEN = -1
-
-
-def _do_nothing() -> None:
-    pass
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +26,7 @@ class Sequence:
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     streamed: bool = False
-    on_update: Callable[[], None] = _do_nothing
+    on_update: Callable[[], None] = lambda: None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
@@ -48,16 +44,6 @@ class Sequence:
         # a sequence aborted before its admission has no version
         spans = zip(self.version_starts, ends, strict=False)
         return [(version, start, end) for (version, start), end in spans if end > start]
-
-    def generation(self) -> Generation:
-        """Return the result of a finished sequence."""
-        assert self.finish_reason is not None
-        return Generation(
-            token_ids=self.token_ids,
-            logprobs=self.logprobs,
-            versions=[version for version, start, end in self.version_spans() for _ in range(start, end)],
-            finish_reason=self.finish_reason,
-        )
 
 
 class RunningSequences:
@@ -100,7 +86,7 @@ class RunningSequences:
         used = int(self.position[: len(self)].sum()) + len(self)
         return used / (self.slots * self.max_len)
 
-    def add(self, sequence: Sequence) -> int:
+    def add(self, sequence: Sequence) -> None:
         """Put a sequence into the next slot. Its prompt must be shorter than `max_len`."""
         slot = len(self.sequences)
         prompt, params = sequence.prompt_ids, sequence.params
@@ -116,7 +102,6 @@ class RunningSequences:
         self.top_k[slot] = params.top_k
         self.stop_from[slot] = len(prompt) + params.min_tokens
         self._set_stop_ids(slot, params.stop_token_ids)
-        return slot
 
     def remove(self, slot: int) -> int | None:
         """Remove the sequence from `slot`. Return the slot of the sequence that replaced it, or None."""
@@ -187,30 +172,16 @@ class RunningSequences:
         self.stop_ids[slot, : len(stop_ids)] = stop_ids
 
 
-class TopLogprobRecorder:
-    """Running sequences that requested the most likely tokens."""
-
-    def __init__(self) -> None:
-        self._sequences: dict[Sequence, None] = {}
-
-    def add(self, sequence: Sequence) -> None:
-        """Add a starting sequence, if it requested them."""
-        if sequence.params.top_logprobs:
-            self._sequences[sequence] = None
-
-    def discard(self, sequence: Sequence) -> None:
-        """Remove a sequence that has ended."""
-        self._sequences.pop(sequence, None)
-
-    def record(self, logits: torch.Tensor, batch: SamplingBatch) -> None:
-        """Append to each sequence the most likely tokens in its row of the logits, float32 [B, V]."""
-        if not self._sequences:
-            return
-        rows = torch.tensor([sequence.slot for sequence in self._sequences], device=logits.device)
-        count = max(sequence.params.top_logprobs for sequence in self._sequences)
-        tokens, logprobs = (part.tolist() for part in top_tokens(logits, batch, rows, count))
-        for sequence, *best in zip(self._sequences, tokens, logprobs, strict=True):
-            sequence.top_logprobs.append(list(zip(*best, strict=True))[: sequence.params.top_logprobs])
+def record_top_logprobs(sequences: list[Sequence], logits: torch.Tensor, batch: SamplingBatch) -> None:
+    """Append the most likely tokens to the sequences that requested them; row i of the logits is slot i's."""
+    requesting = [sequence for sequence in sequences if sequence.params.top_logprobs]
+    if not requesting:
+        return
+    rows = torch.tensor([sequence.slot for sequence in requesting], device=logits.device)
+    count = max(sequence.params.top_logprobs for sequence in requesting)
+    tokens, logprobs = (part.tolist() for part in top_tokens(logits, batch, rows, count))
+    for sequence, *best in zip(requesting, tokens, logprobs, strict=True):
+        sequence.top_logprobs.append(list(zip(*best, strict=True))[: sequence.params.top_logprobs])
 
 
 def top_tokens(

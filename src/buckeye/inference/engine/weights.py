@@ -3,14 +3,14 @@
 Projections of one input are fused into one matrix, and matrices are laid out for the processor.
 
 An update of a small model builds a second set and then swaps it in. An update of a larger model on a CPU
-replaces one tensor at a time, so that memory never holds two models.
+first releases the old weights, so that memory never holds two models.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -85,7 +85,7 @@ class ModelWeights:
 
 
 class PartialUpdateError(InferenceError):
-    """Weights replaced only in part: nothing can be computed with them."""
+    """Weights loaded only in part, after the old ones were released: nothing can be computed."""
 
     code = "BK-WEIGHTS-UPDATE"
 
@@ -99,53 +99,36 @@ class Checkpoint:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
+        self.replaced: dict[str, torch.Tensor] = {}
+        """Tensors that an adapter replaces."""
+        self.low_rank: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        """A [rank, in] and B [out, rank] of an adapter, float32; their product B A is added to a matrix."""
         self._files: dict[str, Path] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        """Shape of every tensor, by name."""
         for path in _safetensors_files(directory):
             with _open_safetensors(path) as file:
                 for name in file.keys():  # noqa: SIM118, not a dict
                     self._files[name] = path
-                    self._shapes[name] = tuple(file.get_slice(name).get_shape())
-
-    @property
-    def names(self) -> set[str]:
-        """Names of all tensors."""
-        return set(self._files)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor, without reading it."""
-        return self._shapes[name]
+                    self.shapes[name] = tuple(file.get_slice(name).get_shape())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor on the CPU, as stored."""
+        """Return a tensor on the CPU, as stored, or as replaced; `low_rank` is not added."""
+        if name in self.replaced:
+            return self.replaced[name]
         with _open_safetensors(self._files[name]) as file:
             tensor: torch.Tensor = file.get_tensor(name)
         return tensor
 
-    def replaces(self, name: str) -> bool:
-        """Return True if a tensor replaces the one in the directory."""
-        return False
-
-    def without_low_rank(self, name: str) -> torch.Tensor:
-        """Return a tensor before low-rank matrices are added."""
-        return self.tensor(name)
-
-    def low_rank(self, name: str) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Return A [rank, in] and B [out, rank], float32; their product B A is added to a matrix.
-
-        None without them.
-        """
-        return None
-
-    @property
-    def has_low_rank(self) -> bool:
-        """True if any tensor has low-rank matrices."""
-        return False
+    def merged(self, name: str) -> torch.Tensor:
+        """Return a tensor with `low_rank` added; float32 if that changes it."""
+        weight, pair = self.tensor(name), self.low_rank.get(name)
+        return weight if pair is None else torch.addmm(weight.float(), pair[1], pair[0])
 
 
 def auto_dtype(checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
     """Return the default compute dtype of a checkpoint."""
-    return auto_compute_dtype(sum(math.prod(checkpoint.shape(name)) for name in checkpoint.names), device)
+    return auto_compute_dtype(sum(map(math.prod, checkpoint.shapes.values())), device)
 
 
 @contextmanager
@@ -159,12 +142,8 @@ def _open_safetensors(path: Path) -> Iterator[Any]:
 
 
 class DecoderWeights:
-    """Current weights of a decoder; empty before the first `load`. Has the tensors of `ModelWeights`."""
+    """Weights of a decoder; `load` sets the `current` ones."""
 
-    embed: torch.Tensor
-    layers: Sequence[LayerWeights]
-    final_norm: torch.Tensor
-    head: Projection
     moves = 0
     """Number of times that the tensors moved in memory."""
     _loaded: ModelWeights | None = None
@@ -174,7 +153,12 @@ class DecoderWeights:
         self._dtype = dtype
         self._device = device
         self._shapes = _shapes(spec)
-        self.layers = ()
+
+    @property
+    def current(self) -> ModelWeights:
+        """Weights to compute with."""
+        assert self._loaded is not None
+        return self._loaded
 
     @property
     def num_parameters(self) -> int:
@@ -186,15 +170,15 @@ class DecoderWeights:
 
         If a tied head is stored too, it must equal the embedding.
         """
-        ignored = {n for n in checkpoint.names if n.endswith("rotary_emb.inv_freq")}
+        ignored = {n for n in checkpoint.shapes if n.endswith("rotary_emb.inv_freq")}
         if self._spec.tied_head:
             ignored.add(_HEAD)
-        missing = sorted(self._shapes.keys() - checkpoint.names)
-        unknown = sorted(checkpoint.names - self._shapes.keys() - ignored)
+        missing = sorted(self._shapes.keys() - checkpoint.shapes.keys())
+        unknown = sorted(checkpoint.shapes.keys() - self._shapes.keys() - ignored)
         wrong = [
-            f"{name} is {list(checkpoint.shape(name))}, not {list(shape)}"
+            f"{name} is {list(checkpoint.shapes[name])}, not {list(shape)}"
             for name, shape in self._shapes.items()
-            if name not in missing and checkpoint.shape(name) != shape
+            if name not in missing and checkpoint.shapes[name] != shape
         ]
         for kind, names in (
             ("missing tensors", missing),
@@ -207,7 +191,7 @@ class DecoderWeights:
                     f"the weights in {checkpoint.directory} do not fit the model: {kind}: {shown}",
                     code="BK-MODEL-DAMAGED",
                 )
-        has_two_heads = self._spec.tied_head and _HEAD in checkpoint.names
+        has_two_heads = self._spec.tied_head and _HEAD in checkpoint.shapes
         if has_two_heads and not torch.equal(checkpoint.tensor(_HEAD), checkpoint.tensor(_EMBED)):
             raise InferenceError(
                 f"tie_word_embeddings is true, but the weights have a {_HEAD} that differs from {_EMBED}",
@@ -234,59 +218,38 @@ class DecoderWeights:
             return worker.submit(self._read, checkpoint).result()
 
     def _read(self, checkpoint: Checkpoint) -> ModelWeights:
-        if not self._has_separate_adapter(checkpoint):
-            return _Reader(self._spec, checkpoint, self._dtype, self._device).model()
-        base = self._loaded.base or self._loaded if self._loaded is not None else None
-        if base is None or base.directory != checkpoint.directory:
-            base = self._read(Checkpoint(checkpoint.directory))
+        base = None
+        if self._has_separate_adapter(checkpoint):
+            base = self._loaded and (self._loaded.base or self._loaded)
+            if base is None or base.directory != checkpoint.directory:
+                base = self._read(Checkpoint(checkpoint.directory))
         return _Reader(self._spec, checkpoint, self._dtype, self._device, base).model()
 
     def _has_separate_adapter(self, checkpoint: Checkpoint) -> bool:
-        return checkpoint.has_low_rank and self._dtype.itemsize < 4
+        return bool(checkpoint.low_rank) and self._dtype.itemsize < 4
 
     def load(self, new: ModelWeights | Checkpoint) -> None:
         """Replace the current weights by prepared ones, or by a checkpoint that passed `check`.
 
-        Raise `PartialUpdateError` if reading fails in the middle.
+        Raise `PartialUpdateError` if reading fails after the current ones were released.
         """
-        if isinstance(new, Checkpoint) and not self._has_separate_adapter(new):
-            self._replace(new)
-            return
-        model = self._read(new) if isinstance(new, Checkpoint) else new
+        if isinstance(new, ModelWeights):
+            model = new
+        elif self._has_separate_adapter(new):
+            model = self._read(new)
+        else:
+            self._loaded = None
+            try:
+                model = self._read(new)
+            except Exception as error:
+                raise PartialUpdateError(
+                    f"only a part of the weights in {new.directory} was loaded: {error}"
+                ) from error
         if self._device.type == "cuda" and self._loaded is not None and copy_over(self._loaded, model):
             self._loaded = replace(self._loaded, directory=model.directory)
             return
         self.moves += 1
-        self.embed, self.layers = model.embed, model.layers
-        self.final_norm, self.head = model.final_norm, model.head
         self._loaded = model
-
-    def _replace(self, checkpoint: Checkpoint) -> None:
-        """Replace one tensor at a time; the old one is released before the next is read."""
-        reader = _Reader(self._spec, checkpoint, self._dtype, self._device)
-        self.moves += 1
-        old, self._loaded = self._loaded, None
-        layers = list(self.layers)
-        self.layers = layers
-        if old is not None:
-            del old, self.embed, self.head
-        try:
-            self.embed = reader.embed()
-            self.head = reader.head(self.embed)
-            self.final_norm = reader.final_norm()
-            for index in range(self._spec.num_layers):
-                layers[index : index + 1] = [reader.layer(index)]
-        except Exception as error:
-            raise PartialUpdateError(
-                f"only a part of the weights in {checkpoint.directory} was loaded: {error}"
-            ) from error
-        self._loaded = ModelWeights(
-            directory=checkpoint.directory,
-            embed=self.embed,
-            layers=tuple(layers),
-            final_norm=self.final_norm,
-            head=self.head,
-        )
 
 
 def copy_over(old: ModelWeights, new: ModelWeights) -> bool:
@@ -345,7 +308,7 @@ class _Reader:
     def head(self, embed: torch.Tensor) -> Projection:
         """Return the head; a tied one is the embedding in another layout."""
         name = _EMBED if self._spec.tied_head else _HEAD
-        if self._base is not None and not self._checkpoint.replaces(name):
+        if self._base is not None and name not in self._checkpoint.replaced:
             return self._with_adapter(self._base.head, {name: self._spec.vocab_size})
         return Projection(embed if self._spec.tied_head else self._tensor(_HEAD))
 
@@ -366,7 +329,7 @@ class _Reader:
     def _projection(self, prefix: str, matrix: _Matrix, base: Projection | None) -> Projection:
         weights = {f"{prefix}{module}.weight": rows for module, rows in matrix.modules.items()}
         biases = [f"{prefix}{module}.bias" for module in matrix.modules if matrix.bias]
-        if base is None or any(map(self._checkpoint.replaces, (*weights, *biases))):
+        if base is None or not self._checkpoint.replaced.keys().isdisjoint((*weights, *biases)):
             bias = torch.cat(list(map(self._tensor, biases))) if biases else None
             base = Projection(torch.cat(list(map(self._tensor, weights))), bias)
         return self._with_adapter(base, weights)
@@ -376,23 +339,23 @@ class _Reader:
 
         The A are stacked, and the B are on a block diagonal.
         """
-        pairs = {name: self._checkpoint.low_rank(name) for name in weights} if self._base is not None else {}
-        present = [pair for pair in pairs.values() if pair is not None]
-        if not present:
+        present = [self._checkpoint.low_rank[name] for name in weights if name in self._checkpoint.low_rank]
+        if self._base is None or not present:
             return projection
         b = torch.zeros(sum(weights.values()), sum(len(a) for a, _ in present))
         row = column = 0
-        for name, pair in pairs.items():
-            if pair is not None:
-                b[row : row + weights[name], column : column + len(pair[0])] = pair[1]
+        for name, rows in weights.items():
+            if name in self._checkpoint.low_rank:
+                pair = self._checkpoint.low_rank[name]
+                b[row : row + rows, column : column + len(pair[0])] = pair[1]
                 column += len(pair[0])
-            row += weights[name]
+            row += rows
         return projection.with_adapter(
             torch.cat([a for a, _ in present]).to(self._device), b.to(self._device)
         )
 
     def _base_or_own(self, base: torch.Tensor | None, name: str) -> torch.Tensor:
-        if base is None or self._checkpoint.replaces(name):
+        if base is None or name in self._checkpoint.replaced:
             return self._tensor(name)
         return base
 
@@ -402,7 +365,7 @@ class _Reader:
 
     def _tensor(self, name: str) -> torch.Tensor:
         # a copy: the mapped file may change or disappear
-        read = self._checkpoint.tensor if self._base is None else self._checkpoint.without_low_rank
+        read = self._checkpoint.merged if self._base is None else self._checkpoint.tensor
         return read(name).to(self._device, self._dtype, copy=True)
 
 

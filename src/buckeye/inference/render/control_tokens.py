@@ -18,9 +18,9 @@ from buckeye.envs.base import Message
 ESCAPE_MARK = "\ufdd0"
 """Unicode noncharacter, never used in text."""
 
-_REPLY_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
+REPLY_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
 """Tokens that assistants write in their replies, also in data sets."""
-_KNOWN_TAGS = _REPLY_TOKENS | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
+_KNOWN_TAGS = REPLY_TOKENS | {"<tool_response>", "</tool_response>", "<tools>", "</tools>"}
 """Tokens written around tools and calls for templates without tool support."""
 _ANCHOR = "\n"
 _BARS = re.compile(r"\S*[<\[][|｜].*|.*[|｜][>\]]\S*", re.DOTALL)
@@ -35,18 +35,16 @@ class ControlTokenEscaper:
         tokens = [token for token in tokenizer.added_tokens_decoder.values() if len(token.content) > 1]
         template = str(tokenizer.chat_template)
         names = {t.content for t in tokens if t.special or _is_control_token(t.content, template)}
-        self._anywhere, self._in_replies = _compile_pattern(names), _compile_pattern(names - _REPLY_TOKENS)
+        self._anywhere, self._in_replies = _compile_pattern(names), _compile_pattern(names - REPLY_TOKENS)
 
     def escape_message(self, message: Message) -> dict[str, Any]:
         """Return a message with marked texts, for `encode`. Its role stays unchanged."""
         pattern = self._in_replies if message.get("role") == "assistant" else self._anywhere
-        if pattern is None:
-            return dict(message)
         return {key: item if key == "role" else _mark(item, pattern) for key, item in message.items()}
 
     def escape_tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
         """Return a tool's description with marked texts: its server wrote it."""
-        return dict(tool) if self._anywhere is None else _mark(dict(tool), self._anywhere)
+        return _mark(dict(tool), self._anywhere)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a template's text from marked messages, without added special tokens."""
@@ -82,9 +80,9 @@ def _is_control_token(token: str, template: str) -> bool:
     return bool(_TAG.fullmatch(token)) and (token in template or token in _KNOWN_TAGS)
 
 
-def _compile_pattern(names: set[str]) -> re.Pattern[str] | None:
+def _compile_pattern(names: set[str]) -> re.Pattern[str]:
     longest_first = sorted(names, key=len, reverse=True)
-    return re.compile("|".join(map(re.escape, longest_first))) if names else None
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")  # the latter matches nothing
 
 
 def _mark(value: Any, pattern: re.Pattern[str]) -> Any:

@@ -66,11 +66,9 @@ def read_call(text: str) -> ParsedCall:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return ParsedCall(name="", arguments=text.strip())
-    if not isinstance(value, dict):
-        return ParsedCall(name="", arguments=text.strip())
-    arguments = value.get("arguments", value.get("parameters", {}))
-    return make_call(value.get("name"), arguments, raw=text)
+        value = None
+    fields = value if isinstance(value, dict) else {}
+    return make_call(fields.get("name"), fields.get("arguments", fields.get("parameters", {})), raw=text)
 
 
 def make_call(name: Any, arguments: Any, *, raw: str) -> ParsedCall:

@@ -13,9 +13,10 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.storage import read_json, utf8
+from buckeye.base.storage import utf8
 from buckeye.envs.base import Message, Tool
-from buckeye.errors import InferenceError, UsageError
+from buckeye.errors import UsageError
+from buckeye.inference.engine.architecture import eos_token_ids
 from buckeye.inference.render.families import FamilyParser, find_family
 from buckeye.inference.render.parse_reply import (
     ParsedMessage,
@@ -199,27 +200,10 @@ class ChatRenderer:
         end = self.template.end_of_turn
         tokens = [
             self.tokenizer.eos_token_id,
-            *_generation_eos(Path(self.model_path)),
+            *eos_token_ids({}, Path(self.model_path)),
             end[1] if end else None,
         ]
         return tuple(dict.fromkeys(token for token in tokens if token is not None))
-
-
-def _generation_eos(directory: Path) -> list[int]:
-    path = directory / "generation_config.json"
-    if not path.is_file():
-        return []
-    try:
-        settings = read_json(path)
-        eos = settings.get("eos_token_id") if isinstance(settings, dict) else {}
-    except (OSError, ValueError) as error:
-        raise InferenceError(f"cannot read {path}: {error}", code="BK-MODEL-DAMAGED") from None
-    values = eos if isinstance(eos, list) else [] if eos is None else [eos]
-    tokens = [token for token in values if isinstance(token, int)]
-    if len(tokens) < len(values):
-        message = "eos_token_id must be a token id, or a list of token ids"
-        raise InferenceError(message, code="BK-MODEL-DAMAGED", at=str(path))
-    return tokens
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -102,11 +102,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def joined(self, join: Callable[[Iterable[Any]], str], parts: Iterable[Any]) -> str:
         """Return `join` of parts, if their total length is within the limit."""
         texts = list(parts)
-        length = 0
-        for text in texts:
-            if isinstance(text, str):
-                length += len(text)
-        _check_length(length)
+        _check_length(sum(len(text) for text in texts if isinstance(text, str)))
         return join(texts)
 
     def concat(self, parts: Iterable[str]) -> str:

@@ -16,7 +16,7 @@ from starlette.responses import PlainTextResponse, Response
 
 from buckeye.base.foreign_files import data_folder
 from buckeye.chat.openai_api import InvalidRequestError, parse_request
-from buckeye.errors import InferenceError, UsageError
+from buckeye.errors import UsageError
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import read_spec
 from buckeye.inference.engine.engine import PauseMode
@@ -30,13 +30,12 @@ from buckeye.inference.server.protocol import (
     UpdateRequest,
     WeightVersionRequest,
 )
-from buckeye.inference.server.responses import json_response
+from buckeye.inference.server.responses import json_response, read_body
 from buckeye.inference.server.service import Service
-from buckeye.transport.weights import WeightsManifest, published_checksum, verify_weights
+from buckeye.transport.weights import WeightsManifest, find_weights_manifest, verify_weights
 
 PAUSE_QUERY = {
     "mode": {"enum": list(get_args(PauseMode)), "default": "abort"},
-    "clear_cache": {"type": "boolean", "default": True},
 }
 """Query parameters of /pause, as JSON Schemas."""
 
@@ -68,22 +67,21 @@ async def metrics(service: Service, request: Request) -> Response:
     """Return metrics as Prometheus text. Names shared with vLLM have vLLM's meaning."""
     engine = service.engine
     counters = engine.counters
-    gauges = {
+    values = {
         "vllm:num_requests_running": len(engine.running),
         "vllm:num_requests_waiting": len(engine.waiting),
-        "vllm:kv_cache_usage_perc": engine.cache_usage,
+        "vllm:kv_cache_usage_perc": engine.running.usage,
         "buckeye:generation_tokens_per_second": engine.tokens_per_second,
         "buckeye:weight_version": engine.version,
         "buckeye:paused": int(engine.is_paused),
+        "vllm:prompt_tokens_total": counters["prompt_tokens"],
+        "buckeye:prefill_tokens_total": counters["prefill_tokens"],
+        "vllm:generation_tokens_total": counters["generation_tokens"],
     }
-    totals = {
-        "vllm:prompt_tokens": counters["prompt_tokens"],
-        "buckeye:prefill_tokens": counters["prefill_tokens"],
-        "vllm:generation_tokens": counters["generation_tokens"],
-    }
-    lines = [line for name, value in gauges.items() for line in (f"# TYPE {name} gauge", f"{name} {value}")]
-    for name, value in totals.items():
-        lines += [f"# TYPE {name}_total counter", f"{name}_total {value}"]
+    lines = []
+    for name, value in values.items():
+        kind = "counter" if name.endswith("_total") else "gauge"
+        lines += [f"# TYPE {name} {kind}", f"{name} {value}"]
     lines.append("# TYPE vllm:request_success_total counter")
     for reason in ("stop", "length", "abort"):
         lines.append(
@@ -93,14 +91,11 @@ async def metrics(service: Service, request: Request) -> Response:
 
 
 async def pause(service: Service, request: Request) -> Response:
-    """Stop decoding: ?mode=keep|wait|abort&clear_cache=true|false."""
+    """Stop decoding: ?mode=keep|wait|abort."""
     mode = request.query_params.get("mode", "abort")
     if mode not in get_args(PauseMode):
         raise InvalidRequestError(f"`mode` must be keep, wait or abort, not {mode!r}")
-    clear = request.query_params.get("clear_cache", "true").lower()
-    if clear not in ("true", "1", "false", "0"):
-        raise InvalidRequestError(f"`clear_cache` must be true or false, not {clear!r}")
-    await asyncio.wrap_future(service.engine.pause(mode, clear_cache=clear in ("true", "1")))  # type: ignore[arg-type]
+    await asyncio.wrap_future(service.engine.pause(mode))  # type: ignore[arg-type]
     return json_response({"status": "paused"})
 
 
@@ -132,7 +127,7 @@ class WeightUpdate:
 
     async def update(self, service: Service, request: Request) -> Response:
         """Check a weights directory (manifest, checksums, architecture, shapes) and read it."""
-        body = parse_request(await request.body(), UpdateRequest)
+        body = parse_request(await read_body(request), UpdateRequest)
         self._checked = await asyncio.to_thread(_open_weights, service, body.update_info.path)
         return json_response({"status": "updated", "checksum": self._checked[1].checksum})
 
@@ -141,7 +136,7 @@ class WeightUpdate:
 
         The default version is the step in their manifest.
         """
-        body = parse_request(await request.body(), FinishUpdateRequest)
+        body = parse_request(await read_body(request), FinishUpdateRequest)
         if self._checked is None:
             raise InvalidRequestError(
                 "cannot finish the weight update: no weights were loaded since /start_weight_update",
@@ -159,11 +154,12 @@ class WeightUpdate:
 
         All engines support one: `buckeye_weights`, optionally with a weights directory to report on.
         """
-        body = parse_request(await request.body(), RpcRequest)
+        body = parse_request(await read_body(request), RpcRequest)
         if body.method != "buckeye_weights":
             raise InvalidRequestError(f"`method` must be buckeye_weights, not {body.method!r}")
         await asyncio.wrap_future(service.engine.ping())
         incoming = self._checked[1].checksum if self._checked is not None else None
+        published = find_weights_manifest(Path(str(body.args[0]))) if body.args else None
         worker = {
             "checksum": service.checksum,
             "incoming": incoming,
@@ -172,7 +168,7 @@ class WeightUpdate:
             "process": _PROCESS,
             "dtype": service.dtype,
             "max_num_seqs": service.engine.running.slots,
-            "published": published_checksum(Path(str(body.args[0]))) if body.args else None,
+            "published": published and published.checksum,
         }
         return json_response({"results": [worker]})
 
@@ -191,7 +187,7 @@ async def weight_info(service: Service, request: Request) -> Response:
 
 async def update_weight_version(service: Service, request: Request) -> Response:
     """Set the version of the current weights."""
-    requested = parse_request(await request.body(), WeightVersionRequest).new_version
+    requested = parse_request(await read_body(request), WeightVersionRequest).new_version
     version = _parse_version(requested, service.engine.version, "new_version")
     await asyncio.wrap_future(service.engine.set_version(version))
     return json_response({"success": True, "new_version": str(version)})
@@ -212,17 +208,18 @@ class AdapterRoutes:
 
         An adapter with a manifest is checked against it.
         """
-        body = parse_request(await request.body(), LoadAdapterRequest)
+        body = parse_request(await read_body(request), LoadAdapterRequest)
         async with self._lock:
             _check_adapter_name(service, body)
-            checkpoint = await asyncio.to_thread(_open_adapter, service, body.lora_path)
+            folder = _weights_folder(service, body.lora_path)
+            checkpoint = await asyncio.to_thread(AdaptedCheckpoint, service.directory, folder)
             await _install(service, checkpoint)
             service.checksum, service.adapter = checkpoint.checksum, body.lora_name
         return json_response({"status": "loaded", "checksum": checkpoint.checksum})
 
     async def unload(self, service: Service, request: Request) -> Response:
         """Restore the weights that the server was started with."""
-        name = parse_request(await request.body(), UnloadAdapterRequest).lora_name
+        name = parse_request(await read_body(request), UnloadAdapterRequest).lora_name
         async with self._lock:
             if name != service.adapter:
                 raise HTTPException(404, f"no LoRA adapter named {name!r} is loaded")
@@ -248,13 +245,6 @@ def _check_adapter_name(service: Service, body: LoadAdapterRequest) -> None:
         )
 
 
-def _open_adapter(service: Service, path: str) -> AdaptedCheckpoint:
-    try:
-        return AdaptedCheckpoint(service.directory, _weights_folder(service, path))
-    except InferenceError as error:
-        raise UsageError(error.message, code=error.code, at=error.at, hint=error.hint) from error
-
-
 async def _install(service: Service, checkpoint: Checkpoint) -> None:
     """Replace the engine's weights and keep their version."""
     weights = service.engine.decoder.weights
@@ -264,7 +254,7 @@ async def _install(service: Service, checkpoint: Checkpoint) -> None:
 
 async def abort_requests(service: Service, request: Request) -> Response:
     """Abort requests by id, or all."""
-    body = parse_request(await request.body(), AbortRequest)
+    body = parse_request(await read_body(request), AbortRequest)
     ids = list(service.requests) if body.request_ids is None else body.request_ids
     known = [request_id for request_id in ids if request_id in service.requests]
     service.engine.abort([sequence for request_id in known for sequence in service.requests[request_id]])

@@ -1,4 +1,4 @@
-"""HTTP application: routes, access control, size limit, and errors in OpenAI's format."""
+"""HTTP application: routes, access control, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from buckeye.base.request_gate import AccessRules, RequestGate
 from buckeye.chat.openai_api import ChatRequest, CompletionRequest, GenerateRequest, error_body
@@ -33,9 +33,6 @@ from buckeye.inference.server.responses import json_response
 from buckeye.inference.server.service import Service
 
 log = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 64 * 2**20
-_TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes"
 
 
 def create_app(service: Service, rules: AccessRules) -> ASGIApp:
@@ -60,7 +57,7 @@ def create_app(service: Service, rules: AccessRules) -> ASGIApp:
         },
     )
     app.router.redirect_slashes = False
-    return RequestGate(_SizeLimit(app), rules)  # type: ignore[arg-type,return-value]
+    return RequestGate(app, rules)  # type: ignore[arg-type,return-value]
 
 
 def _endpoints() -> list[ApiRoute]:
@@ -88,37 +85,6 @@ def _endpoints() -> list[ApiRoute]:
         ApiRoute("POST", "/v1/load_lora_adapter", adapters.load, LoadAdapterRequest),
         ApiRoute("POST", "/v1/unload_lora_adapter", adapters.unload, UnloadAdapterRequest),
     ]
-
-
-class _SizeLimit:
-    """Outer layer: 413 for a body over the limit."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        length = dict(scope["headers"]).get(b"content-length", b"0")
-        if not length.isdigit() or int(length) > MAX_BODY_BYTES:
-            await _error_response(413, _TOO_LARGE)(scope, receive, send)
-            return
-        await self._app(scope, _limited(receive), send)
-
-
-def _limited(receive: Receive) -> Receive:
-    """Return a `receive` that raises 413 once a body without a declared length exceeds the limit."""
-    total = 0
-
-    async def limited() -> Message:
-        nonlocal total
-        message = await receive()
-        total += len(message.get("body", b""))
-        if total > MAX_BODY_BYTES:
-            raise HTTPException(413, _TOO_LARGE)
-        return message
-
-    return limited
 
 
 def _error_response(

@@ -6,7 +6,6 @@ Also contains the routes between text and token ids.
 from __future__ import annotations
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Callable
 from collections.abc import Sequence as Seq
 from types import TracebackType
@@ -14,22 +13,26 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import ASGIApp
 
 from buckeye.chat.openai_api import (
     ChatRequest,
     CompletionRequest,
     GenerateRequest,
-    TextRequest,
-    finite_logprob,
+    Sampling,
     parse_request,
-    usage_fields,
 )
-from buckeye.errors import InferenceError
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.render.renderer import EMPTY_REPLY_START, call_start
 from buckeye.inference.server.protocol import DetokenizeRequest, TokenizeRequest
-from buckeye.inference.server.reply_formats import ChatCompletionFormat, Choice, CompletionFormat, ReplyFormat
-from buckeye.inference.server.responses import EventStream, json_response
+from buckeye.inference.server.reply_formats import (
+    ChatCompletionFormat,
+    Choice,
+    CompletionFormat,
+    ReplyFormat,
+    TokenFormat,
+)
+from buckeye.inference.server.responses import event_stream, json_response, read_body
 from buckeye.inference.server.service import DEFAULT_MAX_TOKENS, Service
 
 _LONG_BODY = 2**20
@@ -79,11 +82,6 @@ class Submission:
         if self._is_disconnected:
             raise ClientDisconnect()
 
-    async def wait_finished(self) -> None:
-        """Wait for all sequences to end."""
-        while any(sequence.finish_reason is None for sequence in self._sequences):
-            await self.wait_update()
-
     async def _watch_client(self) -> None:
         while (await self._request.receive())["type"] != "http.disconnect":
             pass
@@ -91,23 +89,23 @@ class Submission:
         self._updated.set()
 
 
-# Routes with text replies: /v1/completions, /v1/chat/completions.
+# Routes that sample: /v1/completions, /v1/chat/completions, and /inference/v1/generate without text.
 
 
-async def completions(service: Service, request: Request) -> Response:
+async def completions(service: Service, request: Request) -> ASGIApp:
     """Serve OpenAI's completions; the prompt may be token ids, or a list of prompts."""
-    raw = await request.body()
+    raw = await read_body(request)
     body = parse_request(raw, CompletionRequest)
     service.check_model(body.model)
     prompts = await _call_in_thread_if_long(len(raw), service.prompts, body.prompt)
     max_tokens = body.max_tokens or DEFAULT_MAX_TOKENS
     reply = CompletionFormat(service, body, prompts, top_logprobs=body.logprobs)
-    return await _respond(request, service, body, prompts, max_tokens, reply)
+    return await _respond(request, service, reply, body, max_tokens, body.stop_strings(), stream=body.stream)
 
 
-async def chat_completions(service: Service, request: Request) -> Response:
+async def chat_completions(service: Service, request: Request) -> ASGIApp:
     """Serve OpenAI's chat completions, with tools and reasoning."""
-    raw = await request.body()
+    raw = await read_body(request)
     body = parse_request(raw, ChatRequest)
     service.check_model(body.model)
     conversation = await _call_in_thread_if_long(
@@ -118,7 +116,7 @@ async def chat_completions(service: Service, request: Request) -> Response:
     if body.forces_a_call:
         reply_start = call_start(service.renderer, conversation, body.forced_tool())
     reply = ChatCompletionFormat(service, body, conversation, reply_start)
-    return await _respond(request, service, body, reply.prompts, max_tokens, reply)
+    return await _respond(request, service, reply, body, max_tokens, body.stop_strings(), stream=body.stream)
 
 
 async def _call_in_thread_if_long(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
@@ -131,42 +129,51 @@ async def _call_in_thread_if_long(size: int, prepare: Callable[..., T], *argumen
     return await asyncio.to_thread(prepare, *arguments)
 
 
+async def generate(service: Service, request: Request) -> ASGIApp:
+    """Sample from token ids; return token ids and log-probs, whole or streamed."""
+    body = parse_request(await read_body(request), GenerateRequest)
+    service.check_model(body.model)
+    sampling = body.sampling_params
+    reply = TokenFormat(service, body, [body.token_ids], top_logprobs=sampling.logprobs)
+    max_tokens = sampling.max_tokens or DEFAULT_MAX_TOKENS
+    return await _respond(request, service, reply, sampling, max_tokens, stream=body.stream)
+
+
 async def _respond(
     request: Request,
     service: Service,
-    body: TextRequest,
-    prompts: list[list[int]],
-    max_tokens: int,
     reply: ReplyFormat,
-) -> Response:
-    stops = body.stop_strings()
+    sampling: Sampling,
+    max_tokens: int,
+    stops: Seq[str] = (),
+    *,
+    stream: bool,
+) -> ASGIApp:
     if stops:
         service.require_text()  # without text no stop string can be found
     sequences = service.sequences(
-        prompts,
-        body,
+        reply.prompts,
+        sampling,
         max_tokens=max_tokens,
-        streamed=body.stream or bool(stops),
+        streamed=stream or bool(stops),
         top_logprobs=reply.top_logprobs,
     )
-    choices = [Choice(service, index, sequence, stops) for index, sequence in enumerate(sequences)]
-    request_id = body.request_id or f"{reply.id_prefix}-{uuid.uuid4().hex}"
-    reply.begin(request_id, choices)
-    submission = Submission(service, request_id, sequences, request)
-    if body.stream:
-        return EventStream(_stream(submission, choices, reply, body))
+    choices = [
+        Choice(service, index, sequence, reply.decode, stops) for index, sequence in enumerate(sequences)
+    ]
+    submission = Submission(service, reply.request_id, sequences, request)
+    if stream:
+        return event_stream(_stream(submission, choices, reply))
     async with submission:
         while any(choice.finish_reason is None for choice in choices):
             await submission.wait_update()
             for choice in choices:
                 choice.advance()
-    for choice in choices:
-        choice.raise_error()
     return json_response(reply.full_reply(choices))
 
 
 async def _stream(
-    submission: Submission, choices: list[Choice], reply: ReplyFormat, body: TextRequest
+    submission: Submission, choices: list[Choice], reply: ReplyFormat
 ) -> AsyncGenerator[Any, None]:
     for choice in choices:
         if (start_event := reply.reply_start(choice)) is not None:
@@ -177,11 +184,10 @@ async def _stream(
             await submission.wait_update()
             for choice in running:
                 start, end = choice.advance()
-                choice.raise_error()
                 if (part := reply.token_event(choice, start, end)) is not None:
                     yield part
             running = [choice for choice in running if choice.finish_reason is None]
-    if body.stream_options is not None and body.stream_options.include_usage:
+    if reply.with_usage:
         yield reply.usage_event(choices)
 
 
@@ -190,7 +196,7 @@ async def _stream(
 
 async def tokenize(service: Service, request: Request) -> Response:
     """Return the token ids of a text, or of messages rendered by the chat template."""
-    body = parse_request(await request.body(), TokenizeRequest)
+    body = parse_request(await read_body(request), TokenizeRequest)
     service.check_model(body.model)
     ids = _token_ids(service, body)
     texts = [service.token_text(token) for token in ids] if body.return_token_strs else None
@@ -201,7 +207,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 async def detokenize(service: Service, request: Request) -> Response:
     """Return the text of token ids, special tokens included."""
-    body = parse_request(await request.body(), DetokenizeRequest)
+    body = parse_request(await read_body(request), DetokenizeRequest)
     service.check_model(body.model)
     service.check_ids(body.tokens)
     return json_response({"prompt": service.renderer.decode(body.tokens)})
@@ -215,104 +221,3 @@ def _token_ids(service: Service, body: TokenizeRequest) -> list[int]:
     return service.renderer.encode(
         template.text(messages, body.tools or [], prompt=body.add_generation_prompt)
     )
-
-
-# Route for token ids: /inference/v1/generate. It makes no text and needs no tokenizer.
-
-
-async def generate(service: Service, request: Request) -> Response:
-    """Sample from token ids; return token ids and log-probs, whole or streamed."""
-    body = parse_request(await request.body(), GenerateRequest)
-    service.check_model(body.model)
-    sampling = body.sampling_params
-    sequences = service.sequences(
-        [body.token_ids],
-        sampling,
-        max_tokens=sampling.max_tokens or DEFAULT_MAX_TOKENS,
-        streamed=body.stream,
-        top_logprobs=sampling.logprobs,
-    )
-    request_id = body.request_id or f"generate-{uuid.uuid4().hex}"
-    submission = Submission(service, request_id, sequences, request)
-    if body.stream:
-        return EventStream(_stream_tokens(submission, body, request_id, sequences))
-    async with submission:
-        await submission.wait_finished()
-    choices = []
-    for index, sequence in enumerate(sequences):
-        _raise_error(sequence)
-        choice = _token_part(index, sequence, 0, len(sequence.token_ids), sampling.logprobs)
-        choices.append(choice | _final_fields(sequence))
-    return json_response({"request_id": request_id, "choices": choices})
-
-
-async def _stream_tokens(
-    submission: Submission, body: GenerateRequest, request_id: str, sequences: list[Sequence]
-) -> AsyncGenerator[Any, None]:
-    """Yield an event for each update of a sequence; the last one has the finish reason."""
-    sent = [0] * len(sequences)
-    running = dict(enumerate(sequences))
-    async with submission:
-        while running:
-            await submission.wait_update()
-            for index, sequence in tuple(running.items()):
-                # read before the tokens: the engine writes it after them
-                ended = sequence.finish_reason is not None
-                _raise_error(sequence)
-                start, sent[index] = sent[index], len(sequence.logprobs)
-                if not ended and start == sent[index]:
-                    continue
-                choice = _token_part(index, sequence, start, sent[index], body.sampling_params.logprobs)
-                if ended:
-                    del running[index]
-                    choice |= _final_fields(sequence)
-                yield {"request_id": request_id, "choices": [choice]}
-    if body.stream_options is not None and body.stream_options.include_usage:
-        yield {"request_id": request_id, "choices": [], "usage": _usage(body, sum(sent))}
-
-
-def _token_part(index: int, sequence: Sequence, start: int, end: int, top: int | None) -> dict[str, Any]:
-    """Return the tokens start..end of a sequence.
-
-    `top` is the number of log-probs requested in addition to each token's own; None returns no log-probs.
-    """
-    return {
-        "index": index,
-        "token_ids": sequence.token_ids[start:end],
-        "logprobs": None if top is None else {"content": _logprobs(sequence, start, end)},
-        "finish_reason": None,
-        "weight_versions": None,
-    }
-
-
-def _logprobs(sequence: Sequence, start: int, end: int) -> list[dict[str, Any]]:
-    tops = sequence.top_logprobs[start:end] or [[]] * (end - start)
-    return [
-        {
-            "token_id": token,
-            "logprob": logprob,
-            "top_logprobs": [{"token_id": other, "logprob": finite_logprob(value)} for other, value in top],
-        }
-        for token, logprob, top in zip(
-            sequence.token_ids[start:end], sequence.logprobs[start:end], tops, strict=True
-        )
-    ]
-
-
-def _final_fields(sequence: Sequence) -> dict[str, Any]:
-    spans = sequence.version_spans()
-    return {
-        "finish_reason": sequence.finish_reason,
-        "weight_versions": [
-            {"version": str(version), "start": start, "end": end} for version, start, end in spans
-        ],
-    }
-
-
-def _usage(body: GenerateRequest, sampled: int) -> dict[str, int]:
-    return usage_fields(len(body.token_ids), sampled)
-
-
-def _raise_error(sequence: Sequence) -> None:
-    if sequence.error is not None:
-        raise InferenceError(sequence.error)

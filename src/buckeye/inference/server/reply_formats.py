@@ -1,15 +1,18 @@
-"""Conversion of sequences to the JSON of OpenAI's completions and chat completions, whole or streamed."""
+"""Conversion of sequences to the JSON of OpenAI's and vLLM's routes, whole or streamed."""
 
 from __future__ import annotations
 
 import time
+import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from typing import Any
 
 from buckeye.chat.messages import ToolChoice
 from buckeye.chat.openai_api import (
     ChatRequest,
+    GenerateRequest,
     TextRequest,
     chat_delta,
     chat_logprobs,
@@ -28,12 +31,19 @@ from buckeye.inference.server.streaming_reply import ReplyPart, StreamingReplyPa
 
 
 class Choice:
-    """One sequence of a request, and its text."""
+    """One sequence of a request, and its text from `decode`."""
 
-    def __init__(self, service: Service, index: int, sequence: Sequence, stops: Seq[str]) -> None:
+    def __init__(
+        self,
+        service: Service,
+        index: int,
+        sequence: Sequence,
+        decode: Callable[[Seq[int]], str],
+        stops: Seq[str],
+    ) -> None:
         self.index = index
         self.sequence = sequence
-        self.text = IncrementalDetokenizer(service.decode, stops)
+        self.text = IncrementalDetokenizer(decode, stops)
         self.finish_reason: str | None = None
         """Finish reason; None while the sequence runs."""
         self.text_offset = 0
@@ -44,9 +54,11 @@ class Choice:
     def advance(self) -> tuple[int, int]:
         """Process the tokens since the last call and return their range.
 
-        A stop string in their text ends the sequence.
+        A stop string in their text ends the sequence. Raise `InferenceError` if the engine failed it.
         """
         reason = self.sequence.finish_reason  # read before the tokens: the engine writes it after them
+        if self.sequence.error is not None:
+            raise InferenceError(self.sequence.error)
         start, end = self._seen, len(self.sequence.logprobs)
         stop_ids = self.sequence.params.stop_token_ids
         self.text.feed([token for token in self.sequence.token_ids[start:end] if token not in stop_ids])
@@ -66,19 +78,11 @@ class Choice:
         """Processed tokens."""
         return self.sequence.token_ids[: self._seen]
 
-    @property
-    def logprobs(self) -> list[float]:
-        """Log-probs of the processed tokens."""
-        return self.sequence.logprobs[: self._seen]
-
-    def top_logprobs(self, start: int, end: int) -> Seq[Seq[tuple[int, float]]]:
-        """Return the most likely tokens at positions start..end, as many as requested."""
-        return self.sequence.top_logprobs[start:end] or [()] * (end - start)
-
-    def raise_error(self) -> None:
-        """Raise `InferenceError` if the engine failed this sequence."""
-        if self.sequence.error is not None:
-            raise InferenceError(self.sequence.error)
+    def sampled(self, start: int, end: int) -> Iterable[tuple[int, float, Seq[tuple[int, float]]]]:
+        """Return the tokens start..end with log-prob and most likely tokens, as many as requested."""
+        sequence = self.sequence
+        best = sequence.top_logprobs[start:end] or [[]] * (end - start)
+        return zip(sequence.token_ids[start:end], sequence.logprobs[start:end], best, strict=True)
 
     def weight_versions(self) -> list[dict[str, Any]]:
         """Return the spans of tokens by policy version."""
@@ -97,27 +101,37 @@ class ReplyFormat(ABC):
     part_name: str
 
     def __init__(
-        self, service: Service, body: TextRequest, prompts: list[list[int]], *, top_logprobs: int | None
+        self,
+        service: Service,
+        body: GenerateRequest | TextRequest,
+        prompts: list[list[int]],
+        *,
+        top_logprobs: int | None,
     ) -> None:
+        self.request_id = body.request_id or f"{self.id_prefix}-{uuid.uuid4().hex}"
+        self.with_usage = body.stream_options is not None and body.stream_options.include_usage
+        """True if a stream ends with the usage."""
         self.top_logprobs = top_logprobs
         """Number of log-probs returned in addition to each token's own; None returns no log-probs."""
-        self._service = service
-        self._body = body
         self.prompts = prompts
+        self._with_token_ids = self._with_versions = True
+        if isinstance(body, TextRequest):
+            self._with_token_ids = bool(body.return_token_ids)
+            self._with_versions = bool(body.return_weight_versions)
+        self._service = service
+        self._created = int(time.time())
 
-    def begin(self, request_id: str, choices: list[Choice]) -> None:
-        """Set the fields that all events share."""
-        self._head = {"id": request_id, "created": int(time.time()), "model": self._service.model_name}
+    def decode(self, ids: Seq[int]) -> str:
+        """Return the text of tokens."""
+        return self._service.decode(ids)
 
     def full_reply(self, choices: list[Choice]) -> dict[str, Any]:
         """Return the reply of a request that does not stream."""
-        return {
-            **self._head,
-            "object": self.object_name,
-            **self._top_fields(),
-            "choices": [self._choice(choice) for choice in choices],
-            "usage": self._usage(choices),
-        }
+        contents = [
+            self._choice(choice, self._content(choice), 0, len(choice.token_ids)) for choice in choices
+        ]
+        fields = {"choices": contents, "usage": self._usage(choices)}
+        return {**self._head(self.object_name), **self._top_fields(), **fields}
 
     def reply_start(self, choice: Choice) -> dict[str, Any] | None:
         """Return the event before the first token of a choice, or None."""
@@ -126,35 +140,29 @@ class ReplyFormat(ABC):
     def token_event(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
         """Return one event: new text, and the tokens start..end. None if there is nothing to send yet."""
         content, has_content = self._part_content(choice)
-        with_tokens = end > start and (self.top_logprobs is not None or bool(self._body.return_token_ids))
+        with_tokens = end > start and (self.top_logprobs is not None or self._with_token_ids)
         if not (has_content or with_tokens or choice.finish_reason is not None):
             return None
-        content |= {"index": choice.index, "finish_reason": self._finish_reason(choice)}
-        content["logprobs"] = self._logprobs(choice, start, end)
-        if self._body.return_token_ids:
-            content["token_ids"] = choice.token_ids[start:end]
-        return self._event([content])
+        return self._event([self._choice(choice, content, start, end)])
 
     def usage_event(self, choices: list[Choice]) -> dict[str, Any]:
         """Return the usage event."""
         return self._event([]) | {"usage": self._usage(choices)}
 
     def _event(self, contents: list[dict[str, Any]]) -> dict[str, Any]:
-        event = {**self._head, "object": self.part_name, "choices": contents}
-        if self._body.stream_options is not None and self._body.stream_options.include_usage:
-            event["usage"] = None
-        return event
+        event = {**self._head(self.part_name), "choices": contents}
+        return event | {"usage": None} if self.with_usage else event
 
-    def _choice(self, choice: Choice) -> dict[str, Any]:
-        content = self._content(choice) | {
-            "index": choice.index,
-            "finish_reason": self._finish_reason(choice),
-            "stop_reason": None,
-            "logprobs": self._logprobs(choice, 0, len(choice.token_ids)),
-        }
-        if self._body.return_token_ids:
-            content["token_ids"] = choice.token_ids
-        if self._body.return_weight_versions:
+    def _head(self, name: str) -> dict[str, Any]:
+        model = self._service.model_name
+        return {"id": self.request_id, "object": name, "created": self._created, "model": model}
+
+    def _choice(self, choice: Choice, content: dict[str, Any], start: int, end: int) -> dict[str, Any]:
+        content |= {"index": choice.index, "finish_reason": self._finish_reason(choice), "stop_reason": None}
+        content["logprobs"] = None if self.top_logprobs is None else self._logprobs(choice, start, end)
+        if self._with_token_ids:
+            content["token_ids"] = choice.token_ids[start:end]
+        if self._with_versions and choice.finish_reason is not None:
             content["weight_versions"] = choice.weight_versions()
         return content
 
@@ -177,7 +185,39 @@ class ReplyFormat(ABC):
         """Return the content of an event, and whether it has any text or call."""
 
     @abstractmethod
-    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None: ...
+    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any]: ...
+
+
+class TokenFormat(ReplyFormat):
+    """Reply of /inference/v1/generate: token ids without text."""
+
+    id_prefix = object_name = part_name = "generate"
+
+    def decode(self, ids: Seq[int]) -> str:
+        """Return no text: this route needs no tokenizer."""
+        return ""
+
+    def _head(self, name: str) -> dict[str, Any]:
+        return {"request_id": self.request_id}
+
+    def _content(self, choice: Choice) -> dict[str, Any]:
+        return {}
+
+    def _part_content(self, choice: Choice) -> tuple[dict[str, Any], bool]:
+        return {}, False
+
+    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
+        content = [
+            {
+                "token_id": token,
+                "logprob": logprob,
+                "top_logprobs": [
+                    {"token_id": other, "logprob": finite_logprob(value)} for other, value in best
+                ],
+            }
+            for token, logprob, best in choice.sampled(start, end)
+        ]
+        return {"content": content}
 
 
 class CompletionFormat(ReplyFormat):
@@ -187,7 +227,7 @@ class CompletionFormat(ReplyFormat):
 
     def _content(self, choice: Choice) -> dict[str, Any]:
         content: dict[str, Any] = {"text": choice.text.text}
-        if self._body.return_token_ids:
+        if self._with_token_ids:
             content["prompt_token_ids"] = choice.sequence.prompt_ids
         return content
 
@@ -195,21 +235,17 @@ class CompletionFormat(ReplyFormat):
         text = choice.text.take(final=choice.finish_reason is not None)
         return {"text": text}, bool(text)
 
-    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
-        if self.top_logprobs is None:
-            return None
-        texts = [self._service.token_text(token) for token in choice.token_ids[start:end]]
-        logprobs, offset = choice.logprobs[start:end], choice.text_offset
+    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
+        text, sampled = self._service.token_text, list(choice.sampled(start, end))
+        texts, offset = [text(token) for token, _, _ in sampled], choice.text_offset
         choice.text_offset += sum(map(len, texts))
-        entries = zip(texts, logprobs, choice.top_logprobs(start, end), strict=True)
-        best = [self._most_likely(*entry) for entry in entries] if self.top_logprobs else None
-        return completion_logprobs(texts, logprobs, best, offset=offset)
+        best = [self._most_likely(*entry) for entry in sampled] if self.top_logprobs else None
+        return completion_logprobs(texts, [logprob for _, logprob, _ in sampled], best, offset=offset)
 
-    def _most_likely(self, text: str, logprob: float, best: Seq[tuple[int, float]]) -> dict[str, float]:
+    def _most_likely(self, token: int, logprob: float, best: Seq[tuple[int, float]]) -> dict[str, float]:
         """Return the most likely tokens by text, plus the sampled one, which need not be among them."""
-        return {self._service.token_text(token): finite_logprob(value) for token, value in best} | {
-            text: logprob
-        }
+        text = self._service.token_text
+        return {text(other): finite_logprob(value) for other, value in best} | {text(token): logprob}
 
 
 class ChatCompletionFormat(ReplyFormat):
@@ -223,25 +259,18 @@ class ChatCompletionFormat(ReplyFormat):
         top_logprobs = (body.top_logprobs or 0) if body.logprobs else None
         prompt = [*conversation.ids, *reply_start.ids]
         super().__init__(service, body, [prompt], top_logprobs=top_logprobs)
-        self._conversation = conversation
-        self._reply_start = reply_start
         self._tool_is_named = isinstance(body.tool_choice, ToolChoice)
-        self._first_call_only = body.parallel_tool_calls is False or self._tool_is_named
-        self._with_calls: set[int] = set()
-        """Indices of choices that end in tool calls."""
-
-    def begin(self, request_id: str, choices: list[Choice]) -> None:
-        """Set the shared fields, and start parsing the replies."""
-        super().begin(request_id, choices)
         self._replies = [
             StreamingReplyParser(
-                self._service.renderer,
-                self._conversation,
-                reply_start=self._reply_start,
-                first_call_only=self._first_call_only,
+                service.renderer,
+                conversation,
+                reply_start=reply_start,
+                first_call_only=body.parallel_tool_calls is False or self._tool_is_named,
             )
-            for _ in choices
+            for _ in range(body.n or 1)
         ]
+        self._with_calls: set[int] = set()
+        """Indices of choices that end in tool calls."""
 
     def reply_start(self, choice: Choice) -> dict[str, Any]:
         """Return the event with the role."""
@@ -249,7 +278,7 @@ class ChatCompletionFormat(ReplyFormat):
         return self._event([{"index": choice.index, "delta": delta, "finish_reason": None, "logprobs": None}])
 
     def _top_fields(self) -> dict[str, Any]:
-        return {"prompt_token_ids": self.prompts[0]} if self._body.return_token_ids else {}
+        return {"prompt_token_ids": self.prompts[0]} if self._with_token_ids else {}
 
     def _finish_reason(self, choice: Choice) -> str | None:
         # for a named function the whole reply is a call, and OpenAI's API reports "stop"
@@ -277,13 +306,9 @@ class ChatCompletionFormat(ReplyFormat):
             self._with_calls.add(choice.index)
         return part
 
-    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any] | None:
-        if self.top_logprobs is None:
-            return None
+    def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
         text = self._service.token_text
-        best = choice.top_logprobs(start, end)
-        sampled = zip(choice.token_ids[start:end], choice.logprobs[start:end], best, strict=True)
         return chat_logprobs(
-            (text(token), logprob, [(text(other), value) for other, value in likely])
-            for token, logprob, likely in sampled
+            (text(token), logprob, [(text(other), value) for other, value in best])
+            for token, logprob, best in choice.sampled(start, end)
         )

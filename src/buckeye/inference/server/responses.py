@@ -1,4 +1,4 @@
-"""HTTP responses: JSON, and server-sent events."""
+"""HTTP bodies: requests, JSON responses, and server-sent events."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from contextlib import aclosing
 from typing import Any
 
 import msgspec
-from starlette.requests import ClientDisconnect
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from buckeye.chat.openai_api import error_body
 from buckeye.errors import InferenceError
+
+_MAX_BODY_BYTES = 64 * 2**20
+_STREAM_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+
+
+async def read_body(request: Request) -> bytes:
+    """Return the body of a request. Raise 413 if it is too large, with or without a declared length."""
+    body = bytearray()
+    if int(request.headers.get("content-length", "0")) <= _MAX_BODY_BYTES:
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_BODY_BYTES:
+                break
+        else:
+            return bytes(body)
+    raise HTTPException(413, f"the body is larger than {_MAX_BODY_BYTES} bytes")
 
 
 def json_response(content: Any, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
@@ -20,24 +37,16 @@ def json_response(content: Any, status_code: int = 200, headers: Mapping[str, st
     return Response(msgspec.json.encode(content), status_code, headers, "application/json")
 
 
-class EventStream(Response):
-    """Server-sent events, ended by `[DONE]`.
+def event_stream(events: AsyncGenerator[Any, None]) -> ASGIApp:
+    """Return server-sent events, ended by `[DONE]`. An error of the engine is sent as the last event.
 
     The submission inside the iterator detects a disconnected client.
     """
 
-    def __init__(self, events: AsyncGenerator[Any, None]) -> None:
-        self.status_code = 200
-        self.background = None
-        self.media_type = "text/event-stream"
-        self.init_headers({"cache-control": "no-cache"})
-        self._events = events
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events as they arrive. An error of the engine is sent as the last event."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+    async def respond(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
         try:
-            async with aclosing(self._events) as events:
+            async with aclosing(events):
                 async for event in events:
                     await _send_event(send, msgspec.json.encode(event))
         except ClientDisconnect:
@@ -46,6 +55,8 @@ class EventStream(Response):
             await _send_event(send, msgspec.json.encode(error_body(str(error), 500, code=error.code)))
         await _send_event(send, b"[DONE]")
         await send({"type": "http.response.body", "body": b""})
+
+    return respond
 
 
 async def _send_event(send: Send, data: bytes) -> None:

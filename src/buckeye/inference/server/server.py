@@ -28,7 +28,7 @@ from buckeye.inference.access import access_rules, client_line
 from buckeye.inference.engine.adapters import AdaptedCheckpoint
 from buckeye.inference.engine.architecture import model_directory, read_spec
 from buckeye.inference.engine.decoder import Decoder
-from buckeye.inference.engine.engine import Engine
+from buckeye.inference.engine.engine import Engine, notify
 from buckeye.inference.engine.kv_cache import KVCache, cache_budget, count_slots
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, auto_dtype
@@ -77,8 +77,6 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> N
     service = Service(
         engine,
         model_name=config.model.name,
-        dtype=str(engine.decoder.cache.kv.dtype).removeprefix("torch."),
-        checksum=None,
         directory=directory,
         weights_dir=config.weights_dir or config.output_dir,
         renderer=_load_renderer(directory),
@@ -232,7 +230,7 @@ class HttpThread:
     def _deliver(self, sequences: list[Sequence]) -> None:
         # runs on the engine's thread
         try:
-            self._loop.call_soon_threadsafe(_notify, sequences)
+            self._loop.call_soon_threadsafe(notify, sequences)
         except RuntimeError:  # the loop is closed and all clients are gone
             log.debug("Updates of %d sequences arrived after the HTTP server stopped", len(sequences))
 
@@ -243,11 +241,6 @@ class HttpThread:
         finally:
             self.failed = not self._server.should_exit
             self._engine.stop()
-
-
-def _notify(sequences: list[Sequence]) -> None:
-    for sequence in sequences:
-        sequence.on_update()
 
 
 def _on_stop_signal(stop: Callable[[], None]) -> None:

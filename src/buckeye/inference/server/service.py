@@ -19,6 +19,7 @@ from buckeye.inference.access import short_model_name
 from buckeye.inference.engine.engine import Engine
 from buckeye.inference.engine.sequences import Sequence
 from buckeye.inference.render import ChatRenderer, Conversation
+from buckeye.inference.render.control_tokens import REPLY_TOKENS
 from buckeye.inference.types import SamplingParams
 
 DEFAULT_MAX_TOKENS = 16
@@ -27,8 +28,6 @@ _MIN_TEMPERATURE = 0.01
 _MAX_SEQUENCES = 16384
 _MAX_WAITING = 16384
 _RETRY_SECONDS = 1
-_SHOWN_TOKENS = frozenset({"<think>", "</think>", "<tool_call>", "</tool_call>"})
-"""Marks of reasoning and calls: special tokens in some models."""
 
 
 class Service:
@@ -39,8 +38,6 @@ class Service:
         engine: Engine,
         *,
         model_name: str,
-        dtype: str,
-        checksum: str | None,
         directory: Path,
         weights_dir: Path,
         renderer: ChatRenderer | None,
@@ -48,8 +45,9 @@ class Service:
     ) -> None:
         self.engine = engine
         self.model_name = model_name
-        self.dtype = dtype
-        self.checksum = checksum
+        self.dtype = str(engine.decoder.cache.kv.dtype).removeprefix("torch.")
+        self.checksum: str | None = None
+        """Checksum of the weights; None before the first update."""
         self.directory = directory
         """Directory of the model that the server was started with; adapters are applied to it."""
         self.weights_dir = weights_dir
@@ -149,12 +147,12 @@ class Service:
 
     @cached_property
     def _hidden(self) -> frozenset[int]:
-        """Special tokens that are not shown as text."""
+        """Special tokens that are not shown as text; the marks of replies are special in some models."""
         added_tokens = self.renderer.tokenizer.added_tokens_decoder
         return frozenset(
             token
             for token, added in added_tokens.items()
-            if added.special and added.content not in _SHOWN_TOKENS
+            if added.special and added.content not in REPLY_TOKENS
         )
 
     def admit(self, request_id: str, sequences: Seq[Sequence]) -> None:

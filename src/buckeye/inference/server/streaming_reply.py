@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from buckeye.inference.engine.detokenizer import partial_length
 from buckeye.inference.render import ChatRenderer, Conversation
 from buckeye.inference.render.renderer import EMPTY_REPLY_START, TEXT_CALL_FAMILIES, ReplyStart
 from buckeye.inference.render.template import starts_reasoning
@@ -164,9 +165,4 @@ class StreamingReplyParser:
 def _certain_length(text: str, markers: Sequence[str]) -> int:
     """Return the length of `text` before the first marker, or before an end that may become one."""
     positions = [position for marker in markers if (position := text.find(marker)) >= 0]
-    if positions:
-        return min(positions)
-    for length in range(min(max(map(len, markers)) - 1, len(text)), 0, -1):
-        if any(marker.startswith(text[-length:]) for marker in markers):
-            return len(text) - length
-    return len(text)
+    return min(positions, default=len(text) - partial_length(text, markers))

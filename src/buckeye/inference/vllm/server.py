@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -19,7 +20,7 @@ from buckeye.base.process import ChildProcess, StopFlag, cpu_threads
 from buckeye.base.request_gate import AccessRules
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.access import client_line, short_model_name
+from buckeye.inference.access import client_line, local_url, short_model_name
 from buckeye.inference.engine.architecture import read_model_config
 from buckeye.inference.vllm.interpreter import VllmInstallation
 from buckeye.monitor.log import SUCCESS
@@ -99,7 +100,7 @@ def serve_vllm(
     log.info("Starting %s %s from %s", vllm.distribution, vllm.version, vllm.python)
     child = ChildProcess(command, env=environment)
     try:
-        url = f"http://{_reachable(config.server.host)}:{config.server.port}"
+        url = local_url(rules.host, config.server.port)
         started = time.monotonic()
         if not _wait_ready(child, url, stop):
             return
@@ -120,7 +121,9 @@ def serve_vllm(
             _check_running(child)
             time.sleep(_POLL_SECONDS)
     finally:
-        _end(child)
+        # SIGTERM, then SIGKILL to the rest of vLLM's session, which has its engine processes
+        if not child.end(_STOP_SECONDS, session=True):
+            log.warning("vLLM did not end within %.0f s of SIGTERM: killed", _STOP_SECONDS)
         log.info("Inference server stopped")
 
 
@@ -131,8 +134,9 @@ def _wait_ready(child: ChildProcess, url: str, stop: StopFlag) -> bool:
         while not stop.requested:
             heartbeat.report("starts vLLM")
             _check_running(child)
-            if _healthy(client, url):
-                return True
+            with contextlib.suppress(httpx.TransportError):
+                if client.get(f"{url}/health").status_code == 200:
+                    return True
             if time.monotonic() > deadline:
                 raise InferenceError(
                     f"vLLM was not ready within {_START_SECONDS:g} s",
@@ -147,31 +151,11 @@ def _wait_ready(child: ChildProcess, url: str, stop: StopFlag) -> bool:
     return False
 
 
-def _healthy(client: httpx.Client, url: str) -> bool:
-    try:
-        return client.get(f"{url}/health").status_code == 200
-    except httpx.TransportError:
-        return False
-
-
 def _check_running(child: ChildProcess) -> None:
     code = child.returncode
     if code is not None:
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         raise InferenceError(f"vLLM {how}", code="BK-VLLM", hint="see its messages in the log lines above")
-
-
-def _end(child: ChildProcess) -> None:
-    """Send SIGTERM, then SIGKILL to the rest of vLLM's session, which has its engine processes."""
-    if not child.end(_STOP_SECONDS, session=True):
-        log.warning("vLLM did not end within %.0f s of SIGTERM: killed", _STOP_SECONDS)
-
-
-def _reachable(host: str | None) -> str:
-    """Return an address at which this machine reaches a server on `host`."""
-    if host is None or host in ("0.0.0.0", "::", "localhost"):  # noqa: S104, compared only
-        return "127.0.0.1"
-    return f"[{host}]" if ":" in host else host
 
 
 def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Path, *, cpu: bool) -> list[str]:

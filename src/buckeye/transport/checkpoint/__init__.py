@@ -60,11 +60,11 @@ def resolve_checkpoint(root: Path, resume_step: int) -> CheckpointInfo:
     """
     available = checkpoints_oldest_first(root)
     if not available:
-        message, hint = (
+        raise CheckpointError(
             f"no committed checkpoint in {root}",
-            "leave out --resume and ckpt.resume_step, or check the output directory",
+            code="BK-CHECKPOINT-NOT-FOUND",
+            hint="leave out --resume and ckpt.resume_step, or check the output directory",
         )
-        raise CheckpointError(message, code="BK-CHECKPOINT-NOT-FOUND", hint=hint)
     if resume_step == -1:
         return available[-1]
     for info in available:
@@ -95,8 +95,9 @@ def find_usable_checkpoint(
         info = resolve_checkpoint(root, resume_step)
         verify(info)
         return info
-    for path in _uncommitted_directories(root):
-        log.warning("Skipping %s: it has no readable %s", path, COMMITTED)
+    for path in step_directories(root).values():
+        if _committed_attempt(path) is None:
+            log.warning("Skipping %s: it has no readable %s", path, COMMITTED)
     resolve_checkpoint(root, -1)  # raises if the folder has no checkpoint
     first = [preferred] if preferred is not None else []
     others = (info for info in reversed(checkpoints_oldest_first(root)) if info not in first)
@@ -111,7 +112,7 @@ def find_usable_checkpoint(
 
 
 def first_valid_checkpoint(
-    infos: Iterable[CheckpointInfo], verify: Callable[[CheckpointInfo], None]
+    infos: Iterable[CheckpointInfo], verify: Callable[[CheckpointInfo], object]
 ) -> CheckpointInfo | None:
     """Return the first checkpoint that passes `verify`. Log a warning for each one before it."""
     for info in infos:
@@ -138,10 +139,6 @@ def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ())
     for info in old:
         storage.remove_directory(info.path)
     return [info.step for info in old]
-
-
-def _uncommitted_directories(root: Path) -> list[Path]:
-    return [path for path in step_directories(root).values() if _committed_attempt(path) is None]
 
 
 def _committed_attempt(path: Path) -> int | None:
@@ -326,16 +323,22 @@ def read_scores(run: Path) -> list[Score]:
     scores = []
     for step, folder in step_directories(run / "evals").items():
         for path in sorted(folder.glob("*.json")):
-            if not path.with_suffix(".jsonl").exists():  # the .jsonl file is written last
-                continue
-            figures = _read_figures(path)
-            if figures.get("mean_reward") is not None:
-                scores.append(_make_score(path, step, figures, restarts))
+            # the .jsonl file is written last
+            if path.with_suffix(".jsonl").exists() and (score := _read_score(path, step, restarts)):
+                scores.append(score)
     return scores
 
 
-def _make_score(path: Path, step: int, figures: Mapping[str, Any], restarts: Mapping[int, int]) -> Score:
+def _read_score(path: Path, step: int, restarts: Mapping[int, int]) -> Score | None:
+    """Return an evaluation, or None if it has no mean reward."""
     try:
+        figures = read_json(path)
+        if not isinstance(figures, dict) or figures.get("mean_reward") is None:
+            return None
+        exact = None
+        if figures.get("exact") is not None and figures.get("ci95") is not None:
+            low, high = figures["ci95"]
+            exact = float(figures["exact"]), float(low), float(high)
         return Score(
             environment=path.stem,
             step=step,
@@ -344,17 +347,10 @@ def _make_score(path: Path, step: int, figures: Mapping[str, Any], restarts: Map
             rollouts=int(figures["n"]),
             split=str(figures.get("split", "eval")),
             restarts=restarts,
-            exact=_exact_share(figures),
+            exact=exact,
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise UsageError(f"the evaluation {path} cannot be read: {error!r}", code="BK-FILE-FORMAT") from None
-
-
-def _exact_share(figures: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    if figures.get("exact") is None or figures.get("ci95") is None:
-        return None
-    low, high = figures["ci95"]
-    return float(figures["exact"]), float(low), float(high)
+    except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise UsageError(f"the evaluation {path} cannot be read: {error!r}", code="BK-FILE-FORMAT") from error
 
 
 def checkpoint_scores(info: CheckpointInfo, scores: Sequence[Score]) -> list[Score]:
@@ -377,21 +373,14 @@ def find_best_checkpoint(
     evaluated = [(info, checkpoint_scores(info, scores)) for info in checkpoints]
     environments = {s.environment for _, own_scores in evaluated for s in own_scores}
     complete = [
-        BestCheckpoint(
-            info=info,
-            mean_reward=statistics.fmean(s.mean_reward for s in own_scores),
-            scores=own_scores,
-            num_compared=0,
-        )
+        (statistics.fmean(s.mean_reward for s in own_scores), info, own_scores)
         for info, own_scores in evaluated
         if own_scores and {s.environment for s in own_scores} == environments
     ]
     if not complete:
         return None
-    best = max(complete, key=lambda checkpoint: (checkpoint.mean_reward, checkpoint.info.step))
-    return BestCheckpoint(
-        info=best.info, mean_reward=best.mean_reward, scores=best.scores, num_compared=len(complete)
-    )
+    mean_reward, info, best_scores = max(complete, key=lambda item: (item[0], item[1].step))
+    return BestCheckpoint(info=info, mean_reward=mean_reward, scores=best_scores, num_compared=len(complete))
 
 
 def _read_restarts(run: Path) -> dict[int, int]:
@@ -403,11 +392,3 @@ def _read_restarts(run: Path) -> dict[int, int]:
         return {}
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise UsageError(f"{run / 'run.json'} cannot be read: {error!r}", code="BK-FILE-FORMAT") from error
-
-
-def _read_figures(path: Path) -> Mapping[str, Any]:
-    try:
-        figures = read_json(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the evaluation {path} cannot be read: {error}", code="BK-FILE-FORMAT") from error
-    return figures if isinstance(figures, dict) else {}

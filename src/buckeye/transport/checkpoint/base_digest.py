@@ -6,7 +6,6 @@ import hashlib
 import json
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
 
 BASE_DIGEST_KEY = "buckeye_base"
 """Key of the base model's digest in the metadata of an adapter's safetensors file."""
@@ -37,16 +36,13 @@ def base_digest(base: str) -> str | None:
     files = sorted(Path(base).glob("*.safetensors"))
     digest = hashlib.sha256()
     for path in files:
+        size = path.stat().st_size
         with path.open("rb") as file:
-            _update_digest(digest, file, path.name, path.stat().st_size)
+            prefix = file.read(8)
+            header = int.from_bytes(prefix, "little")
+            digest.update(f"{path.name} {size} ".encode() + prefix + file.read(header))
+            start = 8 + header
+            for index in range(_SAMPLES):
+                file.seek(start + (size - start) * index // _SAMPLES)
+                digest.update(file.read(_SAMPLE_BYTES))
     return digest.hexdigest() if files else None
-
-
-def _update_digest(digest: hashlib._Hash, file: BinaryIO, name: str, size: int) -> None:
-    prefix = file.read(8)
-    header = int.from_bytes(prefix, "little")
-    digest.update(f"{name} {size} ".encode() + prefix + file.read(header))
-    start = 8 + header
-    for index in range(_SAMPLES):
-        file.seek(start + (size - start) * index // _SAMPLES)
-        digest.update(file.read(_SAMPLE_BYTES))
