@@ -72,7 +72,7 @@ def _steps(learner: Any, loss: Any, row: Settings, settings: Settings) -> Figure
         wait_for(device)
         seconds.append(time.perf_counter() - started)
         speeds.append(learner.throughput(samples * length, seconds[-1]))
-        if not update.applied:
+        if update.skipped or update.empty:
             raise RuntimeError(f"step {step}: loss {record['loss']}, gradient norm {update.grad_norm}")
     measured = speeds[WARM_UP:]
     speed = {name: statistics.median(s[name] for s in measured) for name in measured[0]}

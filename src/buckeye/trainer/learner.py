@@ -10,7 +10,7 @@ import math
 import resource
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,11 +20,10 @@ from buckeye.trainer.micro_batch_size import MicroBatchSize
 from buckeye.trainer.model.adapter_files import has_adapter
 from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.trainer.optim.optimizer import (
+    LearningRateSchedule,
     NamedOptimizer,
-    ScheduleType,
     clip_gradients,
     gradient_norm,
-    learning_rate,
     sum_gradients,
 )
 from buckeye.trainer.parallel.fsdp import gather_tensors, reshard_policy
@@ -44,22 +43,6 @@ _PEAK_FLOPS = {
     "RTX 4090": 165e12,
     "RTX 3090": 71e12,
 }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LearningRateSchedule:
-    """Arguments of `learning_rate`, except the step."""
-
-    schedule: ScheduleType
-    peak: float
-    warmup: int = 0
-    decay: int = 0
-    min_lr: float = 0.0
-    max_steps: int | None = None
-
-    def at(self, step: int) -> float:
-        """Return the learning rate of an optimizer step, counted from 0."""
-        return learning_rate(step, **asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +78,6 @@ class Update:
     lr: float
     skipped_steps: int
     empty_steps: int
-
-    @property
-    def applied(self) -> bool:
-        """True if the optimizer moved the weights."""
-        return not (self.skipped or self.empty)
 
     def values(self) -> dict[str, float]:
         """Return the values for a step's record."""

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -17,19 +16,16 @@ from buckeye.config.trainer import (
     ConstantSchedulerConfig,
     LinearSchedulerConfig,
     LoRAConfig,
-    MuonConfig,
-    OptimizerConfig,
     SchedulerConfig,
-    SGDConfig,
     TrainerConfig,
 )
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.log import run_log, setup_logging
-from buckeye.trainer.learner import Learner, LearningRateSchedule
+from buckeye.trainer.learner import Learner
 from buckeye.trainer.micro_batch_size import load_micro_batch_size
 from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter, merge_adapter_into
 from buckeye.trainer.model.policy import PolicyNetwork, load_policy, pick_device
-from buckeye.trainer.optim.optimizer import NamedOptimizer, build_optimizer
+from buckeye.trainer.optim.optimizer import LearningRateSchedule, build_optimizer
 from buckeye.trainer.output.hf_directory import read_tokenizer_files
 from buckeye.trainer.output.state import load_state
 from buckeye.trainer.parallel.fsdp import offloads, shard_policy
@@ -110,7 +106,7 @@ def build_learner(
         load_policy_shards(policy, source, offloaded=offloads(config.model, ranks.device))
     learner = Learner(
         policy,
-        _build_optimizer(policy, config.optim),
+        build_optimizer(policy.trainable, config.optim, embeddings=policy.embedding_names),
         _build_schedule(config.scheduler, peak=config.optim.lr, max_steps=max_steps),
         ranks,
         read_tokenizer_files(source),
@@ -184,20 +180,6 @@ def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -
         for part in parts:
             part.compile(fullgraph=model.compile.fullgraph, dynamic=True)
     return policy
-
-
-def _build_optimizer(policy: PolicyNetwork, optim: OptimizerConfig) -> NamedOptimizer:
-    settings: dict[str, Any] = {}
-    if isinstance(optim, SGDConfig | MuonConfig):
-        settings |= {"momentum": optim.momentum, "nesterov": optim.nesterov}
-    if not isinstance(optim, SGDConfig):
-        settings |= {"betas": (optim.betas1, optim.betas2), "embeddings": policy.embedding_names}
-    return build_optimizer(
-        policy.trainable,
-        kind=optim.type,
-        weight_decay=optim.weight_decay,
-        **settings,
-    )
 
 
 def _build_schedule(
