@@ -100,7 +100,7 @@ class RLTrainer:
             stop=stop,
             timeout_seconds=config.batch_timeout,
         )
-        self.output = OutputWriter.from_config(config, learner, identity, self.metrics)
+        self.output = OutputWriter(config, learner, identity, self.metrics)
         interval = config.weights.measure_interval
         self._rounding_monitor = (
             self.output.rounding_monitor(interval=interval) if interval is not None else None

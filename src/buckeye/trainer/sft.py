@@ -92,7 +92,7 @@ class SFTTrainer:
         self.best = best
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
         self.stopwatch = Stopwatch("data", "compute", "validate", "checkpoint")
-        self.output = OutputWriter.from_config(config, learner, run_identity(), self.metrics)
+        self.output = OutputWriter(config, learner, run_identity(), self.metrics)
 
     def run(self) -> bool:
         """Train to the end, or until any rank receives a stop request. Return True if all steps are done."""

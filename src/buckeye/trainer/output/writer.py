@@ -50,19 +50,6 @@ _LOG_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointPolicy:
-    """Schedule and retention of checkpoints.
-
-    `interval` is the number of steps between checkpoints (None: only on request), and `keep` the number kept
-    (None: all). `timeout_seconds` limits the wait of ranks for each other's shards.
-    """
-
-    interval: int | None
-    keep: int | None
-    timeout_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class WeightFormat:
     """Format of published weights.
 
@@ -83,42 +70,24 @@ class OutputWriter:
     """
 
     def __init__(
-        self,
-        output_dir: Path,
-        learner: Learner,
-        identity: RunIdentity,
-        metrics: MetricsLog,
-        policy: CheckpointPolicy,
-        weight_format: WeightFormat,
+        self, config: TrainerConfig | SFTConfig, learner: Learner, identity: RunIdentity, metrics: MetricsLog
     ) -> None:
-        self._run = output_dir
-        self._weights = output_dir / "weights"
-        self._checkpoints = output_dir / "checkpoints"
+        self._run = config.output_dir
+        self._weights = self._run / "weights"
+        self._checkpoints = self._run / "checkpoints"
         self._learner = learner
         self._identity = identity
         self._metrics = metrics
-        self._policy = policy
-        self._format = weight_format
+        self._settings = config.ckpt
+        self._format = _weight_format(config, learner)
         self._last_step = learner.progress.step
         self._background = BackgroundThread()
         ranks = learner.ranks
         self._group: ProcessGroup | None = None
         if is_model_sharded(ranks) and not has_adapter(learner.policy.model):
             check_shared_folder(ranks, self._checkpoints)
-            self._group = create_checkpoint_group(timeout_seconds=policy.timeout_seconds)
+            self._group = create_checkpoint_group(timeout_seconds=config.dist_timeout_seconds)
         self._rank_zero_pid = ranks.max(os.getpid() if ranks.is_rank_zero else 0)
-
-    @classmethod
-    def from_config(
-        cls, config: TrainerConfig | SFTConfig, learner: Learner, identity: RunIdentity, metrics: MetricsLog
-    ) -> OutputWriter:
-        """Return the writer of a configured run."""
-        policy = CheckpointPolicy(
-            interval=config.ckpt.interval if config.ckpt is not None else None,
-            keep=config.ckpt.keep if config.ckpt is not None else None,
-            timeout_seconds=config.dist_timeout_seconds,
-        )
-        return cls(config.output_dir, learner, identity, metrics, policy, _weight_format(config, learner))
 
     def __enter__(self) -> OutputWriter:
         return self
@@ -217,7 +186,7 @@ class OutputWriter:
 
     def is_due(self) -> bool:
         """Return True if a checkpoint is due after the current step."""
-        interval = self._policy.interval
+        interval = None if self._settings is None else self._settings.interval
         return interval is not None and self._learner.progress.step % interval == 0
 
     def checkpoint(self, loop_state: Mapping[str, Any], *, protected: Collection[int] = ()) -> None:
@@ -307,7 +276,7 @@ class OutputWriter:
         return self._checkpoints / f".step_{step}.{OPTIMIZER_DIRECTORY}.tmp-{self._rank_zero_pid}"
 
     def _prune(self, protected: Collection[int]) -> None:
-        if self._policy.keep is None:
+        if self._settings is None or self._settings.keep is None:
             return
         try:
             best = find_best_checkpoint(list_checkpoints(self._checkpoints), read_scores(self._run))
@@ -315,7 +284,7 @@ class OutputWriter:
             logger.warning("Keeping all old checkpoints, because the best one is unknown: %s", error)
             return
         protected = {*protected, best.info.step} if best is not None else protected
-        prune_checkpoints(self._checkpoints, self._policy.keep, protected=protected)
+        prune_checkpoints(self._checkpoints, self._settings.keep, protected=protected)
 
 
 class BackgroundThread:
