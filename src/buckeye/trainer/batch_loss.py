@@ -122,7 +122,7 @@ class BatchLoss:
         row = pack_micro_batch([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
         temperatures = torch.tensor([s.temperature for s in samples], device=policy.device)[row.sequences]
         reference = None if self._reference is None else self._reference(row, temperatures)
-        logprobs, entropies = policy.token_logprobs(row, temperatures)
+        logprobs, entropies = policy(row, temperatures)
         return _loss_inputs(row, samples, step, logprobs, entropies, reference)
 
     def _ratio_range(self, ranges: Sequence[tuple[float, float]]) -> dict[str, float]:
@@ -261,7 +261,7 @@ def _run_empty_pass(learner: Learner) -> None:
     temperatures = torch.ones(0, device=learner.policy.device)
     for reference_forward in learner.reference_forwards:
         reference_forward(row, temperatures)
-    logprobs, entropies = learner.policy.token_logprobs(row, temperatures)
+    logprobs, entropies = learner.policy(row, temperatures)
     zero = logprobs.sum() + entropies.sum()
     if zero.requires_grad:
         zero.backward()
@@ -298,7 +298,7 @@ def _reference_without_adapter(learner: Learner) -> ReferenceLogprobs:
     @torch.no_grad()
     def logprobs(row: PackedMicroBatch, temperatures: Tensor) -> Tensor:
         with without_adapter(policy.model):
-            return policy.token_logprobs(row, temperatures)[0]
+            return policy(row, temperatures)[0]
 
     return logprobs
 
@@ -326,11 +326,11 @@ def _load_frozen_reference(
         )
     if adapter is not None:
         merge_adapter_into(reference.model, source, adapter)
-    reference.module.requires_grad_(False).eval()
+    reference.requires_grad_(False).eval()
     shard_policy(reference, config.model, learner.ranks)
 
     @torch.no_grad()
     def logprobs(row: PackedMicroBatch, temperatures: Tensor) -> Tensor:
-        return reference.token_logprobs(row, temperatures)[0]
+        return reference(row, temperatures)[0]
 
     return logprobs

@@ -196,7 +196,7 @@ class SFTTrainer:
         policy = self.learner.policy
         row = pack_micro_batch([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
         temperatures = torch.ones(len(row.targets), device=policy.device)
-        logprobs, entropies = policy.token_logprobs(row, temperatures)
+        logprobs, entropies = policy(row, temperatures)
         loss = -logprobs.sum() / divisor
         if loss.requires_grad:
             loss.backward()
