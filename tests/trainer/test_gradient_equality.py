@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from buckeye.config.losses import LossConfig
 from buckeye.trainer.data.packing import pack_micro_batch, plan_bins
-from buckeye.trainer.losses import LossInputs, total_loss
-from buckeye.trainer.losses.policy_gradient import LOSS_TYPES
+from buckeye.trainer.losses.base import LossInputs
+from buckeye.trainer.losses.policy_gradient import LOSS_TYPES, total_loss
 from buckeye.trainer.model import logprobs as head
 from buckeye.trainer.model.attention import PACKED_ATTENTION
 from buckeye.trainer.model.policy import PolicyNetwork

@@ -9,32 +9,49 @@ from safetensors.torch import load, save
 from torch import nn
 
 from buckeye.base.distribution import install_command
-from buckeye.config.trainer import AdamW8bitConfig, AdamWConfig, MuonConfig, SGDConfig
+from buckeye.config.trainer import (
+    AdamW8bitConfig,
+    AdamWConfig,
+    ConstantSchedulerConfig,
+    CosineSchedulerConfig,
+    LinearSchedulerConfig,
+    MuonConfig,
+    SGDConfig,
+)
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.trainer.optim.optimizer import LearningRateSchedule, build_optimizer
+
+SCHEDULES = {
+    "constant": ConstantSchedulerConfig,
+    "linear": LinearSchedulerConfig,
+    "cosine": CosineSchedulerConfig,
+}
 
 
 @pytest.mark.parametrize(
     ("settings", "rates"),
     [
-        ({"schedule": "constant", "warmup": 5, "max_steps": 8}, [1.0] * 9),
+        ({"type": "constant", "max_steps": 8}, [1.0] * 9),
         (
-            {"schedule": "linear", "warmup": 2, "decay": 4, "min_lr": 0.2, "max_steps": 8},
+            {"type": "linear", "warmup": 2, "decay": 4, "min_lr": 0.2, "max_steps": 8},
             [0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2],
         ),
-        ({"schedule": "linear", "warmup": 2, "decay": 4}, [0.5] + [1.0] * 8),  # without an end it never falls
+        ({"type": "linear", "warmup": 2, "decay": 4}, [0.5] + [1.0] * 8),  # without an end it never falls
         (
-            {"schedule": "linear", "warmup": 2, "decay": 100, "max_steps": 8},
+            {"type": "linear", "warmup": 2, "decay": 100, "max_steps": 8},
             [0.5, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0],
         ),
         (
-            {"schedule": "cosine", "warmup": 2, "min_lr": 0.2, "max_steps": 6},
+            {"type": "cosine", "warmup": 2, "min_lr": 0.2, "max_steps": 6},
             [0.5, 1.0, 1.0, 0.6 + 0.4 * 2**-0.5, 0.6, 0.6 - 0.4 * 2**-0.5, 0.2, 0.2, 0.2],
         ),
     ],
 )
 def test_learning_rates(settings, rates):
-    schedule = LearningRateSchedule(peak=1.0, **settings)
+    settings = dict(settings)
+    max_steps = settings.pop("max_steps", None)
+    config = SCHEDULES[settings["type"]](**settings)
+    schedule = LearningRateSchedule(config=config, peak=1.0, max_steps=max_steps)
     assert [schedule.at(step) for step in range(9)] == pytest.approx(rates)
 
 

@@ -30,15 +30,9 @@ from buckeye.trainer.data.packing import (
     plan_bins,
 )
 from buckeye.trainer.learner import Learner, Work
-from buckeye.trainer.losses import (
-    LossInputs,
-    averages,
-    divisor,
-    needs_every_sample,
-    ratio_range,
-    statistic_names,
-    total_loss,
-)
+from buckeye.trainer.losses.base import LossInputs
+from buckeye.trainer.losses.policy_gradient import divisor, needs_every_sample, statistic_names, total_loss
+from buckeye.trainer.losses.statistics import averages, ratio_range
 from buckeye.trainer.micro_batch_size import is_out_of_memory
 from buckeye.trainer.model.adapter_files import merge_adapter_into
 from buckeye.trainer.model.policy import load_policy
@@ -127,8 +121,9 @@ class BatchLoss:
 
     def _ratio_range(self, ranges: Sequence[tuple[float, float]]) -> dict[str, float]:
         lows, highs = zip(*ranges, strict=True)
-        extremes = self._learner.ranks.maxima({"low": -min(lows), "high": max(highs)})
-        return {"ratio_min": -extremes["low"], "ratio_max": extremes["high"]}
+        ranges_of_ranks = self._learner.ranks.all_gather(torch.tensor([min(lows), max(highs)]))
+        lowest, highest = torch.stack(ranges_of_ranks).T
+        return {"ratio_min": float(lowest.min()), "ratio_max": float(highest.max())}
 
 
 def run_micro_batches(

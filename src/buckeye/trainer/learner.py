@@ -64,32 +64,6 @@ class TrainingProgress:
     empty: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """Result of a step.
-
-    It is `skipped` if the loss or the gradient is not finite, and `empty` if the gradient is 0.
-    `skipped_steps` and `empty_steps` count these steps since the start of the run.
-    """
-
-    skipped: bool
-    empty: bool
-    grad_norm: float
-    lr: float
-    skipped_steps: int
-    empty_steps: int
-
-    def values(self) -> dict[str, float]:
-        """Return the values for a step's record."""
-        return {
-            "grad_norm": self.grad_norm,
-            "lr": self.lr,
-            "skipped": int(self.skipped),
-            "skipped_steps": self.skipped_steps,
-            "empty_steps": self.empty_steps,
-        }
-
-
 class Learner:
     """Policy with its optimizer, schedule and progress.
 
@@ -125,8 +99,10 @@ class Learner:
         also run for empty rows.
         """
 
-    def update(self, loss: float, *, tokens: int, samples: int) -> Update:
+    def update(self, loss: float, *, tokens: int, samples: int) -> dict[str, float]:
         """Sum the gradients over the ranks, clip them, step the optimizer and clear them.
+
+        Return the values for the step's record.
 
         `loss` is the loss of the whole batch, over all ranks. If the loss or the gradient norm is not finite,
         or the gradient is 0, the weights and the optimizer stay unchanged: otherwise momentum and weight
@@ -168,14 +144,13 @@ class Learner:
             skipped=previous.skipped + skipped,
             empty=previous.empty + empty,
         )
-        return Update(
-            skipped=skipped,
-            empty=empty,
-            grad_norm=norm,
-            lr=rate,
-            skipped_steps=self.progress.skipped,
-            empty_steps=self.progress.empty,
-        )
+        return {
+            "grad_norm": norm,
+            "lr": rate,
+            "skipped": int(skipped),
+            "skipped_steps": self.progress.skipped,
+            "empty_steps": self.progress.empty,
+        }
 
     def clear_gradients(self) -> None:
         """Drop all accumulated gradients."""

@@ -151,7 +151,7 @@ class SFTTrainer:
         values = {
             "loss": sums["loss"],
             "entropy": sums["entropy"] / max(1.0, sums["trained_tokens"]),
-            **update.values(),
+            **update,
             "trained_tokens": sums["trained_tokens"],
             "samples": len(samples),
             "epoch": progress.data_position / len(self.data),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,12 +14,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from buckeye.base.distribution import need
-from buckeye.config.trainer import AdamW8bitConfig, MuonConfig, OptimizerConfig, SGDConfig
+from buckeye.config.trainer import (
+    AdamW8bitConfig,
+    ConstantSchedulerConfig,
+    LinearSchedulerConfig,
+    MuonConfig,
+    OptimizerConfig,
+    SchedulerConfig,
+    SGDConfig,
+)
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.trainer.parallel.fsdp import gather_tensor, shard_like
 from buckeye.trainer.parallel.ranks import TENSOR, Ranks
-
-ScheduleType = Literal["constant", "linear", "cosine"]
 
 _BUCKET_ELEMENTS = 16 * 2**20  # 64 MiB of float32
 
@@ -76,26 +82,24 @@ class LearningRateSchedule:
     `max_steps` they do not fall. `constant` is always `peak`.
     """
 
-    schedule: ScheduleType
+    config: SchedulerConfig
     peak: float
-    warmup: int = 0
-    decay: int = 0
-    min_lr: float = 0.0
     max_steps: int | None = None
 
     def at(self, step: int) -> float:
         """Return the learning rate of an optimizer step, counted from 0."""
-        if self.schedule == "constant":
+        config = self.config
+        if isinstance(config, ConstantSchedulerConfig):
             return self.peak
-        if step < self.warmup:
-            return self.peak * (step + 1) / self.warmup
+        if step < config.warmup:
+            return self.peak * (step + 1) / config.warmup
         if self.max_steps is None:
             return self.peak
-        is_linear = self.schedule == "linear"
-        start = max(self.warmup, self.max_steps - self.decay) if is_linear else self.warmup
+        is_linear = isinstance(config, LinearSchedulerConfig)
+        start = max(config.warmup, self.max_steps - config.decay) if is_linear else config.warmup
         done = min(1.0, max(0.0, (step - start) / max(1, self.max_steps - start)))
         left = 1.0 - done if is_linear else 0.5 * (1.0 + math.cos(math.pi * done))
-        return self.min_lr + (self.peak - self.min_lr) * left
+        return config.min_lr + (self.peak - config.min_lr) * left
 
 
 class NamedOptimizer:
