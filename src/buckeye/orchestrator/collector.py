@@ -18,7 +18,7 @@ from buckeye.base.columns import counted
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import FinalRunError, RunError
 from buckeye.orchestrator.collected_groups import CollectedGroups
-from buckeye.orchestrator.filters import make_group_filter, min_scored_rollouts
+from buckeye.orchestrator.filters import drop_cause, min_scored_rollouts
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import Group, InFlightGroup, leaves_room
 from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
@@ -91,7 +91,6 @@ class GroupCollector:
         self._pauses = pauses
         self._deterministic = deterministic
         self._version_in_evaluation = version_in_evaluation
-        self._filter_group = make_group_filter(config)
         self._awaited: int | None = None  # version of the last logged wait
         self._passed_over: Counter[str] = Counter()
         self._next_group = int(state.get("next_group", 0))
@@ -343,7 +342,7 @@ class GroupCollector:
     def _fault(self, group: Group) -> str | None:
         if len(group.scored) < min_scored_rollouts(len(group.rollouts), self._config.min_group_size):
             return "stale" if any(rollout.cut for rollout in group.rollouts) else "errored"
-        return self._filter_group(group)
+        return drop_cause(group, self._config)
 
     def _all_dropped_error(self, collected: CollectedGroups) -> FinalRunError:
         dropped, errors = collected.dropped.most_common(), collected.errors
