@@ -95,10 +95,11 @@ class LearningRateSchedule:
             return self.peak * (step + 1) / config.warmup
         if self.max_steps is None:
             return self.peak
-        is_linear = isinstance(config, LinearSchedulerConfig)
-        start = max(config.warmup, self.max_steps - config.decay) if is_linear else config.warmup
+        start = config.warmup
+        if isinstance(config, LinearSchedulerConfig):
+            start = max(start, self.max_steps - config.decay)
         done = min(1.0, max(0.0, (step - start) / max(1, self.max_steps - start)))
-        left = 1.0 - done if is_linear else 0.5 * (1.0 + math.cos(math.pi * done))
+        left = 1.0 - done if config.type == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
         return config.min_lr + (self.peak - config.min_lr) * left
 
 
