@@ -32,10 +32,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from buckeye.config.environments import EnvPauseConfig
-from buckeye.config.shared import max_token_age
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.orchestrator.collected_groups import CollectedGroups
-from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
+from buckeye.orchestrator.collector import GroupCollector
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import Group, InFlightGroup, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
@@ -159,7 +159,7 @@ class Overtake(GroupCollector):
         return True
 
     def _reason_to_drop(self, ended: Any, step: int) -> str | None:
-        return "stale" if step - ended.oldest > self._settings.run_ahead else None
+        return "stale" if step - ended.oldest > self._config.run_ahead else None
 
     def _cut_lost(self, step: int) -> None: ...
 
@@ -239,22 +239,19 @@ def simulate(
     """Collect `batches` batches while a trainer takes a mean batch's time for each."""
     places = math.ceil(GROUPS * SIZE * (level + 1) * oversampling)
     engine = Engine(law, places // 2 if scarce else places, seed)
-    settings = CollectorSettings(
+    config = OrchestratorConfig(
         batch_size=GROUPS * SIZE,
-        group_size=SIZE,
-        min_group_size=None,
-        run_ahead=level,
-        max_token_age=10**6 if rule == "areal" else max_token_age(level, age),
+        rollouts_per_example=SIZE,
+        max_async_level=level,
+        max_off_policy_steps=10**6 if rule == "areal" else age,
         oversampling_factor=oversampling,
         max_empty_batches=10,
-        max_steps=None,
-        weights_timeout=3600.0,
-        filter_group=lambda group: None,
+        weights_timeout=3600,
     )
     tasks: Any = _Tasks()
     pauses = EnvironmentPauses(["simulated"], EnvPauseConfig())
     player: Any = engine
-    collector = RULES[rule](tasks, player, settings, pauses, state={})
+    collector = RULES[rule](tasks, player, config, pauses, state={})
     with asyncio.Runner(loop_factory=VirtualTime) as runner:
         return runner.run(_collect(collector, engine, batches))
 
@@ -271,7 +268,7 @@ async def _collect(collector: GroupCollector, engine: Engine, batches: int) -> R
 
     trainer = asyncio.create_task(train())
     for step in range(batches):
-        collected.append(await collector.collect(step, lambda version: None))
+        collected.append(await collector.collect(step))
         to_train.put_nowait(None)
     await trainer
     now = asyncio.get_running_loop().time()

@@ -81,7 +81,7 @@ def _gradient(directory: Path, device: Any, dtype: Any) -> dict[str, Any]:
     temperatures = torch.linspace(0.7, 1.3, len(samples), device=device)[row.sequences]
     advantages = torch.linspace(-1.0, 1.0, len(samples), device=device)[row.sequences]
     with policy.cast_weights():
-        logprobs, entropies = policy.token_logprobs(row, temperatures)
+        logprobs, entropies = policy(row, temperatures)
         loss = -(logprobs * advantages).mean() + 0.01 * entropies.mean()
         loss.backward()
     return {
@@ -145,9 +145,7 @@ class _Pair:
         masks = [np.arange(len(i)) >= len(s.prompt_ids) for i, s in zip(ids, sequences, strict=True)]
         row = pack_micro_batch(ids, masks, self.policy.device)
         with torch.no_grad(), self.policy.cast_weights():
-            trained, _ = self.policy.token_logprobs(
-                row, torch.ones(len(row.targets), device=row.targets.device)
-            )
+            trained, _ = self.policy(row, torch.ones(len(row.targets), device=row.targets.device))
         sampled = torch.tensor([p for s in sequences for p in s.logprobs], dtype=torch.float64)
         log_ratio = trained.double().cpu() - sampled
         return {

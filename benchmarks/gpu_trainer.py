@@ -72,8 +72,8 @@ def _steps(learner: Any, loss: Any, row: Settings, settings: Settings) -> Figure
         wait_for(device)
         seconds.append(time.perf_counter() - started)
         speeds.append(learner.throughput(samples * length, seconds[-1]))
-        if not update.applied:
-            raise RuntimeError(f"step {step}: loss {record['loss']}, gradient norm {update.grad_norm}")
+        if update["skipped"] or not update["grad_norm"]:
+            raise RuntimeError(f"step {step}: loss {record['loss']}, gradient norm {update['grad_norm']}")
     measured = speeds[WARM_UP:]
     speed = {name: statistics.median(s[name] for s in measured) for name in measured[0]}
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None

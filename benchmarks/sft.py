@@ -48,12 +48,12 @@ def measure(model: Path, chats: Path, output: Path, budget: int, steps: int) -> 
 
     from buckeye.config.sft import SFTConfig
     from buckeye.monitor.metrics import read_metrics
-    from buckeye.trainer.model.policy import PolicyModule
+    from buckeye.trainer.model.policy import PolicyNetwork
     from buckeye.trainer.sft import run_sft
 
     passes = []
     register_module_forward_pre_hook(
-        lambda module, _: passes.append(time.process_time()) if isinstance(module, PolicyModule) else None
+        lambda module, _: passes.append(time.process_time()) if isinstance(module, PolicyNetwork) else None
     )
     run_sft(
         SFTConfig.model_validate(

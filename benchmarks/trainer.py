@@ -103,7 +103,7 @@ def padded_pass(name: str, work: Workload, dtype: torch.dtype, device: torch.dev
 
 
 def plain_head(policy: PolicyNetwork, row: PackedMicroBatch) -> Tensor:
-    hidden = policy.module.hidden_states(row).index_select(0, row.sources)
+    hidden = policy.run_layers(row).index_select(0, row.sources)
     log_p = (hidden @ policy.head_weight.to(hidden.dtype).t()).float().log_softmax(-1)
     with torch.no_grad():
         _ = -(log_p.exp() * log_p).sum(-1)
@@ -123,7 +123,7 @@ def packed_pass(name: str, work: Workload, row_name: str, device: torch.device) 
         with policy.cast_weights():
             row = pack_micro_batch(samples, masks, device, share_prefixes=level >= 4)
             if level >= 3:
-                logprobs = policy.token_logprobs(row, torch.ones(len(row.targets), device=device))[0]
+                logprobs = policy(row, torch.ones(len(row.targets), device=device))[0]
             else:
                 logprobs = plain_head(policy, row)
             loss = -logprobs.mean()

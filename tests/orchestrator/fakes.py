@@ -8,9 +8,8 @@ from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome, Task
 from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.render import Conversation
-from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
+from buckeye.orchestrator.collector import GroupCollector
 from buckeye.orchestrator.environments import NamedEnvironment, RolloutSettings
-from buckeye.orchestrator.filters import make_group_filter
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import RecordingPolicy
 from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
@@ -87,17 +86,17 @@ def make_collector(
     """Return a collector of groups of these sizes."""
     options = {
         "batch_size": sum(sizes),
-        "group_size": sizes[0],
-        "min_group_size": None,
-        "run_ahead": level,
-        "deterministic": deterministic is not None,
-        "max_token_age": 8 if level else 0,
+        "rollouts_per_example": sizes[0],
+        "max_async_level": level,
+        "max_off_policy_steps": 8,
         "oversampling_factor": 1.0,
         "max_empty_batches": 50,
-        "max_steps": None,
         "weights_timeout": HANG,
-        "filter_group": make_group_filter(OrchestratorConfig()),
     }
+    options |= changes
+    others = {"deterministic": deterministic is not None}
+    if "version_in_evaluation" in options:
+        others["version_in_evaluation"] = options.pop("version_in_evaluation")
     named = [
         NamedEnvironment(name=env.name, environment=env, rollout_settings=RolloutSettings(group_size=size))
         for env, size in zip(environments, sizes, strict=True)
@@ -105,9 +104,10 @@ def make_collector(
     return GroupCollector(
         TaskSampler(named, seed=1),
         make_runner(deterministic or engine, seed=7, retries=retries),
-        CollectorSettings(**(options | changes)),
+        OrchestratorConfig().model_copy(update=options),
         pauses or EnvironmentPauses([env.name for env in environments], EnvPauseConfig()),
         state=dict(state or {}),
+        **others,
     )
 
 

@@ -1,12 +1,15 @@
 """Groups in flight: capacity, staleness, retries, drops, and a state that resumes exactly."""
 
 import asyncio
+import logging
 import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from buckeye.base import heartbeat
+from buckeye.config.buffer import SimpleBufferConfig
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome
@@ -14,7 +17,7 @@ from buckeye.envs.outcome_validation import error_outcome
 from buckeye.errors import FinalRunError, InferenceError, RunError
 from buckeye.inference.client import ReplyTimeoutError
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
-from buckeye.orchestrator.filters import make_group_filter, min_scored_rollouts
+from buckeye.orchestrator.filters import min_scored_rollouts
 from tests.waiting import HANG
 
 from .fakes import FakeEngine, LetterEnvironment, make_collector
@@ -22,6 +25,14 @@ from .fakes import FakeEngine, LetterEnvironment, make_collector
 pytestmark = pytest.mark.anyio
 
 FRESH = {"next_group": 0, "pending": []}
+
+
+@pytest.fixture
+def weight_waits(monkeypatch):
+    """Record the waits for weights."""
+    waits = []
+    monkeypatch.setattr(heartbeat, "report", lambda what, on="": on == "trainer" and waits.append(what))
+    return waits
 
 
 def waiting(c):
@@ -51,7 +62,7 @@ async def batches(collector, engine, count, *, first=0, lag=0, deterministic=Non
         collector.set_version(version)
         if deterministic is not None:
             deterministic.begin(step)
-        collected.append(await collector.collect(step, lambda version: None))
+        collected.append(await collector.collect(step))
     await collector.close()
     return collected
 
@@ -75,7 +86,7 @@ def test_no_batch_holds_tokens_older_than_the_async_level(level, lag, groups):
 )
 async def test_groups_run_ahead_by_exactly_the_async_level_but_not_beyond_the_last_step(settings, left):
     c = collector(FakeEngine(delay=0.01), LetterEnvironment(), groups=2, **settings)
-    await c.collect(0, lambda version: None)
+    await c.collect(0)
     ahead = waiting(c)
     await c.close()
     assert ahead == left
@@ -83,12 +94,12 @@ async def test_groups_run_ahead_by_exactly_the_async_level_but_not_beyond_the_la
 
 async def test_stale_group_is_dropped_and_runs_again():
     engine = FakeEngine(version=0)
-    c = collector(engine, LetterEnvironment(), level=1, groups=2, max_token_age=1)
-    await c.collect(0, lambda version: None)  # two more groups of version 0 are now in flight
+    c = collector(engine, LetterEnvironment(), level=1, groups=2, max_off_policy_steps=1)
+    await c.collect(0)  # two more groups of version 0 are now in flight
     await asyncio.sleep(0.01)
     engine.version = 2
     c.set_version(2)
-    batch = await c.collect(2, lambda version: None)
+    batch = await c.collect(2)
     indices = {g.index for g in batch.groups}
     await c.close()
     assert batch.dropped == {"stale": 2}
@@ -218,8 +229,7 @@ def test_an_environment_that_always_fails_ends_the_run_with_the_reason():
 
 
 def test_groups_without_spread_are_replaced_when_asked():
-    drop = make_group_filter(OrchestratorConfig(zero_spread="drop"))
-    batch = first_batch(LetterEnvironment(), groups=4, filter_group=drop)
+    batch = first_batch(LetterEnvironment(), groups=4, zero_spread="drop")
     assert len(batch.groups) == 4
     assert all(len(set(g.rewards)) > 1 for g in batch.groups)
     assert len(batch.sampled_rewards) == 4 * (len(batch.groups) + batch.dropped["no_spread"])
@@ -232,24 +242,24 @@ def test_run_ends_with_the_reason_if_all_groups_are_dropped(reward, refusal):
             await policy.chat(task.messages)
             return Outcome(reward=reward)
 
-    drop = make_group_filter(OrchestratorConfig(buffer={"online_difficulty_filtering": True}))
+    drop = SimpleBufferConfig(online_difficulty_filtering=True)
     with refusal(FinalRunError):
-        first_batch(Constant(), filter_group=drop)
+        first_batch(Constant(), buffer=drop)
 
 
-async def test_weights_deadline_starts_after_an_evaluation(refusal):
-    measuring, waits = [0], []
+async def test_weights_deadline_starts_after_an_evaluation(refusal, weight_waits):
+    measuring = [0]
     settings = {"weights_timeout": 0.1, "version_in_evaluation": lambda: next(iter(measuring), None)}
     c = collector(FakeEngine(), LetterEnvironment(), **settings)
-    collecting = asyncio.create_task(c.collect(2, waits.append))  # which needs version 1
+    collecting = asyncio.create_task(c.collect(2))  # which needs version 1
     await asyncio.sleep(0.3)
     assert not collecting.done()
-    assert not waits
+    assert not weight_waits
     measuring.pop()
     with refusal(RunError):
         await collecting
     await c.close()
-    assert waits == [1]
+    assert weight_waits == ["weights 1"]
 
 
 async def test_waiting_for_weights_has_a_deadline(refusal):
@@ -257,7 +267,7 @@ async def test_waiting_for_weights_has_a_deadline(refusal):
     settings = {"weights_timeout": 0.05, "deterministic": DeterministicSampling(engine)}
     c = collector(engine, LetterEnvironment(), level=0, **settings)
     with refusal(RunError):
-        await c.collect(1, lambda version: None)  # version 1 is never published
+        await c.collect(1)  # version 1 is never published
     await c.close()
 
 
@@ -268,7 +278,7 @@ async def test_cancellation_during_a_change_is_not_lost(turns):
             await asyncio.Event().wait()
 
     c = collector(FakeEngine(), Endless())
-    collecting = asyncio.create_task(c.collect(0, lambda version: None))
+    collecting = asyncio.create_task(c.collect(0))
     await asyncio.sleep(0.05)
     c.set_version(0)
     for _ in range(turns):  # event loop iterations, during which the version arrives
@@ -333,20 +343,22 @@ def test_an_environment_that_cancels_itself_is_an_errored_rollout():
     assert "cancelled" in batch.errors[-1]
 
 
-async def test_wait_for_weights_wakes_once_per_change_and_is_timed():
-    engine, looks = FakeEngine(), []
+async def test_wait_for_weights_wakes_once_per_change_and_is_timed(weight_waits, caplog):
+    caplog.set_level(logging.INFO)
+    engine = FakeEngine()
     c = collector(engine, LetterEnvironment(), level=1)
-    collecting = asyncio.create_task(c.collect(2, looks.append))  # needs version 1
-    while not looks:
+    collecting = asyncio.create_task(c.collect(2))  # needs version 1
+    while not weight_waits:
         await asyncio.sleep(0)  # until it has begun to wait
     for _ in range(2):
         await asyncio.sleep(0.02)
         c.set_version(0)
     await asyncio.sleep(0.02)
-    seen = list(looks)
+    seen = list(weight_waits)
     engine.version = 1
     c.set_version(1)
     batch = await collecting
     await c.close()
-    assert seen == [1, 1, 1]
+    assert seen == ["weights 1"] * 3
+    assert caplog.messages.count("Waiting for weight checkpoint 1") == 1
     assert batch.waited_seconds >= 0.03  # of 0.06, minus the delay until a busy machine checks again

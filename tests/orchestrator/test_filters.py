@@ -3,14 +3,14 @@
 import pytest
 
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.orchestrator.filters import make_group_filter
+from buckeye.orchestrator.filters import drop_cause
 
 from .made_rollouts import group, rollout
 
 
 def cause(rewards, *, shaping=0.0, **settings):
     rollouts = [rollout(r, shaping={"length": -shaping * i}) for i, r in enumerate(rewards)]
-    return make_group_filter(OrchestratorConfig(**settings))(group(*rollouts))
+    return drop_cause(group(*rollouts), OrchestratorConfig(**settings))
 
 
 DROP = {"zero_spread": "drop"}
@@ -51,10 +51,10 @@ def test_spread_by_turn():
         rollout(1.0, turns=(1, 1), turn_rewards=[0.0, 1.0]),
     ]
     by_turn = OrchestratorConfig(zero_spread="drop", advantage={"type": "turn"})
-    assert make_group_filter(by_turn)(group(*rollouts)) is None
-    assert make_group_filter(OrchestratorConfig(zero_spread="drop"))(group(*rollouts)) == "no_spread"
+    assert drop_cause(group(*rollouts), by_turn) is None
+    assert drop_cause(group(*rollouts), OrchestratorConfig(zero_spread="drop")) == "no_spread"
 
 
 def test_errored_rollouts_are_not_counted():
     settings = OrchestratorConfig(buffer={"online_difficulty_filtering": True})
-    assert make_group_filter(settings)(group(rollout(1.0), rollout(None), rollout(1.0))) == "too_easy"
+    assert drop_cause(group(rollout(1.0), rollout(None), rollout(1.0)), settings) == "too_easy"

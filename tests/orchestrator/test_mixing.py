@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from buckeye.orchestrator.environment_mix import EnvironmentMix, TaskAssignment
+from buckeye.orchestrator.task_sampler import EnvironmentMix
 
 
 def dealt(mix, count):
@@ -13,7 +13,7 @@ def dealt(mix, count):
 
 
 def environments(mix, count):
-    return "".join("ABC"[deal.environment] for deal in dealt(mix, count))
+    return "".join("ABC"[environment] for environment, _, _ in dealt(mix, count))
 
 
 @given(
@@ -22,7 +22,9 @@ def environments(mix, count):
     count=st.integers(1, 60),
 )
 def test_every_stretch_from_the_start_is_as_close_to_the_shares_as_whole_numbers_allow(ratios, sizes, count):
-    counts = Counter(deal.environment for deal in dealt(EnvironmentMix(ratios, sizes[: len(ratios)]), count))
+    counts = Counter(
+        environment for environment, _, _ in dealt(EnvironmentMix(ratios, sizes[: len(ratios)]), count)
+    )
     for i, ratio in enumerate(ratios):
         assert counts[i] - ratio / sum(ratios) * count < 1.0 + 1e-6
 
@@ -36,11 +38,11 @@ def test_mix_with_extreme_ratios_uses_every_environment():
 @given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=3), count=st.integers(1, 50))
 def test_every_task_of_an_epoch_is_assigned_once(sizes, count):
     mix = EnvironmentMix([1.0] * len(sizes), sizes)
-    seen = Counter((d.environment, d.epoch, d.nth) for d in dealt(mix, count))
+    seen = Counter(dealt(mix, count))
     assert max(seen.values()) == 1
     for environment, size in enumerate(sizes):
-        own = [d for d in dealt(mix, count) if d.environment == environment]
-        assert own == [TaskAssignment(environment, *divmod(n, size)) for n in range(len(own))]
+        own = [d for d in dealt(mix, count) if d[0] == environment]
+        assert own == [(environment, *divmod(n, size)) for n in range(len(own))]
 
 
 def test_assignment_depends_only_on_the_group_index():

@@ -160,7 +160,7 @@ async def collect(c, engine, step, deterministic=None):
     c.set_version(step)
     if deterministic is not None:
         deterministic.begin(step)
-    return await c.collect(step, lambda version: None)
+    return await c.collect(step)
 
 
 def of_batch(collected):

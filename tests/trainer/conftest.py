@@ -105,7 +105,7 @@ def batches(tiny_model):
         ids = rng.integers(0, 256, length).astype(np.int32)
         row = pack_micro_batch([ids], [np.arange(length) > 0], policy.device)
         with torch.no_grad():
-            exact, _ = policy.token_logprobs(row, torch.ones(length - 1))
+            exact, _ = policy(row, torch.ones(length - 1))
         mask = np.arange(length) >= length // 3
         noisy = np.concatenate([[0.0], exact.numpy() + rng.normal(0, 0.1, length - 1)])
         return Sample(

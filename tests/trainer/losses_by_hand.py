@@ -7,7 +7,8 @@ from pydantic import TypeAdapter
 from torch import Tensor
 
 from buckeye.config.losses import LossConfig
-from buckeye.trainer.losses import LossInputs, LossSums, total_loss
+from buckeye.trainer.losses.base import LossInputs, LossSums
+from buckeye.trainer.losses.policy_gradient import total_loss
 
 _CONFIG: TypeAdapter[LossConfig] = TypeAdapter(LossConfig)
 SAMPLER_LOGPROB = -1.0

@@ -17,8 +17,9 @@ from buckeye.base.faults import FAULTS, FAULTS_DONE
 from buckeye.errors import CheckpointError
 from buckeye.monitor.metrics import read_metrics
 from buckeye.trainer.output import writer as output_module
-from buckeye.trainer.output.state import get_random_state, set_random_state
+from buckeye.trainer.output.state import _gather_random_states, _restore_random_states
 from buckeye.trainer.output.writer import BackgroundThread
+from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.checkpoint import (
     list_checkpoints,
@@ -181,7 +182,7 @@ def test_resume_skips_a_damaged_newest_checkpoint(tmp_path, train, tiny_model, b
 
 def test_random_generators_are_restored():
     device = torch.device("cpu")
-    state = get_random_state(device)
+    stored = _gather_random_states(Ranks(0, 1, device), device)
     expected = torch.rand(3)
-    set_random_state(state, device)
+    _restore_random_states(stored, Ranks(1, 2, device), device)
     assert torch.equal(torch.rand(3), expected)

@@ -81,8 +81,8 @@ def test_varlen_attention_equals_padded_attention(build_model, monkeypatch, name
     results = []
     for flash in (True, False):
         policy = load_policy(str(directory), CPU)
-        policy.module.flash = flash
-        logprobs, entropies = policy.token_logprobs(row, torch.ones(len(row.targets)))
+        policy.flash = flash
+        logprobs, entropies = policy(row, torch.ones(len(row.targets)))
         (logprobs.sum() + entropies.sum()).backward()
         results.append([logprobs, entropies, *(p.grad for p in policy.trainable.values())])
     for one, other in zip(*results, strict=True):

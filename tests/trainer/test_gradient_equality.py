@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Co
 
 from buckeye.config.losses import LossConfig
 from buckeye.trainer.data.packing import pack_micro_batch, plan_bins
-from buckeye.trainer.losses import LossInputs, total_loss
-from buckeye.trainer.losses.policy_gradient import LOSS_TYPES
+from buckeye.trainer.losses.base import LossInputs
+from buckeye.trainer.losses.policy_gradient import LOSS_TYPES, total_loss
 from buckeye.trainer.model import logprobs as head
 from buckeye.trainer.model.attention import PACKED_ATTENTION
-from buckeye.trainer.model.policy import PolicyModule, PolicyNetwork
+from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.trainer.model.rms_norm import RMSNorm, replace_norms
 from tests.trainer.conftest import SHAPE
 
@@ -64,7 +64,7 @@ def models(request):
         for child, norm in module.named_children():
             if isinstance(norm, RMSNorm):
                 setattr(module, child, _PlainNorm(norm.weight, norm.epsilon))
-    return plain, PolicyNetwork(PolicyModule(packed, compute_dtype=torch.float64, flash=False), CPU)
+    return plain, PolicyNetwork(packed, CPU, compute_dtype=torch.float64, flash=False)
 
 
 @st.composite
@@ -136,7 +136,7 @@ def _packed_gradient(policy, samples, columns, temperatures, loss, capacity):
     for b in plan_bins([ids for ids, _ in samples], capacity):
         row = pack_micro_batch([samples[i][0] for i in b.indices], [samples[i][1] for i in b.indices], CPU)
         each = torch.tensor([temperatures[i] for i in b.indices], dtype=torch.float64)[row.sequences]
-        outputs = policy.token_logprobs(row, each)
+        outputs = policy(row, each)
         value = total_loss(_inputs(*outputs, row.sequences, [columns[i] for i in b.indices]), loss).loss
         value.backward()
         total += value.item()

@@ -47,7 +47,7 @@ def logprobs(policy):
     """Return the log-probs of all tokens of `IDS` except the first."""
     row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
     with torch.no_grad():
-        return policy.token_logprobs(row, torch.ones(len(IDS) - 1))[0]
+        return policy(row, torch.ones(len(IDS) - 1))[0]
 
 
 def saved(policy, directory: Path) -> Path:
@@ -129,7 +129,7 @@ def test_gradients_are_those_of_the_formula(tiny_model):
             full.trainable[f"{other}.weight"] += 1.5 * pair[1] @ pair[0]
     row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
     for model in (policy, full):
-        model.token_logprobs(row, torch.ones(len(IDS) - 1))[0].sum().backward()
+        model(row, torch.ones(len(IDS) - 1))[0].sum().backward()
     gradient = full.trainable[f"{name}.weight"].grad
     torch.testing.assert_close(b.grad, 1.5 * gradient @ a.detach().T, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(a.grad, 1.5 * b.detach().T @ gradient, rtol=1e-4, atol=1e-4)
@@ -143,7 +143,7 @@ def test_recomputed_activations_give_the_same_gradients(tiny_model):
         if every is not None:
             policy.checkpoint_activations(every=every)
         row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
-        policy.token_logprobs(row, torch.ones(len(IDS) - 1))[0].sum().backward()
+        policy(row, torch.ones(len(IDS) - 1))[0].sum().backward()
         gradients.append({name: p.grad for name, p in policy.trainable.items()})
     assert passes == [[1] * len(passes[0]), [2] * len(passes[0])]
     for name, gradient in gradients[0].items():
@@ -162,13 +162,13 @@ def test_in_bfloat16_the_adapter_stays_precise(tiny_llama):
     """If layers compute in bfloat16, frozen weights are stored in bfloat16; trained weights are not."""
     exact = adapted(tiny_llama, modules_to_save=["norm"])
     policy = adapted(tiny_llama, modules_to_save=["norm"], frozen_dtype=torch.bfloat16)
-    policy.module.compute_dtype = torch.bfloat16
+    policy.compute_dtype = torch.bfloat16
     frozen = [p for p in policy.model.parameters() if not p.requires_grad]
     assert {p.dtype for p in frozen} == {torch.bfloat16}
     assert {p.dtype for p in policy.trainable.values()} == {torch.float32}
     row = pack_micro_batch([IDS], [np.arange(len(IDS)) > 0], CPU)
     for model in (exact, policy):
-        model.token_logprobs(row, torch.ones(len(IDS) - 1))[0].sum().backward()
+        model(row, torch.ones(len(IDS) - 1))[0].sum().backward()
     for name, parameter in exact.trainable.items():
         found = policy.trainable[name].grad
         assert found.dtype == torch.float32
@@ -237,7 +237,7 @@ def test_adapter_of_other_weights_is_not_loaded(tmp_path, tiny_llama, at, refusa
     for tensor in tensors.values():
         tensor += 1e-3 * (torch.arange(tensor.numel()).reshape(tensor.shape) >= at * tensor.numel())
     save_file(tensors, other / "model.safetensors", metadata={"format": "pt"})
-    with refusal(CheckpointError):
+    with refusal(UsageError):
         load_adapter(adapted(other).model, adapter)
     with refusal(UsageError):
         merge_adapter(str(other), adapter, tmp_path / "merged")

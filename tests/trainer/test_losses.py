@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from buckeye.trainer.losses import LOSS_TYPES, LossInputs
+from buckeye.trainer.losses.base import LossInputs
+from buckeye.trainer.losses.policy_gradient import LOSS_TYPES
 from tests.trainer.losses_by_hand import config_of, counts, inputs_of, loss_and_gradient, sums_of
 
 LN2 = math.log(2.0)

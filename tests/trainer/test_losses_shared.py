@@ -11,17 +11,16 @@ import torch
 
 from buckeye.config.losses import CustomLossConfig
 from buckeye.errors import UsageError
-from buckeye.trainer.losses import (
+from buckeye.trainer.losses.policy_gradient import (
     LOSS_TYPES,
-    averages,
+    RECIPES,
     check_loss,
     divisor,
     needs_every_sample,
-    ratio_range,
     statistic_names,
 )
-from buckeye.trainer.losses.policy_gradient import RECIPES
 from buckeye.trainer.losses.regularization import regularization
+from buckeye.trainer.losses.statistics import averages, ratio_range
 from tests.trainer.losses_by_hand import config_of, counts, inputs_of, loss_and_gradient, sums_of
 
 LN2 = math.log(2.0)

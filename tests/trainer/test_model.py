@@ -83,7 +83,7 @@ def _group(device):
 
 def _logprobs_and_gradient(policy):
     row = _group(policy.device)
-    logprobs, entropies = policy.token_logprobs(row, torch.ones(len(row.targets), device=policy.device))
+    logprobs, entropies = policy(row, torch.ones(len(row.targets), device=policy.device))
     (logprobs.sum() + entropies.sum()).backward()
     return logprobs.float(), policy.model.get_input_embeddings().weight.grad
 
@@ -115,9 +115,9 @@ def test_the_head_sums_in_float32(tiny_model):
     policy = load_policy(str(tiny_model), CPU, compute_dtype="bfloat16")
     row = _group(CPU)
     temperatures = torch.ones(len(row.targets))
-    expected = policy.token_logprobs(row, temperatures)
+    expected = policy(row, temperatures)
     with policy.cast_weights():
-        found = policy.token_logprobs(row, temperatures)
+        found = policy(row, temperatures)
     for one, other in zip(found, expected, strict=True):
         assert one.dtype == torch.float32
         assert torch.equal(one, other)
@@ -130,7 +130,7 @@ def test_weights_are_cast_anew_after_a_step(tiny_model):
     outputs = []
     for _ in range(2):
         with policy.cast_weights(), torch.no_grad():
-            outputs.append([policy.token_logprobs(row, ones)[0] for _ in range(2)])
+            outputs.append([policy(row, ones)[0] for _ in range(2)])
         with torch.no_grad():
             for parameter in policy.trainable.values():
                 parameter.mul_(1.1)

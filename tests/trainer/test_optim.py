@@ -9,31 +9,50 @@ from safetensors.torch import load, save
 from torch import nn
 
 from buckeye.base.distribution import install_command
+from buckeye.config.trainer import (
+    AdamW8bitConfig,
+    AdamWConfig,
+    ConstantSchedulerConfig,
+    CosineSchedulerConfig,
+    LinearSchedulerConfig,
+    MuonConfig,
+    SGDConfig,
+)
 from buckeye.errors import CheckpointError, UsageError
-from buckeye.trainer.optim.optimizer import build_optimizer, learning_rate
+from buckeye.trainer.optim.optimizer import LearningRateSchedule, build_optimizer
+
+SCHEDULES = {
+    "constant": ConstantSchedulerConfig,
+    "linear": LinearSchedulerConfig,
+    "cosine": CosineSchedulerConfig,
+}
 
 
 @pytest.mark.parametrize(
     ("settings", "rates"),
     [
-        ({"schedule": "constant", "warmup": 5, "max_steps": 8}, [1.0] * 9),
+        ({"type": "constant", "max_steps": 8}, [1.0] * 9),
         (
-            {"schedule": "linear", "warmup": 2, "decay": 4, "min_lr": 0.2, "max_steps": 8},
+            {"type": "linear", "warmup": 2, "decay": 4, "min_lr": 0.2, "max_steps": 8},
             [0.5, 1.0, 1.0, 1.0, 1.0, 0.8, 0.6, 0.4, 0.2],
         ),
-        ({"schedule": "linear", "warmup": 2, "decay": 4}, [0.5] + [1.0] * 8),  # without an end it never falls
+        ({"type": "linear", "warmup": 2, "decay": 4}, [0.5] + [1.0] * 8),  # without an end it never falls
         (
-            {"schedule": "linear", "warmup": 2, "decay": 100, "max_steps": 8},
+            {"type": "linear", "warmup": 2, "decay": 100, "max_steps": 8},
             [0.5, 1.0, 1.0, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0.0],
         ),
         (
-            {"schedule": "cosine", "warmup": 2, "min_lr": 0.2, "max_steps": 6},
+            {"type": "cosine", "warmup": 2, "min_lr": 0.2, "max_steps": 6},
             [0.5, 1.0, 1.0, 0.6 + 0.4 * 2**-0.5, 0.6, 0.6 - 0.4 * 2**-0.5, 0.2, 0.2, 0.2],
         ),
     ],
 )
 def test_learning_rates(settings, rates):
-    assert [learning_rate(step, peak=1.0, **settings) for step in range(9)] == pytest.approx(rates)
+    settings = dict(settings)
+    max_steps = settings.pop("max_steps", None)
+    config = SCHEDULES[settings["type"]](**settings)
+    schedule = LearningRateSchedule(config=config, peak=1.0, max_steps=max_steps)
+    assert [schedule.at(step) for step in range(9)] == pytest.approx(rates)
 
 
 SHAPES = {"embed.weight": (6, 4), "layer.weight": (4, 4), "layer.bias": (4,), "norm.weight": (4,)}
@@ -52,6 +71,13 @@ def _step(parameters, optimizer, seed):
     optimizer.step(0.1)
 
 
+CONFIGS = {"adamw": AdamWConfig, "adamw8bit": AdamW8bitConfig, "muon": MuonConfig, "sgd": SGDConfig}
+
+
+def _build(parameters, *, kind, embeddings=(), **settings):
+    return build_optimizer(parameters, CONFIGS[kind](**settings), embeddings=embeddings)
+
+
 needs_bitsandbytes = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 
 
@@ -61,7 +87,7 @@ KINDS = ["adamw", "muon", "sgd", pytest.param("adamw8bit", marks=needs_bitsandby
 @pytest.mark.parametrize("kind", KINDS)
 def test_optimizer_state_round_trips_exactly(kind):
     def build(parameters):
-        return build_optimizer(parameters, kind=kind, weight_decay=0.1, embeddings={"embed.weight"})
+        return _build(parameters, kind=kind, weight_decay=0.1, embeddings={"embed.weight"})
 
     straight = _parameters(large=(64, 80))
     optimizer = build(straight)
@@ -81,7 +107,7 @@ def test_optimizer_state_round_trips_exactly(kind):
 
 def test_muon_is_for_hidden_matrices():
     parameters = _parameters()
-    optimizer = build_optimizer(parameters, kind="muon", weight_decay=0, embeddings={"embed.weight"})
+    optimizer = _build(parameters, kind="muon", weight_decay=0, embeddings={"embed.weight"})
     _step(parameters, optimizer, 0)
     with_moments = {key.split("/")[0] for key in optimizer.state() if key.endswith("/muon.exp_avg")}
     assert with_moments == {"embed.weight", "layer.bias", "norm.weight"}
@@ -91,7 +117,7 @@ def test_muon_is_for_hidden_matrices():
 def test_only_matrices_decay():
     parameters = _parameters()
     before = {name: p.detach().clone() for name, p in parameters.items()}
-    optimizer = build_optimizer(parameters, kind="adamw", weight_decay=0.5)
+    optimizer = _build(parameters, kind="adamw", weight_decay=0.5)
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
     optimizer.step(0.1)
@@ -101,7 +127,7 @@ def test_only_matrices_decay():
 
 
 def test_load_state_refuses_state_of_another_model():
-    optimizer = build_optimizer(_parameters(), kind="adamw", weight_decay=0)
+    optimizer = _build(_parameters(), kind="adamw", weight_decay=0)
     with pytest.raises(CheckpointError, match="parameters that the model does not have"):
         optimizer.load_state({"other.weight/adamw.exp_avg": torch.zeros(2)})
 
@@ -111,10 +137,10 @@ def test_load_state_refuses_state_of_another_model():
 def test_load_state_refuses_state_of_another_optimizer(written, now, refusal):
     """With matrices only, as in an adapter, momentum of muon and of sgd has the same names."""
     parameters = {name: nn.Parameter(torch.randn(8, 4)) for name in ("lora_A", "lora_B")}
-    optimizer = build_optimizer(parameters, kind=written, weight_decay=0)
+    optimizer = _build(parameters, kind=written, weight_decay=0)
     _step(parameters, optimizer, 0)
     stored = load(save(optimizer.state()))
-    other = build_optimizer(parameters, kind=now, weight_decay=0)
+    other = _build(parameters, kind=now, weight_decay=0)
     if written == now:
         other.load_state(stored)
         return
@@ -126,9 +152,7 @@ def test_muon_keeps_a_separate_momentum():
     """Without momentum only the second gradient counts; orthogonalized, it is plus or minus the identity."""
     for momentum, moved in ((0.0, 0.0), (0.9, -2.0)):
         parameters = {"a": nn.Parameter(torch.zeros(4, 4))}
-        optimizer = build_optimizer(
-            parameters, kind="muon", weight_decay=0, momentum=momentum, nesterov=False
-        )
+        optimizer = _build(parameters, kind="muon", weight_decay=0, momentum=momentum, nesterov=False)
         for sign in (1.0, -0.5):
             parameters["a"].grad = sign * torch.eye(4)
             optimizer.step(0.1)
@@ -138,7 +162,7 @@ def test_muon_keeps_a_separate_momentum():
 
 def test_muon_without_other_parameters():
     parameters = {"a": nn.Parameter(torch.eye(4)), "b": nn.Parameter(torch.eye(4))}
-    optimizer = build_optimizer(parameters, kind="muon", weight_decay=0)
+    optimizer = _build(parameters, kind="muon", weight_decay=0)
     _step(parameters, optimizer, 0)
     assert set(optimizer.state()) == {"a/muon.momentum_buffer", "b/muon.momentum_buffer"}
 
@@ -149,8 +173,8 @@ def test_moments_in_8_bits_follow_those_in_32():
     shapes = {"matrix": (128, 64)}
     exact, small = _parameters(**shapes), _parameters(**shapes)
     optimizers = [
-        build_optimizer(exact, kind="adamw", weight_decay=0.1),
-        build_optimizer(small, kind="adamw8bit", weight_decay=0.1),
+        _build(exact, kind="adamw", weight_decay=0.1),
+        _build(small, kind="adamw8bit", weight_decay=0.1),
     ]
     for seed in range(5):
         _step(exact, optimizers[0], seed)
@@ -169,4 +193,4 @@ def test_moments_in_8_bits_follow_those_in_32():
 def test_adamw8bit_without_bitsandbytes_is_refused(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match=re.escape(install_command("optim8bit"))):
-        build_optimizer(_parameters(), kind="adamw8bit", weight_decay=0)
+        _build(_parameters(), kind="adamw8bit", weight_decay=0)

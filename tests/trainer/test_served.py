@@ -98,9 +98,9 @@ def test_divergence_by_hand(policy):
 
 def load_logprobs(model, ids):
     """Return the trainer's own log-probs of the next token after each token but the last."""
-    from buckeye.trainer.model.policy import PolicyModule, PolicyNetwork
+    from buckeye.trainer.model.policy import PolicyNetwork
 
-    policy = PolicyNetwork(PolicyModule(model, compute_dtype=torch.float32, flash=False), CPU)
+    policy = PolicyNetwork(model, CPU, compute_dtype=torch.float32, flash=False)
     hidden = policy.hidden_states(torch.tensor(ids), [len(ids)])[:-1]
     return (hidden @ policy.head_weight.T).log_softmax(-1)
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from buckeye.config.load import to_json
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import read_metrics
-from buckeye.trainer.model.policy import PolicyModule
+from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.trainer.sft import run_sft
 from buckeye.transport.checkpoint import list_checkpoints
 from tests.trainer.trainer_config import sft_config
@@ -164,7 +164,7 @@ def counted_rows():
     rows = []
 
     def count(module, arguments):
-        if isinstance(module, PolicyModule):
+        if isinstance(module, PolicyNetwork):
             rows.append(len(arguments[0].token_ids))
 
     hook = register_module_forward_pre_hook(count)

@@ -6,9 +6,8 @@ import asyncio
 import copy
 import random
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -17,9 +16,7 @@ from buckeye.base.storage import well_formed
 from buckeye.envs.base import (
     DEFAULT_OPTIONS,
     CallOptions,
-    FinishReason,
     Message,
-    OptionsPolicy,
     Reply,
     Tool,
     join_text_parts,
@@ -28,8 +25,8 @@ from buckeye.errors import InferenceError, PromptTooLongError
 from buckeye.evaluation.tool_names import ToolNames
 from buckeye.monitor.redact import redact
 from buckeye.orchestrator.environments import NamedEnvironment
+from buckeye.orchestrator.policy import RolloutPolicy
 from buckeye.orchestrator.rollout_runner import RolloutRunner
-from buckeye.orchestrator.training_samples import Segment
 
 _RETRIED_STATUSES = (408, 409, 425, 429, 500, 502, 503, 504)
 _WAITS = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
@@ -121,30 +118,13 @@ class ChatServer:
         raise InferenceError(message, code=problem.code, at=problem.at, hint=problem.hint)
 
 
-@dataclass(slots=True)
-class ChatPolicy(OptionsPolicy):
-    """`Policy` for one rollout. `messages` is the conversation after its last turn."""
+class ChatPolicy(RolloutPolicy):
+    """Policy for one rollout. Tokens are not recorded."""
 
-    server: ChatServer
-    sampling: ChatSampling
-    messages: Sequence[Message] = ()
-    turns: int = 0
-    turns_without_room: int = 0
-    was_cut: bool = False
-    finish_reason: FinishReason = "stop"
-    sampling_seconds: float = 0.0
-    replies: list[str] = field(default_factory=list)
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    segments: tuple[Segment, ...] = ()
-    """Always empty: tokens are not recorded."""
-    turns_extended: int = 0
-    turns_branched: int = 0
-
-    @property
-    def temperature(self) -> float:
-        """Sampling temperature; 1 if the server chooses it."""
-        return 1.0 if self.sampling.temperature is None else self.sampling.temperature
+    def __init__(self, server: ChatServer, sampling: ChatSampling) -> None:
+        super().__init__(temperature=1.0 if sampling.temperature is None else sampling.temperature)
+        self.server = server
+        self.sampling = sampling
 
     async def ask(
         self,
@@ -165,13 +145,11 @@ class ChatPolicy(OptionsPolicy):
         body |= _option_fields(options, body.get("max_tokens"), names)
         if tools:
             body["tools"] = names.to_server_tools(tools)
-        started = time.monotonic()
         try:
-            completion = await self.server.complete(body)
+            with self.sampling_clock:
+                completion = await self.server.complete(body)
         except InferenceError as error:
             raise names.explain_error(error) from None
-        finally:
-            self.sampling_seconds += time.monotonic() - started
         if completion is None:
             return self._empty_reply(messages, options)
         choice = completion["choices"][0]
@@ -182,11 +160,7 @@ class ChatPolicy(OptionsPolicy):
             completion_tokens=usage.get("completion_tokens") or 0,
         )
         if options.trained:
-            self.turns += 1
-            self.prompt_tokens += reply.prompt_tokens
-            self.completion_tokens += reply.completion_tokens
-            self.finish_reason = reply.finish_reason
-            self.replies.append(reply.text)
+            self.count(reply)
             self.messages = [*messages, reply.message]
         return reply
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from buckeye.evaluation.rows import EvalRow
-from buckeye.monitor.intervals import Estimate, cluster_of, mean_pass_at_k, mean_reward
-from buckeye.orchestrator.evaluation import ScoredTask, means_over_tasks
+from buckeye.monitor.intervals import Estimate, ScoredTask, cluster_of, mean_pass_at_k, mean_reward
+from buckeye.orchestrator.evaluation import means_over_tasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""Output to a terminal or a pipe that may be closed."""
+"""Output to a terminal or pipe that may be closed, or to a file on a disk that may be full."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 from typing import Any, TextIO
 
-from buckeye.base.json_lines import is_file
+from buckeye.base.json_lines import LineStream, is_file
 
 log = logging.getLogger(__name__)
 
@@ -44,12 +44,20 @@ class Console:
         log.warning("stdout is closed (%s): continuing without console output", error.strerror)
 
 
-def ignore_closed_output() -> None:
-    """Keep this process running when the terminal or pipe of its output is closed.
+def protect_output() -> None:
+    """Keep this process running when its stdout or stderr is closed, or the disk of that file is full.
 
-    A replaced stdout or stderr stays unchanged.
+    A terminal or pipe becomes silent once it is closed. A file gets whole lines only, and loses lines while
+    its disk is full. A replaced stdout or stderr stays unchanged.
     """
+    files: dict[tuple[int, int], LineStream] = {}  # one stream per file: stderr and stdout often share one
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not None and stream is getattr(sys, f"__{name}__") and not is_file(stream.fileno()):
+        if stream is None or stream is not getattr(sys, f"__{name}__"):
+            continue
+        if is_file(stream.fileno()):
+            stream.flush()
+            file = os.fstat(stream.fileno())
+            setattr(sys, name, files.setdefault((file.st_dev, file.st_ino), LineStream(stream.fileno())))
+        else:
             setattr(sys, name, Console(stream))

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 _MIN_DIFFERENT_CLUSTERS = 6
 """`paired_difference` uses the variance between clusters only if at least this many have an unusual change.
@@ -45,21 +45,20 @@ def pass_at_k(n: int, passed: int, k: int) -> float:
     return 1.0 - math.comb(n - passed, k) / math.comb(n, k)
 
 
-class TaskRewards(Protocol):
-    """Rewards of a task's scored rollouts, at least one. Tasks of one `cluster` are related."""
+@dataclass(frozen=True, slots=True)
+class ScoredTask:
+    """Rewards of one task's scored rollouts, at least one; tasks with equal `cluster` are related."""
 
-    @property
-    def cluster(self) -> str: ...
-    @property
-    def rewards(self) -> Sequence[float]: ...
+    cluster: str
+    rewards: tuple[float, ...]
 
 
-def mean_reward(tasks: Sequence[TaskRewards]) -> Estimate:
+def mean_reward(tasks: Sequence[ScoredTask]) -> Estimate:
     """Return the mean over tasks of each task's mean reward. Raise `ValueError` without tasks."""
     return mean_over_tasks([statistics.fmean(t.rewards) for t in tasks], [t.cluster for t in tasks])
 
 
-def mean_pass_at_k(tasks: Sequence[TaskRewards], k: int, *, pass_reward: float = 1.0) -> Estimate | None:
+def mean_pass_at_k(tasks: Sequence[ScoredTask], k: int, *, pass_reward: float = 1.0) -> Estimate | None:
     """Return pass@k over tasks; a reward of at least `pass_reward` is a pass.
 
     None without tasks, or if a task has fewer than k scored rollouts.

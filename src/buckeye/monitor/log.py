@@ -7,8 +7,8 @@ import os
 import sys
 from pathlib import Path
 
-from buckeye.base.json_lines import LineStream, is_file
-from buckeye.monitor.console import ignore_closed_output
+from buckeye.base.json_lines import LineStream
+from buckeye.monitor.console import protect_output
 
 SUCCESS = 25
 """Level between INFO and WARNING: an event that the user waits for."""
@@ -42,8 +42,7 @@ def setup_logging(level: str, process: str, log_file: Path | None) -> None:
     root.handlers.clear()
     for handler in former:
         handler.close()
-    _survive_full_disks()
-    ignore_closed_output()
+    protect_output()
     stream = logging.StreamHandler(sys.stdout)
     stream.setFormatter(_Formatter(colour=sys.stdout.isatty()))
     handlers: list[logging.Handler] = [stream]
@@ -69,21 +68,6 @@ class _FileHandler(logging.StreamHandler[LineStream]):
         if self._descriptor >= 0:  # several loggers share it, and each may close it
             os.close(self._descriptor)
             self._descriptor = -1
-
-
-def _survive_full_disks() -> None:
-    """Print whole lines to stdout and stderr if they are files, and drop lines when the disk is full.
-
-    A replaced stdout or stderr stays unchanged.
-    """
-    streams: dict[tuple[int, int], LineStream] = {}  # one stream per file: stderr and stdout often share one
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not None and stream is getattr(sys, f"__{name}__") and is_file(stream.fileno()):
-            stream.flush()
-            file = os.fstat(stream.fileno())
-            streams.setdefault((file.st_dev, file.st_ino), LineStream(stream.fileno()))
-            setattr(sys, name, streams[file.st_dev, file.st_ino])
 
 
 def run_log(output_dir: Path) -> Path:

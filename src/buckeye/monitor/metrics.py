@@ -267,11 +267,13 @@ class Stopwatch:
 
 
 class BusyClock:
-    """Measurement of idle time: enter it for every activity; activities may overlap."""
+    """Measurement of busy and idle time: enter it for every activity; activities may overlap."""
 
     def __init__(self) -> None:
+        self.seconds = 0.0
+        """Busy seconds, up to the end of the last activity."""
         self._under_way = 0
-        self._busy = 0.0
+        self._taken = 0.0
         self._busy_since = self._since = time.monotonic()
 
     def __enter__(self) -> None:
@@ -282,15 +284,15 @@ class BusyClock:
     def __exit__(self, *_: object) -> None:
         self._under_way -= 1
         if self._under_way == 0:
-            self._busy += time.monotonic() - self._busy_since
+            self.seconds += time.monotonic() - self._busy_since
 
     def take_idle(self) -> float:
         """Return the share of idle time since the last call, from 0 to 1."""
         now = time.monotonic()
         if self._under_way:
-            self._busy += now - self._busy_since
+            self.seconds += now - self._busy_since
             self._busy_since = now
         total = now - self._since
-        idle = 1.0 - self._busy / total if total > 0 else 0.0
-        self._busy, self._since = 0.0, now
+        idle = 1.0 - (self.seconds - self._taken) / total if total > 0 else 0.0
+        self._taken, self._since = self.seconds, now
         return min(1.0, max(0.0, idle))

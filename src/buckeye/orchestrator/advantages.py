@@ -33,6 +33,7 @@ from buckeye.envs.stdlib_only.outcomes import (
 from buckeye.errors import THIRD_PARTY_ERRORS, RunError, UsageError
 
 _EPSILON = 1e-8
+_NO_SPREAD = 1e-9
 _SETTING = "orchestrator.advantage"
 
 
@@ -207,27 +208,15 @@ def _group_turn_advantages(group: Sequence[Scored], settings: AdvantageConfig | 
 
 def has_spread(values: Sequence[float]) -> bool:
     """Return True if the values differ. Rewards without spread have advantages of 0."""
-    return max(values) - min(values) > 1e-9
+    return max(values) - min(values) > _NO_SPREAD
 
 
 def group_has_spread(group: Sequence[Scored], settings: AdvantageConfig | None) -> bool:
-    """Return True if the group has a training signal.
+    """Return True if the group has a training signal: an advantage other than 0.
 
-    Compares rewards, or returns per turn for turn advantages. Raw rewards (`settings = None`) are compared
-    with 0; a custom function decides by its advantages. Raise `RunError` or `UsageError` if the advantages
-    cannot be computed.
+    Raise `RunError` or `UsageError` if the advantages cannot be computed.
     """
-    if isinstance(settings, CustomAdvantageConfig):
-        return any(abs(a) > 1e-9 for turns in custom_advantages(group, settings) for a in turns)
-    if isinstance(settings, TurnAdvantageConfig):
-        plain = TurnAdvantageConfig(discount=settings.discount)
-        return any(abs(a) > 1e-9 for turns in turn_advantages(group, plain) for a in turns)
-    rewards = [rollout.reward for rollout in group]
-    if settings is None:
-        return has_spread([0.0, *rewards])
-    if isinstance(settings, MaxRLAdvantageConfig):
-        return any(max_rl_advantages(rewards))
-    return has_spread(rewards)
+    return any(abs(a) > _NO_SPREAD for turns in _group_turn_advantages(group, settings) for a in turns)
 
 
 # Reward shaping: amounts added to the rewards of training rollouts, by cause. The raw reward is kept.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import statistics
 import time
@@ -14,13 +15,16 @@ from typing import Any
 
 from buckeye.base import heartbeat
 from buckeye.base.columns import counted
+from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.errors import FinalRunError, RunError
 from buckeye.orchestrator.collected_groups import CollectedGroups
-from buckeye.orchestrator.filters import GroupFilter, min_scored_rollouts
+from buckeye.orchestrator.filters import drop_cause, min_scored_rollouts
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.rollout import Group, InFlightGroup, leaves_room
 from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
 from buckeye.orchestrator.task_sampler import TaskSampler
+
+log = logging.getLogger(__name__)
 
 _POLL_SECONDS = 1.0
 
@@ -33,39 +37,6 @@ _ADVICE = {
     "rollouts of a task get equal rewards",
 }
 """Hint of the error, by the most frequent drop reason."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CollectorSettings:
-    """Size of batches and groups, and limits on staleness and waste.
-
-    A batch is full when its groups have at least `batch_size` rollouts. A group has `group_size` rollouts of
-    one task, unless its environment sets its own number.
-
-    `min_group_size` (None: see `min_scored_rollouts`): a group with fewer scored rollouts is dropped as
-    errored, and its task is drawn again in the next epoch. Failures are not random (long rollouts fail more
-    often), so the rest of such a group is not a fair comparison.
-    `run_ahead`: groups may start for batches up to this many after the current policy version. 0 is
-    synchronous.
-    `max_token_age`: batch N has no token from a version before N - `max_token_age`. At least `run_ahead`.
-    `max_steps`: no group starts for a batch that will not be trained.
-    `weights_timeout`: seconds to wait for a new policy version when no rollout runs. The time does not count
-    while `version_in_evaluation()` returns a version: the engines keep that version for an evaluation.
-    `filter_group` returns the reason why a scored group is not trained on.
-    """
-
-    batch_size: int
-    group_size: int
-    min_group_size: int | None
-    run_ahead: int
-    max_token_age: int
-    oversampling_factor: float
-    max_empty_batches: int
-    max_steps: int | None
-    weights_timeout: float
-    filter_group: GroupFilter
-    version_in_evaluation: Callable[[], int | None] = lambda: None
-    deterministic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +54,13 @@ class _FinishedGroup:
 class GroupCollector:
     """Collector that keeps groups in flight and returns batches of them.
 
+    A batch is full when its groups have at least `batch_size` rollouts. A group has `rollouts_per_example`
+    rollouts of one task, unless its environment sets its own number.
+
+    Too small groups (`min_scored_rollouts`) are dropped as errored, and their tasks are drawn again in the
+    next epoch. Failures are not random (long rollouts fail more often), so the rest of such a group is not a
+    fair comparison.
+
     Capacity (as in AReaL, Fu et al. 2025, eq. 3): with policy version v, groups may start as long as all
     started and unused groups fit into the batches up to v + run_ahead.
 
@@ -91,21 +69,29 @@ class GroupCollector:
     rollouts at the rate of their sampling, and loses none while the groups in flight fit. With
     `oversampling_factor` above 1, more groups can be in flight than `max_token_age` batches hold; the first
     to finish are then used. The others are cut and counted as stale, and their tasks run again.
+
+    `version_in_evaluation()` returns the version that the engines keep for an evaluation, or None. That time
+    does not count toward `weights_timeout`.
     """
 
     def __init__(
         self,
         sampler: TaskSampler,
         runner: RecordingRolloutRunner,
-        settings: CollectorSettings,
+        config: OrchestratorConfig,
         pauses: EnvironmentPauses,
         *,
         state: dict[str, Any],
+        deterministic: bool = False,
+        version_in_evaluation: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._sampler = sampler
         self._runner = runner
-        self._settings = settings
+        self._config = config
         self._pauses = pauses
+        self._deterministic = deterministic
+        self._version_in_evaluation = version_in_evaluation
+        self._awaited: int | None = None  # version of the last logged wait
         self._passed_over: Counter[str] = Counter()
         self._next_group = int(state.get("next_group", 0))
         self._pending = deque(int(i) for i in state.get("pending", []))
@@ -158,24 +144,23 @@ class GroupCollector:
     def _buffered_rollouts(self) -> int:
         return sum(len(ended.group.rollouts) for ended in self._finished)
 
-    async def collect(self, step: int, on_wait: Callable[[int], None]) -> CollectedGroups:
+    async def collect(self, step: int) -> CollectedGroups:
         """Collect the batch of `step`, replacing dropped groups until the batch is full.
 
-        `on_wait(version)` is called when nothing can run before that version. Raise `FinalRunError` when
-        `max_empty_batches` batches' worth of groups in a row was dropped, or when every environment fails for
-        too long. `collected` then holds the finished groups.
+        Raise `FinalRunError` when `max_empty_batches` batches' worth of groups in a row was dropped, or when
+        every environment fails for too long. `collected` then holds the finished groups.
         """
-        settings, collected = self._settings, CollectedGroups(groups=[])
-        self.collected = collected
+        config = self._config
+        self.collected = collected = CollectedGroups(groups=[])
         dropped_in_a_row = 0
         while True:
             if self._failure is not None:
                 raise self._failure
             dropped_in_a_row = self._accept(step, collected, dropped_in_a_row)
-            if collected.size >= settings.batch_size:
+            if collected.size >= config.batch_size:
                 self._cut_stale(step)
                 return collected
-            if dropped_in_a_row >= settings.max_empty_batches * settings.batch_size:
+            if dropped_in_a_row >= config.max_empty_batches * config.batch_size:
                 raise self._all_dropped_error(collected)
             self._pauses.check()
             held = self._start_groups(step, collected.size)
@@ -187,7 +172,7 @@ class GroupCollector:
                 await self._wait_briefly(self._pauses.seconds_left())
             else:
                 since = time.monotonic()
-                await self._wait_for_weights(step - settings.run_ahead, on_wait)
+                await self._wait_for_weights(step - config.run_ahead)
                 collected.waited_seconds += time.monotonic() - since
 
     def _heartbeat_note(self) -> str:
@@ -200,30 +185,32 @@ class GroupCollector:
     def _cut_stale(self, step: int) -> None:
         """Cut the groups that are too old for every batch after `step`."""
         for flight in self._in_flight.values():
-            if flight.version + self._settings.max_token_age <= step:
+            if flight.version + self._config.max_token_age <= step:
                 flight.cut()
 
-    async def _wait_for_weights(self, version: int, on_wait: Callable[[int], None]) -> None:
-        evaluated = self._settings.version_in_evaluation()
+    async def _wait_for_weights(self, version: int) -> None:
+        evaluated = self._version_in_evaluation()
         if evaluated is not None:  # the engines keep this version until the evaluation ends
             heartbeat.report(f"rollouts of the evaluation of step {evaluated}", on="inference")
             await self._wait_briefly(_POLL_SECONDS)
             return
-        on_wait(version)
+        if version != self._awaited:
+            self._awaited = version
+            log.info("Waiting for weight checkpoint %d", max(0, version))
         heartbeat.report(f"weights {max(0, version)}", on="trainer")
-        await self._wait_for_change(self._settings.weights_timeout)
+        await self._wait_for_change(self._config.weights_timeout)
 
     def _start_groups(self, step: int, accepted: int) -> Set[str]:
         """Start groups up to the capacity. Return the held environments if only they could fill it."""
-        settings = self._settings
-        last = self.version + settings.run_ahead
-        if settings.max_steps is not None:
-            last = min(last, settings.max_steps - 1)
+        config = self._config
+        last = self.version + config.run_ahead
+        if config.max_steps is not None:
+            last = min(last, config.max_steps - 1)
         batches = last + 1 - step
-        capacity = math.ceil(settings.oversampling_factor * settings.batch_size * batches)
-        if settings.deterministic and self._in_flight:
+        capacity = math.ceil(config.oversampling_factor * config.batch_size * batches)
+        if self._deterministic and self._in_flight:
             return frozenset()  # start whole batches only, so that every run makes the same requests
-        oldest = step - settings.max_token_age
+        oldest = step - config.max_token_age
         in_flight = sum(f.size for f in self._in_flight.values() if f.version >= oldest)  # others are too old
         started = in_flight + self._buffered_rollouts
         while accepted + started < capacity:
@@ -258,7 +245,10 @@ class GroupCollector:
 
     def _size_of(self, index: int) -> int:
         """Return the number of rollouts of group `index`."""
-        return self._sampler.environment_of(index).rollout_settings.group_size or self._settings.group_size
+        return (
+            self._sampler.environment_of(index).rollout_settings.group_size
+            or self._config.rollouts_per_example
+        )
 
     def _finish(self, running: asyncio.Task[Group]) -> None:
         del self._in_flight[running]
@@ -301,13 +291,13 @@ class GroupCollector:
 
     def _accept(self, step: int, collected: CollectedGroups, dropped_in_a_row: int) -> int:
         """Move finished groups into the batch. Return the rollouts dropped since the last accepted group."""
-        if self._settings.deterministic and self._in_flight:
+        if self._deterministic and self._in_flight:
             return dropped_in_a_row
         waiting = self._waiting()
         refused = math.inf  # size of a group that did not fit; later groups of this size do not fit either
         for ended in sorted(self._finished, key=self._order):
             group, due, size = ended.group, self._due(ended.oldest), len(ended.group.rollouts)
-            open_places = self._settings.batch_size - collected.size
+            open_places = self._config.batch_size - collected.size
             if open_places <= 0:
                 break
             reason = self._reason_to_drop(ended, step)
@@ -327,11 +317,11 @@ class GroupCollector:
 
     def _order(self, ended: _FinishedGroup) -> tuple[int, int]:
         """Return the sort key: oldest first. With deterministic sampling all groups have one version."""
-        return 0 if self._settings.deterministic else ended.oldest, ended.group.index
+        return 0 if self._deterministic else ended.oldest, ended.group.index
 
     def _due(self, oldest: int) -> int:
         """Return the last batch that may have tokens of version `oldest`."""
-        return oldest + self._settings.max_token_age
+        return oldest + self._config.max_token_age
 
     def _waiting(self) -> Counter[int]:
         """Return the number of rollouts, finished or in flight, by their last possible batch."""
@@ -343,23 +333,23 @@ class GroupCollector:
         return waiting
 
     def _leaves_room(self, size: int, due: int, waiting: Counter[int], open_places: int, step: int) -> bool:
-        batch_size = self._settings.batch_size
+        batch_size = self._config.batch_size
         return leaves_room(size, due, waiting, open_places=open_places, batch=step, batch_size=batch_size)
 
     def _reason_to_drop(self, ended: _FinishedGroup, step: int) -> str | None:
         return "stale" if ended.group.scored and self._due(ended.oldest) < step else ended.fault
 
     def _fault(self, group: Group) -> str | None:
-        if len(group.scored) < min_scored_rollouts(len(group.rollouts), self._settings.min_group_size):
+        if len(group.scored) < min_scored_rollouts(len(group.rollouts), self._config.min_group_size):
             return "stale" if any(rollout.cut for rollout in group.rollouts) else "errored"
-        return self._settings.filter_group(group)
+        return drop_cause(group, self._config)
 
     def _all_dropped_error(self, collected: CollectedGroups) -> FinalRunError:
         dropped, errors = collected.dropped.most_common(), collected.errors
         reasons = ", ".join(f"{count} {reason}" for reason, count in dropped)
         last_error = f"; last error: {errors[-1]}" if errors else ""
         return FinalRunError(
-            f"all groups of {self._settings.max_empty_batches} batches in a row were dropped: {reasons}; "
+            f"all groups of {self._config.max_empty_batches} batches in a row were dropped: {reasons}; "
             f"{counted(len(errors), 'rollout')} errored{last_error}",
             code="BK-ENV-FAILED" if dropped[0][0] == "errored" else "BK-BATCH-EMPTY",
             hint=f"{_ADVICE[dropped[0][0]]}. orchestrator.max_empty_batches is the limit",

@@ -17,19 +17,10 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.inference.client import Generation, InferenceClient, SamplingParams
 from buckeye.orchestrator.policy import derive_seed
-
-
-class BatchClient(Protocol):
-    """Subset of the inference client that deterministic sampling uses."""
-
-    async def generate_batch(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams
-    ) -> list[Generation]: ...
 
 
 @dataclass(slots=True)
@@ -66,7 +57,7 @@ class _Request:
 class DeterministicSampling:
     """Collector of requests that sends them as a batch when every joined rollout has one."""
 
-    def __init__(self, client: BatchClient) -> None:
+    def __init__(self, client: InferenceClient) -> None:
         self._client = client
         self._seed = 0
         self._live = 0

@@ -14,20 +14,12 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from buckeye.envs.base import GroupEnvironment, Task
-from buckeye.monitor.intervals import cluster_of, mean_pass_at_k, mean_reward
+from buckeye.monitor.intervals import ScoredTask, cluster_of, mean_pass_at_k, mean_reward
 from buckeye.monitor.verdicts import rollouts_log_level
 from buckeye.orchestrator.environments import HELD_OUT, NamedEnvironment, choose_evaluation_split, load_split
 from buckeye.orchestrator.rollout import Group, Rollout
 from buckeye.orchestrator.rollout_runner import RolloutRunner
 from buckeye.orchestrator.task_sampler import GroupTask
-
-
-@dataclass(frozen=True, slots=True)
-class ScoredTask:
-    """Rewards of one task's scored rollouts, at least one; tasks with equal `cluster` are related."""
-
-    cluster: str
-    rewards: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

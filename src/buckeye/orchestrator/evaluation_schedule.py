@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ class EvaluationSchedule:
         assert settings is not None
         log.info("Running evals for checkpoint step %d", version)
         heartbeat.report(f"rollouts of the evaluation of step {version}", on="inference")
-        params = self._params()
+        params = replace(sampling_params(self._config), **settings.sampling.model_dump(exclude_none=True))
         results = await evaluate_all(
             self.environments,
             self._make_runner("eval", version, params),
@@ -138,33 +139,11 @@ class EvaluationSchedule:
         metrics = {name: value for result in results for name, value in result.metrics().items()}
         await self._metrics.write_async("eval", version, metrics)
 
-    def _params(self) -> SamplingParams:
-        assert self._config.eval is not None
-        base, sampling = sampling_params(self._config), self._config.eval.sampling
-        return SamplingParams(
-            max_tokens=_first(sampling.max_tokens, base.max_tokens),
-            temperature=_first(sampling.temperature, base.temperature),
-            top_p=_first(sampling.top_p, 1.0),
-            top_k=_first(sampling.top_k, -1),
-            min_tokens=_first(sampling.min_tokens, 0),
-        )
-
 
 def sampling_params(config: OrchestratorConfig) -> SamplingParams:
     """Return the sampling parameters for training."""
     sampling = config.sampling
-    return SamplingParams(
-        max_tokens=sampling.max_tokens or config.seq_len,
-        temperature=sampling.temperature,
-        top_p=1.0,
-        top_k=-1,
-        min_tokens=0,
-    )
-
-
-def _first(*values: Any) -> Any:
-    """Return the first value that is not None, or None."""
-    return next((v for v in values if v is not None), None)
+    return SamplingParams(max_tokens=sampling.max_tokens or config.seq_len, temperature=sampling.temperature)
 
 
 def evaluated_versions(metrics: Path, start_step: int) -> set[int]:

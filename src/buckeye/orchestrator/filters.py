@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
 from typing import Literal
 
 from buckeye.config.buffer import OnlineDifficultyBufferConfig, SimpleBufferConfig
@@ -12,9 +11,6 @@ from buckeye.orchestrator.advantages import group_has_spread
 from buckeye.orchestrator.rollout import Group
 
 Cause = Literal["too_easy", "too_hard", "no_spread"]
-
-GroupFilter = Callable[[Group], Cause | None]
-"""Function that returns the reason to drop a scored group, or None to keep it."""
 
 
 def min_scored_rollouts(size: int, minimum: int | None) -> int:
@@ -25,26 +21,19 @@ def min_scored_rollouts(size: int, minimum: int | None) -> int:
     return min(size, max(2, (size + 1) // 2)) if minimum is None else minimum
 
 
-def make_group_filter(config: OrchestratorConfig) -> GroupFilter:
-    """Return the filter from the settings.
+def drop_cause(group: Group, config: OrchestratorConfig) -> Cause | None:
+    """Return the reason to drop a scored group, or None to keep it.
 
     `too_easy`, `too_hard`: the mean raw reward is above `max_reward` or below `min_reward` of the buffer; or,
     with online_difficulty_filtering, at least 1 or at most 0. `no_spread` (only with `zero_spread = "drop"`):
     the shaped rewards give no advantage; see `group_has_spread`. This is dynamic sampling (Yu et al. 2025,
     DAPO, arXiv 2503.14476, eq. 11).
     """
-
-    def cause(group: Group) -> Cause | None:
-        difficulty = _difficulty(statistics.fmean(group.rewards), config)
-        if difficulty is not None:
-            return difficulty
-        if config.zero_spread == "drop" and not group_has_spread(
-            [r.as_scored() for r in group.scored], config.advantage
-        ):
-            return "no_spread"
-        return None
-
-    return cause
+    difficulty = _difficulty(statistics.fmean(group.rewards), config)
+    if difficulty is not None or config.zero_spread == "keep":
+        return difficulty
+    scored = [rollout.as_scored() for rollout in group.scored]
+    return None if group_has_spread(scored, config.advantage) else "no_spread"
 
 
 def _difficulty(mean: float, config: OrchestratorConfig) -> Cause | None:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +33,7 @@ from buckeye.orchestrator.batch import (
     write_rollouts,
 )
 from buckeye.orchestrator.collected_groups import CollectedGroups
-from buckeye.orchestrator.collector import CollectorSettings, GroupCollector
+from buckeye.orchestrator.collector import GroupCollector
 from buckeye.orchestrator.coroutines import run_until_first_ends, run_until_stopped
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling, deterministic_sampling
 from buckeye.orchestrator.environments import (
@@ -46,7 +46,6 @@ from buckeye.orchestrator.environments import (
     prompt_lengths,
 )
 from buckeye.orchestrator.evaluation_schedule import EvaluationSchedule, sampling_params
-from buckeye.orchestrator.filters import make_group_filter
 from buckeye.orchestrator.loop_watch import LoopWatch, StepTimes, Throughput, warn_blocked_loop
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
@@ -199,23 +198,17 @@ class Orchestrator:
 
     def _collector(self) -> GroupCollector:
         config = self.config
-        settings = CollectorSettings(
-            batch_size=config.batch_size,
-            group_size=config.rollouts_per_example,
-            min_group_size=config.min_group_size,
-            run_ahead=config.run_ahead,
-            max_token_age=config.max_token_age,
-            deterministic=self.deterministic is not None,
-            oversampling_factor=config.oversampling_factor,
-            max_empty_batches=config.max_empty_batches,
-            max_steps=config.max_steps,
-            weights_timeout=config.weights_timeout,
-            filter_group=make_group_filter(config),
-            version_in_evaluation=lambda: self.evaluations.version_in_evaluation,
-        )
         runner = self._runner(derive_seed(self.seed, "rollouts"), sampling_params(config), self.shaping)
         pauses = EnvironmentPauses([env.name for env in self.environments], config.env_pause)
-        return GroupCollector(self.sampler, runner, settings, pauses, state=self.state)
+        return GroupCollector(
+            self.sampler,
+            runner,
+            config,
+            pauses,
+            state=self.state,
+            deterministic=self.deterministic is not None,
+            version_in_evaluation=lambda: self.evaluations.version_in_evaluation,
+        )
 
     def _runner(
         self, seed: int, params: SamplingParams, shaping: RewardShaping | None = None
@@ -272,7 +265,7 @@ class Orchestrator:
     async def _collect(self, step: int, collector: GroupCollector) -> CollectedGroups:
         """Return the batch of a step. If collection fails, write the finished rollouts before raising."""
         try:
-            return await collector.collect(step, _log_once_per_step())
+            return await collector.collect(step)
         except RunError:
             collected = collector.collected
             left_over = [("left_over", group) for group in collected.groups]
@@ -353,16 +346,3 @@ class Orchestrator:
         self._poor_steps += collected.level()[0] != SUCCESS
         log_untrained_rollouts(step, collected, unaccounted, poor_steps=self._poor_steps)
         self.run_watch.check()
-
-
-def _log_once_per_step() -> Callable[[int], None]:
-    """Return a callback that logs the awaited weights on its first call only."""
-    has_logged = False
-
-    def on_wait(version: int) -> None:
-        nonlocal has_logged
-        if not has_logged:
-            log.info("Waiting for weight checkpoint %d", max(version, 0))
-        has_logged = True
-
-    return on_wait

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import array
-import asyncio
-import contextlib
 import copy
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from buckeye.envs.base import (
@@ -28,6 +26,7 @@ from buckeye.inference.client import Generation, SamplingParams
 from buckeye.inference.engine.detokenizer import IncrementalDetokenizer
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.renderer import EMPTY_REPLY_START, ReplyStart, call_start
+from buckeye.monitor.metrics import BusyClock
 from buckeye.orchestrator.training_samples import Prompt, SampleBuilder, Segment
 
 
@@ -51,7 +50,55 @@ class _Cut:
     stop: str
 
 
-class RecordingPolicy(OptionsPolicy):
+@dataclass(kw_only=True)
+class RolloutPolicy(OptionsPolicy):
+    """Policy of one rollout, with the statistics to read afterward."""
+
+    temperature: float = 1.0
+    """Sampling temperature; 1 if it is unknown."""
+    segments: Sequence[Segment] = ()
+    """Training samples, in the order in which they were begun; empty if tokens are not recorded."""
+    turns: int = 0
+    """Number of sampled replies, over all kinds of calls."""
+    turns_without_room: int = 0
+    """Turns with an empty reply because the context was full or the rollout was cut; not in `turns`."""
+    was_cut: bool = False
+    """True if a reply was cut short or left empty because the rollout was cut."""
+    finish_reason: FinishReason = "stop"
+    replies: list[str] = field(default_factory=list)
+    """Text of each turn."""
+    messages: Sequence[Message] = ()
+    """Conversation after the last turn; empty for text completions."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    """Prompt tokens and sampled tokens, summed over all turns."""
+    sampling_clock: BusyClock = field(default_factory=BusyClock)
+
+    @property
+    def sampling_seconds(self) -> float:
+        """Seconds of waiting for the engines; concurrent calls count once."""
+        return self.sampling_clock.seconds
+
+    @property
+    def turns_extended(self) -> int:
+        """Number of turns after the first that continue the tokens before them."""
+        return self.turns - len(self.segments) if self.segments else 0
+
+    @property
+    def turns_branched(self) -> int:
+        """Number of turns after the first that began a new segment."""
+        return max(0, len(self.segments) - 1)
+
+    def count(self, reply: Reply) -> None:
+        """Add a sampled reply to the statistics."""
+        self.turns += 1
+        self.finish_reason = reply.finish_reason
+        self.replies.append(reply.text)
+        self.prompt_tokens += reply.prompt_tokens
+        self.completion_tokens += reply.completion_tokens
+
+
+class RecordingPolicy(RolloutPolicy):
     """`OptionsPolicy` and `TokenPolicy` for one rollout. Calls may be concurrent.
 
     A call extends the token ids of an earlier call verbatim where possible. A new segment begins where the
@@ -70,52 +117,16 @@ class RecordingPolicy(OptionsPolicy):
         seed: int,
         is_cut: Callable[[], bool] = lambda: False,
     ) -> None:
+        samples = SampleBuilder(renderer)
+        super().__init__(temperature=params.temperature, segments=samples.segments)
         self._sampler = sampler
         self._is_cut = is_cut
         self._renderer = renderer
         self._params = params
         self._seed = seed
-        self._samples = SampleBuilder(renderer)
+        self._samples = samples
         self._uses: Counter[bytes] = Counter()
-        self._open = 0
-        self._waiting_since = 0.0
         self.seq_len = seq_len
-        self.turns = 0
-        """Number of sampled replies, over all kinds of calls."""
-        self.sampling_seconds = 0.0
-        """Seconds of waiting for the engines; concurrent calls count once."""
-        self.turns_without_room = 0
-        """Turns with an empty reply because seq_len was full or the rollout was cut; not in `turns`."""
-        self.was_cut = False
-        """True if a reply was cut short or left empty because the rollout was cut."""
-        self.finish_reason: FinishReason = "stop"
-        self.replies: list[str] = []
-        """Text of each turn."""
-        self.messages: Sequence[Message] = ()
-        """Conversation after the last turn; empty for text completions."""
-        self.prompt_tokens = 0
-        self.completion_tokens = 0
-        """Prompt tokens and sampled tokens, summed over all turns."""
-
-    @property
-    def temperature(self) -> float:
-        """Sampling temperature."""
-        return self._params.temperature
-
-    @property
-    def segments(self) -> list[Segment]:
-        """Training samples, in the order in which they were begun."""
-        return self._samples.segments
-
-    @property
-    def turns_extended(self) -> int:
-        """Number of turns after the first that continue the tokens before them."""
-        return self._samples.turns_extended
-
-    @property
-    def turns_branched(self) -> int:
-        """Number of turns after the first that began a new segment."""
-        return max(0, len(self.segments) - 1)
 
     async def ask(
         self,
@@ -163,7 +174,7 @@ class RecordingPolicy(OptionsPolicy):
         if room <= 0 or self._is_cut():
             return self._empty_reply(len(ids), options)
         params = self._sampling_params(options, ids, room)
-        with self._samples.open(prompt), self._time_sampling():
+        with self._samples.open(prompt), self.sampling_clock:
             generation = await self._sampler.generate(ids, params)
         if generation.finish_reason == "abort":
             if not self._is_cut():
@@ -176,7 +187,7 @@ class RecordingPolicy(OptionsPolicy):
         reply = self._build_reply(prompt, reply_start, generation, cut)
         if options.trained:
             self._samples.record(prompt, generation, self.turns, reply_start=reply_start.ids)
-            self._count(reply)
+            self.count(reply)
         return reply
 
     def _sampling_params(self, options: CallOptions, ids: Sequence[int], room: int) -> SamplingParams:
@@ -202,19 +213,6 @@ class RecordingPolicy(OptionsPolicy):
         digest = hashlib.blake2b(array.array("q", ids).tobytes(), digest_size=16).digest()
         self._uses[digest] += 1
         return derive_seed(self._seed, digest.hex(), self._uses[digest])
-
-    @contextlib.contextmanager
-    def _time_sampling(self) -> Iterator[None]:
-        clock = asyncio.get_running_loop().time
-        if not self._open:
-            self._waiting_since = clock()
-        self._open += 1
-        try:
-            yield
-        finally:
-            self._open -= 1
-            if not self._open:
-                self.sampling_seconds += clock() - self._waiting_since
 
     def _cut_at_stop(self, generation: Generation, stops: tuple[str, ...]) -> tuple[Generation, _Cut | None]:
         """Return the tokens up to the one that completes the first stop text, and the cut. Drop the rest."""
@@ -281,13 +279,6 @@ class RecordingPolicy(OptionsPolicy):
                 logprobs=generation.logprobs,
             ),
         )
-
-    def _count(self, reply: Reply) -> None:
-        self.turns += 1
-        self.finish_reason = reply.finish_reason
-        self.replies.append(reply.text)
-        self.prompt_tokens += reply.prompt_tokens
-        self.completion_tokens += reply.completion_tokens
 
     def _strip_stop_token(self, ids: list[int]) -> list[int]:
         return ids[:-1] if ids and ids[-1] in self._renderer.stop_token_ids else ids

@@ -9,15 +9,11 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from buckeye.envs.base import (
     ROLLOUT_DEADLINE,
-    FinishReason,
     GroupEnvironment,
-    Message,
     Outcome,
-    Policy,
     Task,
 )
 from buckeye.envs.outcome_validation import error_outcome, outcome_of_exception, validate_outcome
@@ -28,38 +24,14 @@ from buckeye.orchestrator.advantages import RewardShaping, UserFunctionError
 from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.group_scoring import score_pending_outcomes
-from buckeye.orchestrator.policy import RecordingPolicy, Sampler, derive_seed
+from buckeye.orchestrator.policy import RecordingPolicy, RolloutPolicy, Sampler, derive_seed
 from buckeye.orchestrator.rollout import Group, InFlightGroup, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
-from buckeye.orchestrator.training_samples import Segment
 
 log = logging.getLogger(__name__)
 
 _MAX_WARNINGS = 20  # kinds of errors shown in full
 _RETRIED_BOUNDARIES = ("load", "reset", "model", "worker")
-
-
-class RolloutPolicy(Policy, Protocol):
-    """Policy of one rollout, with the statistics to read afterward; see `RecordingPolicy` for the fields."""
-
-    turns: int
-    turns_without_room: int
-    finish_reason: FinishReason
-    sampling_seconds: float
-    replies: list[str]
-    messages: Sequence[Message]
-    prompt_tokens: int
-    completion_tokens: int
-    was_cut: bool
-
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def segments(self) -> Sequence[Segment]: ...
-    @property
-    def turns_extended(self) -> int: ...
-    @property
-    def turns_branched(self) -> int: ...
 
 
 PolicyFactory = Callable[[NamedEnvironment, int], RolloutPolicy]

@@ -6,7 +6,9 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
 
 from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.rollout import Group, Rollout
@@ -19,79 +21,33 @@ _MEASURES: Mapping[str, Callable[[Rollout], float]] = {
 }
 
 
-@dataclass(slots=True)
-class _Moments:
-    """Count, sum and sum of squares of some numbers."""
-
-    count: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.total += value
-        self.squares += value * value
-
-    @property
-    def mean(self) -> float:
-        return self.total / self.count
-
-    @property
-    def error(self) -> float:
-        """Squared standard error of the mean; needs at least two numbers."""
-        variance = max(0.0, self.squares / self.count - self.mean**2) * self.count / (self.count - 1)
-        return variance / self.count
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Difference of kept from all, relative to the mean of all, and in standard errors (Welch 1947)."""
-
-    relative: float
-    errors: float
-
-
-def difference(kept: Sequence[_Moments], lost: Sequence[_Moments]) -> Difference | None:
-    """Return the difference between the mean of the kept values and the mean of all values.
-
-    None with fewer than two values on either side, or if the mean of all is not positive.
-    """
-    a, b = _merge(kept), _merge(lost)
-    if a.count < 2 or b.count < 2:
-        return None
-    share, apart = b.count / (a.count + b.count), a.mean - b.mean
-    everything, error = a.mean - share * apart, math.sqrt(a.error + b.error)
-    if everything <= 0.0:
-        return None
-    sure = apart / error if error else math.copysign(math.inf, apart) if apart else 0.0
-    return Difference(share * apart / everything, max(-1e6, min(1e6, sure)))
-
-
-def _merge(parts: Iterable[_Moments]) -> _Moments:
-    whole = _Moments()
-    for part in parts:
-        whole.count += part.count
-        whole.total += part.total
-        whole.squares += part.squares
-    return whole
-
-
 class _Comparison:
     """Two sides of one comparison, over the last `_STEPS` steps."""
 
     def __init__(self) -> None:
-        self._steps: deque[tuple[_Moments, _Moments]] = deque(maxlen=_STEPS)
+        self._kept: deque[Sequence[float]] = deque(maxlen=_STEPS)
+        self._lost: deque[Sequence[float]] = deque(maxlen=_STEPS)
 
-    def add(self, kept: Iterable[float], lost: Iterable[float]) -> None:
-        sides = _Moments(), _Moments()
-        for side, values in zip(sides, (kept, lost), strict=True):
-            for value in values:
-                side.add(value)
-        self._steps.append(sides)
+    def add(self, kept: Sequence[float], lost: Sequence[float]) -> None:
+        self._kept.append(kept)
+        self._lost.append(lost)
 
     def values(self, name: str) -> dict[str, float]:
-        result = difference([kept for kept, _ in self._steps], [lost for _, lost in self._steps])
-        return {} if result is None else {name: result.relative, f"{name}/errors": result.errors}
+        """Return the difference of the mean of the kept values from the mean of all values.
+
+        It is relative to the mean of all, and in standard errors (Welch 1947). Empty with fewer than two
+        values on either side, or if the mean of all is not positive.
+        """
+        kept, lost = (np.fromiter(chain.from_iterable(side), float) for side in (self._kept, self._lost))
+        if len(kept) < 2 or len(lost) < 2:
+            return {}
+        apart, mean = kept.mean() - lost.mean(), np.concatenate([kept, lost]).mean()
+        if mean <= 0.0:
+            return {}
+        error = math.sqrt(kept.var(ddof=1) / len(kept) + lost.var(ddof=1) / len(lost))
+        sure = apart / error if error else math.copysign(math.inf, apart) if apart else 0.0
+        share = len(lost) / (len(kept) + len(lost))
+        return {name: float(share * apart / mean), f"{name}/errors": float(max(-1e6, min(1e6, sure)))}
 
 
 class CollectionWatch:
@@ -117,29 +73,21 @@ class CollectionWatch:
         attempts = [attempt for group in collected.all_groups for attempt in group.attempts]
         sampled = _sampled(attempts)
         for name, measure in _MEASURES.items():
-            self._add(f"bias/{name}", _means(arrived, measure), _means(collected.lost, measure))
-            scored = [measure(attempt) for attempt in sampled if attempt.reward is not None]
-            self._add(
-                f"failures/{name}",
-                scored,
+            bias, failures = self._comparisons[f"bias/{name}"], self._comparisons[f"failures/{name}"]
+            bias.add(_means(arrived, measure), _means(collected.lost, measure))
+            failures.add(
+                [measure(attempt) for attempt in sampled if attempt.reward is not None],
                 [measure(attempt) for attempt in sampled if attempt.reward is None],
             )
         sound, failing = list[float](), list[float]()
         for group in collected.all_groups:
             if group.rewards:
                 (failing if group.failed_attempts else sound).append(statistics.fmean(group.rewards))
-        self._add("failures/reward", sound, failing)
-        return {**_step_metrics(collected, attempts), **self._differences()}
-
-    def _add(self, name: str, kept: Iterable[float], lost: Iterable[float]) -> None:
-        self._comparisons[name].add(kept, lost)
-
-    def _differences(self) -> dict[str, float]:
-        return {
-            key: value
-            for name, comparison in self._comparisons.items()
-            for key, value in comparison.values(f"collection/{name}").items()
-        }
+        self._comparisons["failures/reward"].add(sound, failing)
+        metrics = _step_metrics(collected, attempts)
+        for name, comparison in self._comparisons.items():
+            metrics |= comparison.values(f"collection/{name}")
+        return metrics
 
 
 def _step_metrics(collected: CollectedGroups, attempts: Sequence[Rollout]) -> dict[str, float]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from buckeye.envs.base import Task
-from buckeye.orchestrator.environment_mix import EnvironmentMix
 from buckeye.orchestrator.environments import NamedEnvironment, load_split
 
 
@@ -19,6 +18,31 @@ class GroupTask:
     index: int
     env: NamedEnvironment
     task: Task
+
+
+class EnvironmentMix:
+    """Assignment of groups to environments; `sizes` has their numbers of tasks.
+
+    The environment with the largest deficit is next, so any stretch of groups is as close to the shares as
+    whole numbers allow. Each environment starts a new epoch when all its tasks have been used.
+    """
+
+    def __init__(self, shares: Sequence[float], sizes: Sequence[int]) -> None:
+        total = sum(shares)
+        self._shares = [share / total for share in shares]
+        self._sizes = list(sizes)
+        self._assigned: list[tuple[int, int, int]] = []
+        self._counts = [0] * len(sizes)  # groups of each environment
+
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
+        """Return the environment (its position), epoch and task of group `index` (from 0)."""
+        while len(self._assigned) <= index:
+            count = len(self._assigned) + 1
+            deficits = [share * count - n for share, n in zip(self._shares, self._counts, strict=True)]
+            chosen = deficits.index(max(deficits))
+            self._assigned.append((chosen, *divmod(self._counts[chosen], self._sizes[chosen])))
+            self._counts[chosen] += 1
+        return self._assigned[index]
 
 
 class TaskSampler:
@@ -35,9 +59,9 @@ class TaskSampler:
 
     def __getitem__(self, index: int) -> GroupTask:
         """Return the task of group `index` (from 0)."""
-        assignment = self._mix[index]
-        env, tasks = self._environments[assignment.environment], self._tasks[assignment.environment]
-        position = _epoch_order(f"{self._seed}/{env.name}/{assignment.epoch}", len(tasks))[assignment.nth]
+        environment, epoch, nth = self._mix[index]
+        env, tasks = self._environments[environment], self._tasks[environment]
+        position = _epoch_order(f"{self._seed}/{env.name}/{epoch}", len(tasks))[nth]
         return GroupTask(index=index, env=env, task=tasks[position])
 
     def has_tasks_outside(self, held: Set[str]) -> bool:
@@ -46,7 +70,7 @@ class TaskSampler:
 
     def environment_of(self, index: int) -> NamedEnvironment:
         """Return the environment of group `index`."""
-        return self._environments[self._mix[index].environment]
+        return self._environments[self._mix[index][0]]
 
 
 @lru_cache(maxsize=64)

@@ -113,8 +113,6 @@ class SampleBuilder:
         self._renderer = renderer
         self._turns: list[_Turn] = []
         self.segments: list[Segment] = []
-        self.turns_extended = 0
-        """Number of turns that continue an earlier segment."""
 
     def chat_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> Prompt:
         """Return the prompt for the next assistant message. It extends the longest chat that it continues.
@@ -180,8 +178,6 @@ class SampleBuilder:
         if thread is None:
             thread = _Thread()
             self.segments.append(thread.segment)
-        else:
-            self.turns_extended += 1
         start = len(prompt.ids)
         thread.segment.add_context([*prompt.ids, *reply_start][len(thread.segment.token_ids) :])
         thread.segment.add_sampled(generation, turn)

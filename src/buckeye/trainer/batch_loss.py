@@ -30,15 +30,9 @@ from buckeye.trainer.data.packing import (
     plan_bins,
 )
 from buckeye.trainer.learner import Learner, Work
-from buckeye.trainer.losses import (
-    LossInputs,
-    averages,
-    divisor,
-    needs_every_sample,
-    ratio_range,
-    statistic_names,
-    total_loss,
-)
+from buckeye.trainer.losses.base import LossInputs
+from buckeye.trainer.losses.policy_gradient import divisor, needs_every_sample, statistic_names, total_loss
+from buckeye.trainer.losses.statistics import averages, ratio_range
 from buckeye.trainer.micro_batch_size import is_out_of_memory
 from buckeye.trainer.model.adapter_files import merge_adapter_into
 from buckeye.trainer.model.policy import load_policy
@@ -122,13 +116,14 @@ class BatchLoss:
         row = pack_micro_batch([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
         temperatures = torch.tensor([s.temperature for s in samples], device=policy.device)[row.sequences]
         reference = None if self._reference is None else self._reference(row, temperatures)
-        logprobs, entropies = policy.token_logprobs(row, temperatures)
+        logprobs, entropies = policy(row, temperatures)
         return _loss_inputs(row, samples, step, logprobs, entropies, reference)
 
     def _ratio_range(self, ranges: Sequence[tuple[float, float]]) -> dict[str, float]:
         lows, highs = zip(*ranges, strict=True)
-        extremes = self._learner.ranks.maxima({"low": -min(lows), "high": max(highs)})
-        return {"ratio_min": -extremes["low"], "ratio_max": extremes["high"]}
+        ranges_of_ranks = self._learner.ranks.all_gather(torch.tensor([min(lows), max(highs)]))
+        lowest, highest = torch.stack(ranges_of_ranks).T
+        return {"ratio_min": float(lowest.min()), "ratio_max": float(highest.max())}
 
 
 def run_micro_batches(
@@ -261,7 +256,7 @@ def _run_empty_pass(learner: Learner) -> None:
     temperatures = torch.ones(0, device=learner.policy.device)
     for reference_forward in learner.reference_forwards:
         reference_forward(row, temperatures)
-    logprobs, entropies = learner.policy.token_logprobs(row, temperatures)
+    logprobs, entropies = learner.policy(row, temperatures)
     zero = logprobs.sum() + entropies.sum()
     if zero.requires_grad:
         zero.backward()
@@ -298,7 +293,7 @@ def _reference_without_adapter(learner: Learner) -> ReferenceLogprobs:
     @torch.no_grad()
     def logprobs(row: PackedMicroBatch, temperatures: Tensor) -> Tensor:
         with without_adapter(policy.model):
-            return policy.token_logprobs(row, temperatures)[0]
+            return policy(row, temperatures)[0]
 
     return logprobs
 
@@ -326,11 +321,11 @@ def _load_frozen_reference(
         )
     if adapter is not None:
         merge_adapter_into(reference.model, source, adapter)
-    reference.module.requires_grad_(False).eval()
+    reference.requires_grad_(False).eval()
     shard_policy(reference, config.model, learner.ranks)
 
     @torch.no_grad()
     def logprobs(row: PackedMicroBatch, temperatures: Tensor) -> Tensor:
-        return reference.token_logprobs(row, temperatures)[0]
+        return reference(row, temperatures)[0]
 
     return logprobs

@@ -10,7 +10,7 @@ import math
 import resource
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -20,11 +20,10 @@ from buckeye.trainer.micro_batch_size import MicroBatchSize
 from buckeye.trainer.model.adapter_files import has_adapter
 from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.trainer.optim.optimizer import (
+    LearningRateSchedule,
     NamedOptimizer,
-    ScheduleType,
     clip_gradients,
     gradient_norm,
-    learning_rate,
     sum_gradients,
 )
 from buckeye.trainer.parallel.fsdp import gather_tensors, reshard_policy
@@ -47,22 +46,6 @@ _PEAK_FLOPS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LearningRateSchedule:
-    """Arguments of `learning_rate`, except the step."""
-
-    schedule: ScheduleType
-    peak: float
-    warmup: int = 0
-    decay: int = 0
-    min_lr: float = 0.0
-    max_steps: int | None = None
-
-    def at(self, step: int) -> float:
-        """Return the learning rate of an optimizer step, counted from 0."""
-        return learning_rate(step, **asdict(self))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingProgress:
     """Counters of training progress.
 
@@ -79,37 +62,6 @@ class TrainingProgress:
     samples: int = 0
     skipped: int = 0
     empty: int = 0
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """Result of a step.
-
-    It is `skipped` if the loss or the gradient is not finite, and `empty` if the gradient is 0.
-    `skipped_steps` and `empty_steps` count these steps since the start of the run.
-    """
-
-    skipped: bool
-    empty: bool
-    grad_norm: float
-    lr: float
-    skipped_steps: int
-    empty_steps: int
-
-    @property
-    def applied(self) -> bool:
-        """True if the optimizer moved the weights."""
-        return not (self.skipped or self.empty)
-
-    def values(self) -> dict[str, float]:
-        """Return the values for a step's record."""
-        return {
-            "grad_norm": self.grad_norm,
-            "lr": self.lr,
-            "skipped": int(self.skipped),
-            "skipped_steps": self.skipped_steps,
-            "empty_steps": self.empty_steps,
-        }
 
 
 class Learner:
@@ -147,8 +99,10 @@ class Learner:
         also run for empty rows.
         """
 
-    def update(self, loss: float, *, tokens: int, samples: int) -> Update:
+    def update(self, loss: float, *, tokens: int, samples: int) -> dict[str, float]:
         """Sum the gradients over the ranks, clip them, step the optimizer and clear them.
+
+        Return the values for the step's record.
 
         `loss` is the loss of the whole batch, over all ranks. If the loss or the gradient norm is not finite,
         or the gradient is 0, the weights and the optimizer stay unchanged: otherwise momentum and weight
@@ -190,14 +144,13 @@ class Learner:
             skipped=previous.skipped + skipped,
             empty=previous.empty + empty,
         )
-        return Update(
-            skipped=skipped,
-            empty=empty,
-            grad_norm=norm,
-            lr=rate,
-            skipped_steps=self.progress.skipped,
-            empty_steps=self.progress.empty,
-        )
+        return {
+            "grad_norm": norm,
+            "lr": rate,
+            "skipped": int(skipped),
+            "skipped_steps": self.progress.skipped,
+            "empty_steps": self.progress.empty,
+        }
 
     def clear_gradients(self) -> None:
         """Drop all accumulated gradients."""

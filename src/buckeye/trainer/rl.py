@@ -28,7 +28,7 @@ from buckeye.monitor.verdicts import training_log_level
 from buckeye.trainer.batch_loss import BatchLoss, load_reference, samples_to_train
 from buckeye.trainer.batch_receiver import BatchReceiver
 from buckeye.trainer.learner import Learner, drop_non_finite, format_step
-from buckeye.trainer.losses import check_loss
+from buckeye.trainer.losses.policy_gradient import check_loss
 from buckeye.trainer.output.writer import OutputWriter
 from buckeye.trainer.parallel.ranks import write_on_rank_zero
 from buckeye.trainer.quarantine import ValidatedBatch, remove_invalid_samples, write_skipped_samples
@@ -100,7 +100,7 @@ class RLTrainer:
             stop=stop,
             timeout_seconds=config.batch_timeout,
         )
-        self.output = OutputWriter.from_config(config, learner, identity, self.metrics)
+        self.output = OutputWriter(config, learner, identity, self.metrics)
         interval = config.weights.measure_interval
         self._rounding_monitor = (
             self.output.rounding_monitor(interval=interval) if interval is not None else None
@@ -165,7 +165,7 @@ class RLTrainer:
             fault_point("trainer.step")
             heartbeat.report(f"updates the weights of step {step}")
             update = self.learner.update(record["loss"], tokens=tokens, samples=len(batch.samples))
-        self._write_untrained_samples(batch, validated, skipped=update.skipped)
+        self._write_untrained_samples(batch, validated, skipped=bool(update["skipped"]))
         self._orchestrator_state = batch.orchestrator_state
         self._publish()
         seconds = time.monotonic() - started
@@ -173,7 +173,7 @@ class RLTrainer:
             **record,
             "samples": len(batch.samples),
             **validated.values(),
-            **update.values(),
+            **update,
             "seconds": seconds,
             **self._measure_rounding(validated.usable.samples),
             **self.learner.throughput(tokens, seconds),

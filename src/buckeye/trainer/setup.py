@@ -6,7 +6,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,22 +13,17 @@ from buckeye.base import heartbeat
 from buckeye.base.process import cpu_threads, die_with_parent
 from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import (
-    ConstantSchedulerConfig,
-    LinearSchedulerConfig,
     LoRAConfig,
-    MuonConfig,
-    OptimizerConfig,
     SchedulerConfig,
-    SGDConfig,
     TrainerConfig,
 )
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.log import run_log, setup_logging
-from buckeye.trainer.learner import Learner, LearningRateSchedule
+from buckeye.trainer.learner import Learner
 from buckeye.trainer.micro_batch_size import load_micro_batch_size
 from buckeye.trainer.model.adapter_files import ADAPTER_DIRECTORY, load_adapter, merge_adapter_into
 from buckeye.trainer.model.policy import PolicyNetwork, load_policy, pick_device
-from buckeye.trainer.optim.optimizer import NamedOptimizer, build_optimizer
+from buckeye.trainer.optim.optimizer import LearningRateSchedule, build_optimizer
 from buckeye.trainer.output.hf_directory import read_tokenizer_files
 from buckeye.trainer.output.state import load_state
 from buckeye.trainer.parallel.fsdp import offloads, shard_policy
@@ -108,10 +102,11 @@ def build_learner(
     shard_policy(policy, config.model, ranks)
     if policy.model.device.type == "meta":
         load_policy_shards(policy, source, offloaded=offloads(config.model, ranks.device))
+    _warn_about_schedule(config.scheduler, max_steps)
     learner = Learner(
         policy,
-        _build_optimizer(policy, config.optim),
-        _build_schedule(config.scheduler, peak=config.optim.lr, max_steps=max_steps),
+        build_optimizer(policy.trainable, config.optim, embeddings=policy.embedding_names),
+        LearningRateSchedule(config=config.scheduler, peak=config.optim.lr, max_steps=max_steps),
         ranks,
         read_tokenizer_files(source),
         load_micro_batch_size(config, ranks),
@@ -186,39 +181,14 @@ def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -
     return policy
 
 
-def _build_optimizer(policy: PolicyNetwork, optim: OptimizerConfig) -> NamedOptimizer:
-    settings: dict[str, Any] = {}
-    if isinstance(optim, SGDConfig | MuonConfig):
-        settings |= {"momentum": optim.momentum, "nesterov": optim.nesterov}
-    if not isinstance(optim, SGDConfig):
-        settings |= {"betas": (optim.betas1, optim.betas2), "embeddings": policy.embedding_names}
-    return build_optimizer(
-        policy.trainable,
-        kind=optim.type,
-        weight_decay=optim.weight_decay,
-        **settings,
-    )
-
-
-def _build_schedule(
-    scheduler: SchedulerConfig, *, peak: float, max_steps: int | None
-) -> LearningRateSchedule:
-    if isinstance(scheduler, ConstantSchedulerConfig):
-        return LearningRateSchedule(schedule="constant", peak=peak)
-    decay = scheduler.decay if isinstance(scheduler, LinearSchedulerConfig) else 0
-    if max_steps is not None and scheduler.warmup + decay > max_steps:
+def _warn_about_schedule(scheduler: SchedulerConfig, max_steps: int | None) -> None:
+    """Log a warning if the warm-up and the decay do not fit into the run."""
+    warmup, decay = getattr(scheduler, "warmup", 0), getattr(scheduler, "decay", 0)
+    if max_steps is not None and warmup + decay > max_steps:
         logger.warning(
             "scheduler.warmup = %d and scheduler.decay = %d exceed the %d steps of the run: the lr %s",
-            scheduler.warmup,
+            warmup,
             decay,
             max_steps,
-            "never reaches its peak" if scheduler.warmup > max_steps else "falls right after the warm-up",
+            "never reaches its peak" if warmup > max_steps else "falls right after the warm-up",
         )
-    return LearningRateSchedule(
-        schedule=scheduler.type,
-        peak=peak,
-        warmup=scheduler.warmup,
-        decay=decay,
-        min_lr=scheduler.min_lr,
-        max_steps=max_steps,
-    )

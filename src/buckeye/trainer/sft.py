@@ -92,7 +92,7 @@ class SFTTrainer:
         self.best = best
         self.metrics = MetricsLog(config.output_dir / "metrics.jsonl")
         self.stopwatch = Stopwatch("data", "compute", "validate", "checkpoint")
-        self.output = OutputWriter.from_config(config, learner, run_identity(), self.metrics)
+        self.output = OutputWriter(config, learner, run_identity(), self.metrics)
 
     def run(self) -> bool:
         """Train to the end, or until any rank receives a stop request. Return True if all steps are done."""
@@ -151,7 +151,7 @@ class SFTTrainer:
         values = {
             "loss": sums["loss"],
             "entropy": sums["entropy"] / max(1.0, sums["trained_tokens"]),
-            **update.values(),
+            **update,
             "trained_tokens": sums["trained_tokens"],
             "samples": len(samples),
             "epoch": progress.data_position / len(self.data),
@@ -196,7 +196,7 @@ class SFTTrainer:
         policy = self.learner.policy
         row = pack_micro_batch([s.token_ids for s in samples], [s.loss_mask for s in samples], policy.device)
         temperatures = torch.ones(len(row.targets), device=policy.device)
-        logprobs, entropies = policy.token_logprobs(row, temperatures)
+        logprobs, entropies = policy(row, temperatures)
         loss = -logprobs.sum() / divisor
         if loss.requires_grad:
             loss.backward()

@@ -70,11 +70,11 @@ def changed(change, made):
 
 
 FAULTS = {
-    "coarse log-softmax": ("log-probs", PolicyNetwork, "token_logprobs", coarse),
+    "coarse log-softmax": ("log-probs", PolicyNetwork, "forward", coarse),
     "loss scaled": ("loss", batch_loss, "total_loss", scaled_loss),
     "bounds of the ratio": ("loss", batch_loss, "total_loss", narrow),
     "gradients clipped": ("weights", learner, "clip_gradients", clipped),
-    "learning rate": ("weights", learner, "learning_rate", faster),
+    "learning rate": ("weights", learner.LearningRateSchedule, "at", faster),
 }
 """Faults: the stage that must differ, and the changed code."""
 

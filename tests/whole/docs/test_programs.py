@@ -26,7 +26,8 @@ from buckeye.mcp.environment import load_environment
 from buckeye.mcp.tasks.lock_file import read_lock
 from buckeye.mcp.tasks.task_files import read_tasks
 from buckeye.orchestrator.advantages import Scored, batch_advantages, reward_shaping
-from buckeye.trainer.losses import LossInputs, total_loss
+from buckeye.trainer.losses import LossInputs
+from buckeye.trainer.losses.policy_gradient import total_loss
 
 PUBLISH = "docs/how-to/publish-environments.md"
 

@@ -54,15 +54,15 @@ def masked_logprobs(
     """
     masks = [sample.loss_mask for sample in samples] if masks is None else masks
     ids, found = [sample.token_ids for sample in samples], [np.empty(0)] * len(samples)
-    policy.module.eval()
+    policy.eval()
     for chosen in plan_bins(ids, max([_ROW, *map(len, ids)])):
         at = chosen.indices
         row = pack_micro_batch([ids[i] for i in at], [masks[i] for i in at], policy.device)
         temperatures = torch.tensor([samples[i].temperature for i in at], device=policy.device)
         with torch.no_grad(), policy.cast_weights():
-            values = policy.token_logprobs(row, temperatures[row.sequences])[0].double().cpu().numpy()
+            values = policy(row, temperatures[row.sequences])[0].double().cpu().numpy()
         ends = np.cumsum([masks[i].sum() for i in at])
         for i, part in zip(at, np.split(values, ends[:-1]), strict=True):
             found[i] = part
-    policy.module.train()
+    policy.train()
     return found

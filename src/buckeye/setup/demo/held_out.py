@@ -9,7 +9,7 @@ from pathlib import Path
 
 from buckeye.base.columns import align_columns
 from buckeye.base.json_lines import read_json_lines
-from buckeye.monitor.intervals import Estimate, cluster_of, mean_pass_at_k, paired_difference
+from buckeye.monitor.intervals import Estimate, ScoredTask, cluster_of, mean_pass_at_k, paired_difference
 
 ALL = "all tasks"
 _HEADER = ("exact match", "tasks", "clusters", "before", "after", "change", "no content")
@@ -19,13 +19,11 @@ Part = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutTask:
-    """The rewards of a task's scored rollouts, at least one."""
+class HeldOutTask(ScoredTask):
+    """The rewards of a task's scored rollouts, at least one, with the parts it belongs to."""
 
     family: str | None
     split: str | None
-    cluster: str
-    rewards: tuple[float, ...]
 
     @property
     def exact(self) -> float:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from buckeye.base.columns import counted
+from buckeye.base.storage import well_formed
 from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.render import ChatRenderer
 from buckeye.trainer.data.chat_messages import BrokenCallError, is_trained, read_message
@@ -331,7 +332,7 @@ def _parse_conversation(line: str, where: str) -> dict[str, Any]:
         value = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise _format_error(f"not JSON: {error}", where) from error
-    if _HIGH_SURROGATE.search(line) and not _is_unicode(value):
+    if _HIGH_SURROGATE.search(line) and well_formed(value) != value:
         raise _format_error("half of a surrogate pair, as in a truncated emoji", where)
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list) or not all(isinstance(m, dict) and "role" in m for m in messages):
@@ -346,11 +347,3 @@ def _parse_conversation(line: str, where: str) -> dict[str, Any]:
     except UsageError as error:
         error.at = where
         raise
-
-
-def _is_unicode(value: Any) -> bool:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -4,27 +4,6 @@ They take flat tensors of the N trained tokens of a row. The caller divides the 
 batch.
 """
 
-from buckeye.trainer.losses.base import LossInputs, LossSums, TokenLosses
-from buckeye.trainer.losses.policy_gradient import (
-    LOSS_TYPES,
-    check_loss,
-    divisor,
-    needs_every_sample,
-    statistic_names,
-    total_loss,
-)
-from buckeye.trainer.losses.statistics import averages, ratio_range
+from buckeye.trainer.losses.base import LossInputs
 
-__all__ = [
-    "LOSS_TYPES",
-    "LossInputs",
-    "LossSums",
-    "TokenLosses",
-    "averages",
-    "check_loss",
-    "divisor",
-    "needs_every_sample",
-    "ratio_range",
-    "statistic_names",
-    "total_loss",
-]
+__all__ = ["LossInputs"]

@@ -75,13 +75,12 @@ def save_adapter(
 def load_adapter(model: PreTrainedModel, directory: Path) -> None:
     """Load the values that `save_adapter` wrote into the adapter of `model`.
 
-    Raise `CheckpointError` if they belong to another adapter (rank, scale or modules differ), or to a base
-    with other weights.
+    Raise `CheckpointError` if they belong to another adapter (rank, scale or modules differ), and
+    `UsageError` if they belong to a base with other weights.
     """
     try:
         content = json.loads((directory / CONFIG_FILE).read_text(encoding="utf-8"))
         stored = load_file(directory / WEIGHTS_FILE)
-        base = _recorded_base(directory)
     except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(
             f"the adapter in {directory} cannot be read: {error}", code="BK-ADAPTER", hint=_HINT
@@ -102,13 +101,7 @@ def load_adapter(model: PreTrainedModel, directory: Path) -> None:
             code="BK-ADAPTER",
             hint="set model.name to the base model of the adapter, or start a new run",
         )
-    if _is_other_base(base, config["base_model_name_or_path"]):
-        raise CheckpointError(
-            f"the adapter in {directory} was trained on other weights than those of "
-            f"{config['base_model_name_or_path']}",
-            code="BK-ADAPTER",
-            hint="set model.name to the base model of the adapter, or start a new run",
-        )
+    check_adapter_base(directory, config["base_model_name_or_path"])
     for name, parameter in targets.items():
         parameter.copy_(stored[name])
 
@@ -158,8 +151,14 @@ def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None
 
 
 def check_adapter_base(adapter: Path, base: str) -> None:
-    """Raise `UsageError` if an adapter was trained on other weights than those of `base`."""
-    if _is_other_base(_recorded_base(adapter), base):
+    """Raise `UsageError` if an adapter was trained on other weights than those of `base`.
+
+    Its file may lack the digest of the base, and the digest of `base` may be unknown.
+    """
+    with safe_open(adapter / WEIGHTS_FILE, "pt") as file:
+        recorded = (file.metadata() or {}).get(BASE_DIGEST_KEY)
+    actual = base_digest(base)
+    if None not in (recorded, actual) and recorded != actual:
         raise UsageError(
             f"the adapter {adapter} was trained on other weights than those of {base!r}",
             code="BK-ADAPTER",
@@ -174,18 +173,6 @@ def _comparable(value: Any) -> Any:
     the weights show which modules are meant.
     """
     return sorted({name.rpartition(".")[2] for name in value}) if isinstance(value, list) else value or None
-
-
-def _is_other_base(recorded: str | None, base: str) -> bool:
-    """Return True if the recorded and the actual digest of the base are both known and differ."""
-    actual = base_digest(base)
-    return None not in (recorded, actual) and recorded != actual
-
-
-def _recorded_base(directory: Path) -> str | None:
-    """Return the digest of the adapter's base model, or None if the file has none."""
-    with safe_open(directory / WEIGHTS_FILE, "pt") as file:
-        return (file.metadata() or {}).get(BASE_DIGEST_KEY)
 
 
 def _stored_name(name: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,99 +28,67 @@ logger = logging.getLogger(__name__)
 ComputeDtype = Literal["auto", "float32", "bfloat16"]
 
 
-class PolicyModule(nn.Module):
+class PolicyNetwork(nn.Module):
     """Model with its chunked output head.
 
     One forward call, and one root module for sharding, covers all parameters.
 
-    `compute_dtype` is the dtype of the layers' computation; the parameters stay float32. `flash` selects
-    CUDA's variable-length attention.
+    `device` is where it computes. `compute_dtype` is the dtype of the layers' computation; the parameters
+    stay float32. `flash` selects CUDA's variable-length attention.
     """
 
-    def __init__(self, model: PreTrainedModel, *, compute_dtype: torch.dtype, flash: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, device: torch.device, *, compute_dtype: torch.dtype, flash: bool
+    ) -> None:
         super().__init__()
         self.model = model
+        self.device = device
         self.compute_dtype = compute_dtype
         self.flash = flash
 
     def forward(self, row: PackedMicroBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-prob of each target of the row, and the entropy of its distribution.
+        """Return the log-prob of each of a row's N targets, and the entropy of its distribution.
 
-        Both are [N], at the temperature of the target.
+        Both are [N] and differentiable. `temperatures` is f32[N].
         """
-        hidden = self._run(row).index_select(0, row.sources)
-        head = self.model.get_output_embeddings().weight
+        hidden = self.run_layers(row).index_select(0, row.sources)
         with torch.autocast(hidden.device.type, enabled=False):  # autocast would sum entropies in bfloat16
-            return token_logprobs(hidden, head, row.targets, temperatures)
+            return token_logprobs(hidden, self.head_weight, row.targets, temperatures)
 
-    def hidden_states(self, row: PackedMicroBatch) -> Tensor:
-        """Return the final hidden states [tokens, hidden] of a row.
+    def hidden_states(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
+        """Return the final hidden states [tokens, hidden] of concatenated samples.
 
-        A second entry point, which does not run `forward`.
+        `token_ids` is i64[tokens]. A second entry point, which does not run `forward`.
         """
-        return self._run(row)
+        samples = [ids.int().numpy() for ids in token_ids.cpu().split(list(lengths))]
+        masks = [np.zeros(len(ids), np.bool_) for ids in samples]
+        row = pack_micro_batch(samples, masks, self.device, share_prefixes=False)
+        return self.run_layers(row).index_select(0, row.row_indices)
 
-    def _run(self, row: PackedMicroBatch) -> Tensor:
-        mixed = self.compute_dtype == torch.bfloat16
-        with torch.autocast(row.token_ids.device.type, self.compute_dtype, enabled=mixed):
+    def run_layers(self, row: PackedMicroBatch) -> Tensor:
+        """Return the final hidden states [tokens, hidden] of a row."""
+        with self.cast_weights():
             embedded = self.model.get_input_embeddings()(row.token_ids)[None]
             output = self.model.base_model(
-                inputs_embeds=embedded.to(self.compute_dtype) if mixed else embedded,
+                inputs_embeds=embedded.to(self.compute_dtype) if self._is_mixed else embedded,
                 position_ids=row.position_ids[None],
                 use_cache=False,
                 layout=row.layout,
                 flash=self.flash,
             )
         hidden = output.last_hidden_state[0]
-        return hidden.to(self.compute_dtype) if mixed else hidden
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyNetwork:
-    """Model and its device."""
-
-    module: PolicyModule
-    device: torch.device
-
-    @property
-    def model(self) -> PreTrainedModel:
-        """Model of the transformers library."""
-        return self.module.model
-
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        """Dtype of the layers' computation; the parameters stay float32."""
-        return self.module.compute_dtype
-
-    @property
-    def flash(self) -> bool:
-        """True if CUDA's variable-length attention is used."""
-        return self.module.flash
-
-    def token_logprobs(self, row: PackedMicroBatch, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-prob of each of a row's N targets, and the entropy of its distribution.
-
-        Both are [N] and differentiable. `temperatures` is f32[N].
-        """
-        return self.module(row, temperatures)
+        return hidden.to(self.compute_dtype) if self._is_mixed else hidden
 
     def cast_weights(self) -> AbstractContextManager[Any]:
         """Return a context in which weights are cast to the compute dtype once, not in every forward pass.
 
         Leave it before the weights change, and do not mix passes with and without gradient in it.
         """
-        mixed = self.compute_dtype == torch.bfloat16
-        return torch.autocast(self.device.type, self.compute_dtype, enabled=mixed)
+        return torch.autocast(self.device.type, self.compute_dtype, enabled=self._is_mixed)
 
-    def hidden_states(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
-        """Return the final hidden states [tokens, hidden] of concatenated samples.
-
-        `token_ids` is i64[tokens].
-        """
-        samples = [ids.int().numpy() for ids in token_ids.cpu().split(list(lengths))]
-        masks = [np.zeros(len(ids), np.bool_) for ids in samples]
-        row = pack_micro_batch(samples, masks, self.device, share_prefixes=False)
-        return self.module.hidden_states(row).index_select(0, row.row_indices)
+    @property
+    def _is_mixed(self) -> bool:
+        return self.compute_dtype == torch.bfloat16
 
     def checkpoint_activations(self, *, every: int, offload: bool = False) -> None:
         """Recompute the activations of every `every`-th layer in the backward pass instead of storing them.
@@ -284,7 +251,7 @@ def make_policy(
     use_flash = flash and dtype == torch.bfloat16 and flash_available(device)
     if flash and device.type == "cuda" and not use_flash:
         logger.info("Using torch's padded attention: no flash attention for this GPU and %s", dtype)
-    return PolicyNetwork(PolicyModule(model.train(), compute_dtype=dtype, flash=use_flash), device)
+    return PolicyNetwork(model.train(), device, compute_dtype=dtype, flash=use_flash)
 
 
 def _frozen_dtype(compute_dtype: ComputeDtype, device: torch.device) -> torch.dtype | Literal["auto"]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,12 +14,18 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from buckeye.base.distribution import need
+from buckeye.config.trainer import (
+    AdamW8bitConfig,
+    ConstantSchedulerConfig,
+    LinearSchedulerConfig,
+    MuonConfig,
+    OptimizerConfig,
+    SchedulerConfig,
+    SGDConfig,
+)
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.trainer.parallel.fsdp import gather_tensor, shard_like
 from buckeye.trainer.parallel.ranks import TENSOR, Ranks
-
-OptimizerType = Literal["adamw", "adamw8bit", "muon", "sgd"]
-ScheduleType = Literal["constant", "linear", "cosine"]
 
 _BUCKET_ELEMENTS = 16 * 2**20  # 64 MiB of float32
 
@@ -65,44 +72,42 @@ class ShardedMuon(torch.optim.Muon):
         return change
 
 
-def learning_rate(
-    step: int,
-    *,
-    schedule: ScheduleType,
-    peak: float,
-    warmup: int = 0,
-    decay: int = 0,
-    min_lr: float = 0.0,
-    max_steps: int | None = None,
-) -> float:
-    """Return the learning rate of optimizer step `step`, counted from 0.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearningRateSchedule:
+    """Learning rate by optimizer step.
 
     Warm-up rises linearly and reaches `peak` at its last step. `linear` falls from `peak` to `min_lr` over
     the last `decay` of `max_steps` steps. `cosine` falls along half a cosine over all steps after the
     warm-up. Both reach `min_lr` at step `max_steps`, the first step after training; without
     `max_steps` they do not fall. `constant` is always `peak`.
     """
-    if schedule == "constant":
-        return peak
-    if step < warmup:
-        return peak * (step + 1) / warmup
-    if max_steps is None:
-        return peak
-    start = max(warmup, max_steps - decay) if schedule == "linear" else warmup
-    done = min(1.0, max(0.0, (step - start) / max(1, max_steps - start)))
-    left = 1.0 - done if schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-    return min_lr + (peak - min_lr) * left
+
+    config: SchedulerConfig
+    peak: float
+    max_steps: int | None = None
+
+    def at(self, step: int) -> float:
+        """Return the learning rate of an optimizer step, counted from 0."""
+        config = self.config
+        if isinstance(config, ConstantSchedulerConfig):
+            return self.peak
+        if step < config.warmup:
+            return self.peak * (step + 1) / config.warmup
+        if self.max_steps is None:
+            return self.peak
+        start = config.warmup
+        if isinstance(config, LinearSchedulerConfig):
+            start = max(start, self.max_steps - config.decay)
+        done = min(1.0, max(0.0, (step - start) / max(1, self.max_steps - start)))
+        left = 1.0 - done if config.type == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return config.min_lr + (self.peak - config.min_lr) * left
 
 
 class NamedOptimizer:
     """One or more torch optimizers over named parameters, used as one."""
 
     def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        parts: list[torch.optim.Optimizer],
-        *,
-        kind: OptimizerType,
+        self, parameters: Mapping[str, nn.Parameter], parts: list[torch.optim.Optimizer], *, kind: str
     ) -> None:
         self.kind = kind
         self._names = {parameter: name for name, parameter in parameters.items()}
@@ -164,54 +169,44 @@ class NamedOptimizer:
 
 
 def build_optimizer(
-    parameters: Mapping[str, nn.Parameter],
-    *,
-    kind: OptimizerType,
-    weight_decay: float,
-    betas: tuple[float, float] = (0.9, 0.999),
-    momentum: float = 0.9,
-    nesterov: bool = True,
-    embeddings: Collection[str] = (),
+    parameters: Mapping[str, nn.Parameter], config: OptimizerConfig, *, embeddings: Collection[str] = ()
 ) -> NamedOptimizer:
     """Return an optimizer that gets its learning rate with each step. Only matrices have weight decay.
 
     `muon` orthogonalizes the momentum of the hidden matrices (Jordan et al. 2024), scaled so that its updates
     have AdamW's size (Liu et al. 2025, arXiv 2502.16982, "match_rms_adamw"); vectors and `embeddings` (names)
     use AdamW. `adamw8bit` keeps both moments in 8 bits per element, in blocks with a scale each (Dettmers et
-    al. 2022, arXiv 2110.02861), except for tensors under 4,096 elements. `betas` are AdamW's; `momentum` and
-    `nesterov` are SGD's and Muon's.
+    al. 2022, arXiv 2110.02861), except for tensors under 4,096 elements.
 
     Raise `UsageError` if `adamw8bit` cannot run.
     """
 
     def groups_of(names: Collection[str]) -> list[dict[str, object]]:
-        return _torch_groups([parameters[name] for name in names], weight_decay)
+        return _torch_groups([parameters[name] for name in names], config.weight_decay)
 
-    if kind == "sgd":
-        sgd = torch.optim.SGD(
-            groups_of(parameters), lr=0.0, momentum=momentum, nesterov=nesterov and momentum > 0
-        )
-        return NamedOptimizer(parameters, [sgd], kind=kind)
-    if kind == "adamw8bit":
-        return NamedOptimizer(parameters, [_adamw8bit(groups_of(parameters), parameters, betas)], kind=kind)
-    hidden = [n for n, p in parameters.items() if kind == "muon" and p.dim() == 2 and n not in embeddings]
-    others = [name for name in parameters if name not in set(hidden)]
     parts: list[torch.optim.Optimizer] = []
-    if hidden:
+    if isinstance(config, SGDConfig):
+        nesterov = config.nesterov and config.momentum > 0
+        parts.append(
+            torch.optim.SGD(groups_of(parameters), lr=0.0, momentum=config.momentum, nesterov=nesterov)
+        )
+        return NamedOptimizer(parameters, parts, kind=config.type)
+    betas = config.betas1, config.betas2
+    if isinstance(config, AdamW8bitConfig):
+        parts.append(_adamw8bit(groups_of(parameters), parameters, betas))
+        return NamedOptimizer(parameters, parts, kind=config.type)
+    hidden: list[str] = []
+    if isinstance(config, MuonConfig):
+        hidden = [name for name, p in parameters.items() if p.dim() == 2 and name not in embeddings]
         sharded = any(isinstance(parameters[name], DTensor) for name in hidden)
         muon = ShardedMuon if sharded else torch.optim.Muon
-        parts.append(
-            muon(
-                groups_of(hidden),
-                lr=0.0,
-                momentum=momentum,
-                nesterov=nesterov,
-                adjust_lr_fn="match_rms_adamw",
-            )
-        )
+        settings = {"momentum": config.momentum, "nesterov": config.nesterov}
+        if hidden:
+            parts.append(muon(groups_of(hidden), lr=0.0, adjust_lr_fn="match_rms_adamw", **settings))
+    others = [name for name in parameters if name not in set(hidden)]
     if others:
         parts.append(torch.optim.AdamW(groups_of(others), lr=0.0, betas=betas, fused=True))
-    return NamedOptimizer(parameters, parts, kind=kind)
+    return NamedOptimizer(parameters, parts, kind=config.type)
 
 
 def sum_gradients(

@@ -82,7 +82,9 @@ def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) ->
     try:
         progress = TrainingProgress(**json.loads((directory / "progress.json").read_text(encoding="utf-8")))
         learner.optimizer.load_state(_read_optimizer(learner, directory))
-        _restore_random_states(load_file(directory / "random.safetensors"), learner)
+        _restore_random_states(
+            load_file(directory / "random.safetensors"), learner.ranks, learner.policy.device
+        )
     except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
         raise CheckpointError(
             f"the trainer state in {directory} cannot be read: {error}",
@@ -90,21 +92,6 @@ def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) ->
             hint="resume from another step",
         ) from error
     learner.progress = replace(progress, data_position=0) if skip_data else progress
-
-
-def get_random_state(device: torch.device) -> dict[str, Tensor]:
-    """Return a copy of the state for `set_random_state`. For CUDA it is the generator of `device`."""
-    states = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Restore the result of `get_random_state`, possibly on another kind of device."""
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
@@ -119,16 +106,23 @@ def _read_optimizer(learner: Learner, directory: Path) -> dict[str, Tensor]:
 
 
 def _gather_random_states(ranks: Ranks, device: torch.device) -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
     return {
         f"{rank}/{name}": state
-        for name, tensor in get_random_state(device).items()
+        for name, tensor in states.items()
         for rank, state in enumerate(ranks.all_gather(tensor))
     }
 
 
-def _restore_random_states(states: Mapping[str, Tensor], learner: Learner) -> None:
-    """Restore each rank's own generators; an additional rank takes those of another."""
+def _restore_random_states(states: Mapping[str, Tensor], ranks: Ranks, device: torch.device) -> None:
+    """Restore each rank's own generators, possibly on another kind of device.
+
+    An additional rank takes those of another.
+    """
     stored_ranks = 1 + max(int(key.partition("/")[0]) for key in states)
-    prefix = f"{learner.ranks.rank % stored_ranks}/"
-    own = {key.removeprefix(prefix): value for key, value in states.items() if key.startswith(prefix)}
-    set_random_state(own, learner.policy.device)
+    rank = ranks.rank % stored_ranks
+    torch.set_rng_state(states[f"{rank}/cpu"])
+    if device.type == "cuda" and f"{rank}/cuda" in states:
+        torch.cuda.set_rng_state(states[f"{rank}/cuda"], device)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from buckeye.errors import RunError
-from buckeye.trainer.model.policy import PolicyModule, PolicyNetwork
+from buckeye.trainer.model.policy import PolicyNetwork
 from buckeye.transport.batches import Sample
 from buckeye.transport.weights import Canary
 
@@ -105,7 +105,7 @@ class RoundingMonitor:
     @torch.no_grad()
     def _divergence(self, samples: Sequence[Sample]) -> dict[str, float]:
         model, device = self._policy.model, self._policy.device
-        exact = PolicyNetwork(PolicyModule(model, compute_dtype=torch.float32, flash=False), device)
+        exact = PolicyNetwork(model, device, compute_dtype=torch.float32, flash=False)
         names = {id(parameter): name for name, parameter in model.named_parameters()}
         total, positions = 0.0, 0
         was_training = model.training

@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -49,32 +48,6 @@ _THREAD_POLL_SECONDS = 0.5
 _LOG_SECONDS = 60.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointPolicy:
-    """Schedule and retention of checkpoints.
-
-    `interval` is the number of steps between checkpoints (None: only on request), and `keep` the number kept
-    (None: all). `timeout_seconds` limits the wait of ranks for each other's shards.
-    """
-
-    interval: int | None
-    keep: int | None
-    timeout_seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightFormat:
-    """Format of published weights.
-
-    `dtype` is their type (None: the policy's compute dtype). If `stochastic`, rounding is
-    stochastic with `seed`, else to nearest.
-    """
-
-    dtype: torch.dtype | None = None
-    stochastic: bool = False
-    seed: int = 0
-
-
 class OutputWriter:
     """Writer of `weights/` and `checkpoints/` of a run. All ranks must call its methods.
 
@@ -83,42 +56,25 @@ class OutputWriter:
     """
 
     def __init__(
-        self,
-        output_dir: Path,
-        learner: Learner,
-        identity: RunIdentity,
-        metrics: MetricsLog,
-        policy: CheckpointPolicy,
-        weight_format: WeightFormat,
+        self, config: TrainerConfig | SFTConfig, learner: Learner, identity: RunIdentity, metrics: MetricsLog
     ) -> None:
-        self._run = output_dir
-        self._weights = output_dir / "weights"
-        self._checkpoints = output_dir / "checkpoints"
+        self._run = config.output_dir
+        self._weights = self._run / "weights"
+        self._checkpoints = self._run / "checkpoints"
         self._learner = learner
         self._identity = identity
         self._metrics = metrics
-        self._policy = policy
-        self._format = weight_format
+        self._settings = config.ckpt
+        self._dtype, self._stochastic = _weight_format(config, learner)
+        self._seed = config.seed
         self._last_step = learner.progress.step
         self._background = BackgroundThread()
         ranks = learner.ranks
         self._group: ProcessGroup | None = None
         if is_model_sharded(ranks) and not has_adapter(learner.policy.model):
             check_shared_folder(ranks, self._checkpoints)
-            self._group = create_checkpoint_group(timeout_seconds=policy.timeout_seconds)
+            self._group = create_checkpoint_group(timeout_seconds=config.dist_timeout_seconds)
         self._rank_zero_pid = ranks.max(os.getpid() if ranks.is_rank_zero else 0)
-
-    @classmethod
-    def from_config(
-        cls, config: TrainerConfig | SFTConfig, learner: Learner, identity: RunIdentity, metrics: MetricsLog
-    ) -> OutputWriter:
-        """Return the writer of a configured run."""
-        policy = CheckpointPolicy(
-            interval=config.ckpt.interval if config.ckpt is not None else None,
-            keep=config.ckpt.keep if config.ckpt is not None else None,
-            timeout_seconds=config.dist_timeout_seconds,
-        )
-        return cls(config.output_dir, learner, identity, metrics, policy, _weight_format(config, learner))
 
     def __enter__(self) -> OutputWriter:
         return self
@@ -142,7 +98,7 @@ class OutputWriter:
         self._background.check()
         learner, policy, step = self._learner, self._learner.policy, self._learner.progress.step
         adapter = has_adapter(policy.model)
-        dtype = torch.float32 if adapter else self._format.dtype or policy.compute_dtype
+        dtype = torch.float32 if adapter else self._dtype or policy.compute_dtype
         with self.use_published_weights():
             canary = make_canary(policy, dtype)
         tensors = self._published_tensors(dtype)
@@ -170,10 +126,9 @@ class OutputWriter:
 
     def _published_tensors(self, dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Return the trained tensors, unsharded, in their stored dtype, on rank 0; nothing on the others."""
-        stochastic = self._format.stochastic
-        if dtype is torch.float16 or stochastic:
+        if dtype is torch.float16 or self._stochastic:
             exact = self._learner.gather_model_tensors(torch.float32)
-            return round_tensors(exact, dtype, stochastic=stochastic, seed=self._format.seed)
+            return round_tensors(exact, dtype, stochastic=self._stochastic, seed=self._seed)
         return self._learner.gather_model_tensors(dtype)
 
     def rounding_monitor(self, *, interval: int) -> RoundingMonitor | None:
@@ -182,7 +137,7 @@ class OutputWriter:
         None if they are equal, or cannot be compared on this rank.
         """
         learner = self._learner
-        dtype = self._format.dtype or learner.policy.compute_dtype
+        dtype = self._dtype or learner.policy.compute_dtype
         has_model = learner.ranks.is_rank_zero and learner.ranks.mesh is None
         if not has_model or dtype is torch.float32 or has_adapter(learner.policy.model):
             return None
@@ -190,9 +145,8 @@ class OutputWriter:
 
     def _round(self, dtype: torch.dtype, name: str, values: torch.Tensor) -> torch.Tensor:
         """Return a parameter as published, on its own device."""
-        stochastic = self._format.stochastic
-        exact = {name: values.cpu() if stochastic else values}
-        rounded = round_tensors(exact, dtype, stochastic=stochastic, seed=self._format.seed)[name]
+        exact = {name: values.cpu() if self._stochastic else values}
+        rounded = round_tensors(exact, dtype, stochastic=self._stochastic, seed=self._seed)[name]
         return rounded.to(values.device)
 
     @contextmanager
@@ -202,7 +156,7 @@ class OutputWriter:
         With rounding to nearest, the policy's own cast already computes with them. With stochastic rounding
         they replace the exact weights, which are restored at the end.
         """
-        if not self._format.stochastic:
+        if not self._stochastic:
             yield
             return
         trained = self._learner.policy.trainable
@@ -217,7 +171,7 @@ class OutputWriter:
 
     def is_due(self) -> bool:
         """Return True if a checkpoint is due after the current step."""
-        interval = self._policy.interval
+        interval = None if self._settings is None else self._settings.interval
         return interval is not None and self._learner.progress.step % interval == 0
 
     def checkpoint(self, loop_state: Mapping[str, Any], *, protected: Collection[int] = ()) -> None:
@@ -307,7 +261,7 @@ class OutputWriter:
         return self._checkpoints / f".step_{step}.{OPTIMIZER_DIRECTORY}.tmp-{self._rank_zero_pid}"
 
     def _prune(self, protected: Collection[int]) -> None:
-        if self._policy.keep is None:
+        if self._settings is None or self._settings.keep is None:
             return
         try:
             best = find_best_checkpoint(list_checkpoints(self._checkpoints), read_scores(self._run))
@@ -315,7 +269,7 @@ class OutputWriter:
             logger.warning("Keeping all old checkpoints, because the best one is unknown: %s", error)
             return
         protected = {*protected, best.info.step} if best is not None else protected
-        prune_checkpoints(self._checkpoints, self._policy.keep, protected=protected)
+        prune_checkpoints(self._checkpoints, self._settings.keep, protected=protected)
 
 
 class BackgroundThread:
@@ -325,27 +279,26 @@ class BackgroundThread:
     """
 
     def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
+        self._pool = ThreadPoolExecutor(max_workers=1)
         self._what = ""
-        self._error: BaseException | None = None
+        self._work: Future[None] | None = None
 
     def start(self, what: str, work: Callable[[], None]) -> None:
         """Start some work, after the previous one ends; `what` names it in messages."""
         self.wait()
         self._what = what
-        self._thread = threading.Thread(target=self._run, args=(work,), name=what, daemon=True)
-        self._thread.start()
+        self._work = self._pool.submit(work)
 
     @property
     def is_busy(self) -> bool:
         """True while work is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._work is not None and not self._work.done()
 
     def check(self) -> None:
         """Raise the error of the work, if it has failed."""
-        if self._error is not None:
-            error, self._error = self._error, None
-            raise error
+        if self._work is not None and self._work.done():
+            work, self._work = self._work, None
+            work.result()
 
     def wait(self) -> None:
         """Wait until the work is done, then raise its error, if any.
@@ -353,28 +306,21 @@ class BackgroundThread:
         The work has deadlines for all its own waits.
         """
         began = logged = time.monotonic()
-        thread = self._thread
-        if thread is not None and thread.is_alive():
+        if self.is_busy:
             logger.info("Waiting for %s to be written", self._what)
-        while thread is not None and thread.is_alive():
+        while self._work is not None and self.is_busy:
             heartbeat.report(f"{self._what} to be written", on="disk")
-            thread.join(_THREAD_POLL_SECONDS)
+            wait([self._work], timeout=_THREAD_POLL_SECONDS)
             if time.monotonic() > logged + _LOG_SECONDS:
                 logged = time.monotonic()
                 logger.info("Still waiting for %s after %.0f s", self._what, logged - began)
-        self._thread = None
         self.check()
 
-    def _run(self, work: Callable[[], None]) -> None:
-        try:
-            work()
-        except BaseException as error:
-            self._error = error
 
-
-def _weight_format(config: TrainerConfig | SFTConfig, learner: Learner) -> WeightFormat:
+def _weight_format(config: TrainerConfig | SFTConfig, learner: Learner) -> tuple[torch.dtype | None, bool]:
+    """Return the dtype of published weights (None: the compute dtype), and True to round stochastically."""
     if isinstance(config, SFTConfig):
-        return WeightFormat()
+        return None, False
     weights, policy, is_sharded = config.weights, learner.policy, learner.ranks.mesh is not None
     dtype = None if weights.dtype == "auto" else getattr(torch, weights.dtype)
     stochastic = weights.rounding == "stochastic"
@@ -387,8 +333,4 @@ def _weight_format(config: TrainerConfig | SFTConfig, learner: Learner) -> Weigh
             at="trainer.weights.rounding",
             hint="leave it out",
         )
-    return WeightFormat(
-        dtype=torch.bfloat16 if stochastic else dtype,
-        stochastic=stochastic,
-        seed=config.seed,
-    )
+    return (torch.bfloat16, True) if stochastic else (dtype, False)

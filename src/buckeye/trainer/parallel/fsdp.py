@@ -70,8 +70,8 @@ def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> Non
     data = mesh[REPLICATE, SHARD] if mesh[REPLICATE].size() > 1 else mesh[SHARD]
     for layer in layers:
         _shard_unit(layer, data, policy, model, reshard=model.reshard_after_forward)
-    _shard_unit(policy.module, data, policy, model, reshard=None)
-    register_fsdp_forward_method(policy.module, "hidden_states")
+    _shard_unit(policy, data, policy, model, reshard=None)
+    register_fsdp_forward_method(policy, "hidden_states")
     logger.info(
         "Sharded the model among %d ranks: %d replicas of %d shards, tensor parallel over %d",
         ranks.world_size,
@@ -89,7 +89,7 @@ def reshard_policy(policy: PolicyNetwork) -> None:
 
     The policy's parameters are this rank's shards again.
     """
-    for module in policy.module.modules():
+    for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 

@@ -78,14 +78,6 @@ class Ranks:
         dist.all_reduce(tensor, dist.ReduceOp.MAX)
         return int(tensor)
 
-    def maxima(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Return the largest of the ranks' values for each key. All ranks pass equal keys in equal order."""
-        if self.world_size == 1:
-            return dict(values)
-        tensor = torch.tensor(list(values.values()), dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor, dist.ReduceOp.MAX)
-        return dict(zip(values, tensor.tolist(), strict=True))
-
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all ranks, by rank, in main memory.
 

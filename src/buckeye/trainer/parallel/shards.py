@@ -113,7 +113,7 @@ def load_policy_shards(policy: PolicyNetwork, name: str, *, offloaded: bool) -> 
     Raise `UsageError` if the files do not hold every parameter.
     """
     model = policy.model
-    policy.module.to_empty(device="cpu" if offloaded else policy.device)
+    policy.to_empty(device="cpu" if offloaded else policy.device)
     rotary = type(model.base_model.rotary_emb)  # no file stores its frequencies
     model.base_model.rotary_emb = rotary(model.config).to(policy.device)
     parameters = dict(model.named_parameters())
