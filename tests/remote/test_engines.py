@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.engines import other_nodes, remote_process, select_engine, srun
+from buckeye.launch import remote_process
+from buckeye.launch.engines import other_nodes, select_engine, srun
 from buckeye.launch.engines.node import frames, process_environment
 from buckeye.launch.hosts import HostFacts, ProcessSpec
 from buckeye.version import __version__

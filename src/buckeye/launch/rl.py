@@ -20,7 +20,7 @@ from buckeye.launch.attempts import RunLaunch
 from buckeye.launch.changed_settings import changed_settings, read_earlier_start, record_config
 from buckeye.launch.child_warnings import ChildWarnings
 from buckeye.launch.engines import other_nodes
-from buckeye.launch.hosts import OtherNodes, make_plan_node, make_plan_nodes
+from buckeye.launch.hosts import OtherNodes, make_plan_node
 from buckeye.launch.plan import RolePlan, make_plan
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.disk import check_disk
@@ -107,12 +107,13 @@ def _run_planned(
     nodes: OtherNodes,
 ) -> int:
     output_dir = config.output_dir
+    plan_nodes = {number: make_plan_node(number, host) for number, host in sorted(nodes.hosts.items())}
     plan = make_plan(
         config,
         this_machine(),
         model_path=model_path,
         ports=ports,
-        other_nodes=make_plan_nodes(nodes),
+        other_nodes=list(plan_nodes.values()),
         address=nodes.address,
     )
     disk = check_disk(config, plan.disk)
@@ -142,7 +143,6 @@ def _run_planned(
     launch = RunLaunch(
         config=config, model_path=model_path, first_attempt=identity, step=origin.step, nodes=nodes
     )
-    plan_nodes = {number: make_plan_node(number, host) for number, host in nodes.hosts.items()}
     environment_processes = plan_environment_processes(
         rollout_environments(config),
         rollouts=config.orchestrator.max_concurrent_rollouts,
