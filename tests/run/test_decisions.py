@@ -41,7 +41,7 @@ def test_find_health_problem_by_age_of_heartbeat(known, now, expected):
 def test_restart_delay_doubles_until_budget_ends():
     budget = RestartBudget(max_restarts=3, window=100.0)
     verdicts = [budget.decide(now, cause=None, step=0) for now in (0, 1, 2, 3)]
-    assert verdicts[:3] == [Restart(1.0, 1, 3), Restart(2.0, 2, 3), Restart(4.0, 3, 3)]
+    assert verdicts[:3] == [Restart(1.0, 1), Restart(2.0, 2), Restart(4.0, 3)]
     assert isinstance(verdicts[3], GiveUp)
     assert "3 restarts within" in verdicts[3].reason
 
@@ -55,9 +55,9 @@ def test_restart_budget_refills_after_window_and_on_progress():
     budget = RestartBudget(max_restarts=1, window=100.0)
     assert isinstance(budget.decide(0, cause=None, step=0), Restart)
     assert isinstance(budget.decide(99, cause=None, step=0), GiveUp)
-    assert budget.decide(100, cause=None, step=0) == Restart(1.0, 1, 1)
+    assert budget.decide(100, cause=None, step=0) == Restart(1.0, 1)
     budget.refill()
-    assert budget.decide(101, cause=None, step=0) == Restart(1.0, 1, 1)
+    assert budget.decide(101, cause=None, step=0) == Restart(1.0, 1)
 
 
 @pytest.mark.parametrize(
