@@ -23,15 +23,7 @@ from buckeye.envs.settings import WorkerSettings
 from buckeye.workers.errors import BoundaryError, WorkerError, parse_boundary_error
 from buckeye.workers.output import WorkerOutput
 from buckeye.workers.process_start import start_process, start_remote_worker, worker_variables
-from buckeye.workers.worker_side.frames import (
-    HEADER,
-    PROTOCOL,
-    Frame,
-    FrameError,
-    body_length,
-    decode,
-    encode,
-)
+from buckeye.workers.worker_side.frames import PROTOCOL, Frame, FrameError, decode, encode, read_body
 
 _CHUNK = 64 * 1024
 _MAX_TASKS_BYTES = 2 * 1024**3
@@ -203,9 +195,7 @@ class WorkerProcess:
     async def _read(self) -> None:
         try:
             while True:
-                body = await self._reader.readexactly(
-                    body_length(await self._reader.readexactly(HEADER.size))
-                )
+                body = await read_body(self._reader)
                 self._receive(decode(body), len(body))
         except (asyncio.IncompleteReadError, ConnectionError):
             await ends_within(self._process, 1.0)
