@@ -177,12 +177,7 @@ def task_files(environments: Sequence[EnvConfig]) -> list[Path]:
     Datasets on a hub are left out: they are downloaded where the rollouts run. Raises UsageError if a task
     file or a configuration cannot be read.
     """
-    names = _argument_values(environments, *_DATASET_ARGUMENTS)
-    sources: list[GymConfig | McpTask] = [
-        *_read_tasks(name for name in names if Path(name).expanduser().exists())
-    ]
-    configs = _argument_values(environments, "config_path")
-    sources += [load_gym_config(Path(name).expanduser()) for name in configs]
+    sources = _local_sources(environments)
     functions = [
         grader.python for source in sources for grader in source.graders if grader.python is not None
     ]
@@ -195,17 +190,23 @@ def mcp_extras(environments: Sequence[EnvConfig]) -> set[str]:
 
     Raises UsageError if a task file or a configuration cannot be read.
     """
-    datasets = _argument_values(environments, *_DATASET_ARGUMENTS)
-    configs = _argument_values(environments, "config_path")
-    local = [name for name in datasets if Path(name).expanduser().exists()]
-    sources: list[GymConfig | McpTask] = [*_read_tasks(local)]
-    sources += [load_gym_config(Path(name).expanduser()) for name in configs]
-    extras = {"mcp"} if datasets or configs else set[str]()
-    if len(local) < len(datasets) or any(is_dataset(Path(name).expanduser()) for name in local):
+    datasets = [Path(name).expanduser() for name in _argument_values(environments, *_DATASET_ARGUMENTS)]
+    extras = {"mcp"} if datasets or _argument_values(environments, "config_path") else set[str]()
+    if any(not path.exists() or is_dataset(path) for path in datasets):
         extras.add("hub")
-    if any(needs_math(grader) for source in sources for grader in source.graders):
+    if any(needs_math(grader) for source in _local_sources(environments) for grader in source.graders):
         extras.add("math")
     return extras
+
+
+def _local_sources(environments: Sequence[EnvConfig]) -> list[GymConfig | McpTask]:
+    """Return the tasks on this machine, and the configurations of the MCP environments."""
+    datasets = _argument_values(environments, *_DATASET_ARGUMENTS)
+    configs = _argument_values(environments, "config_path")
+    return [
+        *_read_tasks(name for name in datasets if Path(name).expanduser().exists()),
+        *(load_gym_config(Path(name).expanduser()) for name in configs),
+    ]
 
 
 def task_variables(environments: Iterable[EnvConfig]) -> list[str]:
