@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from buckeye.launch.plan import RolePlan, make_plan
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.disk import check_disk
 from buckeye.launch.preflight.model import check_tokenizer, fetch_model
-from buckeye.launch.preflight.ports import Ports, reserved_ports
+from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.processes import TERM_GRACE_SECONDS, AttemptOrigin, Child, Processes, write_role_configs
 from buckeye.launch.progress import Progress, human_duration
 from buckeye.launch.recorder import Recorder
@@ -76,7 +76,7 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     """
     output_dir = config.output_dir
     check_trackers(config.trackers(config.trainer.wandb))
-    with lock_directory(output_dir), reserved_ports() as ports:
+    with lock_directory(output_dir), closing(Ports()) as ports:
         ckpt = config.trainer.ckpt
         if ckpt is not None and ckpt.store is not None:
             setup_logging(config.log.level, LAUNCHER, None)  # the download may be slow and logs its progress

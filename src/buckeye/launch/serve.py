@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from buckeye.inference.client import InferenceClient
 from buckeye.launch.exit_reason import OomKills, exit_error_code, explain_exit
 from buckeye.launch.plan import Role
 from buckeye.launch.preflight.devices import this_machine
-from buckeye.launch.preflight.ports import reserved_ports
+from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.processes import Processes
 
 _START_SECONDS = 300.0
@@ -81,7 +81,7 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
     If the engine ends by itself, the block is cancelled, and RunError gives the reason.
     """
     key = secrets.token_urlsafe(24)
-    with reserved_ports() as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
+    with closing(Ports()) as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
         (port,), directory, oom_kills = ports.choose(1), Path(scratch), OomKills.read()
 
         def check() -> None:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -295,10 +295,8 @@ def main(args: Sequence[str]) -> int:
         return run()
     method, *values = json.loads(args[1])
     node = Node()
-    try:
+    with closing(node.ports):
         sys.stdout.write(json.dumps(getattr(node, method)(*values)) + "\n")
-    finally:
-        node.ports.close()
     return 0
 
 
