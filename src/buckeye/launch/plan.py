@@ -136,7 +136,7 @@ def make_plan(
         for site in used_nodes:
             _check_gpu_ids(config, site)
     threads = [_threads(config, site.machine, number) for number, site in enumerate(plan_nodes)]
-    fixed = _fixed_ports(config)
+    fixed = fixed_ports(config)
     roles = [
         *_inference_roles(config, plan_nodes, fixed, on_gpu=on_gpu, threads=threads),
         _role("orchestrator", 0, (), output_dir=config.output_dir, env={"CUDA_VISIBLE_DEVICES": ""}),
@@ -191,7 +191,7 @@ def _alternates(config: RLConfig) -> bool:
     return config.orchestrator.max_async_level == 0
 
 
-def _fixed_ports(config: RLConfig) -> list[int]:
+def fixed_ports(config: RLConfig) -> list[int]:
     """Return the server ports of a node if the user chose the first one, else an empty list."""
     if config.inference is None or "port" not in config.inference.server.model_fields_set:
         return []
