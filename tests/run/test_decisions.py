@@ -14,7 +14,14 @@ LIMITS = SupervisionConfig(heartbeat_timeout=30, stall_timeout=100, start_timeou
 
 
 def vitals(**changes):
-    known = {"started": 0.0, "last_heartbeat": 1000.0, "progressed": 1000.0, "waits_on": None, "pulse": None}
+    known = {
+        "started": 0.0,
+        "last_heartbeat": 1000.0,
+        "progressed": 1000.0,
+        "waits_on": None,
+        "pulse": None,
+        "newest": None,
+    }
     return SimpleNamespace(**{**known, **changes})
 
 
@@ -35,7 +42,8 @@ def vitals(**changes):
     ],
 )
 def test_find_health_problem_by_age_of_heartbeat(known, now, expected):
-    assert find_health_problem(known, LIMITS, now) == expected
+    problem = find_health_problem(known, LIMITS, now)
+    assert (problem and problem[0]) == expected
 
 
 def test_restart_delay_doubles_until_budget_ends():

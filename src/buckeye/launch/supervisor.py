@@ -6,7 +6,7 @@ import logging
 import time
 
 from buckeye.launch.attempts import Attempts, RunLaunch
-from buckeye.launch.heartbeats import describe_health_problem, find_health_problem
+from buckeye.launch.heartbeats import find_health_problem
 from buckeye.launch.plan import RolePlan
 from buckeye.launch.processes import Processes
 from buckeye.launch.progress import human_duration
@@ -125,9 +125,7 @@ class Supervisor:
             if child.key not in previous:
                 self._processes.request_stacks(child)
             elif now >= kill_time:
-                newest = child.heartbeats.newest
-                doing = newest.doing if newest is not None else "unknown"
-                self._processes.kill(child, describe_health_problem(problem, child.heartbeats, doing, now))
+                self._processes.kill(child, problem[1])
 
     def _report_stall(self, now: float) -> None:
         texts = [describe_wait(wait, time.time()) for wait in waits(self._recorder.record)]
