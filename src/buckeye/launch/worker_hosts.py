@@ -26,7 +26,7 @@ from buckeye.launch.plan import EnvironmentProcesses, PlanNode, Role
 from buckeye.monitor.log import setup_logging
 from buckeye.orchestrator.environments import default_environment_name
 from buckeye.workers.errors import WorkerError
-from buckeye.workers.process import memory_of
+from buckeye.workers.process import memory_problem
 from buckeye.workers.process_start import WORKERS_KEY, start_process, worker_variables
 from buckeye.workers.worker_side.frames import HEADER, FrameError, decode, encode, read_body
 
@@ -209,13 +209,9 @@ class _WorkerConnection:
             await self._send(_output_frame(chunk))
 
     async def _wait_for_memory_limit(self, pid: int, limit: int | None) -> None:
-        while limit is None or (used := memory_of(pid)) <= limit:
+        while (problem := memory_problem(pid, limit)) is None:
             await asyncio.sleep(_POLL_SECONDS)
-        await self._send(
-            _output_frame(
-                f"the worker uses {used / 2**20:.0f} MiB; `max_memory_gb` allows {limit / 2**20:.0f} MiB"
-            )
-        )
+        await self._send(_output_frame(problem))
 
 
 def _output_frame(text: str | bytes) -> bytes:

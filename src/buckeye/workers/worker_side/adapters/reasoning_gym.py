@@ -34,7 +34,8 @@ class ReasoningGym(Adapter):
         self._name = env_id.removeprefix(PREFIX).partition("@")[0]
         library = importlib.import_module("reasoning_gym")
         self._factory = importlib.import_module("reasoning_gym.factory")
-        self._extract = importlib.import_module("reasoning_gym.utils").extract_answer
+        utils = importlib.import_module("reasoning_gym.utils")
+        self._extract = utils.extract_answer
         settings = self._dataset_settings(env_id, args)
         seed = int(args.get("seed", 0))
         seeds = {"train": seed, "eval": int(args.get("eval_seed", seed + 1_000_003))}
@@ -55,7 +56,8 @@ class ReasoningGym(Adapter):
             }
         except (AssertionError, TypeError, ValueError) as error:
             raise AdapterError(f"cannot create {env_id} with {args}: {error}") from error
-        self._system = self._system_prompt(args.get("system_prompt", "default"))
+        prompt = args.get("system_prompt", "default")
+        self._system = str(utils.SYSTEM_PROMPTS.get(prompt, prompt))
 
     def _dataset_settings(self, env_id: str, args: Json) -> Json:
         """Return the settings for the dataset. Raises AdapterError for an unknown dataset or setting."""
@@ -68,11 +70,6 @@ class ReasoningGym(Adapter):
         fields = {field.name for field in dataclasses.fields(known[self._name][1])}
         check_arguments(env_id, args, fields | set(OWN_ARGUMENTS))
         return {name: _as_tuple(value) for name, value in args.items() if name not in OWN_ARGUMENTS}
-
-    @staticmethod
-    def _system_prompt(wanted: str) -> str:
-        prompts = importlib.import_module("reasoning_gym.utils").SYSTEM_PROMPTS
-        return str(prompts.get(wanted, wanted))
 
     def info(self) -> Json:
         return {
