@@ -122,6 +122,12 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {close[0]!r}?" if close else ""
 
 
+def first_messages(system: str | None, prompt: str | list[Json] | None) -> list[Json]:
+    """Return the first messages of a conversation; `prompt` is the user's text, or messages."""
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, *([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or [])]
+
+
 def existing_file(path: Any, argument: str) -> Path:
     """Return the absolute path of an argument's file. Raises AdapterError."""
     if not isinstance(path, str):

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from .base import Adapter, AdapterError, Json, check_arguments, raised, scored, suggest_name
+from .base import Adapter, AdapterError, Json, check_arguments, first_messages, raised, scored, suggest_name
 from .model import ModelError, chat
 
 PREFIX = "reasoning-gym/"
@@ -103,12 +103,14 @@ class ReasoningGym(Adapter):
             )
 
     def _task(self, split: str, index: int, entry: Json) -> Json:
-        messages = [{"role": "system", "content": self._system}] if self._system else []
-        messages.append({"role": "user", "content": entry["question"]})
         data = {"split": split, "index": index}
         if entry["answer"] is not None:  # otherwise many answers are right
             data["answer"] = str(entry["answer"])
-        return {"id": f"{split}-{index}", "messages": messages, "data": data}
+        return {
+            "id": f"{split}-{index}",
+            "messages": first_messages(self._system, entry["question"]),
+            "data": data,
+        }
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
         try:
