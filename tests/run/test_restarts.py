@@ -20,7 +20,7 @@ def short_delay(monkeypatch):
 
 
 def server(code, index=0):
-    return role(code, kind="inference", index=index, log=f"inference_{index}", port=4000 + index)
+    return role(code, kind="inference", index=index, port=4000 + index)
 
 
 def tend_until(restarts, condition):
@@ -38,7 +38,7 @@ def test_server_is_not_restarted_beyond_max_restarts(processes, tmp_path, refusa
     with refusal(RunError):
         tend_until(server_restarts, lambda: False)
     assert noted == ["inference 0"] * 3
-    assert (tmp_path / "logs" / "inference_0.stdout").read_text() == "unlucky\n" * 4
+    assert (tmp_path / "logs" / "inference.stdout").read_text() == "unlucky\n" * 4
 
 
 def test_usage_error_of_server_is_not_retried(processes, tmp_path, refusal):
@@ -46,7 +46,7 @@ def test_usage_error_of_server_is_not_retried(processes, tmp_path, refusal):
     server_restarts = Restarts(processes, tmp_path, LIMITS, note=print)
     with refusal(RunError):
         tend_until(server_restarts, lambda: False)
-    assert (tmp_path / "logs" / "inference_0.stdout").read_text() == "unknown\n"
+    assert (tmp_path / "logs" / "inference.stdout").read_text() == "unknown\n"
 
 
 def test_server_is_restarted_on_request(processes, tmp_path):
@@ -68,7 +68,7 @@ def test_server_is_not_restarted_after_equal_errors(processes, tmp_path, refusal
     server_restarts = Restarts(processes, tmp_path, LIMITS, note=print)
     with refusal(RunError):
         tend_until(server_restarts, lambda: False)
-    log = (tmp_path / "logs" / "inference_0.stdout").read_text()
+    log = (tmp_path / "logs" / "inference.stdout").read_text()
     assert log == "RuntimeError: again\n" * 2
 
 

@@ -20,23 +20,9 @@ import psutil
 
 from buckeye.base.heartbeat import HEARTBEAT_VARIABLE
 from buckeye.base.process import ChildProcess, hand_over_secrets
-from buckeye.launch.plan import PlanNode
+from buckeye.launch.plan import PlanNode, Role
 from buckeye.launch.preflight.devices import Machine
 from buckeye.launch.remote_process import RemoteProcess
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessSpec:
-    """A process to start on another host.
-
-    `argv` begins with the Python of this host; the other host replaces it by its own. The output is appended
-    to `stdout`. `title` names the process in messages.
-    """
-
-    title: str
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    stdout: Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,8 +69,11 @@ class Host(ABC):
         """Name of the host for messages if it is absent now, else None."""
 
     @abstractmethod
-    def start(self, spec: ProcessSpec) -> RemoteProcess:
-        """Start a process; it is lost if its host is lost."""
+    def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
+        """Start a process with the host's own Python, and append its output to `stdout`.
+
+        It is lost if its host is lost.
+        """
 
     @abstractmethod
     def _request(self, method: str, *args: Any) -> Any:

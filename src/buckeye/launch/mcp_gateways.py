@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -95,14 +95,8 @@ def plan_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> Enviro
 
 
 def _gateway_role(index: int, port: int, args: Sequence[str]) -> Role:
-    return Role(
-        kind="gateway",
-        index=index,
-        argv=(*_COMMAND, "--port", str(port), *args),
-        port=port,
-        config_name=None,
-        log_name="gateway" if index == 0 else f"gateway_{index}",
-    )
+    argv = (*_COMMAND, "--port", str(port), *args)
+    return Role(kind="gateway", index=index, argv=argv, port=port)
 
 
 def _check_placement(environments: Iterable[EnvConfig], known: Mapping[str, str]) -> None:
@@ -254,12 +248,11 @@ def ensure_gateway(
     with the context, or with this process. Yields the ports where a gateway was started. Raises RunError,
     with its last lines, if one does not become ready.
     """
+    ports = _unused_ports(urls)
     with ExitStack() as stack:
-        started = []
-        for port in _unused_ports(urls):
+        for port in ports:
             stack.enter_context(_running_gateway(port, log_file, args, env or {}))
-            started.append(port)
-        yield started
+        yield ports
 
 
 def _unused_ports(urls: Iterable[str]) -> list[int]:
@@ -281,11 +274,9 @@ def _local_port(url: str) -> int | None:
 
 def _has_listener(port: int) -> bool:
     for host in ("127.0.0.1", "::1"):
-        try:
+        with suppress(OSError):
             socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
-        except OSError:
-            continue
-        return True
+            return True
     return False
 
 

@@ -34,8 +34,8 @@ class Role:
     """One process of a run.
 
     `devices` are GPU ids, or CPU slots on a machine without GPUs. `argv` is the full command. `config_name`
-    is the file in `configs/` that the process reads, or None. `log_name` is the stem of its files in
-    `logs/`. The process runs on `node`; a server listens at `host`.
+    is the file in `configs/` that the process reads, or None. The process runs on `node`; a server listens at
+    `host`.
     """
 
     kind: RoleKind
@@ -46,8 +46,7 @@ class Role:
     node: int = 0
     host: str = LOOPBACK
     port: int | None = None
-    config_name: str | None
-    log_name: str
+    config_name: str | None = None
 
     @property
     def title(self) -> str:
@@ -62,7 +61,7 @@ class Role:
     @property
     def stdout_name(self) -> str:
         """Name of the file with the output of the process."""
-        return f"{self.log_name}.stdout"
+        return f"{self.kind}.stdout" if self.index == 0 else f"{self.kind}_{self.index}.stdout"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -303,7 +302,6 @@ def _role(
         devices=tuple(devices),
         port=port,
         config_name=config_name,
-        log_name=kind if index == 0 else f"{kind}_{index}",
     )
 
 

@@ -18,7 +18,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import CheckpointConfig
 from buckeye.config.trainer import TrainerCheckpointConfig
 from buckeye.launch.heartbeats import HeartbeatReader
-from buckeye.launch.hosts import Host, LocalProcess, ProcessSpec
+from buckeye.launch.hosts import Host, LocalProcess
 from buckeye.launch.plan import Role, RolePlan
 from buckeye.launch.remote_process import RemoteProcess
 from buckeye.run_files.directory import attempt_logs, link_log, log_path
@@ -104,16 +104,15 @@ class Processes:
     def start(self, role: Role) -> Child:
         """Start one process.
 
-        Its stdout and stderr are appended to `logs/attempt_N/<log_name>.stdout`, and
-        `logs/<log_name>.stdout` links there. Outside an attempt the latter is the file itself.
+        Its stdout and stderr are appended to `logs/attempt_N/<name>.stdout`, and
+        `logs/<name>.stdout` links there. Outside an attempt the latter is the file itself.
         """
         stdout = self._log_path(role)
         stdout.parent.mkdir(parents=True, exist_ok=True)
         process: LocalProcess | RemoteProcess
         if role.node:
             env = {**self._shared_env, **role.env}
-            spec = ProcessSpec(title=role.title, argv=role.argv, env=env, stdout=stdout)
-            process = self._nodes[role.node].start(spec)
+            process = self._nodes[role.node].start(role, env, stdout)
         else:
             env = child_environment(self._env, runs_rollouts=role.kind == "orchestrator") | role.env
             with stdout.open("ab") as output:

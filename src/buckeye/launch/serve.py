@@ -74,8 +74,6 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
             index=0,
             argv=(sys.executable, "-m", "buckeye", "serve", "@", str(directory / "inference.json")),
             port=port,
-            config_name="inference.json",
-            log_name="inference",
         )
         try:
             processes.start(role)

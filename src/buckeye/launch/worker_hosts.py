@@ -90,8 +90,6 @@ def worker_hosts(
             node=node,
             host=site.address,
             port=port,
-            config_name=None,
-            log_name="workers" if number == 0 else f"workers_{number}",
         )
     addresses = {node: (role.host, role.port) for node, role in roles.items()}
     placement = {

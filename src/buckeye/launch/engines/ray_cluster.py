@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,7 +22,8 @@ from buckeye.base.distribution import need
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.engines.node import Node, apply_event
-from buckeye.launch.hosts import Host, OtherNodes, ProcessSpec
+from buckeye.launch.hosts import Host, OtherNodes
+from buckeye.launch.plan import Role
 from buckeye.launch.preflight.ports import address_towards
 from buckeye.launch.remote_process import RemoteProcess
 
@@ -235,17 +237,17 @@ class RayHost(Host):
             self._reconnecting.start()
         return f"node {self._number} ({self._address})"
 
-    def start(self, spec: ProcessSpec) -> RemoteProcess:
+    def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
         """Start a process on the node; it is lost if the node is."""
         number = next(self._numbers)
-        process = RemoteProcess(spec.stdout, lambda which, session: self._signal(number, which, session))
+        process = RemoteProcess(stdout, lambda which, session: self._signal(number, which, session))
         if self.absent is not None:
             process.record_loss(f"lost its node: {self.absent} is absent")
             return process
         with self._lock:
             self._processes[number] = process
         try:
-            self._request("start", number, list(spec.argv[1:]), dict(spec.env), os.getcwd())
+            self._request("start", number, list(role.argv[1:]), dict(env), os.getcwd())
         except RunError as error:
             self._signal(number, signal.SIGKILL, True)  # it may have started nevertheless
             process.record_loss(f"lost its node: {error.message}")

@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.engines.node import apply_event, frames
-from buckeye.launch.hosts import Host, OtherNodes, ProcessSpec
+from buckeye.launch.hosts import Host, OtherNodes
+from buckeye.launch.plan import Role
 from buckeye.launch.preflight.ports import address_towards
 from buckeye.launch.remote_process import RemoteProcess
 
@@ -130,9 +132,11 @@ class SrunHost(Host):
         is_absent = self._reconnecting is not None and self._reconnecting.is_alive()
         return f"node {self._name}" if is_absent else None
 
-    def start(self, spec: ProcessSpec) -> RemoteProcess:
+    def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
         """Start a process on the node; it is lost if the node is."""
-        return _Step(self._name, self._srun, spec, self._mark_absent).process
+        step = _Step(self._name, self._srun, stdout, self._mark_absent)
+        step.send({"start": list(role.argv[1:]), "env": dict(env), "cwd": os.getcwd()})
+        return step.process
 
     def _mark_absent(self) -> None:
         """Mark the node as absent after a lost step, and check in a thread when it is back."""
@@ -181,10 +185,10 @@ class _Step:
     ends when its stdin closes, so it never outlives the launcher.
     """
 
-    def __init__(self, name: str, srun: list[str], spec: ProcessSpec, on_loss: Callable[[], None]) -> None:
+    def __init__(self, name: str, srun: list[str], stdout: Path, on_loss: Callable[[], None]) -> None:
         self._name, self._on_loss = name, on_loss
         self._last_error = b""
-        self.process = RemoteProcess(spec.stdout, self._send_signal)
+        self.process = RemoteProcess(stdout, self._send_signal)
         self._step = subprocess.Popen(  # noqa: S603  a list of args, without a shell
             [*srun, "run"],
             stdin=subprocess.PIPE,
@@ -192,19 +196,19 @@ class _Step:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._send({"start": list(spec.argv[1:]), "env": dict(spec.env), "cwd": os.getcwd()})
         self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
         self._stderr_reader.start()
-        threading.Thread(target=self._read_events, name=spec.title, daemon=True).start()
+        threading.Thread(target=self._read_events, daemon=True).start()
 
     def _send_signal(self, number: int, session: bool) -> None:
-        self._send({"signal": number, "session": session})
+        self.send({"signal": number, "session": session})
         if number == signal.SIGKILL:
             timer = threading.Timer(_END_SECONDS, self._step.kill)
             timer.daemon = True
             timer.start()
 
-    def _send(self, command: Mapping[str, Any]) -> None:
+    def send(self, command: Mapping[str, Any]) -> None:
+        """Send a command to the process of `node.run`."""
         assert self._step.stdin is not None
         with suppress(OSError, ValueError):  # srun has ended, which `_read_events` reports
             self._step.stdin.write(json.dumps(command).encode() + b"\n")
