@@ -11,9 +11,9 @@ class Parrot:
     def __init__(self):
         self.asked = []
 
-    async def chat(self, messages, **_):
-        self.asked.append(messages[-1]["content"])
-        return "yes"
+    async def complete(self, body):
+        self.asked.append(body["messages"][-1]["content"])
+        return {"choices": [{"message": {"content": "yes"}}]}
 
 
 @pytest.mark.parametrize("leave", ["/exit", " /quit ", "", EOFError])
@@ -21,7 +21,7 @@ def test_chat_ends_at_an_exit_command(monkeypatch, capsys, leave):
     parrot, lines = Parrot(), iter(["/etc/passwd is what?", leave])
 
     @asynccontextmanager
-    async def served(_):
+    async def served(*_, **__):
         yield parrot
 
     def typed(_):
@@ -31,7 +31,7 @@ def test_chat_ends_at_an_exit_command(monkeypatch, capsys, leave):
         return line
 
     monkeypatch.setattr(model, "_fetch_chat_model", lambda name: name)
-    monkeypatch.setattr(model, "served_model", served)
+    monkeypatch.setattr(model, "model_server", served)
     monkeypatch.setattr("builtins.input", typed)
     model.chat("a model")
     assert parrot.asked == ["/etc/passwd is what?"]

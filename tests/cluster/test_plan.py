@@ -1,5 +1,7 @@
 """Placement of the processes of a run on several hosts, and the variables of their ranks."""
 
+from contextlib import closing
+
 import pytest
 
 from buckeye.cli.dry_run import plan_table
@@ -8,7 +10,7 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError, UsageError
 from buckeye.launch.plan import PlanNode, make_plan
 from buckeye.launch.preflight.devices import Machine
-from buckeye.launch.preflight.ports import reserved_ports
+from buckeye.launch.preflight.ports import Ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}", "--inference-gpu-ids", "0,1")
 
@@ -34,7 +36,7 @@ def site(number, *, gpus=(0, 1, 2, 3), cores=8):
 
 
 def plan(config, *other_nodes, gpus=(0, 1, 2, 3), address="127.0.0.1"):
-    with reserved_ports() as ports:
+    with closing(Ports()) as ports:
         machine = Machine(cores=8, gpus=gpus)
         return make_plan(
             config,

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.engines import other_nodes, remote_process, select_engine, srun
+from buckeye.launch import remote_process
+from buckeye.launch.engines import other_nodes, select_engine, srun
 from buckeye.launch.engines.node import frames, process_environment
-from buckeye.launch.hosts import HostFacts, ProcessSpec
+from buckeye.launch.hosts import HostFacts
+from buckeye.launch.plan import Role
 from buckeye.version import __version__
 from tests.waiting import wait_for
 
@@ -68,8 +70,8 @@ WAITS = (
 
 
 def start(node, folder, code, **env):
-    words = [sys.executable, "-c", code]
-    return node.start(ProcessSpec(title="trainer 1", argv=words, env=env, stdout=folder / "stdout"))
+    role = Role(kind="trainer", index=1, argv=(sys.executable, "-c", code), node=1)
+    return node.start(role, env, folder / "stdout")
 
 
 @pytest.mark.e2e

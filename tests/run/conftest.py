@@ -119,10 +119,10 @@ def processes_of(directory):
     ]
 
 
-def role(code, *, kind="trainer", index=0, log="trainer", **more):
+def role(code, *, kind="trainer", index=0, **more):
     """Return a process of a run that executes this code."""
     argv = (sys.executable, "-c", code)
-    return Role(kind=kind, index=index, argv=argv, config_name="unused", log_name=log, **more)
+    return Role(kind=kind, index=index, argv=argv, **more)
 
 
 @pytest.fixture

@@ -24,6 +24,10 @@ from buckeye.run_files.logs import prune_logs
 from tests.small_disk import fill, small_disk
 
 
+def need_of(estimate, kind):
+    return next(need for need in estimate.needs if need.kind == kind)
+
+
 def _config(tmp_path, *, lora=None, optim=None, ckpt=None, clean=False, **orchestrator):
     model = ModelConfig(device="cpu", experimental=ExperimentalConfig(lora=lora))
     changes = {"optim": optim} if optim is not None else {}
@@ -43,9 +47,9 @@ def test_disk_estimate_of_weights_and_checkpoints_follows_model_size(tmp_path, t
     ckpt = TrainerCheckpointConfig(interval=10, keep=3)
     estimate = estimate_disk(_config(tmp_path, max_steps=100, ckpt=ckpt), tiny_model)
     parameters, files = count_parameters(tiny_model), _small_files(tiny_model)
-    assert estimate.need_of("weights").size == 4 * (4 * parameters + files)
-    assert estimate.need_of("checkpoints").size == (3 + 1) * (12 * parameters + files)
-    assert estimate_disk(_config(tmp_path), None).need_of("weights").size is None
+    assert need_of(estimate, "weights").size == 4 * (4 * parameters + files)
+    assert need_of(estimate, "checkpoints").size == (3 + 1) * (12 * parameters + files)
+    assert need_of(estimate_disk(_config(tmp_path), None), "weights").size is None
     assert estimate_disk(_config(tmp_path), None).total is None
 
 
@@ -66,7 +70,7 @@ def test_disk_estimate_counts_checkpoints_at_maximum(
     ckpt = TrainerCheckpointConfig(interval=interval, keep=keep)
     estimate = estimate_disk(_config(tmp_path, max_steps=steps, ckpt=ckpt, eval=evaluation), tiny_model)
     one = 12 * count_parameters(tiny_model) + _small_files(tiny_model)
-    assert estimate.need_of("checkpoints").size == count * one
+    assert need_of(estimate, "checkpoints").size == count * one
 
 
 def test_disk_estimate_of_adapter_follows_its_matrices(tmp_path, tiny_model):
@@ -74,15 +78,15 @@ def test_disk_estimate_of_adapter_follows_its_matrices(tmp_path, tiny_model):
     estimate = estimate_disk(_config(tmp_path, lora=lora), tiny_model)
     hidden, inner, layers = _shape(tiny_model)
     trained, files = layers * 2 * (hidden + inner) + hidden, _small_files(tiny_model)
-    assert estimate.need_of("weights").size == 4 * (4 * trained + files)
-    assert estimate.need_of("checkpoints").size == 12 * trained + files
+    assert need_of(estimate, "weights").size == 4 * (4 * trained + files)
+    assert need_of(estimate, "checkpoints").size == 12 * trained + files
 
 
 def test_disk_estimate_includes_optimizer_state(tmp_path, tiny_model):
     parameters, files = count_parameters(tiny_model), _small_files(tiny_model)
 
     def size(optim):
-        return estimate_disk(_config(tmp_path, optim=optim), tiny_model).need_of("checkpoints").size - files
+        return need_of(estimate_disk(_config(tmp_path, optim=optim), tiny_model), "checkpoints").size - files
 
     assert size(SGDConfig(momentum=0.0)) == 4 * parameters
     assert size(SGDConfig()) == 8 * parameters
@@ -92,9 +96,9 @@ def test_disk_estimate_includes_optimizer_state(tmp_path, tiny_model):
 def test_disk_estimate_of_rollouts_is_bounded_by_seq_len_and_keep(tmp_path):
     settings = {"batch_size": 10, "rollouts_per_example": 5, "seq_len": 100, "max_steps": 50}
     each = 100 * 12 + 400
-    assert estimate_disk(_config(tmp_path, **settings), None).need_of("rollouts").size == 50 * 10 * each
+    assert need_of(estimate_disk(_config(tmp_path, **settings), None), "rollouts").size == 50 * 10 * each
     kept = _config(tmp_path, **settings, rollouts=RolloutsConfig(keep=4))
-    assert estimate_disk(kept, None).need_of("rollouts").size == 5 * 10 * each  # four, and one being written
+    assert need_of(estimate_disk(kept, None), "rollouts").size == 5 * 10 * each  # four, and one being written
 
 
 @pytest.fixture
@@ -111,7 +115,7 @@ def test_check_disk_fails_with_sizes_if_run_does_not_fit(tmp_path, tiny_model, d
     estimate = estimate_disk(config, tiny_model)
     refused = check_disk(config, estimate)
     assert (refused.state, "--disk.check false" in refused.do) == ("failed", True)
-    sure = sum(estimate.need_of(kind).size for kind in ("weights", "checkpoints"))
+    sure = sum(need_of(estimate, kind).size for kind in ("weights", "checkpoints"))
     free = 1_500_000 // 4096 * 4096
     first, *parts = refused.seen.splitlines()
     assert f"{(sure + 1000 - free) / 1e6:.1f} MB" in first
@@ -131,13 +135,13 @@ def test_check_disk_subtracts_existing_files(tmp_path, tiny_model, disk):
     assert check_disk(config, estimate).state == "ok"
     (disk / "checkpoints" / "step_1").mkdir(parents=True)
     checkpoints = disk / "checkpoints" / "step_1" / "x"
-    checkpoints.write_bytes(b"x" * estimate.need_of("checkpoints").size)
-    fill(disk, leave=estimate.need_of("weights").size + 150_000)  # and small files
+    checkpoints.write_bytes(b"x" * need_of(estimate, "checkpoints").size)
+    fill(disk, leave=need_of(estimate, "weights").size + 150_000)  # and small files
     assert check_disk(config, estimate).state == "ok"
     afresh = config.model_copy(update={"clean": True})
     assert check_disk(afresh, estimate).state == "ok"
     checkpoints.write_bytes(b"")
-    (disk / "ballast2").write_bytes(b"x" * estimate.need_of("checkpoints").size)
+    (disk / "ballast2").write_bytes(b"x" * need_of(estimate, "checkpoints").size)
     assert check_disk(afresh, estimate).state == "failed"
 
 

@@ -1,19 +1,21 @@
 """Environment variables that let the processes of a run share one machine."""
 
+from contextlib import closing
+
 import pytest
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.launch.plan import make_plan
 from buckeye.launch.preflight.devices import Machine
-from buckeye.launch.preflight.ports import reserved_ports
+from buckeye.launch.preflight.ports import Ports
 
 WORDS = ("--trainer", "--orchestrator.env.0.id", "x", "--inference", "{}")
 
 
 def environments(*words, gpus=()):
     config = load_config(RLConfig, [*WORDS, *words])
-    with reserved_ports() as ports:
+    with closing(Ports()) as ports:
         plan = make_plan(config, Machine(cores=8, gpus=gpus), model_path=None, ports=ports)
     return [role.env for kind in ("inference", "trainer") for role in plan.of_kind(kind)]
 

@@ -4,12 +4,13 @@ import os
 import socket
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
 from buckeye.base.storage import private_folder
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.preflight.ports import Ports, is_free, reserved_ports
+from buckeye.launch.preflight.ports import Ports, is_free
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +20,7 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_reserved_port_is_not_chosen_again(folder):
-    with reserved_ports() as one, reserved_ports() as other:
+    with closing(Ports()) as one, closing(Ports()) as other:
         ports = one.choose(20) + other.choose(20) + one.choose(5)
         assert len(set(ports)) == 45
         assert all(map(is_free, ports))
@@ -28,12 +29,12 @@ def test_reserved_port_is_not_chosen_again(folder):
         assert caught.value.code == "BK-PORT-TAKEN"
         assert f"port {ports[0]} " in caught.value.message
     assert list(folder.iterdir()) == []
-    with reserved_ports() as later:
+    with closing(Ports()) as later:
         later.reserve(ports)
 
 
 def test_second_choice_of_ports_differs(monkeypatch):
-    with reserved_ports() as ports:
+    with closing(Ports()) as ports:
         some = ports.choose(3)
         monkeypatch.setattr("buckeye.launch.preflight.ports._PORT_RANGE", range(min(some), min(some) + 40))
         assert not set(some) & set(ports.choose(20))
@@ -51,7 +52,7 @@ def test_reserve_refuses_port_in_use():
         assert caught.value.code == "BK-PORT-TAKEN"
         assert f"port {port} " in caught.value.message
     ports.close()
-    with reserved_ports() as free:
+    with closing(Ports()) as free:
         free.reserve([port])
 
 
@@ -63,7 +64,7 @@ def test_port_is_free_after_its_holder_is_killed(folder):
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     port = int(holder.stdout.readline())
-    with reserved_ports() as ports:
+    with closing(Ports()) as ports:
         with pytest.raises(UsageError):
             ports.reserve([port])
         holder.kill()
@@ -75,12 +76,12 @@ def test_port_is_free_after_its_holder_is_killed(folder):
 def test_ports_fall_back_if_runtime_directory_is_missing(tmp_path, monkeypatch, refusal):
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "gone"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with reserved_ports() as ports:
+    with closing(Ports()) as ports:
         assert len(ports.choose(2)) == 2
     assert not (tmp_path / "gone").exists()
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with reserved_ports() as ports, refusal(RunError):
+    with closing(Ports()) as ports, refusal(RunError):
         ports.choose(1)
 
 
@@ -101,7 +102,7 @@ def test_ports_refuse_folder_of_another_user(tmp_path, monkeypatch, what):
             pytest.skip("only root can make a folder of another user")
         ours.mkdir()
         os.chown(ours, 65534, 65534)
-    with pytest.raises(RunError, match="XDG_RUNTIME_DIR"), reserved_ports() as ports:
+    with pytest.raises(RunError, match="XDG_RUNTIME_DIR"), closing(Ports()) as ports:
         ports.choose(1)
     assert len(list((theirs / "ports").iterdir())) == 100
 

@@ -71,6 +71,25 @@ def fix_json(line: bytes) -> bytes:
     return line
 
 
+class LineTail:
+    """Reader that follows a file from byte `position` on (default: its current end)."""
+
+    def __init__(self, path: Path, position: int | None = None) -> None:
+        self._path = path
+        self.position = position if position is not None else path.stat().st_size if path.exists() else 0
+
+    def read_new(self) -> list[bytes]:
+        """Return the complete lines since the last call, and set `position` to the start of the next one."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            self.position = min(self.position, file.seek(0, os.SEEK_END))  # the file may have been replaced
+            file.seek(self.position)
+            *lines, partial = file.read().split(b"\n")
+            self.position = file.tell() - len(partial)
+        return lines
+
+
 class LineFile:
     """File to append lines to, created if missing."""
 

@@ -32,30 +32,35 @@ Tools = Annotated[
 ]
 """Validated, and kept as sent: chat templates render them in the order of their keys."""
 
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+PLAIN_TEXT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
     "echo": (False,),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+}
+"""Values of fields for other kinds of replies that mean a plain reply."""
+
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **PLAIN_TEXT_VALUES,
+    "frequency_penalty": (0,),
     "logit_bias": ({},),
     "min_p": (0,),
-    "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "presence_penalty": (0,),
     "prompt_logprobs": (),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "skip_special_tokens": (True, False),
     "spaces_between_special_tokens": (True, False),
-    "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
 """Fields that are accepted only with these values (or null), because they have no effect then."""
 
-_IGNORED = frozenset(
+IGNORED_FIELDS = frozenset(
     {
         "metadata",
         "priority",
@@ -251,7 +256,7 @@ def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[
         elif name in _NEUTRAL:
             if value is not None and value not in _NEUTRAL[name]:
                 raise InvalidRequestError(f"`{name}` is not supported by this server", hint="leave it out")
-        elif name not in _IGNORED:
+        elif name not in IGNORED_FIELDS:
             kept[name] = value  # unknown: the conversion reports it
     return kept
 

@@ -74,7 +74,7 @@ def plan_table(plan: RolePlan, output_dir: Path) -> str:
                 *((str(role.node),) if has_nodes else ()),
                 f"{device} {','.join(map(str, role.devices))}" if role.devices else "-",
                 "-" if role.port is None else str(role.port or "any free"),
-                str(output_dir / "logs" / f"{role.log_name}.stdout"),
+                str(output_dir / "logs" / role.stdout_name),
             )
         )
     return align_columns(rows)

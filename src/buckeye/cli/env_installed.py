@@ -87,11 +87,11 @@ def env_list(
 
 
 def _show_details(name: str, as_json: bool) -> None:
+    from buckeye.base.disk import size_of
     from buckeye.workers.installed import get_installed
-    from buckeye.workers.installed.store import disk_bytes
 
     environment = get_installed(name)
-    row = _row(environment) | {"bytes": disk_bytes(environment.folder)}
+    row = _row(environment) | {"bytes": size_of(environment.folder)}
     if as_json:
         typer.echo(json.dumps(row, ensure_ascii=False))
         return

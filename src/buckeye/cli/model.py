@@ -12,13 +12,14 @@ import typer
 
 from buckeye.base.terminal import status_line
 from buckeye.config.adapter import is_adapter
-from buckeye.errors import UsageError
+from buckeye.errors import InferenceError, UsageError
+from buckeye.evaluation.run_eval import model_server
 from buckeye.launch.preflight.model import fetch_served_model, has_tokenizer
-from buckeye.launch.serve import served_model
 from buckeye.runs.export import ExportRequest, export_model
 from buckeye.workers.loading import load_environment
 
 _EXIT = ("", "/exit", "/quit")
+_REPLY_SECONDS = 600.0
 
 
 def model_tiny(
@@ -102,7 +103,9 @@ async def _chat(model: str, prompt: str | None, temperature: float, max_tokens: 
     signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's handler waits for input() to return
     async with AsyncExitStack() as stack:
         with status_line(f"waiting for a server of {model} to start"):
-            server = await stack.enter_async_context(served_model(path))
+            server = await stack.enter_async_context(
+                model_server(str(path), None, "", timeout=_REPLY_SECONDS, max_concurrent=1)
+            )
         messages: list[dict[str, str]] = []
         if prompt is None:
             typer.echo("To exit: /exit, an empty line or Ctrl-D", err=True)
@@ -112,7 +115,12 @@ async def _chat(model: str, prompt: str | None, temperature: float, max_tokens: 
                 return
             messages.append({"role": "user", "content": message})
             with status_line(f"waiting for the reply of {model}"):
-                reply = await server.chat(messages, temperature=temperature, max_tokens=max_tokens)
+                body = {"messages": messages, "temperature": temperature, "max_tokens": max_tokens}
+                completion = await server.complete(body)
+            if completion is None:
+                text, hint = "the conversation is longer than the context of the model", "Start a new chat"
+                raise InferenceError(text, code="BK-INFERENCE-REQUEST", hint=hint)
+            reply = completion["choices"][0]["message"]["content"]
             typer.echo(reply)
             messages.append({"role": "assistant", "content": reply})
             if prompt is not None:

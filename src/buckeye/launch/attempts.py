@@ -6,25 +6,18 @@ If one of these processes dies, the attempt ends, and the next one begins at the
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from buckeye.base.process import RunIdentity
 from buckeye.config.rl import RLConfig
-from buckeye.errors import CheckpointError, RunError, UsageError
-from buckeye.launch.exit_reason import (
-    OomKills,
-    describe_exit,
-    exit_error_code,
-    explain_exit,
-    find_reported_error,
-)
+from buckeye.errors import CheckpointError, RunError
 from buckeye.launch.hosts import OtherNodes
 from buckeye.launch.plan import RolePlan
 from buckeye.launch.processes import AttemptOrigin, Child, Processes, write_role_configs
-from buckeye.launch.restarts import NODE_RETRY_SECONDS, EndedProcess, GiveUp, RestartBudget, describe_restart
+from buckeye.launch.recorder import Recorder
+from buckeye.launch.restarts import NODE_RETRY_SECONDS, FailureHandler
 from buckeye.launch.resume import find_newest_commit
 from buckeye.run_files.directory import attempt_logs, begin_attempt
 from buckeye.run_files.logs import prune_logs
@@ -48,29 +41,17 @@ class RunLaunch:
 
 
 class Attempts:
-    """Supervises trainer and orchestrator, and restarts both together.
+    """Supervises trainer and orchestrator, and restarts both together."""
 
-    Calls `record_attempt` with every new attempt and the step where it begins, and `note` at every failure.
-    """
-
-    def __init__(
-        self,
-        launch: RunLaunch,
-        plan: RolePlan,
-        processes: Processes,
-        *,
-        record_attempt: Callable[[RunIdentity, int | None], None],
-        note: Callable[[EndedProcess], None],
-    ) -> None:
+    def __init__(self, launch: RunLaunch, plan: RolePlan, processes: Processes, recorder: Recorder) -> None:
         self.plan = plan
         self._launch = launch
         self._processes = processes
-        self._record_attempt = record_attempt
-        self._note = note
-        self._limits = launch.config.supervision
-        self._stop_timeout = float(launch.config.stop_seconds)  # time to write a last checkpoint
-        self._budget = RestartBudget(self._limits.max_restarts, self._limits.restart_window)
-        self._oom_kills = OomKills.read()
+        self._recorder = recorder
+        config = launch.config
+        self._stop_timeout = float(config.stop_seconds)  # time to write a last checkpoint
+        self._failures = FailureHandler(config.supervision, config.output_dir, recorder.record_restart)
+        self._budget = self._failures.new_budget()
         self._state: Literal["running", "ending", "waiting"] = "running"
         self._deadline = 0.0  # when ending processes are killed, or when waiting ones are started
         self._delay = 0.0
@@ -108,35 +89,22 @@ class Attempts:
         self._budget.refill()
 
     def _handle_failure(self, child: Child, now: float, step: int) -> None:
-        code = child.returncode
-        assert code is not None
-        child.heartbeats.read(now)
-        text = explain_exit(child, code, self._oom_kills, self._launch.config.output_dir)
-        failure = child.heartbeats.failure
-        if not self._limits.restart or code == UsageError.exit_code or (failure and failure.final):
-            raise RunError(text, code=exit_error_code(child))
-        decision = self._budget.decide(now, cause=find_reported_error(child, code), step=step)
-        if isinstance(decision, GiveUp):
-            raise RunError(
-                f"{text}\nNot restarted: {decision.reason}", code=exit_error_code(child), hint=decision.hint
-            )
-        log.warning(
-            "%s\nRestarting trainer and orchestrator in %s", text, describe_restart(decision, self._limits)
+        delay = self._failures.restart_delay(
+            child, self._budget, now, step=step, restarted="trainer and orchestrator"
         )
-        self._oom_kills = OomKills.read()
+        failure = child.heartbeats.failure
         if failure is not None and failure.error == CheckpointError.__name__:
             self._verifies_checkpoints = True
-        self._note(EndedProcess(title=child.role.title, cause=describe_exit(child, code)))
-        self._end_members([child], now, delay=decision.delay)
+        self._end_members(now, delay=delay)
 
-    def _end_members(self, dead: list[Child], now: float, *, delay: float) -> None:
+    def _end_members(self, now: float, *, delay: float) -> None:
         """End the processes of the attempt that are still running.
 
         If all trainer ranks are alive, they finish their step and commit it. Otherwise they cannot, and an
         orchestrator has no state to save, so these are killed.
         """
         trainers = self._processes.of_kind("trainer")
-        are_all_alive = all(child.running and child not in dead for child in trainers)
+        are_all_alive = all(child.running for child in trainers)
         if are_all_alive:
             self._processes.request_stop(trainers)
         for child in self.members:
@@ -179,7 +147,7 @@ class Attempts:
             return
         identity, step = self._prepare_attempt()
         self._processes.set_attempt(identity)
-        self._record_attempt(identity, step)
+        self._recorder.record_attempt(identity, step)
         for kind in ("orchestrator", "trainer"):
             for role in self.plan.of_kind(kind):
                 self._processes.start(role)

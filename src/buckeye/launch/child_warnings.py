@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from buckeye.base.json_lines import printable
+from buckeye.base.json_lines import LineTail, printable
 
 _LINE = re.compile(
     r"\d{4}-\d\d-\d\d (?P<clock>[\d:]+),\d+ \[(?P<process>[^\]]+)\] +(?P<text>(?:WARNING|ERROR|SAMPLE) .*)"
@@ -29,9 +30,8 @@ class ChildWarnings:
     """
 
     def __init__(self, log: Path, *, own_process: str) -> None:
-        self._log = log
+        self._tail = LineTail(log)
         self._own = own_process
-        self._position = self._size()
         self._shown_at: dict[tuple[str, str], float] = {}
         self.suppressed_count = 0
 
@@ -40,26 +40,10 @@ class ChildWarnings:
 
         Returns nothing if the log cannot be read.
         """
-        lines = self._read().decode("utf-8", "replace").split("\n")
-        return [text for line in lines if (text := self._screen_line(line)) is not None]
-
-    def _size(self) -> int:
-        try:
-            return self._log.stat().st_size
-        except OSError:
-            return 0
-
-    def _read(self) -> bytes:
-        self._position = min(self._position, self._size())  # the log may have been replaced
-        try:
-            with self._log.open("rb") as file:
-                file.seek(self._position)
-                data = file.read()
-        except OSError:
-            return b""
-        complete = data.rfind(b"\n") + 1
-        self._position += complete
-        return data[:complete]
+        with suppress(OSError):
+            lines = [line.decode("utf-8", "replace") for line in self._tail.read_new()]
+            return [text for line in lines if (text := self._screen_line(line)) is not None]
+        return []
 
     def _screen_line(self, line: str) -> str | None:
         match = _LINE.fullmatch(line)

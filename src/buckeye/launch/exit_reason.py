@@ -27,7 +27,7 @@ class OomKills:
     @classmethod
     def read(cls) -> OomKills:
         """Return the current counts."""
-        return cls(_count(_cgroup_file(), "oom_kill"), _count(Path("/proc/vmstat"), "oom_kill"))
+        return cls(_count(_cgroup_file()), _count(Path("/proc/vmstat")))
 
 
 def describe_exit(child: Child, code: int) -> str:
@@ -105,26 +105,21 @@ def _has_increased(earlier: int | None, current: int | None) -> bool:
     return earlier is not None and current is not None and current > earlier
 
 
-def _count(path: Path | None, name: str) -> int | None:
-    """Return the number after `name` in a file of lines `name number`, or None."""
-    if path is None:
-        return None
-    try:
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        return None
-    return None
+def _count(path: Path | None) -> int | None:
+    """Return the number of kills in a file with a line `oom_kill NUMBER`, or None."""
+    text = _find_in(path, r"^oom_kill (\d+)$")
+    return None if text is None else int(text)
 
 
 def _cgroup_file() -> Path | None:
     """Return the path of `memory.events` of this process's cgroup (version 2), or None."""
+    cgroup = _find_in(Path("/proc/self/cgroup"), r"^0::/*(.*)$")
+    return None if cgroup is None else Path("/sys/fs/cgroup", cgroup, "memory.events")
+
+
+def _find_in(path: Path | None, pattern: str) -> str | None:
     try:
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            if line.startswith("0::"):
-                return Path("/sys/fs/cgroup", line[3:].lstrip("/"), "memory.events")
+        match = re.search(pattern, path.read_text(), re.MULTILINE) if path is not None else None
     except OSError:
         return None
-    return None
+    return match[1] if match else None

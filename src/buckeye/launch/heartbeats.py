@@ -40,6 +40,7 @@ class _FailureMessage(msgspec.Struct, kw_only=True):
     failed: Failure
 
 
+_BLOCKED = "was blocked for {:.0f} s by code that does not await"
 HealthProblem = Literal["not_started", "silent", "stalled", "blocked"]
 
 
@@ -124,31 +125,25 @@ class HeartbeatReader:
 
 def find_health_problem(
     reader: HeartbeatReader, limits: SupervisionConfig, now: float
-) -> HealthProblem | None:
-    """Return the reason why a process is unhealthy, or None if it is healthy.
+) -> tuple[HealthProblem, str] | None:
+    """Return the reason why a process is unhealthy, as a kind and as a predicate, or None if it is healthy.
 
     "not_started": no first heartbeat within the start timeout. "silent": its heartbeats ended, because it is
-    suspended or hangs. "stalled": it works but makes no progress. "blocked": its event loop does not run.
+    suspended or hangs. "stalled": it works but makes no progress. "blocked": its event loop does not run. The
+    predicate follows the title in messages: `sent no heartbeat for 31 s`.
     """
     if reader.last_heartbeat is None:
-        return "not_started" if now - reader.started > limits.start_timeout else None
-    if now - reader.last_heartbeat > limits.heartbeat_timeout:
-        return "silent"
-    if reader.waits_on is None and now - reader.progressed > limits.stall_timeout:
-        return "stalled"
-    if reader.pulse is not None and now - reader.pulse > limits.stall_timeout:
-        return "blocked"
+        seconds = now - reader.started
+        is_late = seconds > limits.start_timeout
+        return ("not_started", f"sent no heartbeat within {seconds:.0f} s of its start") if is_late else None
+    progressed = reader.progressed if reader.waits_on is None else None
+    deadlines: tuple[tuple[HealthProblem, float | None, float, str], ...] = (
+        ("silent", reader.last_heartbeat, limits.heartbeat_timeout, "sent no heartbeat for {:.0f} s"),
+        ("stalled", progressed, limits.stall_timeout, "made no progress for {:.0f} s"),
+        ("blocked", reader.pulse, limits.stall_timeout, _BLOCKED),
+    )
+    for problem, since, timeout, predicate in deadlines:
+        if since is not None and now - since > timeout:
+            doing = reader.newest.doing if reader.newest is not None else "unknown"
+            return problem, f"{predicate.format(now - since)} (last activity: {doing})"
     return None
-
-
-def describe_health_problem(problem: HealthProblem, reader: HeartbeatReader, doing: str, now: float) -> str:
-    """Return a predicate for messages, to follow the title: `sent no heartbeat for 31 s`."""
-    if problem == "not_started":
-        return f"sent no heartbeat within {now - reader.started:.0f} s of its start"
-    if problem == "silent":
-        silence = now - (reader.last_heartbeat or now)
-        return f"sent no heartbeat for {silence:.0f} s (last activity: {doing})"
-    if problem == "stalled":
-        return f"made no progress for {now - reader.progressed:.0f} s (last activity: {doing})"
-    blocked = now - (reader.pulse or now)
-    return f"was blocked for {blocked:.0f} s by code that does not await (last activity: {doing})"

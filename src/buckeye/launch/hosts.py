@@ -8,31 +8,21 @@ from __future__ import annotations
 
 import os
 import subprocess
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import IO, Protocol
+from typing import IO, Any
 
+import msgspec
 import psutil
 
 from buckeye.base.heartbeat import HEARTBEAT_VARIABLE
 from buckeye.base.process import ChildProcess, hand_over_secrets
-from buckeye.launch.plan import PlanNode
+from buckeye.launch.plan import PlanNode, Role
 from buckeye.launch.preflight.devices import Machine
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProcessSpec:
-    """A process to start.
-
-    `argv` begins with the Python of this host; another host replaces it by its own. The output is appended to
-    `stdout`. `title` names the process in messages.
-    """
-
-    title: str
-    argv: Sequence[str]
-    env: Mapping[str, str]
-    stdout: Path
+from buckeye.launch.remote_process import RemoteProcess
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,53 +41,43 @@ class HostFacts:
     variables: Mapping[str, str]
 
 
-class ProcessHandle(Protocol):
-    """A started process."""
+class Host(ABC):
+    """Another node of a run, which reaches this host at the address `head`."""
 
-    heartbeats: int
-    """File descriptor for reading its heartbeats."""
-    lost: str | None
-    """Reason why the process can no longer be observed, or None."""
-
-    @property
-    def pid(self) -> int:
-        """Process id on its host."""
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, the negative signal number if a signal ended it, or None while it runs.
-
-        Once the process is seen to have ended, the rest of its session is killed.
-        """
-
-    def signal(self, number: int, *, session: bool) -> None:
-        """Send a signal to the process, or to all processes of its session; do nothing if it has ended."""
-
-    def wait(self) -> int:
-        """Wait until a process that was signaled to end has ended; return its exit code."""
-
-    def memory(self) -> int | None:
-        """Return its memory use in bytes, or None if unknown."""
-
-
-class Host(Protocol):
-    """One machine of a run."""
-
-    @property
-    def absent(self) -> str | None:
-        """Name of the host for messages if it is absent now, else None."""
+    def __init__(self, head: str) -> None:
+        self._head = head
 
     def facts(self) -> HostFacts:
         """Return the version, devices and addresses of the host."""
+        return self._facts
+
+    @cached_property
+    def _facts(self) -> HostFacts:
+        return msgspec.convert(self._request("facts", self._head), HostFacts)
 
     def choose_ports(self, count: int) -> list[int]:
         """Return free ports of the host."""
+        return list(self._request("choose_ports", count))
 
     def sees(self, path: Path, content: str) -> bool:
         """Return True if the host sees a file that was just written on this host."""
+        return bool(self._request("sees", str(path), content))
 
-    def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Start a process; it is lost if its host is lost."""
+    @property
+    @abstractmethod
+    def absent(self) -> str | None:
+        """Name of the host for messages if it is absent now, else None."""
+
+    @abstractmethod
+    def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
+        """Start a process with the host's own Python, and append its output to `stdout`.
+
+        It is lost if its host is lost.
+        """
+
+    @abstractmethod
+    def _request(self, method: str, *args: Any) -> Any:
+        """Return the result of a method of `engines.node.Node` on the host. Raises RunError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +86,6 @@ class OtherNodes:
 
     address: str | None = None
     hosts: dict[int, Host] = field(default_factory=dict)
-
-
-def make_plan_nodes(nodes: OtherNodes) -> list[PlanNode]:
-    """Return the other nodes as sites of a plan, in the order of their numbers."""
-    return [make_plan_node(number, host) for number, host in sorted(nodes.hosts.items())]
 
 
 def make_plan_node(number: int, host: Host) -> PlanNode:
@@ -123,15 +98,6 @@ def make_plan_node(number: int, host: Host) -> PlanNode:
         address=facts.address,
         variables=facts.variables,
     )
-
-
-class LocalHost:
-    """This machine."""
-
-    def start(self, spec: ProcessSpec) -> ProcessHandle:
-        """Start a process. Call this from the main thread only: on Linux the process ends with its thread."""
-        with spec.stdout.open("ab") as output:
-            return LocalProcess(spec.argv, env=spec.env, output=output)
 
 
 class LocalProcess(ChildProcess):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -95,14 +95,8 @@ def plan_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> Enviro
 
 
 def _gateway_role(index: int, port: int, args: Sequence[str]) -> Role:
-    return Role(
-        kind="gateway",
-        index=index,
-        argv=(*_COMMAND, "--port", str(port), *args),
-        port=port,
-        config_name=None,
-        log_name="gateway" if index == 0 else f"gateway_{index}",
-    )
+    argv = (*_COMMAND, "--port", str(port), *args)
+    return Role(kind="gateway", index=index, argv=argv, port=port)
 
 
 def _check_placement(environments: Iterable[EnvConfig], known: Mapping[str, str]) -> None:
@@ -177,12 +171,7 @@ def task_files(environments: Sequence[EnvConfig]) -> list[Path]:
     Datasets on a hub are left out: they are downloaded where the rollouts run. Raises UsageError if a task
     file or a configuration cannot be read.
     """
-    names = _argument_values(environments, *_DATASET_ARGUMENTS)
-    sources: list[GymConfig | McpTask] = [
-        *_read_tasks(name for name in names if Path(name).expanduser().exists())
-    ]
-    configs = _argument_values(environments, "config_path")
-    sources += [load_gym_config(Path(name).expanduser()) for name in configs]
+    sources = _local_sources(environments)
     functions = [
         grader.python for source in sources for grader in source.graders if grader.python is not None
     ]
@@ -195,17 +184,23 @@ def mcp_extras(environments: Sequence[EnvConfig]) -> set[str]:
 
     Raises UsageError if a task file or a configuration cannot be read.
     """
-    datasets = _argument_values(environments, *_DATASET_ARGUMENTS)
-    configs = _argument_values(environments, "config_path")
-    local = [name for name in datasets if Path(name).expanduser().exists()]
-    sources: list[GymConfig | McpTask] = [*_read_tasks(local)]
-    sources += [load_gym_config(Path(name).expanduser()) for name in configs]
-    extras = {"mcp"} if datasets or configs else set[str]()
-    if len(local) < len(datasets) or any(is_dataset(Path(name).expanduser()) for name in local):
+    datasets = [Path(name).expanduser() for name in _argument_values(environments, *_DATASET_ARGUMENTS)]
+    extras = {"mcp"} if datasets or _argument_values(environments, "config_path") else set[str]()
+    if any(not path.exists() or is_dataset(path) for path in datasets):
         extras.add("hub")
-    if any(needs_math(grader) for source in sources for grader in source.graders):
+    if any(needs_math(grader) for source in _local_sources(environments) for grader in source.graders):
         extras.add("math")
     return extras
+
+
+def _local_sources(environments: Sequence[EnvConfig]) -> list[GymConfig | McpTask]:
+    """Return the tasks on this machine, and the configurations of the MCP environments."""
+    datasets = _argument_values(environments, *_DATASET_ARGUMENTS)
+    configs = _argument_values(environments, "config_path")
+    return [
+        *_read_tasks(name for name in datasets if Path(name).expanduser().exists()),
+        *(load_gym_config(Path(name).expanduser()) for name in configs),
+    ]
 
 
 def task_variables(environments: Iterable[EnvConfig]) -> list[str]:
@@ -253,12 +248,11 @@ def ensure_gateway(
     with the context, or with this process. Yields the ports where a gateway was started. Raises RunError,
     with its last lines, if one does not become ready.
     """
+    ports = _unused_ports(urls)
     with ExitStack() as stack:
-        started = []
-        for port in _unused_ports(urls):
+        for port in ports:
             stack.enter_context(_running_gateway(port, log_file, args, env or {}))
-            started.append(port)
-        yield started
+        yield ports
 
 
 def _unused_ports(urls: Iterable[str]) -> list[int]:
@@ -280,11 +274,9 @@ def _local_port(url: str) -> int | None:
 
 def _has_listener(port: int) -> bool:
     for host in ("127.0.0.1", "::1"):
-        try:
+        with suppress(OSError):
             socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
-        except OSError:
-            continue
-        return True
+            return True
     return False
 
 

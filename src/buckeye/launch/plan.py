@@ -34,8 +34,8 @@ class Role:
     """One process of a run.
 
     `devices` are GPU ids, or CPU slots on a machine without GPUs. `argv` is the full command. `config_name`
-    is the file in `configs/` that the process reads, or None. `log_name` is the stem of its files in
-    `logs/`. The process runs on `node`; a server listens at `host`.
+    is the file in `configs/` that the process reads, or None. The process runs on `node`; a server listens at
+    `host`.
     """
 
     kind: RoleKind
@@ -46,8 +46,7 @@ class Role:
     node: int = 0
     host: str = LOOPBACK
     port: int | None = None
-    config_name: str | None
-    log_name: str
+    config_name: str | None = None
 
     @property
     def title(self) -> str:
@@ -62,7 +61,7 @@ class Role:
     @property
     def stdout_name(self) -> str:
         """Name of the file with the output of the process."""
-        return f"{self.log_name}.stdout"
+        return f"{self.kind}.stdout" if self.index == 0 else f"{self.kind}_{self.index}.stdout"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,7 +135,7 @@ def make_plan(
         for site in used_nodes:
             _check_gpu_ids(config, site)
     threads = [_threads(config, site.machine, number) for number, site in enumerate(plan_nodes)]
-    fixed = _fixed_ports(config)
+    fixed = fixed_ports(config)
     roles = [
         *_inference_roles(config, plan_nodes, fixed, on_gpu=on_gpu, threads=threads),
         _role("orchestrator", 0, (), output_dir=config.output_dir, env={"CUDA_VISIBLE_DEVICES": ""}),
@@ -191,7 +190,7 @@ def _alternates(config: RLConfig) -> bool:
     return config.orchestrator.max_async_level == 0
 
 
-def _fixed_ports(config: RLConfig) -> list[int]:
+def fixed_ports(config: RLConfig) -> list[int]:
     """Return the server ports of a node if the user chose the first one, else an empty list."""
     if config.inference is None or "port" not in config.inference.server.model_fields_set:
         return []
@@ -303,7 +302,6 @@ def _role(
         devices=tuple(devices),
         port=port,
         config_name=config_name,
-        log_name=kind if index == 0 else f"{kind}_{index}",
     )
 
 

@@ -18,8 +18,9 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.shared import CheckpointConfig
 from buckeye.config.trainer import TrainerCheckpointConfig
 from buckeye.launch.heartbeats import HeartbeatReader
-from buckeye.launch.hosts import Host, LocalHost, ProcessHandle, ProcessSpec
+from buckeye.launch.hosts import Host, LocalProcess
 from buckeye.launch.plan import Role, RolePlan
+from buckeye.launch.remote_process import RemoteProcess
 from buckeye.run_files.directory import attempt_logs, link_log, log_path
 from buckeye.run_files.record import DIRECTORY_ID_VARIABLE, directory_id
 
@@ -38,7 +39,7 @@ class Child:
     """
 
     role: Role
-    process: ProcessHandle
+    process: LocalProcess | RemoteProcess
     stdout: Path
     heartbeats: HeartbeatReader
     kill_reason: str | None = None
@@ -83,7 +84,7 @@ class Processes:
         shared_env: Mapping[str, str] | None = None,
     ) -> None:
         self._output_dir = output_dir
-        self._local_host, self._nodes = LocalHost(), {} if nodes is None else nodes
+        self._nodes = {} if nodes is None else nodes
         self._shared_env = dict(shared_env or {})
         self._env = {**os.environ, **env, "BUCKEYE_PARENT_PID": str(os.getpid()), "PYTHONUNBUFFERED": "1"}
         self._attempt: int | None = None
@@ -103,15 +104,19 @@ class Processes:
     def start(self, role: Role) -> Child:
         """Start one process.
 
-        Its stdout and stderr are appended to `logs/attempt_N/<log_name>.stdout`, and
-        `logs/<log_name>.stdout` links there. Outside an attempt the latter is the file itself.
+        Its stdout and stderr are appended to `logs/attempt_N/<name>.stdout`, and
+        `logs/<name>.stdout` links there. Outside an attempt the latter is the file itself.
         """
         stdout = self._log_path(role)
         stdout.parent.mkdir(parents=True, exist_ok=True)
-        host = self._nodes[role.node] if role.node else self._local_host
-        process = host.start(
-            ProcessSpec(title=role.title, argv=role.argv, env=self._environment(role), stdout=stdout)
-        )
+        process: LocalProcess | RemoteProcess
+        if role.node:
+            env = {**self._shared_env, **role.env}
+            process = self._nodes[role.node].start(role, env, stdout)
+        else:
+            env = child_environment(self._env, runs_rollouts=role.kind == "orchestrator") | role.env
+            with stdout.open("ab") as output:
+                process = LocalProcess(role.argv, env=env, output=output)
         child = Child(role, process, stdout, HeartbeatReader.of(process.heartbeats))
         self.children.append(child)
         if self._attempt is not None:
@@ -122,11 +127,6 @@ class Processes:
         """Return the names, for messages, of the nodes of these roles that are absent."""
         numbers = sorted({role.node for role in roles if role.node})
         return [name for number in numbers if (name := self._nodes[number].absent) is not None]
-
-    def _environment(self, role: Role) -> dict[str, str]:
-        if role.node:
-            return {**self._shared_env, **role.env}
-        return {**child_environment(self._env, runs_rollouts=role.kind == "orchestrator"), **role.env}
 
     def _log_path(self, role: Role) -> Path:
         if self._attempt is None:

@@ -19,7 +19,6 @@ from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
 from buckeye.launch.changed_settings import record_config
 from buckeye.launch.processes import Child, Processes
-from buckeye.launch.restarts import EndedProcess
 from buckeye.run_files.events import EventKind, write_event
 from buckeye.run_files.record import (
     ProcessRecord,
@@ -57,7 +56,7 @@ class Recorder:
         self._output_dir = config.output_dir
         self._config: RLConfig | None = config
         self._command = {"arguments": tuple(arguments), "working_directory": os.getcwd()}
-        self._record = RunRecord(
+        self.record = RunRecord(
             run_id=identity.run_id,
             attempt=identity.attempt,
             state="starting",
@@ -91,7 +90,7 @@ class Recorder:
         changed = self._observe_children(processes.children)
         self._observe_files()
         ready = bool(self._processes) and all(record.ready for record in self._processes.values())
-        if ready and self._record.state == "starting":
+        if ready and self.record.state == "starting":
             self.note("ready", process="all")
             self._record_config()
             self._update(state="running")
@@ -100,15 +99,15 @@ class Recorder:
 
     def record_attempt(self, identity: RunIdentity, resumed_step: int | None) -> None:
         """Record a new attempt within this start of the run."""
-        self._record = msgspec.structs.replace(self._record, attempt=identity.attempt)
+        self.record = msgspec.structs.replace(self.record, attempt=identity.attempt)
         self.note("attempt", resumed_step=resumed_step)
         self._update(state="starting", start_step=resumed_step or 0, started=time.time())
 
-    def record_restart(self, ended: EndedProcess) -> None:
+    def record_restart(self, title: str, cause: str) -> None:
         """Record that a process has ended and will be restarted."""
-        self.note("restart", process=ended.title, cause=ended.cause)
-        self._restarts[ended.title] += 1
-        self._update(restarts=self._record.restarts + 1)
+        self.note("restart", process=title, cause=cause)
+        self._restarts[title] += 1
+        self._update(restarts=self.record.restarts + 1)
 
     def record_stop_request(self) -> None:
         """Record that the run was requested to stop."""
@@ -201,23 +200,23 @@ class Recorder:
 
     def _update(self, **changes: object) -> None:
         changes = {"processes": tuple(self._processes.values()), **changes}
-        record = msgspec.structs.replace(self._record, **changes)
-        if record != self._record or time.monotonic() >= self._alive_until:
-            self._record = record
+        record = msgspec.structs.replace(self.record, **changes)
+        if record != self.record or time.monotonic() >= self._alive_until:
+            self.record = record
             self._save()
 
     def _save(self) -> None:
         self._next_save = time.monotonic() + _SAVE_SECONDS
         self._alive_until = time.monotonic() + _ALIVE_SECONDS
         try:
-            write_record(self._output_dir, self._record)
+            write_record(self._output_dir, self.record)
         except OSError as error:
             self._warn_once(error)
 
     def note(self, event: EventKind, **details: object) -> None:
         """Append one event to `events.jsonl`."""
         try:
-            write_event(self._output_dir, event, attempt=self._record.attempt, **details)
+            write_event(self._output_dir, event, attempt=self.record.attempt, **details)
         except OSError as error:
             self._warn_once(error)
 

@@ -23,7 +23,7 @@ from buckeye.transport.restart_requests import take_restart_requests
 
 log = logging.getLogger(__name__)
 
-FIRST_DELAY = 1.0
+_FIRST_DELAY = 1.0
 NODE_RETRY_SECONDS = 1.0
 """Delay before the next try if the node of a process was absent."""
 _MAX_DELAY = 60.0
@@ -32,11 +32,10 @@ _MAX_REPEATED_ERRORS = 3
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """A restart after `delay` seconds, the `count`th of at most `max_restarts`."""
+    """A restart after `delay` seconds, the `count`th that counts against the limit."""
 
     delay: float
     count: int
-    max_restarts: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +50,12 @@ class GiveUp:
 class RestartBudget:
     """Restart budget of one process, or of processes that restart together.
 
-    Allows `max_restarts` restarts within `window` seconds. The delay starts at `first_delay` and doubles each
-    time. Progress of the run refills the budget.
+    Allows `max_restarts` restarts within `window` seconds. The delay doubles each time. Progress of the run
+    refills the budget.
     """
 
     max_restarts: int
     window: float
-    first_delay: float = FIRST_DELAY
     _ends: list[float] = field(default_factory=list)
     _last: tuple[str, int] | None = None
     _repeats: int = 0  # consecutive ends with the same cause, at most one step apart
@@ -84,19 +82,54 @@ class RestartBudget:
             )
         self._ends.append(now)
         count = len(self._ends)
-        return Restart(min(_MAX_DELAY, self.first_delay * 2 ** (count - 1)), count, self.max_restarts)
+        return Restart(min(_MAX_DELAY, _FIRST_DELAY * 2 ** (count - 1)), count)
 
     def refill(self) -> None:
         """Allow all restarts again, after progress of the run."""
         self._ends.clear()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndedProcess:
-    """A process that ended and will be restarted: its title, and the cause in one line."""
+@dataclass(slots=True)
+class FailureHandler:
+    """Decides about the restart of failed processes, and logs the decision.
 
-    title: str
-    cause: str
+    Calls `note` with the title of each process that will be restarted, and the cause in one line.
+    """
+
+    limits: SupervisionConfig
+    output_dir: Path
+    note: Callable[[str, str], None]
+    _oom_kills: OomKills = field(default_factory=OomKills.read)
+
+    def restart_delay(
+        self, child: Child, budget: RestartBudget, now: float, *, step: int, restarted: str = "it"
+    ) -> float:
+        """Return the delay before the restart of a process that ended.
+
+        `step` is the number of finished steps. Raises RunError, with the last lines of the process, if a
+        restart is not possible or not allowed.
+        """
+        child.heartbeats.read(now)
+        code, failure = child.returncode, child.heartbeats.failure
+        assert code is not None
+        text, error_code = explain_exit(child, code, self._oom_kills, self.output_dir), exit_error_code(child)
+        if not self.limits.restart or code == UsageError.exit_code or (failure and failure.final):
+            raise RunError(text, code=error_code)
+        decision = budget.decide(now, cause=find_reported_error(child, code), step=step)
+        if isinstance(decision, GiveUp):
+            raise RunError(f"{text}\nNot restarted: {decision.reason}", code=error_code, hint=decision.hint)
+        log.warning(
+            "%s\nRestarting %s in %g s (restart %d of at most %d within %g minutes)",
+            *(text, restarted, decision.delay, decision.count),
+            *(self.limits.max_restarts, self.limits.restart_window / 60),
+        )
+        self._oom_kills = OomKills.read()
+        self.note(child.role.title, describe_exit(child, code))
+        return decision.delay
+
+    def new_budget(self) -> RestartBudget:
+        """Return a full budget."""
+        return RestartBudget(self.limits.max_restarts, self.limits.restart_window)
 
 
 class Restarts:
@@ -112,15 +145,11 @@ class Restarts:
         output_dir: Path,
         limits: SupervisionConfig,
         *,
-        first_delay: float = FIRST_DELAY,
-        note: Callable[[EndedProcess], None] = lambda ended: None,
+        note: Callable[[str, str], None],
     ) -> None:
         self._processes = processes
         self._output_dir = output_dir
-        self._limits = limits
-        self._first_delay = first_delay
-        self._note = note
-        self._oom_kills = OomKills.read()
+        self._failures = FailureHandler(limits, output_dir, note)
         self._budgets: dict[str, RestartBudget] = {}
         self._due: list[tuple[float, Role]] = []
         take_restart_requests(output_dir)  # discard requests about the servers of an earlier start
@@ -136,11 +165,13 @@ class Restarts:
                 if request.url == child.role.url and child.running:
                     log.warning("Restarting %s on request: %s", child.role.title, request.reason)
                     self._processes.kill(child, f"was reported as faulty ({request.reason})")
-        for child in self._processes.of_kind("gateway", "workers", "inference"):
-            if (code := child.returncode) is not None:
-                child.heartbeats.read(time.monotonic())
-                self._schedule(child, code, step)
         now = time.monotonic()
+        for child in self._processes.of_kind("gateway", "workers", "inference"):
+            if not child.running:
+                budget = self._budgets.setdefault(child.role.title, self._failures.new_budget())
+                delay = self._failures.restart_delay(child, budget, now, step=step)
+                self._due.append((now + delay, child.role))
+                self._processes.forget(child)
         for due, role in [entry for entry in self._due if entry[0] <= now]:
             self._due.remove((due, role))
             self._start(role, now)
@@ -155,31 +186,3 @@ class Restarts:
             self._due.append((now + NODE_RETRY_SECONDS, role))
             return
         self._processes.start(role)
-
-    def _schedule(self, child: Child, code: int, step: int) -> None:
-        now = time.monotonic()
-        text = explain_exit(child, code, self._oom_kills, self._output_dir)
-        if not self._limits.restart or code == UsageError.exit_code:
-            raise RunError(text, code=exit_error_code(child))
-        budget = self._budgets.setdefault(
-            child.role.title,
-            RestartBudget(self._limits.max_restarts, self._limits.restart_window, self._first_delay),
-        )
-        decision = budget.decide(now, cause=find_reported_error(child, code), step=step)
-        if isinstance(decision, GiveUp):
-            raise RunError(
-                f"{text}\nNot restarted: {decision.reason}", code=exit_error_code(child), hint=decision.hint
-            )
-        log.warning("%s\nRestarting it in %s", text, describe_restart(decision, self._limits))
-        self._oom_kills = OomKills.read()
-        self._note(EndedProcess(title=child.role.title, cause=describe_exit(child, code)))
-        self._due.append((now + decision.delay, child.role))
-        self._processes.forget(child)
-
-
-def describe_restart(restart: Restart, limits: SupervisionConfig) -> str:
-    """Return the delay and count as text: `1 s (restart 1 of at most 5 within 10 minutes)`."""
-    return (
-        f"{restart.delay:g} s (restart {restart.count} of at most {restart.max_restarts} within "
-        f"{limits.restart_window / 60:g} minutes)"
-    )

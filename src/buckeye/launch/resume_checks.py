@@ -55,18 +55,13 @@ def _weight_problems(trainer: TrainerConfig | SFTConfig, step: int, state: Path)
 
 
 def _optimizer_problems(trainer: TrainerConfig | SFTConfig, step: int, state: Path) -> Iterator[str]:
-    recorded = {name.rpartition("/")[2].rpartition(".")[0] for name in _optimizer_names(state)} - {""}
-    if recorded - {trainer.optim.type}:
-        kinds = ", ".join(sorted(recorded))
-        yield f"optim.type = {trainer.optim.type}: the checkpoint has the state of {kinds}"
-
-
-def _optimizer_names(state: Path) -> list[str]:
-    """Return the names of optimizer tensors, `<parameter>/<type>.<name>`; none before the first step."""
     from safetensors import safe_open
 
-    names: list[str] = []
+    names: list[str] = []  # `<parameter>/<type>.<name>`; none before the first step
     for path in [*(state / "optimizer").glob("*.safetensors"), *state.glob("optimizer.safetensors")]:
         with safe_open(path, "numpy") as file:
             names += file.keys()
-    return names
+    recorded = {name.rpartition("/")[2].rpartition(".")[0] for name in names} - {""}
+    if recorded - {trainer.optim.type}:
+        kinds = ", ".join(sorted(recorded))
+        yield f"optim.type = {trainer.optim.type}: the checkpoint has the state of {kinds}"

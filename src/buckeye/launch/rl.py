@@ -7,7 +7,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,12 +20,12 @@ from buckeye.launch.attempts import RunLaunch
 from buckeye.launch.changed_settings import changed_settings, read_earlier_start, record_config
 from buckeye.launch.child_warnings import ChildWarnings
 from buckeye.launch.engines import other_nodes
-from buckeye.launch.hosts import OtherNodes, make_plan_node, make_plan_nodes
+from buckeye.launch.hosts import OtherNodes, make_plan_node
 from buckeye.launch.plan import RolePlan, make_plan
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.disk import check_disk
 from buckeye.launch.preflight.model import check_tokenizer, fetch_model
-from buckeye.launch.preflight.ports import Ports, reserved_ports
+from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.processes import TERM_GRACE_SECONDS, AttemptOrigin, Child, Processes, write_role_configs
 from buckeye.launch.progress import Progress, human_duration
 from buckeye.launch.recorder import Recorder
@@ -76,7 +76,7 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
     """
     output_dir = config.output_dir
     check_trackers(config.trackers(config.trainer.wandb))
-    with lock_directory(output_dir), reserved_ports() as ports:
+    with lock_directory(output_dir), closing(Ports()) as ports:
         ckpt = config.trainer.ckpt
         if ckpt is not None and ckpt.store is not None:
             setup_logging(config.log.level, LAUNCHER, None)  # the download may be slow and logs its progress
@@ -107,12 +107,13 @@ def _run_planned(
     nodes: OtherNodes,
 ) -> int:
     output_dir = config.output_dir
+    plan_nodes = {number: make_plan_node(number, host) for number, host in sorted(nodes.hosts.items())}
     plan = make_plan(
         config,
         this_machine(),
         model_path=model_path,
         ports=ports,
-        other_nodes=make_plan_nodes(nodes),
+        other_nodes=list(plan_nodes.values()),
         address=nodes.address,
     )
     disk = check_disk(config, plan.disk)
@@ -142,7 +143,6 @@ def _run_planned(
     launch = RunLaunch(
         config=config, model_path=model_path, first_attempt=identity, step=origin.step, nodes=nodes
     )
-    plan_nodes = {number: make_plan_node(number, host) for number, host in nodes.hosts.items()}
     environment_processes = plan_environment_processes(
         rollout_environments(config),
         rollouts=config.orchestrator.max_concurrent_rollouts,

@@ -8,22 +8,19 @@ import secrets
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import httpx
 
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import to_json
-from buckeye.errors import InferenceError, RunError
+from buckeye.errors import RunError
 from buckeye.inference.client import InferenceClient
 from buckeye.launch.exit_reason import OomKills, exit_error_code, explain_exit
 from buckeye.launch.plan import Role
 from buckeye.launch.preflight.devices import this_machine
-from buckeye.launch.preflight.ports import reserved_ports
+from buckeye.launch.preflight.ports import Ports
 from buckeye.launch.processes import Processes
 
 _START_SECONDS = 300.0
@@ -38,41 +35,6 @@ class ServedModel:
     api_key: str
     model: str
 
-    async def chat(
-        self,
-        messages: Sequence[dict[str, str]],
-        *,
-        temperature: float,
-        max_tokens: int,
-        timeout: float = 600.0,
-    ) -> str:
-        """Return the reply of one chat completion. Raises InferenceError if the request fails."""
-        body = {
-            "model": self.model,
-            "messages": list(messages),
-            "temperature": temperature,
-            "max_tokens": max_tokens,
-        }
-        headers = {"Authorization": f"Bearer {self.api_key}"}
-        try:
-            async with httpx.AsyncClient(timeout=timeout, trust_env=False) as client:
-                reply = await client.post(f"{self.base_url}/chat/completions", json=body, headers=headers)
-        except httpx.TransportError as error:
-            reason = str(error) or type(error).__name__
-            raise InferenceError(
-                f"no reply from the inference server: {reason}",
-                code="BK-INFERENCE-UNREACHABLE",
-                at=self.base_url,
-            ) from error
-        if reply.status_code != 200:
-            raise InferenceError(
-                f"the inference server replied with status {reply.status_code}: {reply.text}",
-                code="BK-INFERENCE-REQUEST" if reply.status_code < 500 else "BK-INFERENCE-REPLY",
-                at=self.base_url,
-            )
-        content: Any = reply.json()["choices"][0]["message"]["content"]
-        return str(content)
-
 
 @asynccontextmanager
 async def served_model(path: Path, *, config: InferenceConfig | None = None) -> AsyncIterator[ServedModel]:
@@ -81,7 +43,7 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
     If the engine ends by itself, the block is cancelled, and RunError gives the reason.
     """
     key = secrets.token_urlsafe(24)
-    with reserved_ports() as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
+    with closing(Ports()) as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
         (port,), directory, oom_kills = ports.choose(1), Path(scratch), OomKills.read()
 
         def check() -> None:
@@ -112,15 +74,17 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
             index=0,
             argv=(sys.executable, "-m", "buckeye", "serve", "@", str(directory / "inference.json")),
             port=port,
-            config_name="inference.json",
-            log_name="inference",
         )
         try:
             processes.start(role)
             base_url = f"http://127.0.0.1:{port}/v1"
-            await _wait_ready(check, base_url, key, str(path))
             async with _cancelled_at_exit(check):
-                yield ServedModel(base_url=base_url, api_key=key, model=str(path))
+                model = str(path)
+                async with InferenceClient(
+                    [base_url], api_key=key, timeout=_START_SECONDS, model=model
+                ) as client:
+                    await client.wait_ready(_START_SECONDS)
+                yield ServedModel(base_url=base_url, api_key=key, model=model)
         finally:
             processes.stop_all()
 
@@ -142,16 +106,3 @@ async def _watch(check: Callable[[], None]) -> None:
     while True:
         check()
         await asyncio.sleep(_POLL_SECONDS)
-
-
-async def _wait_ready(check: Callable[[], None], base_url: str, key: str, model: str) -> None:
-    """Wait until the server is ready. Raises RunError, with its last lines, as soon as it ends instead."""
-    async with InferenceClient([base_url], api_key=key, timeout=_START_SECONDS, model=model) as client:
-        wait = asyncio.create_task(client.wait_ready(_START_SECONDS))
-        try:
-            while not wait.done():
-                check()
-                await asyncio.sleep(0.05)
-            await wait
-        finally:
-            wait.cancel()

@@ -6,13 +6,13 @@ import logging
 import time
 
 from buckeye.launch.attempts import Attempts, RunLaunch
-from buckeye.launch.heartbeats import describe_health_problem, find_health_problem
+from buckeye.launch.heartbeats import find_health_problem
 from buckeye.launch.plan import RolePlan
 from buckeye.launch.processes import Processes
 from buckeye.launch.progress import human_duration
 from buckeye.launch.recorder import Recorder
 from buckeye.launch.restarts import Restarts
-from buckeye.launch.waits import current_waits, describe_wait
+from buckeye.launch.waits import describe_wait, waits
 from buckeye.transport.checkpoint import checkpoints_oldest_first
 
 log = logging.getLogger(__name__)
@@ -31,9 +31,7 @@ class Supervisor:
         self._processes = processes
         self._recorder = recorder
         self._limits = launch.config.supervision
-        self._attempts = Attempts(
-            launch, plan, processes, record_attempt=recorder.record_attempt, note=recorder.record_restart
-        )
+        self._attempts = Attempts(launch, plan, processes, recorder)
         self._restarts = Restarts(
             processes, launch.config.output_dir, self._limits, note=recorder.record_restart
         )
@@ -127,16 +125,14 @@ class Supervisor:
             if child.key not in previous:
                 self._processes.request_stacks(child)
             elif now >= kill_time:
-                newest = child.heartbeats.newest
-                doing = newest.doing if newest is not None else "unknown"
-                self._processes.kill(child, describe_health_problem(problem, child.heartbeats, doing, now))
+                self._processes.kill(child, problem[1])
 
     def _report_stall(self, now: float) -> None:
-        waits = [describe_wait(wait, now) for wait in current_waits(self._processes.children)]
-        lines = [f"  {wait}" for wait in waits]
+        texts = [describe_wait(wait, time.time()) for wait in waits(self._recorder.record)]
+        lines = [f"  {text}" for text in texts]
         for child in self._processes.children:
             self._processes.request_stacks(child)
             lines.append(f"  {child.role.title}: Python stacks in {child.stdout}")
         seconds = now - self._stepped
         log.warning("No step finished for %s. Waits:\n%s", human_duration(seconds), "\n".join(lines))
-        self._recorder.note("stall", seconds=round(seconds, 1), waits=waits)
+        self._recorder.note("stall", seconds=round(seconds, 1), waits=texts)

@@ -128,19 +128,19 @@ class CheckpointUploader:
     def upload_next(self) -> bool:
         """Upload the newest missing checkpoint and delete old ones; return True if more work may be left."""
         local = checkpoints_oldest_first(self._root)
-        if self._stored is not None and {(info.attempt, info.step) for info in local} <= self._stored:
+        if self._stored is not None and _keys(local) <= self._stored:
             return False
         stored = self._store.list_checkpoints()
         if self._stored is None and stored:
             with suppress(CheckpointError):  # a resume from that checkpoint reports the damage
                 self._kept_in_store = self._store.manifest(stored[-1]).kept
-        self._stored = {(info.attempt, info.step) for info in stored}
+        self._stored = _keys(stored)
         pending = self._pending(local, stored)
         self._set_state(
             committed=stored[-1].step if stored else None, waiting=[info.step for info in pending]
         )
         if not pending:
-            self._stored |= {(info.attempt, info.step) for info in local}  # never uploaded: skip
+            self._stored |= _keys(local)  # never uploaded: skip
             self._prune(stored)
             return False
         if len(pending) > 1:
@@ -157,8 +157,8 @@ class CheckpointUploader:
         self, local: Sequence[CheckpointInfo], stored: Sequence[CheckpointInfo]
     ) -> list[CheckpointInfo]:
         """Return the checkpoints of the directory that are missing in the store, newest last."""
-        present = {(info.attempt, info.step) for info in stored}
-        by_age = sorted({*present, *((info.attempt, info.step) for info in local)})
+        present = _keys(stored)
+        by_age = sorted(present | _keys(local))
         newest = set(by_age[-self._keep :] if self._keep is not None else by_age)
         kept = self._protected_steps([*stored, *local]) or ()
         return [
@@ -199,7 +199,7 @@ class CheckpointUploader:
         self._set_state(waiting=waiting, failures=0, error=None)
 
     def _prune(self, stored: Sequence[CheckpointInfo]) -> None:
-        self._stored = {*(self._stored or ()), *((info.attempt, info.step) for info in stored)}
+        self._stored = (self._stored or set()) | _keys(stored)
         self._set_state(committed=stored[-1].step if stored else None)
         kept = self._protected_steps(stored)
         self._store.prune(self._keep if kept is not None else None, protected=kept or ())
@@ -243,6 +243,10 @@ class CheckpointUploader:
             content = {**msgspec.to_builtins(self._state), "text": describe(self._state)}
             with suppress(OSError):  # other parts report a full disk
                 write_file(self._run / UPLOADS_FILE, json.dumps(content))
+
+
+def _keys(infos: Sequence[CheckpointInfo]) -> set[tuple[int, int]]:
+    return {(info.attempt, info.step) for info in infos}
 
 
 def describe(state: State) -> str:

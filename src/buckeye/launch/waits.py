@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from buckeye.launch.processes import Child
 from buckeye.launch.progress import human_duration
 from buckeye.run_files.record import RunRecord
 
@@ -33,19 +32,6 @@ def waits(record: RunRecord) -> list[Wait]:
         Wait(who=process.title, whom=process.on, what=process.doing, since=process.since or process.started)
         for process in record.processes
     )
-
-
-def current_waits(children: Sequence[Child]) -> list[Wait]:
-    """Return the current waits of processes with heartbeats, merged by kind; times are monotonic."""
-    waits = []
-    for child in children:
-        newest = child.heartbeats.newest
-        if newest is None:
-            wait = Wait(who=child.role.title, whom=None, what="starts", since=child.heartbeats.started)
-        else:
-            wait = Wait(who=child.role.title, whom=newest.on, what=newest.doing, since=newest.since)
-        waits.append(wait)
-    return _merged(waits)
 
 
 def describe_wait(wait: Wait, now: float) -> str:

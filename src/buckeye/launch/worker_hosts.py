@@ -26,9 +26,9 @@ from buckeye.launch.plan import EnvironmentProcesses, PlanNode, Role
 from buckeye.monitor.log import setup_logging
 from buckeye.orchestrator.environments import default_environment_name
 from buckeye.workers.errors import WorkerError
-from buckeye.workers.process import memory_of
+from buckeye.workers.process import memory_problem
 from buckeye.workers.process_start import WORKERS_KEY, start_process, worker_variables
-from buckeye.workers.worker_side.frames import HEADER, Frame, FrameError, body_length, decode, encode
+from buckeye.workers.worker_side.frames import HEADER, FrameError, decode, encode, read_body
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +90,6 @@ def worker_hosts(
             node=node,
             host=site.address,
             port=port,
-            config_name=None,
-            log_name="workers" if number == 0 else f"workers_{number}",
         )
     addresses = {node: (role.host, role.port) for node, role in roles.items()}
     placement = {
@@ -151,7 +149,7 @@ class _WorkerConnection:
     async def run(self, key: str) -> None:
         """Run the worker to its end; start none if the key is wrong or does not arrive in time."""
         async with asyncio.timeout(_KEY_SECONDS):
-            request = await self._read_request()
+            request = decode(await read_body(self._reader, _MAX_REQUEST_BYTES))
         if not hmac.compare_digest(str(request.get("key")).encode(), key.encode()):
             peer = self._writer.get_extra_info("peername")
             log.warning("Rejected a connection from %s: it does not have the key of the run", peer)
@@ -190,13 +188,6 @@ class _WorkerConnection:
             to_worker.close()
             process._transport.close()  # type: ignore[attr-defined]  # a stray child may hold the pipe
 
-    async def _read_request(self) -> Frame:
-        header = await self._reader.readexactly(HEADER.size)
-        length = body_length(header)
-        if length > _MAX_REQUEST_BYTES:
-            raise FrameError(f"the request has {length} bytes; the limit is {_MAX_REQUEST_BYTES}")
-        return decode(await self._reader.readexactly(length))
-
     async def _send(self, data: bytes) -> None:
         self._writer.write(data)
         await self._writer.drain()
@@ -208,21 +199,17 @@ class _WorkerConnection:
 
     async def _forward_from(self, worker: asyncio.StreamReader) -> None:
         while True:
-            header = await worker.readexactly(HEADER.size)
-            await self._send(header + await worker.readexactly(body_length(header)))
+            body = await read_body(worker)
+            await self._send(HEADER.pack(len(body)) + body)
 
     async def _forward_output(self, process: Any) -> None:
         while chunk := await process.stdout.read(_CHUNK_BYTES):
             await self._send(_output_frame(chunk))
 
     async def _wait_for_memory_limit(self, pid: int, limit: int | None) -> None:
-        while limit is None or (used := memory_of(pid)) <= limit:
+        while (problem := memory_problem(pid, limit)) is None:
             await asyncio.sleep(_POLL_SECONDS)
-        await self._send(
-            _output_frame(
-                f"the worker uses {used / 2**20:.0f} MiB; `max_memory_gb` allows {limit / 2**20:.0f} MiB"
-            )
-        )
+        await self._send(_output_frame(problem))
 
 
 def _output_frame(text: str | bytes) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.base.disk import write_when_room, write_when_room_async
-from buckeye.base.json_lines import LineFile, parse_json_lines, read_json_lines
+from buckeye.base.json_lines import LineFile, LineTail, parse_json_lines, read_json_lines
 from buckeye.base.process import run_identity
 
 Record = Mapping[str, Any]
@@ -72,22 +72,18 @@ class MetricsTail:
     """
 
     def __init__(self, path: Path, position: int | None = None) -> None:
-        self._path = path
-        self.position = position if position is not None else path.stat().st_size if path.exists() else 0
+        self._lines = LineTail(path, position)
+
+    @property
+    def position(self) -> int:
+        return self._lines.position
 
     def read_new(self) -> list[Record]:
         """Return the records since the last call.
 
         Invalid lines, for example of a killed process, are skipped.
         """
-        if not self._path.exists():
-            return []
-        with self._path.open("rb") as file:
-            file.seek(self.position)
-            data = file.read()
-        complete = data.rfind(b"\n") + 1
-        self.position += complete
-        return list(filter(_is_record, parse_json_lines(data[:complete].splitlines())))
+        return list(filter(_is_record, parse_json_lines(self._lines.read_new())))
 
 
 def read_metrics(path: Path) -> Iterator[Record]:

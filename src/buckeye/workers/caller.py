@@ -23,7 +23,7 @@ from buckeye.envs.registry import CALLER
 from buckeye.envs.settings import PLACEMENT_VARIABLE
 from buckeye.workers.process_start import LOOPBACK, SHARED_FOLDER, WORKERS_KEY
 from buckeye.workers.worker_side import main as worker_main
-from buckeye.workers.worker_side.frames import HEADER, FrameError, body_length, decode
+from buckeye.workers.worker_side.frames import FrameError, decode, receive_body
 
 log = logging.getLogger(__name__)
 
@@ -66,8 +66,7 @@ class EnvironmentServer:
         """Answer the requests of one run, in an event loop of this thread."""
         connection.settimeout(_KEY_SECONDS)
         with connection, suppress(OSError, FrameError):
-            length = body_length(_read_exactly(connection, HEADER.size))
-            request = decode(_read_exactly(connection, min(length, _MAX_REQUEST_BYTES)))
+            request = decode(receive_body(connection, _MAX_REQUEST_BYTES))
             if not hmac.compare_digest(str(request.get("key")).encode(), self._key.encode()):
                 log.warning("Rejected a connection to the environment: it does not have the key of the run")
                 return
@@ -96,14 +95,3 @@ def _stop(loop: asyncio.AbstractEventLoop) -> None:
 def _adapter_of(environment: Environment) -> Any:
     adapters = importlib.import_module(f"{worker_main.PACKAGE}.adapters.buckeye_environment")
     return adapters.BuckeyeEnvironment.of_object(environment)
-
-
-def _read_exactly(connection: socket.socket, count: int) -> bytes:
-    """Read `count` bytes. Raises ConnectionError if the connection ends before."""
-    data = bytearray()
-    while len(data) < count:
-        chunk = connection.recv(count - len(data))
-        if not chunk:
-            raise ConnectionError("closed")
-        data += chunk
-    return bytes(data)

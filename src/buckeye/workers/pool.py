@@ -31,6 +31,11 @@ class _Slot:
     starting: asyncio.Task[WorkerProcess] | None = None
     start_count: int = 0
 
+    @property
+    def running(self) -> WorkerProcess | None:
+        """Its worker, unless that has ended."""
+        return self.worker if self.worker is not None and self.worker.fault is None else None
+
 
 class WorkerPool:
     """Workers of one environment. All methods run in the worker loop."""
@@ -157,8 +162,7 @@ class WorkerPool:
         await asyncio.gather(*closing, *starting, *self._ending, return_exceptions=True)
 
     def _workers(self) -> list[WorkerProcess]:
-        workers = [slot.worker for slot in self._slots]
-        return [worker for worker in workers if worker is not None and worker.fault is None]
+        return [worker for slot in self._slots if (worker := slot.running) is not None]
 
     # --- starting ---
 
@@ -167,7 +171,7 @@ class WorkerPool:
 
         The first rollouts wait for all workers, to be spread over them.
         """
-        missing = [self._begin_start(slot) for slot in self._slots if not _is_running(slot)]
+        missing = [self._begin_start(slot) for slot in self._slots if slot.running is None]
         if missing and not (self._is_spread and self._workers()):
             await asyncio.wait(missing)
         self._is_spread = True
@@ -176,9 +180,7 @@ class WorkerPool:
         return await _await_start(missing[0])  # the start has failed; this raises its reason
 
     async def _worker_at(self, slot: _Slot) -> WorkerProcess:
-        if slot.worker is not None and slot.worker.fault is None:
-            return slot.worker
-        return await _await_start(self._begin_start(slot))
+        return slot.running or await _await_start(self._begin_start(slot))
 
     def _begin_start(self, slot: _Slot) -> asyncio.Task[WorkerProcess]:
         if slot.starting is None or slot.starting.done():
@@ -282,10 +284,6 @@ async def _await_start(starting: asyncio.Task[WorkerProcess]) -> WorkerProcess:
 
 def _closed_error() -> WorkerError:
     return WorkerError("closed", "the environment was closed")
-
-
-def _is_running(slot: _Slot) -> bool:
-    return slot.worker is not None and slot.worker.fault is None
 
 
 def _mark_retrieved(starting: asyncio.Task[WorkerProcess]) -> None:

@@ -23,15 +23,7 @@ from buckeye.envs.stdlib_only.outcomes import Boundary
 from buckeye.workers.errors import BoundaryError, WorkerError, parse_boundary_error
 from buckeye.workers.output import WorkerOutput
 from buckeye.workers.process_start import start_process, start_remote_worker, worker_variables
-from buckeye.workers.worker_side.frames import (
-    HEADER,
-    PROTOCOL,
-    Frame,
-    FrameError,
-    body_length,
-    decode,
-    encode,
-)
+from buckeye.workers.worker_side.frames import PROTOCOL, Frame, FrameError, decode, encode, read_body
 
 _CHUNK = 64 * 1024
 _MAX_TASKS_BYTES = 2 * 1024**3
@@ -203,9 +195,7 @@ class WorkerProcess:
     async def _read(self) -> None:
         try:
             while True:
-                body = await self._reader.readexactly(
-                    body_length(await self._reader.readexactly(HEADER.size))
-                )
+                body = await read_body(self._reader)
                 self._receive(decode(body), len(body))
         except (asyncio.IncompleteReadError, ConnectionError):
             await ends_within(self._process, 1.0)
@@ -268,19 +258,10 @@ class WorkerProcess:
                 self._end_with(
                     WorkerError("silent", f"no heartbeat from the worker for {silent_seconds:.0f} s")
                 )
-            elif problem := self._memory_problem():
+            elif problem := memory_problem(self.pid, self._settings.max_memory_bytes):
                 self._end_with(WorkerError("memory", problem))
             else:
                 self._post({"type": "ping"})
-
-    def _memory_problem(self) -> str | None:
-        max_bytes = self._settings.max_memory_bytes
-        if max_bytes is None:
-            return None
-        used = memory_of(self.pid)
-        if used <= max_bytes:
-            return None
-        return f"the worker uses {used / 2**20:.0f} MiB; max_memory_gb allows {max_bytes / 2**20:.0f} MiB"
 
     def _cancel_request(self, number: int) -> None:
         """Cancel a request in the worker. If it does not end in time, the worker is replaced."""
@@ -344,15 +325,14 @@ def _fail(response: asyncio.Future[Any], fault: BoundaryError) -> None:
     response.exception()  # marks the exception as retrieved; the caller may have gone
 
 
-def memory_of(pid: int) -> int:
-    """Return the resident memory (RSS) of a process and its descendants in bytes; 0 if it has ended."""
-    try:
-        leader = psutil.Process(pid)
-        processes = [leader, *leader.children(recursive=True)]
-    except psutil.Error:
-        return 0
+def memory_problem(pid: int, max_bytes: int | None) -> str | None:
+    """Return a message if a worker and its descendants use more memory (RSS) than allowed, else None."""
     used = 0
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            used += process.memory_info().rss
-    return used
+    with contextlib.suppress(psutil.Error):
+        leader = psutil.Process(pid)
+        for process in [leader, *leader.children(recursive=True)] if max_bytes is not None else []:
+            with contextlib.suppress(psutil.Error):
+                used += process.memory_info().rss
+    if max_bytes is None or used <= max_bytes:
+        return None
+    return f"the worker uses {used / 2**20:.0f} MiB; max_memory_gb allows {max_bytes / 2**20:.0f} MiB"

@@ -13,27 +13,11 @@ import sys
 import threading
 import time
 
-from buckeye.workers.worker_side.frames import HEADER, body_length, decode
+from buckeye.workers.worker_side.frames import HEADER, decode, receive_body
 
 _CHUNK = 1 << 16
 _RETRY_SECONDS = 0.5
 _LOST_MILLISECONDS = 15_000  # until a node that does not acknowledge counts as lost; heartbeats are every 2 s
-
-
-def _read_exactly(connection: socket.socket, count: int) -> bytes:
-    """Read `count` bytes. Raises ConnectionError if the connection ends before."""
-    data = bytearray()
-    while len(data) < count:
-        chunk = connection.recv(min(count - len(data), _CHUNK))
-        if not chunk:
-            raise ConnectionError("closed")
-        data += chunk
-    return bytes(data)
-
-
-def _read_frame(connection: socket.socket) -> bytes:
-    header = _read_exactly(connection, HEADER.size)
-    return header + _read_exactly(connection, body_length(header))
 
 
 def _connect(host: str, port: int, seconds: float) -> socket.socket:
@@ -65,20 +49,20 @@ def main() -> None:
     """Read the first message, which names the node and the worker to start, then forward both ways."""
     buckeye = socket.socket(fileno=int(sys.argv[sys.argv.index("--fd") + 1]))
     try:
-        first = _read_frame(buckeye)
-        address = decode(first[HEADER.size :])
+        request = receive_body(buckeye)
+        address = decode(request)
         node = _connect(address["host"], address["port"], address["seconds"])
-        node.sendall(first)
+        node.sendall(HEADER.pack(len(request)) + request)
         threading.Thread(target=_send, args=(buckeye, node), daemon=True).start()
         while True:
-            data = _read_frame(node)
-            frame = decode(data[HEADER.size :])
+            body = receive_body(node)
+            frame = decode(body)
             if frame["type"] == "printed":
                 os.write(1, frame["text"].encode("latin-1"))
             elif frame["type"] == "ended":
                 os._exit(frame["code"] if frame["code"] >= 0 else 128 - frame["code"])
             else:
-                buckeye.sendall(data)
+                buckeye.sendall(HEADER.pack(len(body)) + body)
     except OSError as error:
         print(f"lost the connection to the worker's node: {error}", flush=True)
         os.kill(os.getpid(), signal.SIGKILL)  # a kill by a signal is retried

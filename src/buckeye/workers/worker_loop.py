@@ -13,16 +13,12 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
+
+from buckeye.workers.pool import WorkerPool
 
 T = TypeVar("T")
 _CLOSE_TIMEOUT = 15.0
-
-
-class Closable(Protocol):
-    """Object with processes that must be closed before this process ends."""
-
-    async def close(self) -> None: ...
 
 
 class WorkerLoop:
@@ -34,7 +30,7 @@ class WorkerLoop:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        self._open: set[Closable] = set()
+        self._open: set[WorkerPool] = set()
         self._closings: set[concurrent.futures.Future[None]] = set()
         self._thread = threading.Thread(target=self._run, name="environment-workers", daemon=True)
         self._thread.start()
@@ -62,7 +58,7 @@ class WorkerLoop:
             future.cancel()
             raise
 
-    def register(self, closing: Closable) -> Callable[[], None]:
+    def register(self, closing: WorkerPool) -> Callable[[], None]:
         """Close an object when this process ends.
 
         The returned function closes it earlier, without waiting. It may be called at any time from any
@@ -79,7 +75,7 @@ class WorkerLoop:
 
         return close
 
-    def unregister(self, closing: Closable) -> None:
+    def unregister(self, closing: WorkerPool) -> None:
         """Remove an object that has been closed."""
         self._open.discard(closing)
 

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.workers.installed.install import _install_alone
+from buckeye.workers.installed.install import InstallRequest, _Installation
 from buckeye.workers.installed.install_source import WITHOUT_ADAPTER, parse_source
 from buckeye.workers.installed.private_index import hub_key
 from buckeye.workers.installed.venv import NeededPython, find_needed_python
@@ -152,4 +152,6 @@ def test_failed_hub_download_error_does_not_claim_a_missing_environment(nowhere,
             raise BuckeyeError("`uv` failed: no address for hub.primeintellect.ai")
 
     with refusal(BuckeyeError):
-        _install_alone(Offline(), nowhere, parse_source("harleycooper/dakota1890"))
+        request = InstallRequest(what="harleycooper/dakota1890")
+        installation = _Installation(request, parse_source(request.what), None, nowhere, print)
+        installation._install_alone(Offline(), nowhere)

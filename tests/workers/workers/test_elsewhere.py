@@ -187,7 +187,7 @@ def test_environments_have_hosts_of_workers_on_their_nodes(monkeypatch):
     assert read_placement("letters") == {"nodes": [None, ["10.0.0.2", 30002]], "address": "10.0.0.9"}
     assert read_placement("two")["nodes"] == [["10.0.0.2", 30002]]
     assert read_placement("other") == {}
-    with pytest.raises(UsageError, match="leave"):
+    with pytest.raises(UsageError, match="excludes isolation"):
         worker_hosts(
             [one.model_copy(update={"isolation": "none"})], plan_nodes={2: site(2)}, address="10.0.0.9"
         )

@@ -53,11 +53,14 @@ def test_invalid_body_is_refused(body):
         decode(body)
 
 
-def test_message_one_byte_over_the_limit_is_refused(refusal):
+def test_message_one_byte_over_the_limit_is_refused(refusal, monkeypatch):
     frame = {"type": "x", "y": "123"}  # 22 characters
-    assert len(encode(frame, max_bytes=22)) == 26
+    monkeypatch.setattr(frames, "MAX_FRAME", 22)
+    assert len(encode(frame)) == 26
+    monkeypatch.setattr(frames, "MAX_FRAME", 21)
     with refusal(FrameError):
-        encode(frame, max_bytes=21)
+        encode(frame)
+    monkeypatch.undo()
     assert body_length(HEADER.pack(frames.MAX_FRAME)) == frames.MAX_FRAME
     with pytest.raises(FrameError, match="the limit is"):
         body_length(HEADER.pack(frames.MAX_FRAME + 1))

@@ -1,8 +1,8 @@
 """The part of an engine that runs on another node: it starts processes there and reports on them.
 
 It reports their output, heartbeats and ends. The processes end with this one. Slurm's srun runs this file as
-a program: `python -m buckeye.launch.engines.node` with `query REQUEST` for one reply, or `run` for one
-process. Ray runs `Children` in an actor.
+a program: `python -m buckeye.launch.engines.node` with `query [METHOD, ARGUMENT...]` for the result of one
+method of `Node`, or `run` for one process. Ray runs `Node` as an actor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -25,10 +25,10 @@ from typing import IO, Any
 import msgspec
 
 from buckeye.base.keys import child_environment
-from buckeye.launch.engines.remote_process import RemoteProcess
-from buckeye.launch.hosts import HostFacts, LocalProcess
+from buckeye.launch.hosts import LocalProcess
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.ports import Ports, address_towards, socket_variables
+from buckeye.launch.remote_process import RemoteProcess
 from buckeye.version import __version__
 
 Event = tuple[Any, ...]
@@ -42,55 +42,6 @@ _VISIBILITY_SECONDS = 10.0
 _POLL_SECONDS = 0.1
 _LENGTH_BYTES = 4
 _MAX_FRAME_BYTES = 2**24
-
-
-# Requests with an immediate reply.
-
-
-def facts(towards: str) -> HostFacts:
-    """Return the version and devices of this node, with its address towards the host `towards`."""
-    address = address_towards(towards)
-    machine = this_machine()
-    visible = own_devices(os.environ)
-    return HostFacts(
-        name=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
-        version=__version__,
-        python=sys.version.split()[0],
-        cores=machine.cores,
-        gpus=machine.gpus if visible is None else tuple(range(len(visible))),
-        address=address,
-        variables=socket_variables(address, os.environ),
-    )
-
-
-def own_devices(environ: Mapping[str, str]) -> list[str] | None:
-    """Return the GPUs that the engine assigned, in CUDA's notation, or None if it assigned none."""
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return None if visible is None else [device for device in visible.split(",") if device]
-
-
-def sees(path: Path, content: str) -> bool:
-    """Return True if a new file is visible on this node; network file systems may need a while."""
-    deadline = time.monotonic() + _VISIBILITY_SECONDS
-    while True:
-        try:
-            return path.read_text(encoding="utf-8") == content
-        except OSError:
-            if time.monotonic() > deadline or not path.parent.is_dir():
-                return False
-        time.sleep(_POLL_SECONDS)
-
-
-def reply_to(request: Mapping[str, Any], ports: Ports) -> Any:
-    """Return the reply to `{"facts": HOST}`, `{"ports": COUNT}` or `{"sees": PATH, "content": TEXT}`."""
-    if "facts" in request:
-        return msgspec.to_builtins(facts(request["facts"]))
-    if "ports" in request:
-        return ports.choose(request["ports"])
-    return sees(Path(request["sees"]), request["content"])
-
-
-# Processes.
 
 
 @dataclass(slots=True)
@@ -149,11 +100,6 @@ class Children:
             self._collect_ended()
         events, self._events = self._events, []
         return events
-
-    @property
-    def count(self) -> int:
-        """Number of running processes."""
-        return len(self._children)
 
     def kill_all(self) -> None:
         """Kill all processes and wait until they have ended."""
@@ -236,35 +182,51 @@ def apply_event(process: RemoteProcess, event: Event) -> None:
     handlers[event[1]](*event[2:])
 
 
-class NodeActor:
-    """The Ray actor on a node. Ray calls its methods one after the other, in the main thread."""
+class Node(Children):
+    """The processes of a node, and its replies to requests of the launcher.
+
+    It is the Ray actor: Ray calls its methods one after the other, in the main thread.
+    """
 
     def __init__(self) -> None:
-        self._children, self._ports = Children(), Ports()
+        super().__init__()
+        self.ports = Ports()
 
-    def facts(self, towards: str) -> HostFacts:
-        """Return the version and devices of the node."""
-        return facts(towards)
+    def facts(self, towards: str) -> dict[str, Any]:
+        """Return the fields of `HostFacts`, with the address of this node towards the host `towards`."""
+        address = address_towards(towards)
+        machine = this_machine()
+        visible = own_devices(os.environ)
+        return {
+            "name": os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
+            "version": __version__,
+            "python": sys.version.split()[0],
+            "cores": machine.cores,
+            "gpus": machine.gpus if visible is None else list(range(len(visible))),
+            "address": address,
+            "variables": socket_variables(address, os.environ),
+        }
 
     def choose_ports(self, count: int) -> list[int]:
-        """Reserve `count` free ports of the node and return them."""
-        return self._ports.choose(count)
+        """Reserve `count` free ports of this node and return them."""
+        return self.ports.choose(count)
 
     def sees(self, path: str, content: str) -> bool:
-        """Return True if a new file is visible on the node."""
-        return sees(Path(path), content)
+        """Return True if a new file is visible on this node; network file systems may need a while."""
+        file, deadline = Path(path), time.monotonic() + _VISIBILITY_SECONDS
+        while True:
+            try:
+                return file.read_text(encoding="utf-8") == content
+            except OSError:
+                if time.monotonic() > deadline or not file.parent.is_dir():
+                    return False
+            time.sleep(_POLL_SECONDS)
 
-    def start(self, number: int, args: Sequence[str], env: Mapping[str, str], cwd: str) -> None:
-        """Start a process with the given number."""
-        self._children.start(number, args, env, cwd)
 
-    def signal(self, number: int, which: int, session: bool) -> None:
-        """Send a signal to a process or to its session."""
-        self._children.signal(number, which, session)
-
-    def events(self, seconds: float) -> list[Event]:
-        """Return the events so far, as soon as there is one, at the latest after `seconds`."""
-        return self._children.events(seconds)
+def own_devices(environ: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs that the engine assigned, in CUDA's notation, or None if it assigned none."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    return None if visible is None else [device for device in visible.split(",") if device]
 
 
 # The program that srun runs.
@@ -328,14 +290,13 @@ def run() -> int:
 
 
 def main(args: Sequence[str]) -> int:
-    """Run `query REQUEST`, with the request as JSON, or `run`; return the exit code."""
+    """Run `query [METHOD, ARGUMENT...]`, as JSON, or `run`; return the exit code."""
     if args[0] == "run":
         return run()
-    ports = Ports()
-    try:
-        sys.stdout.write(json.dumps(reply_to(json.loads(args[1]), ports)) + "\n")
-    finally:
-        ports.close()
+    method, *values = json.loads(args[1])
+    node = Node()
+    with closing(node.ports):
+        sys.stdout.write(json.dumps(getattr(node, method)(*values)) + "\n")
     return 0
 
 

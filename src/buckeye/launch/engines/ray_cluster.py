@@ -21,10 +21,11 @@ from urllib.parse import urlsplit
 from buckeye.base.distribution import need
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch.engines.node import NodeActor, apply_event
-from buckeye.launch.engines.remote_process import RemoteProcess
-from buckeye.launch.hosts import HostFacts, OtherNodes, ProcessSpec
+from buckeye.launch.engines.node import Node, apply_event
+from buckeye.launch.hosts import Host, OtherNodes
+from buckeye.launch.plan import Role
 from buckeye.launch.preflight.ports import address_towards
+from buckeye.launch.remote_process import RemoteProcess
 
 log = logging.getLogger(__name__)
 
@@ -210,11 +211,12 @@ def _wait_for_nodes(
         time.sleep(_POLL_SECONDS)
 
 
-class RayHost:
+class RayHost(Host):
     """A node of the cluster. A lost node is used again once it is back."""
 
     def __init__(self, ray: Any, number: int, address: str, bundle: Mapping[str, float], head: str) -> None:
-        self._ray, self._number, self._address, self._head = ray, number, address, head
+        super().__init__(head)
+        self._ray, self._number, self._address = ray, number, address
         self._bundle = dict(bundle)
         self._numbers = itertools.count(1)
         self._processes: dict[int, RemoteProcess] = {}
@@ -235,29 +237,17 @@ class RayHost:
             self._reconnecting.start()
         return f"node {self._number} ({self._address})"
 
-    def facts(self) -> HostFacts:
-        """Return the version, devices and addresses of the node."""
-        return self._facts
-
-    def choose_ports(self, count: int) -> list[int]:
-        """Return free ports of the node."""
-        return list(self._request("choose_ports", count))
-
-    def sees(self, path: Path, content: str) -> bool:
-        """Return True if the node sees a file that was just written on this host."""
-        return bool(self._request("sees", str(path), content))
-
-    def start(self, spec: ProcessSpec) -> RemoteProcess:
+    def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
         """Start a process on the node; it is lost if the node is."""
         number = next(self._numbers)
-        process = RemoteProcess(spec.stdout, lambda which, session: self._signal(number, which, session))
+        process = RemoteProcess(stdout, lambda which, session: self._signal(number, which, session))
         if self.absent is not None:
             process.record_loss(f"lost its node: {self.absent} is absent")
             return process
         with self._lock:
             self._processes[number] = process
         try:
-            self._request("start", number, list(spec.argv[1:]), dict(spec.env), os.getcwd())
+            self._request("start", number, list(role.argv[1:]), dict(env), os.getcwd())
         except RunError as error:
             self._signal(number, signal.SIGKILL, True)  # it may have started nevertheless
             process.record_loss(f"lost its node: {error.message}")
@@ -282,9 +272,9 @@ class RayHost:
             "scheduling_strategy": strategy,
             "max_restarts": 0,
         }
-        actor = self._ray.remote(NodeActor).options(**options).remote()
+        actor = self._ray.remote(Node).options(**options).remote()
         try:
-            self._facts: HostFacts = self._ray.get(actor.facts.remote(self._head), timeout=timeout)
+            self._ray.get(actor.choose_ports.remote(0), timeout=timeout)
         except Exception as error:
             self._ray.kill(actor)
             self._release()

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ from typing import Any
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.engines.node import apply_event, frames
-from buckeye.launch.engines.remote_process import RemoteProcess
-from buckeye.launch.hosts import Host, HostFacts, OtherNodes, ProcessSpec
+from buckeye.launch.hosts import Host, OtherNodes
+from buckeye.launch.plan import Role
 from buckeye.launch.preflight.ports import address_towards
+from buckeye.launch.remote_process import RemoteProcess
 
 _PROGRAM = ("-m", "buckeye.launch.engines.node")
 _SCONTROL_SECONDS = 60.0
@@ -107,7 +107,7 @@ def _address_of(name: str) -> str:
     return match[1] if match else name
 
 
-class SrunHost:
+class SrunHost(Host):
     """A node of the job.
 
     After a step on it was lost, it counts as absent until it responds again. Unless the job was started with
@@ -115,7 +115,8 @@ class SrunHost:
     """
 
     def __init__(self, name: str, head: str, flags: Sequence[str], timeout: float) -> None:
-        self._name, self._head, self._timeout = name, head, timeout
+        super().__init__(head)
+        self._name, self._timeout = name, timeout
         self._srun = [
             *("srun", "--overlap", "--nodes=1", "--ntasks=1", f"--nodelist={name}", "--mem=0"),
             *("--gpu-bind=none", "--unbuffered", "--quiet"),  # each process gets its own list of GPUs
@@ -131,26 +132,11 @@ class SrunHost:
         is_absent = self._reconnecting is not None and self._reconnecting.is_alive()
         return f"node {self._name}" if is_absent else None
 
-    def facts(self) -> HostFacts:
-        """Return the version, devices and addresses of the node."""
-        return self._facts
-
-    @cached_property
-    def _facts(self) -> HostFacts:
-        reply = self._request({"facts": self._head})
-        return HostFacts(**{**reply, "gpus": tuple(reply["gpus"])})
-
-    def choose_ports(self, count: int) -> list[int]:
-        """Return free ports of the node."""
-        return [int(port) for port in self._request({"ports": count})]
-
-    def sees(self, path: Path, content: str) -> bool:
-        """Return True if the node sees a file that was just written on this host."""
-        return bool(self._request({"sees": str(path), "content": content}))
-
-    def start(self, spec: ProcessSpec) -> RemoteProcess:
+    def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
         """Start a process on the node; it is lost if the node is."""
-        return _Step(self._name, self._srun, spec, self._mark_absent).process
+        step = _Step(self._name, self._srun, stdout, self._mark_absent)
+        step.send({"start": list(role.argv[1:]), "env": dict(env), "cwd": os.getcwd()})
+        return step.process
 
     def _mark_absent(self) -> None:
         """Mark the node as absent after a lost step, and check in a thread when it is back."""
@@ -161,14 +147,14 @@ class SrunHost:
     def _reconnect(self) -> None:
         while True:
             with suppress(RunError):
-                self._request({"ports": 0})
+                self.choose_ports(0)
                 return
             time.sleep(_RETRY_SECONDS)
 
-    def _request(self, request: Mapping[str, Any]) -> Any:
+    def _request(self, method: str, *args: Any) -> Any:
         try:
             result = subprocess.run(  # noqa: S603  a list of args, without a shell
-                [*self._srun, "query", json.dumps(request)],
+                [*self._srun, "query", json.dumps([method, *args])],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
@@ -199,10 +185,10 @@ class _Step:
     ends when its stdin closes, so it never outlives the launcher.
     """
 
-    def __init__(self, name: str, srun: list[str], spec: ProcessSpec, on_loss: Callable[[], None]) -> None:
+    def __init__(self, name: str, srun: list[str], stdout: Path, on_loss: Callable[[], None]) -> None:
         self._name, self._on_loss = name, on_loss
         self._last_error = b""
-        self.process = RemoteProcess(spec.stdout, self._send_signal)
+        self.process = RemoteProcess(stdout, self._send_signal)
         self._step = subprocess.Popen(  # noqa: S603  a list of args, without a shell
             [*srun, "run"],
             stdin=subprocess.PIPE,
@@ -210,19 +196,19 @@ class _Step:
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        self._send({"start": list(spec.argv[1:]), "env": dict(spec.env), "cwd": os.getcwd()})
         self._stderr_reader = threading.Thread(target=self._read_stderr, daemon=True)
         self._stderr_reader.start()
-        threading.Thread(target=self._read_events, name=spec.title, daemon=True).start()
+        threading.Thread(target=self._read_events, daemon=True).start()
 
     def _send_signal(self, number: int, session: bool) -> None:
-        self._send({"signal": number, "session": session})
+        self.send({"signal": number, "session": session})
         if number == signal.SIGKILL:
             timer = threading.Timer(_END_SECONDS, self._step.kill)
             timer.daemon = True
             timer.start()
 
-    def _send(self, command: Mapping[str, Any]) -> None:
+    def send(self, command: Mapping[str, Any]) -> None:
+        """Send a command to the process of `node.run`."""
         assert self._step.stdin is not None
         with suppress(OSError, ValueError):  # srun has ended, which `_read_events` reports
             self._step.stdin.write(json.dumps(command).encode() + b"\n")

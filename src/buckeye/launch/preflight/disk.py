@@ -52,10 +52,6 @@ class DiskEstimate:
         sizes = [need.size for need in self.needs]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
-    def need_of(self, kind: str) -> DiskNeed:
-        """Return the need of one kind of files."""
-        return next(need for need in self.needs if need.kind == kind)
-
 
 def estimate_disk(config: RLConfig, model_path: Path | None) -> DiskEstimate:
     """Estimate the disk space of a run from its settings and, if known, the model's directory.

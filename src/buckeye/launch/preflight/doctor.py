@@ -40,6 +40,9 @@ from buckeye.launch.preflight.task_checks import check_tasks, check_tasks_quickl
 from buckeye.launch.preflight.trainer_checks import reference_warnings, trainer_warnings
 
 Occasion = Literal["start", "dry run", "doctor"]
+_EVERY_TIME: Sequence[Occasion] = ("start", "dry run", "doctor")
+_BEFORE_RUNS: Sequence[Occasion] = ("start", "doctor")
+_OFFLINE: Sequence[Occasion] = ("dry run", "doctor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,43 +140,34 @@ def _tasks_quickly(context: PreflightContext) -> list[Check]:
 CHECKS: Sequence[PreflightCheck] = (
     PreflightCheck(lambda context: check_python(), needs_config=False),
     PreflightCheck(
-        lambda context: check_libraries(extras_of(context.config)), ("start", "doctor"), needs_config=False
+        lambda context: check_libraries(extras_of(context.config)), _BEFORE_RUNS, needs_config=False
     ),
-    PreflightCheck(
-        lambda context: check_torch_build(len(context.gpus)), ("start", "doctor"), needs_config=False
-    ),
+    PreflightCheck(lambda context: check_torch_build(len(context.gpus)), _BEFORE_RUNS, needs_config=False),
     PreflightCheck(lambda context: check_vllm(context.config, gpus=len(context.gpus)), needs_config=False),
-    PreflightCheck(
-        lambda context: check_gpus(context.config, context.gpus),
-        ("start", "dry run", "doctor"),
-        needs_config=False,
-    ),
+    PreflightCheck(lambda context: check_gpus(context.config, context.gpus), _EVERY_TIME, needs_config=False),
     PreflightCheck(lambda context: check_cores(), needs_config=False),
     PreflightCheck(
-        lambda context: check_shared_memory(needed=context.shares_memory),
-        ("start", "doctor"),
-        needs_config=False,
+        lambda context: check_shared_memory(needed=context.shares_memory), _BEFORE_RUNS, needs_config=False
     ),
     PreflightCheck(
         lambda context: check_directory(context.config.output_dir if context.config else Path.cwd()),
-        ("start", "doctor"),
+        _BEFORE_RUNS,
         needs_config=False,
     ),
-    PreflightCheck(_model, ("start", "dry run", "doctor")),
+    PreflightCheck(_model, _EVERY_TIME),
     PreflightCheck(_model_on_hub),
-    PreflightCheck(lambda context: check_tokenizer(context.run), ("start", "dry run", "doctor")),
-    PreflightCheck(_settings, ("start", "dry run", "doctor")),
-    PreflightCheck(lambda context: check_processes(context.run, context.model_path), ("dry run", "doctor")),
-    PreflightCheck(lambda context: check_memory_plan(context.run, context.gpus), ("start", "doctor")),
+    PreflightCheck(lambda context: check_tokenizer(context.run), _EVERY_TIME),
+    PreflightCheck(_settings, _EVERY_TIME),
+    PreflightCheck(lambda context: check_processes(context.run, context.model_path), _OFFLINE),
+    PreflightCheck(lambda context: check_memory_plan(context.run, context.gpus), _BEFORE_RUNS),
     PreflightCheck(
-        lambda context: check_disk(context.run, estimate_disk(context.run, context.model_path)),
-        ("dry run", "doctor"),
+        lambda context: check_disk(context.run, estimate_disk(context.run, context.model_path)), _OFFLINE
     ),
     PreflightCheck(lambda context: check_ports(context.run)),
-    PreflightCheck(lambda context: check_servers(context.run), ("start", "doctor")),
-    PreflightCheck(lambda context: check_store(context.run), ("start", "doctor")),
-    PreflightCheck(lambda context: check_keys(context.run), ("dry run", "doctor")),
+    PreflightCheck(lambda context: check_servers(context.run), _BEFORE_RUNS),
+    PreflightCheck(lambda context: check_store(context.run), _BEFORE_RUNS),
+    PreflightCheck(lambda context: check_keys(context.run), _OFFLINE),
     PreflightCheck(_tasks_quickly, ("start",)),
-    PreflightCheck(_tasks, ("dry run", "doctor")),
+    PreflightCheck(_tasks, _OFFLINE),
 )
 """All checks before a run, except those that run rollouts, which `rl doctor` adds."""

@@ -43,24 +43,20 @@ def check_memory(config: RLConfig, shape: ModelShape, hardware: Hardware) -> Che
     """
     needs = plan_memory(config, shape, hardware)
     lines = plan_lines(needs)
-    capacities = {
-        location: _capacity(location, hardware) for location in dict.fromkeys(need.location for need in needs)
-    }
-    shortages = []
-    for location, (total, free) in capacities.items():
-        need = sum_needs(needs, location)
-        if need > free:
-            shortages.append((location, need, total, free))
-    if not shortages:
-        texts = (
-            f"{location}: {_summary(sum_needs(needs, location), *capacity)}"
-            for location, capacity in capacities.items()
-        )
-        return ok(MEMORY, "; ".join(texts), lines)
+    usages = [
+        (location, sum_needs(needs, location), *_capacity(location, hardware))
+        for location in dict.fromkeys(need.location for need in needs)
+    ]
+    shortages = [usage for usage in usages if usage[1] > usage[3]]
     seen = "; ".join(
-        f"{location}: {_summary(need, total, free)}" for location, need, total, free in shortages
+        f"{location}: {human_bytes(need)} needed, {human_bytes(free)} of {human_bytes(total)} free"
+        for location, need, total, free in shortages or usages
     )
-    do = "; ".join(_advice(location, hardware.gpus) for location, *_ in shortages)
+    if not shortages:
+        return ok(MEMORY, seen, lines)
+    do = "; ".join(
+        f"for {location}: {_REMEDIES}{_describe_users(location, hardware.gpus)}" for location, *_ in shortages
+    )
     exceeds_total = any(need > total for _, need, total, _ in shortages)
     return (failed if exceeds_total else warning)(MEMORY, seen, do, lines)
 
@@ -79,20 +75,12 @@ def plan_lines(needs: Sequence[ProcessMemory]) -> list[str]:
     return lines
 
 
-def _summary(need: int, total: int, free: int) -> str:
-    return f"{human_bytes(need)} needed, {human_bytes(free)} of {human_bytes(total)} free"
-
-
 def _capacity(location: str, hardware: Hardware) -> tuple[int, int]:
     """Return the (total, free) bytes of a device or of main memory; (0, 0) for a missing GPU."""
     if location == MAIN_MEMORY:
         return hardware.memory.total, hardware.memory.free
     gpu = next((gpu for gpu in hardware.gpus if location == f"GPU {gpu.index}"), None)
     return (gpu.total, gpu.free) if gpu is not None else (0, 0)
-
-
-def _advice(location: str, gpus: Sequence[Gpu]) -> str:
-    return f"for {location}: {_REMEDIES}{_describe_users(location, gpus)}"
 
 
 def _describe_users(location: str, gpus: Sequence[Gpu]) -> str:

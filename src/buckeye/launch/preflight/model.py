@@ -23,7 +23,6 @@ from buckeye.launch.preflight.disk import count_parameters
 from buckeye.transport.checkpoint import check_shard_format
 
 MODEL, TOKENIZER = "model", "tokenizer"
-_SMALL_FILES = ("config.json", "tokenizer_config.json", "generation_config.json")
 _INDEX = "model.safetensors.index.json"
 _DOWNLOAD_HINT = "check the name and the network; a gated model needs HF_TOKEN"
 
@@ -180,7 +179,7 @@ def fetch_small_files(name: str) -> Check:
     from huggingface_hub import hf_hub_download
 
     try:
-        hf_hub_download(name, _SMALL_FILES[0], token=key("HF_TOKEN") or None)
+        hf_hub_download(name, "config.json", token=key("HF_TOKEN") or None)
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
         return failed(
             MODEL, f"cannot download {name}: {_first_line(error)}", _DOWNLOAD_HINT, code="BK-MODEL-NOT-FOUND"

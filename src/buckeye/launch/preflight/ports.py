@@ -11,8 +11,7 @@ import ipaddress
 import os
 import random
 import socket
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import psutil
 
@@ -91,16 +90,6 @@ class UnassignedPorts:
     def choose(self, count: int) -> list[int]:
         """Return `count` zeros."""
         return [0] * count
-
-
-@contextmanager
-def reserved_ports() -> Iterator[Ports]:
-    """Yield reserved ports, and release them after the block."""
-    ports = Ports()
-    try:
-        yield ports
-    finally:
-        ports.close()
 
 
 def is_free(port: int) -> bool:

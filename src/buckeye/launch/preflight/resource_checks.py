@@ -11,6 +11,7 @@ from buckeye.base.disk import free_bytes, human_bytes, is_disk_full, total_bytes
 from buckeye.base.keys import key
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
+from buckeye.launch.plan import fixed_ports
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.ports import is_free
 from buckeye.monitor.tracker_threads import check_trackers
@@ -82,11 +83,9 @@ def check_directory(output_dir: Path) -> Check:
 
 def check_ports(config: RLConfig) -> Check:
     """Check that the configured ports are free; other ports are chosen when the run starts."""
-    inference = config.inference
-    if inference is None or "port" not in inference.server.model_fields_set:
+    ports = fixed_ports(config)
+    if not ports:
         return ok(PORTS, "chosen when the run starts")
-    replicas = len(config.inference_gpu_ids) // inference.parallel.tp
-    ports = [inference.server.port + i for i in range(replicas)]
     taken = [port for port in ports if not is_free(port)]
     if taken:
         return failed(

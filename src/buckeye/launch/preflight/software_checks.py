@@ -6,7 +6,7 @@ import importlib.util
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from importlib import metadata
 
@@ -50,18 +50,14 @@ def extras_of(config: RLConfig | None) -> list[str]:
     return sorted(extras)
 
 
-def check_libraries(
-    extras: Iterable[str],
-    *,
-    version_of: Callable[[str], str] = metadata.version,
-) -> Check:
+def check_libraries(extras: Iterable[str]) -> Check:
     """Compare the installed libraries with the requirements of these extras."""
     problems, installed = [], []
     for requirement in map(Requirement, requirements(extras)):
         if requirement.marker is not None and not requirement.marker.evaluate():
             continue
         try:
-            version = version_of(requirement.name)
+            version = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
             problems.append(f"{requirement.name} is not installed")
             continue
@@ -80,20 +76,15 @@ def check_libraries(
     return ok(LIBRARIES, f"{', '.join(main)} and {len(installed) - len(main)} more", sorted(installed))
 
 
-def check_torch_build(
-    gpus: int,
-    *,
-    version_of: Callable[[str], str] = metadata.version,
-    requirements_of: Callable[[str], list[str] | None] = metadata.requires,
-) -> Check:
+def check_torch_build(gpus: int) -> Check:
     """Check that torch matches the machine: a CPU build cannot use a GPU, and a CUDA build is large."""
     name = "torch's build"
     try:
-        version = version_of("torch")
+        version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         do = "" if gpus else f"for the smaller build without CUDA, first run: {cpu_torch_command()}"
         return skipped(name, "torch is not installed", do)
-    if not gpus and any(line.startswith("nvidia-") for line in requirements_of("torch") or ()):
+    if not gpus and any(line.startswith("nvidia-") for line in metadata.requires("torch") or ()):
         smaller = cpu_torch_command("--force-reinstall", "--no-deps")
         return ok(
             name,
@@ -116,23 +107,18 @@ def check_python() -> Check:
 
 def check_vllm(config: RLConfig | None, *, gpus: int) -> Check:
     """Check that the engine of the configuration is installed. May start one or two interpreters."""
+    inference = config.inference if config is not None else None
+    python = inference.vllm_python if inference is not None else None
+    is_required = inference is not None and inference.backend == "vllm"
+    if config is not None and not gpus and not is_required:
+        return skipped(VLLM, "not used: the embedded engine runs on the CPU")
     try:
-        if config is not None and config.inference is not None and config.inference.backend == "vllm":
-            vllm = require_vllm(config.inference.vllm_python)
-        elif gpus or config is None:
-            inference = config.inference if config is not None else None
-            found = find_vllm(inference.vllm_python if inference is not None else None)
-            if found is None:
-                return skipped(
-                    VLLM,
-                    "not installed: the run uses the embedded engine",
-                    "to use vLLM: `buckeye vllm install`",
-                )
-            vllm = found
-        else:
-            return skipped(VLLM, "not used: the embedded engine runs on the CPU")
+        vllm = require_vllm(python) if is_required else find_vllm(python)
     except UsageError as error:
         return failed_with(VLLM, error)
+    if vllm is None:
+        do = "to use vLLM: `buckeye vllm install`"
+        return skipped(VLLM, "not installed: the run uses the embedded engine", do)
     return ok(VLLM, f"{vllm.distribution} {vllm.version}, {vllm.python}")
 
 

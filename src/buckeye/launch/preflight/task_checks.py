@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
 import resource
-import select
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -97,25 +96,21 @@ def check_tasks_quickly(config: RLConfig, model_path: Path | None = None) -> lis
     They use no workers and no tokenizer. The other checks are left out. They run in a child process, so that
     no environment stays loaded in this one.
     """
-    read_end, write_end = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.close(read_end)
-            _run_checks(config, model_path, write_end)
-        finally:
-            os._exit(0)
-    os.close(write_end)
-    try:
-        lines = _read_until(read_end, time.monotonic() + _TIMEOUT_SECONDS).splitlines(keepends=True)
-    finally:
-        os.close(read_end)
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    return [Check(**json.loads(line)) for line in lines if line.endswith(b"\n")]
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=_run_checks, args=(config, model_path, sender))
+    child.start()
+    sender.close()
+    deadline, checks = time.monotonic() + _TIMEOUT_SECONDS, []
+    with receiver, suppress(EOFError, OSError):  # the child has ended
+        while receiver.poll(max(0.0, deadline - time.monotonic())):
+            checks.append(receiver.recv())
+    child.kill()
+    child.join()
+    return checks
 
 
-def _run_checks(config: RLConfig, model_path: Path | None, write_end: int) -> None:
+def _run_checks(config: RLConfig, model_path: Path | None, sender: Connection) -> None:
     die_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS))
@@ -124,17 +119,8 @@ def _run_checks(config: RLConfig, model_path: Path | None, write_end: int) -> No
         os.dup2(devnull, stream)
     template = read_template(model_path) if model_path is not None else None
     for check in _check_environments(config, open_in_process, template, None):
-        os.write(write_end, json.dumps(asdict(check)).encode() + b"\n")
-
-
-def _read_until(pipe: int, deadline: float) -> bytes:
-    data = b""
-    while select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))[0]:
-        chunk = os.read(pipe, 1 << 16)
-        if not chunk:
-            break
-        data += chunk
-    return data
+        sender.send(check)
+    sender.close()
 
 
 def _checked_environments(config: RLConfig) -> Iterator[tuple[str, EnvConfig, str, str | None]]:

@@ -27,7 +27,7 @@ from buckeye.workers.installed.record import (
     to_json,
 )
 from buckeye.workers.installed.store import refuse_if_used
-from buckeye.workers.installed.venv import Index, Installer, find_needed_python, find_uv
+from buckeye.workers.installed.venv import Installer, find_needed_python, find_uv
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,13 +52,11 @@ def install_environment(request: InstallRequest, report: Report) -> InstalledEnv
     It is built under a temporary name and renamed when complete. Raises UsageError for a request that cannot
     be met. Raises BuckeyeError if the installer or the hub fails, or if the package has no environment.
     """
-    source = parse_source(request.what, request.index)
     lock = read_lock(request.locked) if request.locked is not None else None
+    source = _pinned(parse_source(request.what, request.index), lock)
     folder = environments_home() / source.name
     _check_free(folder, request)
-    write_directory(
-        folder, lambda staging: _build(staging, folder, source, request, lock, report), replace=request.force
-    )
+    write_directory(folder, _Installation(request, source, lock, folder, report).build, replace=request.force)
     installed = read_record(folder)
     assert installed is not None
     return installed
@@ -94,103 +92,6 @@ def _find_replaced(folder: Path, request: InstallRequest) -> InstalledEnvironmen
     return installed
 
 
-def _build(
-    staging: Path,
-    folder: Path,
-    source: InstallSource,
-    request: InstallRequest,
-    lock: LockFile | None,
-    report: Report,
-) -> None:
-    """Build the environment in `staging`, which is renamed to `folder` later."""
-    installer = Installer(staging / VENV, find_uv())
-    report(f"Creating a virtual environment for {source.env_id} in {folder} with {installer.name}")
-    installer.create(request.python)
-    with TemporaryDirectory(dir=staging) as scratch:
-        try:
-            interface = _install(installer, Path(scratch), source, request, lock, report)
-        except BuckeyeError as error:
-            if (needed := find_needed_python(str(error))) is None:
-                raise
-            version, command = installer.python_version(), f"buckeye env install {request.what}"
-            raise BuckeyeError(
-                f"{source.env_id}, or one of its dependencies, requires Python {needed.specifier}, not "
-                f"{version}: {error.message}",
-                code="BK-ENV-INSTALL",
-                hint=f"use another interpreter: {command} --python {needed.version}",
-            ) from None
-    distributions = installer.distributions()
-    pins = pins_of(distributions)
-    environment = InstalledEnvironment(
-        name=source.name,
-        id=source.env_id,
-        version=installer.distribution(source.name).version,
-        generation=interface.generation,
-        module=interface.module,
-        source=source.text if source.path is None else str(source.path),
-        extras=sorted({*source.extras, *interface.extras}),
-        index=source.index,
-        python=folder / VENV / "bin" / "python",
-        python_version=installer.python_version(),
-        constraints=[] if lock else list(interface.constraints),
-        requirements=pins,
-        installed_at=datetime.now(UTC),
-    )
-    local = source.name if source.name not in installer.hashes or source.path is not None else None
-    head = f"{environment.id} {environment.version}, Python {environment.python_version}: exact versions"
-    (staging / LOCK).write_text(lock_text(pins, installer.hashes, local=local, head=head), encoding="utf-8")
-    (staging / RECORD).write_bytes(to_json(environment))
-    _replace_staging_path(staging, folder)
-    _check_free(folder, request)  # another process may have installed or used it meanwhile
-
-
-def _install(
-    installer: Installer,
-    scratch: Path,
-    source: InstallSource,
-    request: InstallRequest,
-    lock: LockFile | None,
-    report: Report,
-) -> Interface:
-    """Install the package alone to detect its interface, then its dependencies within the tested bounds."""
-    report(f"Fetching {source.requirement}")
-    _install_alone(installer, scratch, _pinned(source, lock))
-    detected = detect_interface(installer.distribution(source.name), source.extras)
-    interface = without_bounds_on(detected, request.extra)
-    index = Index(url=source.index)
-    if lock is not None:
-        report(f"Installing the {len(lock.pins)} locked versions")
-        _install_locked(installer, scratch, source.name, lock, index)
-    else:
-        _install_dependencies(installer, scratch, source, request, interface, report)
-    installer.find_hashes(pins_of(installer.distributions()), index=index, folder=scratch)
-    return interface
-
-
-def _install_dependencies(
-    installer: Installer,
-    scratch: Path,
-    source: InstallSource,
-    request: InstallRequest,
-    interface: Interface,
-    report: Report,
-) -> None:
-    """Install the dependencies of the package and of its interface, and the requested extra requirements."""
-    version = installer.distribution(source.name).version
-    extras = ",".join(sorted({*source.extras, *interface.extras}))
-    package = f"{source.name}[{extras}]" if extras else source.name
-    bounds = f" ({', '.join(interface.constraints)})" if interface.constraints else ""
-    report(f"{source.name} {version} is of kind {interface.generation}; installing its dependencies{bounds}")
-    installer.install(
-        f"{package}=={version}",
-        *interface.requirements,
-        *request.extra,
-        index=Index(url=source.index),
-        constraints=interface.constraints,
-        folder=scratch,
-    )
-
-
 def _pinned(source: InstallSource, lock: LockFile | None) -> InstallSource:
     """Return the source in its locked version."""
     if lock is None or source.path is not None:
@@ -204,50 +105,139 @@ def _pinned(source: InstallSource, lock: LockFile | None) -> InstallSource:
     return replace(source, specifier=f"=={lock.pins[source.name]}")
 
 
-def _install_alone(installer: Installer, scratch: Path, source: InstallSource) -> None:
-    """Install the package without dependencies, from its index only.
+@dataclass(slots=True)
+class _Installation:
+    """Installation of one environment into `folder`."""
 
-    A package that is missing in the hub's public index is downloaded with the hub key.
-    """
-    index = Index(url=source.index, is_exclusive=True) if source.path is None else Index()
-    try:
-        installer.install(source.requirement, index=index, dependencies=False, folder=scratch)
-        return
-    except BuckeyeError as error:
-        if source.kind != "hub":
-            raise
-        key = hub_key()
-        if key is None:
-            raise BuckeyeError(
-                f"cannot get {source.env_id}{source.specifier} from the hub's public index {source.index}: "
-                f"{error.message}",
-                code=error.code,
-                hint="check the network, and retry"
-                if error.code == "BK-NETWORK"
-                else f"if it is private, set {KEY_VARIABLE} and retry",
-            ) from None
-    fetched = fetch_private(source, key, scratch)
-    installer.install(str(fetched), dependencies=False, folder=scratch)
+    request: InstallRequest
+    source: InstallSource
+    lock: LockFile | None
+    folder: Path
+    report: Report
 
-
-def _install_locked(installer: Installer, scratch: Path, name: str, lock: LockFile, index: Index) -> None:
-    """Install the locked versions of all other packages. Raises BuckeyeError if the result differs."""
-    others = {locked: version for locked, version in lock.pins.items() if locked != name}
-    if others:
-        pins = scratch / "locked.txt"
-        pins.write_text(lock.without(name), encoding="utf-8")
-        installer.install("--requirement", str(pins), index=index, dependencies=False, folder=scratch)
-    installed: dict[str, str] = {canonicalize_name(d.name): d.version for d in installer.distributions()}
-    differences = [
-        f"{n} {installed.get(n, 'missing')} instead of {v}"
-        for n, v in lock.pins.items()
-        if installed.get(n) != v
-    ]
-    if differences:
-        raise BuckeyeError(
-            f"the installed versions differ from the lock file: {', '.join(differences)}",
-            code="BK-ENV-INSTALL",
+    def build(self, staging: Path) -> None:
+        """Build the environment in `staging`, which is renamed to `folder` later."""
+        source, folder = self.source, self.folder
+        installer = Installer(staging / VENV, find_uv())
+        self.report(f"Creating a virtual environment for {source.env_id} in {folder} with {installer.name}")
+        installer.create(self.request.python)
+        with TemporaryDirectory(dir=staging) as scratch:
+            try:
+                interface = self._install(installer, Path(scratch))
+            except BuckeyeError as error:
+                if (needed := find_needed_python(str(error))) is None:
+                    raise
+                version, command = installer.python_version(), f"buckeye env install {self.request.what}"
+                raise BuckeyeError(
+                    f"{source.env_id}, or one of its dependencies, requires Python {needed.specifier}, not "
+                    f"{version}: {error.message}",
+                    code="BK-ENV-INSTALL",
+                    hint=f"use another interpreter: {command} --python {needed.version}",
+                ) from None
+        pins = pins_of(installer.distributions())
+        environment = InstalledEnvironment(
+            name=source.name,
+            id=source.env_id,
+            version=installer.distribution(source.name).version,
+            generation=interface.generation,
+            module=interface.module,
+            source=source.text if source.path is None else str(source.path),
+            extras=sorted({*source.extras, *interface.extras}),
+            index=source.index,
+            python=folder / VENV / "bin" / "python",
+            python_version=installer.python_version(),
+            constraints=[] if self.lock else list(interface.constraints),
+            requirements=pins,
+            installed_at=datetime.now(UTC),
         )
+        local = source.name if source.name not in installer.hashes or source.path is not None else None
+        head = f"{environment.id} {environment.version}, Python {environment.python_version}: exact versions"
+        lock = lock_text(pins, installer.hashes, local=local, head=head)
+        (staging / LOCK).write_text(lock, encoding="utf-8")
+        (staging / RECORD).write_bytes(to_json(environment))
+        _replace_staging_path(staging, folder)
+        _check_free(folder, self.request)  # another process may have installed or used it meanwhile
+
+    def _install(self, installer: Installer, scratch: Path) -> Interface:
+        """Install the package alone to detect its interface, then its dependencies in the tested bounds."""
+        source = self.source
+        self.report(f"Fetching {source.requirement}")
+        self._install_alone(installer, scratch)
+        detected = detect_interface(installer.distribution(source.name), source.extras)
+        interface = without_bounds_on(detected, self.request.extra)
+        if self.lock is not None:
+            self.report(f"Installing the {len(self.lock.pins)} locked versions")
+            self._install_locked(installer, scratch, self.lock)
+        else:
+            self._install_dependencies(installer, scratch, interface)
+        installer.find_hashes(pins_of(installer.distributions()), index=source.index, folder=scratch)
+        return interface
+
+    def _install_alone(self, installer: Installer, scratch: Path) -> None:
+        """Install the package without dependencies, from its index only.
+
+        A package that is missing in the hub's public index is downloaded with the hub key.
+        """
+        source = self.source
+        index = source.index if source.path is None else None
+        try:
+            installer.install(
+                source.requirement, index=index, is_exclusive=True, dependencies=False, folder=scratch
+            )
+            return
+        except BuckeyeError as error:
+            if source.kind != "hub":
+                raise
+            key = hub_key()
+            if key is None:
+                raise BuckeyeError(
+                    f"cannot get {source.env_id}{source.specifier} from the hub's public index "
+                    f"{source.index}: {error.message}",
+                    code=error.code,
+                    hint="check the network, and retry"
+                    if error.code == "BK-NETWORK"
+                    else f"if it is private, set {KEY_VARIABLE} and retry",
+                ) from None
+        fetched = fetch_private(source, key, scratch)
+        installer.install(str(fetched), dependencies=False, folder=scratch)
+
+    def _install_dependencies(self, installer: Installer, scratch: Path, interface: Interface) -> None:
+        """Install the dependencies of the package and of its interface, and the requested extras."""
+        name, version = self.source.name, installer.distribution(self.source.name).version
+        extras = ",".join(sorted({*self.source.extras, *interface.extras}))
+        package = f"{name}[{extras}]" if extras else name
+        bounds = f" ({', '.join(interface.constraints)})" if interface.constraints else ""
+        self.report(
+            f"{name} {version} is of kind {interface.generation}; installing its dependencies{bounds}"
+        )
+        installer.install(
+            f"{package}=={version}",
+            *interface.requirements,
+            *self.request.extra,
+            index=self.source.index,
+            constraints=interface.constraints,
+            folder=scratch,
+        )
+
+    def _install_locked(self, installer: Installer, scratch: Path, lock: LockFile) -> None:
+        """Install the locked versions of all other packages. Raises BuckeyeError if the result differs."""
+        if lock.pins.keys() - {self.source.name}:
+            pins = scratch / "locked.txt"
+            pins.write_text(lock.without(self.source.name), encoding="utf-8")
+            installer.install(
+                "--requirement", str(pins), index=self.source.index, dependencies=False, folder=scratch
+            )
+        installed: dict[str, str] = {canonicalize_name(d.name): d.version for d in installer.distributions()}
+        differences = [
+            f"{name} {installed.get(name, 'missing')} instead of {version}"
+            for name, version in lock.pins.items()
+            if installed.get(name) != version
+        ]
+        if differences:
+            raise BuckeyeError(
+                f"the installed versions differ from the lock file: {', '.join(differences)}",
+                code="BK-ENV-INSTALL",
+            )
 
 
 def _replace_staging_path(staging: Path, folder: Path) -> None:

@@ -56,7 +56,8 @@ def detect_interface(distribution: metadata.Distribution, extras: Sequence[str] 
         generation: Generation = "reasoning-gym" if name == LIBRARIES[0] else "textarena"
         return Interface(generation=generation, module=_module_name(distribution))
     interface = _verifiers_interface(distribution, requirements, tuple(extras))
-    interface = interface or _buckeye_interface(distribution)
+    if interface is None and (entry_point := _entry_point(distribution)) is not None:
+        interface = Interface(generation="buckeye", module=entry_point.partition(":")[0])
     if interface is None:
         raise BuckeyeError(
             f"{distribution.name} {distribution.version} has no environment: it does not require "
@@ -115,9 +116,8 @@ def _verifiers_interface(
 def _verifiers_interface_of(
     module: str, specifier: SpecifierSet, uses_v1: bool, extras: tuple[str, ...]
 ) -> Interface:
-    if not specifier.contains(_V1_RELEASE, prereleases=True):
-        return _v0_interface(module, specifier, extras)
-    if uses_v1 or not specifier.contains(_V0_RELEASE):
+    allows_v0, allows_v1 = specifier.contains(_V0_RELEASE), specifier.contains(_V1_RELEASE, prereleases=True)
+    if allows_v1 and (uses_v1 or not allows_v0):
         return _v1_interface(module, extras)
     return _v0_interface(module, specifier, extras)
 
@@ -141,13 +141,6 @@ def _v1_interface(module: str, extras: tuple[str, ...]) -> Interface:
         requirements=("verifiers", "uv"),  # its harnesses are scripts that `uv` runs
         constraints=("verifiers>=0.4,<0.5",),
     )
-
-
-def _buckeye_interface(distribution: metadata.Distribution) -> Interface | None:
-    entry_point = _entry_point(distribution)
-    if entry_point is None:
-        return None
-    return Interface(generation="buckeye", module=entry_point.partition(":")[0])
 
 
 def _entry_point(distribution: metadata.Distribution) -> str | None:

@@ -9,12 +9,12 @@ from typing import Literal
 
 import msgspec
 
+from buckeye.base.keys import home_folder
 from buckeye.errors import BuckeyeError
 
 Generation = Literal["verifiers-v0", "verifiers-v1", "reasoning-gym", "textarena", "buckeye"]
 """Interface of an installed environment."""
 
-HOME_VARIABLE = "BUCKEYE_HOME"
 ENVIRONMENTS_VARIABLE = "BUCKEYE_ENVIRONMENTS"
 RECORD = "environment.json"
 LOCK = "requirements.lock"
@@ -67,8 +67,7 @@ def environments_home() -> Path:
     named = os.environ.get(ENVIRONMENTS_VARIABLE)
     if named:
         return Path(named).expanduser().absolute()
-    home = os.environ.get(HOME_VARIABLE) or "~/.buckeye"
-    return Path(home).expanduser().absolute() / "environments"
+    return home_folder().absolute() / "environments"
 
 
 def to_json(environment: InstalledEnvironment) -> bytes:

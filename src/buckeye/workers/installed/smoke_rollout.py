@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from buckeye.envs.base import Environment, Outcome, Task
@@ -57,43 +58,35 @@ async def smoke_rollout(installed: InstalledEnvironment, variables: Sequence[str
     from buckeye.envs.settings import WorkerSettings
     from buckeye.workers.loading import open_environment
 
-    settings = WorkerSettings(python=installed.python, isolation="process", variables=tuple(variables))
+    settings = WorkerSettings(
+        python=installed.python,
+        isolation="process",
+        variables=tuple(variables),
+        rollout_timeout=_ROLLOUT_SECONDS,
+    )
     try:
         environment = open_environment(example_id(installed), {}, settings)
     except BuckeyeError as error:
         raise _failed(installed, str(error), error.code) from None
     try:
-        return await _run_first_task(environment, installed)
+        split, tasks = await asyncio.to_thread(_first_split, environment)
+        outcome = await environment.rollout(tasks[0], ScriptedPolicy(REPLY))
     finally:
         close = getattr(environment, "close", None)
         if close is not None:
             await close()
-
-
-async def _run_first_task(environment: Environment, installed: InstalledEnvironment) -> Smoke:
-    split, count, task = await asyncio.to_thread(_first_task, environment)
-    policy = ScriptedPolicy(REPLY)
-    try:
-        async with asyncio.timeout(_ROLLOUT_SECONDS):
-            outcome = await environment.rollout(task, policy)
-    except TimeoutError:
-        raise _failed(
-            installed, f"the rollout of task {task.id} did not end within {_ROLLOUT_SECONDS:g} s"
-        ) from None
     if outcome.reward is None:
         where = f" ({outcome.boundary})" if outcome.boundary else ""
-        raise _failed(installed, f"the rollout of task {task.id} failed{where}: {outcome.error}")
-    return Smoke(tasks=count, split=split, task=task, outcome=outcome)
+        raise _failed(installed, f"the rollout of task {tasks[0].id} failed{where}: {outcome.error}")
+    return Smoke(tasks=len(tasks), split=split, task=tasks[0], outcome=outcome)
 
 
-def _first_task(environment: Environment) -> tuple[str, int, Task]:
+def _first_split(environment: Environment) -> tuple[str, Sequence[Task]]:
     for split in ("train", "eval"):
-        try:
+        with suppress(KeyError):
             tasks = environment.tasks(split)
-        except KeyError:
-            continue
-        if len(tasks):
-            return split, len(tasks), tasks[0]
+            if len(tasks):
+                return split, tasks
     raise BuckeyeError(f"{environment.name} has no `train` and no `eval` tasks", code="BK-ENV-TASKS")
 
 

@@ -84,11 +84,6 @@ def refuse_if_used(folder: Path) -> None:
         )
 
 
-def disk_bytes(folder: Path) -> int:
-    """Return the disk usage of a folder in bytes."""
-    return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*"))
-
-
 def _runs_in(process: psutil.Process, folder: Path) -> bool:
     command = process.info["cmdline"] or [""]
     return command[0].startswith(f"{folder}/")

@@ -40,14 +40,6 @@ _PYTHONS = range(8, 16)
 _LATEST_PATCH = 99
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Index:
-    """Package index. None means the default; `url` is used in addition to it, or alone if `is_exclusive`."""
-
-    url: str | None = None
-    is_exclusive: bool = False
-
-
 @dataclass(slots=True)
 class Installer:
     """Installer for the virtual environment `venv`, with `uv` if given, else with pip.
@@ -83,13 +75,15 @@ class Installer:
     def install(
         self,
         *requirements: str,
-        index: Index = Index(),
+        index: str | None = None,
+        is_exclusive: bool = False,
         constraints: Sequence[str] = (),
         dependencies: bool = True,
         folder: Path,
     ) -> None:
         """Install requirements. Raises BuckeyeError with the last output of the installer.
 
+        The package index `index` is used in addition to the default one, or alone if it `is_exclusive`.
         Temporary files go into `folder`.
         """
         options = [] if dependencies else ["--no-deps"]
@@ -98,19 +92,17 @@ class Installer:
             constraints_file.write_text("\n".join(constraints) + "\n", encoding="utf-8")
             options += ["--constraint", str(constraints_file)]
         if self.uv:
-            index_options = _uv_index(index)
+            index_options = _uv_index(index, is_exclusive=is_exclusive)
             command = [self.uv, "pip", "install", "--quiet", "--python", str(self.python)]
             _run([*command, *options, *index_options, *requirements])
             return
         report = folder / "report.json"
-        index_options = (
-            ["--index-url" if index.is_exclusive else "--extra-index-url", index.url] if index.url else []
-        )
+        index_options = ["--index-url" if is_exclusive else "--extra-index-url", index] if index else []
         options += ["--quiet", "--no-input", "--disable-pip-version-check", "--no-warn-script-location"]
         _run([*self._pip(), "install", "--report", str(report), *options, *index_options, *requirements])
         self.hashes |= _hashes_of_report(json.loads(report.read_text("utf-8")))
 
-    def find_hashes(self, pins: Sequence[str], *, index: Index, folder: Path) -> None:
+    def find_hashes(self, pins: Sequence[str], *, index: str | None, folder: Path) -> None:
         """Get the hashes of NAME==VERSION from `uv`; `pip` has reported them. A failure leaves them unset."""
         if not self.uv:
             return
@@ -201,10 +193,8 @@ def _interpreter(python: str | None) -> str:
     )
 
 
-def _uv_index(index: Index) -> list[str]:
-    if index.url is None:
-        return []
-    return ["--default-index" if index.is_exclusive else "--index", index.url]
+def _uv_index(index: str | None, *, is_exclusive: bool = False) -> list[str]:
+    return [] if index is None else ["--default-index" if is_exclusive else "--index", index]
 
 
 def _run(command: Sequence[str], seconds: float = INSTALL_SECONDS) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import msgspec
 
 from buckeye.chat.openai_api import convert_request
-from buckeye.envs.base import CallOptions, Reply
+from buckeye.envs.base import Reply
 from buckeye.envs.call_arguments import read_arguments
-from buckeye.workers.proxy.anthropic_requests import MessagesRequest, chat_messages
-from buckeye.workers.proxy.exchange import Exchange, new_id
+from buckeye.workers.proxy.anthropic_requests import MessagesRequest, chat_fields
+from buckeye.workers.proxy.exchange import Exchange, allows_one_call, chat_call, new_id
 from buckeye.workers.proxy.reply_parts import ReplyParts, encode_events, split_reply
 from buckeye.workers.proxy.request_fields import field_names, split_fields
-from buckeye.workers.proxy.rollout import PolicyCall, ProxyRollout
+from buckeye.workers.proxy.rollout import ProxyRollout
 
 _FIELDS = field_names(MessagesRequest)
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "calls": "tool_use"}
@@ -24,23 +24,11 @@ def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     """Read a request for a message. Raises `WireError` or `UsageError`."""
     kept, dropped = split_fields(fields, _FIELDS, model=rollout.model)
     body = convert_request(kept, MessagesRequest)
-    call = PolicyCall(
-        messages=chat_messages(body),
-        tools=body.offered_tools(),
-        options=CallOptions(
-            max_tokens=body.max_tokens,
-            stop=tuple(stop for stop in body.stop_sequences or () if stop),
-            must_call=body.must_call,
-            tool=body.forced_tool() if body.must_call else None,
-        ),
-        dropped=dropped,
-    )
-    choice = body.tool_choice
-    first_call_only = choice is not None and (choice.disable_parallel_tool_use or choice.type == "tool")
+    request, call = chat_call(chat_fields(body), dropped)
 
     def to_json(replies: Sequence[Reply]) -> dict[str, Any]:
         (reply,) = replies
-        parts = split_reply(reply, first_call_only=first_call_only, objects_only=True)
+        parts = split_reply(reply, first_call_only=allows_one_call(request), objects_only=True)
         return _message(rollout.model, reply, parts)
 
     def to_events(replies: Sequence[Reply]) -> list[bytes]:

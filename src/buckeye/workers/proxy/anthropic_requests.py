@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from buckeye.chat.messages import tools_problem
-from buckeye.workers.proxy.errors import WireError
+from buckeye.workers.proxy.exchange import chat_tool, named_tool_choice
 
 
 class TextBlock(msgspec.Struct, kw_only=True, tag="text"):
@@ -82,35 +81,23 @@ class MessagesRequest(msgspec.Struct, kw_only=True):
     tool_choice: Choice | None = None
     stream: bool = False
 
-    def __post_init__(self) -> None:
-        choice, names = self.tool_choice, [tool.name for tool in self.tools or ()]
-        if choice is not None and choice.type == "any" and not names:
-            raise ValueError("`tool_choice` is `any`, but `tools` is empty")
-        if choice is not None and choice.type == "tool" and choice.name not in names:
-            raise ValueError(f"`tool_choice` is {choice.name!r}, which is not in `tools`")
 
-    def offered_tools(self) -> list[dict[str, Any]]:
-        """Return the tools for the model, in the format of chats. Raises `WireError`."""
-        if self.tool_choice is not None and self.tool_choice.type == "none":
-            return []
-        tools = [_chat_tool(tool) for tool in self.tools or ()]
-        if problem := tools_problem(tools):
-            raise WireError(400, f"Bad request: {problem}")
-        return tools
-
-    @property
-    def must_call(self) -> bool:
-        """True if the reply has to be a tool call."""
-        return self.tool_choice is not None and self.tool_choice.type in ("any", "tool")
-
-    def forced_tool(self) -> str | None:
-        """Return the tool that must be called; None if the model may choose."""
-        if self.tool_choice is not None and self.tool_choice.type == "tool":
-            return self.tool_choice.name
-        return self.tools[0].name if self.tools is not None and len(self.tools) == 1 else None
+def chat_fields(body: MessagesRequest) -> dict[str, Any]:
+    """Return a request as fields of OpenAI's chat completions."""
+    fields: dict[str, Any] = {
+        "messages": _chat_messages(body),
+        "tools": [chat_tool(tool.name, tool.description, tool.input_schema) for tool in body.tools or ()],
+        "max_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+    }
+    if (choice := body.tool_choice) is not None:
+        kinds = {"any": "required", "tool": named_tool_choice(choice.name)}
+        fields["tool_choice"] = kinds.get(choice.type, choice.type)
+        fields["parallel_tool_calls"] = not choice.disable_parallel_tool_use
+    return fields
 
 
-def chat_messages(body: MessagesRequest) -> list[dict[str, Any]]:
+def _chat_messages(body: MessagesRequest) -> list[dict[str, Any]]:
     """Return a request's conversation as chat messages."""
     messages: list[dict[str, Any]] = []
     if system := _join_text(body.system):
@@ -164,11 +151,3 @@ def _tool_call(block: UseBlock) -> dict[str, Any]:
     # spacing of the chat renderer, because a template without tools repeats the call as text
     arguments = json.dumps(block.input, ensure_ascii=False)
     return {"id": block.id, "type": "function", "function": {"name": block.name, "arguments": arguments}}
-
-
-def _chat_tool(tool: AnthropicTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.input_schema
-    return {"type": "function", "function": function}

@@ -14,19 +14,13 @@ from buckeye.chat.openai_api import (
     chat_delta,
     chat_logprobs,
     chat_message,
-    convert_request,
     usage_fields,
 )
-from buckeye.envs.base import CallOptions, Reply
-from buckeye.workers.proxy.exchange import Exchange, new_id
+from buckeye.envs.base import Reply
+from buckeye.workers.proxy.exchange import Exchange, allows_one_call, chat_call, new_id
 from buckeye.workers.proxy.reply_parts import ReplyParts, split_reply
-from buckeye.workers.proxy.request_fields import (
-    FIELDS_WITHOUT_EFFECT,
-    field_names,
-    split_fields,
-    strip_messages,
-)
-from buckeye.workers.proxy.rollout import PolicyCall, ProxyRollout
+from buckeye.workers.proxy.request_fields import FIELDS_WITHOUT_EFFECT, field_names, split_fields
+from buckeye.workers.proxy.rollout import ProxyRollout
 
 _FIELDS = field_names(
     ChatRequest, exclude=("temperature", "top_p", "top_k", "seed", "min_tokens", "top_logprobs")
@@ -37,22 +31,7 @@ _FIELDS -= FIELDS_WITHOUT_EFFECT
 def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     """Read a request for chat completions. Raises `WireError` or `UsageError`."""
     kept, dropped = split_fields(fields, _FIELDS, model=rollout.model)
-    kept["messages"] = strip_messages(kept.get("messages"), dropped)
-    body = convert_request(kept, ChatRequest)
-    call = PolicyCall(
-        messages=[message.to_template_message() for message in body.messages],
-        tools=body.offered_tools(),
-        options=CallOptions(
-            max_tokens=body.max_completion_tokens or body.max_tokens,
-            stop=body.stop_strings(),
-            stop_token_ids=tuple(body.stop_token_ids or ()),
-            must_call=body.forces_a_call,
-            tool=body.forced_tool() if body.forces_a_call else None,
-            logprobs=bool(body.logprobs),
-        ),
-        n=body.n or 1,
-        dropped=dropped,
-    )
+    body, call = chat_call(kept, dropped)
     response_format = _ResponseFormat(rollout, body)
     return Exchange(
         call=call,
@@ -103,9 +82,7 @@ class _ResponseFormat:
         return openai_events(parts)
 
     def _split(self, reply: Reply) -> ReplyParts:
-        return split_reply(
-            reply, first_call_only=self._is_tool_forced or self._body.parallel_tool_calls is False
-        )
+        return split_reply(reply, first_call_only=allows_one_call(self._body))
 
     def _choice(self, index: int, reply: Reply) -> dict[str, Any]:
         parts = self._split(reply)

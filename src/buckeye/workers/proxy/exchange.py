@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from buckeye.envs.base import Reply
+from buckeye.chat.messages import ToolChoice
+from buckeye.chat.openai_api import ChatRequest, convert_request
+from buckeye.envs.base import CallOptions, Reply
+from buckeye.workers.proxy.request_fields import strip_messages
 from buckeye.workers.proxy.rollout import PolicyCall
 
 
@@ -23,6 +26,47 @@ class Exchange:
     is_streaming: bool
     to_json: Callable[[Sequence[Reply]], dict[str, Any]]
     to_events: Callable[[Sequence[Reply]], list[bytes]]
+
+
+def chat_call(fields: dict[str, Any], dropped: list[str]) -> tuple[ChatRequest, PolicyCall]:
+    """Return a request in OpenAI's chat format, and its call of the policy. Raises `UsageError`.
+
+    `dropped` names the settings that are ignored.
+    """
+    body = convert_request(
+        {**fields, "messages": strip_messages(fields.get("messages"), dropped)}, ChatRequest
+    )
+    call = PolicyCall(
+        messages=[message.to_template_message() for message in body.messages],
+        tools=body.offered_tools(),
+        options=CallOptions(
+            max_tokens=body.max_completion_tokens or body.max_tokens,
+            stop=body.stop_strings(),
+            stop_token_ids=tuple(body.stop_token_ids or ()),
+            must_call=body.forces_a_call,
+            tool=body.forced_tool() if body.forces_a_call else None,
+            logprobs=bool(body.logprobs),
+        ),
+        n=body.n or 1,
+        dropped=dropped,
+    )
+    return body, call
+
+
+def chat_tool(name: str, description: str | None, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool in OpenAI's chat format."""
+    described = {} if description is None else {"description": description}
+    return {"type": "function", "function": {"name": name, **described, "parameters": parameters}}
+
+
+def named_tool_choice(name: str | None) -> dict[str, Any]:
+    """Return the choice of one tool in OpenAI's chat format."""
+    return {"type": "function", "function": {"name": name}}
+
+
+def allows_one_call(body: ChatRequest) -> bool:
+    """Return True if a reply may have at most one tool call."""
+    return body.parallel_tool_calls is False or isinstance(body.tool_choice, ToolChoice)
 
 
 def new_id(prefix: str) -> str:

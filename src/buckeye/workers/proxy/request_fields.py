@@ -12,44 +12,28 @@ from typing import Any
 import msgspec
 
 from buckeye.chat.messages import ChatMessage
+from buckeye.chat.openai_api import IGNORED_FIELDS, PLAIN_TEXT_VALUES
 from buckeye.workers.proxy.errors import WireError
 
 _ACCEPTED_VALUES: Mapping[str, tuple[Any, ...]] = {
+    **PLAIN_TEXT_VALUES,
     "background": (False,),
-    "best_of": (1,),
-    "echo": (False,),
-    "function_call": ("none", "auto"),
-    "functions": ([],),
     "ignore_eos": (False,),
-    "include_stop_str_in_output": (False,),
-    "modalities": (["text"],),
     "output_mode": ("tokens",),
-    "response_format": ({"type": "text"},),
-    "suffix": ("",),
     "text": ({"format": {"type": "text"}}, {}),
 }
 """Fields that a policy cannot support; accepted only with these values or null."""
 
-_INERT_FIELDS = frozenset(
-    {
-        "betas",
-        "cache_salt",
-        "include",
-        "metadata",
-        "priority",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "request_id",
-        "return_weight_versions",
-        "safety_identifier",
-        "service_tier",
-        "skip_special_tokens",
-        "spaces_between_special_tokens",
-        "store",
-        "truncation",
-        "user",
-    }
-)
+_INERT_FIELDS = IGNORED_FIELDS | {
+    "betas",
+    "cache_salt",
+    "include",
+    "request_id",
+    "return_weight_versions",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "truncation",
+}
 """Fields that never change the reply."""
 
 

@@ -6,14 +6,23 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from buckeye.chat.openai_api import convert_request
-from buckeye.envs.base import CallOptions, Message, Reply
+from buckeye.envs.base import Message, Reply
 from buckeye.workers.proxy.errors import WireError
-from buckeye.workers.proxy.exchange import Exchange, new_id
+from buckeye.workers.proxy.exchange import (
+    Exchange,
+    allows_one_call,
+    chat_call,
+    chat_tool,
+    named_tool_choice,
+    new_id,
+)
 from buckeye.workers.proxy.reply_parts import ReplyParts, encode_events, split_reply
 from buckeye.workers.proxy.request_fields import field_names, split_fields
 from buckeye.workers.proxy.responses_requests import NamedTool, ResponsesRequest, conversation, with_types
-from buckeye.workers.proxy.rollout import PolicyCall, ProxyRollout
+from buckeye.workers.proxy.rollout import ProxyRollout
 
 _FIELDS = field_names(ResponsesRequest)
 
@@ -25,17 +34,19 @@ def read(rollout: ProxyRollout, fields: Any) -> Exchange:
     body = convert_request(kept, ResponsesRequest)
     messages = [*_stored_messages(rollout, body.previous_response_id), *conversation(body.input)]
     system = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    call = PolicyCall(
-        messages=[*system, *messages],
-        tools=body.offered_tools(),
-        options=CallOptions(
-            max_tokens=body.max_output_tokens,
-            must_call=body.must_call,
-            tool=body.forced_tool() if body.must_call else None,
-        ),
-        dropped=dropped,
+    request, call = chat_call(
+        {
+            "messages": [*system, *messages],
+            "tools": [chat_tool(tool.name, tool.description, tool.schema) for tool in body.tools or ()],
+            "tool_choice": named_tool_choice(body.tool_choice.name)
+            if isinstance(body.tool_choice, NamedTool)
+            else body.tool_choice,
+            "parallel_tool_calls": body.parallel_tool_calls,
+            "max_tokens": body.max_output_tokens,
+        },
+        dropped,
     )
-    response_format = _ResponseFormat(rollout, body, messages)
+    response_format = _ResponseFormat(rollout, body, messages, first_call_only=allows_one_call(request))
     return Exchange(
         call=call,
         is_streaming=body.stream,
@@ -57,11 +68,13 @@ def _stored_messages(rollout: ProxyRollout, response_id: str | None) -> Sequence
 
 
 class _ResponseFormat:
-    def __init__(self, rollout: ProxyRollout, body: ResponsesRequest, messages: list[Message]) -> None:
+    def __init__(
+        self, rollout: ProxyRollout, body: ResponsesRequest, messages: list[Message], *, first_call_only: bool
+    ) -> None:
         self._rollout = rollout
         self._body = body
         self._messages = messages
-        self._first_call_only = body.parallel_tool_calls is False or isinstance(body.tool_choice, NamedTool)
+        self._first_call_only = first_call_only
         self._id = new_id("resp_")
 
     def to_json(self, replies: Sequence[Reply]) -> dict[str, Any]:
@@ -81,7 +94,6 @@ class _ResponseFormat:
 
     def _response(self, reply: Reply, parts: ReplyParts, items: list[dict[str, Any]]) -> dict[str, Any]:
         body, cut = self._body, parts.ending == "length"
-        choice = body.tool_choice
         return {
             "id": self._id,
             "object": "response",
@@ -97,19 +109,8 @@ class _ResponseFormat:
             "previous_response_id": body.previous_response_id,
             "temperature": None,
             "top_p": None,
-            "tool_choice": {"type": "function", "name": choice.name}
-            if isinstance(choice, NamedTool)
-            else choice or "auto",
-            "tools": [
-                {
-                    "type": "function",
-                    "name": tool.name,
-                    "description": tool.description,
-                    "parameters": tool.parameters,
-                    "strict": tool.strict,
-                }
-                for tool in body.tools or ()
-            ],
+            "tool_choice": msgspec.to_builtins(body.tool_choice) or "auto",
+            "tools": msgspec.to_builtins(body.tools or ()),
             "usage": {
                 "input_tokens": reply.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},

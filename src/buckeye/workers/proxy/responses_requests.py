@@ -8,9 +8,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
-from buckeye.chat.messages import tools_problem
-from buckeye.workers.proxy.errors import WireError
-
 
 class Text(msgspec.Struct, kw_only=True):
     """One part of a content. Images, audio and files are refused."""
@@ -64,6 +61,11 @@ class FunctionTool(msgspec.Struct, kw_only=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    @property
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema of the arguments."""
+        return self.parameters or {"type": "object", "properties": {}}
+
 
 class NamedTool(msgspec.Struct, kw_only=True):
     """The tool that must be called."""
@@ -86,33 +88,8 @@ class ResponsesRequest(msgspec.Struct, kw_only=True):
     stream_options: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        names = [tool.name for tool in self.tools or ()]
-        if self.tool_choice == "required" and not names:
-            raise ValueError("`tool_choice` is `required`, but `tools` is empty")
-        if isinstance(self.tool_choice, NamedTool) and self.tool_choice.name not in names:
-            raise ValueError(f"`tool_choice` is {self.tool_choice.name!r}, which is not in `tools`")
         if not self.input and self.previous_response_id is None:
             raise ValueError("`input` is empty")
-
-    def offered_tools(self) -> list[dict[str, Any]]:
-        """Return the tools for the model, in the format of chats. Raises `WireError`."""
-        if self.tool_choice == "none":
-            return []
-        tools = [_chat_tool(tool) for tool in self.tools or ()]
-        if problem := tools_problem(tools):
-            raise WireError(400, f"Bad request: {problem}")
-        return tools
-
-    def forced_tool(self) -> str | None:
-        """Return the tool that must be called; None if the model may choose."""
-        if isinstance(self.tool_choice, NamedTool):
-            return self.tool_choice.name
-        return self.tools[0].name if self.tools is not None and len(self.tools) == 1 else None
-
-    @property
-    def must_call(self) -> bool:
-        """True if the reply has to be a tool call."""
-        return self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)
 
 
 def with_types(value: Any) -> Any:
@@ -168,11 +145,3 @@ def _join_text(content: Content) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text or part.refusal for part in content)
-
-
-def _chat_tool(tool: FunctionTool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    function["parameters"] = tool.parameters or {"type": "object", "properties": {}}
-    return {"type": "function", "function": function}

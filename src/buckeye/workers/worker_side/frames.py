@@ -8,7 +8,9 @@ identified by their `id`, with one `result` or `error`; `tasks` also with any nu
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import struct
 from typing import Any
 
@@ -28,10 +30,10 @@ class FrameError(Exception):
     """Received data is not a message, or an object cannot be sent as one."""
 
 
-def encode(frame: Frame, *, max_bytes: int = MAX_FRAME) -> bytes:
+def encode(frame: Frame) -> bytes:
     """Return a message with its length before it.
 
-    Raises FrameError for values that JSON does not support (including NaN), and for more than `max_bytes`.
+    Raises FrameError for values that JSON does not support (including NaN), and for too many bytes.
     """
     try:
         text = json.dumps(frame, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -41,17 +43,40 @@ def encode(frame: Frame, *, max_bytes: int = MAX_FRAME) -> bytes:
             body = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise FrameError(f"not JSON: {error}") from None
-    if len(body) > max_bytes:
-        raise FrameError(f"the message has {len(body)} bytes; the limit is {max_bytes}")
+    if len(body) > MAX_FRAME:
+        raise FrameError(f"the message has {len(body)} bytes; the limit is {MAX_FRAME}")
     return HEADER.pack(len(body)) + body
 
 
-def body_length(header: bytes) -> int:
+def body_length(header: bytes, max_bytes: int = MAX_FRAME) -> int:
     """Return the number of bytes after a header. Raises FrameError if it exceeds the limit."""
     (length,) = HEADER.unpack(header)
-    if length > MAX_FRAME:
-        raise FrameError(f"the header announces {length} bytes; the limit is {MAX_FRAME}")
+    if length > max_bytes:
+        raise FrameError(f"the header announces {length} bytes; the limit is {max_bytes}")
     return int(length)
+
+
+async def read_body(reader: asyncio.StreamReader, max_bytes: int = MAX_FRAME) -> bytes:
+    """Return the body of the next message. Raises FrameError for more than `max_bytes`."""
+    return await reader.readexactly(body_length(await reader.readexactly(HEADER.size), max_bytes))
+
+
+def receive_body(connection: socket.socket, max_bytes: int = MAX_FRAME) -> bytes:
+    """Return the body of the next message.
+
+    Raises ConnectionError if the connection ends before, and FrameError for more than `max_bytes`.
+    """
+    return _receive_exactly(connection, body_length(_receive_exactly(connection, HEADER.size), max_bytes))
+
+
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        chunk = connection.recv(min(count - len(data), 1 << 20))
+        if not chunk:
+            raise ConnectionError("closed")
+        data += chunk
+    return bytes(data)
 
 
 def decode(body: bytes) -> Frame:

@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from .frames import HEADER, Frame, FrameError, body_length, decode, encode
+from .frames import Frame, FrameError, decode, encode, receive_body
 
 
 class Link:
@@ -43,17 +43,8 @@ class Link:
     def _read(self, receive: Callable[[Frame], None]) -> None:
         with contextlib.suppress(OSError, FrameError):
             while True:
-                receive(decode(self._read_exactly(body_length(self._read_exactly(HEADER.size)))))
+                receive(decode(receive_body(self._connection)))
         self._on_lost()
-
-    def _read_exactly(self, count: int) -> bytes:
-        data = bytearray()
-        while len(data) < count:
-            chunk = self._connection.recv(min(count - len(data), 1 << 20))
-            if not chunk:
-                raise ConnectionError("closed")
-            data += chunk
-        return bytes(data)
 
     def _close_in_child(self) -> None:
         self._connection.close()

@@ -36,7 +36,11 @@ class Adapter(Protocol):
         ...
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
-        """Run a task's rollout on a model endpoint. Returns an outcome of `scored`, `pending` or `failed`."""
+        """Run a task's rollout on a model endpoint. Returns an outcome of `scored` or `failed`.
+
+        With `keep_for_group` in the context, an outcome may have a `handle` for `score_group` in place of a
+        reward.
+        """
         ...
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
@@ -48,28 +52,9 @@ class Adapter(Protocol):
         return
 
 
-def scored(
-    reward: float, *, components: Mapping[str, float] | None = None, stop_reason: str = "done", **extra: Any
-) -> Json:
+def scored(reward: float, *, components: Mapping[str, float], stop_reason: str) -> Json:
     """Return the outcome of a rollout with a reward. `components` are logged and do not affect it."""
-    return {
-        "reward": reward,
-        "components": dict(components or {}),
-        "stop_reason": stop_reason,
-        "error": None,
-        **extra,
-    }
-
-
-def pending(handle: str, *, stop_reason: str) -> Json:
-    """Return the outcome of a rollout that `score_group` scores later, under the name `handle`."""
-    return {
-        "reward": None,
-        "components": {},
-        "stop_reason": stop_reason,
-        "error": None,
-        "handle": handle,
-    }
+    return {"reward": reward, "components": components, "stop_reason": stop_reason, "error": None}
 
 
 def failed(boundary: Boundary, kind: str, message: str, trace: Sequence[str] = ()) -> Json:
@@ -77,12 +62,8 @@ def failed(boundary: Boundary, kind: str, message: str, trace: Sequence[str] = (
 
     `kind` is the name of the error, and `trace` has the frames that it passed through.
     """
-    return {
-        "reward": None,
-        "components": {},
-        "stop_reason": "error",
-        "error": {"boundary": boundary, "type": kind, "message": message, "trace": list(trace)},
-    }
+    error = {"boundary": boundary, "type": kind, "message": message, "trace": list(trace)}
+    return {"reward": None, "stop_reason": "error", "error": error}
 
 
 def raised(boundary: Boundary, error: BaseException) -> Json:
@@ -139,6 +120,12 @@ def suggest_name(name: str, known: Iterable[str]) -> str:
     """Return a suggestion sentence with a leading space, or "" if no known name is close."""
     close = difflib.get_close_matches(name, list(known), 1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def first_messages(system: str | None, prompt: str | list[Json] | None) -> list[Json]:
+    """Return the first messages of a conversation; `prompt` is the user's text, or messages."""
+    first = [{"role": "system", "content": system}] if system else []
+    return [*first, *([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or [])]
 
 
 def existing_file(path: Any, argument: str) -> Path:

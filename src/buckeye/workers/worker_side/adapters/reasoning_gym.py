@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
-from .base import Adapter, AdapterError, Json, check_arguments, raised, scored, suggest_name
+from .base import Adapter, AdapterError, Json, check_arguments, first_messages, raised, scored, suggest_name
 from .model import ModelError, chat
 
 PREFIX = "reasoning-gym/"
@@ -34,7 +34,8 @@ class ReasoningGym(Adapter):
         self._name = env_id.removeprefix(PREFIX).partition("@")[0]
         library = importlib.import_module("reasoning_gym")
         self._factory = importlib.import_module("reasoning_gym.factory")
-        self._extract = importlib.import_module("reasoning_gym.utils").extract_answer
+        utils = importlib.import_module("reasoning_gym.utils")
+        self._extract = utils.extract_answer
         settings = self._dataset_settings(env_id, args)
         seed = int(args.get("seed", 0))
         seeds = {"train": seed, "eval": int(args.get("eval_seed", seed + 1_000_003))}
@@ -55,7 +56,8 @@ class ReasoningGym(Adapter):
             }
         except (AssertionError, TypeError, ValueError) as error:
             raise AdapterError(f"cannot create {env_id} with {args}: {error}") from error
-        self._system = self._system_prompt(args.get("system_prompt", "default"))
+        prompt = args.get("system_prompt", "default")
+        self._system = str(utils.SYSTEM_PROMPTS.get(prompt, prompt))
 
     def _dataset_settings(self, env_id: str, args: Json) -> Json:
         """Return the settings for the dataset. Raises AdapterError for an unknown dataset or setting."""
@@ -68,11 +70,6 @@ class ReasoningGym(Adapter):
         fields = {field.name for field in dataclasses.fields(known[self._name][1])}
         check_arguments(env_id, args, fields | set(OWN_ARGUMENTS))
         return {name: _as_tuple(value) for name, value in args.items() if name not in OWN_ARGUMENTS}
-
-    @staticmethod
-    def _system_prompt(wanted: str) -> str:
-        prompts = importlib.import_module("reasoning_gym.utils").SYSTEM_PROMPTS
-        return str(prompts.get(wanted, wanted))
 
     def info(self) -> Json:
         return {
@@ -106,12 +103,14 @@ class ReasoningGym(Adapter):
             )
 
     def _task(self, split: str, index: int, entry: Json) -> Json:
-        messages = [{"role": "system", "content": self._system}] if self._system else []
-        messages.append({"role": "user", "content": entry["question"]})
         data = {"split": split, "index": index}
         if entry["answer"] is not None:  # otherwise many answers are right
             data["answer"] = str(entry["answer"])
-        return {"id": f"{split}-{index}", "messages": messages, "data": data}
+        return {
+            "id": f"{split}-{index}",
+            "messages": first_messages(self._system, entry["question"]),
+            "data": data,
+        }
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
         try:

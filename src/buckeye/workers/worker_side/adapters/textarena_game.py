@@ -89,13 +89,12 @@ class TextArenaGame:
 
     def _allows(self, move: str) -> bool:
         """Return True if a copy of the game accepts a move."""
-        player, shared_state = self.player, random.getstate()
+        player, own_state = self.player, self._random
         trial = copy.deepcopy(list(_wrappers_and_game(self._env))[-1])
-        random.setstate(self._random)
         try:
-            trial.step(action=move)
+            self._with_own_random(lambda: trial.step(action=move))
         finally:
-            random.setstate(shared_state)
+            self._random = own_state
         state = trial.state
         return not getattr(state, "error_count", 0) and not state.game_info[player].get("invalid_move")
 

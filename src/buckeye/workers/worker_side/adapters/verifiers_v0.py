@@ -17,7 +17,7 @@ from importlib import metadata
 from types import ModuleType
 from typing import Any
 
-from .base import AdapterError, Boundary, Json, check_arguments, failed, pending, raised, scored
+from .base import AdapterError, Boundary, Json, check_arguments, failed, raised, scored
 
 _failures: contextvars.ContextVar[list[BaseException]] = contextvars.ContextVar("failures")
 _UNUSED_URL = "http://127.0.0.1:9/v1"
@@ -90,7 +90,7 @@ class VerifiersV0:
             return failed("model", "NoReply", f"no reply from the model ({state.get('stop_condition')})")
         if self._scores_groups() and context.get("keep_for_group"):
             self._pending_states[context["rollout"]] = state
-            return pending(context["rollout"], stop_reason=_stop_reason(state))
+            return {"handle": context["rollout"], "stop_reason": _stop_reason(state)}
         return (await self._score([state]))[0]
 
     def _client(self, endpoint: Json) -> Any:

@@ -21,7 +21,7 @@ from importlib import metadata
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .base import Adapter, AdapterError, Boundary, Json, failed, raised, scored, trained_seat
+from .base import Adapter, AdapterError, Boundary, Json, failed, first_messages, raised, scored, trained_seat
 
 OWN_ARGUMENTS = ("harness", "runtime", "agent", "eval", "limit", "seat", "opponent")
 OPPONENTS = ("self",)
@@ -119,7 +119,7 @@ class VerifiersV1(Adapter):
             answers = {name: row[name] for name in ("accept", "answer") if name in row}
             yield {
                 "id": f"{split}-{index}",
-                "messages": _messages(row),
+                "messages": first_messages(row.get("system_prompt"), row.get("prompt")),
                 "data": {"split": split, "task": row, **answers},
             }
 
@@ -185,13 +185,6 @@ class VerifiersV1(Adapter):
     async def close(self) -> None:
         self._closing.set()
         await asyncio.gather(*self._serving)
-
-
-def _messages(row: Json) -> list[Json]:
-    """Return the first messages of a task."""
-    system, prompt = row.get("system_prompt"), row.get("prompt")
-    first = [{"role": "system", "content": system}] if system else []
-    return [*first, *([{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt or [])]
 
 
 def _outcome(episode: Any, seat: str) -> Json:

@@ -17,7 +17,7 @@ from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.harnesses.utils.compaction import bound_tool_message
 from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
 
-from .base import Json
+from .base import Json, first_messages
 from .model import ModelError, post
 
 HARNESS_ID = "buckeye-in-process"
@@ -72,10 +72,9 @@ class InProcessHarness(vf.Harness[InProcessConfig]):
 
     def _first_messages(self, data: vf.TaskData) -> list[Json]:
         system, prompt = self.resolve_prompt(data)
-        first = [{"role": "system", "content": system}] if system else []
-        if isinstance(prompt, str):
-            return [*first, {"role": "user", "content": prompt}]
-        return [*first, *(message_to_wire(message) for message in prompt or [])]
+        if prompt is not None and not isinstance(prompt, str):
+            prompt = [message_to_wire(message) for message in prompt]
+        return first_messages(system, prompt)
 
 
 async def _result(function: Json, connections: Any, dispatch: Any) -> Any:
