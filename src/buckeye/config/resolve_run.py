@@ -17,10 +17,20 @@ from buckeye.config.devices import reconcile_devices
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import Problem, conflict_problem
 from buckeye.config.settings import MISSING, KeyPath, Layer, Location, Settings, dotted, flag_of
+from buckeye.config.shared import BaseConfig, CheckpointConfig, WandbConfig, WandbExtrasConfig
 from buckeye.config.trainer import LoRAConfig
 
 _TRAINING = ("trainer", "orchestrator")
 _ALL = (*_TRAINING, "inference")
+
+SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _TRAINING)
+"""Sections that are on or off for all of these processes."""
+
+
+def _fields(section: str, model: type[BaseConfig]) -> dict[str, tuple[str, ...]]:
+    names = (f"{section}.{name}" for name in model.model_fields)
+    return {name: _TRAINING for name in names if name not in SECTIONS}
+
 
 SHARED: Mapping[str, tuple[str, ...]] = {
     "output_dir": _ALL,
@@ -30,22 +40,11 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "max_async_level": _TRAINING,
     "max_off_policy_steps": _TRAINING,
     "seq_len": _TRAINING,
-    "ckpt.interval": _TRAINING,
-    "ckpt.resume_step": _TRAINING,
-    "ckpt.keep": _TRAINING,
-    "ckpt.store": _TRAINING,
-    "ckpt.store_timeout": _TRAINING,
-    "wandb.project": _TRAINING,
-    "wandb.name": _TRAINING,
-    "wandb.offline": _TRAINING,
-    "wandb.id": _TRAINING,
-    "wandb.log_extras.samples": _TRAINING,
-    "wandb.log_extras.distributions": _TRAINING,
-    "wandb.log_extras.interval": _TRAINING,
+    **_fields("ckpt", CheckpointConfig),
+    **_fields("wandb", WandbConfig),
+    **_fields("wandb.log_extras", WandbExtrasConfig),
 }
 """Settings of the run, and the processes that have a setting of that name."""
-SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _TRAINING)
-"""Sections that are on or off for all of these processes."""
 _MAY_DIFFER = ("log.level", "seq_len")
 """Settings that may differ: each process may have its own log level, and the trainer's rows may be longer
 than rollouts.
