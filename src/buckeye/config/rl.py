@@ -17,6 +17,7 @@ from buckeye.config.shared import (
     BaseConfig,
     CheckpointConfig,
     LogConfig,
+    PolicyModelConfig,
     TrackedConfig,
     WandbConfig,
     conflict,
@@ -25,13 +26,6 @@ from buckeye.config.supervision import SupervisionConfig
 from buckeye.config.trainer import TrainerConfig
 
 DeviceIds = Annotated[list[NonNegativeInt], Field(min_length=1)]
-
-
-class RunModelConfig(BaseConfig):
-    """Model of all processes."""
-
-    name: str = "Qwen/Qwen3-0.6B"
-    """A model directory, or a name on the Hugging Face hub."""
 
 
 class DiskConfig(BaseConfig):
@@ -74,7 +68,7 @@ class RLConfig(TrackedConfig):
     """Checkpoints of trainer and orchestrator."""
     wandb: WandbConfig | None = None
     """Log the run to Weights & Biases."""
-    model: RunModelConfig | None = None
+    model: PolicyModelConfig | None = None
     """The model of all processes."""
     max_steps: PositiveInt | None = None
     """Number of steps. None: no limit."""

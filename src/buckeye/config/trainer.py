@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
@@ -146,15 +146,11 @@ class AdamWConfig(BaseOptimizerConfig):
     """Decay of the second moment."""
 
 
-class AdamW8bitConfig(BaseOptimizerConfig):
+class AdamW8bitConfig(AdamWConfig):
     """AdamW with 8 bits per element of its moments (a quarter of AdamW's memory)."""
 
-    type: Literal["adamw8bit"] = "adamw8bit"
+    type: Literal["adamw8bit"] = "adamw8bit"  # type: ignore[assignment]
     """Optimizer. Requires the extra `optim8bit` and a model without shards."""
-    betas1: Fraction = 0.9
-    """Decay of the first moment."""
-    betas2: Fraction = 0.999
-    """Decay of the second moment."""
 
 
 class MuonConfig(BaseOptimizerConfig):
@@ -190,14 +186,6 @@ OptimizerConfig = Annotated[
     | Annotated[MuonConfig, Tag("muon")],
     variant("adamw"),
 ]
-
-
-def check_optimizer(optim: OptimizerConfig, model: ModelConfig) -> None:
-    """Raise a conflict if the optimizer cannot update a model that is sharded among ranks."""
-    is_sharded = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
-    if optim.type == "adamw8bit" and is_sharded:
-        message = "`optim.type` = adamw8bit cannot update a sharded model"
-        raise conflict(message, "optim.type", hint="use adamw, whose moments are sharded too")
 
 
 class ConstantSchedulerConfig(BaseConfig):
@@ -289,8 +277,8 @@ class TrainedBatchesConfig(BaseConfig):
         return self
 
 
-class TrainerConfig(BaseConfig):
-    """Training of the policy on the orchestrator's batches."""
+class TrainingConfig(BaseConfig):
+    """Settings of the trainer that reinforcement learning and fine-tuning share."""
 
     model: ModelConfig = ModelConfig()
     """Model to train."""
@@ -298,20 +286,38 @@ class TrainerConfig(BaseConfig):
     """Optimizer."""
     scheduler: SchedulerConfig = ConstantSchedulerConfig()
     """Schedule of the learning rate."""
-    loss: LossConfig = MaskedRatioLossConfig()
-    """Policy-gradient loss."""
     ckpt: TrainerCheckpointConfig | None = TrainerCheckpointConfig()
     """Checkpoints at an interval. None: one at the end only."""
-    weights: WeightsConfig = WeightsConfig()
-    """Format of weights for inference."""
-    trained: TrainedBatchesConfig = TrainedBatchesConfig()
-    """Trained batches to keep, so that `rl replay` can repeat a step."""
     log: LogConfig = LogConfig()
     """Logging."""
     wandb: WandbConfig | None = None
     """Log to Weights & Biases."""
     output_dir: Path = Path("outputs")
     """Output directory of the run."""
+    seed: int = 0
+    """Seed of the trainer."""
+    dist_timeout_seconds: PositiveInt = 600
+    """Timeout of collective operations between ranks, in seconds."""
+
+    @model_validator(mode="after")
+    def _optimizer_fits(self) -> Self:
+        model = self.model
+        is_sharded = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
+        if self.optim.type == "adamw8bit" and is_sharded:
+            message = "`optim.type` = adamw8bit cannot update a sharded model"
+            raise conflict(message, "optim.type", hint="use adamw, whose moments are sharded too")
+        return self
+
+
+class TrainerConfig(TrainingConfig):
+    """Training of the policy on the orchestrator's batches."""
+
+    loss: LossConfig = MaskedRatioLossConfig()
+    """Policy-gradient loss."""
+    weights: WeightsConfig = WeightsConfig()
+    """Format of weights for inference."""
+    trained: TrainedBatchesConfig = TrainedBatchesConfig()
+    """Trained batches to keep, so that `rl replay` can repeat a step."""
     max_steps: PositiveInt | None = None
     """Number of optimizer steps. None: no limit."""
     max_async_level: NonNegativeInt = 1
@@ -320,12 +326,8 @@ class TrainerConfig(BaseConfig):
     """Maximum age of a trained token, in steps. Older samples are dropped."""
     seq_len: PositiveInt = 2048
     """Row length in tokens. Samples are packed into rows, which are computed at once."""
-    seed: int = 0
-    """Seed of the trainer."""
     batch_timeout: PositiveFloat = 3600.0
     """Time limit for a batch, in seconds."""
-    dist_timeout_seconds: PositiveInt = 600
-    """Timeout of collective operations between ranks, in seconds."""
 
     @model_validator(mode="after")
     def _adapter_is_not_rounded(self) -> TrainerConfig:
@@ -340,9 +342,4 @@ class TrainerConfig(BaseConfig):
                 "model.experimental.lora",
                 hint="leave weights.dtype and weights.rounding out",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _optimizer_fits(self) -> TrainerConfig:
-        check_optimizer(self.optim, self.model)
         return self
