@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,8 +33,3 @@ def shortened(text: str, length: int = 100) -> str:
     """Return the text on one line, cut to `length` characters."""
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
-
-
-def count_with_status(checks: Sequence[CheckResult], status: CheckStatus) -> int:
-    """Return the number of checks with this status."""
-    return sum(check.status == status for check in checks)
