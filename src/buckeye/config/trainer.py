@@ -108,17 +108,15 @@ class ModelConfig(BaseConfig):
         if self.sharding == "none" and (self.dp_replicate > 1 or self.fsdp_cpu_offload):
             name = "dp_replicate" if self.dp_replicate > 1 else "fsdp_cpu_offload"
             message = f'`{name}` requires shards, and `sharding` = "none" makes none'
-            raise conflict(message, "sharding", name, hint="leave one of the two out")
+            raise conflict(message, hint="leave one of the two out")
         if self.experimental.lora is not None and self.tp > 1:
             message = f"`tp` = {self.tp} cannot divide the adapters of `experimental.lora`"
-            raise conflict(message, "tp", "experimental.lora", hint="set `tp` to 1")
+            raise conflict(message, hint="set `tp` to 1")
         if self.load_using_meta and (self.experimental.lora is not None or self.adapter is not None):
             name = "adapter" if self.experimental.lora is None else "experimental.lora"
             raise conflict(
                 f"`{name}` requires a model that each rank loads completely, and `load_using_meta` loads "
                 "shards",
-                "load_using_meta",
-                name,
                 hint="leave `load_using_meta` out",
             )
         return self
@@ -245,8 +243,6 @@ class WeightsConfig(BaseConfig):
         if self.rounding == "stochastic" and self.dtype not in ("auto", "bfloat16"):
             raise conflict(
                 f'`rounding` = "stochastic" requires bfloat16, and `dtype` is {self.dtype}',
-                "rounding",
-                "dtype",
                 hint="leave one of the two out",
             )
         return self
@@ -273,7 +269,7 @@ class TrainedBatchesConfig(BaseConfig):
     def _keeps_all_or_a_number(self) -> TrainedBatchesConfig:
         if self.record_order and self.keep is not None:
             message = f"`record_order` keeps every batch, and `keep` is {self.keep}"
-            raise conflict(message, "record_order", "keep", hint="leave `keep` out")
+            raise conflict(message, hint="leave `keep` out")
         return self
 
 
@@ -305,7 +301,7 @@ class TrainingConfig(BaseConfig):
         is_sharded = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
         if self.optim.type == "adamw8bit" and is_sharded:
             message = "`optim.type` = adamw8bit cannot update a sharded model"
-            raise conflict(message, "optim.type", hint="use adamw, whose moments are sharded too")
+            raise conflict(message, hint="use adamw, whose moments are sharded too")
         return self
 
 
@@ -338,8 +334,6 @@ class TrainerConfig(TrainingConfig):
             raise conflict(
                 "`weights` cannot round an adapter of `model.experimental.lora`, which is published in "
                 "float32",
-                "weights",
-                "model.experimental.lora",
                 hint="leave weights.dtype and weights.rounding out",
             )
         return self
