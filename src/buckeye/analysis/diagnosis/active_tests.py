@@ -26,8 +26,7 @@ from buckeye.analysis.diagnosis.half_group_training import (
 )
 from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms
 from buckeye.analysis.diagnosis.templates import decode_tokens, load_tokenizer_file
-from buckeye.analysis.policy_changes import measure_policy_changes
-from buckeye.analysis.replay.retrain import masked_logprobs
+from buckeye.analysis.replay.retrain import masked_logprobs, measure_policy_changes
 from buckeye.base.storage import step_directory
 from buckeye.config.load import load_config
 from buckeye.errors import BuckeyeError
@@ -167,7 +166,6 @@ def updated_towards_rewards(facts: DiagnosisFacts) -> Iterator[Finding | str]:
                 "the loss has the wrong sign, or another term of it outweighs the rewards",
                 "check trainer.loss, and your own loss",
                 evidence=[("the step again", facts.command("replay", "--step", step))],
-                confidence="likely",
                 gained=float(np.mean(gained)),
             )
         return
@@ -226,7 +224,6 @@ def replay_newest_step(facts: DiagnosisFacts) -> Iterator[Finding | str]:
             "the code, the settings or the machine differ from those of the run",
             "compare them with those of the run",
             evidence=[("the step again", facts.command("replay", "--step", step))],
-            confidence="likely",
         )
 
 

@@ -215,7 +215,6 @@ def learning_rate_too_low(facts: DiagnosisFacts) -> Finding | None:
                 facts.metrics("reward/mean", "entropy"),
             ),
         ],
-        confidence="likely",
         moved=size,
     )
 
@@ -263,7 +262,6 @@ def learning_rate_too_high(facts: DiagnosisFacts) -> Finding | None:
             ("entropy and reward", facts.metrics("entropy", "reward/mean")),
             ("the size of gradients", facts.metrics("grad_norm")),
         ],
-        confidence="likely",
         since=since,
         moved=size,
         entropy=entropy[numbers[-1]],
@@ -334,7 +332,6 @@ def training_without_transfer(facts: DiagnosisFacts) -> Finding | None:
         "the policy does not generalize: a leak, a grader that can be gamed, or too few tasks",
         "read the rollouts with the highest rewards; `buckeye env check` finds leaks and gaming",
         evidence=[("training and evaluation by step", facts.metrics("reward/mean", 'eval/[^"]*'))],
-        confidence="likely",
         gained=gained,
     )
 
