@@ -16,36 +16,13 @@ from typing import Any
 from buckeye.base.process_guard import GUARD
 from buckeye.envs.base import Environment, split_names
 from buckeye.envs.settings import with_variables
+from buckeye.evaluation import content_free
+from buckeye.evaluation.checks import rollout_checks, task_checks
 from buckeye.evaluation.checks.chance import chance_by_group
 from buckeye.evaluation.checks.fingerprint import fingerprint, fingerprint_in_new_process
 from buckeye.evaluation.checks.result import CheckResult, CheckStatus
-from buckeye.evaluation.checks.rollout_checks import (
-    ProbeResult,
-    check_all_graded,
-    check_answers_rewarded,
-    check_content_free,
-    check_errors_unscored,
-    check_grades_repeatable,
-    check_isolated,
-    check_probes,
-    check_reward_range,
-    run_probes,
-)
 from buckeye.evaluation.checks.samples import SplitSample, probes_of, sample_splits
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
-from buckeye.evaluation.checks.task_checks import (
-    check_answers_hidden,
-    check_ids,
-    check_splits_disjoint,
-    check_tasks_repeatable,
-)
-from buckeye.evaluation.content_free import (
-    CONSTANT_REPLY,
-    ContentFreeScore,
-    choose_constant_replies,
-    content_free_policies,
-    score_content_free,
-)
 from buckeye.monitor.verdicts import verdict
 from buckeye.workers.loading import open_environment
 
@@ -84,8 +61,8 @@ class EnvCheckReport:
     budget: float
     sizes: Mapping[str, int]
     checks: Sequence[CheckResult]
-    probes: Sequence[ProbeResult]
-    scores: Sequence[ContentFreeScore]
+    probes: Sequence[rollout_checks.ProbeResult]
+    scores: Sequence[content_free.ContentFreeScore]
     chance: Mapping[tuple[str, str], float]
     missed: Mapping[str, int]
     rollouts: int
@@ -102,16 +79,10 @@ class EnvCheckReport:
         """True if at least one check ran and none found an error."""
         return verdict(len(self.checks) - self.counts["not run"], self.counts["error"]) == "passed"
 
-    def best_scores(self) -> dict[tuple[str, str], ContentFreeScore]:
+    def best_scores(self) -> dict[tuple[str, str], content_free.ContentFreeScore]:
         """Return the content-free policy with the highest mean reward by (family, split)."""
-        best: dict[tuple[str, str], ContentFreeScore] = {}
-        for score in self.scores:
-            if math.isnan(score.mean):
-                continue
-            key = score.family, score.split
-            if key not in best or score.mean > best[key].mean:
-                best[key] = score
-        return best
+        known = [score for score in self.scores if not math.isnan(score.mean)]
+        return {(score.family, score.split): score for score in sorted(known, key=lambda score: score.mean)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values; an undefined mean is null."""
@@ -179,15 +150,15 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     )
     await asyncio.sleep(0)  # start the task now; it runs concurrently with the rollouts
     options.progress("comparing sequential and concurrent rollouts")
-    isolated = await check_isolated(environment, _ISOLATION_SHARE * options.budget)
+    isolated = await rollout_checks.check_isolated(environment, _ISOLATION_SHARE * options.budget)
     rollout_report = await _run_rollout_checks([environment, second], samples, options)
     options.progress("reading tasks in a second process")
     checks = [
-        check_ids(samples),
-        check_tasks_repeatable(reference, repeated, "when loaded again"),
-        check_tasks_repeatable(reference, [await other_process], "in another process"),
-        check_splits_disjoint(samples),
-        check_answers_hidden(samples, options.limit, seed),
+        task_checks.check_ids(samples),
+        task_checks.check_tasks_repeatable(reference, repeated, "when loaded again"),
+        task_checks.check_tasks_repeatable(reference, [await other_process], "in another process"),
+        task_checks.check_splits_disjoint(samples),
+        task_checks.check_answers_hidden(samples, options.limit, seed),
     ]
     return replace(
         rollout_report,
@@ -214,22 +185,22 @@ async def _run_rollout_checks(
 
     probes = probes_of(runner.environment)
     shown = next((sample for sample in samples if sample.is_train), samples[0])
-    policies = content_free_policies(runner.environment, shown, probes=probes, seed=options.seed)
+    policies = content_free.content_free_policies(runner.environment, shown, probes=probes, seed=options.seed)
     begin_phase("probes", 0.15)
-    results = await run_probes(runner, probes)
+    results = await rollout_checks.run_probes(runner, probes)
     begin_phase("a failing engine", 0.25)
-    unscored = await check_errors_unscored(runner, samples)
+    unscored = await rollout_checks.check_errors_unscored(runner, samples)
     begin_phase("accepted answers", 0.4)
-    rewarded = await check_answers_rewarded(runner, samples, policies.formats)
+    rewarded = await rollout_checks.check_answers_rewarded(runner, samples, policies.formats)
     begin_phase("repeated replies", 0.55)
-    same_grade = await check_grades_repeatable(runners, samples, policies.formats, probes)
+    same_grade = await rollout_checks.check_grades_repeatable(runners, samples, policies.formats, probes)
     begin_phase("content-free policies", 0.8)
-    scores = await score_content_free(runner, policies, samples, progress=options.progress)
+    scores = await content_free.score_content_free(runner, policies, samples, progress=options.progress)
     begin_phase("search for the best constant", 0.9)
-    policies = await choose_constant_replies(runner, policies, shown)
+    policies = await content_free.choose_constant_replies(runner, policies, shown)
     begin_phase("the best constant", 1.0)
-    scores += await score_content_free(
-        runner, policies, samples, only=[CONSTANT_REPLY], progress=options.progress
+    scores += await content_free.score_content_free(
+        runner, policies, samples, only=[content_free.CONSTANT_REPLY], progress=options.progress
     )
     chance = chance_by_group(samples)
     return EnvCheckReport(
@@ -238,13 +209,13 @@ async def _run_rollout_checks(
         budget=options.budget,
         sizes={},
         checks=[
-            check_probes(results, len(probes)),
+            rollout_checks.check_probes(results, len(probes)),
             rewarded,
             same_grade,
-            check_all_graded(runner),
+            rollout_checks.check_all_graded(runner),
             unscored,
-            check_reward_range(runner),
-            check_content_free(scores, options.limit, chance),
+            rollout_checks.check_reward_range(runner),
+            rollout_checks.check_content_free(scores, options.limit, chance),
         ],
         probes=results,
         scores=scores,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -172,23 +172,17 @@ def _claim_directory(request: EvalRequest, settings: Mapping[str, Any]) -> None:
             code="BK-FILE-EXISTS",
             hint="pass --resume to continue it, or another directory with --output-dir",
         )
-    try:
+    recorded: Any = None
+    with suppress(ValueError):
         recorded = read_json(path)
-        current = json.loads(json.dumps(settings))
-        different = [key for key in current if key != "base_url" and recorded.get(key) != current[key]]
-    except (ValueError, AttributeError):
-        raise UsageError(
-            f"{path} is not a settings file of an evaluation",
-            code="BK-FILE-FORMAT",
-            hint="pass another directory with --output-dir",
-        ) from None
-    if different:
-        key = different[0]
-        raise UsageError(
-            f"{request.output_dir} has an evaluation with {key}={recorded.get(key)!r}, not {settings[key]!r}",
-            code="BK-RUN-MISMATCH",
-            hint="pass another directory with --output-dir",
-        )
+    for key, value in json.loads(json.dumps(settings)).items():
+        known = recorded.get(key) if isinstance(recorded, dict) else None
+        if key != "base_url" and known != value:
+            raise UsageError(
+                f"{request.output_dir} has an evaluation with {key}={known!r}, not {value!r}",
+                code="BK-RUN-MISMATCH",
+                hint="pass another directory with --output-dir",
+            )
 
 
 async def _run_missing(

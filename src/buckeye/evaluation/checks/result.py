@@ -14,6 +14,8 @@ CheckStatus = Literal["pass", "note", "warning", "error", "not run"]
 * `not run`: the check could not run; it does not count as passed.
 """
 
+NO_ANSWERS = "no task has `accept` or `answer` in its data: text, a number or a list of these"
+
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:

@@ -11,7 +11,13 @@ from buckeye.base.columns import counted
 from buckeye.envs.base import Environment, Probe, Task
 from buckeye.envs.scripted import FailingPolicy
 from buckeye.evaluation.checks.chance import is_above
-from buckeye.evaluation.checks.result import CheckResult, CheckStatus, out_of_time_result, shortened
+from buckeye.evaluation.checks.result import (
+    NO_ANSWERS,
+    CheckResult,
+    CheckStatus,
+    out_of_time_result,
+    shortened,
+)
 from buckeye.evaluation.checks.samples import SplitSample, groups_of
 from buckeye.evaluation.checks.scripted_runner import TOLERANCE, ScriptedRollout, ScriptedRunner
 from buckeye.evaluation.checks.task_text import (
@@ -97,7 +103,7 @@ async def check_answers_rewarded(
         for answer in accepted_answers(task)
     ]
     if not answers:
-        return CheckResult(name, "not run", _no_answers_reason(samples))
+        return CheckResult(name, "not run", NO_ANSWERS)
     replies = [(task, apply_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
     results = await runner.run_all(replies)
     tested, failing = 0, list[tuple[str, Task, str, float]]()
@@ -130,18 +136,6 @@ async def check_answers_rewarded(
         f"{answer!r} for {task.id} of {split}: {best:g} ({shown}). If replies need another format, "
         "add a probe that has it",
     )
-
-
-def _no_answers_reason(samples: Sequence[SplitSample]) -> str:
-    """Return the reason why no task has a usable answer: it is missing, or not of a text-like type."""
-    for _, _, tasks in groups_of(samples):
-        for task in tasks:
-            for field in ("accept", "answer"):
-                value = task.data.get(field)
-                if value is not None and not (isinstance(value, list) and not value):
-                    kind = type(value).__name__
-                    return f"`{field}` is {kind}, not text, a number or a list of these; see {task.id}"
-    return "no task has `accept` or `answer` in its data"
 
 
 async def check_grades_repeatable(
