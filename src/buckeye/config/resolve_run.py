@@ -7,7 +7,6 @@ orchestrator. Two different values in one layer are an error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -16,9 +15,10 @@ from typing import Any
 from buckeye.config.devices import reconcile_devices
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import Problem, conflict_problem
-from buckeye.config.settings import MISSING, KeyPath, Layer, Location, Settings, dotted, flag_of
+from buckeye.config.settings import BY_DEFAULT, MISSING, KeyPath, Location, Settings, dotted, flag_of
 from buckeye.config.shared import BaseConfig, CheckpointConfig, WandbConfig, WandbExtrasConfig
 from buckeye.config.trainer import LoRAConfig
+from buckeye.config.validation import format_value
 
 _TRAINING = ("trainer", "orchestrator")
 _ALL = (*_TRAINING, "inference")
@@ -57,7 +57,6 @@ _LOSS_SETTINGS: Mapping[str, Mapping[KeyPath, Any]] = {
 }
 """Orchestrator settings of each paper's loss recipe."""
 _MAX_MODEL_LEN: KeyPath = ("inference", "model", "max_model_len")
-_BY_DEFAULT = Location("by default", Layer.DEFAULT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +68,7 @@ class _Entry:
     location: Location
 
     def __str__(self) -> str:
-        text = (
-            "{...}"
-            if isinstance(self.value, dict)
-            else json.dumps(self.value, ensure_ascii=False, default=str)
-        )
-        return f"`{dotted(self.path)}` = {'None' if self.value is None else text}"
+        return f"`{dotted(self.path)}` = {format_value(self.value)}"
 
 
 def resolve_run(settings: Settings) -> list[Problem]:
@@ -107,7 +101,7 @@ def _add_processes(settings: Settings) -> None:
     starts_servers = not any(settings.has(path) for path in others)
     for role in _ALL if starts_servers else _TRAINING:
         if not settings.has((role,)):
-            settings.put((role,), {}, _BY_DEFAULT)
+            settings.put((role,), {}, BY_DEFAULT)
 
 
 def _apply_loss_recipe(settings: Settings) -> None:
@@ -235,7 +229,7 @@ def _fit_engines(settings: Settings) -> None:
     """Set the engines' limits for the longest rollout, and for trained adapters."""
     default = OrchestratorConfig.model_fields["seq_len"].default
     seq_len = _entry(settings, ("orchestrator", "seq_len"))
-    _fill(settings, seq_len or _Entry((), default, _BY_DEFAULT), [_MAX_MODEL_LEN])
+    _fill(settings, seq_len or _Entry((), default, BY_DEFAULT), [_MAX_MODEL_LEN])
     lora = _entry(settings, ("trainer", "model", "experimental", "lora"))
     if lora is not None and isinstance(lora.value, dict):
         default_rank = _Entry(lora.path, LoRAConfig.model_fields["rank"].default, lora.location)

@@ -144,11 +144,15 @@ class AdamWConfig(BaseOptimizerConfig):
     """Decay of the second moment."""
 
 
-class AdamW8bitConfig(AdamWConfig):
+class AdamW8bitConfig(BaseOptimizerConfig):
     """AdamW with 8 bits per element of its moments (a quarter of AdamW's memory)."""
 
-    type: Literal["adamw8bit"] = "adamw8bit"  # type: ignore[assignment]
+    type: Literal["adamw8bit"] = "adamw8bit"
     """Optimizer. Requires the extra `optim8bit` and a model without shards."""
+    betas1: Fraction = 0.9
+    """Decay of the first moment."""
+    betas2: Fraction = 0.999
+    """Decay of the second moment."""
 
 
 class MuonConfig(BaseOptimizerConfig):

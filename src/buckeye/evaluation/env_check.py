@@ -57,8 +57,7 @@ class EnvCheckReport:
     """
 
     environment: str
-    sample: int
-    budget: float
+    options: CheckOptions
     sizes: Mapping[str, int]
     checks: Sequence[CheckResult]
     probes: Sequence[rollout_checks.ProbeResult]
@@ -94,8 +93,8 @@ class EnvCheckReport:
             "notes": self.counts["note"],
             "seconds": round(self.seconds, 1),
             "splits": dict(self.sizes),
-            "sample": self.sample,
-            "budget": self.budget,
+            "sample": self.options.sample,
+            "budget": self.options.budget,
             "no_time_for": dict(self.missed),
             "rollouts": self.rollouts,
             "errored": self.errored,
@@ -205,8 +204,7 @@ async def _run_rollout_checks(
     chance = chance_by_group(samples)
     return EnvCheckReport(
         environment=runner.environment.name,
-        sample=options.sample,
-        budget=options.budget,
+        options=options,
         sizes={},
         checks=[
             rollout_checks.check_probes(results, len(probes)),

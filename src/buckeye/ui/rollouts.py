@@ -161,8 +161,8 @@ def _rollouts(
     rows = opened.query(sql, address.split, address.step, address.group, *env, *values)
     if not rows:
         raise UsageError(f"step {address.step} has no such rollout, or it was deleted", code="BK-RUN-NO-DATA")
-    for path, at, size, *values in rows:
-        figures = dict(zip(_FIGURES, values, strict=True))
+    for path, at, size, *row in rows:
+        figures = dict(zip(_FIGURES, row, strict=True))
         yield figures, _recorded(opened, path, at, size, address.group, figures["number"])
 
 

@@ -66,9 +66,8 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     if model is None or not facts.batches:
         yield "the tokenizer: no model was found, or no batch was kept"
         return
-    tokenizer, sizes = load_tokenizer_file(model), facts.file_of_model("config.json")
-    vocabulary = int(sizes.get("vocab_size") or 0)
-    policy = _load(model)
+    tokenizer, policy = load_tokenizer_file(model), _load(model)
+    vocabulary = int(policy.model.config.vocab_size)
     samples, contexts = list[Sample](), list[npt.NDArray[np.bool_]]()
     for sample in facts.batches[0].batch.samples[:_MAX_SAMPLES]:
         places = np.flatnonzero(sample.loss_mask)
@@ -80,7 +79,7 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         contexts.append(context)
     values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, contexts)])
     size = tokenizer.get_vocab_size() if tokenizer is not None else 0
-    if len(values) < _MIN_TOKENS or not vocabulary:
+    if len(values) < _MIN_TOKENS:
         yield "the tokenizer: too few tokens of prompts were kept"
         return
     _, high = mean_interval(values)

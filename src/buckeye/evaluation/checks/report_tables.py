@@ -40,11 +40,11 @@ def _parts(report: EnvCheckReport) -> Iterator[str]:
     yield align_columns(_score_rows(report))
     if report.missed:
         phases = ", ".join(f"{name} ({counted(count, 'rollout')})" for name, count in report.missed.items())
-        yield f"\nNot run within {report.budget:g} s (--budget): {phases}"
+        yield f"\nNot run within {report.options.budget:g} s (--budget): {phases}"
     counts = ", ".join(f"{report.counts[status]} {label}" for status, label in _LABELS.items())
     yield (
         f"\n{report.environment}: {counts}, in {report.seconds:.0f} s; up to "
-        f"{counted(report.sample, 'task')} per family and split (--sample)"
+        f"{counted(report.options.sample, 'task')} per family and split (--sample)"
     )
 
 
