@@ -12,6 +12,7 @@ from buckeye.config.problems import Problem
 from buckeye.config.settings import KeyPath, Layer, Location, Settings, dotted, flag_of
 from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import Shape, resolve, unknown_setting
+from buckeye.config.validation import format_value
 
 AT = "@"
 _ARGUMENT = "BK-CLI-ARGUMENT"
@@ -28,11 +29,14 @@ class FileReference:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Value that a flag sets."""
+    """Value of a setting, and the location that sets it."""
 
     path: KeyPath
     value: Any
     location: Location
+
+    def __str__(self) -> str:
+        return f"`{dotted(self.path)}` = {format_value(self.value)}"
 
 
 @dataclass(slots=True)

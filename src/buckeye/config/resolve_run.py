@@ -8,17 +8,16 @@ orchestrator. Two different values in one layer are an error.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from buckeye.config.devices import reconcile_devices
+from buckeye.config.flags import Assignment
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import Problem, conflict_problem
-from buckeye.config.settings import BY_DEFAULT, MISSING, KeyPath, Location, Settings, dotted, flag_of
+from buckeye.config.settings import BY_DEFAULT, MISSING, KeyPath, Settings, flag_of
 from buckeye.config.shared import BaseConfig, CheckpointConfig, WandbConfig, WandbExtrasConfig
 from buckeye.config.trainer import LoRAConfig
-from buckeye.config.validation import format_value
 
 _TRAINING = ("trainer", "orchestrator")
 _ALL = (*_TRAINING, "inference")
@@ -57,18 +56,6 @@ _LOSS_SETTINGS: Mapping[str, Mapping[KeyPath, Any]] = {
 }
 """Orchestrator settings of each paper's loss recipe."""
 _MAX_MODEL_LEN: KeyPath = ("inference", "model", "max_model_len")
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """Value that was set, and its location."""
-
-    path: KeyPath
-    value: Any
-    location: Location
-
-    def __str__(self) -> str:
-        return f"`{dotted(self.path)}` = {format_value(self.value)}"
 
 
 def resolve_run(settings: Settings) -> list[Problem]:
@@ -111,15 +98,15 @@ def _apply_loss_recipe(settings: Settings) -> None:
     for path, value in _LOSS_SETTINGS.get(str(loss.value), {}).items():
         kind = settings.get(("orchestrator", *path[:-1], "type"))
         if path[:1] != ("advantage",) or kind in (MISSING, "group", "turn"):
-            _fill(settings, _Entry(loss.path, value, loss.location), [("orchestrator", *path)])
+            _fill(settings, Assignment(loss.path, value, loss.location), [("orchestrator", *path)])
 
 
-def _entry(settings: Settings, path: KeyPath) -> _Entry | None:
+def _entry(settings: Settings, path: KeyPath) -> Assignment | None:
     value, location = settings.get(path), settings.location(path)
-    return None if value is MISSING or location is None else _Entry(path, value, location)
+    return None if value is MISSING or location is None else Assignment(path, value, location)
 
 
-def _entries(settings: Settings, paths: Sequence[KeyPath]) -> list[_Entry]:
+def _entries(settings: Settings, paths: Sequence[KeyPath]) -> list[Assignment]:
     return [entry for path in paths if (entry := _entry(settings, path)) is not None]
 
 
@@ -137,7 +124,7 @@ def _share_resume(settings: Settings) -> Iterator[Problem]:
             return
         if off.value is None:
             settings.put(off.path, {}, resume.location)
-    newest = _Entry(("ckpt", "resume_step"), -1, resume.location)
+    newest = Assignment(("ckpt", "resume_step"), -1, resume.location)
     if isinstance(settings.get(("ckpt",)), dict):
         owners.insert(0, ("ckpt",))
     yield from _impose(settings, newest, [(*owner, "resume_step") for owner in owners])
@@ -160,10 +147,10 @@ def _share_section(settings: Settings, path: KeyPath, members: Sequence[KeyPath]
             settings.put(off.path, {}, on[0].location)
         else:
             yield _difference(off, on[0], path)
-    _fill(settings, _Entry(on[0].path, {}, on[0].location), members)
+    _fill(settings, Assignment(on[0].path, {}, on[0].location), members)
 
 
-def _is_below(entry: _Entry, run: _Entry) -> bool:
+def _is_below(entry: Assignment, run: Assignment) -> bool:
     return entry.value is None or entry.location.layer < run.location.layer
 
 
@@ -182,7 +169,7 @@ def _share(settings: Settings, name: str, path: KeyPath, members: Sequence[KeyPa
             _fill(settings, entries[0], [path])
 
 
-def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iterator[Problem]:
+def _impose(settings: Settings, run: Assignment, members: Sequence[KeyPath]) -> Iterator[Problem]:
     """Set the run's value for all members.
 
     Yield a conflict if an equal or higher layer set one differently.
@@ -197,7 +184,7 @@ def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iter
     _fill(settings, run, members)
 
 
-def _fill(settings: Settings, source: _Entry | None, members: Sequence[KeyPath]) -> None:
+def _fill(settings: Settings, source: Assignment | None, members: Sequence[KeyPath]) -> None:
     """Set the absent members, if their section exists or can be created."""
     for path in members:
         if source is not None and settings.get(path) is MISSING and _has_room(settings, path):
@@ -219,7 +206,7 @@ def _is_same(first: Any, second: Any) -> bool:
     return first == second or str(first) == str(second)
 
 
-def _difference(first: _Entry, second: _Entry, run: KeyPath) -> Problem:
+def _difference(first: Assignment, second: Assignment, run: KeyPath) -> Problem:
     places = [(entry.path, entry.location) for entry in (first, second)]
     message, hint = f"{first} and {second} must be equal", f"set both with `{flag_of(run)}`"
     return conflict_problem(places, message, hint=hint)
@@ -229,9 +216,9 @@ def _fit_engines(settings: Settings) -> None:
     """Set the engines' limits for the longest rollout, and for trained adapters."""
     default = OrchestratorConfig.model_fields["seq_len"].default
     seq_len = _entry(settings, ("orchestrator", "seq_len"))
-    _fill(settings, seq_len or _Entry((), default, BY_DEFAULT), [_MAX_MODEL_LEN])
+    _fill(settings, seq_len or Assignment((), default, BY_DEFAULT), [_MAX_MODEL_LEN])
     lora = _entry(settings, ("trainer", "model", "experimental", "lora"))
     if lora is not None and isinstance(lora.value, dict):
-        default_rank = _Entry(lora.path, LoRAConfig.model_fields["rank"].default, lora.location)
+        default_rank = Assignment(lora.path, LoRAConfig.model_fields["rank"].default, lora.location)
         rank = _entry(settings, (*lora.path, "rank")) or default_rank
         _fill(settings, rank, [("inference", "max_lora_rank")])

@@ -238,7 +238,8 @@ def learning_rate_too_high(facts: DiagnosisFacts) -> Finding | None:
     listed = list(rewards.values())
     best, last = max(listed), float(np.mean(listed[-3:]))
     spread = [step.value("orchestrator/reward/std") or 0.0 for step in facts.batch_steps]
-    error = 4 * max(spread) / np.sqrt(max(1.0, _rollouts(facts)))
+    counts = [step.value("orchestrator/batch/rollouts") or 0.0 for step in facts.batch_steps]
+    error = 4 * max(spread) / np.sqrt(max(1.0, float(np.mean(counts))))
     gained = last > listed[0] + error and last > best - error
     far = [n for n, size in jumps.items() if size > 1.0]
     far = far if len(far) > 1 else []  # a single one may be a step that was rolled back
@@ -266,11 +267,6 @@ def learning_rate_too_high(facts: DiagnosisFacts) -> Finding | None:
         moved=size,
         entropy=entropy[numbers[-1]],
     )
-
-
-def _rollouts(facts: DiagnosisFacts) -> float:
-    counts = [step.value("orchestrator/batch/rollouts") or 0.0 for step in facts.batch_steps]
-    return float(np.mean(counts)) if counts else 0.0
 
 
 def _jumps(facts: DiagnosisFacts) -> dict[int, float]:
