@@ -19,17 +19,15 @@ T = TypeVar("T", bound=BaseConfig)
 
 ADAPTER_CONFIG = "adapter_config.json"
 _PEFT_KEYS = {"rank": "r", "alpha": "lora_alpha", "target_modules": "target_modules"}
-_SUPPORTED = {
-    "peft_type": "LORA",
-    "bias": "none",
-    "use_dora": None,
-    "use_rslora": None,
-    "use_qalora": None,
-    "rank_pattern": None,
-    "alpha_pattern": None,
-    "layers_to_transform": None,
-}
-"""Values, if set, of an adapter that is W + alpha / rank B A with one rank and alpha."""
+_UNSUPPORTED_KEYS = (
+    "use_dora",
+    "use_rslora",
+    "use_qalora",
+    "rank_pattern",
+    "alpha_pattern",
+    "layers_to_transform",
+)
+"""Keys that, if set, make an adapter differ from W + alpha / rank B A with one rank and alpha."""
 
 
 def is_adapter(name: str) -> bool:
@@ -101,11 +99,11 @@ def _lora_settings(lora: LoRAConfig, folder: Path, content: Mapping[str, Any]) -
     """Return the settings for training an adapter further."""
     failure = f"cannot train the adapter {folder} further: its {ADAPTER_CONFIG} has"
     hint = "leave `experimental.lora` out to merge the adapter into the model and train the model"
-    unsupported = [
-        f"{key} = {content[key]!r}"
-        for key, value in _SUPPORTED.items()
-        if (content.get(key) or value) != value
-    ]
+    unsupported = [f"{key} = {content[key]!r}" for key in _UNSUPPORTED_KEYS if content.get(key)]
+    if content.get("peft_type", "LORA") != "LORA":
+        unsupported.append(f"peft_type = {content['peft_type']!r}")
+    if content.get("bias", "none") != "none":
+        unsupported.append(f"bias = {content['bias']!r}")
     if unsupported:
         raise UsageError(f"{failure} {', '.join(unsupported)}", code="BK-ADAPTER", hint=hint)
     values = {name: content.get(key) for name, key in _PEFT_KEYS.items()}
