@@ -36,7 +36,8 @@ class Assignment:
     location: Location
 
     def __str__(self) -> str:
-        return f"`{dotted(self.path)}` = {format_value(self.value)}"
+        shown = "{...}" if isinstance(self.value, dict) else format_value(self.value)
+        return f"`{dotted(self.path)}` = {shown}"
 
 
 @dataclass(slots=True)
