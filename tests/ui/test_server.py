@@ -118,8 +118,8 @@ def test_nothing_is_written_but_the_index(tmp_path):
         mock.patch("buckeye.ui.findings._diagnose", return_value={"findings": []}),
         TestClient(app, base_url="http://127.0.0.1") as client,
     ):
-        for name, one in ENDPOINTS.items():
-            if not one.parameters.__struct_fields__:
+        for name, (parameters, _) in ENDPOINTS.items():
+            if not parameters.__struct_fields__:
                 assert client.get(f"/api/runs/run/{name}").status_code == 200, name
     new = {path: path.stat().st_mtime_ns for path in run.rglob("*") if path.name != "index.sqlite"}
     new.pop(run / "rollouts")

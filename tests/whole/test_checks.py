@@ -19,7 +19,7 @@ from tests.orchestrator.made_rollouts import rollout
 from buckeye.base.distribution import install_command
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
-from buckeye.evaluation.doctor_checks import count_spread, spread_check
+from buckeye.evaluation.doctor_checks import comparable_groups, spread_check
 from buckeye.launch.preflight import software_checks
 from buckeye.launch.preflight.devices import gpus, main_memory, read_gpus
 from buckeye.launch.preflight.model import check_template, missing_files
@@ -210,10 +210,9 @@ def _played(groups, *, truncated=False) -> EvalResult:
     return EvalResult(env_name="toy", all_rollouts=played, rollouts_per_example=len(groups[0]), seconds=1.0)
 
 
-def test_groups_are_counted_by_whether_their_rewards_differ():
-    spread = count_spread(_played([(0, 1, 1), (1, 1, 1), (0, None, 0.25), (None, None, 1)]))
-    assert (spread.scored, spread.spread, spread.errored) == (3, 2, 3)
-    assert spread.truncated == pytest.approx(1 / 9)
+def test_groups_with_two_rewards_are_comparable():
+    groups = comparable_groups(_played([(0, 1, 1), (1, 1, 1), (0, None, 0.25), (None, None, 1)]))
+    assert groups == [[0, 1, 1], [1, 1, 1], [0, 0.25]]
 
 
 @pytest.mark.parametrize(

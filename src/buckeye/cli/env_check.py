@@ -40,7 +40,6 @@ def env_check(
 
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig
-    from buckeye.evaluation.checks.result import count_with_status
     from buckeye.evaluation.env_check import CheckOptions, check_environment
     from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
 
@@ -63,10 +62,10 @@ def env_check(
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:
-        from buckeye.evaluation.checks.report_tables import print_report
+        from buckeye.evaluation.checks.report_tables import report_text
 
-        print_report(report)
-    if not report.passed or (strict and count_with_status(report.checks, "warning")):
+        typer.echo(report_text(report))
+    if not report.passed or (strict and report.counts["warning"]):
         raise typer.Exit(1)
 
 

@@ -49,11 +49,9 @@ class ClusterConfig(BaseConfig):
             if any(number >= self.nodes for number in numbers):
                 raise conflict(
                     f"`{name}` = {numbers} has a node that does not exist: `nodes` is {self.nodes}",
-                    name,
-                    "nodes",
                     hint=f"use nodes 0 to {self.nodes - 1}, or raise `nodes`",
                 )
             if len(set(numbers)) < len(numbers):
                 hint = "name each node once"
-                raise conflict(f"`{name}` = {numbers} has a duplicate node", name, hint=hint)
+                raise conflict(f"`{name}` = {numbers} has a duplicate node", hint=hint)
         return self

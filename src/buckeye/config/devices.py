@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from buckeye.config.problems import Problem, conflict_problem
-from buckeye.config.settings import MISSING, KeyPath, Layer, Location, Settings, dotted
+from buckeye.config.settings import BY_DEFAULT, MISSING, KeyPath, Settings, dotted
 
 _INFERENCE_IDS: KeyPath = ("inference_gpu_ids",)
 _TRAINER_IDS: KeyPath = ("trainer_gpu_ids",)
@@ -58,7 +58,7 @@ def _set_trainer_devices(settings: Settings) -> None:
     if settings.get(_TRAINER_IDS) is MISSING and ids != TRAINER_DEVICES:
         reasons = (_TRAINER_TP, _REPLICATE, _INFERENCE_IDS)
         location = next((location for path in reasons if (location := settings.location(path))), None)
-        settings.put(_TRAINER_IDS, ids, location or _location(settings, _INFERENCE_IDS))
+        settings.put(_TRAINER_IDS, ids, location or settings.location(_INFERENCE_IDS) or BY_DEFAULT)
 
 
 def _share_memory(settings: Settings) -> None:
@@ -68,7 +68,7 @@ def _share_memory(settings: Settings) -> None:
         value = settings.get(path)
         ids.append(default if value is MISSING else value)
     if all(map(_are_ids, ids)) and set(ids[0]) & set(ids[1]) and settings.get(_MEMORY) is MISSING:
-        settings.put(_MEMORY, _SHARED_GPU_MEMORY, _location(settings, _TRAINER_IDS))
+        settings.put(_MEMORY, _SHARED_GPU_MEMORY, settings.location(_TRAINER_IDS) or BY_DEFAULT)
 
 
 def _free_devices(settings: Settings) -> list[int]:
@@ -91,7 +91,7 @@ def _set_replicas(settings: Settings, count: int, reason: str) -> list[Problem]:
     present = settings.get(_DP)
     if present == count or not isinstance(settings.get(_DP[:-1]), dict | type(MISSING)):
         return []
-    location, own = _location(settings, _INFERENCE_IDS), settings.location(_DP)
+    location, own = settings.location(_INFERENCE_IDS) or BY_DEFAULT, settings.location(_DP)
     problems = []
     if present is not MISSING and own is not None and own.layer >= location.layer:
         message = f"`{dotted(_DP)}` = {present}, but {reason} give {count}"
@@ -99,10 +99,6 @@ def _set_replicas(settings: Settings, count: int, reason: str) -> list[Problem]:
         problems.append(conflict_problem([(_DP, own), (_INFERENCE_IDS, location)], message, hint=hint))
     settings.put(_DP, count, location)
     return problems
-
-
-def _location(settings: Settings, path: KeyPath) -> Location:
-    return settings.location(path) or Location("by default", Layer.DEFAULT)
 
 
 def _is_count(value: Any) -> bool:

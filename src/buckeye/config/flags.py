@@ -12,6 +12,7 @@ from buckeye.config.problems import Problem
 from buckeye.config.settings import KeyPath, Layer, Location, Settings, dotted, flag_of
 from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import Shape, resolve, unknown_setting
+from buckeye.config.validation import format_value
 
 AT = "@"
 _ARGUMENT = "BK-CLI-ARGUMENT"
@@ -28,11 +29,15 @@ class FileReference:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Value that a flag sets."""
+    """Value of a setting, and the location that sets it."""
 
     path: KeyPath
     value: Any
     location: Location
+
+    def __str__(self) -> str:
+        shown = "{...}" if isinstance(self.value, dict) else format_value(self.value)
+        return f"`{dotted(self.path)}` = {shown}"
 
 
 @dataclass(slots=True)
@@ -61,17 +66,16 @@ def apply_flags(assignments: Sequence[Assignment], settings: Settings) -> list[P
     that contains it.
     """
     joined: dict[KeyPath, list[Any]] = {}
-    for assignment in assignments:
-        value = assignment.value
-        if isinstance(value, list):
-            value = joined.setdefault(assignment.path, [])
-            value += assignment.value
-        if not _indices(assignment.path):
-            settings.put(assignment.path, value, assignment.location)
     problems = []
     for assignment in sorted(assignments, key=lambda assignment: _indices(assignment.path)):
-        if _indices(assignment.path):
-            problems += _put_in_list(assignment, settings)
+        path, value = assignment.path, assignment.value
+        if isinstance(value, list):
+            value = joined.setdefault(path, [])
+            value += assignment.value
+        if (problem := _missing_entry(assignment, settings)) is not None:
+            problems.append(problem)
+        else:
+            settings.put(path, value, assignment.location)
     return problems
 
 
@@ -79,17 +83,18 @@ def _indices(path: KeyPath) -> tuple[int, ...]:
     return tuple(key for key in path if isinstance(key, int))
 
 
-def _put_in_list(assignment: Assignment, settings: Settings) -> list[Problem]:
+def _missing_entry(assignment: Assignment, settings: Settings) -> Problem | None:
+    """Return the problem of a setting of a list item that neither exists nor is the next one."""
     path = assignment.path
-    first = next(i for i, key in enumerate(path) if isinstance(key, int))
+    first = next((i for i, key in enumerate(path) if isinstance(key, int)), len(path))
     items = settings.get(path[:first])
     count = len(items) if isinstance(items, list) else 0
-    if isinstance(index := path[first], int) and index > count:
-        message = f"`{dotted(path[:first])}` has no entry {index - 1}, so it cannot have an entry {index}"
-        hint = f"use `{flag_of((*path[:first], count, *path[first + 1 :]))}`: entries are numbered from 0"
-        return [Problem(path=path, location=assignment.location, message=message, hint=hint, code=_ARGUMENT)]
-    settings.put(path, assignment.value, assignment.location)
-    return []
+    index = path[first] if first < len(path) else 0
+    if not isinstance(index, int) or index <= count:
+        return None
+    message = f"`{dotted(path[:first])}` has no entry {index - 1}, so it cannot have an entry {index}"
+    hint = f"use `{flag_of((*path[:first], count, *path[first + 1 :]))}`: entries are numbered from 0"
+    return Problem(path=path, location=assignment.location, message=message, hint=hint, code=_ARGUMENT)
 
 
 class _Parser:

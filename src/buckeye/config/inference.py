@@ -10,8 +10,6 @@ from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from buckeye.config.shared import BaseConfig, LogConfig, Port, conflict
 
-_SET_VLLM = 'set `inference.backend = "vllm"`'
-
 
 class ServerConfig(BaseConfig):
     """Address of the server, and the clients it accepts."""
@@ -97,34 +95,26 @@ class InferenceConfig(BaseConfig):
     output_dir: Path = Path("outputs")
     """Directory of logs."""
 
-    def warnings(self) -> Iterator[tuple[str, str]]:
+    def warnings(self) -> Iterator[str]:
         if self.backend == "vllm":
             return
         if self.model.tool_call_parser != ServedModelConfig.model_fields["tool_call_parser"].default:
             yield (
-                "model.tool_call_parser",
                 "`model.tool_call_parser` has no effect in the embedded engine, which uses the chat template "
-                "of the model",
+                "of the model"
             )
         if self.model.trust_remote_code:
             yield (
-                "model.trust_remote_code",
                 "`model.trust_remote_code` has no effect in the embedded engine, which runs only the Qwen3 "
-                "and Llama families",
+                "and Llama families"
             )
 
     @model_validator(mode="after")
     def _engine_has_settings(self) -> InferenceConfig:
-        if self.backend == "vllm":
-            return self
-        if self.vllm:
-            raise conflict("`vllm` has no effect without vLLM", "vllm", hint=_SET_VLLM)
-        if self.parallel.tp > 1:
+        needs = {"vllm": self.vllm, "parallel.tp": self.parallel.tp > 1, "parallel.pp": self.parallel.pp > 1}
+        for name in (name for name, is_used in needs.items() if is_used and self.backend != "vllm"):
             raise conflict(
-                f"`parallel.tp` = {self.parallel.tp} requires vLLM: the embedded engine uses one device",
-                "parallel.tp",
-                hint=f"{_SET_VLLM}, or set tp to 1 and dp to the number of devices",
+                f"`{name}` requires vLLM: the embedded engine uses one device per replica",
+                hint=f'set `inference.backend = "vllm"`, or leave `{name}` out',
             )
-        if self.parallel.pp > 1:
-            raise conflict(f"`parallel.pp` = {self.parallel.pp} requires vLLM", "parallel.pp", hint=_SET_VLLM)
         return self

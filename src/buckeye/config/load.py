@@ -15,7 +15,7 @@ from buckeye.config.problems import Problem, config_error, qualified
 from buckeye.config.resolve_run import resolve_run
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import KeyPath, Settings
-from buckeye.config.shared import BaseConfig
+from buckeye.config.shared import BaseConfig, named_settings
 from buckeye.config.structure import drop_unknown, replace_none_texts, shape_at, shape_of
 from buckeye.config.validation import validate
 from buckeye.errors import ConfigError
@@ -58,7 +58,8 @@ def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str
 
 
 def _warnings(config: BaseConfig, path: KeyPath, settings: Settings) -> Iterator[str]:
-    for name, message in config.warnings():
+    for message in config.warnings():
+        name = named_settings(message)[0]
         at = (*path, *name.split("."))
         yield str(Problem(path=at, location=settings.location(at), message=qualified(message, {name: at})))
     for name in type(config).model_fields:

@@ -43,8 +43,6 @@ class MaskCorrectionConfig(BaseConfig):
         if self.low >= self.high:
             raise conflict(
                 f"`low` = {self.low:g} is not below `high` = {self.high:g}, so no token has a gradient",
-                "low",
-                "high",
                 hint="lower `low`, or raise `high`",
             )
         return self
@@ -75,8 +73,6 @@ class BaseLossConfig(BaseConfig):
         if self.reference_model is not None and not self.kl_coef:
             raise conflict(
                 "`reference_model` has no effect with `kl_coef` = 0",
-                "reference_model",
-                "kl_coef",
                 hint="set `kl_coef`, or leave `reference_model` out",
             )
         return self
@@ -108,8 +104,6 @@ class MaskedRatioLossConfig(BaseLossConfig):
             raise conflict(
                 f"`mask_ratio_low` = {self.mask_ratio_low:g} is not below `mask_ratio_high` = "
                 f"{self.mask_ratio_high:g}, so no token has a gradient",
-                "mask_ratio_low",
-                "mask_ratio_high",
                 hint="lower `mask_ratio_low`, or raise `mask_ratio_high`",
             )
         return self
@@ -130,8 +124,6 @@ class NormalizedLossConfig(BaseLossConfig):
         if self.normalization_length is not None and self.normalization != "constant":
             raise conflict(
                 f'`normalization_length` has no effect with `normalization` = "{self.normalization}"',
-                "normalization_length",
-                "normalization",
                 hint='set `normalization` = "constant", or leave `normalization_length` out',
             )
         return self

@@ -196,21 +196,18 @@ class OrchestratorConfig(BaseConfig):
             raise conflict(
                 f"`batch_size` = {self.batch_size} is not a multiple of `rollouts_per_example` = {size}, and "
                 "a batch has whole groups",
-                "batch_size",
-                "rollouts_per_example",
                 hint=f"set `batch_size` to {near}, for example",
             )
         return self
 
-    def warnings(self) -> Iterator[tuple[str, str]]:
+    def warnings(self) -> Iterator[str]:
         if min(self.group_sizes) == 1 and self.advantage is not None:
             yield (
-                "rollouts_per_example",
                 "`rollouts_per_example` is 1: a group of one rollout has no spread, so every advantage is 0 "
-                "and nothing is learned; use 8 or 16, for example",
+                "and nothing is learned; use 8 or 16, for example"
             )
         if self.max_concurrent is not None and self._samples_in_lockstep:
-            yield "max_concurrent", f"`max_concurrent` has no effect: {_LOCKSTEP}"
+            yield f"`max_concurrent` has no effect: {_LOCKSTEP}"
 
     @property
     def _samples_in_lockstep(self) -> bool:
@@ -225,7 +222,6 @@ class OrchestratorConfig(BaseConfig):
                     key = f"{name}.{index}.max_concurrent"
                     raise conflict(
                         f"`{key}` cannot be applied: {_LOCKSTEP}",
-                        key,
                         hint="leave it out, or set deterministic = false",
                     )
         return self
@@ -236,8 +232,6 @@ class OrchestratorConfig(BaseConfig):
             raise conflict(
                 "`deterministic` = true requires a synchronous run, and `max_async_level` is "
                 f"{self.max_async_level}",
-                "deterministic",
-                "max_async_level",
                 hint="set `max_async_level` to 0",
             )
         return self
@@ -249,8 +243,6 @@ class OrchestratorConfig(BaseConfig):
             raise conflict(
                 f"`min_group_size` = {self.min_group_size} is more than `rollouts_per_example` = {smallest}, "
                 "so every group would be dropped",
-                "min_group_size",
-                "rollouts_per_example",
                 hint="lower `min_group_size`, or raise `rollouts_per_example`",
             )
         return self
@@ -263,8 +255,6 @@ class OrchestratorConfig(BaseConfig):
         if self.zero_truncated_completions and (shaping.stop_reason_rewards or shaping.stop_reason_penalties):
             raise conflict(
                 "`zero_truncated_completions` and `reward_shaping` both change rewards by stop reason",
-                "zero_truncated_completions",
-                "reward_shaping",
                 hint="leave `zero_truncated_completions` out, and set length = 0.0 in "
                 "reward_shaping.stop_reason_rewards",
             )
@@ -272,7 +262,6 @@ class OrchestratorConfig(BaseConfig):
         if shaping.measures_length and longest is None:
             raise conflict(
                 "the length penalty in `reward_shaping` requires a maximum length",
-                "reward_shaping",
                 hint="set reward_shaping.max_length or sampling.max_tokens",
                 code="BK-CONFIG-MISSING",
             )
@@ -280,7 +269,6 @@ class OrchestratorConfig(BaseConfig):
             raise conflict(
                 f"`reward_shaping.overlong_cache` = {shaping.overlong_cache} is more than the maximum "
                 f"length, {longest} tokens",
-                "reward_shaping.overlong_cache",
                 hint="lower it",
             )
         if isinstance(self.advantage, MaxRLAdvantageConfig) and shaping.may_go_below_zero:

@@ -7,20 +7,29 @@ orchestrator. Two different values in one layer are an error.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
 from buckeye.config.devices import reconcile_devices
+from buckeye.config.flags import Assignment
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import Problem, conflict_problem
-from buckeye.config.settings import MISSING, KeyPath, Layer, Location, Settings, dotted, flag_of
+from buckeye.config.settings import BY_DEFAULT, MISSING, KeyPath, Settings, flag_of
+from buckeye.config.shared import BaseConfig, CheckpointConfig, WandbConfig, WandbExtrasConfig
 from buckeye.config.trainer import LoRAConfig
 
 _TRAINING = ("trainer", "orchestrator")
 _ALL = (*_TRAINING, "inference")
+
+SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _TRAINING)
+"""Sections that are on or off for all of these processes."""
+
+
+def _fields(section: str, model: type[BaseConfig]) -> dict[str, tuple[str, ...]]:
+    names = (f"{section}.{name}" for name in model.model_fields)
+    return {name: _TRAINING for name in names if name not in SECTIONS}
+
 
 SHARED: Mapping[str, tuple[str, ...]] = {
     "output_dir": _ALL,
@@ -30,22 +39,11 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "max_async_level": _TRAINING,
     "max_off_policy_steps": _TRAINING,
     "seq_len": _TRAINING,
-    "ckpt.interval": _TRAINING,
-    "ckpt.resume_step": _TRAINING,
-    "ckpt.keep": _TRAINING,
-    "ckpt.store": _TRAINING,
-    "ckpt.store_timeout": _TRAINING,
-    "wandb.project": _TRAINING,
-    "wandb.name": _TRAINING,
-    "wandb.offline": _TRAINING,
-    "wandb.id": _TRAINING,
-    "wandb.log_extras.samples": _TRAINING,
-    "wandb.log_extras.distributions": _TRAINING,
-    "wandb.log_extras.interval": _TRAINING,
+    **_fields("ckpt", CheckpointConfig),
+    **_fields("wandb", WandbConfig),
+    **_fields("wandb.log_extras", WandbExtrasConfig),
 }
 """Settings of the run, and the processes that have a setting of that name."""
-SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _TRAINING)
-"""Sections that are on or off for all of these processes."""
 _MAY_DIFFER = ("log.level", "seq_len")
 """Settings that may differ: each process may have its own log level, and the trainer's rows may be longer
 than rollouts.
@@ -59,24 +57,6 @@ _LOSS_SETTINGS: Mapping[str, Mapping[KeyPath, Any]] = {
 """Orchestrator settings of each paper's loss recipe."""
 _SERVERS: KeyPath = ("orchestrator", "client", "base_url")
 _MAX_MODEL_LEN: KeyPath = ("inference", "model", "max_model_len")
-_BY_DEFAULT = Location("by default", Layer.DEFAULT)
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    """Value that was set, and its location."""
-
-    path: KeyPath
-    value: Any
-    location: Location
-
-    def __str__(self) -> str:
-        text = (
-            "{...}"
-            if isinstance(self.value, dict)
-            else json.dumps(self.value, ensure_ascii=False, default=str)
-        )
-        return f"`{dotted(self.path)}` = {'None' if self.value is None else text}"
 
 
 def resolve_run(settings: Settings) -> list[Problem]:
@@ -104,7 +84,7 @@ def _add_processes(settings: Settings) -> None:
     """Add the processes with their defaults: inference only if no servers elsewhere are named."""
     for role in _TRAINING if settings.has(_SERVERS) else _ALL:
         if not settings.has((role,)):
-            settings.put((role,), {}, _BY_DEFAULT)
+            settings.put((role,), {}, BY_DEFAULT)
 
 
 def _apply_loss_recipe(settings: Settings) -> None:
@@ -114,15 +94,15 @@ def _apply_loss_recipe(settings: Settings) -> None:
     for path, value in _LOSS_SETTINGS.get(str(loss.value), {}).items():
         kind = settings.get(("orchestrator", *path[:-1], "type"))
         if path[:1] != ("advantage",) or kind in (MISSING, "group", "turn"):
-            _fill(settings, _Entry(loss.path, value, loss.location), [("orchestrator", *path)])
+            _fill(settings, Assignment(loss.path, value, loss.location), [("orchestrator", *path)])
 
 
-def _entry(settings: Settings, path: KeyPath) -> _Entry | None:
+def _entry(settings: Settings, path: KeyPath) -> Assignment | None:
     value, location = settings.get(path), settings.location(path)
-    return None if value is MISSING or location is None else _Entry(path, value, location)
+    return None if value is MISSING or location is None else Assignment(path, value, location)
 
 
-def _entries(settings: Settings, paths: Sequence[KeyPath]) -> list[_Entry]:
+def _entries(settings: Settings, paths: Sequence[KeyPath]) -> list[Assignment]:
     return [entry for path in paths if (entry := _entry(settings, path)) is not None]
 
 
@@ -140,7 +120,7 @@ def _share_resume(settings: Settings) -> Iterator[Problem]:
             return
         if off.value is None:
             settings.put(off.path, {}, resume.location)
-    newest = _Entry(("ckpt", "resume_step"), -1, resume.location)
+    newest = Assignment(("ckpt", "resume_step"), -1, resume.location)
     if isinstance(settings.get(("ckpt",)), dict):
         owners.insert(0, ("ckpt",))
     yield from _impose(settings, newest, [(*owner, "resume_step") for owner in owners])
@@ -163,10 +143,10 @@ def _share_section(settings: Settings, path: KeyPath, members: Sequence[KeyPath]
             settings.put(off.path, {}, on[0].location)
         else:
             yield _difference(off, on[0], path)
-    _fill(settings, _Entry(on[0].path, {}, on[0].location), members)
+    _fill(settings, Assignment(on[0].path, {}, on[0].location), members)
 
 
-def _is_below(entry: _Entry, run: _Entry) -> bool:
+def _is_below(entry: Assignment, run: Assignment) -> bool:
     return entry.value is None or entry.location.layer < run.location.layer
 
 
@@ -185,7 +165,7 @@ def _share(settings: Settings, name: str, path: KeyPath, members: Sequence[KeyPa
             _fill(settings, entries[0], [path])
 
 
-def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iterator[Problem]:
+def _impose(settings: Settings, run: Assignment, members: Sequence[KeyPath]) -> Iterator[Problem]:
     """Set the run's value for all members.
 
     Yield a conflict if an equal or higher layer set one differently.
@@ -200,7 +180,7 @@ def _impose(settings: Settings, run: _Entry, members: Sequence[KeyPath]) -> Iter
     _fill(settings, run, members)
 
 
-def _fill(settings: Settings, source: _Entry | None, members: Sequence[KeyPath]) -> None:
+def _fill(settings: Settings, source: Assignment | None, members: Sequence[KeyPath]) -> None:
     """Set the absent members, if their section exists or can be created."""
     for path in members:
         if source is not None and settings.get(path) is MISSING and _has_room(settings, path):
@@ -222,7 +202,7 @@ def _is_same(first: Any, second: Any) -> bool:
     return first == second or str(first) == str(second)
 
 
-def _difference(first: _Entry, second: _Entry, run: KeyPath) -> Problem:
+def _difference(first: Assignment, second: Assignment, run: KeyPath) -> Problem:
     places = [(entry.path, entry.location) for entry in (first, second)]
     message, hint = f"{first} and {second} must be equal", f"set both with `{flag_of(run)}`"
     return conflict_problem(places, message, hint=hint)
@@ -232,9 +212,9 @@ def _fit_engines(settings: Settings) -> None:
     """Set the engines' limits for the longest rollout, and for trained adapters."""
     default = OrchestratorConfig.model_fields["seq_len"].default
     seq_len = _entry(settings, ("orchestrator", "seq_len"))
-    _fill(settings, seq_len or _Entry((), default, _BY_DEFAULT), [_MAX_MODEL_LEN])
+    _fill(settings, seq_len or Assignment((), default, BY_DEFAULT), [_MAX_MODEL_LEN])
     lora = _entry(settings, ("trainer", "model", "experimental", "lora"))
     if lora is not None and isinstance(lora.value, dict):
-        default_rank = _Entry(lora.path, LoRAConfig.model_fields["rank"].default, lora.location)
+        default_rank = Assignment(lora.path, LoRAConfig.model_fields["rank"].default, lora.location)
         rank = _entry(settings, (*lora.path, "rank")) or default_rank
         _fill(settings, rank, [("inference", "max_lora_rank")])

@@ -96,25 +96,16 @@ class RewardShapingConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> RewardShapingConfig:
-        default = RewardShapingConfig.model_fields["overlong_penalty"].default
-        if self.overlong_penalty != default and self.overlong_cache is None:
-            raise conflict(
-                "`overlong_penalty` has no effect without `overlong_cache`",
-                "overlong_penalty",
-                "overlong_cache",
-                hint="set `overlong_cache`, or leave `overlong_penalty` out",
-            )
-        for name, is_set in (
-            ("length_of", self.length_of == "reply"),
-            ("max_length", self.max_length is not None),
+        length = "`overlong_cache` or `length_penalty`"
+        for name, needed, is_met in (
+            ("overlong_penalty", "`overlong_cache`", self.overlong_cache is not None),
+            ("length_of", length, self.measures_length),
+            ("max_length", length, self.measures_length),
         ):
-            if is_set and not self.measures_length:
+            if not is_met and getattr(self, name) != RewardShapingConfig.model_fields[name].default:
                 raise conflict(
-                    f"`{name}` has no effect without `overlong_cache` or `length_penalty`",
-                    name,
-                    "overlong_cache",
-                    "length_penalty",
-                    hint=f"set one of these, or leave `{name}` out",
+                    f"`{name}` has no effect without {needed}",
+                    hint=f"set {needed}, or leave `{name}` out",
                 )
         return self
 
@@ -124,8 +115,6 @@ class RewardShapingConfig(BaseConfig):
         if both:
             raise conflict(
                 f"`stop_reason_rewards` and `stop_reason_penalties` both have {', '.join(both)}",
-                "stop_reason_rewards",
-                "stop_reason_penalties",
                 hint="either replace the reward of a stop reason, or subtract from it",
             )
         return self

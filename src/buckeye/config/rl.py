@@ -17,6 +17,7 @@ from buckeye.config.shared import (
     BaseConfig,
     CheckpointConfig,
     LogConfig,
+    PolicyModelConfig,
     TrackedConfig,
     WandbConfig,
     conflict,
@@ -25,13 +26,6 @@ from buckeye.config.supervision import SupervisionConfig
 from buckeye.config.trainer import TrainerConfig
 
 DeviceIds = Annotated[list[NonNegativeInt], Field(min_length=1)]
-
-
-class RunModelConfig(BaseConfig):
-    """Model of all processes."""
-
-    name: str = "Qwen/Qwen3-0.6B"
-    """A model directory, or a name on the Hugging Face hub."""
 
 
 class DiskConfig(BaseConfig):
@@ -74,7 +68,7 @@ class RLConfig(TrackedConfig):
     """Checkpoints of trainer and orchestrator."""
     wandb: WandbConfig | None = None
     """Log the run to Weights & Biases."""
-    model: RunModelConfig | None = None
+    model: PolicyModelConfig | None = None
     """The model of all processes."""
     max_steps: PositiveInt | None = None
     """Number of steps. None: no limit."""
@@ -95,13 +89,12 @@ class RLConfig(TrackedConfig):
     cluster: ClusterConfig = ClusterConfig()
     """Hosts of the run, if there are several."""
 
-    def warnings(self) -> Iterator[tuple[str, str]]:
+    def warnings(self) -> Iterator[str]:
         if self.inference is None and "base_url" not in self.orchestrator.client.model_fields_set:
             urls = ", ".join(self.orchestrator.client.base_url)
             yield (
-                "inference",
                 f"without `inference` this run starts no server, and expects servers at {urls}; add "
-                "--inference to start them",
+                "--inference to start them"
             )
 
     @property
@@ -126,7 +119,6 @@ class RLConfig(TrackedConfig):
         if is_vllm and lora is not None and lora.modules_to_save:
             raise conflict(
                 "vLLM does not support adapters with `trainer.model.experimental.lora.modules_to_save`",
-                "trainer.model.experimental.lora.modules_to_save",
                 hint='leave it out, or set inference.backend = "torch"',
             )
         return self
@@ -138,8 +130,6 @@ class RLConfig(TrackedConfig):
             raise conflict(
                 f"`trainer.seq_len` = {row} is less than `orchestrator.seq_len` = {rollout}: a rollout must "
                 "fit into a row",
-                "trainer.seq_len",
-                "orchestrator.seq_len",
                 hint="set both with `--seq-len`",
             )
         return self
@@ -150,16 +140,10 @@ class RLConfig(TrackedConfig):
             return self
         dp, tp, count = self.inference.parallel.dp, self.inference.parallel.tp, len(self.inference_gpu_ids)
         if dp * tp != count:
-            by_tp = f"cannot be divided into replicas of `inference.parallel.tp` = {tp} devices"
-            by_dp = (
-                f"are not `inference.parallel.dp` = {dp} replicas of `inference.parallel.tp` = {tp} devices"
-            )
             raise conflict(
-                f"{counted(count, 'inference device')} {by_tp if count % tp else by_dp}",
-                "inference_gpu_ids",
-                "inference.parallel.dp",
-                "inference.parallel.tp",
-                hint=f"name a multiple of {tp} devices" if count % tp else f"name {dp * tp} devices",
+                f"`inference_gpu_ids` names {counted(count, 'device')}, which are not "
+                f"`inference.parallel.dp` = {dp} replicas of `inference.parallel.tp` = {tp} devices",
+                hint=f"name a multiple of {tp} devices, or leave `inference.parallel.dp` out",
             )
         return self
 
@@ -171,8 +155,6 @@ class RLConfig(TrackedConfig):
                 raise conflict(
                     f"`{key}` = {env.placement} has a node that does not exist: `cluster.nodes` is "
                     f"{self.cluster.nodes}",
-                    key,
-                    "cluster.nodes",
                     hint=f"use nodes 0 to {self.cluster.nodes - 1}, or raise `cluster.nodes`",
                 )
         return self
@@ -239,5 +221,5 @@ class RLConfig(TrackedConfig):
         for name in ("inference_gpu_ids", "trainer_gpu_ids"):
             ids = getattr(self, name)
             if len(set(ids)) < len(ids):
-                raise conflict(f"`{name}` = {ids} has a duplicate device", name, hint="name each device once")
+                raise conflict(f"`{name}` = {ids} has a duplicate device", hint="name each device once")
         return self

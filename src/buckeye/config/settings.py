@@ -28,6 +28,9 @@ class Location:
     layer: Layer
 
 
+BY_DEFAULT = Location("by default", Layer.DEFAULT)
+
+
 class _Missing:
     """Type of MISSING."""
 

@@ -31,19 +31,29 @@ class BaseConfig(BaseModel):
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False, defer_build=True
     )
 
-    def warnings(self) -> Iterator[tuple[str, str]]:
-        """Yield (name, message) of each valid setting with a possibly unexpected effect."""
+    def warnings(self) -> Iterator[str]:
+        """Yield a message on each valid setting with a possibly unexpected effect.
+
+        It names the setting in backticks, before any other.
+        """
         yield from ()
+
+
+def named_settings(message: str) -> list[str]:
+    """Return the settings that a message names in backticks."""
+    return list(dict.fromkeys(re.findall(r"`([\w.]+)`", message)))
 
 
 def conflict(
     message: str, *fields: str, hint: str | None = None, code: str = "BK-CONFIG-CONFLICT"
 ) -> PydanticCustomError:
-    """Return an error for conflicting settings, to raise in a validator; `fields` are those settings.
+    """Return an error for conflicting settings, to raise in a validator.
 
-    Fields in backticks in `message` and `hint` become full keys: `lr` becomes `trainer.optim.lr`.
+    `fields` are those settings; by default, those in backticks in `message`. Fields in backticks in `message`
+    and `hint` become full keys: `lr` becomes `trainer.optim.lr`.
     """
-    context = {"message": message, "fields": list(fields), "hint": hint, "code": code}
+    named = list(fields) or named_settings(message)
+    context = {"message": message, "fields": named, "hint": hint, "code": code}
     return PydanticCustomError(CONFLICT, "{message}", context)
 
 
@@ -157,6 +167,9 @@ class TrackedConfig(BaseConfig):
         return [tracker for tracker in trackers if tracker is not None]
 
 
+_STORE = re.compile(r"(s3|gs)://[a-z0-9][a-z0-9._-]{1,220}[a-z0-9](/(?!\.+(/|$))[\w.=+-]+)+/*", re.ASCII)
+
+
 class CheckpointConfig(BaseConfig):
     """Checkpoint settings: interval, retention, and the checkpoint to start from."""
 
@@ -173,22 +186,14 @@ class CheckpointConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _store_is_valid(self) -> Self:
-        scheme, _, path = (self.store or "s3://bucket/prefix").rstrip("/").partition("://")
-        bucket, *prefix = path.split("/")
-        reason, hint = None, None
-        if scheme not in ("s3", "gs"):
-            reason = "expected s3://bucket/prefix or gs://bucket/prefix"
-        elif not re.fullmatch(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]", bucket):
-            reason = f"expected the name of a bucket, as {scheme}://bucket/prefix"
-            hint = "set credentials as for the tools of the store, and another endpoint in AWS_ENDPOINT_URL"
-        elif not prefix or not all(re.fullmatch(r"(?!\.+$)[\w.=+-]+", part, re.ASCII) for part in prefix):
-            reason = (
-                f"expected a prefix after the bucket, {scheme}://{bucket}/prefix, of A-Z a-z 0-9 . _ = + - /"
+        if self.store is not None and not _STORE.fullmatch(self.store):
+            raise conflict(  # the address may contain a key, so it is not shown
+                "`store` is not a valid address: expected s3://bucket/prefix or gs://bucket/prefix, with a "
+                "prefix of A-Z a-z 0-9 . _ = + - /",
+                hint="use one prefix per run; set credentials as for the tools of the store, and another "
+                "endpoint in AWS_ENDPOINT_URL",
+                code="BK-CONFIG-VALUE",
             )
-            hint = "use one prefix per run"
-        if reason is not None:
-            message = f"`store` is not a valid address: {reason}"  # it may contain a key, so it is not shown
-            raise conflict(message, "store", hint=hint, code="BK-CONFIG-VALUE")
         return self
 
 

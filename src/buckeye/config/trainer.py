@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Tag, model_validator
 
@@ -108,17 +108,15 @@ class ModelConfig(BaseConfig):
         if self.sharding == "none" and (self.dp_replicate > 1 or self.fsdp_cpu_offload):
             name = "dp_replicate" if self.dp_replicate > 1 else "fsdp_cpu_offload"
             message = f'`{name}` requires shards, and `sharding` = "none" makes none'
-            raise conflict(message, "sharding", name, hint="leave one of the two out")
+            raise conflict(message, hint="leave one of the two out")
         if self.experimental.lora is not None and self.tp > 1:
             message = f"`tp` = {self.tp} cannot divide the adapters of `experimental.lora`"
-            raise conflict(message, "tp", "experimental.lora", hint="set `tp` to 1")
+            raise conflict(message, hint="set `tp` to 1")
         if self.load_using_meta and (self.experimental.lora is not None or self.adapter is not None):
             name = "adapter" if self.experimental.lora is None else "experimental.lora"
             raise conflict(
                 f"`{name}` requires a model that each rank loads completely, and `load_using_meta` loads "
                 "shards",
-                "load_using_meta",
-                name,
                 hint="leave `load_using_meta` out",
             )
         return self
@@ -192,14 +190,6 @@ OptimizerConfig = Annotated[
 ]
 
 
-def check_optimizer(optim: OptimizerConfig, model: ModelConfig) -> None:
-    """Raise a conflict if the optimizer cannot update a model that is sharded among ranks."""
-    is_sharded = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
-    if optim.type == "adamw8bit" and is_sharded:
-        message = "`optim.type` = adamw8bit cannot update a sharded model"
-        raise conflict(message, "optim.type", hint="use adamw, whose moments are sharded too")
-
-
 class ConstantSchedulerConfig(BaseConfig):
     """Constant learning rate."""
 
@@ -257,8 +247,6 @@ class WeightsConfig(BaseConfig):
         if self.rounding == "stochastic" and self.dtype not in ("auto", "bfloat16"):
             raise conflict(
                 f'`rounding` = "stochastic" requires bfloat16, and `dtype` is {self.dtype}',
-                "rounding",
-                "dtype",
                 hint="leave one of the two out",
             )
         return self
@@ -285,12 +273,12 @@ class TrainedBatchesConfig(BaseConfig):
     def _keeps_all_or_a_number(self) -> TrainedBatchesConfig:
         if self.record_order and self.keep is not None:
             message = f"`record_order` keeps every batch, and `keep` is {self.keep}"
-            raise conflict(message, "record_order", "keep", hint="leave `keep` out")
+            raise conflict(message, hint="leave `keep` out")
         return self
 
 
-class TrainerConfig(BaseConfig):
-    """Training of the policy on the orchestrator's batches."""
+class TrainingConfig(BaseConfig):
+    """Settings of the trainer that reinforcement learning and fine-tuning share."""
 
     model: ModelConfig = ModelConfig()
     """Model to train."""
@@ -298,20 +286,38 @@ class TrainerConfig(BaseConfig):
     """Optimizer."""
     scheduler: SchedulerConfig = ConstantSchedulerConfig()
     """Schedule of the learning rate."""
-    loss: LossConfig = MaskedRatioLossConfig()
-    """Policy-gradient loss."""
     ckpt: TrainerCheckpointConfig | None = TrainerCheckpointConfig()
     """Checkpoints at an interval. None: one at the end only."""
-    weights: WeightsConfig = WeightsConfig()
-    """Format of weights for inference."""
-    trained: TrainedBatchesConfig = TrainedBatchesConfig()
-    """Trained batches to keep, so that `rl replay` can repeat a step."""
     log: LogConfig = LogConfig()
     """Logging."""
     wandb: WandbConfig | None = None
     """Log to Weights & Biases."""
     output_dir: Path = Path("outputs")
     """Output directory of the run."""
+    seed: int = 0
+    """Seed of the trainer."""
+    dist_timeout_seconds: PositiveInt = 600
+    """Timeout of collective operations between ranks, in seconds."""
+
+    @model_validator(mode="after")
+    def _optimizer_fits(self) -> Self:
+        model = self.model
+        is_sharded = model.sharding == "full" or model.dp_replicate > 1 or model.tp > 1
+        if self.optim.type == "adamw8bit" and is_sharded:
+            message = "`optim.type` = adamw8bit cannot update a sharded model"
+            raise conflict(message, hint="use adamw, whose moments are sharded too")
+        return self
+
+
+class TrainerConfig(TrainingConfig):
+    """Training of the policy on the orchestrator's batches."""
+
+    loss: LossConfig = MaskedRatioLossConfig()
+    """Policy-gradient loss."""
+    weights: WeightsConfig = WeightsConfig()
+    """Format of weights for inference."""
+    trained: TrainedBatchesConfig = TrainedBatchesConfig()
+    """Trained batches to keep, so that `rl replay` can repeat a step."""
     max_steps: PositiveInt | None = None
     """Number of optimizer steps. None: no limit."""
     max_async_level: NonNegativeInt = 1
@@ -320,12 +326,8 @@ class TrainerConfig(BaseConfig):
     """Maximum age of a trained token, in steps. Older samples are dropped."""
     seq_len: PositiveInt = 2048
     """Row length in tokens. Samples are packed into rows, which are computed at once."""
-    seed: int = 0
-    """Seed of the trainer."""
     batch_timeout: PositiveFloat = 3600.0
     """Time limit for a batch, in seconds."""
-    dist_timeout_seconds: PositiveInt = 600
-    """Timeout of collective operations between ranks, in seconds."""
 
     @model_validator(mode="after")
     def _adapter_is_not_rounded(self) -> TrainerConfig:
@@ -336,13 +338,6 @@ class TrainerConfig(BaseConfig):
             raise conflict(
                 "`weights` cannot round an adapter of `model.experimental.lora`, which is published in "
                 "float32",
-                "weights",
-                "model.experimental.lora",
                 hint="leave weights.dtype and weights.rounding out",
             )
-        return self
-
-    @model_validator(mode="after")
-    def _optimizer_fits(self) -> TrainerConfig:
-        check_optimizer(self.optim, self.model)
         return self

@@ -141,11 +141,9 @@ def _conflict(settings: Settings, section: KeyPath, context: dict[str, Any]) -> 
     names = {name: (*section, *map(_key, name.split("."))) for name in context["fields"]}
     hint = qualified(context["hint"], names) if context["hint"] else None
     message = qualified(context["message"], names)
-    if not names:
-        location = settings.location(section)
-        return Problem(path=section, location=location, message=message, hint=hint, code=context["code"])
-    paths = [path for path in names.values() if len(names) == 1 or settings.has(path)]
-    places = [(path, settings.location(path)) for path in paths or list(names.values())[:1]]
+    present = [path for path in names.values() if len(names) == 1 or settings.has(path)]
+    paths = present or [*names.values(), section][:1]
+    places = [(path, settings.location(path)) for path in paths]
     return conflict_problem(places, message, hint=hint, code=context["code"])
 
 
@@ -154,12 +152,13 @@ def _key(part: str) -> str | int:
 
 
 def _invalid_value(settings: Settings, path: KeyPath, value: Any, shape: Shape) -> Problem:
-    message = f"`{dotted(path)}` is {_format_value(value)}; expected {shape.expected()}"
+    message = f"`{dotted(path)}` is {format_value(value)}; expected {shape.expected()}"
     hint = suggestion(closest(value, map(str, shape.choices))) if isinstance(value, str) else None
     return Problem(path=path, location=settings.location(path), message=message, hint=hint)
 
 
-def _format_value(value: Any) -> str:
+def format_value(value: Any) -> str:
+    """Return a value for a message."""
     if value is None:
         return "None"
     if isinstance(value, dict):

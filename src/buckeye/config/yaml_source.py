@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -122,15 +123,12 @@ class _Builder:
             if node.tag == _INT:
                 return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
             if node.tag == _FLOAT:
-                return self.number(node, float(text))
+                if not math.isfinite(value := float(text)):
+                    raise self.error(node, f"{text} is out of range")
+                return value
         except ValueError:
             raise self.error(node, f"{text[:30]!r} is not a valid {node.tag.removeprefix(_TAG)}") from None
         raise self.error(node, f"the tag {node.tag} is not allowed")
-
-    def number(self, node: yaml.ScalarNode, value: float) -> float:
-        if value in (float("inf"), float("-inf")) or value != value:
-            raise self.error(node, f"{node.value} is out of range")
-        return value
 
     def location(self, node: yaml.Node) -> Location:
         return Location(f"{self.name}:{node.start_mark.line + 1}", Layer.FILE)

@@ -178,30 +178,27 @@ class ChatPolicy(RolloutPolicy):
         return Reply(text="", finish_reason="length", message=message, no_room=True)
 
 
-class ChatRolloutRunner(RolloutRunner):
-    """Rollout runner for a model behind the chat API."""
+def chat_rollout_runner(
+    server: ChatServer,
+    sampling: ChatSampling,
+    *,
+    seed: int,
+    timeout: float,
+    retries: int,
+    max_concurrent: int,
+) -> RolloutRunner:
+    """Return a rollout runner for a model behind the chat API."""
 
-    def __init__(
-        self,
-        server: ChatServer,
-        sampling: ChatSampling,
-        *,
-        seed: int,
-        timeout: float,
-        retries: int,
-        max_concurrent: int,
-    ) -> None:
-        def make_policy(env: NamedEnvironment, seed: int) -> ChatPolicy:
-            return ChatPolicy(server, sampling.with_seed(seed % 2**31))
+    def make_policy(env: NamedEnvironment, seed: int) -> ChatPolicy:
+        return ChatPolicy(server, sampling.with_seed(seed % 2**31))
 
-        super().__init__(
-            lambda flight: make_policy,
-            seed=seed,
-            timeout=timeout,
-            retries=retries,
-            max_concurrent=max_concurrent,
-        )
-        self.server = server
+    return RolloutRunner(
+        lambda flight: make_policy,
+        seed=seed,
+        timeout=timeout,
+        retries=retries,
+        max_concurrent=max_concurrent,
+    )
 
 
 def _option_fields(options: CallOptions, max_tokens: int | None, names: ToolNames) -> dict[str, Any]:

@@ -60,11 +60,6 @@ class ContentFreeScore:
         """Group of tasks that the score is for: split and family."""
         return self.split, self.family
 
-    @property
-    def total(self) -> float:
-        """Sum of the rewards."""
-        return self.mean * self.scored
-
 
 @dataclass(frozen=True, slots=True)
 class ContentFreePolicies:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from buckeye.base.columns import counted
 from buckeye.config.environments import TrainEnvConfig
@@ -13,7 +12,7 @@ from buckeye.config.inference import InferenceConfig, ServedModelConfig
 from buckeye.config.rl import RLConfig
 from buckeye.envs.base import TRAIN
 from buckeye.errors import BuckeyeError
-from buckeye.evaluation.chat_policy import ChatRolloutRunner, ChatSampling
+from buckeye.evaluation.chat_policy import ChatSampling, chat_rollout_runner
 from buckeye.evaluation.checks.result import shortened
 from buckeye.evaluation.env_check import CheckOptions, check_environment
 from buckeye.evaluation.run_eval import model_server
@@ -103,7 +102,7 @@ async def _run_groups(config: RLConfig, groups: int) -> list[EvalResult]:
     async with model_server(
         config.trainer.model.name, None, "", timeout=timeout, max_concurrent=concurrent, engine=engine
     ) as server:
-        runner = ChatRolloutRunner(
+        runner = chat_rollout_runner(
             server, sampling, seed=orchestrator.seed, timeout=timeout, retries=1, max_concurrent=concurrent
         )
         return [
@@ -118,75 +117,53 @@ async def _run_groups(config: RLConfig, groups: int) -> list[EvalResult]:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Reward spread in groups of `size` rollouts.
-
-    `scored` counts the groups with at least two rewards, and `spread` those of them with different rewards.
-    `truncated` is the share of scored rollouts that ran out of tokens; NaN without scored rollouts.
-    """
-
-    size: int
-    scored: int
-    spread: int
-    truncated: float
-    errored: int
-
-
-def count_spread(result: EvalResult) -> Spread:
-    """Return the counts of groups with and without different rewards."""
+def comparable_groups(result: EvalResult) -> list[list[float]]:
+    """Return the rewards of each group with at least two."""
     size = result.rollouts_per_example
     groups = [result.all_rollouts[start : start + size] for start in range(0, len(result.all_rollouts), size)]
     rewards = [[r.reward for r in group if r.reward is not None] for group in groups]
-    comparable = [group for group in rewards if len(group) > 1]
-    scored = result.rollouts
-    return Spread(
-        size=size,
-        scored=len(comparable),
-        spread=sum(len(set(group)) > 1 for group in comparable),
-        truncated=statistics.fmean(r.truncated for r in scored) if scored else float("nan"),
-        errored=result.errored,
-    )
+    return [group for group in rewards if len(group) > 1]
 
 
 def spread_check(result: EvalResult) -> Check:
     """Return the check of one environment's groups. Groups with equal rewards have no training signal."""
     name = f"{SPREAD} in {result.env_name}"
-    spread = count_spread(result)
-    if not spread.scored:
+    groups = comparable_groups(result)
+    if not groups:
         error = result.errors[0].outcome.error if result.errors else "no tasks"
         return failed(
-            name, f"no group has two rewards; {counted(spread.errored, 'rollout')} errored: {error}", ""
+            name, f"no group has two rewards; {counted(result.errored, 'rollout')} errored: {error}", ""
         )
-    rewards = [rollout.reward for rollout in result.rollouts if rollout.reward is not None]
-    mean, zero = statistics.fmean(rewards), spread.scored - spread.spread
+    mean, size = statistics.fmean(result.rewards), result.rollouts_per_example
+    zero = sum(len(set(group)) == 1 for group in groups)
+    truncated = statistics.fmean(rollout.truncated for rollout in result.rollouts)
     seen = (
-        f"{zero} of {spread.scored} groups of {spread.size} have no spread ({zero / spread.scored:.0%}), "
-        f"mean reward {mean:.3f}, {spread.truncated:.0%} truncated"
+        f"{zero} of {len(groups)} groups of {size} have no spread ({zero / len(groups):.0%}), "
+        f"mean reward {mean:.3f}, {truncated:.0%} truncated"
     )
-    if spread.errored:
-        seen += f", {counted(spread.errored, 'rollout')} errored"
-    if verdict(len(result.all_rollouts), spread.errored) == "failed":
+    if result.errored:
+        seen += f", {counted(result.errored, 'rollout')} errored"
+    if verdict(len(result.all_rollouts), result.errored) == "failed":
         return failed(name, seen, f"run: buckeye env check {result.env_name}")
-    if not spread.spread:
-        return warning(name, seen, _no_spread_advice(result, spread.size))
-    if spread.truncated > _MAX_TRUNCATED:
+    if zero == len(groups):
+        return warning(name, seen, _no_spread_advice(result, truncated))
+    if truncated > _MAX_TRUNCATED:
         return warning(name, seen, f"many replies are truncated: {MORE_TOKENS}")
-    if spread.spread / spread.scored < _MIN_SPREAD:
-        return warning(name, seen, _spread_advice(mean, max(rewards)))
+    if 1 - zero / len(groups) < _MIN_SPREAD:
+        return warning(name, seen, _spread_advice(mean, max(result.rewards)))
     return ok(name, seen)
 
 
-def _no_spread_advice(result: EvalResult, size: int) -> str:
+def _no_spread_advice(result: EvalResult, truncated: float) -> str:
     tasks = [[r.reward for r in rollouts if r.reward is not None] for rollouts in result.by_task.values()]
     reason = explain_no_spread(
         mean=result.mean_reward,
         std=statistics.pstdev(result.rewards),
         solved=statistics.fmean(min(rewards) >= 1.0 for rewards in tasks),
         unsolved=statistics.fmean(max(rewards) <= 0.0 for rewards in tasks),
-        truncated=statistics.fmean(rollout.truncated for rollout in result.rollouts),
+        truncated=truncated,
         alike=0.0,  # an untrained policy has not collapsed
-        size=size,
+        size=result.rollouts_per_example,
     )
     return f"{reason.cause}: {reason.advice}"
 

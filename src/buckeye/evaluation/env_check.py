@@ -16,38 +16,13 @@ from typing import Any
 from buckeye.base.process_guard import GUARD
 from buckeye.envs.base import Environment, split_names
 from buckeye.envs.settings import with_variables
-from buckeye.errors import RunError
-from buckeye.evaluation.checks.chance import Chance, chance_by_group
-from buckeye.evaluation.checks.fingerprint import Fingerprint, fingerprint, fingerprint_in_new_process
-from buckeye.evaluation.checks.result import CheckResult, count_with_status
-from buckeye.evaluation.checks.rollout_checks import (
-    ProbeResult,
-    check_all_graded,
-    check_answers_rewarded,
-    check_content_free,
-    check_errors_unscored,
-    check_grades_repeatable,
-    check_isolated,
-    check_probes,
-    check_reward_range,
-    is_above_chance,
-    run_probes,
-)
+from buckeye.evaluation import content_free
+from buckeye.evaluation.checks import rollout_checks, task_checks
+from buckeye.evaluation.checks.chance import chance_by_group
+from buckeye.evaluation.checks.fingerprint import fingerprint, fingerprint_in_new_process
+from buckeye.evaluation.checks.result import CheckResult, CheckStatus
 from buckeye.evaluation.checks.samples import SplitSample, probes_of, sample_splits
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
-from buckeye.evaluation.checks.task_checks import (
-    check_answers_hidden,
-    check_ids,
-    check_splits_disjoint,
-    check_tasks_repeatable,
-)
-from buckeye.evaluation.content_free import (
-    CONSTANT_REPLY,
-    ContentFreeScore,
-    choose_constant_replies,
-    content_free_policies,
-    score_content_free,
-)
 from buckeye.monitor.verdicts import verdict
 from buckeye.workers.loading import open_environment
 
@@ -77,54 +52,49 @@ class CheckOptions:
 class EnvCheckReport:
     """All checks of an environment, with the data behind them.
 
-    `above_chance` has the groups of `scores` above chance. `missed` counts the rollouts that did
-    not run in time, by phase. `errored` of the `rollouts` that ran have an error.
+    `missed` counts the rollouts that did not run in time, by phase. `errored` of the `rollouts` that ran have
+    an error.
     """
 
     environment: str
-    sample: int
-    budget: float
+    options: CheckOptions
     sizes: Mapping[str, int]
     checks: Sequence[CheckResult]
-    probes: Sequence[ProbeResult]
-    scores: Sequence[ContentFreeScore]
-    chance: Mapping[tuple[str, str], Chance]
-    above_chance: frozenset[tuple[str, str]]
+    probes: Sequence[rollout_checks.ProbeResult]
+    scores: Sequence[content_free.ContentFreeScore]
+    chance: Mapping[tuple[str, str], float]
     missed: Mapping[str, int]
     rollouts: int
     errored: int
     seconds: float
 
     @property
+    def counts(self) -> Counter[CheckStatus]:
+        """Number of checks by status."""
+        return Counter(check.status for check in self.checks)
+
+    @property
     def passed(self) -> bool:
         """True if at least one check ran and none found an error."""
-        ran = len(self.checks) - count_with_status(self.checks, "not run")
-        return verdict(ran, count_with_status(self.checks, "error")) == "passed"
+        return verdict(len(self.checks) - self.counts["not run"], self.counts["error"]) == "passed"
 
-    def best_scores(self) -> dict[tuple[str, str], ContentFreeScore]:
+    def best_scores(self) -> dict[tuple[str, str], content_free.ContentFreeScore]:
         """Return the content-free policy with the highest mean reward by (family, split)."""
-        best: dict[tuple[str, str], ContentFreeScore] = {}
-        for score in self.scores:
-            if math.isnan(score.mean):
-                continue
-            key = score.family, score.split
-            if key not in best or score.mean > best[key].mean:
-                best[key] = score
-        return best
+        known = [score for score in self.scores if not math.isnan(score.mean)]
+        return {(score.family, score.split): score for score in sorted(known, key=lambda score: score.mean)}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON values; an undefined mean is null."""
         return {
             "environment": self.environment,
             "passed": self.passed,
-            **{
-                f"{status}s": count_with_status(self.checks, status)
-                for status in ("error", "warning", "note")
-            },
+            "errors": self.counts["error"],
+            "warnings": self.counts["warning"],
+            "notes": self.counts["note"],
             "seconds": round(self.seconds, 1),
             "splits": dict(self.sizes),
-            "sample": self.sample,
-            "budget": self.budget,
+            "sample": self.options.sample,
+            "budget": self.options.budget,
             "no_time_for": dict(self.missed),
             "rollouts": self.rollouts,
             "errored": self.errored,
@@ -151,7 +121,7 @@ class EnvCheckReport:
                     "errored": score.errored,
                     "mean": _number(score.mean),
                     "exact": _number(score.exact),
-                    "chance": self.chance[score.group].share,
+                    "chance": self.chance[score.group],
                 }
                 for score in self.scores
             ],
@@ -173,18 +143,21 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     reference = fingerprint(environment, names, seed)
     second = open_environment(env_id, args, settings)
     repeated = [fingerprint(environment, names, seed), fingerprint(second, names, seed)]
-    other_process = asyncio.create_task(_fingerprint_in_new_process(env_id, args, names, options))
+    seconds = max(options.budget, _PROCESS_SECONDS)
+    other_process = asyncio.create_task(
+        asyncio.to_thread(fingerprint_in_new_process, env_id, args, names, seed, seconds, options.variables)
+    )
     await asyncio.sleep(0)  # start the task now; it runs concurrently with the rollouts
     options.progress("comparing sequential and concurrent rollouts")
-    isolated = await check_isolated(environment, _ISOLATION_SHARE * options.budget)
+    isolated = await rollout_checks.check_isolated(environment, _ISOLATION_SHARE * options.budget)
     rollout_report = await _run_rollout_checks([environment, second], samples, options)
     options.progress("reading tasks in a second process")
     checks = [
-        check_ids(samples),
-        check_tasks_repeatable(reference, repeated, "when loaded again"),
-        check_tasks_repeatable(reference, [await other_process], "in another process"),
-        check_splits_disjoint(samples),
-        check_answers_hidden(samples, options.limit, seed),
+        task_checks.check_ids(samples),
+        task_checks.check_tasks_repeatable(reference, repeated, "when loaded again"),
+        task_checks.check_tasks_repeatable(reference, [await other_process], "in another process"),
+        task_checks.check_splits_disjoint(samples),
+        task_checks.check_answers_hidden(samples, options.limit, seed),
     ]
     return replace(
         rollout_report,
@@ -194,76 +167,57 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     )
 
 
-async def _fingerprint_in_new_process(
-    env_id: str, args: Mapping[str, Any], names: Sequence[str], options: CheckOptions
-) -> Fingerprint | RunError | None:
-    seconds = max(options.budget, _PROCESS_SECONDS)
-    try:
-        return await asyncio.to_thread(
-            fingerprint_in_new_process, env_id, args, names, options.seed, seconds, options.variables
-        )
-    except RunError as error:
-        return error
-
-
-class _Phases:
-    """Phases with rollouts, each with a deadline at a share of the budget; unused time passes to the next."""
-
-    def __init__(self, runners: Sequence[ScriptedRunner], options: CheckOptions) -> None:
-        self._runners, self._options, self._started = runners, options, time.monotonic()
-
-    def begin_phase(self, name: str, until: float) -> None:
-        self._options.progress(name)
-        for runner in self._runners:
-            runner.begin_phase(name, self._started + until * self._options.budget)
-
-
 async def _run_rollout_checks(
     environments: Sequence[Environment], samples: Sequence[SplitSample], options: CheckOptions
 ) -> EnvCheckReport:
-    """Run the checks that need rollouts, the most informative per rollout first."""
+    """Run the checks that need rollouts, the most informative per rollout first.
+
+    Each phase has a deadline at a share of the budget; unused time passes to the next.
+    """
     runners = [ScriptedRunner(environment) for environment in environments]
-    runner, phases = runners[0], _Phases(runners, options)
+    runner, started = runners[0], time.monotonic()
+
+    def begin_phase(name: str, until: float) -> None:
+        options.progress(name)
+        for each in runners:
+            each.begin_phase(name, started + until * options.budget)
+
     probes = probes_of(runner.environment)
     shown = next((sample for sample in samples if sample.is_train), samples[0])
-    policies = content_free_policies(runner.environment, shown, probes=probes, seed=options.seed)
-    phases.begin_phase("probes", 0.15)
-    results = await run_probes(runner, probes)
-    phases.begin_phase("a failing engine", 0.25)
-    unscored = await check_errors_unscored(runner, samples)
-    phases.begin_phase("accepted answers", 0.4)
-    rewarded = await check_answers_rewarded(runner, samples, policies.formats)
-    phases.begin_phase("repeated replies", 0.55)
-    same_grade = await check_grades_repeatable(runners, samples, policies.formats, probes)
-    phases.begin_phase("content-free policies", 0.8)
-    scores = await score_content_free(runner, policies, samples, progress=options.progress)
-    phases.begin_phase("search for the best constant", 0.9)
-    policies = await choose_constant_replies(runner, policies, shown)
-    phases.begin_phase("the best constant", 1.0)
-    scores += await score_content_free(
-        runner, policies, samples, only=[CONSTANT_REPLY], progress=options.progress
+    policies = content_free.content_free_policies(runner.environment, shown, probes=probes, seed=options.seed)
+    begin_phase("probes", 0.15)
+    results = await rollout_checks.run_probes(runner, probes)
+    begin_phase("a failing engine", 0.25)
+    unscored = await rollout_checks.check_errors_unscored(runner, samples)
+    begin_phase("accepted answers", 0.4)
+    rewarded = await rollout_checks.check_answers_rewarded(runner, samples, policies.formats)
+    begin_phase("repeated replies", 0.55)
+    same_grade = await rollout_checks.check_grades_repeatable(runners, samples, policies.formats, probes)
+    begin_phase("content-free policies", 0.8)
+    scores = await content_free.score_content_free(runner, policies, samples, progress=options.progress)
+    begin_phase("search for the best constant", 0.9)
+    policies = await content_free.choose_constant_replies(runner, policies, shown)
+    begin_phase("the best constant", 1.0)
+    scores += await content_free.score_content_free(
+        runner, policies, samples, only=[content_free.CONSTANT_REPLY], progress=options.progress
     )
     chance = chance_by_group(samples)
     return EnvCheckReport(
         environment=runner.environment.name,
-        sample=options.sample,
-        budget=options.budget,
+        options=options,
         sizes={},
         checks=[
-            check_probes(results, len(probes)),
+            rollout_checks.check_probes(results, len(probes)),
             rewarded,
             same_grade,
-            check_all_graded(runner),
+            rollout_checks.check_all_graded(runner),
             unscored,
-            check_reward_range(runner),
-            check_content_free(scores, options.limit, chance),
+            rollout_checks.check_reward_range(runner),
+            rollout_checks.check_content_free(scores, options.limit, chance),
         ],
         probes=results,
         scores=scores,
         chance=chance,
-        above_chance=frozenset(
-            s.group for s in scores if is_above_chance(s, options.limit, chance, len(scores))
-        ),
         missed=sum((runner.missed for runner in runners), Counter()),
         rollouts=sum(runner.rollouts for runner in runners),
         errored=sum(len(runner.errored) for runner in runners),

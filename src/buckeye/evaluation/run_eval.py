@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from buckeye.base.storage import read_json, write_file
 from buckeye.config.environments import EnvConfig
 from buckeye.config.inference import InferenceConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.evaluation.chat_policy import ChatRolloutRunner, ChatSampling, ChatServer
+from buckeye.evaluation.chat_policy import ChatSampling, ChatServer, chat_rollout_runner
 from buckeye.evaluation.figures import Figures, compute_figures
 from buckeye.evaluation.rows import ROLLOUTS, EvalRow, make_eval_row, open_rows, read_rows
 from buckeye.launch.mcp_gateways import local_gateway
@@ -112,17 +112,16 @@ def run_eval(request: EvalRequest) -> EvalReport:
     tasks = first_tasks(env, split, request.examples or -1)
     settings = request.record(split)
     _claim_directory(request, settings)
-    known = {key: row for key, row in read_rows(request.output_dir / ROLLOUTS).items() if row.error is None}
-    rollouts = [(task, number) for task in tasks for number in range(request.rollouts)]
-    complete = {(task.id, number) for task, number in rollouts} & known.keys()
-    rows = known | (
-        _run_missing(request, env, split, complete, len(rollouts)) if len(complete) < len(rollouts) else {}
-    )
-    figures = compute_figures(
-        [rows[task.id, number] for task, number in rollouts],
-        rollouts_per_task=request.rollouts,
-        pass_reward=request.pass_reward,
-    )
+    recorded = read_rows(request.output_dir / ROLLOUTS)
+    rollouts = [(task.id, number) for task in tasks for number in range(request.rollouts)]
+    complete = {key: recorded[key] for key in rollouts if key in recorded and recorded[key].error is None}
+    rows = dict(complete)
+    if len(complete) < len(set(rollouts)):
+        log_file = request.output_dir / GATEWAY_LOG
+        with local_gateway([request.env_config], log_file, rollouts=request.max_concurrent):
+            rows |= asyncio.run(_run_missing(request, env, split, complete.keys(), len(rollouts)))
+    evaluated = [rows[key] for key in rollouts]
+    figures = compute_figures(evaluated, rollouts_per_task=request.rollouts, pass_reward=request.pass_reward)
     report = EvalReport(
         settings=settings,
         figures=figures,
@@ -130,7 +129,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
         resumed=len(complete),
         notes=(
             *([note] if (note := fallback_note(env, request.split)) else []),
-            *_quality_warnings([rows[task.id, number] for task, number in rollouts]),
+            *_quality_warnings(evaluated),
         ),
     )
     write_file(request.output_dir / FIGURES, json.dumps(report.to_json(), indent=1, ensure_ascii=False))
@@ -173,34 +172,20 @@ def _claim_directory(request: EvalRequest, settings: Mapping[str, Any]) -> None:
             code="BK-FILE-EXISTS",
             hint="pass --resume to continue it, or another directory with --output-dir",
         )
-    try:
+    recorded: Any = None
+    with suppress(ValueError):
         recorded = read_json(path)
-        current = json.loads(json.dumps(settings))
-        different = [key for key in current if key != "base_url" and recorded.get(key) != current[key]]
-    except (ValueError, AttributeError):
-        raise UsageError(
-            f"{path} is not a settings file of an evaluation",
-            code="BK-FILE-FORMAT",
-            hint="pass another directory with --output-dir",
-        ) from None
-    if different:
-        key = different[0]
-        raise UsageError(
-            f"{request.output_dir} has an evaluation with {key}={recorded.get(key)!r}, not {settings[key]!r}",
-            code="BK-RUN-MISMATCH",
-            hint="pass another directory with --output-dir",
-        )
+    for key, value in json.loads(json.dumps(settings)).items():
+        known = recorded.get(key) if isinstance(recorded, dict) else None
+        if key != "base_url" and known != value:
+            raise UsageError(
+                f"{request.output_dir} has an evaluation with {key}={known!r}, not {value!r}",
+                code="BK-RUN-MISMATCH",
+                hint="pass another directory with --output-dir",
+            )
 
 
-def _run_missing(
-    request: EvalRequest, env: NamedEnvironment, split: str, known: Collection[tuple[str, int]], total: int
-) -> dict[tuple[str, int], EvalRow]:
-    log_file = request.output_dir / GATEWAY_LOG
-    with local_gateway([request.env_config], log_file, rollouts=request.max_concurrent):
-        return asyncio.run(_run_all(request, env, split, known, total))
-
-
-async def _run_all(
+async def _run_missing(
     request: EvalRequest,
     env: NamedEnvironment,
     split: str,
@@ -230,7 +215,7 @@ async def _run_all(
                 rows[row.task_id, number] = row
                 request.progress(len(known | rows.keys()), total)
 
-            runner = ChatRolloutRunner(
+            runner = chat_rollout_runner(
                 server,
                 request.sampling,
                 seed=request.seed,

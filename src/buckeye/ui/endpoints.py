@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,31 +30,23 @@ class MetricSelection(msgspec.Struct, forbid_unknown_fields=True):
     most: int = 80
 
 
-@dataclass(frozen=True, slots=True)
-class RunEndpoint:
-    """Handler of a question: the type of its `parameters`, and the function that answers."""
-
-    parameters: type[msgspec.Struct]
-    function: Callable[[OpenRun, Any], Any]
-
-
 def call_endpoint(run: OpenRun, name: str, given: Mapping[str, str]) -> Any:
     """Return the answer to the question `name` about a run, as JSON values.
 
     Raise `UsageError` for an unknown question or invalid parameters.
     """
-    known = ENDPOINTS.get(name)
-    if known is None:
+    if name not in ENDPOINTS:
         raise UsageError(
             f"no endpoint is named {name!r}",
             code="BK-CLI-UNKNOWN",
             hint=f"known endpoints: {', '.join(ENDPOINTS)}",
         )
+    kind, function = ENDPOINTS[name]
     try:
-        parameters = msgspec.convert(dict(given), known.parameters, strict=False)
+        parameters = msgspec.convert(dict(given), kind, strict=False)
     except msgspec.ValidationError as error:
         raise UsageError(f"{name}: {error}", code="BK-CLI-ARGUMENT") from None
-    return known.function(run, parameters)
+    return function(run, parameters)
 
 
 def summary(run: OpenRun) -> dict[str, Any]:
@@ -106,21 +97,20 @@ def _started(record: RunRecord | None, run: OpenRun) -> float | None:
     return path.stat().st_mtime if path.exists() else None
 
 
-ENDPOINTS: Mapping[str, RunEndpoint] = {
-    "status": RunEndpoint(NoParameters, lambda run, _: status(run)),
-    "findings": RunEndpoint(NoParameters, lambda run, _: findings_of(run)),
-    "overview": RunEndpoint(NoParameters, lambda run, _: charts.overview(run)),
-    "intervals": RunEndpoint(NoParameters, lambda run, _: charts.reward_intervals(run)),
-    "metrics": RunEndpoint(
-        MetricSelection, lambda run, asked: charts.matching_metrics(run, asked.pattern, asked.most)
-    ),
-    "groups": RunEndpoint(NoParameters, lambda run, _: rollouts.groups(run)),
-    "group": RunEndpoint(rollouts.GroupAddress, rollouts.group),
-    "rollout": RunEndpoint(rollouts.RolloutAddress, rollouts.rollout),
-    "search": RunEndpoint(rollouts.RolloutSearch, rollouts.search),
-    "tokens": RunEndpoint(rollouts.RolloutAddress, tokens),
-    "logs": RunEndpoint(records.LogSelection, records.logs),
-    "events": RunEndpoint(NoParameters, lambda run, _: records.events(run)),
-    "timeline": RunEndpoint(TimelineStep, timeline),
-    "settings": RunEndpoint(NoParameters, lambda run, _: records.settings(run)),
+ENDPOINTS: Mapping[str, tuple[type[msgspec.Struct], Callable[[OpenRun, Any], Any]]] = {
+    "status": (NoParameters, lambda run, _: status(run)),
+    "findings": (NoParameters, lambda run, _: findings_of(run)),
+    "overview": (NoParameters, lambda run, _: charts.overview(run)),
+    "intervals": (NoParameters, lambda run, _: charts.reward_intervals(run)),
+    "metrics": (MetricSelection, lambda run, asked: charts.matching_metrics(run, asked.pattern, asked.most)),
+    "groups": (NoParameters, lambda run, _: rollouts.groups(run)),
+    "group": (rollouts.GroupAddress, rollouts.group),
+    "rollout": (rollouts.RolloutAddress, rollouts.rollout),
+    "search": (rollouts.RolloutSearch, rollouts.search),
+    "tokens": (rollouts.RolloutAddress, tokens),
+    "logs": (records.LogSelection, records.logs),
+    "events": (NoParameters, lambda run, _: records.events(run)),
+    "timeline": (TimelineStep, timeline),
+    "settings": (NoParameters, lambda run, _: records.settings(run)),
 }
+"""Questions by name: the type of their parameters, and the function that answers."""

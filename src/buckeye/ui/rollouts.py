@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from buckeye.errors import UsageError
 from buckeye.monitor.conversation import parse_message
-from buckeye.monitor.rollouts import shorten_middle
+from buckeye.monitor.rollouts import RecordedRollout, shorten_middle
 from buckeye.runs import Run
 from buckeye.ui.run_catalog import OpenRun
 
@@ -45,15 +44,14 @@ _GROUPS = (
     f"SELECT {', '.join(_COLUMNS.values())} FROM rollouts WHERE retried = 0 "  # noqa: S608  constant names
     "GROUP BY split, step, env, grp, dropped ORDER BY step DESC, split DESC, env, grp LIMIT ?"
 )
-_GROUP_ROLLOUTS = (
-    "SELECT path, at, bytes, number, reward, shaped_reward, advantage, components, stop_reason, error, "
-    "truncated, cut, retried, seconds, sampling_seconds, turns, segments, completion_tokens, oldest_version, "
-    "task, env, dropped, text FROM rollouts WHERE split = ? AND step = ? AND grp = ? "
-)
 _FIGURES = (
     *("number", "reward", "shaped_reward", "advantage", "components", "stop_reason", "error", "truncated"),
     *("cut", "retried", "seconds", "sampling_seconds", "turns", "segments", "completion_tokens"),
     *("oldest_version", "task", "env", "dropped", "text"),
+)
+_GROUP_ROLLOUTS = (
+    f"SELECT path, at, bytes, {', '.join(_FIGURES)} FROM rollouts "  # noqa: S608  constant names
+    "WHERE split = ? AND step = ? AND grp = ? "
 )
 
 
@@ -107,7 +105,7 @@ def group(run: OpenRun, address: GroupAddress) -> dict[str, Any]:
     """Return the prompt of a group and its replies with their rewards; long texts are shortened."""
     with run.read() as opened:
         found = list(_rollouts(opened, address, ""))
-    shown = [_page_rollout(figures, line, _MAX_COLUMN_TEXT_LENGTH) for figures, line in found]
+    shown = [_page_rollout(figures, recorded, _MAX_COLUMN_TEXT_LENGTH) for figures, recorded in found]
     prompts = [len(item["messages"]) - len(_after_prompt(item["messages"])) for item in shown]
     prompt = shown[0]["messages"][: prompts[0]]
     for item, until in zip(shown, prompts, strict=True):
@@ -118,8 +116,8 @@ def group(run: OpenRun, address: GroupAddress) -> dict[str, Any]:
 def rollout(run: OpenRun, address: RolloutAddress) -> dict[str, Any]:
     """Return a rollout with its conversation. `text_unavailable` means: it was deleted, or cannot be read."""
     with run.read() as opened:
-        figures, line = next(_rollouts(opened, address, "AND number = ? AND retried = 0 ", address.number))
-    return _page_rollout(figures, line, _MAX_TEXT_LENGTH)
+        found = next(_rollouts(opened, address, "AND number = ? AND retried = 0 ", address.number))
+    return _page_rollout(*found, _MAX_TEXT_LENGTH)
 
 
 def search(run: OpenRun, address: RolloutSearch) -> dict[str, Any]:
@@ -134,9 +132,9 @@ def search(run: OpenRun, address: RolloutSearch) -> dict[str, Any]:
             read += size
             if read > _MAX_SEARCHED_BYTES:
                 return {"found": found, "all": False}
-            line = _line(opened.path / path, at, size) or {}
-            message = [line.get("messages"), line.get("error"), line.get("text")]
-            if any(wanted in text.casefold() for text in _texts(message)):
+            recorded = _recorded(opened, path, at, size, group_, number)
+            searched = () if recorded is None else (recorded.messages, recorded.error, recorded.text)
+            if any(wanted in text.casefold() for part in searched for text in _texts(part)):
                 found.append({"group": group_, "number": number, "env": env})
     return {"found": found, "all": True}
 
@@ -156,45 +154,38 @@ def _texts(value: Any) -> Iterator[str]:
 
 def _rollouts(
     opened: Run, address: GroupAddress, more: str, *values: Any
-) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
-    """Yield the index figures and the file line of each rollout. Raise `UsageError` if none is found."""
+) -> Iterator[tuple[dict[str, Any], RecordedRollout | None]]:
+    """Yield the index figures and the record of each rollout. Raise `UsageError` if none is found."""
     of_env, env = ("AND env = ? ", [address.env]) if address.env else ("", [])
     sql = f"{_GROUP_ROLLOUTS}{of_env}{more}ORDER BY number, at"
     rows = opened.query(sql, address.split, address.step, address.group, *env, *values)
     if not rows:
         raise UsageError(f"step {address.step} has no such rollout, or it was deleted", code="BK-RUN-NO-DATA")
-    for path, at, size, *figures in rows:
-        yield dict(zip(_FIGURES, figures, strict=True)), _line(opened.path / path, at, size)
+    for path, at, size, *row in rows:
+        figures = dict(zip(_FIGURES, row, strict=True))
+        yield figures, _recorded(opened, path, at, size, address.group, figures["number"])
 
 
-def _line(path: Path, at: int, size: int) -> dict[str, Any] | None:
-    """Return a rollout's line from its file; None if it is missing, invalid, or too long."""
-    if size > _MAX_LINE_BYTES:
-        return None
-    try:
-        with path.open("rb") as file:
-            file.seek(at)
-            found = json.loads(file.read(size).decode(errors="replace"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
+def _recorded(opened: Run, path: str, at: int, size: int, group: int, number: int) -> RecordedRollout | None:
+    """Return a rollout from its file; None if it is missing, invalid, or too long."""
+    return None if size > _MAX_LINE_BYTES else opened.text_at(path, at, size, group, number)
 
 
-def _page_rollout(figures: Mapping[str, Any], line: Mapping[str, Any] | None, longest: int) -> dict[str, Any]:
+def _page_rollout(
+    figures: Mapping[str, Any], recorded: RecordedRollout | None, longest: int
+) -> dict[str, Any]:
     """Return a rollout in the form that the page shows."""
-    more = line or {}
-    optional = {name: more.get(name) for name in ("shaping", "turn_rewards", "advantages", "explanations")}
-    messages = more.get("messages")
-    if not isinstance(messages, list):
-        messages = []
+    optional = ("shaping", "turn_rewards", "advantages", "explanations")
+    messages = [] if recorded is None else recorded.messages
+    trace = [] if recorded is None else recorded.trace
     return {
         **figures,
         "components": json.loads(figures["components"] or "{}"),
-        **optional,
-        "trace": [_cut(text, longest)[0] for text in _texts(more.get("trace"))][:50],
+        **{name: getattr(recorded, name, None) or None for name in optional},
+        "trace": [_cut(text, longest)[0] for text in trace[:50]],
         "error": None if figures["error"] is None else _cut(figures["error"], longest)[0],
-        "text_unavailable": line is None,
-        "messages": [_message(item, longest) for item in messages[:_MAX_MESSAGES] if isinstance(item, dict)],
+        "text_unavailable": recorded is None,
+        "messages": [_message(item, longest) for item in messages[:_MAX_MESSAGES]],
         "messages_left_out": max(0, len(messages) - _MAX_MESSAGES),
     }
 

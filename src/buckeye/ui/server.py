@@ -19,6 +19,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from buckeye.base.columns import counted
 from buckeye.base.http_server import http_server, listen
@@ -102,7 +103,7 @@ def create_app(sources: RunCatalog, *, host: str = "127.0.0.1", key: str | None 
         routes=[
             Route("/", _page),
             Mount("/api", RequestGate(api, rules, _refusal)),
-            Route("/static/{path:path}", _static),
+            Mount("/static", StaticFiles(directory=STATIC)),
         ],
         middleware=[
             Middleware(_Headers),
@@ -146,14 +147,6 @@ _ON_ERROR: Mapping[Any, Callable[[Request, Exception], Response | Awaitable[Resp
 
 async def _page(request: Request) -> Response:
     return FileResponse(STATIC / "index.html")
-
-
-async def _static(request: Request) -> Response:
-    """Return a static file of the page."""
-    path = (STATIC / request.path_params["path"]).resolve()
-    if not path.is_relative_to(STATIC) or not path.is_file():
-        raise HTTPException(404, "File not found.")
-    return FileResponse(path)
 
 
 def _json(value: Any) -> Response:
@@ -209,14 +202,10 @@ class _ApiRoutes:
                 stamp = None if run is None else await run_in_threadpool(run.stamp)
                 if stamp != seen:
                     seen, sent_at = stamp, loop.time()
-                    yield _event("changed", stamp)
+                    yield b"event: changed\ndata: " + msgspec.json.encode(stamp) + b"\n\n"
                 await asyncio.sleep(_POLL_SECONDS)
                 if loop.time() - sent_at > _SILENCE_SECONDS:
                     sent_at = loop.time()
                     yield b": still here\n\n"
         finally:
             self._listeners -= 1
-
-
-def _event(name: str, value: Any) -> bytes:
-    return f"event: {name}\ndata: ".encode() + msgspec.json.encode(value) + b"\n\n"

@@ -33,10 +33,6 @@ def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
             there = f"; there are those of {kept[0]} to {kept[-1]}" if kept else ""
             raise UsageError(f"the tokens of step {asked.step} were not kept{there}", code="BK-RUN-NO-DATA")
         step, columns = found
-        if not step.origins:
-            raise UsageError(
-                f"the rollouts of the samples of step {asked.step} are unknown", code="BK-RUN-NO-DATA"
-            )
         where = _tokenizer_file(opened)
     decode, missing = _decoder(run, where)
     samples, left = [], _MOST_TOKENS
@@ -63,7 +59,7 @@ def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
         if left <= 0:
             break
     if not samples:
-        raise UsageError(f"step {asked.step} trained no sample of this rollout", code="BK-RUN-NO-DATA")
+        raise UsageError(f"step {asked.step} trained no known sample of this rollout", code="BK-RUN-NO-DATA")
     return {"samples": samples, "missing": missing, "left_out": max(0, -left)}
 
 
@@ -114,8 +110,6 @@ def _decoder(run: OpenRun, path: Path | None) -> tuple[Any, str | None]:
         if path.stat().st_size > _LARGEST_TOKENIZER:
             return None, f"{path} is too large to be read."
         tokenizer = Tokenizer.from_file(str(path))
-    except ImportError:
-        return None, "Texts of tokens need tokenizers, of the extra `model`."
     except Exception as error:  # the library raises no narrower class
         return None, f"{path} cannot be read: {error}"
 

@@ -93,12 +93,8 @@ def _verdict(
         by = f"the evaluation of version {last.version}, {last.difference.n} tasks"
         return _judged(last.a, last.b, last.difference, by)
     if not parts:
-        return ComparisonVerdict(
-            outcome="not comparable",
-            difference=None,
-            by="",
-            sentence=f"B and A cannot be compared: {missing}.",
-        )
+        sentence = f"B and A cannot be compared: {missing}."
+        return ComparisonVerdict(outcome="not comparable", difference=None, by="", sentence=sentence)
     part = parts[-1]
     how = "task by task" if part.paired else "not paired by task"
     return _judged(part.a, part.b, part.difference, f"{step_range_text(part)}, {how}")
@@ -107,28 +103,16 @@ def _verdict(
 def _judged(
     a: MeanInterval | None, b: MeanInterval | None, difference: MeanInterval | None, by: str
 ) -> ComparisonVerdict:
+    outcome: VerdictOutcome = "not told apart"
     if a is None or b is None or difference is None or difference.low is None or difference.high is None:
-        return ComparisonVerdict(
-            outcome="not told apart",
-            difference=difference,
-            by=by,
-            sentence=f"B and A cannot be compared: too little is recorded ({by}).",
-        )
+        sentence = f"B and A cannot be compared: too little is recorded ({by})."
+        return ComparisonVerdict(outcome=outcome, difference=difference, by=by, sentence=sentence)
+    verdict = "B and A are not told apart"
+    if difference.low > 0.0 or difference.high < 0.0:
+        outcome = "better" if difference.low > 0.0 else "worse"
+        verdict = f"B is {outcome} than A"
     seen = f"reward {b.value:.4g} against {a.value:.4g}, {shown(difference, sign=True)} ({by})"
-    if difference.low > 0.0:
-        return ComparisonVerdict(
-            outcome="better", difference=difference, by=by, sentence=f"B is better than A: {seen}."
-        )
-    if difference.high < 0.0:
-        return ComparisonVerdict(
-            outcome="worse", difference=difference, by=by, sentence=f"B is worse than A: {seen}."
-        )
-    return ComparisonVerdict(
-        outcome="not told apart",
-        difference=difference,
-        by=by,
-        sentence=f"B and A are not told apart: {seen}.",
-    )
+    return ComparisonVerdict(outcome=outcome, difference=difference, by=by, sentence=f"{verdict}: {seen}.")
 
 
 def step_range_text(part: StepsComparison) -> str:

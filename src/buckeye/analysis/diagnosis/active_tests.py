@@ -26,8 +26,7 @@ from buckeye.analysis.diagnosis.half_group_training import (
 )
 from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms
 from buckeye.analysis.diagnosis.templates import decode_tokens, load_tokenizer_file
-from buckeye.analysis.policy_changes import measure_policy_changes
-from buckeye.analysis.replay.retrain import masked_logprobs
+from buckeye.analysis.replay.retrain import masked_logprobs, measure_policy_changes
 from buckeye.base.storage import step_directory
 from buckeye.config.load import load_config
 from buckeye.errors import BuckeyeError
@@ -67,9 +66,8 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     if model is None or not facts.batches:
         yield "the tokenizer: no model was found, or no batch was kept"
         return
-    tokenizer, sizes = load_tokenizer_file(model), facts.file_of_model("config.json")
-    vocabulary = int(sizes.get("vocab_size") or 0)
-    policy = _load(model)
+    tokenizer, policy = load_tokenizer_file(model), _load(model)
+    vocabulary = int(policy.model.config.vocab_size)
     samples, contexts = list[Sample](), list[npt.NDArray[np.bool_]]()
     for sample in facts.batches[0].batch.samples[:_MAX_SAMPLES]:
         places = np.flatnonzero(sample.loss_mask)
@@ -81,7 +79,7 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         contexts.append(context)
     values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, contexts)])
     size = tokenizer.get_vocab_size() if tokenizer is not None else 0
-    if len(values) < _MIN_TOKENS or not vocabulary:
+    if len(values) < _MIN_TOKENS:
         yield "the tokenizer: too few tokens of prompts were kept"
         return
     _, high = mean_interval(values)
@@ -167,7 +165,6 @@ def updated_towards_rewards(facts: DiagnosisFacts) -> Iterator[Finding | str]:
                 "the loss has the wrong sign, or another term of it outweighs the rewards",
                 "check trainer.loss, and your own loss",
                 evidence=[("the step again", facts.command("replay", "--step", step))],
-                confidence="likely",
                 gained=float(np.mean(gained)),
             )
         return
@@ -226,7 +223,6 @@ def replay_newest_step(facts: DiagnosisFacts) -> Iterator[Finding | str]:
             "the code, the settings or the machine differ from those of the run",
             "compare them with those of the run",
             evidence=[("the step again", facts.command("replay", "--step", step))],
-            confidence="likely",
         )
 
 

@@ -9,37 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from buckeye import runs
+from buckeye.analysis.diagnosis import rollout_rules, setup_rules, token_rules
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
-from buckeye.analysis.diagnosis.rollout_rules import (
-    advantages_against_rewards,
-    answer_in_prompt,
-    duplicate_tasks,
-    evaluated_on_train,
-    failing_rollouts,
-    grader_disagrees,
-    grader_never_pays,
-    slow_environment,
-    truncated_replies,
-)
-from buckeye.analysis.diagnosis.setup_rules import (
-    bounds_too_narrow,
-    kl_of_the_wrong_sign,
-    learning_rate_too_high,
-    learning_rate_too_low,
-    no_assistant_header,
-    optimizer_state_lost,
-    training_without_transfer,
-)
-from buckeye.analysis.diagnosis.token_rules import (
-    ends_not_trained,
-    equal_seeds,
-    mismatch_from_the_start,
-    mismatch_grows,
-    rounded_logprobs,
-    shifted_logprobs,
-    unsampled_tokens,
-    weights_do_not_arrive,
-)
 from buckeye.errors import DEBUG_VARIABLE, UsageError
 from buckeye.monitor.finding import CONFIDENCES, Finding
 from buckeye.monitor.learning_findings import findings
@@ -79,31 +50,31 @@ def _failed(facts: DiagnosisFacts) -> Finding | None:
 
 RULES: tuple[Rule, ...] = (
     _failed,
-    unsampled_tokens,
-    shifted_logprobs,
-    rounded_logprobs,
-    advantages_against_rewards,
-    kl_of_the_wrong_sign,
-    optimizer_state_lost,
-    no_assistant_header,
-    ends_not_trained,
-    equal_seeds,
-    weights_do_not_arrive,
-    mismatch_from_the_start,
-    mismatch_grows,
-    bounds_too_narrow,
-    grader_disagrees,
-    evaluated_on_train,
-    failing_rollouts,
-    slow_environment,
-    grader_never_pays,
-    answer_in_prompt,
-    duplicate_tasks,
-    learning_rate_too_high,
-    truncated_replies,
+    token_rules.unsampled_tokens,
+    token_rules.shifted_logprobs,
+    token_rules.rounded_logprobs,
+    rollout_rules.advantages_against_rewards,
+    setup_rules.kl_of_the_wrong_sign,
+    setup_rules.optimizer_state_lost,
+    setup_rules.no_assistant_header,
+    token_rules.ends_not_trained,
+    token_rules.equal_seeds,
+    token_rules.weights_do_not_arrive,
+    token_rules.mismatch_from_the_start,
+    token_rules.mismatch_grows,
+    setup_rules.bounds_too_narrow,
+    rollout_rules.grader_disagrees,
+    rollout_rules.evaluated_on_train,
+    rollout_rules.failing_rollouts,
+    rollout_rules.slow_environment,
+    rollout_rules.grader_never_pays,
+    rollout_rules.answer_in_prompt,
+    rollout_rules.duplicate_tasks,
+    setup_rules.learning_rate_too_high,
+    rollout_rules.truncated_replies,
     _figures,
-    learning_rate_too_low,
-    training_without_transfer,
+    setup_rules.learning_rate_too_low,
+    setup_rules.training_without_transfer,
 )
 
 EXPLAINS = {

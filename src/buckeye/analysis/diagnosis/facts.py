@@ -14,7 +14,7 @@ import numpy as np
 
 from buckeye.analysis.diagnosis.statistics import rms
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
-from buckeye.base.storage import read_json, step_directories
+from buckeye.base.storage import step_directories
 from buckeye.monitor.finding import Confidence, Evidence, Finding
 from buckeye.monitor.metrics import StepMetrics
 from buckeye.runs import Run
@@ -95,14 +95,6 @@ class DiagnosisFacts:
         named = self.run.setting("trainer.model.name") or self.run.setting("model.name")
         there = [*reversed(published), *([Path(named)] if named else [])]
         return next((path for path in there if (path / "tokenizer.json").is_file()), None)
-
-    def file_of_model(self, name: str) -> dict[str, Any]:
-        """Return a JSON file of the model; empty if it is missing or invalid."""
-        try:
-            found = read_json(self.model / name) if self.model is not None else {}
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
     def command(self, command: str, *words: Any) -> str:
         """Return a `buckeye rl` command line on this run."""

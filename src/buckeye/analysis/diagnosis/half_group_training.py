@@ -71,14 +71,6 @@ class KeptBatch:
         """Rollouts of each group, i64[n] per group."""
         return [np.flatnonzero(self.group == group) for group in range(int(self.group.max()) + 1)]
 
-    @cached_property
-    def held_out(self) -> npt.NDArray[np.bool_]:
-        """Mask bool[R] of every second rollout of each group: measured, but not trained on."""
-        found = np.zeros(len(self.group), bool)
-        for members in self.members:
-            found[members[1::2]] = True
-        return found
-
     def center_by_group(self, values: Values) -> Values:
         """Return the values f64[R] minus their group means."""
         found = np.array(values, float)

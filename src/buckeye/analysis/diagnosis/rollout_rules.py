@@ -129,7 +129,6 @@ def grader_never_pays(facts: DiagnosisFacts) -> Finding | None:
         "fine-tune first on rollouts that solve it (`buckeye env play --save FILE --min-reward X`, `sft`), "
         "use easier tasks, or fix the grader if it is wrong",
         evidence=[(f"the explanations of {name}", facts.rollouts(facts.last))],
-        confidence="likely",
     )
 
 
@@ -153,7 +152,6 @@ def duplicate_tasks(facts: DiagnosisFacts) -> Finding | None:
         "the dataset has the same task under several ids, so a batch has fewer distinct tasks than it seems",
         "remove the duplicates from the dataset",
         evidence=[(f"the same prompt: {', '.join(names)}", facts.rollouts(step, "--task", names[0]))],
-        confidence="likely",
         share=shared / tasks,
     )
 
@@ -257,7 +255,6 @@ def truncated_replies(facts: DiagnosisFacts) -> Finding | None:
         evidence=[(f"rewards {_range([r[0] for r in cut])}, of those that end "
         f"{_range([r[0] for r in ended])}",
                    facts.rollouts(facts.last))],
-        confidence="likely",
         since=facts.last - _RECENT + 1,
         share=share,
     )  # fmt: skip
@@ -296,7 +293,6 @@ def slow_environment(facts: DiagnosisFacts) -> Finding | None:
                 facts.metrics("time/rollout/environment/mean", "time/rollout/sampling/mean"),
             )
         ],
-        confidence="likely",
         share=share,
     )
 

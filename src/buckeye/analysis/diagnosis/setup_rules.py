@@ -215,7 +215,6 @@ def learning_rate_too_low(facts: DiagnosisFacts) -> Finding | None:
                 facts.metrics("reward/mean", "entropy"),
             ),
         ],
-        confidence="likely",
         moved=size,
     )
 
@@ -239,7 +238,8 @@ def learning_rate_too_high(facts: DiagnosisFacts) -> Finding | None:
     listed = list(rewards.values())
     best, last = max(listed), float(np.mean(listed[-3:]))
     spread = [step.value("orchestrator/reward/std") or 0.0 for step in facts.batch_steps]
-    error = 4 * max(spread) / np.sqrt(max(1.0, _rollouts(facts)))
+    counts = [step.value("orchestrator/batch/rollouts") or 0.0 for step in facts.batch_steps]
+    error = 4 * max(spread) / np.sqrt(max(1.0, float(np.mean(counts))))
     gained = last > listed[0] + error and last > best - error
     far = [n for n, size in jumps.items() if size > 1.0]
     far = far if len(far) > 1 else []  # a single one may be a step that was rolled back
@@ -263,16 +263,10 @@ def learning_rate_too_high(facts: DiagnosisFacts) -> Finding | None:
             ("entropy and reward", facts.metrics("entropy", "reward/mean")),
             ("the size of gradients", facts.metrics("grad_norm")),
         ],
-        confidence="likely",
         since=since,
         moved=size,
         entropy=entropy[numbers[-1]],
     )
-
-
-def _rollouts(facts: DiagnosisFacts) -> float:
-    counts = [step.value("orchestrator/batch/rollouts") or 0.0 for step in facts.batch_steps]
-    return float(np.mean(counts)) if counts else 0.0
 
 
 def _jumps(facts: DiagnosisFacts) -> dict[int, float]:
@@ -334,7 +328,6 @@ def training_without_transfer(facts: DiagnosisFacts) -> Finding | None:
         "the policy does not generalize: a leak, a grader that can be gamed, or too few tasks",
         "read the rollouts with the highest rewards; `buckeye env check` finds leaks and gaming",
         evidence=[("training and evaluation by step", facts.metrics("reward/mean", 'eval/[^"]*'))],
-        confidence="likely",
         gained=gained,
     )
 

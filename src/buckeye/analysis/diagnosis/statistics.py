@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from buckeye.monitor.intervals import wilson_interval
+
 Array = npt.NDArray[np.float64]
 
 SURE = 4.0
@@ -16,12 +18,7 @@ SURE = 4.0
 
 def share_interval(hits: float, count: float, errors: float = SURE) -> tuple[float, float]:
     """Return Wilson's interval of a share, from `hits` of `count`; (0, 1) if `count` is 0."""
-    if count <= 0:
-        return 0.0, 1.0
-    share, z = hits / count, errors
-    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
-    return max(0.0, middle - half), min(1.0, middle + half)
+    return wilson_interval(hits, count, errors)
 
 
 def mean_interval(values: Sequence[float] | Array, errors: float = SURE) -> tuple[float, float]:

@@ -135,7 +135,6 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Finding | None:
             f"the engine samples with {1 / slope:.2f} times the temperature that the trainer computes with",
             "check orchestrator.sampling.temperature, and the sampling settings of engine and environment",
             evidence=evidence,
-            confidence="likely",
             difference=apart,
             slope=slope,
         )
@@ -145,7 +144,6 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Finding | None:
         "engine and trainer do not compute the same model: the weights, the dtype or the computation differ",
         "compare them on one text (--try), and the engine's settings with the trainer's",
         evidence=evidence,
-        confidence="likely",
         difference=apart,
     )
 
@@ -201,7 +199,6 @@ def weights_do_not_arrive(facts: DiagnosisFacts) -> Finding | None:
             "some engines do not get new weights" + (f" (about one of {count} does)" if count > 1 else ""),
             "compare inference/<i>/weight_version of the engines, and restart the outdated one",
             evidence=[*evidence, ("the versions by engine", facts.metrics("inference/0/weight_version"))],
-            confidence="likely",
             **figures,
         )
     lora = facts.run.setting("trainer.model.experimental.lora") is not None
@@ -217,7 +214,6 @@ def weights_do_not_arrive(facts: DiagnosisFacts) -> Finding | None:
             if lora
             else "compare weights/step_N with the checkpoint of the same step",
             evidence=evidence,
-            confidence="likely",
             **figures,
         )
     return None

@@ -271,7 +271,7 @@ def _in_scratch(
         update={
             "model": config.model.model_copy(update=changed),
             "output_dir": scratch,
-            "log": config.log.model_copy(update={"file": False, "level": "warning"}),
+            "log": config.log.model_copy(update={"level": "warning"}),
             "trained": TrainedBatchesConfig(keep=1, max_bytes=sys.maxsize),
         }
     )

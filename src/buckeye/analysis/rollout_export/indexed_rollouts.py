@@ -32,11 +32,6 @@ class IndexedRollout:
     row: dict[str, Any]
     rollout: RecordedRollout
 
-    @property
-    def batch_key(self) -> tuple[str, int, str]:
-        """Split, step and environment: the batch or evaluation of the rollout."""
-        return self.row["split"], self.row["step"], self.row["env"]
-
 
 def read_indexed_rollouts(run: Run, step: int | None) -> Iterator[IndexedRollout]:
     """Yield the rollouts of all steps or of one step, of training and evaluations; skip deleted ones."""

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,7 @@ from buckeye.envs.call_arguments import read_arguments
 from buckeye.monitor.conversation import RecordedMessage, RecordedToolCall, conversation
 
 _UNSAFE = re.compile(r"[^\w.\-]+")
+_BATCH = itemgetter("split", "step", "env")
 
 
 def write_logs(rollouts: Iterable[IndexedRollout], directory: Path, model: str) -> int:
@@ -51,7 +53,7 @@ def write_logs(rollouts: Iterable[IndexedRollout], directory: Path, model: str) 
     epochs. A rollout without a reward has no score.
     """
     written, taken = 0, set[str]()
-    for (split, step, env), of_it in groupby(rollouts, key=lambda indexed: indexed.batch_key):
+    for (split, step, env), of_it in groupby(rollouts, key=lambda indexed: _BATCH(indexed.row)):
         epochs: Counter[str] = Counter()
         samples = [_sample(indexed, epochs, model) for indexed in of_it]
         name = _file_name(f"{split}-{env}-step-{step}", taken)

@@ -12,7 +12,6 @@ import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from buckeye.envs.base import Task
 from buckeye.evaluation.checks.samples import SplitSample, family_of, groups_of
@@ -28,18 +27,12 @@ _LISTED = re.compile(r"^\s*(?:[-*•]|\(?([a-z]|\d{1,2})[.):])\s+(.+?)\s*$", re.
 _MARKS = "\"'`*“”«» "
 
 
-@dataclass(frozen=True, slots=True)
-class Chance:
-    """Expected reward of a guess on a family and split; 0 if the answers are unknown, distinct, or equal."""
+def chance_by_group(samples: Sequence[SplitSample]) -> dict[tuple[str, str], float]:
+    """Return the expected reward of a guess by (split, family).
 
-    share: float
-
-    def __str__(self) -> str:
-        return f"chance is {self.share:.3f}"
-
-
-def chance_by_group(samples: Sequence[SplitSample]) -> dict[tuple[str, str], Chance]:
-    """Return the chance by (split, family). A family's answers are counted over its tasks in all splits."""
+    It is 0 if the answers are unknown, distinct, or equal. A family's answers are counted over its tasks in
+    all splits.
+    """
     answers: dict[str, Counter[str]] = defaultdict(Counter)
     for sample in samples:
         for task in sample.scanned:
@@ -60,10 +53,9 @@ def _guess_probability(counts: Counter[str]) -> float:
     return min(1.0 / len(counts), same)
 
 
-def _chance(tasks: Sequence[Task], guess: float) -> Chance:
+def _chance(tasks: Sequence[Task], guess: float) -> float:
     listed = [option_count(task, accepted_answers(task)) for task in tasks]
-    share = statistics.fmean(max(guess, 1.0 / options if options else 0.0) for options in listed)
-    return Chance(share)
+    return statistics.fmean(max(guess, 1.0 / options if options else 0.0) for options in listed)
 
 
 def option_count(task: Task, answers: Sequence[str]) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +13,8 @@ CheckStatus = Literal["pass", "note", "warning", "error", "not run"]
 * `note`: a fact needed to interpret the rewards.
 * `not run`: the check could not run; it does not count as passed.
 """
+
+NO_ANSWERS = "no task has `accept` or `answer` in its data: text, a number or a list of these"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +35,3 @@ def shortened(text: str, length: int = 100) -> str:
     """Return the text on one line, cut to `length` characters."""
     line = " ".join(text.split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
-
-
-def count_with_status(checks: Sequence[CheckResult], status: CheckStatus) -> int:
-    """Return the number of checks with this status."""
-    return sum(check.status == status for check in checks)

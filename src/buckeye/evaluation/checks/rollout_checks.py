@@ -10,8 +10,14 @@ from typing import Any
 from buckeye.base.columns import counted
 from buckeye.envs.base import Environment, Probe, Task
 from buckeye.envs.scripted import FailingPolicy
-from buckeye.evaluation.checks.chance import Chance, is_above
-from buckeye.evaluation.checks.result import CheckResult, CheckStatus, out_of_time_result, shortened
+from buckeye.evaluation.checks.chance import is_above
+from buckeye.evaluation.checks.result import (
+    NO_ANSWERS,
+    CheckResult,
+    CheckStatus,
+    out_of_time_result,
+    shortened,
+)
 from buckeye.evaluation.checks.samples import SplitSample, groups_of
 from buckeye.evaluation.checks.scripted_runner import TOLERANCE, ScriptedRollout, ScriptedRunner
 from buckeye.evaluation.checks.task_text import (
@@ -97,7 +103,7 @@ async def check_answers_rewarded(
         for answer in accepted_answers(task)
     ]
     if not answers:
-        return CheckResult(name, "not run", _no_answers_reason(samples))
+        return CheckResult(name, "not run", NO_ANSWERS)
     replies = [(task, apply_format(pattern, answer)) for _, task, answer in answers for pattern in formats]
     results = await runner.run_all(replies)
     tested, failing = 0, list[tuple[str, Task, str, float]]()
@@ -130,18 +136,6 @@ async def check_answers_rewarded(
         f"{answer!r} for {task.id} of {split}: {best:g} ({shown}). If replies need another format, "
         "add a probe that has it",
     )
-
-
-def _no_answers_reason(samples: Sequence[SplitSample]) -> str:
-    """Return the reason why no task has a usable answer: it is missing, or not of a text-like type."""
-    for _, _, tasks in groups_of(samples):
-        for task in tasks:
-            for field in ("accept", "answer"):
-                value = task.data.get(field)
-                if value is not None and not (isinstance(value, list) and not value):
-                    kind = type(value).__name__
-                    return f"`{field}` is {kind}, not text, a number or a list of these; see {task.id}"
-    return "no task has `accept` or `answer` in its data"
 
 
 async def check_grades_repeatable(
@@ -259,7 +253,7 @@ def _no_reward_result(name: str, runner: ScriptedRunner) -> CheckResult:
 
 
 def check_content_free(
-    scores: Sequence[ContentFreeScore], limit: float, chance: Mapping[tuple[str, str], Chance]
+    scores: Sequence[ContentFreeScore], limit: float, chance: Mapping[tuple[str, str], float]
 ) -> CheckResult:
     """Check that no content-free policy is significantly above chance plus `limit` on any family and split.
 
@@ -270,8 +264,10 @@ def check_content_free(
     if not with_rewards:
         errored = any(score.errored for score in scores)
         return CheckResult(name, "error", "no rollout has a reward") if errored else out_of_time_result(name)
-    over = [score for score in with_rewards if is_above_chance(score, limit, chance, len(scores))]
-    worst = max(over or with_rewards, key=lambda score: score.mean - chance[score.group].share)
+    over = [
+        score for score in with_rewards if is_above(score.forms, chance[score.group] + limit, len(scores))
+    ]
+    worst = max(over or with_rewards, key=lambda score: score.mean - chance[score.group])
     groups = len({score.group for score in scores})
     if over:
         above = len({score.group for score in over})
@@ -281,8 +277,7 @@ def check_content_free(
         )
         detail = f"{_describe_score(worst, chance)}{reply}; {above} of {groups} families and splits are above"
         return CheckResult(name, "warning", detail)
-    share = chance[worst.group].share
-    if worst.mean > share + limit:
+    if worst.mean > chance[worst.group] + limit:
         detail = f"{_describe_score(worst, chance)}; not significant; raise --sample and --budget"
         return CheckResult(name, "note", detail)
     if not any(is_above([[1.0] * score.scored], limit, len(scores)) for score in with_rewards):
@@ -290,24 +285,17 @@ def check_content_free(
         detail = f"{count} tasks are too few for a significant result; raise --sample and --budget"
         return CheckResult(name, "not run", detail)
     highest = f"at most {_describe_score(max(with_rewards, key=lambda score: score.mean), chance)}"
-    if max(known.share for known in chance.values()) > limit:
+    if max(chance.values()) > limit:
         return CheckResult(name, "note", f"{highest}; compare all rewards with chance")
     policies = len({score.policy for score in scores})
     return CheckResult(name, "pass", f"{highest}; {policies} policies, {groups} families and splits")
 
 
-def _describe_score(score: ContentFreeScore, chance: Mapping[tuple[str, str], Chance]) -> str:
+def _describe_score(score: ContentFreeScore, chance: Mapping[tuple[str, str], float]) -> str:
     return (
         f"{score.mean:.3f} by {score.policy!r} on {score.family} in {score.split} ({score.scored} tasks), "
-        f"where {chance[score.group]}"
+        f"where chance is {chance[score.group]:.3f}"
     )
-
-
-def is_above_chance(
-    score: ContentFreeScore, limit: float, chance: Mapping[tuple[str, str], Chance], comparisons: int
-) -> bool:
-    """Return True if a policy scores significantly above chance plus `limit`."""
-    return is_above(score.forms, chance[score.group].share + limit, comparisons)
 
 
 def _grade(played: ScriptedRollout) -> str:

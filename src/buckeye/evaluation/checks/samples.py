@@ -36,10 +36,6 @@ class SplitSample:
         whole = len(self.scanned) == self.size
         return f"{self.size:,}" if whole else f"{len(self.scanned):,} of {self.size:,}"
 
-    def known(self, family: str) -> int:
-        """Return the number of distinct scanned tasks of a family."""
-        return len({task.id for task in self.scanned if family_of(task) == family})
-
 
 def family_of(task: Task) -> str:
     """Return `data["family"]`, or `EVERY_FAMILY`."""

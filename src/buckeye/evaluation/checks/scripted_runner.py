@@ -58,10 +58,6 @@ class ScriptedRunner:
         """True before the deadline."""
         return time.monotonic() < self._deadline
 
-    async def run(self, task: Task, reply: str) -> ScriptedRollout | None:
-        """Run one rollout with `reply` in every turn; None without time for it."""
-        return (await self.run_all([(task, reply)]))[0]
-
     async def run_all(self, replies: Sequence[tuple[Task, str]]) -> list[ScriptedRollout | None]:
         """Run a rollout for each pair, some concurrently. Results are in the given order."""
         slots = asyncio.Semaphore(_CONCURRENT)
@@ -75,8 +71,17 @@ class ScriptedRunner:
         return [self._count(rollout) for rollout in results]
 
     async def outcome(self, task: Task, policy: Policy) -> Outcome | None:
-        """Return the outcome of one rollout with any policy, uncounted; None without time for it."""
-        return await outcome_with(self.environment, task, policy, self._deadline)
+        """Return the outcome of one rollout with any policy, uncounted; None without time for it.
+
+        A rollout takes at most `ROLLOUT_SECONDS`.
+        """
+        left = self._deadline - time.monotonic()
+        if left <= 0:
+            return None
+        seconds = min(ROLLOUT_SECONDS, left)
+        outcome = await run_rollout(lambda: self.environment.rollout(task, policy), seconds, self.environment)
+        cut_off = outcome.boundary == "timeout" and left < ROLLOUT_SECONDS and not self.has_time
+        return None if cut_off else outcome
 
     def _count(self, rollout: ScriptedRollout | None) -> ScriptedRollout | None:
         if rollout is None:
@@ -88,16 +93,3 @@ class ScriptedRunner:
         elif not -TOLERANCE <= rollout.reward <= 1.0 + TOLERANCE:
             self.out_of_range.append(rollout)
         return rollout
-
-
-async def outcome_with(
-    environment: Environment, task: Task, policy: Policy, deadline: float = math.inf
-) -> Outcome | None:
-    """Return the outcome of one rollout, within `ROLLOUT_SECONDS`; None if `deadline` comes first."""
-    left = deadline - time.monotonic()
-    if left <= 0:
-        return None
-    seconds = min(ROLLOUT_SECONDS, left)
-    outcome = await run_rollout(lambda: environment.rollout(task, policy), seconds, environment)
-    cut_off = outcome.boundary == "timeout" and left < ROLLOUT_SECONDS and time.monotonic() >= deadline
-    return None if cut_off else outcome

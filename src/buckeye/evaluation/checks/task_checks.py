@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from buckeye.base.columns import counted
 from buckeye.envs.base import START, Task
-from buckeye.errors import RunError
 from buckeye.evaluation.checks.chance import is_above, option_count
 from buckeye.evaluation.checks.fingerprint import Fingerprint, first_difference
-from buckeye.evaluation.checks.result import CheckResult, out_of_time_result, shortened
+from buckeye.evaluation.checks.result import NO_ANSWERS, CheckResult, out_of_time_result, shortened
 from buckeye.evaluation.checks.samples import SplitSample, family_of
 from buckeye.evaluation.checks.task_text import accepted_answers, prompt_contains, prompt_of
 
@@ -48,21 +47,17 @@ def check_ids(samples: Sequence[SplitSample]) -> CheckResult:
 
 
 def check_tasks_repeatable(
-    reference: Fingerprint, repeated: Sequence[Fingerprint | RunError | None], where: str
+    reference: Fingerprint, repeated: Sequence[Fingerprint | str | None], where: str
 ) -> CheckResult:
     """Check that each fingerprint in `repeated` equals `reference`.
 
-    An error in place of a fingerprint is the reason for its absence; None means a lack of time.
+    A text in place of a fingerprint is the reason for its absence; None means a lack of time.
     """
     name = f"same tasks {where}"
     for fingerprint in repeated:
         if fingerprint is None:
             return out_of_time_result(name)
-        difference = (
-            str(fingerprint)
-            if isinstance(fingerprint, RunError)
-            else first_difference(reference, fingerprint)
-        )
+        difference = fingerprint if isinstance(fingerprint, str) else first_difference(reference, fingerprint)
         if difference is not None:
             return CheckResult(name, "error", difference)
     return CheckResult(
@@ -79,7 +74,7 @@ def check_answers_hidden(samples: Sequence[SplitSample], limit: float, seed: int
     groups = {(s.name, family): _answered(s, family) for s in samples for family in s.families}
     groups = {group: tasks for group, tasks in groups.items() if tasks}
     if not groups:
-        return CheckResult(name, "not run", "no task has `accept` or `answer` in its data")
+        return CheckResult(name, "not run", NO_ANSWERS)
     leaks = {group: _leak(tasks, limit, seed, len(groups)) for group, tasks in groups.items()}
     read = sum(map(len, groups.values()))
     (split, family), worst = max(leaks.items(), key=lambda item: (item[1].is_significant, item[1].excess))

@@ -130,10 +130,9 @@ async def run_and_record(
 ) -> PlayRecord:
     """Run one rollout with the policy named `name`, for at most `timeout` seconds."""
     started, environment = time.monotonic(), env.environment
-    grouped = isinstance(environment, GroupEnvironment)
     run = environment.rollout_in_group if isinstance(environment, GroupEnvironment) else environment.rollout
     outcome = await run_rollout(lambda: run(task, policy), timeout, environment)
-    if grouped:
+    if isinstance(environment, GroupEnvironment):
         (outcome,) = await score_pending_outcomes(
             environment, task, [outcome], [policy.turns], timeout=timeout
         )

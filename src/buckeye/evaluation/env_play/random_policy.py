@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from buckeye.envs.base import Message, Reply, Tool
+from buckeye.mcp.actions.schema_text import format_literal
 from buckeye.monitor.conversation import content_text
 
 _MAX_CALLS = 30
@@ -53,18 +54,13 @@ class RandomPolicy:
 def make_call_reply(name: str, arguments: Mapping[str, Any], *, form: str) -> Reply:
     """Return a reply that calls a tool: as text in the `form` of the environment, else as a native call."""
     if form:
-        given = ", ".join(f"{key}={literal(value)}" for key, value in arguments.items())
+        given = ", ".join(f"{key}={format_literal(value)}" for key, value in arguments.items())
         text = form.replace("{call}", f"{name}({given})")
         return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
     called = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
     call = {"id": "call_0", "type": "function", "function": called}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
     return Reply(text=f"{name}({called['arguments']})", finish_reason="stop", message=message)
-
-
-def literal(value: Any) -> str:
-    """Return a value as a call writes it, without a character that could begin a tag."""
-    return json.dumps(value, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def conversation_words(messages: Sequence[Message]) -> list[str]:

@@ -67,7 +67,8 @@ class PlaySession:
         async with self._speakers() as speaker:
 
             async def run_one(number: int) -> Outcome:
-                task, say = tasks[number % len(tasks)], self._say if shown else _silent
+                task = tasks[number % len(tasks)]
+                say: Callable[[str], None] = self._say if shown else lambda text: None
                 async with slots:
                     say(f"{env.name}, task {number % len(tasks) + 1} of {len(tasks)}: {task.id}")
                     policy = PrintingPolicy(speaker(number), say)
@@ -109,7 +110,3 @@ class PlaySession:
             print("\n".join(["", *record.lines()]), flush=True)
         else:
             print(f"{record.task.id}: {next(iter(record.lines()))}", flush=True)
-
-
-def _silent(text: str) -> None:
-    del text

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.analysis.diagnosis.statistics import is_below
-from buckeye.analysis.policy_changes import measure_policy_changes
+from buckeye.analysis.replay.retrain import measure_policy_changes
 from buckeye.base.storage import write_file
 from buckeye.config.rl import RLConfig
 from buckeye.errors import RunError, UsageError
