@@ -11,6 +11,8 @@ from typing import NamedTuple
 from buckeye import runs
 from buckeye.analysis.diagnosis import rollout_rules, setup_rules, token_rules
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
+from buckeye.base.columns import align_columns
+from buckeye.base.json_lines import printable
 from buckeye.errors import DEBUG_VARIABLE, UsageError
 from buckeye.monitor.finding import CONFIDENCES, Finding
 from buckeye.monitor.learning_findings import findings
@@ -122,6 +124,14 @@ class Diagnosis(NamedTuple):
     not_looked_at: list[str]
     failed_rules: dict[str, str]
 
+    def __str__(self) -> str:
+        """Return the findings as text, with cause, fix and evidence of each."""
+        texts = [_finding_text(number, finding) for number, finding in enumerate(self.findings, 1)]
+        if not texts:
+            texts = ["No findings, but some rules failed." if self.failed_rules else "No findings."]
+        notes = [*self.not_looked_at, *self.failures]
+        return "\n\n".join([*texts, *(f"not checked: {printable(note)}" for note in notes)])
+
     @property
     def failures(self) -> list[str]:
         """One line per failed rule, with their count."""
@@ -130,6 +140,17 @@ class Diagnosis(NamedTuple):
             "where"
             for number, (name, error) in enumerate(self.failed_rules.items(), 1)
         ]
+
+
+def _finding_text(number: int, finding: Finding) -> str:
+    rows = [("", "cause", finding.cause), ("", "fix", finding.advice)]
+    rows += [("", "evidence", f"{evidence.fact}: {evidence.command}") for evidence in finding.evidence]
+    if not finding.evidence:
+        rows.append(("", "see", finding.command))
+    is_one_step = finding.since == finding.until
+    steps = f"step {finding.since}" if is_one_step else f"steps {finding.since} to {finding.until}"
+    head = f"{number}. {finding.name} ({finding.confidence}, {steps}): {finding.seen}"
+    return printable(f"{head}\n{align_columns(rows)}")
 
 
 def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -> Diagnosis:
