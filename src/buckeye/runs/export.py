@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from buckeye.base.keys import key
+from buckeye.base.hub import HubRepository, is_hub_name
 from buckeye.base.storage import write_directory
-from buckeye.errors import RunError, UsageError
+from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import cached_revision, fetch_model, find_model
 from buckeye.monitor.redact import redact
 from buckeye.runs.checkpoint_facts import (
@@ -32,88 +31,6 @@ from buckeye.transport.checkpoint import (
 
 if TYPE_CHECKING:
     from buckeye.trainer.output.checkpoint_export import ComparisonTexts
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
-_MADE_BY_THE_HUB = {".gitattributes"}
-
-
-class HubRepository:
-    """Model repository `org/name` on the hub, created as `private` or public if it does not exist.
-
-    Raise `UsageError`, before anything is exported, for an invalid name, without a token in HF_TOKEN, and for
-    a repository that already has files.
-    """
-
-    def __init__(self, name: str, *, private: bool) -> None:
-        from huggingface_hub import HfApi
-
-        if not _NAME.fullmatch(name):
-            raise UsageError(
-                f"--push {name} is not the name of a model repository",
-                code="BK-CLI-ARGUMENT",
-                hint="write ORG/NAME",
-            )
-        token = key("HF_TOKEN")
-        if not token:
-            raise UsageError(
-                "--push needs a token with write access",
-                code="BK-KEY-MISSING",
-                hint="store one: `buckeye auth set HF_TOKEN`",
-            )
-        self.name = name
-        self._private = private
-        self._api = HfApi(token=token)
-        self._there = self._refuse_used()
-
-    @property
-    def visibility(self) -> str:
-        """Visibility of the upload, as text."""
-        if self._there:
-            return "which exists; its visibility stays unchanged"
-        return "a new private repository" if self._private else "a new public one; --private changes that"
-
-    def upload(self, directory: Path) -> str:
-        """Create the repository, upload every file of a directory in one commit, and return the address."""
-        try:
-            url = self._api.create_repo(self.name, exist_ok=True, private=self._private)
-            self._api.upload_folder(
-                repo_id=self.name,
-                folder_path=directory,
-                commit_message="Model exported by Buckeye",
-            )
-        except Exception as error:  # network, rights, quota: one message for any exception of the library
-            raise RunError(
-                f"uploading to {self.name} failed: {_reason(error)}. The model in {directory} is complete",
-                code="BK-HUB",
-                hint="run the same command again to retry the upload",
-            ) from error
-        return str(url)
-
-    def _refuse_used(self) -> bool:
-        """Return True if the repository exists. Raise `UsageError` if it has files."""
-        from huggingface_hub.errors import RepositoryNotFoundError
-
-        try:
-            files: list[Any] = self._api.list_repo_files(self.name)
-        except RepositoryNotFoundError:
-            return False
-        except Exception as error:
-            raise RunError(
-                f"cannot query the hub for {self.name}: {_reason(error)}", code="BK-HUB"
-            ) from error
-        if set(files) - _MADE_BY_THE_HUB:
-            raise UsageError(
-                f"--push {self.name}: the repository is not empty",
-                code="BK-FILE-EXISTS",
-                hint="choose another name",
-            )
-        return True
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
 
 _ADAPTER_CONFIG = "adapter_config.json"
 
@@ -160,7 +77,7 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
         raise UsageError(
             "--private needs --push", code="BK-CLI-CONFLICT", hint="add --push ORG/NAME, or leave it out"
         )
-    hub = HubRepository(request.push, private=request.private) if request.push is not None else None
+    hub = _repository(request.push, private=request.private) if request.push is not None else None
     scores = read_scores(request.run)
     choice = choose_checkpoint(request.run, request.step, scores)
     facts = gather_facts(request.run, choice, scores)
@@ -179,9 +96,25 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     url = None
     if hub is not None:
         tell(f"uploading to {hub.name} ({hub.visibility})")
-        url = hub.upload(directory)
+        url = hub.push(directory, "Model exported by Buckeye")
     adapter = (directory / _ADAPTER_CONFIG).exists()
     return ExportedModel(directory=directory, step=choice.info.step, adapter=adapter, url=url)
+
+
+def _repository(name: str, *, private: bool) -> HubRepository:
+    """Return the repository to push to. Raise `UsageError` for an invalid name, and if it has files."""
+    if not is_hub_name(name):
+        raise UsageError(
+            f"--push {name} is not the name of a model repository",
+            code="BK-CLI-ARGUMENT",
+            hint="write ORG/NAME",
+        )
+    repository = HubRepository(name, "model", private=private)
+    if repository.files:
+        raise UsageError(
+            f"--push {name}: the repository is not empty", code="BK-FILE-EXISTS", hint="choose another name"
+        )
+    return repository
 
 
 def _exported_before(directory: Path, info: CheckpointInfo, request: ExportRequest) -> bool:
