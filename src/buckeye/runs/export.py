@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +15,16 @@ from buckeye.launch.preflight.model import cached_revision, fetch_model, find_mo
 from buckeye.monitor.redact import redact
 from buckeye.runs.checkpoint_facts import (
     CheckpointChoice,
-    ModelCardFacts,
+    base_model,
     choose_checkpoint,
-    gather_facts,
+    is_local,
     read_config,
 )
 from buckeye.runs.model_card import model_card
 from buckeye.runs.training_data import read_comparison_texts
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
+    Score,
     read_scores,
     trainer_state_directory,
     verify_checkpoint,
@@ -80,8 +81,8 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     hub = _repository(request.push, private=request.private) if request.push is not None else None
     scores = read_scores(request.run)
     choice = choose_checkpoint(request.run, request.step, scores)
-    facts = gather_facts(request.run, choice, scores)
-    _check_pushed(request, choice.info, facts)
+    base = base_model(kind, config)
+    _check_pushed(request, choice.info, base)
     name = f"step_{choice.info.step}{'-merged' if request.merge_lora else ''}"
     directory = request.output or request.run / "exports" / name
     tell(f"step {choice.info.step}: {choice.reason}")
@@ -92,7 +93,7 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     else:
         title = hub.name.partition("/")[2] if hub is not None else directory.name
         passages = read_comparison_texts(request.run, kind, config, choice.info.step)
-        _export(request, choice, facts, passages, directory, title=title, tell=tell)
+        _export(request, choice, scores, base, passages, directory, title=title, tell=tell)
     url = None
     if hub is not None:
         tell(f"uploading to {hub.name} ({hub.visibility})")
@@ -127,12 +128,12 @@ def _exported_before(directory: Path, info: CheckpointInfo, request: ExportReque
     return newer and adapter == (trained_adapter and not request.merge_lora)
 
 
-def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: ModelCardFacts) -> None:
+def _check_pushed(request: ExportRequest, info: CheckpointInfo, base: str) -> None:
     """Raise `UsageError` for the upload of an adapter whose base model is only on this machine."""
     adapter = (trainer_state_directory(info) / "adapter").is_dir() and not request.merge_lora
-    if request.push is not None and adapter and facts.base_id is None:
+    if request.push is not None and adapter and is_local(base):
         raise UsageError(
-            f"--push {request.push}: the base model of the adapter is a local folder: {facts.base}",
+            f"--push {request.push}: the base model of the adapter is a local folder: {base}",
             code="BK-ADAPTER",
             hint="add --merge-lora to push a complete model",
         )
@@ -141,7 +142,8 @@ def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: ModelCard
 def _export(
     request: ExportRequest,
     choice: CheckpointChoice,
-    facts: ModelCardFacts,
+    scores: Sequence[Score],
+    base: str,
     passages: ComparisonTexts,
     directory: Path,
     *,
@@ -154,11 +156,12 @@ def _export(
     verified: list[str] = []
 
     def fill(temporary: Path) -> None:
-        verified.append(_write(state, temporary, facts, passages, merge_lora=request.merge_lora, tell=tell))
+        verified.append(_write(state, temporary, base, passages, merge_lora=request.merge_lora, tell=tell))
         card = model_card(
-            facts,
+            request.run,
+            choice,
+            scores,
             title=title,
-            reason=f"step {choice.info.step}, {choice.reason}",
             verified=verified[0],
             adapter=(temporary / _ADAPTER_CONFIG).exists(),
         )
@@ -171,7 +174,7 @@ def _export(
 def _write(
     state: Path,
     out: Path,
-    facts: ModelCardFacts,
+    base: str,
     passages: ComparisonTexts,
     *,
     merge_lora: bool,
@@ -193,25 +196,25 @@ def _write(
                 code="BK-CLI-CONFLICT",
                 hint="leave --merge-lora out: the export is a complete model",
             )
-        dtype = _base_dtype(facts.base)
+        dtype = _base_dtype(base)
         if dtype is None:
-            tell(f"{facts.base} was not found: writing the weights in float32")
+            tell(f"{base} was not found: writing the weights in float32")
         verified = write_model(state, out, dtype=dtype, passages=passages)
     elif merge_lora:
-        verified = write_merged(state, out, base=fetch_model(facts.base), passages=passages)
+        verified = write_merged(state, out, base=fetch_model(base), passages=passages)
     else:
-        base = fetch_model(facts.base)
-        if facts.base_id is None:
+        folder, is_here = fetch_model(base), is_local(base)
+        if is_here:
             tell(
-                f"the adapter belongs to {base}, which only this machine has: "
+                f"the adapter belongs to {folder}, which only this machine has: "
                 "--merge-lora exports a complete model"
             )
         verified = write_adapter(
             state,
             out,
-            base=base,
-            base_name=facts.base_id or str(base),
-            revision=cached_revision(base) if facts.base_id else None,
+            base=folder,
+            base_name=str(folder) if is_here else base,
+            revision=None if is_here else cached_revision(folder),
             passages=passages,
         )
     if verified.divergence > weight_rounding.KL_WARNING_THRESHOLD:
