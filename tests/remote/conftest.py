@@ -40,7 +40,7 @@ def house(tmp_path, monkeypatch) -> House:
     numbers = itertools.count(1)
     named = SimpleNamespace(token_hex=lambda _: f"{next(numbers):04x}")
     monkeypatch.setattr("buckeye.remote.rental.secrets", named)
-    return House(tmp_path)
+    return House(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def software(tmp_path_factory):
         try:
             await bootstrap(link, tell=lambda _: None)
         finally:
-            await link.close()
+            link.close()
 
     with sshd(tmp_path_factory.mktemp("software")) as host:
         asyncio.run(make(host))

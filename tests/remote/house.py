@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import dataclasses
 
-from buckeye.remote.base import Clock, GpuRequest, RemoteRequest
+from buckeye.launch.preflight.devices import GpuSpec
+from buckeye.remote.base import RemoteRequest
 from buckeye.remote.ledger import Ledger, PodEntry
 from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.providers.prime_account import PrimeAccount
 from buckeye.remote.rental import rent_pod
-from tests.remote.landlord import KEY, FakeTime, Landlord
+from tests.remote.landlord import KEY, FakeTime, Landlord, replace_time
 
-REQUEST = RemoteRequest(gpus=GpuRequest(count=2, type="A100_80GB"), yes=True)
+REQUEST = RemoteRequest(gpus=GpuSpec(count=2, type="A100_80GB"), yes=True)
 
 
 class House:
     """Fake provider, client, ledger and the messages to the user, on one clock."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, monkeypatch):
         self.time = FakeTime()
-        self.clock = Clock(now=self.time.now, sleep=self.sleep)
+        monkeypatch.setattr("buckeye.remote.rental.confirm_price", self.confirm)
+        replace_time(monkeypatch, self.time.now, self.sleep)
+        monkeypatch.setenv("BUCKEYE_HOME", str(folder))
         self.landlord = Landlord(now=self.time.now)
         account = PrimeAccount(api_key=KEY, url="http://127.0.0.1:1")
-        self.provider = PrimeProvider(account, clock=self.clock, transport=self.landlord.transport())
-        self.ledger = Ledger(folder / "pods")
+        self.provider = PrimeProvider(account, transport=self.landlord.transport())
+        self.ledger = Ledger()
         self.key = folder / "id"
         self.key.write_text("not read")
+        self.key.chmod(0o600)
         self.key.with_name("id.pub").write_text("ssh-ed25519 AAAA me\n")
         self.told: list[str] = []
         self.asked: list[float] = []
@@ -47,10 +51,7 @@ class House:
             request,
             run_id="ab12cd34",
             disk_gb=50,
-            confirm=self.confirm,
             tell=self.told.append,
-            clock=self.clock,
-            ledger=self.ledger,
         )
 
     @property

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -84,6 +85,13 @@ class FakeTime:
 
     def sleep(self, seconds: float) -> None:
         self.seconds += seconds
+
+
+def replace_time(monkeypatch: Any, now: Callable[[], float], sleep: Callable[[float], None]) -> None:
+    """Let the modules that rent pods use another clock."""
+    modules = ("ledger", "inventory", "remote_run", "rental", "teardown")
+    for name in (*modules, "providers.prime", "providers.prime_api"):
+        monkeypatch.setattr(f"buckeye.remote.{name}.time", SimpleNamespace(time=now, sleep=sleep))
 
 
 @dataclass

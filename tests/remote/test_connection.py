@@ -7,8 +7,7 @@ import pytest
 
 from buckeye.errors import RemoteError, UsageError
 from buckeye.remote.base import SshTarget
-from buckeye.remote.connection import LostConnectionError, SshConnection
-from buckeye.remote.known_hosts import known_keys, record_key
+from buckeye.remote.connection import LostConnectionError, SshConnection, known_keys, record_key
 from tests.remote.sshd import make_key, needs_sshd, sshd
 
 pytestmark = [needs_sshd, pytest.mark.e2e]
@@ -30,7 +29,7 @@ async def connected(link, work):
     try:
         return await work(link)
     finally:
-        await link.close()
+        link.close()
 
 
 def test_bytes_go_in_and_come_out_unchanged_with_the_exit_code(host, tmp_path):
@@ -84,7 +83,7 @@ def test_keys_of_other_ports_are_not_mistaken(tmp_path):
 
 def test_a_program_whose_connection_is_cut_has_no_result(host, tmp_path):
     async def work(link):
-        asyncio.get_running_loop().call_later(0.5, link.abort)
+        asyncio.get_running_loop().call_later(0.5, link.close)
         return await link.run(["sh", "-c", "echo begun; sleep 30"])
 
     with pytest.raises(LostConnectionError):

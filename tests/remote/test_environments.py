@@ -166,7 +166,7 @@ def test_an_environment_in_an_interpreter_of_its_own_is_the_same_there(tmp_path,
         settings = {"identity_file": host.key, "own_settings": False, "tell": told.append}
         link = SshConnection(host.target, known_hosts=host.folder / "known", **settings)
         software = await bootstrap(link, tell=told.append, environments=needed("me/letters-env"))
-        await link.close()
+        link.close()
         return software
 
     told = []

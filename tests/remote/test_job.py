@@ -12,6 +12,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from buckeye.base.json_lines import printable
@@ -19,7 +20,6 @@ from buckeye.errors import RemoteError
 from buckeye.remote import job as jobs
 from buckeye.remote.connection import SshConnection
 from buckeye.remote.control import RemoteRunRecorder, stop_remote
-from buckeye.remote.download import Mirror
 from buckeye.remote.follow import Follower
 from buckeye.run_files.known_runs import RemoteJob
 from tests.remote.proxy import proxied
@@ -45,7 +45,16 @@ class Bench:
         wrapper = folder / "python"
         wrapper.write_text(f'#!/bin/sh\nPYTHONPATH={os.path.abspath("src")} exec {sys.executable} "$@"\n')
         wrapper.chmod(0o755)
-        self.job = jobs.Job(run_id=folder.name[-12:], folder=str(folder / "job"), python=str(wrapper))
+        self.job = RemoteJob(
+            id=folder.name[-12:],
+            pod=None,
+            target=str(host.target),
+            folder=str(folder / "job"),
+            python=str(wrapper),
+            identity_file=str(host.key),
+            known_hosts=str(folder / "known"),
+            sent=(),
+        )
         self.here = folder / "here"
         self.here.mkdir()
         self.screen = io.BytesIO()
@@ -74,14 +83,7 @@ class Bench:
                 await asyncio.sleep(0.05)
 
     def follower(self, link):
-        return Follower(
-            link=link,
-            job=self.job,
-            log=self.here / "remote.log",
-            screen=self.screen,
-            mirror=Mirror(self.here, (), self.told.append),
-            tell=self.told.append,
-        )
+        return Follower(link, self.job, self.here, screen=self.screen, tell=self.told.append)
 
     def run(self, work, secrets=(), port=None, *, start=True):
         """Prepare the job, start it unless told otherwise, and return the result of `work(link)`."""
@@ -95,7 +97,7 @@ class Bench:
             try:
                 return await work(link)
             finally:
-                await link.close()
+                link.close()
 
         return asyncio.run(connected())
 
@@ -293,17 +295,7 @@ def test_a_job_that_nobody_looks_after_is_stopped_and_brought_home(host, tmp_pat
     run = made_run(tmp_path / "far", state="running", host="a-pod")
     RemoteRunRecorder(run, "aaaa1111", lambda _: None).update(
         state="running",
-        job=RemoteJob(
-            id=bench.job.run_id,
-            pod=None,
-            target=str(host.target),
-            folder=bench.job.folder,
-            python=bench.job.python,
-            identity_file=str(host.key),
-            known_hosts=str(tmp_path / "known"),
-            tmux="tmux",
-            sent=("run.toml",),
-        ),
+        job=msgspec.structs.replace(bench.job, sent=("run.toml",)),
     )
     done = stop_remote(run, now=False, timeout=None, tell=bench.told.append)
     assert done.was_running

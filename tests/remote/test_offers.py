@@ -7,15 +7,15 @@ import sys
 import pytest
 
 from buckeye.errors import UsageError
-from buckeye.remote.base import GpuRequest, Offer
+from buckeye.launch.preflight.devices import GpuSpec
+from buckeye.remote.base import Offer
 from buckeye.remote.connection import parse_target
 from buckeye.remote.offers import confirm_price
 
 
 def offer(price: float, **given) -> Offer:
     return Offer(
-        provider="prime",
-        gpus=GpuRequest(count=2, type="A100_80GB"),
+        gpus=GpuSpec(count=2, type="A100_80GB"),
         price_per_hour=price,
         disk_gb=200,
         cloud="datacrunch",

@@ -10,9 +10,11 @@ import time
 
 import pytest
 
-from buckeye.remote.base import GpuRequest, RemoteRequest
+from buckeye.launch.preflight.devices import GpuSpec
+from buckeye.remote.base import RemoteRequest
 from buckeye.remote.ledger import Ledger, PodEntry
-from buckeye.remote.providers.choose import open_provider
+from buckeye.remote.providers.prime import PrimeProvider
+from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.rental import rent_pod
 from tests.remote.landlord import KEY, Landlord, serve
 
@@ -29,6 +31,7 @@ def landlord(tmp_path, monkeypatch):
     key = tmp_path / ".ssh" / "prime_key.pem"
     key.parent.mkdir()
     key.write_text("not read")
+    key.chmod(0o600)
     key.with_name("prime_key.pem.pub").write_text("ssh-ed25519 AAAA me\n")
     found = Landlord(active_after=0, ready_after=0)
     with serve(found) as url:
@@ -44,15 +47,14 @@ def run(run_rl):
 
 def rent(**changes):
     """Rent a pod, as a run does."""
-    request = RemoteRequest(gpus=GpuRequest(count=2, type="A100_80GB"), yes=True, **changes)
+    request = RemoteRequest(gpus=GpuSpec(count=2, type="A100_80GB"), yes=True, **changes)
     with (
-        open_provider("prime") as provider,
+        PrimeProvider(prime_account()) as provider,
         rent_pod(
             provider,
             request,
             run_id="ab12cd34",
             disk_gb=50,
-            confirm=lambda offer: True,
             tell=lambda text: None,
         ) as pod,
     ):

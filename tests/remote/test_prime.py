@@ -10,33 +10,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.errors import AccountError, OfferRefusedError, RemoteError, UsageError
-from buckeye.remote.base import Clock, GpuRequest, Offer, PodSpec, SshTarget
+from buckeye.launch.preflight.devices import GpuSpec
+from buckeye.remote.base import Offer, SshTarget
 from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.providers.prime_account import PrimeAccount, prime_account
 from buckeye.remote.providers.prime_rows import parse_status
-from tests.remote.landlord import KEY, FakeTime, Landlord, amount, row
+from tests.remote.landlord import KEY, FakeTime, Landlord, amount, replace_time, row
 
-TWO_A100 = GpuRequest(count=2, type="A100_80GB")
+TWO_A100 = GpuSpec(count=2, type="A100_80GB")
 
 
 class House:
     """Fake provider and its client, on one clock."""
 
+    time = FakeTime()
+
     def __init__(self, **settings):
-        self.time = FakeTime()
-        self.clock = Clock(now=self.time.now, sleep=self.time.sleep)
+        self.time.seconds = FakeTime.seconds
         self.landlord = Landlord(now=self.time.now, **settings)
         self.provider = self.client(KEY)
 
     def client(self, key, **account):
         made = PrimeAccount(api_key=key, url="http://127.0.0.1:1", **account)
-        return PrimeProvider(made, clock=self.clock, transport=self.landlord.transport())
+        return PrimeProvider(made, transport=self.landlord.transport())
 
     def cheapest(self) -> Offer:
         return next(o for o in self.provider.offers(TWO_A100, disk_gb=50) if o.price_per_hour == 2.58)
 
     def order(self, name="buckeye-ab12cd34-0001", **spec):
-        return self.provider.create(self.cheapest(), PodSpec(name=name, **spec))
+        return self.provider.create(self.cheapest(), name, **spec)
+
+
+@pytest.fixture(autouse=True)
+def fake_time(monkeypatch):
+    replace_time(monkeypatch, House.time.now, House.time.sleep)
 
 
 @pytest.fixture
@@ -111,8 +118,8 @@ def test_all_pages_of_both_kinds_are_read(house):
     house.landlord.page_size = 2
     offer = house.provider.offers(TWO_A100, disk_gb=50)[0]
     for number in range(5):
-        house.provider.create(offer, PodSpec(name=f"buckeye-{number}"))
-    house.provider.create(offer, PodSpec(name="somebody-else"))
+        house.provider.create(offer, f"buckeye-{number}")
+    house.provider.create(offer, "somebody-else")
     assert [pod.name for pod in house.provider.pods()] == [f"buckeye-{number}" for number in range(5)]
 
 
@@ -152,7 +159,7 @@ def test_an_order_repeats_the_row_and_no_other(house):
 
 def test_a_team_is_named_in_the_order(house):
     offer = house.cheapest()
-    house.client(KEY, team_id="t1").create(offer, PodSpec(name="buckeye-x"))
+    house.client(KEY, team_id="t1").create(offer, "buckeye-x")
     assert asked(house, "POST", "/pods")[0]["team"] == {"teamId": "t1"}
 
 
@@ -227,7 +234,7 @@ def test_questions_are_repeated_and_then_one_message_says_why(house, fault):
 
 def test_a_network_that_is_not_there_is_told_at_once_and_given_up_within_seconds(house, caplog):
     before = house.time.now()
-    real = PrimeProvider(PrimeAccount(api_key=KEY, url="http://127.0.0.1:1"), clock=house.clock)
+    real = PrimeProvider(PrimeAccount(api_key=KEY, url="http://127.0.0.1:1"))
     with pytest.raises(RemoteError, match=r"127\.0\.0\.1") as caught:
         real.offers(TWO_A100, disk_gb=50)
     assert (caught.value.code, caught.value.hint) == ("BK-NETWORK", "check that this machine is online")
@@ -352,6 +359,11 @@ class TestAccount:
     def home(self, tmp_path, monkeypatch):
         monkeypatch.setenv("HOME", str(tmp_path))
         monkeypatch.chdir(tmp_path)
+        for name in ("KEY", "BASE_URL"):
+            monkeypatch.delenv(f"PRIME_API_{name}", raising=False)
+        for name in ("TEAM_ID", "SSH_KEY_PATH"):
+            monkeypatch.delenv(f"PRIME_{name}", raising=False)
+        self.set = monkeypatch.setenv
         self.folder = tmp_path / ".prime"
         (self.folder / "environments").mkdir(parents=True)
 
@@ -360,36 +372,43 @@ class TestAccount:
 
     def test_the_environment_goes_before_the_file(self):
         self.write(api_key="file", team_id="t1", base_url="https://x.org/api/v1/", ssh_key_path="~/k.pem")
-        account = prime_account({})
+        account = prime_account()
         assert (account.api_key, account.team_id, account.url) == ("file", "t1", "https://x.org")
         assert str(account.ssh_key_path) == str(self.folder.parent / "k.pem")
-        account = prime_account({"PRIME_API_KEY": "env", "PRIME_API_BASE_URL": "http://127.0.0.1:8/api/v1"})
+        self.set("PRIME_API_KEY", "env")
+        self.set("PRIME_API_BASE_URL", "http://127.0.0.1:8/api/v1")
+        account = prime_account()
         assert (account.api_key, account.url) == ("env", "http://127.0.0.1:8")
 
     def test_the_ssh_key_that_prime_stores_unasked_counts_only_where_it_is(self):
         path = self.folder.parent / ".ssh" / "id_rsa"
         self.write(api_key="file", ssh_key_path=str(path))
-        assert prime_account({}).ssh_key_path is None
-        assert prime_account({"PRIME_SSH_KEY_PATH": str(path)}).ssh_key_path == path
+        assert prime_account().ssh_key_path is None
         path.parent.mkdir()
         path.write_text("")
-        assert prime_account({}).ssh_key_path == path
+        assert prime_account().ssh_key_path == path
         self.write(api_key="file", ssh_key_path="~/gone.pem")  # explicit, so that a missing file is reported
-        assert prime_account({}).ssh_key_path == self.folder.parent / "gone.pem"
+        assert prime_account().ssh_key_path == self.folder.parent / "gone.pem"
+        self.set("PRIME_SSH_KEY_PATH", "~/.ssh/id_rsa")
+        path.unlink()
+        assert prime_account().ssh_key_path == path
 
     def test_the_file_env_is_read(self):
         (self.folder.parent / ".env").write_text("PRIME_API_KEY=dotenv\n")
-        assert prime_account({}).api_key == "dotenv"
+        assert prime_account().api_key == "dotenv"
 
     @pytest.mark.parametrize("content", ["", "{", "[]", '{"api_key": 3}'])
     def test_a_damaged_file_is_named_or_has_no_key(self, content):
         (self.folder / "config.json").write_text(content)
         with pytest.raises(UsageError, match=r"config\.json|PRIME_API_KEY"):
-            prime_account({})
+            prime_account()
 
     def test_the_key_is_not_sent_in_the_clear(self):
-        with pytest.raises(UsageError, match="unencrypted"):
-            prime_account({"PRIME_API_KEY": "k", "PRIME_API_BASE_URL": "http://api.example.org"})
+        self.set("PRIME_API_KEY", "secret\nkey")
         with pytest.raises(UsageError) as caught:
-            prime_account({"PRIME_API_KEY": "secret\nkey"})
+            prime_account()
         assert "secret" not in str(caught.value)
+        self.set("PRIME_API_KEY", "k")
+        self.set("PRIME_API_BASE_URL", "http://api.example.org")
+        with pytest.raises(UsageError, match="unencrypted"):
+            prime_account()

@@ -12,10 +12,11 @@ from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.inference.vllm.interpreter import SUPPORTED_VLLM_VERSIONS
 from buckeye.launch.preflight.check import failed, ok, skipped, warning
+from buckeye.launch.preflight.devices import GpuSpec
 from buckeye.mcp.tasks.dataset import write_dataset
 from buckeye.mcp.tasks.task_files import read_tasks
 from buckeye.remote import clean_start, start_check
-from buckeye.remote.base import GpuRequest, RemoteRequest
+from buckeye.remote.base import RemoteRequest
 from buckeye.remote.clean_start import StartInputs, clean_start_checks, hide_other_packages
 from buckeye.remote.dry_run import describe_remote_run
 from buckeye.remote.environments import NeededEnvironment
@@ -39,7 +40,7 @@ args = {args}
 [trainer]
 [inference]
 """
-REQUEST = RemoteRequest(gpus=GpuRequest(count=2, type="A100_80GB"), yes=True)
+REQUEST = RemoteRequest(gpus=GpuSpec(count=2, type="A100_80GB"), yes=True)
 MCP = '{ taskset = "tasks.json", config_path = "configs/my-env.yaml" }'
 
 
@@ -271,13 +272,6 @@ def test_the_vllm_that_the_machine_installs_is_looked_for(folder, monkeypatch, b
     found_states, asked = packages(monkeypatch, (0, ""), answer, backend=backend)
     assert found_states == states
     assert asked[1] == ([f"vllm{SUPPORTED_VLLM_VERSIONS}"], [], None)
-
-
-def test_a_wheel_that_needs_a_build_is_not_looked_for(folder, monkeypatch):
-    unbuilt = NeededEnvironment(what="e-1.0-py3-none-any.whl", wheel=b"", in_buckeye_venv=True)
-    states, asked = packages(monkeypatch, (0, ""), environments=[unbuilt])
-    assert (states, len(asked)) == (["skipped"], 1)
-    assert not any("file:" in line for line in asked[0][0])
 
 
 def test_a_dry_run_makes_the_proof_without_a_key_and_without_the_file(folder, monkeypatch):

@@ -15,11 +15,11 @@ import pytest
 
 from buckeye.errors import RemoteError
 from buckeye.remote import bootstrap, remote_run
-from buckeye.remote.base import Clock, SshTarget
+from buckeye.remote.base import SshTarget
 from buckeye.remote.connection import LostConnectionError
 from buckeye.remote.ledger import Ledger
 from buckeye.remote.upload import UploadCounts
-from tests.remote.landlord import KEY, FakeTime, Landlord, serve
+from tests.remote.landlord import KEY, FakeTime, Landlord, replace_time, serve
 from tests.remote.test_project import CONFIG
 
 STEPS = ["Python", "Buckeye", "packages", "environment", "vLLM"]
@@ -52,7 +52,7 @@ class FakeLink:
     async def connect(self, *, timeout):
         await self.faults.reach("connect")
 
-    async def close(self):
+    def close(self):
         pass
 
     async def run(self, argv, *, data=b"", seconds=None):
@@ -75,10 +75,11 @@ def faults(tmp_path, monkeypatch):
     key = tmp_path / "home" / ".ssh" / "prime_key.pem"
     key.parent.mkdir(parents=True)
     key.write_text("not read")
+    key.chmod(0o600)
     key.with_name("prime_key.pem.pub").write_text("ssh-ed25519 AAAA me\n")
     Path("env.py").write_text("")
     Path("run.toml").write_text(CONFIG.format(output="outputs/a", model="org/m", env="env.py", path="x"))
-    monkeypatch.setattr("buckeye.remote.rental.Clock", lambda: Clock(now=time.now, sleep=time.sleep))
+    replace_time(monkeypatch, time.now, time.sleep)
     monkeypatch.setattr(bootstrap, "setup_steps", lambda environments, extras: ALL_STEPS)
     monkeypatch.setattr(remote_run, "check_start", lambda *given, **named: None)
     monkeypatch.setattr(remote_run, "SshConnection", lambda *given, **named: FakeLink(found))
@@ -209,7 +210,7 @@ def test_a_wait_that_is_interrupted(faults, run_rl, monkeypatch, number):
             faults.at = None
             os.kill(os.getpid(), number)
 
-    monkeypatch.setattr("buckeye.remote.rental.Clock", lambda: Clock(now=faults.time.now, sleep=sleep))
+    replace_time(monkeypatch, faults.time.now, sleep)
     faults.at = "wait"
     code, _, err = run_rl(*WORDS)
     assert code == 130, err

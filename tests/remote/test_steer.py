@@ -27,7 +27,6 @@ def job_at(target, folder, **changes):
         "python": sys.executable,
         "identity_file": None,
         "known_hosts": str(folder / "known"),
-        "tmux": "tmux -L buckeye-ab12cd34 attach",
         "sent": (),
     }
     return RemoteJob(**{**place, **changes})

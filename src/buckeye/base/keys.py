@@ -58,13 +58,13 @@ def home_folder() -> Path:
     return Path(given).expanduser() if given else Path.home() / ".buckeye"
 
 
-def key_files(folder: Path | None = None) -> list[Path]:
+def key_files() -> list[Path]:
     """Return the files that may hold keys, in order of precedence; they need not exist.
 
-    The first is the nearest `.env` from `folder` (default: the current one) up to the root of the project,
-    the second the user's. Raise `UsageError` if another user placed a file in the current folder.
+    The first is the nearest `.env` from the current folder up to the root of the project, the second the
+    user's. Raise `UsageError` if another user placed a file in the current folder.
     """
-    start = (folder or Path()).absolute()
+    start = Path.cwd()
     project = next((path for path in _project_files(start) if path.is_file()), start / ENV_FILE)
     if _is_planted(project):
         raise UsageError(
@@ -75,14 +75,13 @@ def key_files(folder: Path | None = None) -> list[Path]:
     return [project, home_folder() / ENV_FILE]
 
 
-def variables(environ: Mapping[str, str] | None = None, folder: Path | None = None) -> dict[str, str]:
+def variables() -> dict[str, str]:
     """Return all variables for keys and tasks; the environment takes precedence over the files.
 
-    `environ` replaces `os.environ`. Raise `UsageError` for a file that cannot be read.
+    Raise `UsageError` for a file that cannot be read.
     """
-    project, own = key_files(folder)
-    given = os.environ if environ is None else environ
-    return {**read_dotenv(own), **read_dotenv(project), **given}
+    project, own = key_files()
+    return {**read_dotenv(own), **read_dotenv(project), **os.environ}
 
 
 def key(name: str) -> str:

@@ -88,6 +88,17 @@ def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_link(path: Path, target: str) -> None:
+    """Create or replace a symbolic link atomically."""
+    if path.is_symlink() and os.readlink(path) == target:
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = _temporary_path(path)
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    temporary.replace(path)
+
+
 def utf8(text: str) -> bytes:
     """Encode a text as UTF-8.
 
@@ -102,12 +113,17 @@ def utf8(text: str) -> bytes:
 
 def well_formed(value: Any) -> Any:
     """Return a JSON value with texts that UTF-8 can encode."""
+    return change_texts(value, lambda text: utf8(text).decode())
+
+
+def change_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value in which `change` has replaced every text, also the keys."""
     if isinstance(value, str):
-        return utf8(value).decode()
+        return change(value)
     if isinstance(value, list):
-        return [well_formed(item) for item in value]
+        return [change_texts(item, change) for item in value]
     if isinstance(value, dict):
-        return {well_formed(key): well_formed(item) for key, item in value.items()}
+        return {change(key): change_texts(item, change) for key, item in value.items()}
     return value
 
 
@@ -174,6 +190,18 @@ def sync_tree(directory: Path) -> None:
         for name in names:
             sync(Path(folder, name))
         sync(Path(folder))
+
+
+def try_lock(path: Path) -> int | None:
+    """Return a descriptor of the file that holds an exclusive lock; None if another process holds one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        return None
+    return handle
 
 
 def is_locked(path: Path) -> bool:

@@ -7,20 +7,17 @@ import re
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from buckeye.base.columns import counted
-from buckeye.base.distribution import need
-from buckeye.base.keys import key
+from buckeye.base.hub import HubRepository, is_hub_name
 from buckeye.cli.errors import write_error
-from buckeye.errors import RunError, UsageError
+from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
     from buckeye.mcp.tasks.task_schema import McpTask
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 
 
 def hf(
@@ -86,7 +83,7 @@ def _write_and_push(
     """Write the dataset, push it if requested, and return its URL on the hub, else None."""
     from buckeye.mcp.tasks.dataset import describe_archives, write_dataset
 
-    repository = DatasetRepository(name, private=private) if push else None
+    repository = HubRepository(name, "dataset", private=private) if push else None
     if repository is not None:
         typer.echo(f"{name}: {repository.visibility}")
         _confirm_replacing(repository, yes=yes)
@@ -98,7 +95,10 @@ def _write_and_push(
             raise write_error(target, error, hint="Name another folder with -o") from None
         if files := describe_archives(target):
             typer.echo(f"files of the tasks: {files}")
-        return repository.push(target) if repository is not None else None
+        if repository is None:
+            return None
+        replaced = ("data/*.parquet", "files/*.tar.gz")
+        return repository.push(target, "Tasks written by Buckeye", replaced=replaced)
 
 
 def _default_file() -> Path:
@@ -149,7 +149,7 @@ def _check_folder(folder: Path, *, yes: bool) -> None:
         raise UsageError(f"{folder} exists", code="BK-FILE-EXISTS", hint=hint)
 
 
-def _confirm_replacing(repository: DatasetRepository, *, yes: bool) -> None:
+def _confirm_replacing(repository: HubRepository, *, yes: bool) -> None:
     if not repository.files or yes:
         return
     message = f"{repository.name} has {counted(len(repository.files), 'file')}"
@@ -172,97 +172,14 @@ def _record_in_lock(lock_file: Path | None, reference: str, count: int) -> None:
     typer.echo(f"{lock_file}: primary_dataset is {reference}")
 
 
-class DatasetRepository:
-    """The dataset repository `org/name`, which may not exist yet.
-
-    `files` are its files, or None if it does not exist. `private` is its visibility, current or future.
-    Raises UsageError without a token, and if an existing repository is public but a private one is requested;
-    RunError if the hub does not reply.
-    """
-
-    def __init__(self, name: str, *, private: bool) -> None:
-        need("huggingface_hub", "Pushing to the Hugging Face hub")
-        from huggingface_hub import HfApi, get_token
-
-        token = key("HF_TOKEN") or get_token()
-        if token is None:
-            raise UsageError(
-                "pushing to the Hugging Face hub: no token with the right to write",
-                code="BK-KEY-MISSING",
-                hint="Store one: `buckeye auth set HF_TOKEN` or `hf auth login`; or add --no-push",
-            )
-        self.name = name
-        self._api = HfApi(token=token)
-        info = self._info()
-        self.private = private if info is None else bool(info.private)
-        self.files: list[str] | None = None if info is None else self._files()
-        if private and not self.private:
-            raise UsageError(
-                f"--private: {name} exists and is public",
-                code="BK-CLI-CONFLICT",
-                hint="Make it private on the hub, or choose another --name",
-            )
-
-    @property
-    def visibility(self) -> str:
-        """Text that describes who will see the dataset."""
-        kind = "private" if self.private else "public"
-        if self.files is not None:
-            return f"existing, {kind}"
-        return f"new, {kind}" + ("" if self.private else "; add --private to change that")
-
-    def push(self, folder: Path) -> str:
-        """Upload the folder in one commit, creating the repository if necessary; return its URL.
-
-        Data files that are not in the folder are removed from the repository.
-        """
-        try:
-            url = self._api.create_repo(self.name, repo_type="dataset", private=self.private, exist_ok=True)
-            self._api.upload_folder(
-                repo_id=self.name,
-                repo_type="dataset",
-                folder_path=folder,
-                commit_message="Tasks written by Buckeye",
-                delete_patterns=["data/*.parquet", "files/*.tar.gz"],
-            )
-        except Exception as error:  # network, permissions, quota: the hub's errors vary
-            message = f"pushing to {self.name} failed: {_first_line(error)}"
-            raise RunError(message, code="BK-HUB", hint="Retry with the same command") from error
-        return str(url)
-
-    def _info(self) -> Any:
-        from huggingface_hub.errors import RepositoryNotFoundError
-
-        try:
-            return self._api.dataset_info(self.name)
-        except RepositoryNotFoundError:
-            return None
-        except Exception as error:
-            raise self._request_error(error) from error
-
-    def _files(self) -> list[str]:
-        try:
-            files = self._api.list_repo_files(self.name, repo_type="dataset")
-        except Exception as error:
-            raise self._request_error(error) from error
-        return sorted(set(files) - {".gitattributes"})
-
-    def _request_error(self, error: Exception) -> RunError:
-        return RunError(f"request to the hub for {self.name} failed: {_first_line(error)}", code="BK-HUB")
-
-
 def check_name(name: str, *, push: bool) -> None:
     """Raise UsageError for a name that the hub would reject, or that is not a valid folder name."""
-    if push and not _NAME.fullmatch(name):
+    if push and not is_hub_name(name):
         message = f"--name: {name!r} is not the name of a dataset on the hub"
         raise UsageError(message, code="BK-CLI-ARGUMENT", hint="Write it as ORG/NAME, or add --no-push")
     if not re.fullmatch(r"[A-Za-z0-9][\w.\-]*(/[A-Za-z0-9][\w.\-]*)?", name, re.ASCII):
         hint = "Use letters, digits, hyphens, dots, and at most one slash"
         raise UsageError(f"--name: {name!r} is not a valid name", code="BK-CLI-ARGUMENT", hint=hint)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 COMMANDS = {"hf": hf}

@@ -17,17 +17,18 @@ from buckeye.base.columns import counted
 from buckeye.cli.env_options import print_table
 from buckeye.errors import RemoteError, UsageError
 from buckeye.launch.preflight.devices import parse_gpu_spec
-from buckeye.remote.base import Clock, GpuRequest, RemoteRequest
+from buckeye.remote.base import RemoteRequest
 from buckeye.remote.connection import parse_target
 from buckeye.remote.control import terminal_command
 from buckeye.remote.inventory import OpenPod, end_open_pod, find_pod, list_open_pods
+from buckeye.remote.job import terminal_argv
 from buckeye.remote.ledger import Ledger, PodEntry, hours_text
 from buckeye.remote.offers import find_offers, left_out_text, offer_table
-from buckeye.remote.providers.choose import open_provider
+from buckeye.remote.providers.prime import PrimeProvider
+from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.teardown import cost_text
 from buckeye.run_files.known_runs import find_run, is_remote
 
-_PROVIDER = "prime"  # the only provider with rented machines
 _Pod = Annotated[str, typer.Argument(metavar="POD", help="Name or id of a pod, or its run.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 _Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
@@ -39,8 +40,8 @@ def list_pods(
 ) -> None:
     """List the rented pods with hours and cost."""
     ledger, now = Ledger(), time.time()
-    with open_provider(_PROVIDER) as provider:
-        pods = list_open_pods(provider, ledger, now)
+    with PrimeProvider(prime_account()) as provider:
+        pods = list_open_pods(provider, ledger)
     over = [entry for entry in ledger.entries() if entry.ended is not None] if ended else []
     if as_json:
         records = [_pod_record(pod, now) for pod in pods] + [_entry_record(entry, now) for entry in over]
@@ -64,11 +65,8 @@ def offers(
     as_json: _Json = False,
 ) -> None:
     """List the machines for rent, the cheapest first. Rents nothing."""
-    spec = parse_gpu_spec(gpus)
-    request = RemoteRequest(
-        gpus=GpuRequest(count=spec.count, type=spec.type), max_price=max_price, regions=tuple(region or ())
-    )
-    with open_provider(_PROVIDER) as provider:
+    request = RemoteRequest(gpus=parse_gpu_spec(gpus), max_price=max_price, region=tuple(region or ()))
+    with PrimeProvider(prime_account()) as provider:
         matches = find_offers(provider, request, disk_gb=disk_gb)
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(offer) for offer in matches.offers]))
@@ -99,13 +97,11 @@ def attach(
 
 def terminate(pod: _Pod, yes: _Yes = False, as_json: _Json = False) -> None:
     """End a pod, and wait for the confirmation. Data that is only on its disk is lost."""
-    with open_provider(_PROVIDER) as provider:
+    with PrimeProvider(prime_account()) as provider:
         ledger = Ledger()
-        open_pod = find_pod(list_open_pods(provider, ledger, time.time()), pod)
+        open_pod = find_pod(list_open_pods(provider, ledger), pod)
         _confirm([open_pod], yes=yes, as_json=as_json)
-        ended = end_open_pod(
-            provider, ledger, open_pod, outcome="terminated", clock=Clock(), tell=_print_progress
-        )
+        ended = end_open_pod(provider, ledger, open_pod, outcome="terminated", tell=_print_progress)
     _show_ended([ended], as_json)
 
 
@@ -118,17 +114,14 @@ def gc(
     as_json: _Json = False,
 ) -> None:
     """End the pods without a run: their command was killed, or their machine was lost."""
-    with open_provider(_PROVIDER) as provider:
+    with PrimeProvider(prime_account()) as provider:
         ledger = Ledger()
-        pods = list_open_pods(provider, ledger, time.time())
+        pods = list_open_pods(provider, ledger)
         orphaned = [pod for pod in pods if pod.care == "nobody" or (others and pod.care == "unknown")]
         orphaned += [pod for pod in pods if pod.care == "kept" and not pod.may_cost]
         if any(pod.may_cost for pod in orphaned):
             _confirm([pod for pod in orphaned if pod.may_cost], yes=yes, as_json=as_json)
-        ended = [
-            end_open_pod(provider, ledger, pod, outcome="gc", clock=Clock(), tell=_print_progress)
-            for pod in orphaned
-        ]
+        ended = [end_open_pod(provider, ledger, pod, outcome="gc", tell=_print_progress) for pod in orphaned]
     _show_ended(ended, as_json)
     unknown = [pod.entry.name for pod in pods if pod.care == "unknown"]
     if unknown and not others:
@@ -172,18 +165,13 @@ def _run_argv(name: str) -> list[str] | None:
 
 def _pod_argv(name: str) -> list[str]:
     ledger = Ledger()
-    with open_provider(_PROVIDER) as provider:
-        pod = find_pod(list_open_pods(provider, ledger, time.time()), name)
+    with PrimeProvider(prime_account()) as provider:
+        pod = find_pod(list_open_pods(provider, ledger), name)
     if not pod.ssh:
         message = f"pod {pod.entry.name} is {pod.state} and has no ssh address yet"
         raise RemoteError(message, code="BK-REMOTE-CONNECTION", hint="Retry when it is ready")
-    target = parse_target(pod.ssh[0])
-    key = ["-i", pod.entry.identity_file] if pod.entry.identity_file else []
-    hosts = f"UserKnownHostsFile={ledger.known_hosts(pod.entry.name)}"
-    return [
-        *("ssh", "-t", *key, "-p", str(target.port), "-o", hosts, "-o", "StrictHostKeyChecking=accept-new"),
-        *(f"{target.user}@{target.host}", "tmux", "-L", f"buckeye-{pod.entry.run_id}", "attach"),
-    ]
+    hosts = str(ledger.known_hosts(pod.entry.name))
+    return terminal_argv(parse_target(pod.ssh[0]), pod.entry.identity_file, hosts, pod.entry.run_id)
 
 
 def _row(entry: PodEntry, state: str, care: str, now: float) -> tuple[str, ...]:

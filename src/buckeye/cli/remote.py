@@ -37,18 +37,17 @@ def show_remote(
 
 
 def _remote_request(flags: TrainFlags) -> RemoteRequest:
-    from buckeye.remote.base import GpuRequest, RemoteRequest
+    from buckeye.remote.base import RemoteRequest
 
-    gpus = parse_gpu_spec(flags.gpus) if flags.gpus is not None else None
     return RemoteRequest(
-        gpus=GpuRequest(count=gpus.count, type=gpus.type) if gpus is not None else None,
+        gpus=parse_gpu_spec(flags.gpus) if flags.gpus is not None else None,
         provider="ssh" if flags.provider == "ssh" else "prime",
-        hosts=tuple(flags.host),
+        host=tuple(flags.host),
         max_price=flags.max_price,
         max_hours=flags.max_hours,
         keep=flags.keep,
         yes=flags.yes,
-        regions=tuple(flags.region),
+        region=tuple(flags.region),
         disk_gb=flags.disk_gb,
         identity_file=flags.identity_file,
     )

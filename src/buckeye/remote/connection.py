@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import stat
-import subprocess
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -15,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buckeye.base.process import run_program
+from buckeye.base.storage import write_file
 from buckeye.errors import RemoteError, UsageError
 from buckeye.remote.base import SshTarget
-from buckeye.remote.known_hosts import known_keys, record_key
 
 if TYPE_CHECKING:
     import asyncssh
@@ -34,7 +32,7 @@ _PLACE = re.compile(
 )
 
 
-def parse_target(text: str, *, user: str = "root") -> SshTarget:
+def parse_target(text: str) -> SshTarget:
     """Parse `[user@]host[:port]`, or a line such as `ssh root@1.2.3.4 -p 1234`; `-p` overrides `:port`.
 
     An IPv6 address is in brackets. Raises ValueError for anything but a plain address, because its parts
@@ -59,7 +57,7 @@ def parse_target(text: str, *, user: str = "root") -> SshTarget:
     if match is None:
         raise ValueError(f"{places[0]!r} is not [user@]host[:port]")
     return SshTarget(
-        user=_checked(_USER, match["user"] or user, "user name"),
+        user=_checked(_USER, match["user"] or "root", "user name"),
         host=_checked(_ADDRESS6 if match["six"] else _HOST, match["six"] or match["host"], "host"),
         port=_port(port if port is not None else match["port"] or "22"),
     )
@@ -79,7 +77,6 @@ def _port(word: str) -> int:
 
 # The private key that opens a pod, and its public key.
 
-_SECONDS = 20.0
 _CHOSEN = "the ssh key of the account (PRIME_SSH_KEY_PATH, or `prime config set-ssh-key-path FILE`)"
 
 
@@ -87,16 +84,14 @@ def find_private_key(asked: Path | None, account: Path | None, home: Path) -> Pa
     """Return the path of the private key to use.
 
     That is `asked`, else the account's key, else `~/.ssh/prime_key.pem`, else a key in `home`/ssh, which is
-    created once. Raises UsageError if `asked` or the account's key does not exist.
+    created once. Raises UsageError if the key does not exist, or others can read it.
     """
-    for path, where in ((asked, "--identity-file"), (account, _CHOSEN)):
-        if path is None:
-            continue
-        if not path.expanduser().is_file():
-            raise UsageError(f"no file {path}", code="BK-FILE-NOT-FOUND", at=where)
-        return path.expanduser()
     usual = Path.home() / ".ssh" / "prime_key.pem"
-    return usual if usual.is_file() else _made(home / "ssh" / "id_ed25519")
+    for path, where in ((asked, "--identity-file"), (account, _CHOSEN), (usual, str(usual))):
+        if path is not None and (path != usual or usual.is_file()):
+            check_identity_file(path.expanduser(), at=where)
+            return path.expanduser()
+    return _made(home / "ssh" / "id_ed25519")
 
 
 def public_key(path: Path) -> str | None:
@@ -104,36 +99,56 @@ def public_key(path: Path) -> str | None:
 
     Returns None if it cannot be derived, as for a key with a passphrase and without its `.pub` file.
     """
+    import asyncssh
+
     beside = path.with_name(f"{path.name}.pub")
     if beside.is_file():
         return beside.read_text(encoding="utf-8", errors="replace").strip() or None
     try:
-        done = run_program(["ssh-keygen", "-y", "-P", "", "-f", str(path)], seconds=_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
+        return asyncssh.read_private_key(path).export_public_key().decode().strip()
+    except (OSError, asyncssh.KeyImportError, asyncssh.KeyEncryptionError):
         return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def _made(path: Path) -> Path:
     """Return a key without a passphrase that only this user can read; create it if it does not exist."""
-    if path.is_file():
-        return path
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "buckeye", "-f", str(temporary)]
-    try:
-        done = run_program(argv, seconds=_SECONDS)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise RemoteError(
-            f"cannot run ssh-keygen: {error}",
-            code="BK-PACKAGE-MISSING",
-            hint="install OpenSSH, or name a key with --identity-file",
-        ) from None
-    if done.returncode != 0:
-        raise RemoteError(f"ssh-keygen failed: {done.stderr.strip()}", code="BK-KEY-INVALID")
-    temporary.with_name(f"{temporary.name}.pub").replace(path.with_name(f"{path.name}.pub"))
-    temporary.replace(path)
+    import asyncssh
+
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        key = asyncssh.generate_private_key("ssh-ed25519", comment="buckeye")
+        write_file(path.with_name(f"{path.name}.pub"), key.export_public_key())
+        write_file(path, key.export_private_key(), mode=0o600)
     return path
+
+
+# Host keys of ssh servers: the first key is recorded, and a different one is rejected later.
+
+
+def known_keys(path: Path, target: SshTarget) -> list[str]:
+    """Return the recorded keys of a server, as `TYPE BASE64`; empty for a new server."""
+    if not path.is_file():
+        return []
+    name = _host_name(target)
+    words = (line.split() for line in path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [f"{word[1]} {word[2]}" for word in words if len(word) >= 3 and word[0] == name]
+
+
+def record_key(path: Path, target: SshTarget, key: str) -> None:
+    """Record the key (`TYPE BASE64`) of a new server, in the format of ssh."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = f"{_host_name(target)} {key}\n".encode()
+    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(handle, line)
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _host_name(target: SshTarget) -> str:
+    """Return the name of a server as OpenSSH writes it: with the port unless it is 22."""
+    return target.host if target.port == 22 else f"[{target.host}]:{target.port}"
 
 
 _CONNECT_SECONDS = 20.0
@@ -166,7 +181,7 @@ class ProgramResult:
         return "\n".join(lines[-20:]) or "it said nothing"
 
 
-def check_identity_file(path: Path) -> None:
+def check_identity_file(path: Path, *, at: str = "--identity-file") -> None:
     """Raise UsageError for a private key that is missing, or that others can read, which ssh rejects."""
     try:
         mode = path.stat().st_mode
@@ -175,14 +190,14 @@ def check_identity_file(path: Path) -> None:
         raise UsageError(
             f"cannot read {path}: {error.strerror}",
             code="BK-FILE-NOT-FOUND" if is_missing else "BK-FILE-UNREADABLE",
-            at="--identity-file",
+            at=at,
             hint="name the file of your private key, such as ~/.ssh/id_ed25519",
         ) from None
     if stat.S_IMODE(mode) & 0o077:
         raise UsageError(
             f"other users can read the key {path}",
             code="BK-FILE-PERMISSION",
-            at="--identity-file",
+            at=at,
             hint=f"run: chmod 600 {path}",
         )
 
@@ -204,8 +219,7 @@ async def _opened(connection: Any, command: str) -> Any:
 class SshConnection:
     """A machine and the connection to it.
 
-    `own_settings` reads ~/.ssh/config, as ssh does; it is for hosts of the user, not for pods. `alive` is
-    called between connection attempts, and raises if no attempt can succeed.
+    `own_settings` reads ~/.ssh/config, as ssh does; it is for hosts of the user, not for pods.
     """
 
     def __init__(
@@ -216,13 +230,12 @@ class SshConnection:
         identity_file: Path | None,
         own_settings: bool,
         tell: Callable[[str], None],
-        alive: Callable[[], None] = lambda: None,
     ) -> None:
         if identity_file is not None:
             check_identity_file(identity_file)
         self.target = target
         self._known_hosts, self._identity = known_hosts, identity_file
-        self._own_settings, self._tell, self._alive = own_settings, tell, alive
+        self._own_settings, self._tell = own_settings, tell
         self._connection: asyncssh.SSHClientConnection | None = None
         self._making = asyncio.Lock()
         self._sessions = asyncio.Semaphore(_SESSIONS)
@@ -250,7 +263,6 @@ class SshConnection:
                             f"Still no connection to {self.target} after {now - started:.0f} s: {error}"
                         )
                         told, apart = now, min(2 * apart, _SELDOM_SECONDS)
-                await asyncio.to_thread(self._alive)
                 await asyncio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -298,16 +310,11 @@ class SshConnection:
                     async with asyncio.timeout(_CLOSE_SECONDS):
                         await process.wait_closed()  # the server counts the session until then
 
-    async def close(self) -> None:
-        """Close the connection; remote programs continue."""
+    def close(self) -> None:
+        """Close the connection at once; remote programs continue."""
         if self._connection is not None:
             self._connection.abort()
             self._connection = None
-
-    def abort(self) -> None:
-        """Abort a connection that does not respond."""
-        if self._connection is not None:
-            self._connection.abort()
 
     async def _connect(self) -> asyncssh.SSHClientConnection:
         import asyncssh

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import signal
 import sys
 import time
@@ -18,9 +17,8 @@ import msgspec
 from buckeye.errors import RemoteError, RunError, UsageError
 from buckeye.launch.progress import human_duration
 from buckeye.remote.connection import LostConnectionError, SshConnection, parse_target
-from buckeye.remote.download import Mirror
 from buckeye.remote.follow import Follower
-from buckeye.remote.job import Job, open_agent
+from buckeye.remote.job import open_agent, terminal_argv
 from buckeye.run_files.directory import is_in_use, lock_directory
 from buckeye.run_files.known_runs import (
     RemoteJob,
@@ -32,9 +30,6 @@ from buckeye.run_files.known_runs import (
 from buckeye.run_files.record import ACTIVE_STATES
 from buckeye.runs.status import newest_step
 from buckeye.runs.stop import StopResult
-
-REMOTE_LOG = "remote.log"
-"""File next to `remote.json` with the output of the remote run."""
 
 _POLL_SECONDS = 0.2
 _TELL_SECONDS = 15.0
@@ -143,25 +138,17 @@ async def _stop_there(output_dir: Path, there: RemoteJob, *, now: bool, tell: Ca
         own_settings=there.pod is None,
         tell=tell,
     )
-    job = Job(run_id=there.id, folder=there.folder, python=there.python)
     try:
         await link.connect(timeout=_REACH_SECONDS)
         if now:
-            async with open_agent(link, job) as asked:
+            async with open_agent(link, there) as asked:
                 await asked.request("stop")
             return
-        follower = Follower(
-            link=link,
-            job=job,
-            log=output_dir / REMOTE_LOG,
-            screen=sys.stderr.buffer,
-            mirror=Mirror(output_dir, set(there.sent), tell, there.target),
-            tell=tell,
-        )
+        follower = Follower(link, there, output_dir, screen=sys.stderr.buffer, tell=tell)
         follower.stop.set()
         await follower.until_end()
     finally:
-        await link.close()
+        link.close()
 
 
 def _if_it_is_gone(output_dir: Path, there: RemoteJob) -> str:
@@ -189,9 +176,7 @@ def terminal_command(output_dir: Path) -> list[str]:
             f"{output_dir} has no terminal yet; it is starting: {away.doing}", code="BK-RUN-NO-DATA"
         )
     try:
-        target, tmux = parse_target(there.target), shlex.split(there.tmux)
+        target = parse_target(there.target)
     except ValueError as error:
         raise UsageError(f"{output_dir}: remote.json is not valid: {error}", code="BK-FILE-FORMAT") from None
-    key = ["-i", there.identity_file] if there.identity_file else []
-    argv = ["ssh", "-t", *key, "-p", str(target.port), "-o", f"UserKnownHostsFile={there.known_hosts}"]
-    return [*argv, f"{target.user}@{target.host}", *tmux]
+    return terminal_argv(target, there.identity_file, there.known_hosts, there.id)

@@ -7,12 +7,12 @@ import shutil
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 
 from buckeye.base.disk import free_bytes, human_bytes
-from buckeye.base.storage import remove_directory, write_directory, write_file
+from buckeye.base.storage import remove_directory, write_directory, write_file, write_link
 from buckeye.errors import CheckpointError, RemoteError
 from buckeye.remote.received_files import (
     CLEANED_RECORDS,
@@ -31,10 +31,8 @@ _MOST_BYTES = 2**44
 _RESERVE = 2**30  # bytes of the disk here that are left to others
 
 
-class AgentRequest(Protocol):
-    """Signature of `AgentClient.request`, which sends a request to the other machine."""
-
-    def __call__(self, question: str, **words: Any) -> Awaitable[tuple[dict[str, Any], bytes]]: ...
+AgentRequest = Callable[..., Awaitable[tuple[dict[str, Any], bytes]]]
+"""Signature of `AgentClient.request`, which sends a request to the other machine."""
 
 
 class RemoteFile(msgspec.Struct, frozen=True, array_like=True):
@@ -138,7 +136,7 @@ class Mirror:
         if one.path in self.own:
             return
         if one.link is not None:
-            _link(target, one.link)
+            write_link(target, one.link)
         elif one.path in CLEANED_RECORDS:
             await self._fetch_record(target, one, request)
         elif one.path.endswith(_GROWING):
@@ -148,17 +146,10 @@ class Mirror:
             self._whole[one.path] = (one.size, one.changed)
 
     async def _fetch_record(self, target: Path, one: RemoteFile, request: AgentRequest) -> None:
-        if one.size > _SMALL or self._whole.get(one.path) == (one.size, one.changed):
+        if one.size > CHUNK_BYTES or self._whole.get(one.path) == (one.size, one.changed):
             return
-        content = bytearray()
-        while len(content) < one.size:
-            _, piece = await request(
-                "read", path=one.path, offset=len(content), length=min(CHUNK_BYTES, one.size)
-            )
-            if not piece:
-                break
-            content += piece
-        write_file(target, clean_record(one.path, bytes(content), self.place))
+        _, content = await request("read", path=one.path, offset=0, length=one.size)
+        write_file(target, clean_record(one.path, content, self.place))
         self._whole[one.path] = (one.size, one.changed)
 
     def _wanted_steps(self, files: Sequence[RemoteFile], *, final: bool) -> list[str]:
@@ -216,8 +207,13 @@ class Mirror:
                 del self._steps[name]
 
 
-async def append_missing(target: Path, path: str, size: int, request: AgentRequest) -> None:
-    """Append what a file has there and not here. One that became shorter there is fetched again."""
+async def append_missing(
+    target: Path, path: str, size: int, request: AgentRequest, show: Callable[[bytes], None] = lambda _: None
+) -> None:
+    """Append what a file has there and not here. One that became shorter there is fetched again.
+
+    `show` gets each new piece.
+    """
     here = target.stat().st_size if target.exists() else 0
     if here == size and target.exists():
         return
@@ -232,16 +228,12 @@ async def append_missing(target: Path, path: str, size: int, request: AgentReque
                 return  # it became shorter meanwhile
             file.write(content)
             file.flush()
+            show(content)
             here += len(content)
 
 
 async def _fetch_whole(target: Path, one: RemoteFile, request: AgentRequest) -> None:
-    """Fetch a file under another name and give it its name; small ones in one piece."""
-    if one.size <= CHUNK_BYTES:
-        _, content = await request("read", path=one.path, offset=0, length=one.size)
-        write_file(target, content)
-        return
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """Fetch a file under another name and give it its name."""
     part = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     part.unlink(missing_ok=True)
     await append_missing(part, one.path, one.size, request)
@@ -260,16 +252,6 @@ async def _is_here(target: Path, commit: RemoteFile, request: AgentRequest) -> b
 def _move(source: Path, target: Path) -> None:
     for entry in source.iterdir():
         entry.replace(target / entry.name)
-
-
-def _link(path: Path, target: str) -> None:
-    if path.is_symlink() and os.readlink(path) == target:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp-{os.getpid()}")
-    temporary.unlink(missing_ok=True)
-    temporary.symlink_to(target)
-    temporary.replace(path)
 
 
 def _is_welcome(one: RemoteFile) -> bool:

@@ -8,12 +8,13 @@ from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.config.rl import RLConfig
 from buckeye.errors import BuckeyeError, UsageError
-from buckeye.remote.base import Provider, RemoteRequest
-from buckeye.remote.disk_size import disk_gb
+from buckeye.remote.base import RemoteRequest
 from buckeye.remote.offers import find_offers, left_out_text, offer_table, price_text
 from buckeye.remote.project import Project, make_project
-from buckeye.remote.providers.choose import open_provider
+from buckeye.remote.providers.prime import PrimeProvider
+from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.remote_run import check_installed, check_single_node
+from buckeye.remote.rental import host_target
 from buckeye.remote.start_check import obstacles
 from buckeye.run_files.directory import check_unused
 
@@ -29,10 +30,10 @@ def describe_remote_run(
     that is not written yet. Raises UsageError for a project that cannot be sent.
     """
     check_installed()
-    project = make_project(config, config_path, resume=resume, pack=False)
+    project = make_project(config, config_path, resume=resume)
     parts, warnings, errors = [_sent_text(project)], [], []
     try:
-        check_single_node(config.cluster, hosts=len(request.hosts) or 1)
+        check_single_node(config.cluster, hosts=len(request.host) or 1)
     except UsageError as error:
         errors.append(str(error))
     try:
@@ -51,15 +52,12 @@ def describe_remote_run(
 
 
 def _machine_text(project: Project, request: RemoteRequest) -> str:
-    needed = disk_gb(project.config) if request.disk_gb is None else request.disk_gb
-    with open_provider(request.provider, request.hosts) as provider:
-        if provider.is_rental:
-            return _offers_text(provider, request, needed)
-    return f"would be used: {', '.join(request.hosts)}; nothing is rented"
-
-
-def _offers_text(provider: Provider, request: RemoteRequest, needed: int) -> str:
-    fitting = find_offers(provider, request, disk_gb=needed)
+    if request.provider == "ssh":
+        host_target(request.host)
+        return f"would be used: {', '.join(request.host)}; nothing is rented"
+    needed = project.disk_gb if request.disk_gb is None else request.disk_gb
+    with PrimeProvider(prime_account()) as provider:
+        fitting = find_offers(provider, request, disk_gb=needed)
     first = fitting.offers[0]
     hours = "" if request.max_hours is None else f", for at most {counted(request.max_hours, 'hour')}"
     lines = [

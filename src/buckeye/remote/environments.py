@@ -13,7 +13,7 @@ import io
 import json
 import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
@@ -33,8 +33,6 @@ from buckeye.mcp.environment import is_mcp
 from buckeye.workers.installed import InstalledEnvironment, find_installed
 from buckeye.workers.installed.install_source import LIBRARIES
 from buckeye.workers.installed.venv import Installer, find_uv
-
-_Packer = Callable[[metadata.Distribution], tuple[str, bytes] | None]
 
 _BUILD_SECONDS = 600.0
 _NOT_PACKED = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
@@ -57,11 +55,11 @@ class NeededEnvironment:
     in_buckeye_venv: bool = False
 
 
-def needed_environments(envs: Iterable[EnvConfig], *, pack: bool = True) -> tuple[NeededEnvironment, ...]:
+def needed_environments(envs: Iterable[EnvConfig]) -> tuple[NeededEnvironment, ...]:
     """Return the environments that must be installed for these.
 
     Files and folders of the project are sent with it and need no installation. Neither do environments with a
-    configured interpreter. With `pack=False` nothing is built: a wheel that needs a build is empty.
+    configured interpreter.
 
     Raises UsageError for an environment that the other machine could not find, and RemoteError if its wheel
     cannot be built.
@@ -70,23 +68,23 @@ def needed_environments(envs: Iterable[EnvConfig], *, pack: bool = True) -> tupl
     for env in envs:
         if env.id == AGENT or is_mcp(env.id) or env.python is not None:
             continue
-        needed = _needed(env.id, build_wheel if pack else _unbuilt_wheel)
+        needed = _needed(env.id)
         if needed is not None:
             found[needed.what] = needed
     return tuple(found.values())
 
 
-def _needed(env_id: str, wheel: _Packer) -> NeededEnvironment | None:
+def _needed(env_id: str) -> NeededEnvironment | None:
     library = env_id.partition("/")[0]
     installed = find_installed(library if library in LIBRARIES else env_id)
     announced = _announced(env_id)
     if installed is not None and announced is None:
-        return _of_installed(installed, wheel)
+        return _of_installed(installed)
     if Path(env_id).exists():
         return None
     beside = announced or _importable(env_id)
     if beside is not None:
-        name, packed = wheel(beside) or (f"{beside.name}=={beside.version}", None)
+        name, packed = build_wheel(beside) or (f"{beside.name}=={beside.version}", None)
         return NeededEnvironment(what=name, wheel=packed, in_buckeye_venv=True)
     bundle = find_bundled_project(env_id)
     if bundle is not None and bundle.is_relative_to(Path(buckeye.__file__).parent):
@@ -120,10 +118,10 @@ def _importable(env_id: str) -> metadata.Distribution | None:
         return None
 
 
-def _of_installed(environment: InstalledEnvironment, wheel: _Packer) -> NeededEnvironment:
+def _of_installed(environment: InstalledEnvironment) -> NeededEnvironment:
     lock = environment.lock.read_bytes() if environment.lock.is_file() else None
     distribution = Installer(environment.venv, None).distribution(environment.name)
-    name, packed = wheel(distribution) or (f"{environment.id}@{environment.version}", None)
+    name, packed = build_wheel(distribution) or (f"{environment.id}@{environment.version}", None)
     return NeededEnvironment(what=name, wheel=packed, lock=lock)
 
 
@@ -140,13 +138,6 @@ def build_wheel(distribution: metadata.Distribution) -> tuple[str, bytes] | None
         return None
     name = f"{distribution.name.replace('-', '_')}-{distribution.version}"
     return f"{name}-py3-none-any.whl", _packed(dict(_files(distribution)))
-
-
-def _unbuilt_wheel(distribution: metadata.Distribution) -> tuple[str, bytes] | None:
-    """Return the result of `build_wheel` without a build, with an empty wheel if it needs one."""
-    if _editable(distribution) is None:
-        return build_wheel(distribution)
-    return f"{distribution.name.replace('-', '_')}-{distribution.version}-py3-none-any.whl", b""
 
 
 def _editable(distribution: metadata.Distribution) -> Path | None:

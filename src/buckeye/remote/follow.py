@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -14,9 +13,13 @@ from buckeye.base.json_lines import printable
 from buckeye.base.storage import utf8
 from buckeye.errors import RemoteError
 from buckeye.remote.connection import LostConnectionError, SshConnection
-from buckeye.remote.download import CHUNK_BYTES, Mirror, parse_listing
-from buckeye.remote.job import AgentClient, Job, open_agent
+from buckeye.remote.download import Mirror, append_missing, parse_listing
+from buckeye.remote.job import AgentClient, open_agent
 from buckeye.remote.pod.agent import JOB_LOG
+from buckeye.run_files.known_runs import RemoteJob
+
+REMOTE_LOG = "remote.log"
+"""File next to `remote.json` with the output of the remote run."""
 
 _LOOK_SECONDS = 1.0
 _PULL_SECONDS = 5.0
@@ -27,23 +30,28 @@ _TELL_SECONDS = 15.0
 _MOST_LOG_BYTES = 2**30
 
 
-@dataclass(slots=True)
 class Follower:
     """Follows one job.
 
-    `log` is the local file for its output; output that is in it already is not printed again. `screen` gets
-    the output too. `mirror` copies the files that the job writes.
+    Its output is appended to `remote.log` in `output_dir`, and printed on `screen`; output that is in the log
+    already is not printed again. The files that the job writes are copied into `output_dir`.
     """
 
-    link: SshConnection
-    job: Job
-    log: Path
-    screen: BinaryIO
-    mirror: Mirror
-    tell: Callable[[str], None]
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set this to request the job to end with a checkpoint."""
-    _told_log: bool = False
+    def __init__(
+        self,
+        link: SshConnection,
+        job: RemoteJob,
+        output_dir: Path,
+        *,
+        screen: BinaryIO,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._link, self._job, self._screen, self._tell = link, job, screen, tell
+        self._log = output_dir / REMOTE_LOG
+        self._mirror = Mirror(output_dir, job.sent, tell, str(link.target))
+        self._told_log = False
+        self.stop = asyncio.Event()
+        """Set this to request the job to end with a checkpoint."""
 
     async def until_end(self) -> int:
         """Return the exit code of the job once all its output and files are here.
@@ -56,24 +64,19 @@ class Follower:
         finally:
             pulling.cancel()
             await asyncio.gather(pulling, return_exceptions=True)
-        self.tell("The run there has ended. Bringing home what is not here yet ...")
-        looking = asyncio.create_task(self._through_cuts(self._keep_looking))
-        try:
-            await self._through_cuts(self._pull_all)
-        finally:
-            looking.cancel()
-            await asyncio.gather(looking, return_exceptions=True)
+        self._tell("The run there has ended. Bringing home what is not here yet ...")
+        await self._through_cuts(self._pull_all)
         return code
 
     async def _through_cuts(self, work: Callable[[AgentClient], Any]) -> Any:
         """Run `work` with an agent; reconnect and repeat it until no connection loss interrupts it."""
         while True:
             try:
-                await self.link.connect(timeout=_PATIENCE)
-                async with open_agent(self.link, self.job) as asked:
+                await self._link.connect(timeout=_PATIENCE)
+                async with open_agent(self._link, self._job) as asked:
                     return await work(asked)
             except LostConnectionError as error:
-                self.tell(f"{error.message}; retrying, the remote run continues")
+                self._tell(f"{error.message}; retrying, the remote run continues")
 
     async def _follow(self, asked: AgentClient) -> int:
         """Print the output until the job is over, and return its exit code."""
@@ -88,7 +91,7 @@ class Follower:
             silent = silent + 1 if lost and not look["running"] else 0
             if silent >= _VANISHED_LOOKS:
                 raise RemoteError(
-                    f"the run on {self.link.target} ended without a report: it was killed, or the machine "
+                    f"the run on {self._link.target} ended without a report: it was killed, or the machine "
                     f"restarted. {printable(str(look['ended_by'] or ''))[:1000]}".strip(),
                     code="BK-REMOTE-JOB",
                 )
@@ -97,29 +100,22 @@ class Follower:
                 await asked.request("stop")
                 asked_to_stop = told = now
             if asked_to_stop and now - told > _TELL_SECONDS:
-                self.tell(f"Waiting for the run there to checkpoint and end ({now - asked_to_stop:.0f} s)")
+                self._tell(f"Waiting for the run there to checkpoint and end ({now - asked_to_stop:.0f} s)")
                 told = now
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _print(self, asked: AgentClient, size: int) -> None:
         """Append new output to the local log and to the screen."""
-        here = self.log.stat().st_size if self.log.exists() else 0
-        while here < min(size, _MOST_LOG_BYTES):
-            _, content = await asked.request(
-                "read", path=JOB_LOG, offset=here, length=min(CHUNK_BYTES, size - here)
-            )
-            if not content:
-                return
-            with self.log.open("ab") as file:
-                file.write(content)
-            self.screen.write(utf8(printable(content.decode(errors="replace"))))
-            self.screen.flush()
-            here += len(content)
+        await append_missing(self._log, JOB_LOG, min(size, _MOST_LOG_BYTES), asked.request, self._show)
         if size > _MOST_LOG_BYTES and not self._told_log:
             self._told_log = True
-            self.tell(
+            self._tell(
                 f"The run there has printed more than {human_bytes(_MOST_LOG_BYTES)}: the rest is not shown"
             )
+
+    def _show(self, content: bytes) -> None:
+        self._screen.write(utf8(printable(content.decode(errors="replace"))))
+        self._screen.flush()
 
     async def _keep_pulling(self) -> None:
         """Download new files until cancelled.
@@ -132,22 +128,16 @@ class Follower:
                 await self._through_cuts(self._pull)
             except (OSError, RemoteError) as error:
                 if str(error) != told:
-                    self.tell(f"warning: not all files are downloaded yet: {error}")
+                    self._tell(f"warning: not all files are downloaded yet: {error}")
                 told = str(error)
             await asyncio.sleep(_PULL_SECONDS)
 
     async def _pull(self, asked: AgentClient) -> None:
         while True:
             look, _ = await asked.request("look")
-            await self.mirror.update(parse_listing(look["files"]), asked.request)
-            await asyncio.sleep(_PULL_SECONDS)
-
-    async def _keep_looking(self, asked: AgentClient) -> None:
-        """Send signs of life while large files are downloaded, so that the watchdog does not end the job."""
-        while True:
-            await asked.request("look")
+            await self._mirror.update(parse_listing(look["files"]), asked.request)
             await asyncio.sleep(_PULL_SECONDS)
 
     async def _pull_all(self, asked: AgentClient) -> None:
         look, _ = await asked.request("look")
-        await self.mirror.update(parse_listing(look["files"]), asked.request, final=True)
+        await self._mirror.update(parse_listing(look["files"]), asked.request, final=True)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from buckeye.errors import UsageError
-from buckeye.remote.base import NAME_PREFIX, Clock, Pod, PodState, Provider
+from buckeye.remote.base import NAME_PREFIX, Pod, PodState
 from buckeye.remote.ledger import Ledger, PodEntry
+from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.teardown import end_pod
 
 Care = Literal["run", "kept", "nobody", "unknown"]
@@ -36,7 +38,7 @@ class OpenPod:
         return self.state not in ("gone", "never made")
 
 
-def list_open_pods(provider: Provider, ledger: Ledger, now: float) -> list[OpenPod]:
+def list_open_pods(provider: PrimeProvider, ledger: Ledger) -> list[OpenPod]:
     """Return every pod in the ledger or at the provider that has not ended. Raises RemoteError."""
     there = provider.pods()
     entries = [e for e in ledger.entries() if e.ended is None and e.provider == provider.name]
@@ -45,7 +47,7 @@ def list_open_pods(provider: Provider, ledger: Ledger, now: float) -> list[OpenP
     strangers = [pod for pod in there if pod.id not in known and pod.name not in known]
     for pod in strangers:
         status = provider.status(pod.id)
-        entry = _entry_of(pod, provider.name, status.price_per_hour, now)
+        entry = _entry_of(pod, provider.name, status.price_per_hour)
         seen.append(OpenPod(entry=entry, care="unknown", state=status.state, ssh=tuple(map(str, status.ssh))))
     return seen
 
@@ -71,12 +73,11 @@ def find_pod(pods: Sequence[OpenPod], word: str) -> OpenPod:
 
 
 def end_open_pod(
-    provider: Provider,
+    provider: PrimeProvider,
     ledger: Ledger,
     pod: OpenPod,
     *,
     outcome: str,
-    clock: Clock,
     tell: Callable[[str], None],
 ) -> PodEntry:
     """End a pod, or record that it has ended already.
@@ -84,14 +85,14 @@ def end_open_pod(
     Raises RemoteError, and KeyboardInterrupt if Ctrl-C was pressed, even if the pod has ended.
     """
     if not pod.may_cost:
-        return ledger.end(pod.entry, outcome=pod.state, now=clock.now())
-    ended = end_pod(provider, ledger, pod.entry, outcome=outcome, clock=clock, tell=tell)
+        return ledger.end(pod.entry, outcome=pod.state)
+    ended = end_pod(provider, ledger, pod.entry, outcome=outcome, tell=tell)
     if ended.interrupted:
         raise KeyboardInterrupt
     return ended.entry
 
 
-def _seen(provider: Provider, ledger: Ledger, entry: PodEntry, there: Sequence[Pod]) -> OpenPod:
+def _seen(provider: PrimeProvider, ledger: Ledger, entry: PodEntry, there: Sequence[Pod]) -> OpenPod:
     care: Care = "run" if ledger.is_supervised(entry.name) else "kept" if entry.keep else "nobody"
     pod_id = entry.pod_id or next((pod.id for pod in there if pod.name == entry.name), None)
     if pod_id is None:
@@ -102,7 +103,7 @@ def _seen(provider: Provider, ledger: Ledger, entry: PodEntry, there: Sequence[P
     return OpenPod(entry=entry, care=care, state=status.state, ssh=tuple(map(str, status.ssh)) or entry.ssh)
 
 
-def _entry_of(pod: Pod, provider: str, price: float | None, now: float) -> PodEntry:
+def _entry_of(pod: Pod, provider: str, price: float | None) -> PodEntry:
     """Return an entry for a pod that is not in the ledger, from the provider's data."""
     return PodEntry(
         name=pod.name,
@@ -110,6 +111,6 @@ def _entry_of(pod: Pod, provider: str, price: float | None, now: float) -> PodEn
         provider=provider,
         gpus=pod.gpus or "?",
         price_per_hour=pod.price_per_hour if pod.price_per_hour is not None else price or 0.0,
-        ordered=pod.created if pod.created is not None else now,
+        ordered=pod.created if pod.created is not None else time.time(),
         pod_id=pod.id,
     )

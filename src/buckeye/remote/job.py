@@ -7,12 +7,13 @@ import json
 import shlex
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from buckeye.base.json_lines import printable
 from buckeye.errors import RemoteError
+from buckeye.remote.base import SshTarget
 from buckeye.remote.connection import LostConnectionError, SshConnection
+from buckeye.run_files.known_runs import RemoteJob
 
 _ANSWER_SECONDS = 60.0
 _MAX_WORDS, _MAX_SHOWN = 64 * 2**20, 1000
@@ -35,23 +36,21 @@ setsid nohup sh -c "exec $4" </dev/null >>wrapper.log 2>&1 &
 """
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A remote job. `folder` is absolute; `python` is an interpreter there with this version of Buckeye."""
+def project_folder(job: RemoteJob) -> str:
+    """Return the working directory of a job."""
+    return f"{job.folder}/project"
 
-    run_id: str
-    folder: str
-    python: str
 
-    @property
-    def project(self) -> str:
-        """Working directory of the job."""
-        return f"{self.folder}/project"
+def terminal_argv(target: SshTarget, identity_file: str | None, known_hosts: str, job_id: str) -> list[str]:
+    """Return the ssh command that opens the terminal of a job (tmux)."""
+    key = ["-i", identity_file] if identity_file else []
+    hosts = ["-o", f"UserKnownHostsFile={known_hosts}", "-o", "StrictHostKeyChecking=accept-new"]
+    login = ["ssh", "-t", *key, "-p", str(target.port), *hosts, f"{target.user}@{target.host}"]
+    return [*login, "tmux", "-L", _tmux_socket(job_id), "attach"]
 
-    @property
-    def tmux_socket(self) -> str:
-        """Socket name of its terminal (`tmux -L`)."""
-        return f"buckeye-{self.run_id}"
+
+def _tmux_socket(job_id: str) -> str:
+    return f"buckeye-{job_id}"
 
 
 async def remote_home(link: SshConnection) -> str:
@@ -65,13 +64,13 @@ async def remote_home(link: SshConnection) -> str:
     return home
 
 
-async def prepare(link: SshConnection, job: Job, settings: Mapping[str, Any]) -> None:
+async def prepare(link: SshConnection, job: RemoteJob, settings: Mapping[str, Any]) -> None:
     """Create the folder of a job, readable only by its user, and write its settings."""
     script = 'umask 077; mkdir -p "$1" && cat > "$1/.job.json.new" && mv "$1/.job.json.new" "$1/job.json"'
     await _must(link, ["sh", "-c", script, "sh", job.folder], json.dumps(settings).encode())
 
 
-async def start(link: SshConnection, job: Job, secrets: Mapping[str, str]) -> None:
+async def start(link: SshConnection, job: RemoteJob, secrets: Mapping[str, str]) -> None:
     """Start a job, unless it was started before.
 
     The keys are sent through standard input into a file that only the job's user can read; the job deletes it
@@ -86,11 +85,11 @@ async def start(link: SshConnection, job: Job, secrets: Mapping[str, str]) -> No
         f'{wrapper} & wrapper=$!; touch "{job.folder}/log"; '
         f"{shown} --pid=$wrapper 2>/dev/null & wait $wrapper"
     )
-    words = [job.folder, job.tmux_socket, terminal, wrapper, str(len(keys))]
+    words = [job.folder, _tmux_socket(job.id), terminal, wrapper, str(len(keys))]
     await _must(link, ["sh", "-c", _START, "sh", *words], keys)
 
 
-async def forget_secrets(link: SshConnection, job: Job) -> None:
+async def forget_secrets(link: SshConnection, job: RemoteJob) -> None:
     """Delete the keys if the job has not done so."""
     await _must(link, ["rm", "-f", f"{job.folder}/env"])
 
@@ -99,6 +98,18 @@ async def _must(link: SshConnection, argv: list[str], data: bytes = b"") -> None
     done = await link.run(argv, data=data)
     if done.code != 0:
         raise RemoteError(f"cannot start the job on {link.target}: {done.text()}", code="BK-REMOTE-JOB")
+
+
+async def read_answer(stdout: Any, *, longest: int = 0) -> tuple[dict[str, Any], bytes]:
+    """Return the object and the bytes of an answer. Raises ValueError for more than `longest` bytes."""
+    lengths = await stdout.readexactly(16)
+    words_size, size = int(lengths[:8], 16), int(lengths[8:], 16)
+    if words_size > _MAX_WORDS or size > longest:
+        raise ValueError(f"a response of {words_size} and {size} bytes")
+    said = json.loads(await stdout.readexactly(words_size))
+    if not isinstance(said, dict):
+        raise ValueError("a response that is not an object")
+    return said, await stdout.readexactly(size)
 
 
 class AgentClient:
@@ -117,16 +128,9 @@ class AgentClient:
         try:
             async with asyncio.timeout(_ANSWER_SECONDS):
                 process.stdin.write(json.dumps({"ask": question, **words}).encode() + b"\n")
-                lengths = await process.stdout.readexactly(16)
-                words_size, size = int(lengths[:8], 16), int(lengths[8:], 16)
-                if words_size > _MAX_WORDS or size > words.get("length", 0):
-                    raise ValueError(f"a response of {words_size} and {size} bytes")
-                said: dict[str, Any] = json.loads(await process.stdout.readexactly(words_size))
-                content = await process.stdout.readexactly(size)
-                if not isinstance(said, dict):
-                    raise ValueError("a response that is not an object")
+                said, content = await read_answer(process.stdout, longest=words.get("length", 0))
         except TimeoutError:
-            self._link.abort()
+            self._link.close()
             raise LostConnectionError(f"{self._link.target} does not respond") from None
         except (ValueError, RecursionError) as error:
             raise RemoteError(
@@ -147,12 +151,12 @@ class AgentClient:
         words = (await self._process.stderr.read()).decode(errors="replace").strip().splitlines()
         if (self._process.exit_status or 0) > 0 and words:
             return RemoteError(f"{self._link.target}: {words[-1]}", code="BK-REMOTE-JOB")
-        self._link.abort()  # also if the agent was killed, because the machine may be shutting down
+        self._link.close()  # also if the agent was killed, because the machine may be shutting down
         return LostConnectionError(f"the connection to {self._link.target} was lost: {error}")
 
 
 @asynccontextmanager
-async def open_agent(link: SshConnection, job: Job) -> AsyncIterator[AgentClient]:
+async def open_agent(link: SshConnection, job: RemoteJob) -> AsyncIterator[AgentClient]:
     """Yield an agent for requests about a job, as long as the connection lasts."""
     async with link.program([job.python, "-m", "buckeye.remote.pod.agent", job.folder]) as process:
         yield AgentClient(link, process)

@@ -7,19 +7,18 @@ with the keys of its ssh server.
 from __future__ import annotations
 
 import dataclasses
-import fcntl
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from buckeye.base.keys import home_folder
-from buckeye.base.storage import is_locked, write_file
-from buckeye.errors import RemoteError
+from buckeye.base.storage import is_locked, try_lock
+from buckeye.errors import RemoteError, UsageError
+from buckeye.run_files.record import read_struct, write_struct
 
 log = logging.getLogger(__name__)
 
@@ -59,23 +58,19 @@ class PodEntry:
 
 
 class Ledger:
-    """The files of all pods, in `folder`; default: `$BUCKEYE_HOME/pods`, which is `~/.buckeye/pods`."""
+    """The files of all pods, in `$BUCKEYE_HOME/pods`, by default `~/.buckeye/pods`."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.folder = folder if folder is not None else home_folder() / "pods"
+    def __init__(self) -> None:
+        self.folder = home_folder() / "pods"
 
     def write(self, entry: PodEntry) -> PodEntry:
         """Record a pod durably."""
-        write_file(self._file(entry.name, "json"), msgspec.json.format(msgspec.json.encode(entry)) + b"\n")
+        write_struct(self._file(entry.name, "json"), entry)
         return entry
 
     def read(self, name: str) -> PodEntry:
-        """Return the record of a pod. Raises RemoteError if it is missing or damaged."""
-        path = self._file(name, "json")
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=PodEntry)
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise RemoteError(f"cannot read {path}: {error}", code="BK-FILE-UNREADABLE") from None
+        """Return the record of a pod. Raises UsageError if it is damaged."""
+        return read_struct(self._file(name, "json"), PodEntry, hint="`buckeye rl pods gc` asks the provider")
 
     def entries(self) -> list[PodEntry]:
         """Return all pods, oldest first.
@@ -86,18 +81,16 @@ class Ledger:
         for path in sorted(self.folder.glob("*.json")):
             try:
                 found.append(self.read(path.stem))
-            except RemoteError as error:
-                log.warning(
-                    "Skipping an unreadable pod record: %s (`buckeye rl pods gc` asks the provider)", error
-                )
+            except UsageError as error:
+                log.warning("Skipping an unreadable pod record: %s", error)
         return sorted(found, key=lambda entry: entry.ordered)
 
-    def end(self, entry: PodEntry, *, outcome: str, now: float) -> PodEntry:
+    def end(self, entry: PodEntry, *, outcome: str) -> PodEntry:
         """Record the end of a pod, and delete its ssh host keys, because addresses are reused.
 
         A write error is only a warning, because the pod is gone anyway.
         """
-        ended = dataclasses.replace(entry, ended=now, outcome=outcome)
+        ended = dataclasses.replace(entry, ended=time.time(), outcome=outcome)
         try:
             self.write(ended)
             for kind in ("known_hosts", "lock"):
@@ -118,25 +111,16 @@ class Ledger:
     def mark_supervised(self, name: str) -> Iterator[None]:
         """Hold a pod's lock during the block. Raises RemoteError if another process holds it."""
         path = self._file(name, "lock")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        handle = try_lock(path)
+        if handle is None:
+            raise RemoteError(f"another process manages this pod: {path} is locked", code="BK-RUN-ACTIVE")
         try:
-            _lock(handle, path)
             yield
         finally:
             os.close(handle)
 
     def _file(self, name: str, kind: str) -> Path:
         return self.folder / f"{name}.{kind}"
-
-
-def _lock(handle: int, path: Path) -> None:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise RemoteError(
-            f"another process manages this pod: {path} is locked", code="BK-RUN-ACTIVE"
-        ) from None
 
 
 def hours_text(hours: float) -> str:

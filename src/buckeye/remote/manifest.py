@@ -76,7 +76,7 @@ def project_manifest(
     """
     found = Manifest()
     folders = {path.resolve() for path in skipped}
-    for path in _walk(root, [_rules(root, _LEFT_OUT)], folders):
+    for path in _walk(root, [_Rules(root, _LEFT_OUT)], folders):
         _add(found, root, path)
         _refuse_large(found, root)
     for path in needed:
@@ -107,10 +107,6 @@ class _Rules:
         """Return True if a path is left out, False if it is included, and None if no pattern matches."""
         name = path.relative_to(self._folder).as_posix() + ("/" if is_folder else "")
         return self._spec.check_file(name).include
-
-
-def _rules(folder: Path, lines: Collection[str]) -> _Rules:
-    return _Rules(folder, lines)
 
 
 def _walk(folder: Path, rules: list[_Rules], skipped: Collection[Path]) -> Iterator[Path]:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 from buckeye.base.columns import align_columns, counted
 from buckeye.errors import RemoteError, UsageError
-from buckeye.remote.base import GpuRequest, Offer, Provider, RemoteRequest
+from buckeye.launch.preflight.devices import GpuSpec
+from buckeye.remote.base import Offer, RemoteRequest
+from buckeye.remote.providers.prime import PrimeProvider
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +22,7 @@ class FittingOffers:
     left_out: Counter[str]
 
 
-def find_offers(provider: Provider, request: RemoteRequest, *, disk_gb: int) -> FittingOffers:
+def find_offers(provider: PrimeProvider, request: RemoteRequest, *, disk_gb: int) -> FittingOffers:
     """Return the provider's current offers that fit. Raises RemoteError, with reasons, if none does."""
     gpus = request.gpus
     if gpus is None or not gpus.type:
@@ -83,13 +85,13 @@ def left_out_text(left_out: Counter[str]) -> str:
     return "; ".join(f"{count} {reason}" for reason, count in left_out.most_common())
 
 
-def _reason(offer: Offer, gpus: GpuRequest, request: RemoteRequest) -> str | None:
+def _reason(offer: Offer, gpus: GpuSpec, request: RemoteRequest) -> str | None:
     """Return the reason why an offer does not fit, or None if it does."""
     if offer.gpus.type != gpus.type:
         return f"has {offer.gpus.type}"
     if offer.gpus.count != gpus.count:
         return f"has {counted(offer.gpus.count, 'GPU')}"
-    if request.regions and not _is_in(offer, request.regions):
+    if request.region and not _is_in(offer, request.region):
         return f"is in {offer.region or 'an unknown region'}"
     if offer.unfit is not None:
         return offer.unfit
@@ -113,8 +115,8 @@ def _order(offer: Offer) -> tuple[float, bool, str, str]:
 
 
 def _nothing_fits(
-    provider: Provider,
-    gpus: GpuRequest,
+    provider: PrimeProvider,
+    gpus: GpuSpec,
     request: RemoteRequest,
     offers: Sequence[Offer],
     left_out: Counter[str],
@@ -127,7 +129,7 @@ def _nothing_fits(
     message = (
         f"{provider.name} offers no {gpus} that fits: of {len(offers)} offers, {left_out_text(left_out)}."
     )
-    right = [offer for offer in offers if offer.gpus == gpus and offer.unfit is None]
+    right = [offer for offer in offers if str(offer.gpus) == str(gpus) and offer.unfit is None]
     if request.max_price is not None and right:
         cheapest = min(right, key=_order)
         message += f" The cheapest costs {price_text(cheapest)} (--max-price), in {cheapest.region}."

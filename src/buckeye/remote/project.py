@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from buckeye.base.foreign_files import NotRegularFileError, list_regular_files
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 from buckeye.launch.mcp_gateways import task_files
+from buckeye.launch.preflight.disk import estimate_disk
+from buckeye.launch.preflight.model import find_model
 from buckeye.launch.preflight.software_checks import extras_of
 from buckeye.launch.resume import find_resume_checkpoint
 from buckeye.launch.resume_checks import check_resumable
 from buckeye.launch.run_keys import keys_of_run, rollout_environments
-from buckeye.remote.control import REMOTE_LOG
 from buckeye.remote.environments import NeededEnvironment, needed_environments
+from buckeye.remote.follow import REMOTE_LOG
 from buckeye.remote.manifest import Manifest, project_manifest
-from buckeye.remote.project_paths import find_named_paths, relative_to_project
 from buckeye.run_files.directory import REMOTE_FILE, RUN_FILE
 
 _STAYS = (
@@ -39,6 +42,8 @@ _STAYS = (
 """Files and folders of a run that are not sent to resume it remotely; only one checkpoint is sent."""
 
 _MODEL_FOLDER = ".buckeye-model"
+_SOFTWARE_GB = 60  # two environments with torch and CUDA (Buckeye's and vLLM's), their caches, and a reserve
+_UNKNOWN_GB = 200  # if the size of the model is unknown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,6 +68,12 @@ class Project:
         """Local output directory of the run."""
         return self.config.output_dir
 
+    @property
+    def disk_gb(self) -> int:
+        """Gigabytes (10^9 bytes) for the files of the run, the model and the software."""
+        total = estimate_disk(self.config, find_model(self.config.trainer.model.name)).total
+        return _UNKNOWN_GB if total is None else _SOFTWARE_GB + math.ceil(1.2 * total / 1e9)
+
 
 def read_project(config_path: Path, *, resume: bool) -> Project:
     """Load a configuration file and return what its remote run needs. Raises ConfigError if it is invalid."""
@@ -70,14 +81,14 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
     return make_project(config, config_path, resume=resume)
 
 
-def make_project(config: RLConfig, config_path: Path, *, resume: bool, pack: bool = True) -> Project:
+def make_project(config: RLConfig, config_path: Path, *, resume: bool) -> Project:
     """Return what the remote run of a configuration needs; its file need not exist yet.
 
-    With `resume` the local run is included, as far as a resume needs it. With `pack=False` no environment is
-    built. Raises UsageError for a project that cannot be sent.
+    With `resume` the local run is included, as far as a resume needs it. Raises UsageError for a project that
+    cannot be sent.
     """
     root = Path.cwd().resolve()
-    relative = relative_to_project(config_path, root)
+    relative = _relative_to_project(config_path, root)
     words = ["@", relative.as_posix()]
     output = config.output_dir
     there = output.as_posix()
@@ -89,8 +100,8 @@ def make_project(config: RLConfig, config_path: Path, *, resume: bool, pack: boo
     for section in (settings, *(settings[name] or {} for name in ("trainer", "orchestrator", "inference"))):
         section.pop("model", None)  # _add_model sends it
     played = rollout_environments(config)
-    needed = [config_path.absolute(), *(path.absolute() for path in find_named_paths(settings, root))]
-    needed += [root / relative_to_project(path, root) for path in task_files(played)]
+    needed = [config_path.absolute(), *(path.absolute() for path in _find_named_paths(settings, root))]
+    needed += [root / _relative_to_project(path, root) for path in task_files(played)]
     manifest = project_manifest(root, needed=needed, skipped=[output])
     words += _add_model(manifest, config, model, root)
     if resume:
@@ -103,7 +114,7 @@ def make_project(config: RLConfig, config_path: Path, *, resume: bool, pack: boo
         remote_output_dir=there,
         manifest=manifest,
         secrets=keys_of_run(config),
-        environments=needed_environments(played, pack=pack),
+        environments=needed_environments(played),
         extras=tuple(extras_of(config)),
     )
 
@@ -163,3 +174,47 @@ def _add_run(manifest: Manifest, config: RLConfig, there: str) -> None:
     for path in (*files, *(file for folder in folders for file in sorted(folder.rglob("*")))):
         if path.is_file() and not path.is_symlink():
             manifest.files[f"{there}/{path.relative_to(output).as_posix()}"] = path
+
+
+def _relative_to_project(path: Path, root: Path) -> Path:
+    """Return the path of a file relative to `root`. Raises UsageError if it is outside."""
+    try:
+        return path.resolve().relative_to(root)
+    except ValueError:
+        raise UsageError(
+            f"{path} is not in the current folder, which is the one that is sent",
+            code="BK-REMOTE-TRANSFER",
+            hint="run the command in the project's folder",
+        ) from None
+
+
+def _find_named_paths(settings: Mapping[str, Any], root: Path) -> Iterator[Path]:
+    """Yield every file and folder that a text in the settings names, relative to `root`, as written there.
+
+    `root` is the working directory. Raises UsageError for a path that would not exist on another machine.
+    """
+    for text in dict.fromkeys(_texts(settings)):
+        if not text or len(text) > 1000 or "\0" in text:
+            continue
+        path = Path(text)
+        if not path.exists() or path.resolve() in (root, Path("/")):
+            continue
+        if path.is_absolute() or ".." in path.parts or not path.resolve().is_relative_to(root):
+            raise UsageError(
+                f"the configuration names {text}, which is outside of the project's folder, or absolute",
+                code="BK-REMOTE-TRANSFER",
+                hint="move it into the project's folder and write its relative path",
+            )
+        yield path
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if key != "output_dir":
+                yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from buckeye.base.json_lines import printable
+from buckeye.base.storage import change_texts
 from buckeye.errors import RemoteError
 from buckeye.run_files.directory import METRICS_FILE, RUN_FILE
 from buckeye.run_files.events import EVENTS_FILE
@@ -78,7 +79,7 @@ def clean_record(path: str, content: bytes, place: str) -> bytes:
     try:
         if path == STATUS_FILE:
             record = msgspec.json.decode(content, type=RunRecord, strict=True)
-            shown = msgspec.convert(_shown(msgspec.to_builtins(record)), RunRecord)
+            shown = msgspec.convert(change_texts(msgspec.to_builtins(record), printable), RunRecord)
             host = place if shown.host in ("", socket.gethostname()) else shown.host
             kept = msgspec.structs.replace(
                 shown, host=host, launcher=None, arguments=(), working_directory="", place=None
@@ -88,7 +89,7 @@ def clean_record(path: str, content: bytes, place: str) -> bytes:
         if path == RUN_FILE:
             known = json.loads(content)
             _check_run_id(known["run_id"])
-            return json.dumps(_shown(known), indent=1).encode()
+            return json.dumps(change_texts(known, printable), indent=1).encode()
     except (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise RemoteError(
             f"the remote machine sent an invalid {path}: {printable(str(error))}", code="BK-REMOTE-TRANSFER"
@@ -99,13 +100,3 @@ def clean_record(path: str, content: bytes, place: str) -> bytes:
 def _check_run_id(run_id: Any) -> None:
     if not isinstance(run_id, str) or not _RUN_ID.fullmatch(run_id):
         raise ValueError("run_id is not a name")
-
-
-def _shown(value: Any) -> Any:
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, list):
-        return [_shown(item) for item in value]
-    if isinstance(value, dict):
-        return {_shown(key): _shown(item) for key, item in value.items()}
-    return value

@@ -8,6 +8,7 @@ import secrets
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,16 +30,14 @@ from buckeye.remote import job as jobs
 from buckeye.remote.base import RemoteRequest
 from buckeye.remote.bootstrap import Software, bootstrap
 from buckeye.remote.connection import SshConnection, check_identity_file
-from buckeye.remote.control import REMOTE_LOG, RemoteRunRecorder
-from buckeye.remote.dead_man import dead_man_minutes, dead_man_timer
-from buckeye.remote.disk_size import disk_gb
-from buckeye.remote.download import Mirror
-from buckeye.remote.follow import Follower
-from buckeye.remote.offers import confirm_price
+from buckeye.remote.control import RemoteRunRecorder
+from buckeye.remote.follow import REMOTE_LOG, Follower
 from buckeye.remote.project import Project, read_project
-from buckeye.remote.providers.choose import check_provider, open_provider
-from buckeye.remote.rental import RentedPod, rent_pod
+from buckeye.remote.providers.prime import PrimeProvider
+from buckeye.remote.providers.prime_account import prime_account
+from buckeye.remote.rental import Machine, dead_man_minutes, host_target, own_host, rent_pod
 from buckeye.remote.start_check import check_start
+from buckeye.remote.teardown import restored_handlers
 from buckeye.remote.upload import UploadCounts, send_project
 from buckeye.run_files.directory import (
     RUN_FILE,
@@ -71,15 +70,19 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
     check_installed()
     if request.identity_file is not None:
         check_identity_file(request.identity_file.expanduser())
-    check_provider(request.provider, request.hosts)
+    is_rental = request.provider == "prime"
+    if is_rental:
+        prime_account()  # raises without a key
+    else:
+        host_target(request.host)
     project = read_project(config_path, resume=resume)
-    check_single_node(project.config.cluster, hosts=len(request.hosts) or 1)
+    check_single_node(project.config.cluster, hosts=len(request.host) or 1)
     minutes = dead_man_minutes()
     with lock_directory(project.output_dir):
         if not resume:
             check_unused(project.output_dir, resume_command=f"buckeye rl @ {config_path} --resume ...")
         _tell_project(project)
-        check_start(project, request, is_rental=request.provider != "ssh", tell=_tell)
+        check_start(project, request, is_rental=is_rental, tell=_tell)
         if not resume:
             move_unstarted_run(project.output_dir, also=[project.output_dir / REMOTE_LOG])
         run_id, job_id = _ids(project, resume=resume)
@@ -87,26 +90,28 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
         register_run(project.output_dir, run_id)
         with (
             _noted(recorder, lambda: _command_to_continue(project, config_path, request, resume=resume)),
-            open_provider(request.provider, request.hosts) as provider,
-            rent_pod(
-                provider,
-                request,
-                run_id=job_id,
-                disk_gb=disk_gb(project.config),
-                confirm=confirm_price,
-                tell=recorder.tell,
-            ) as pod,
-            _handlers_kept(),
+            _machine(request, project, job_id, recorder.tell) as pod,
+            restored_handlers(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # the loop resets them
         ):
             check_single_node(project.config.cluster, hosts=len(pod.ssh))
-            is_rental = provider.is_rental
-            dead_man = None if request.keep else dead_man_timer(pod, minutes, is_rental=is_rental)
+            dead_man = None if request.keep else pod.dead_man_timer(minutes)
             try:
-                return asyncio.run(
-                    _RemoteRun(pod, project, job_id, dead_man, is_rental, recorder).carry_out()
-                )
+                return asyncio.run(_RemoteRun(pod, project, job_id, dead_man, recorder).carry_out())
             except asyncio.CancelledError:
                 raise KeyboardInterrupt from None
+
+
+@contextmanager
+def _machine(request: RemoteRequest, project: Project, run_id: str, tell: Tell) -> Iterator[Machine]:
+    """Yield the user's host, or a pod that is ended afterwards."""
+    if request.provider == "ssh":
+        yield own_host(request, run_id=run_id)
+        return
+    with (
+        PrimeProvider(prime_account()) as provider,
+        rent_pod(provider, request, run_id=run_id, disk_gb=project.disk_gb, tell=tell) as pod,
+    ):
+        yield pod
 
 
 class _RemoteRun:
@@ -114,23 +119,22 @@ class _RemoteRun:
 
     def __init__(
         self,
-        pod: RentedPod,
+        pod: Machine,
         project: Project,
         run_id: str,
         dead_man: dict[str, Any] | None,
-        is_rental: bool,
         recorder: RemoteRunRecorder,
     ) -> None:
         self._notes, self._leaving = recorder, False
         self._pod, self._project, self._run_id = pod, project, run_id
-        self._dead_man, self._rents = dead_man, is_rental
+        self._dead_man, self._rents = dead_man, pod.provider is not None
         self._follower: Follower | None = None
         self._work: asyncio.Task[int] | None = None
         self._link = SshConnection(
             pod.ssh[0],
             known_hosts=pod.known_hosts,
             identity_file=pod.identity_file.expanduser() if pod.identity_file is not None else None,
-            own_settings=not is_rental,
+            own_settings=not self._rents,
             tell=self._notes.tell,
         )
 
@@ -150,7 +154,7 @@ class _RemoteRun:
             return await self._work
         finally:
             watching.cancel()
-            await self._link.close()
+            self._link.close()
 
     def _interrupt(self) -> None:
         """Ask the job for a checkpoint at the first signal, and end the run at the next one.
@@ -179,7 +183,7 @@ class _RemoteRun:
             except PodGoneError:
                 raise
             except RemoteError as error:
-                if self._pod.expires is not None and self._pod.clock.now() >= self._pod.expires:
+                if self._pod.expires is not None and time.time() >= self._pod.expires:
                     raise
                 if str(error) != told:  # the provider may be out for a while, and the machine be well
                     self._notes.tell(f"warning: {error}")
@@ -191,12 +195,12 @@ class _RemoteRun:
         if expires is None or follower is None or follower.stop.is_set():
             return
         margin = min(_MARGIN_SECONDS, _MARGIN_SHARE * (expires - self._pod.started))
-        if expires - self._pod.clock.now() < margin:
+        if expires - time.time() < margin:
             self._notes.tell("--max-hours is nearly over: the run checkpoints and stops.")
             follower.stop.set()
 
     async def _do(self) -> int:
-        job: jobs.Job | None = None
+        job: RemoteJob | None = None
         try:
             self._notes.tell(f"Connecting to {self._link.target} ...")
             seconds = _CONNECT_SECONDS if self._rents else _HOST_CONNECT_SECONDS
@@ -209,10 +213,11 @@ class _RemoteRun:
             )
             if self._project.config.trainer.model.attn != "sdpa":
                 self._notes.tell(f"Attention: {software.attention}")
-            folder = f"{await jobs.remote_home(self._link)}/.buckeye/jobs/{self._run_id}"
-            job = jobs.Job(run_id=self._run_id, folder=folder, python=software.python)
+            job = self._job(await jobs.remote_home(self._link), software.python)
             self._notes.tell(f"Sending what is not there yet to {self._link.target} ...")
-            sent = await send_project(self._link, job.python, job.project, self._project.manifest)
+            sent = await send_project(
+                self._link, job.python, jobs.project_folder(job), self._project.manifest
+            )
             self._notes.tell(_sent_text(sent))
             await jobs.prepare(self._link, job, self._settings(job, software))
             await jobs.start(self._link, job, self._secrets())
@@ -224,18 +229,19 @@ class _RemoteRun:
                 await self._leave(job)
             raise
 
-    def _settings(self, job: jobs.Job, software: Software) -> dict[str, Any]:
+    def _settings(self, job: RemoteJob, software: Software) -> dict[str, Any]:
         found = {ENVIRONMENTS_VARIABLE: software.environments, PYTHON_VARIABLE: software.vllm}
+        project = jobs.project_folder(job)
         installed = {name: place for name, place in found.items() if place is not None}
         return {
             "argv": [job.python, "-m", "buckeye", "rl", *self._project.arguments],
-            "cwd": job.project,
+            "cwd": project,
             "output_dir": self._project.remote_output_dir,
             "env": {
                 "BUCKEYE_NEW_RUN_ID": self._run_id,
                 TRUSTED_VARIABLE: ",".join(sorted(trusted_digests())),
                 # else it writes into a home that ends with the machine
-                "TRACKIO_DIR": f"{job.project}/{self._project.remote_output_dir}/{TrackioTracker.folder}",
+                "TRACKIO_DIR": f"{project}/{self._project.remote_output_dir}/{TrackioTracker.folder}",
                 **installed,
             },
             "dead_man": self._dead_man,
@@ -248,18 +254,10 @@ class _RemoteRun:
         key = os.environ.get(POD_KEY_VARIABLE)
         return {**found, POD_KEY_VARIABLE: key} if key and self._rents else found
 
-    async def _follow(self, job: jobs.Job) -> int:
+    async def _follow(self, job: RemoteJob) -> int:
         output = self._project.output_dir
-        log = output / REMOTE_LOG
-        log.unlink(missing_ok=True)  # of the machine before
-        self._follower = Follower(
-            link=self._link,
-            job=job,
-            log=log,
-            screen=sys.stdout.buffer,
-            mirror=Mirror(output, self._sent(), self._notes.tell, str(self._link.target)),
-            tell=self._notes.tell,
-        )
+        (output / REMOTE_LOG).unlink(missing_ok=True)  # of the machine before
+        self._follower = Follower(self._link, job, output, screen=sys.stdout.buffer, tell=self._notes.tell)
         code = await self._follower.until_end()
         await jobs.forget_secrets(self._link, job)
         self._notes.tell(f"The run has ended there with code {code}. Its files are in {output}")
@@ -271,7 +269,7 @@ class _RemoteRun:
         names = [name for name in self._project.manifest.files if name.startswith(prefix)]
         return {name.removeprefix(prefix) for name in names} - _records(self._project.output_dir)
 
-    def _remember(self, job: jobs.Job) -> None:
+    def _remember(self, job: RemoteJob) -> None:
         """Record what the run is and where it is, for people and other commands.
 
         The record of this machine is trusted, not that of the remote machine.
@@ -281,20 +279,23 @@ class _RemoteRun:
             state="running",
             arguments=self._project.arguments,
             working_directory=str(self._project.root),
-            job=RemoteJob(
-                id=job.run_id,
-                pod=self._pod.name if self._rents else None,
-                target=str(self._link.target),
-                folder=job.folder,
-                python=job.python,
-                identity_file=str(self._pod.identity_file.absolute()) if self._pod.identity_file else None,
-                known_hosts=str(self._pod.known_hosts.absolute()),
-                tmux=f"tmux -L {job.tmux_socket} attach",
-                sent=tuple(sorted(self._sent())),
-            ),
+            job=job,
         )
 
-    async def _leave(self, job: jobs.Job) -> None:
+    def _job(self, home: str, python: str) -> RemoteJob:
+        identity_file = self._pod.identity_file
+        return RemoteJob(
+            id=self._run_id,
+            pod=self._pod.name if self._rents else None,
+            target=str(self._link.target),
+            folder=f"{home}/.buckeye/jobs/{self._run_id}",
+            python=python,
+            identity_file=str(identity_file.absolute()) if identity_file is not None else None,
+            known_hosts=str(self._pod.known_hosts.absolute()),
+            sent=tuple(sorted(self._sent())),
+        )
+
+    async def _leave(self, job: RemoteJob) -> None:
         """Stop the job and delete the keys on a machine that is not ended."""
         self._notes.tell(f"Ending: stopping the remote job, at most {_LAST_SECONDS:.0f} s")
         with suppress(BuckeyeError, OSError, TimeoutError):
@@ -354,18 +355,6 @@ def check_installed() -> None:
     """Raise UsageError without the packages that only remote training needs."""
     for module in ("asyncssh", "pathspec"):
         need(module, "Training on another machine")
-
-
-@contextmanager
-def _handlers_kept() -> Iterator[None]:
-    """Restore the signal handlers. The loop resets them, and a default handler would end this process."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.getsignal(number) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _command_to_continue(project: Project, config_path: Path, request: RemoteRequest, *, resume: bool) -> str:

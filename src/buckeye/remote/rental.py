@@ -3,103 +3,135 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from buckeye.errors import OfferRefusedError, PodGoneError, RemoteError
-from buckeye.remote.base import (
-    NAME_PREFIX,
-    Clock,
-    GpuRequest,
-    Offer,
-    PodSpec,
-    Provider,
-    RemoteRequest,
-    SshTarget,
-)
-from buckeye.remote.connection import find_private_key, public_key
+from buckeye.errors import OfferRefusedError, PodGoneError, RemoteError, UsageError
+from buckeye.remote.base import NAME_PREFIX, Offer, PodStatus, RemoteRequest, SshTarget
+from buckeye.remote.connection import find_private_key, parse_target, public_key
 from buckeye.remote.ledger import Ledger, PodEntry, hours_text
-from buckeye.remote.offers import find_offers, left_out_text, offer_table, price_text
-from buckeye.remote.pod_ready import check_matches_offer, wait_ready
+from buckeye.remote.offers import confirm_price, find_offers, left_out_text, offer_table, price_text
+from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.teardown import cost_text, end_pod, interrupt_on_signals, still_running_text
 
-READY_SECONDS = 1800.0
-"""Default limit for a pod to become ready; 5 to 20 minutes are usual."""
-
+_READY_SECONDS = 1800.0  # 5 to 20 minutes are usual
+_POLL_SECONDS = 8.0
+_TELL_SECONDS = 60.0
+_UNSEEN_SECONDS = 120.0  # a new pod may be unknown to the provider's servers for this time
+_PRICE_TOLERANCE = 1.02  # prices are rounded, and providers count disks differently
 _MOST_OFFERS = 8
+_DEAD_MAN_VARIABLE = "BUCKEYE_DEAD_MAN_MINUTES"
+_DEAD_MAN_MINUTES = 30.0
+_GRACE_SECONDS = 900.0
 
 Tell = Callable[[str], None]
-Confirm = Callable[[Offer], bool]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RentedPod:
-    """A pod that is ready, as long as its context lasts. Times are in seconds since the epoch."""
+class Machine:
+    """A pod that is ready, as long as its context lasts, or a host. Times are in seconds since the epoch."""
 
     name: str
-    id: str
     ssh: tuple[SshTarget, ...]
     identity_file: Path | None
     """None means ssh's default keys."""
     known_hosts: Path
     """File for the keys of its ssh server."""
-    price_per_hour: float
     started: float
     expires: float | None
     """Time when `max_hours` are over, or None."""
-    provider: Provider = field(repr=False)
-    clock: Clock = field(repr=False)
+    id: str = ""
+    """Id of the pod."""
+    provider: PrimeProvider | None = field(default=None, repr=False)
+    """Provider of the pod; None for a host."""
 
-    def hours(self) -> float:
-        """Return the billed hours so far."""
-        return (self.clock.now() - self.started) / 3600
-
-    def cost(self) -> float:
-        """Return the cost so far, in US dollars."""
-        return self.hours() * self.price_per_hour
+    def dead_man_timer(self, minutes: float) -> dict[str, Any]:
+        """Return the settings of the timer that ends a run without a supervisor; see `pod.watchdog`."""
+        provider = self.provider
+        return {
+            "seconds": 60 * minutes,
+            "expires": self.expires,
+            "grace": _GRACE_SECONDS,
+            "machine": None if provider is None else {"url": provider.pod_url(self.id)},
+        }
 
     def check(self) -> None:
         """Raise PodGoneError if the provider has ended it, RemoteError if its hours are over."""
-        if self.expires is not None and self.clock.now() >= self.expires:
+        if self.expires is not None and time.time() >= self.expires:
+            used = hours_text((time.time() - self.started) / 3600)
             raise RemoteError(
-                f"--max-hours has passed: pod {self.name} has run for {hours_text(self.hours())}",
-                code="BK-POD-GONE",
+                f"--max-hours has passed: pod {self.name} has run for {used}", code="BK-POD-GONE"
             )
-        status = self.provider.status(self.id)
+        status = self.provider.status(self.id) if self.provider is not None else PodStatus(state="ready")
         if status.state in ("gone", "ending", "failed"):
             raise PodGoneError(f"pod {self.name} is {status.state}: {status.failure or status.detail}")
 
 
+def dead_man_minutes() -> float:
+    """Return the minutes without a heartbeat until the timer acts. Raises UsageError for a wrong value."""
+    text = os.environ.get(_DEAD_MAN_VARIABLE, str(_DEAD_MAN_MINUTES))
+    try:
+        minutes = float(text)
+    except ValueError:
+        minutes = 0.0
+    if not 0 < minutes < 60 * 24 * 7:
+        raise UsageError(
+            f"{_DEAD_MAN_VARIABLE}={text} is not a number of minutes", code="BK-CONFIG-VALUE", hint="write 30"
+        )
+    return minutes
+
+
+def host_target(hosts: Sequence[str]) -> SshTarget:
+    """Return the address of the user's host, `[user@]host[:port]`. Raises UsageError for an invalid one."""
+    if not hosts:
+        raise UsageError(
+            "--provider ssh needs --host", code="BK-CLI-MISSING", hint="add --host user@host[:port]"
+        )
+    try:
+        return parse_target(hosts[0])
+    except ValueError as error:
+        hint = "write --host user@host or --host user@host:port"
+        raise UsageError(str(error), code="BK-CLI-ARGUMENT", at="--host", hint=hint) from None
+
+
+def own_host(request: RemoteRequest, *, run_id: str) -> Machine:
+    """Return the user's host, which is neither created nor ended."""
+    now = time.time()
+    return Machine(
+        name=f"{NAME_PREFIX}{run_id}",
+        ssh=(host_target(request.host),),
+        identity_file=request.identity_file,
+        known_hosts=Ledger().known_hosts("hosts"),
+        started=now,
+        expires=_expiry(request, now),
+    )
+
+
 @contextmanager
 def rent_pod(
-    provider: Provider,
+    provider: PrimeProvider,
     request: RemoteRequest,
     *,
     run_id: str,
     disk_gb: int,
-    confirm: Confirm,
     tell: Tell,
-    clock: Clock | None = None,
-    ledger: Ledger | None = None,
-    timeout: float = READY_SECONDS,
-) -> Iterator[RentedPod]:
+) -> Iterator[Machine]:
     """Rent the cheapest machine that fits, wait until it is ready, and end it when the context ends.
 
     The context may end normally, by an error, or by Ctrl-C, SIGTERM or SIGHUP. With `request.keep` a pod that
     was ready is kept.
 
-    `disk_gb` is the disk size that the run needs. `confirm(offer)` is called before every order, unless
-    `request.yes`. If an offer is rejected, costs more than announced, or its pod fails, the next one is
-    tried. `tell` gets messages for the user; the last one is the cost. Raises RemoteError.
+    `disk_gb` is the disk size that the run needs. The user confirms every order, unless `request.yes`. If an
+    offer is rejected, costs more than announced, or its pod fails, the next one is tried. `tell` gets
+    messages for the user; the last one is the cost. Raises RemoteError.
     """
-    clock, ledger = clock or Clock(), ledger or Ledger()
-    if not provider.is_rental:
-        yield _borrowed(provider, request, run_id, clock, ledger)
-        return
+    ledger = Ledger()
     rental = _Rental(
         name=f"{NAME_PREFIX}{run_id}-{secrets.token_hex(2)}",
         run_id=run_id,
@@ -107,11 +139,8 @@ def rent_pod(
         request=request,
         disk_gb=disk_gb if request.disk_gb is None else request.disk_gb,
         identity=find_private_key(request.identity_file, provider.ssh_key_path, ledger.folder.parent),
-        confirm=confirm,
         tell=tell,
-        clock=clock,
         ledger=ledger,
-        timeout=timeout,
     )
     with ledger.mark_supervised(rental.name), interrupt_on_signals():
         try:
@@ -128,22 +157,19 @@ class _Rental:
 
     name: str
     run_id: str
-    provider: Provider
+    provider: PrimeProvider
     request: RemoteRequest
     disk_gb: int
     identity: Path
-    confirm: Confirm
     tell: Tell
-    clock: Clock
     ledger: Ledger
-    timeout: float
     entry: PodEntry | None = None
     """The last order."""
     confirmed: float | None = None
     """The highest price that the user has confirmed."""
     ready: bool = False
 
-    def rent(self) -> RentedPod:
+    def rent(self) -> Machine:
         """Return a ready pod from the first offer that turns out as announced."""
         offers = self._offers()
         refusals = []
@@ -168,12 +194,12 @@ class _Rental:
         if self.entry is None or self.entry.ended is not None:
             return
         if self.request.keep and self.ready:
-            self._record(outcome=outcome, keep=True)
-            self.tell(f"{cost_text(self.entry, self.clock.now())}; kept; {still_running_text(self.entry)}")
+            entry = self._record(outcome=outcome, keep=True)
+            self.tell(f"{cost_text(entry, time.time())}; kept; {still_running_text(entry)}")
             return
         try:
             self.tell(f"Ending pod {self.name} ...")
-            self._end(outcome)
+            self._end(self.entry, outcome)
         except RemoteError as error:
             if not failed:
                 raise
@@ -198,7 +224,7 @@ class _Rental:
         if self.confirmed is not None and offer.price_per_hour <= self.confirmed:
             return
         if not self.request.yes:
-            if not self.confirm(offer):
+            if not confirm_price(offer):
                 raise RemoteError("the price was not confirmed; nothing is rented", code="BK-CLI-CONFIRM")
             self.confirmed = offer.price_per_hour
         elif self.confirmed is None:
@@ -211,10 +237,10 @@ class _Rental:
                 hint=f"to accept higher prices, add --max-price {offer.price_per_hour:.2f}",
             )
 
-    def _try(self, offer: Offer) -> RentedPod:
+    def _try(self, offer: Offer) -> Machine:
         """Record the order, place it, and wait for its pod."""
         key = public_key(self.identity)
-        now, hours = self.clock.now(), self.request.max_hours
+        now = time.time()
         self.entry = PodEntry(
             name=self.name,
             run_id=self.run_id,
@@ -223,43 +249,73 @@ class _Rental:
             price_per_hour=offer.price_per_hour,
             ordered=now,
             identity_file=str(self.identity),
-            expires=None if hours is None else now + hours * 3600,
+            expires=_expiry(self.request, now),
         )
         self._record()
-        spec = PodSpec(name=self.name, public_key=key, max_price=self.request.max_price)
-        pod = self.provider.create(offer, spec)
+        pod = self.provider.create(offer, self.name, public_key=key, max_price=self.request.max_price)
         entry = self._record(
             pod_id=pod.id, price_per_hour=max(offer.price_per_hour, pod.price_per_hour or 0.0)
         )
         self.tell(
             f"Ordered {offer.gpus} from {offer.cloud} for {price_text(offer)}: pod {self.name} ({pod.id})"
         )
-        check_matches_offer(offer, pod.price_per_hour, spot=pod.spot, limit=self.request.max_price)
-        status = wait_ready(
-            self.provider,
-            entry,
-            offer,
-            pod.id,
-            limit=self.request.max_price,
-            clock=self.clock,
-            tell=self.tell,
-            timeout=self.timeout,
-        )
+        self._check_matches(offer, pod.price_per_hour, spot=pod.spot)
+        status = self._wait_ready(offer, pod.id, entry.expires)
         self._end_others(pod.id)
         entry = self._record(ssh=tuple(map(str, status.ssh)))
         self.ready = True
-        return RentedPod(
+        return Machine(
             name=self.name,
             id=pod.id,
             ssh=status.ssh,
             identity_file=self.identity,
             known_hosts=self.ledger.known_hosts(self.name),
-            price_per_hour=entry.price_per_hour,
             started=entry.ordered,
             expires=entry.expires,
             provider=self.provider,
-            clock=self.clock,
         )
+
+    def _wait_ready(self, offer: Offer, pod_id: str, expires: float | None) -> PodStatus:
+        """Wait until a pod has an ssh address, for at most half an hour, and until `expires`.
+
+        Raises PodGoneError if the pod will never be ready, OfferRefusedError if it does not match the offer,
+        and other RemoteError if the wait is too long.
+        """
+        started = told = time.time()
+        shown, seen = "", False
+        while True:
+            status, now = self.provider.status(pod_id), time.time()
+            waited = now - started
+            seen = seen or status.state != "gone"
+            self._check_matches(offer, status.price_per_hour, spot=False)
+            if status.state == "ready":
+                self.tell(f"Pod {self.name} is ready after {hours_text(waited / 3600)}.")
+                return status
+            is_lost = status.state == "gone" and (seen or waited > _UNSEEN_SECONDS)
+            if is_lost or status.state in ("failed", "ending"):
+                raise PodGoneError(f"pod {pod_id} will never be ready: {status.failure or status.detail}")
+            percent = "" if status.progress is None else f" {status.progress:.0%}"
+            text = f"{status.detail or status.state}{percent}"
+            if text != shown or now - told >= _TELL_SECONDS:
+                self.tell(f"Waiting for the pod: {text}, {waited / 60:.0f} min (5 to 20 are usual)")
+                shown, told = text, now
+            if waited >= _READY_SECONDS:
+                message = f"pod {self.name} is not ready after {waited / 60:.0f} minutes: {text}"
+                raise RemoteError(message, code="BK-POD-GONE")
+            if expires is not None and now >= expires:
+                message = f"--max-hours has passed, and pod {self.name} is not ready: {text}"
+                raise RemoteError(message, code="BK-POD-GONE")
+            time.sleep(_POLL_SECONDS)
+
+    def _check_matches(self, offer: Offer, price: float | None, *, spot: bool) -> None:
+        """Raise OfferRefusedError if a pod does not match the offer, or costs more than `--max-price`."""
+        limit = self.request.max_price
+        if price is not None and price > offer.price_per_hour * _PRICE_TOLERANCE + 0.01:
+            raise OfferRefusedError(f"its pod costs ${price:.2f} an hour, not {price_text(offer)}")
+        if price is not None and limit is not None and price > limit:
+            raise OfferRefusedError(f"its pod costs ${price:.3f} an hour, more than --max-price {limit:g}")
+        if spot:
+            raise OfferRefusedError("its pod is a spot machine, which was not offered")
 
     def _record(self, **changes: Any) -> PodEntry:
         """Record changes; they are kept in memory even if the ledger cannot be written."""
@@ -271,9 +327,9 @@ class _Rental:
         """Abandon an order, and end the pod if one was created."""
         assert self.entry is not None
         if self.entry.pod_id is None:
-            self.entry = self.ledger.end(self.entry, outcome=outcome, now=self.clock.now())
+            self.entry = self.ledger.end(self.entry, outcome=outcome)
         else:
-            self._end(outcome)
+            self._end(self.entry, outcome)
 
     def _end_others(self, pod_id: str) -> None:
         """End additional pods from orders that had no answer but were carried out."""
@@ -282,44 +338,17 @@ class _Rental:
                 self.tell(f"An order that was not answered has made a second pod, {pod.id}: it is ended.")
                 self.provider.terminate(pod.id)
 
-    def _end(self, outcome: str) -> None:
+    def _end(self, entry: PodEntry, outcome: str) -> None:
         """End the pod. Raises KeyboardInterrupt if Ctrl-C was pressed meanwhile, even if it has ended."""
-        assert self.entry is not None
-        ended = end_pod(
-            self.provider, self.ledger, self.entry, outcome=outcome, clock=self.clock, tell=self.tell
-        )
+        ended = end_pod(self.provider, self.ledger, entry, outcome=outcome, tell=self.tell)
         self.entry = ended.entry
-        self.tell(f"{cost_text(self.entry, self.clock.now())}. The pod is gone.")
+        self.tell(f"{cost_text(ended.entry, time.time())}. The pod is gone.")
         if ended.interrupted:
             raise KeyboardInterrupt
 
 
-def _borrowed(
-    provider: Provider, request: RemoteRequest, run_id: str, clock: Clock, ledger: Ledger
-) -> RentedPod:
-    """Return the user's own hosts as a pod; they are neither created nor ended."""
-    now = clock.now()
-    name = f"{NAME_PREFIX}{run_id}"
-    offer = Offer(
-        provider=provider.name,
-        gpus=request.gpus or GpuRequest(count=1, type="any"),
-        price_per_hour=0.0,
-        disk_gb=0,
-        cloud="own",
-    )
-    pod = provider.create(offer, PodSpec(name=name))
-    return RentedPod(
-        name=name,
-        id=pod.id,
-        ssh=provider.status(pod.id).ssh,
-        identity_file=request.identity_file,
-        known_hosts=ledger.known_hosts("hosts"),
-        price_per_hour=0.0,
-        started=now,
-        expires=None if request.max_hours is None else now + request.max_hours * 3600,
-        provider=provider,
-        clock=clock,
-    )
+def _expiry(request: RemoteRequest, now: float) -> float | None:
+    return None if request.max_hours is None else now + request.max_hours * 3600
 
 
 def _outcome(error: BaseException) -> str:

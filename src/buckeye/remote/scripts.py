@@ -9,6 +9,8 @@ umask 077
 root="${BUCKEYE_HOME:-$HOME/.buckeye}/software"
 mkdir -p "$root/done"
 say() { echo "buckeye: $*" >&2; }
+purelib() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+tools() { for tool in uv uvx; do [ ! -e "$1/$tool" ] || ln -s "$1/$tool" "$2/"; done; }
 cuda() { nvidia-smi 2>/dev/null | sed -n 's/.*CUDA[A-Za-z ]*Version: *\\([0-9.]*\\).*/\\1/p' | head -n 1; }
 """
 
@@ -73,13 +75,10 @@ VENV = """
 place="$root/venv-@KEY@"
 rm -rf "$place"
 "$root/packages-@PACKAGES@/bin/python" -m venv --without-pip "$place"
-purelib() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 packages=$(purelib "$root/packages-@PACKAGES@")
 printf 'import site; site.addsitedir("%s")\\n%s\\n' "$packages" "$root/code-@CODE@" \\
   > "$(purelib "$place")/buckeye-layers.pth"
-for tool in uv uvx; do
-  [ ! -e "$root/packages-@PACKAGES@/bin/$tool" ] || ln -s "$root/packages-@PACKAGES@/bin/$tool" "$place/bin/"
-done
+tools "$root/packages-@PACKAGES@/bin" "$place/bin"
 "$place/bin/python" -c 'import buckeye.cli.main
 from buckeye.trainer.model.attention import detect_attention
 print(detect_attention())' > "$place/attention"
@@ -92,14 +91,11 @@ mkdir "$place"
 tar -xf - -C "$place"
 cd "$place"
 "$root/venv-@VENV@/bin/python" -m venv --without-pip venv
-purelib() { "$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
 cp "$(purelib "$root/venv-@VENV@")/buckeye-layers.pth" "$(purelib venv)/"
 export BUCKEYE_ENVIRONMENTS="$place/installed"
 install() { venv/bin/python -m buckeye env install --no-smoke "$@" >&2; }
 @INSTALLS@
-for tool in uv uvx; do
-  [ ! -e "$root/venv-@VENV@/bin/$tool" ] || ln -s "$root/venv-@VENV@/bin/$tool" venv/bin/
-done
+tools "$root/venv-@VENV@/bin" venv/bin
 """
 
 INSTALL_IN_BUCKEYE_VENV = """

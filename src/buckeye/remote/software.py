@@ -30,11 +30,8 @@ def _package(folder: Path) -> dict[str, bytes]:
 
 def _metadata(here: metadata.Distribution) -> dict[str, bytes]:
     folder = f"{here.name.replace('-', '_')}.dist-info"
-    fields = [("Metadata-Version", "2.1"), ("Name", here.name), ("Version", here.version)]
-    fields += [("Provides-Extra", extra) for extra in here.metadata.get_all("Provides-Extra") or ()]
-    fields += [("Requires-Dist", line) for line in here.requires or ()]
     return {
-        f"{folder}/METADATA": "".join(f"{name}: {value}\n" for name, value in fields).encode(),
+        f"{folder}/METADATA": (here.read_text("METADATA") or "").encode(),
         f"{folder}/entry_points.txt": (here.read_text("entry_points.txt") or "").encode(),
     }
 

@@ -101,7 +101,7 @@ def start_checks(
             file = folder / project.arguments[1]
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
-        packed = [env for env in project.environments if env.in_buckeye_venv and env.wheel]
+        packed = [env for env in project.environments if env.in_buckeye_venv and env.wheel is not None]
         for environment in packed:
             zipfile.ZipFile(BytesIO(environment.wheel or b"")).extractall(wheels)
         own = [parse_wheel_filename(environment.what)[0] for environment in packed]
@@ -192,10 +192,7 @@ def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
         yield skipped(_PACKAGES, "uv is not here to look for them", "pip install uv")
         return
     with TemporaryDirectory(prefix="buckeye-proof-") as name:
-        environments = [env for env in project.environments if env.wheel != b""]
-        for env in project.environments:
-            if env.wheel == b"":
-                yield skipped(_PACKAGES, f"{env.what} is built only for an order")
+        environments = project.environments
         beside = [_wheel(Path(name), env) for env in environments if env.in_buckeye_venv]
         needed = _requirements(project)
         yield from _resolved(uv, "of the run", [*needed, *beside], pinned_requirements(needed), None)

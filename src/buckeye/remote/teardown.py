@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
 from buckeye.errors import RemoteError
-from buckeye.remote.base import Clock, Provider
 from buckeye.remote.ledger import Ledger, PodEntry, hours_text
+from buckeye.remote.providers.prime import PrimeProvider
 
 _DEADLINE_SECONDS = 600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
@@ -27,12 +28,11 @@ class EndedPod:
 
 
 def end_pod(
-    provider: Provider,
+    provider: PrimeProvider,
     ledger: Ledger,
     entry: PodEntry,
     *,
     outcome: str,
-    clock: Clock,
     tell: Callable[[str], None],
 ) -> EndedPod:
     """End every pod with the entry's name, and record it; return when the provider lists none of them.
@@ -44,8 +44,8 @@ def end_pod(
     interrupted = False
     while True:
         try:
-            _end_all(provider, entry, clock, tell)
-            return EndedPod(ledger.end(entry, outcome=outcome, now=clock.now()), interrupted)
+            _end_all(provider, entry, tell)
+            return EndedPod(ledger.end(entry, outcome=outcome), interrupted)
         except KeyboardInterrupt:
             if interrupted:
                 tell(still_running_text(entry))
@@ -68,9 +68,9 @@ def cost_text(entry: PodEntry, now: float) -> str:
     return f"{entry.name}: {outcome}{hours_text(entry.hours(now))}, ${entry.cost(now):.2f}"
 
 
-def _end_all(provider: Provider, entry: PodEntry, clock: Clock, tell: Callable[[str], None]) -> None:
+def _end_all(provider: PrimeProvider, entry: PodEntry, tell: Callable[[str], None]) -> None:
     """Order the end until no pod is left. If the state of the pod is unknown, order it anyway."""
-    deadline = clock.now() + _DEADLINE_SECONDS
+    deadline = time.time() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
     empty_looks = 0
     failure = told = "it is still there"
@@ -94,17 +94,17 @@ def _end_all(provider: Provider, entry: PodEntry, clock: Clock, tell: Callable[[
         if failure != told:
             tell(f"the end of pod {entry.name} is not confirmed yet; requesting it again: {failure}")
             told = failure
-        if clock.now() + pause > deadline:
+        if time.time() + pause > deadline:
             raise RemoteError(
                 f"the end of pod {entry.name} is not confirmed after 10 minutes: {failure}",
                 code="BK-POD-TEARDOWN",
                 hint=still_running_text(entry),
             )
-        clock.sleep(pause)
+        time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-def _alive(provider: Provider, entry: PodEntry) -> set[str]:
+def _alive(provider: PrimeProvider, entry: PodEntry) -> set[str]:
     """Return the ids of all pods with this name; an order without an answer may have created another one."""
     ids = {pod.id for pod in provider.pods() if pod.name == entry.name}
     if entry.pod_id is not None and provider.status(entry.pod_id).state != "gone":
@@ -123,7 +123,16 @@ def interrupt_on_signals() -> Iterator[None]:
         yield
         return
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-    before = {number: signal.signal(number, _interrupt) for number in numbers}
+    with restored_handlers(*numbers):
+        for number in numbers:
+            signal.signal(number, _interrupt)
+        yield
+
+
+@contextmanager
+def restored_handlers(*numbers: signal.Signals) -> Iterator[None]:
+    """Restore the handlers of signals after the block."""
+    before = {number: signal.getsignal(number) for number in numbers}
     try:
         yield
     finally:

@@ -13,6 +13,7 @@ from typing import Any
 
 from buckeye.errors import RemoteError
 from buckeye.remote.connection import LostConnectionError, SshConnection
+from buckeye.remote.job import read_answer
 from buckeye.remote.manifest import Manifest
 
 _PIECE = 256 * 1024
@@ -106,8 +107,8 @@ def _content(path: Path, size: int) -> Iterator[bytes]:
 async def _answer(process: Any, link: SshConnection, folder: str) -> dict[str, Any]:
     try:
         async with asyncio.timeout(_ANSWER_SECONDS):
-            length = int(await process.stdout.readexactly(8), 16)
-            return json.loads(await process.stdout.readexactly(length))
+            said, _ = await read_answer(process.stdout)
+            return said
     except TimeoutError:
         raise RemoteError(
             f"{link.target} did not confirm that it received {folder}", code="BK-REMOTE-TRANSFER"

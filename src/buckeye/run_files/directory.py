@@ -15,7 +15,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from buckeye.base.process import RunIdentity, StopFlag
-from buckeye.base.storage import is_locked, read_json, remove_directory, step_directories, write_file
+from buckeye.base.storage import (
+    is_locked,
+    read_json,
+    remove_directory,
+    step_directories,
+    write_file,
+    write_link,
+)
 from buckeye.errors import CheckpointError, UsageError
 from buckeye.monitor.metrics import TRAINER_PROCESSES, read_metrics
 from buckeye.monitor.tracker_threads import TRACKER_FOLDERS
@@ -44,7 +51,6 @@ _RUN_CONTENT = (
     METRICS_FILE,
     "micro_batch.json",
     RESTART_FOLDER,
-    "servers.json",  # written by older versions of Buckeye
     "rollouts",
     RUN_FILE,
     "skipped",
@@ -212,11 +218,8 @@ def link_log(output_dir: Path, attempt: int, name: str) -> None:
     On file systems without links, only the logs of the attempts exist.
     """
     link = log_path(output_dir, name)
-    temporary = link.with_name(f".{name}.tmp-{os.getpid()}")
     try:
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(Path(attempt_logs(output_dir, attempt).name, name))
-        temporary.replace(link)
+        write_link(link, f"{attempt_logs(output_dir, attempt).name}/{name}")
     except OSError as error:
         log.warning("Cannot link %s to the newest log: %s", link, error)
 

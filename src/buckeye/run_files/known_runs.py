@@ -20,7 +20,14 @@ import msgspec
 from buckeye.base.storage import read_json, write_file
 from buckeye.errors import UsageError
 from buckeye.run_files.directory import REMOTE_FILE, RUN_FILE, is_in_use
-from buckeye.run_files.record import ACTIVE_STATES, RecordedState, RunRecord, read_record
+from buckeye.run_files.record import (
+    ACTIVE_STATES,
+    RecordedState,
+    RunRecord,
+    read_record,
+    read_struct,
+    write_struct,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +48,6 @@ class RemoteJob(msgspec.Struct, kw_only=True, frozen=True):
     python: str
     identity_file: str | None
     known_hosts: str
-    tmux: str
     sent: tuple[str, ...]
 
 
@@ -66,24 +72,15 @@ class RemoteRun(msgspec.Struct, kw_only=True, frozen=True):
 
 def write_remote_run(output_dir: Path, remote_run: RemoteRun) -> None:
     """Replace `remote.json` atomically."""
-    content = msgspec.json.format(msgspec.json.encode(remote_run), indent=1)
-    write_file(output_dir / REMOTE_FILE, content + b"\n")
+    write_struct(output_dir / REMOTE_FILE, remote_run)
 
 
 def read_remote_run(output_dir: Path) -> RemoteRun | None:
     """Return the data of a remote run; None for a local run. Raise `UsageError` if it cannot be read."""
-    path = output_dir / REMOTE_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RemoteRun)
+        return read_struct(output_dir / REMOTE_FILE, RemoteRun, hint="delete this file if the run has ended")
     except FileNotFoundError:
         return None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(
-            f"invalid record of a remote run: {error}",
-            code="BK-FILE-FORMAT",
-            at=str(path),
-            hint="delete this file if the run has ended",
-        ) from None
 
 
 def current_record(output_dir: Path) -> RunRecord:

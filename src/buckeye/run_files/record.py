@@ -8,13 +8,15 @@ import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import psutil
 
 from buckeye.base.storage import write_file
 from buckeye.errors import UsageError
+
+T = TypeVar("T")
 
 STATUS_FILE = "status.json"
 DIRECTORY_ID_VARIABLE = "BUCKEYE_RUN_PLACE"
@@ -138,9 +140,24 @@ class LeftProcess:
     title: str
 
 
+def write_struct(path: Path, value: Any) -> None:
+    """Write a record as JSON, atomically."""
+    write_file(path, msgspec.json.format(msgspec.json.encode(value), indent=1) + b"\n")
+
+
+def read_struct(path: Path, kind: type[T], *, hint: str) -> T:
+    """Return the record in a JSON file. Raise `FileNotFoundError`, or `UsageError` if it is invalid."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        raise
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"invalid record: {error}", code="BK-FILE-FORMAT", at=str(path), hint=hint) from None
+
+
 def write_record(output_dir: Path, record: RunRecord) -> None:
     """Replace `status.json` atomically."""
-    write_file(output_dir / STATUS_FILE, msgspec.json.format(msgspec.json.encode(record), indent=1))
+    write_struct(output_dir / STATUS_FILE, record)
 
 
 def directory_id(output_dir: Path) -> str:
@@ -159,26 +176,19 @@ def read_record(output_dir: Path) -> RunRecord:
 
     Raise `UsageError` if the record is missing or cannot be read.
     """
-    path = output_dir / STATUS_FILE
+    hint = "start or resume the run, which replaces this file"
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=RunRecord)
+        record = read_struct(output_dir / STATUS_FILE, RunRecord, hint=hint)
         current_id = directory_id(output_dir)
-        if record.place is None or _is_same_directory(record.place, current_id):
-            return record
-        return msgspec.structs.replace(record, place=current_id, launcher=None, processes=())
     except FileNotFoundError:
         raise UsageError(
             f"{output_dir} has no {STATUS_FILE}: no run was started there, or only by an earlier version",
             code="BK-RUN-NOT-FOUND",
             hint="pass the directory of a run; `buckeye rl list` lists them",
         ) from None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(
-            f"invalid record of the run: {error}",
-            code="BK-FILE-FORMAT",
-            at=str(path),
-            hint="start or resume the run, which replaces this file",
-        ) from None
+    if record.place is None or _is_same_directory(record.place, current_id):
+        return record
+    return msgspec.structs.replace(record, place=current_id, launcher=None, processes=())
 
 
 def this_process(title: str) -> ProcessRecord:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.distribution import versions
 from buckeye.base.storage import read_json
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import read_run_metrics
@@ -15,11 +14,9 @@ from buckeye.runs.reader import value_at
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
     Score,
-    checkpoint_scores,
     find_best_checkpoint,
     list_checkpoints,
     resolve_checkpoint,
-    trainer_state_directory,
 )
 
 
@@ -90,26 +87,6 @@ def _best_by_loss(checkpoints: Mapping[int, CheckpointInfo], run: Path) -> Check
 _UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelCardFacts:
-    """Facts of a run for its model card.
-
-    `base` is the initial model, a directory or a name on the hub; `base_id` is set only for a hub name.
-    `trained_on` names the environments or the data. `before` and `after` are the evaluations at the start and
-    of the exported checkpoint. `losses` are their validation losses, with None for a non-finite one.
-    """
-
-    kind: str
-    base: str
-    base_id: str | None
-    trained_on: str
-    progress: Mapping[str, int]
-    before: Sequence[Score]
-    after: Sequence[Score]
-    losses: tuple[float | None, float | None] | None
-    versions: Mapping[str, str]
-
-
 def read_config(run: Path) -> tuple[str, dict[str, Any]]:
     """Return the kind of a run, `rl` or `sft`, and its resolved configuration.
 
@@ -132,33 +109,17 @@ def read_config(run: Path) -> tuple[str, dict[str, Any]]:
     )
 
 
-def gather_facts(run: Path, choice: CheckpointChoice, scores: Sequence[Score]) -> ModelCardFacts:
-    """Return the facts for a model card, from the run directory."""
-    kind, config = read_config(run)
-    trainer = config["trainer"] if kind == "rl" else config
-    base = str(trainer["model"]["name"])
-    progress = read_json(trainer_state_directory(choice.info) / "progress.json")
-    first = min((s.step for s in scores), default=None)
-    step = choice.info.step
-    return ModelCardFacts(
-        kind=kind,
-        base=base,
-        base_id=None if _is_local(base) else base,
-        trained_on=trained_on(kind, config),
-        progress={name: int(progress[name]) for name in ("step", "samples", "tokens")},
-        before=[s for s in scores if s.step == first and s.step < step],
-        after=checkpoint_scores(choice.info, scores),
-        losses=_validation_losses(run, step),
-        versions=versions(),
-    )
+def base_model(kind: str, config: Mapping[str, Any]) -> str:
+    """Return the initial model of a run: a directory, or a name on the hub."""
+    return str(value_at(config, "trainer.model.name" if kind == "rl" else "model.name"))
 
 
 def public_name(name: str) -> str:
     """Return a name without local folders: a local path is reduced to its last part."""
-    return Path(name).name if _is_local(name) else name
+    return Path(name).name if is_local(name) else name
 
 
-def _is_local(name: str) -> bool:
+def is_local(name: str) -> bool:
     """Return True if a name is a path.
 
     The current directory does not matter: a run records local models and data by their absolute paths.
@@ -174,11 +135,3 @@ def trained_on(kind: str, config: Mapping[str, Any]) -> str:
     environments = found if isinstance(found, list) and found else [{}]
     names = [str(value_at(environment, "id") or _UNKNOWN) for environment in environments]
     return ", ".join(Path(name).stem if name.endswith(".py") else public_name(name) for name in names)
-
-
-def _validation_losses(run: Path, step: int) -> tuple[float | None, float | None] | None:
-    metrics = read_run_metrics(run / "metrics.jsonl")
-    if not {0, step} <= metrics.of("validation").keys():
-        return None
-    losses = metrics.values("validation/val_loss")
-    return losses.get(0), losses.get(step)

@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from buckeye.base.keys import key
+from buckeye.base.hub import HubRepository, is_hub_name
 from buckeye.base.storage import write_directory
-from buckeye.errors import RunError, UsageError
+from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import cached_revision, fetch_model, find_model
 from buckeye.monitor.redact import redact
 from buckeye.runs.checkpoint_facts import (
     CheckpointChoice,
-    ModelCardFacts,
+    base_model,
     choose_checkpoint,
-    gather_facts,
+    is_local,
     read_config,
 )
 from buckeye.runs.model_card import model_card
 from buckeye.runs.training_data import read_comparison_texts
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
+    Score,
     read_scores,
     trainer_state_directory,
     verify_checkpoint,
@@ -32,88 +32,6 @@ from buckeye.transport.checkpoint import (
 
 if TYPE_CHECKING:
     from buckeye.trainer.output.checkpoint_export import ComparisonTexts
-
-_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
-_MADE_BY_THE_HUB = {".gitattributes"}
-
-
-class HubRepository:
-    """Model repository `org/name` on the hub, created as `private` or public if it does not exist.
-
-    Raise `UsageError`, before anything is exported, for an invalid name, without a token in HF_TOKEN, and for
-    a repository that already has files.
-    """
-
-    def __init__(self, name: str, *, private: bool) -> None:
-        from huggingface_hub import HfApi
-
-        if not _NAME.fullmatch(name):
-            raise UsageError(
-                f"--push {name} is not the name of a model repository",
-                code="BK-CLI-ARGUMENT",
-                hint="write ORG/NAME",
-            )
-        token = key("HF_TOKEN")
-        if not token:
-            raise UsageError(
-                "--push needs a token with write access",
-                code="BK-KEY-MISSING",
-                hint="store one: `buckeye auth set HF_TOKEN`",
-            )
-        self.name = name
-        self._private = private
-        self._api = HfApi(token=token)
-        self._there = self._refuse_used()
-
-    @property
-    def visibility(self) -> str:
-        """Visibility of the upload, as text."""
-        if self._there:
-            return "which exists; its visibility stays unchanged"
-        return "a new private repository" if self._private else "a new public one; --private changes that"
-
-    def upload(self, directory: Path) -> str:
-        """Create the repository, upload every file of a directory in one commit, and return the address."""
-        try:
-            url = self._api.create_repo(self.name, exist_ok=True, private=self._private)
-            self._api.upload_folder(
-                repo_id=self.name,
-                folder_path=directory,
-                commit_message="Model exported by Buckeye",
-            )
-        except Exception as error:  # network, rights, quota: one message for any exception of the library
-            raise RunError(
-                f"uploading to {self.name} failed: {_reason(error)}. The model in {directory} is complete",
-                code="BK-HUB",
-                hint="run the same command again to retry the upload",
-            ) from error
-        return str(url)
-
-    def _refuse_used(self) -> bool:
-        """Return True if the repository exists. Raise `UsageError` if it has files."""
-        from huggingface_hub.errors import RepositoryNotFoundError
-
-        try:
-            files: list[Any] = self._api.list_repo_files(self.name)
-        except RepositoryNotFoundError:
-            return False
-        except Exception as error:
-            raise RunError(
-                f"cannot query the hub for {self.name}: {_reason(error)}", code="BK-HUB"
-            ) from error
-        if set(files) - _MADE_BY_THE_HUB:
-            raise UsageError(
-                f"--push {self.name}: the repository is not empty",
-                code="BK-FILE-EXISTS",
-                hint="choose another name",
-            )
-        return True
-
-
-def _reason(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
-
 
 _ADAPTER_CONFIG = "adapter_config.json"
 
@@ -160,11 +78,11 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
         raise UsageError(
             "--private needs --push", code="BK-CLI-CONFLICT", hint="add --push ORG/NAME, or leave it out"
         )
-    hub = HubRepository(request.push, private=request.private) if request.push is not None else None
+    hub = _repository(request.push, private=request.private) if request.push is not None else None
     scores = read_scores(request.run)
     choice = choose_checkpoint(request.run, request.step, scores)
-    facts = gather_facts(request.run, choice, scores)
-    _check_pushed(request, choice.info, facts)
+    base = base_model(kind, config)
+    _check_pushed(request, choice.info, base)
     name = f"step_{choice.info.step}{'-merged' if request.merge_lora else ''}"
     directory = request.output or request.run / "exports" / name
     tell(f"step {choice.info.step}: {choice.reason}")
@@ -175,13 +93,29 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
     else:
         title = hub.name.partition("/")[2] if hub is not None else directory.name
         passages = read_comparison_texts(request.run, kind, config, choice.info.step)
-        _export(request, choice, facts, passages, directory, title=title, tell=tell)
+        _export(request, choice, scores, base, passages, directory, title=title, tell=tell)
     url = None
     if hub is not None:
         tell(f"uploading to {hub.name} ({hub.visibility})")
-        url = hub.upload(directory)
+        url = hub.push(directory, "Model exported by Buckeye")
     adapter = (directory / _ADAPTER_CONFIG).exists()
     return ExportedModel(directory=directory, step=choice.info.step, adapter=adapter, url=url)
+
+
+def _repository(name: str, *, private: bool) -> HubRepository:
+    """Return the repository to push to. Raise `UsageError` for an invalid name, and if it has files."""
+    if not is_hub_name(name):
+        raise UsageError(
+            f"--push {name} is not the name of a model repository",
+            code="BK-CLI-ARGUMENT",
+            hint="write ORG/NAME",
+        )
+    repository = HubRepository(name, "model", private=private)
+    if repository.files:
+        raise UsageError(
+            f"--push {name}: the repository is not empty", code="BK-FILE-EXISTS", hint="choose another name"
+        )
+    return repository
 
 
 def _exported_before(directory: Path, info: CheckpointInfo, request: ExportRequest) -> bool:
@@ -194,12 +128,12 @@ def _exported_before(directory: Path, info: CheckpointInfo, request: ExportReque
     return newer and adapter == (trained_adapter and not request.merge_lora)
 
 
-def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: ModelCardFacts) -> None:
+def _check_pushed(request: ExportRequest, info: CheckpointInfo, base: str) -> None:
     """Raise `UsageError` for the upload of an adapter whose base model is only on this machine."""
     adapter = (trainer_state_directory(info) / "adapter").is_dir() and not request.merge_lora
-    if request.push is not None and adapter and facts.base_id is None:
+    if request.push is not None and adapter and is_local(base):
         raise UsageError(
-            f"--push {request.push}: the base model of the adapter is a local folder: {facts.base}",
+            f"--push {request.push}: the base model of the adapter is a local folder: {base}",
             code="BK-ADAPTER",
             hint="add --merge-lora to push a complete model",
         )
@@ -208,7 +142,8 @@ def _check_pushed(request: ExportRequest, info: CheckpointInfo, facts: ModelCard
 def _export(
     request: ExportRequest,
     choice: CheckpointChoice,
-    facts: ModelCardFacts,
+    scores: Sequence[Score],
+    base: str,
     passages: ComparisonTexts,
     directory: Path,
     *,
@@ -221,11 +156,12 @@ def _export(
     verified: list[str] = []
 
     def fill(temporary: Path) -> None:
-        verified.append(_write(state, temporary, facts, passages, merge_lora=request.merge_lora, tell=tell))
+        verified.append(_write(state, temporary, base, passages, merge_lora=request.merge_lora, tell=tell))
         card = model_card(
-            facts,
+            request.run,
+            choice,
+            scores,
             title=title,
-            reason=f"step {choice.info.step}, {choice.reason}",
             verified=verified[0],
             adapter=(temporary / _ADAPTER_CONFIG).exists(),
         )
@@ -238,7 +174,7 @@ def _export(
 def _write(
     state: Path,
     out: Path,
-    facts: ModelCardFacts,
+    base: str,
     passages: ComparisonTexts,
     *,
     merge_lora: bool,
@@ -260,25 +196,25 @@ def _write(
                 code="BK-CLI-CONFLICT",
                 hint="leave --merge-lora out: the export is a complete model",
             )
-        dtype = _base_dtype(facts.base)
+        dtype = _base_dtype(base)
         if dtype is None:
-            tell(f"{facts.base} was not found: writing the weights in float32")
+            tell(f"{base} was not found: writing the weights in float32")
         verified = write_model(state, out, dtype=dtype, passages=passages)
     elif merge_lora:
-        verified = write_merged(state, out, base=fetch_model(facts.base), passages=passages)
+        verified = write_merged(state, out, base=fetch_model(base), passages=passages)
     else:
-        base = fetch_model(facts.base)
-        if facts.base_id is None:
+        folder, is_here = fetch_model(base), is_local(base)
+        if is_here:
             tell(
-                f"the adapter belongs to {base}, which only this machine has: "
+                f"the adapter belongs to {folder}, which only this machine has: "
                 "--merge-lora exports a complete model"
             )
         verified = write_adapter(
             state,
             out,
-            base=base,
-            base_name=facts.base_id or str(base),
-            revision=cached_revision(base) if facts.base_id else None,
+            base=folder,
+            base_name=str(folder) if is_here else base,
+            revision=None if is_here else cached_revision(folder),
             passages=passages,
         )
     if verified.divergence > weight_rounding.KL_WARNING_THRESHOLD:

@@ -2,61 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from buckeye.base.columns import counted
-from buckeye.runs.checkpoint_facts import ModelCardFacts, public_name
+from buckeye.base.distribution import versions
+from buckeye.base.storage import read_json
+from buckeye.monitor.metrics import read_run_metrics
+from buckeye.runs.checkpoint_facts import (
+    CheckpointChoice,
+    base_model,
+    is_local,
+    public_name,
+    read_config,
+    trained_on,
+)
+from buckeye.transport.checkpoint import CheckpointInfo, Score, checkpoint_scores, trainer_state_directory
 
 _KINDS = {"rl": "reinforcement learning", "sft": "supervised fine-tuning"}
+_PROGRESS = {"step": "Optimizer steps", "samples": "Samples", "tokens": "Tokens"}
 
 
-def model_card(facts: ModelCardFacts, *, title: str, reason: str, verified: str, adapter: bool) -> str:
-    """Return the text of `README.md`: the hub's header, then the training, its settings and its results."""
-    local = facts.base if adapter else public_name(facts.base)  # an adapter needs the full path of its base
-    base = facts.base_id or f"a local model, `{local}`"
-    what = "An adapter (LoRA) for" if adapter else "Made from"
+def model_card(
+    run: Path, choice: CheckpointChoice, scores: Sequence[Score], *, title: str, verified: str, adapter: bool
+) -> str:
+    """Return the text of `README.md`: the hub's header, then the training, its settings and its results.
+
+    It has no paths and secrets of this machine, except that an adapter names its base.
+    """
+    kind, config = read_config(run)
+    base = base_model(kind, config)
+    if is_local(base):
+        shown = f"a local model, `{base if adapter else public_name(base)}`"
+    else:
+        shown = f"[{base}](https://huggingface.co/{base})"
+    progress = read_json(trainer_state_directory(choice.info) / "progress.json")
+    training = {
+        **{label: f"{int(progress[name]):,}" for name, label in _PROGRESS.items()},
+        "Trained on": trained_on(kind, config),
+        "Checkpoint": f"step {choice.info.step}, {choice.reason}",
+    }
     parts = [
-        _header(facts, adapter=adapter),
+        _header(base, kind, adapter=adapter),
         f"# {title}\n",
-        f"{what} {_linked(facts.base_id) if facts.base_id else base} by {_KINDS[facts.kind]} with Buckeye.\n",
-        _results(facts),
+        f"{'An adapter (LoRA) for' if adapter else 'Made from'} {shown} by {_KINDS[kind]} with Buckeye.\n",
+        _results(run, choice.info, scores),
         "## Training\n",
-        _table(("", ""), {**_progress(facts), "Trained on": facts.trained_on, "Checkpoint": reason}.items()),
+        _table(("", ""), training.items()),
         "## Versions\n",
-        _table(("", ""), facts.versions.items()),
+        _table(("", ""), versions().items()),
         f"After the export: {verified}.\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _header(facts: ModelCardFacts, *, adapter: bool) -> str:
+def _header(base: str, kind: str, *, adapter: bool) -> str:
+    tags = ("buckeye", _KINDS[kind].replace(" ", "-"), *(["lora"] if adapter else []))
     lines = [
         "---",
         f"library_name: {'peft' if adapter else 'transformers'}",
         "pipeline_tag: text-generation",
-        *([f"base_model: {facts.base_id}"] if facts.base_id else []),
+        *([] if is_local(base) else [f"base_model: {base}"]),
         "tags:",
-        *(
-            f"- {tag}"
-            for tag in ("buckeye", _KINDS[facts.kind].replace(" ", "-"), *(["lora"] if adapter else []))
-        ),
+        *(f"- {tag}" for tag in tags),
         "---",
         "",
     ]
     return "\n".join(lines)
 
 
-def _linked(name: str) -> str:
-    return f"[{name}](https://huggingface.co/{name})"
-
-
-def _progress(facts: ModelCardFacts) -> Mapping[str, str]:
-    names = {"step": "Optimizer steps", "samples": "Samples", "tokens": "Tokens"}
-    return {names[key]: f"{value:,}" for key, value in facts.progress.items()}
-
-
-def _results(facts: ModelCardFacts) -> str:
-    before = {s.environment: s for s in facts.before}
+def _results(run: Path, info: CheckpointInfo, scores: Sequence[Score]) -> str:
+    """Return the evaluations at the start and of the checkpoint, and their validation losses."""
+    first = min((score.step for score in scores), default=None)
+    before = {score.environment: score for score in scores if score.step == first and first < info.step}
     rows: list[Sequence[str]] = [
         (
             f"{score.environment}, split `{score.split}`, mean reward of "
@@ -64,10 +82,12 @@ def _results(facts: ModelCardFacts) -> str:
             f"{before[score.environment].mean_reward:.4f}" if score.environment in before else "not measured",
             f"{score.mean_reward:.4f}",
         )
-        for score in facts.after
+        for score in checkpoint_scores(info, scores)
     ]
-    if facts.losses is not None:
-        shown = ("not measured" if loss is None else f"{loss:.4f}" for loss in facts.losses)
+    metrics = read_run_metrics(run / "metrics.jsonl")
+    if {0, info.step} <= metrics.of("validation").keys():
+        losses = metrics.values("validation/val_loss")
+        shown = (f"{losses[step]:.4f}" if step in losses else "not measured" for step in (0, info.step))
         rows.append(("Validation loss", *shown))
     return "## Results\n\n" + _table(("", "before", "after"), rows) if rows else ""
 

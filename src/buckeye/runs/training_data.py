@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from buckeye.base.json_lines import read_json_lines
+from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_files
 from buckeye.runs.reader import value_at
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ def read_comparison_texts(run: Path, kind: str, config: Mapping[str, Any], step:
     if kind == "sft":
         data = Path(str(value_at(config, "data.path")))
         return ComparisonTexts(chats=_some(_read(data)), source=f"{data.name}, which it was trained on")
-    for at, path in sorted(_rollout_files(run).items(), reverse=True):
+    for at, path in sorted(rollouts_files(run / ROLLOUTS_FOLDER), reverse=True):
         rows = [row for row in _read(path) if row.get("text")] if at < step else []
         if rows:
             texts = [str(row["text"][-1]) for row in _some(rows)]
@@ -36,18 +38,10 @@ def read_comparison_texts(run: Path, kind: str, config: Mapping[str, Any], step:
     return ComparisonTexts()
 
 
-def _rollout_files(run: Path) -> dict[int, Path]:
-    found = (run / "rollouts").glob("step_*.jsonl")
-    return {int(path.stem[5:]): path for path in found if path.stem[5:].isdigit()}
-
-
 def _read(path: Path) -> list[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8") as file:
-            rows = [json.loads(line) for line in itertools.islice(file, _MAX_LINES) if line.strip()]
-    except (OSError, ValueError, RecursionError):
-        return []
-    return [row for row in rows if isinstance(row, dict)]
+    with suppress(OSError):
+        return list(itertools.islice(read_json_lines(path), _MAX_LINES))
+    return []
 
 
 def _some(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

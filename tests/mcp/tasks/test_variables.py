@@ -57,7 +57,7 @@ def test_dollars_can_be_escaped_and_values_are_resolved_only_once(text, value):
     assert resolve_variables("<$X>", {"X": value}) == f"<{value}>"
 
 
-def test_a_dotenv_file(tmp_path):
+def test_a_dotenv_file(tmp_path, monkeypatch):
     path = tmp_path / ".env"
     path.write_text(
         "# keys\n\nBUCKEYE_API_KEY=your-key\nexport W=w x # comment\nQ='a # $b'\n"
@@ -72,7 +72,9 @@ def test_a_dotenv_file(tmp_path):
         "F": "a#b",
         "G": "g",
     }
-    merged = variables({"E": "from outside"}, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("E", "from outside")
+    merged = variables()
     assert (merged["E"], merged["W"]) == ("from outside", "w x")
     assert read_dotenv(tmp_path / "none") == {}
 

@@ -158,7 +158,7 @@ def test_failed_start_removes_only_its_new_folders(rl, project, monkeypatch, kep
 @pytest.mark.parametrize("ordered", [False, True])
 def test_failed_remote_start_removes_the_config(rl, project, monkeypatch, ordered):
     def fail(file, flags):
-        words = dict.fromkeys(("id", "target", "folder", "python", "known_hosts", "tmux"), "x")
+        words = dict.fromkeys(("id", "target", "folder", "python", "known_hosts"), "x")
         job = RemoteJob(**words, pod=None, identity_file=None, sent=()) if ordered else None
         write_remote_run(
             file.parent,
@@ -364,11 +364,11 @@ def test_remote_run_gets_the_file_and_all_flags(rl, project, remote, wording):
         True,
         True,
     )
-    assert (request.max_price, request.max_hours, request.hosts) == (5, 2, ())
+    assert (request.max_price, request.max_hours, request.host) == (5, 2, ())
 
     words = ("--provider", "ssh", "--host", "me@there:2222", "--host", "you@here", "--identity-file", "key")
     assert rl("@", str(path), *words, "--yes")[0] == 0
-    assert (remote[1][0], remote[1][1].hosts) == (path, ("me@there:2222", "you@here"))
+    assert (remote[1][0], remote[1][1].host) == (path, ("me@there:2222", "you@here"))
     code, _, err = rl("@", str(path), *words, "--max-steps", "3")
     assert (code, len(remote)) == (2, 2)
     assert err == wording

@@ -16,6 +16,7 @@ from contextlib import chdir
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import httpx
@@ -47,6 +48,7 @@ from buckeye.inference.engine.architecture import read_spec, tensor_shapes
 from buckeye.inference.engine.weights import Checkpoint, DecoderWeights, auto_dtype
 from buckeye.inference.render import ChatRenderer
 from buckeye.inference.render.parse_reply import parse_bare_call, parse_tagged_calls
+from buckeye.launch.preflight.devices import GpuSpec
 from buckeye.launch.preflight.model import check_template, missing_files, read_shape
 from buckeye.mcp.actions import parser
 from buckeye.mcp.config import ParserConfig, load_gym_config
@@ -59,12 +61,11 @@ from buckeye.mcp.tasks.dataset_rows import as_row, read_with_lock, split_tasks
 from buckeye.mcp.tasks.lock_file import parse_image, read_lock
 from buckeye.mcp.tasks.task_files import read_rows
 from buckeye.mcp.tasks.variables import find_server_variables, find_variable_names, resolve_variables
-from buckeye.remote.base import GpuRequest
-from buckeye.remote.connection import parse_target
+from buckeye.remote.connection import known_keys, parse_target
 from buckeye.remote.control import terminal_command
-from buckeye.remote.known_hosts import known_keys
 from buckeye.remote.ledger import Ledger
 from buckeye.remote.offers import offer_table
+from buckeye.remote.providers import prime, prime_api
 from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.providers.prime_account import PrimeAccount, prime_account
 from buckeye.run_files.known_runs import RemoteJob, RemoteRun, write_remote_run
@@ -329,20 +330,23 @@ def _evaluated(path):
 
 
 def _ledger(path):
-    entry = Ledger(path.parent).read("p")
-    return Ledger(path.parent).entries(), entry.cost(2e9)
+    ledger = Ledger()
+    ledger.folder = path.parent
+    return ledger.entries(), ledger.read("p").cost(2e9)
 
 
-def _provider(path):
-    body = path.read_bytes()
+def _from_provider(path, ask):
+    body, fake = path.read_bytes(), FakeTime()
     transport = httpx.MockTransport(lambda request: httpx.Response(200, content=body))
     account = PrimeAccount(api_key="k", url="http://p", team_id=None, ssh_key_path=None)
-    return PrimeProvider(account, clock=FakeTime(), transport=transport)
+    time = SimpleNamespace(time=fake.now, sleep=fake.sleep)
+    with mock.patch.object(prime, "time", time), mock.patch.object(prime_api, "time", time):
+        return ask(PrimeProvider(account, transport=transport))
 
 
 def _offers(path):
-    request = GpuRequest(count=2, type="A100_80GB")
-    return offer_table(_provider(path).offers(request, disk_gb=100))
+    request = GpuSpec(count=2, type="A100_80GB")
+    return offer_table(_from_provider(path, lambda provider: provider.offers(request, disk_gb=100)))
 
 
 def _hosts(path):
@@ -351,7 +355,7 @@ def _hosts(path):
 
 def _prime_file(path):
     with mock.patch.dict(os.environ, {"HOME": str(path.parents[1])}):
-        return prime_account({})
+        return prime_account()
 
 
 def _login(path):
@@ -520,7 +524,7 @@ LOADERS: dict[str, Loader] = {
     "eval rows": _file("rollouts.jsonl", "lines", _evaluated),
     "ledger": _file("p.json", "json", _ledger, seed="ledger.json"),
     "offers": _file("offers.json", "json", _offers),
-    "pod status": _file("pods.json", "json", lambda path: _provider(path).status("p1")),
+    "pod status": _file("pods.json", "json", lambda path: _from_provider(path, lambda p: p.status("p1"))),
     "known_hosts": _file("known_hosts", "text", _hosts),
     "prime's file": _file(".prime/config.json", "json", _prime_file, seed="prime.json"),
     "image manifest": _file("manifest.json", "json", _manifest),

@@ -1,1 +1,1 @@
-"""Programs for the other machine. They need only the standard library, because they arrive first."""
+"""Programs for the other machine."""

@@ -1,8 +1,8 @@
 """Answer requests about a job: `python -m buckeye.remote.pod.agent JOB`, one JSON object per line.
 
-`{"ask": "look"}` -> the state of the job and its files; this also counts as a sign of life of the supervisor.
+Each request is a sign of life of the supervisor. `{"ask": "look"}` -> the state of the job and its files.
 `{"ask": "read", "path", "offset", "length"}` -> bytes of a file. `{"ask": "stop"}` -> the job gets SIGTERM.
-An answer is two lengths of eight hexadecimal digits, a JSON object, and bytes. `path` is relative to the
+`path` is relative to the
 output directory, or `@log` for the output of the job.
 """
 
@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from buckeye.remote.pod.wrapper import is_locked, read_job
+from buckeye.base.storage import is_locked
+from buckeye.remote.pod.receive import send
+from buckeye.remote.pod.wrapper import read_job
 
 JOB_LOG = "@log"
 _NOT_LISTED = ("batches", ".lock")  # useless on other machines
@@ -32,6 +34,7 @@ class Agent:
 
     def answer(self, question: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
         """Return the JSON object and the bytes of an answer. Raises OSError for an unreadable file."""
+        (self._folder / "heartbeat").touch()
         if question["ask"] == "look":
             return self._look(), b""
         if question["ask"] == "stop":
@@ -43,11 +46,8 @@ class Agent:
         raise ValueError(f"{question['ask']!r} is not a known request")
 
     def _look(self) -> dict[str, Any]:
-        (self._folder / "heartbeat").touch()
         rc = self._folder / "rc"
-        held = is_locked(
-            self._folder / "lock"
-        )  # read before rc, which is written before the lock is released
+        held = is_locked(self._folder / "lock")  # before rc, which is written before the lock is released
         code = int(rc.read_text()) if rc.exists() else None
         log = self._folder / "log"
         ended = self._folder / "dead_man"
@@ -97,9 +97,7 @@ def serve(agent: Agent, questions: BinaryIO, answers: BinaryIO) -> None:
             said, content = agent.answer(json.loads(line))
         except (OSError, ValueError, KeyError) as error:
             said, content = {"error": f"{type(error).__name__}: {error}"}, b""
-        words = json.dumps(said).encode()
-        answers.write(b"%08x%08x" % (len(words), len(content)) + words + content)
-        answers.flush()
+        send(answers, said, content)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,12 @@
 are empty ones. 2. stdout: `{"needed": paths}`, the files that are missing or different. 3. stdin: a tar
 archive of these files. 4. stdout: `{"received", "removed"}`, two counts.
 
-Each answer on stdout is a length of eight hexadecimal digits and a JSON object. Files of an earlier manifest
+The format of answers is that of `send`. Files of an earlier manifest
 that the new one lacks are removed; files that a run wrote are not touched.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,6 +17,8 @@ import sys
 import tarfile
 from pathlib import Path
 from typing import BinaryIO
+
+from buckeye.base.storage import sha256_file, write_file, write_link
 
 _RECORD = ".buckeye-manifest.json"
 
@@ -32,7 +33,7 @@ def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
     for name in (*files, *links, *folders):
         _check_name(name)
     needed = [name for name, digest in files.items() if _digest(folder / name) != digest]
-    _answer(answers, {"needed": needed})
+    send(answers, {"needed": needed})
     removed = _remove_others(folder, {*files, *links})
     _unpack(folder, source, set(needed))
     wrong = [name for name in needed if _digest(folder / name) != files[name]]
@@ -41,11 +42,9 @@ def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
     for name in folders:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for name, target in links.items():
-        _link(folder / name, target)
-    temporary = folder / f"{_RECORD}.new"
-    temporary.write_text(json.dumps(sorted({*files, *links})))
-    temporary.replace(folder / _RECORD)
-    _answer(answers, {"received": len(needed), "removed": removed})
+        write_link(folder / name, target)
+    write_file(folder / _RECORD, json.dumps(sorted({*files, *links})))
+    send(answers, {"received": len(needed), "removed": removed})
 
 
 def _check_name(name: str) -> None:
@@ -56,9 +55,7 @@ def _check_name(name: str) -> None:
 def _digest(path: Path) -> str | None:
     if path.is_symlink() or not path.is_file():
         return None
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return digest + ("x" if os.access(path, os.X_OK) and path.stat().st_mode & 0o100 else "")
+    return sha256_file(path) + ("x" if os.access(path, os.X_OK) and path.stat().st_mode & 0o100 else "")
 
 
 def _remove_others(folder: Path, wanted: set[str]) -> int:
@@ -92,17 +89,10 @@ def _unpack(folder: Path, source: BinaryIO, needed: set[str]) -> None:
             temporary.replace(target)
 
 
-def _link(path: Path, target: str) -> None:
-    if path.is_symlink() and os.readlink(path) == target:
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
-    path.symlink_to(target)
-
-
-def _answer(answers: BinaryIO, value: object) -> None:
+def send(answers: BinaryIO, value: object, content: bytes = b"") -> None:
+    """Write an answer: two lengths of eight hexadecimal digits, a JSON object, and bytes."""
     words = json.dumps(value).encode()
-    answers.write(b"%08x" % len(words) + words)
+    answers.write(b"%08x%08x" % (len(words), len(content)) + words + content)
     answers.flush()
 
 

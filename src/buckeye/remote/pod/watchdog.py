@@ -21,7 +21,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from buckeye.remote.pod.wrapper import is_locked, read_job, try_lock, write_atomically
+from buckeye.base.storage import is_locked, try_lock, write_file
+from buckeye.remote.pod.wrapper import read_job
 
 _POLL_SECONDS = 1.0
 _ATTEMPTS = 20
@@ -37,7 +38,7 @@ def watch(folder: Path) -> None:
         if settings["machine"] is None and (folder / "rc").exists():
             return
         time.sleep(_POLL_SECONDS)
-    write_atomically(folder / "dead_man", reason)
+    write_file(folder / "dead_man", reason)
     _say(f"{reason}: the job is asked to end")
     _end_job(folder, float(settings["grace"]))
     if settings["machine"] is not None:

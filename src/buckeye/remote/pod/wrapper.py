@@ -8,7 +8,6 @@ has keys as JSON. Only the job's user can read it, and it is deleted as soon as 
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import json
 import os
 import signal
@@ -16,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from buckeye.base.storage import try_lock, write_file
 
 RUNS_ALREADY, ENDED_ALREADY = 73, 74
 
@@ -29,42 +30,6 @@ def read_job(folder: Path) -> dict[str, Any]:
     return found
 
 
-def try_lock(path: Path) -> int | None:
-    """Lock a file for the life of this process; return None if another process has locked it."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(handle)
-        return None
-    return handle
-
-
-def is_locked(path: Path) -> bool:
-    """Return True if a process has locked the file."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(handle)
-    return False
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a small file atomically."""
-    temporary = path.with_name(f".{path.name}.new")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
 def carry_out(folder: Path) -> int:
     """Run the job once, and return its exit code."""
     if try_lock(folder / "lock") is None:
@@ -73,14 +38,14 @@ def carry_out(folder: Path) -> int:
         return ENDED_ALREADY
     children: list[subprocess.Popen[bytes]] = []
     asked = _hand_on_signals(children)
-    write_atomically(folder / "pid", str(os.getpid()))
+    write_file(folder / "pid", str(os.getpid()))
     job = read_job(folder)
     secrets = _take_secrets(folder / "env")
     if job["dead_man"] is not None:
         _start_dead_man(folder, secrets)
     secrets.pop("BUCKEYE_POD_KEY", None)  # only the watchdog needs it
     code = 128 + signal.SIGTERM if asked else _run(job, folder / "log", secrets, children, asked)
-    write_atomically(folder / "rc", str(code))
+    write_file(folder / "rc", str(code))
     return code
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import httpx
 import msgspec
 
 from buckeye.errors import OfferRefusedError, RemoteError
-from buckeye.remote.base import Clock, GpuRequest, Offer, Pod, PodSpec, PodStatus
+from buckeye.launch.preflight.devices import GpuSpec
+from buckeye.remote.base import Offer, Pod, PodStatus
 from buckeye.remote.providers.prime_account import PrimeAccount
 from buckeye.remote.providers.prime_api import NotFoundError, PrimeApi, RejectedError, UnansweredError
 from buckeye.remote.providers.prime_rows import is_ours, make_order, parse_offer, parse_pod, parse_status
@@ -26,29 +27,19 @@ class PrimeProvider:
     """Provider `prime`. A context manager: its end closes the HTTP connections."""
 
     name = "prime"
-    is_rental = True
 
-    def __init__(
-        self,
-        account: PrimeAccount,
-        *,
-        clock: Clock | None = None,
-        transport: httpx.BaseTransport | None = None,
-    ) -> None:
+    def __init__(self, account: PrimeAccount, *, transport: httpx.BaseTransport | None = None) -> None:
         self.ssh_key_path = account.ssh_key_path
         self._account = account
-        self._clock = clock or Clock()
-        self._api = PrimeApi(account, clock=self._clock, transport=transport)
+        self._api = PrimeApi(account, transport=transport)
 
     def __enter__(self) -> PrimeProvider:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._api.close()
 
-    def offers(self, gpus: GpuRequest, *, disk_gb: int) -> list[Offer]:
+    def offers(self, gpus: GpuSpec, *, disk_gb: int) -> list[Offer]:
         """Return all offers with GPUs of the type; an offer may have fewer or more GPUs than requested.
 
         An empty answer is retried, because some servers know no offers for a moment.
@@ -56,7 +47,7 @@ class PrimeProvider:
         rows: list[Any] = []
         for attempt in range(_ATTEMPTS):
             if attempt:
-                self._clock.sleep(_RETRY_SECONDS)
+                time.sleep(_RETRY_SECONDS)
             rows = list(self._api.numbered_pages("/availability/gpus", {"gpu_type": gpus.type}))
             if rows:
                 break
@@ -75,15 +66,21 @@ class PrimeProvider:
             )
         return [offer for offer in found if offer.gpus.type == gpus.type]
 
-    def create(self, offer: Offer, spec: PodSpec) -> Pod:
-        """Order the machine once. If it is unknown whether the order succeeded, search the pods by name."""
-        order = self._order(offer, spec)
+    def create(
+        self, offer: Offer, name: str, *, public_key: str | None = None, max_price: float | None = None
+    ) -> Pod:
+        """Order the machine once. If it is unknown whether the order succeeded, search the pods by name.
+
+        `public_key` may log in, as a line of `authorized_keys`; None: the keys of the account. Raises
+        OfferRefusedError if another offer might be accepted, and leaves no pod behind then.
+        """
+        order = self._order(offer, name, public_key, max_price)
         try:
             return parse_pod(self._api.post("/pods/", order))
         except RejectedError as error:
             raise OfferRefusedError(str(error)) from None
         except (UnansweredError, msgspec.ValidationError) as error:
-            found = self._by_name(spec.name)
+            found = self._by_name(name)
             if found is not None:
                 return found
             raise OfferRefusedError(f"{error}; no pod was made") from None
@@ -112,16 +109,22 @@ class PrimeProvider:
         except NotFoundError:
             return
 
+    def pod_url(self, pod_id: str) -> str:
+        """Return the URL whose DELETE ends a pod."""
+        return f"{self._account.url}/api/v1/pods/{pod_id}"
+
     def pods(self) -> list[Pod]:
         """Return the active pods of this account or team that Buckeye has created."""
         return [parse_pod(row) for row in self._api.offset_pages("/pods/") if is_ours(row)]
 
-    def _order(self, offer: Offer, spec: PodSpec) -> dict[str, Any]:
-        pod = {**make_order(offer), "name": spec.name}
-        if spec.max_price is not None:
-            pod["maxPrice"] = spec.max_price
-        if spec.public_key is not None:
-            pod["sshKeyId"] = self._key_id(spec.public_key, spec.name)
+    def _order(
+        self, offer: Offer, name: str, public_key: str | None, max_price: float | None
+    ) -> dict[str, Any]:
+        pod = {**make_order(offer), "name": name}
+        if max_price is not None:
+            pod["maxPrice"] = max_price
+        if public_key is not None:
+            pod["sshKeyId"] = self._key_id(public_key, name)
         order: dict[str, Any] = {"pod": pod, "provider": {"type": offer.cloud}}
         if self._account.team_id is not None:
             order["team"] = {"teamId": self._account.team_id}
@@ -143,7 +146,7 @@ class PrimeProvider:
     def _by_name(self, name: str) -> Pod | None:
         for attempt in range(_ATTEMPTS):
             if attempt:
-                self._clock.sleep(_RETRY_SECONDS)
+                time.sleep(_RETRY_SECONDS)
             for pod in self.pods():
                 if pod.name == name:
                     return pod

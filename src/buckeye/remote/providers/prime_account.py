@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,13 @@ class PrimeAccount:
     ssh_key_path: Path | None = None
 
 
-def prime_account(environ: Mapping[str, str] | None = None) -> PrimeAccount:
+def prime_account() -> PrimeAccount:
     """Return the account from PRIME_API_KEY, PRIME_API_BASE_URL, PRIME_TEAM_ID and PRIME_SSH_KEY_PATH.
 
     They come from the environment or `.env`, else from the configuration of the `prime` program,
     `~/.prime/config.json`. Raises UsageError.
     """
-    known = variables(environ)
+    known = variables()
     stored = _stored()
     key = known.get("PRIME_API_KEY") or stored.get("api_key")
     if not key:

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import random
-import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 import httpx
 
 from buckeye.errors import AccountError, RemoteError
-from buckeye.remote.base import Clock
 from buckeye.remote.providers.prime_account import PrimeAccount
 from buckeye.version import __version__
 
 log = logging.getLogger(__name__)
 
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
-_TELL_SECONDS = 5.0
 _DEADLINE_SECONDS = 120.0
 _UNREACHED_SECONDS = 15.0  # if no request has ever succeeded: no network, or a wrong address
 _FIRST_WAIT, _LONGEST_WAIT = 1.0, 30.0
@@ -73,11 +72,8 @@ class PrimeApi:
     no request has succeeded yet. Orders are not retried. Waits are logged as warnings.
     """
 
-    def __init__(
-        self, account: PrimeAccount, *, clock: Clock, transport: httpx.BaseTransport | None = None
-    ) -> None:
+    def __init__(self, account: PrimeAccount, *, transport: httpx.BaseTransport | None = None) -> None:
         self._key = account.api_key
-        self._clock = clock
         self._reached = False
         self._http = httpx.Client(
             base_url=f"{account.url}/api/v1",
@@ -109,27 +105,24 @@ class PrimeApi:
 
     def numbered_pages(self, path: str, params: Params) -> Iterator[Any]:
         """Yield every item of a list with pages 1, 2, ..."""
-        found = 0
-        for page in range(1, _MOST_PAGES + 1):
-            answer = self.get(path, {**params, "page": page, "page_size": _PAGE_SIZE})
-            items = self._list(answer, "items", path)
-            yield from items
-            found += len(items)
-            if len(items) < _PAGE_SIZE or found >= _total(answer, "totalCount", found + 1):
-                return
-        raise RemoteError(f"Prime Intellect: {path} has more than {_MOST_PAGES} pages", code="BK-PROVIDER")
+        numbered = ({**params, "page": page, "page_size": _PAGE_SIZE} for page in itertools.count(1))
+        return self._pages(path, lambda _: next(numbered), "items", "totalCount")
 
     def offset_pages(self, path: str) -> Iterator[Any]:
         """Yield every item of a list that is paged by offset and limit."""
+        return self._pages(path, lambda found: {"offset": found, "limit": _PAGE_SIZE}, "data", "total_count")
+
+    def _pages(self, path: str, params: Callable[[int], Params], key: str, total_key: str) -> Iterator[Any]:
+        """Yield every item of a list. `params(n)` returns those of the page after n items."""
         found = 0
         for _ in range(_MOST_PAGES):
-            answer = self.get(path, {"offset": found, "limit": _PAGE_SIZE})
-            items = self._list(answer, "data", path)
+            answer = self.get(path, params(found))
+            items = self._list(answer, key, path)
             yield from items
             found += len(items)
-            if not items or found >= _total(
-                answer, "total_count", found if len(items) < _PAGE_SIZE else found + 1
-            ):
+            total = answer.get(total_key)
+            is_last = found >= total if isinstance(total, int) else len(items) < _PAGE_SIZE
+            if is_last or not items:
                 return
         raise RemoteError(f"Prime Intellect: {path} has more than {_MOST_PAGES} pages", code="BK-PROVIDER")
 
@@ -143,7 +136,7 @@ class PrimeApi:
         repeat: bool = True,
         empty: bool = False,
     ) -> dict[str, Any]:
-        began = self._clock.now()
+        began = time.time()
         wait = _FIRST_WAIT
         while True:
             pause = wait * random.uniform(0.75, 1.25)  # spreads the retries of many clients  # noqa: S311
@@ -158,12 +151,12 @@ class PrimeApi:
                 failure = error
             unreached = isinstance(failure, UnreachedError) and not self._reached
             seconds = _UNREACHED_SECONDS if unreached else _DEADLINE_SECONDS
-            waited = self._clock.now() - began
+            waited = time.time() - began
             if waited + pause > seconds:
                 hint = "check that this machine is online" if unreached else None
                 raise type(failure)(f"{failure.message} (tried for {waited:.0f} s)", hint=hint) from None
             log.warning("%s; retrying for %.0f s more", failure.message, seconds - waited)
-            self._clock.sleep(pause)
+            time.sleep(pause)
             wait = min(2 * wait, _LONGEST_WAIT)
 
     def _ask_once(
@@ -171,8 +164,7 @@ class PrimeApi:
     ) -> dict[str, Any]:
         what = f"Prime Intellect: {method} {path}"
         try:
-            with _told(f"Waiting for the answer of {what}"):
-                response = self._http.request(method, path, params=params, json=body)
+            response = self._http.request(method, path, params=params, json=body)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             reason = self._hidden(str(error) or type(error).__name__)
             if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
@@ -229,18 +221,6 @@ class PrimeApi:
         return text.replace(self._key, "(redacted)")
 
 
-@contextmanager
-def _told(text: str) -> Iterator[None]:
-    """Log a warning if the block lasts long."""
-    timer = threading.Timer(_TELL_SECONDS, log.warning, (text,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
 def error_text(body: str) -> str:
     """Return the message in the body of an error.
 
@@ -267,8 +247,3 @@ def _field_text(field: Any) -> str:
     place = field.get("param") or ".".join(map(str, field.get("loc") or ()))
     reason = field.get("details") or field.get("msg") or "is wrong"
     return f"{place}: {reason}" if place else str(reason)
-
-
-def _total(answer: Mapping[str, Any], key: str, otherwise: int) -> int:
-    total = answer.get(key)
-    return total if isinstance(total, int) else otherwise

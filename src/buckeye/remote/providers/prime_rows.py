@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from buckeye.remote.base import NAME_PREFIX, GpuRequest, Offer, Pod, PodState, PodStatus, SshTarget
+from buckeye.launch.preflight.devices import GpuSpec
+from buckeye.remote.base import NAME_PREFIX, Offer, Pod, PodState, PodStatus, SshTarget
 from buckeye.remote.connection import parse_target
 
 _IN_STOCK = ("available", "high", "medium", "low")
@@ -56,6 +57,7 @@ class OfferRow(msgspec.Struct, rename="camel"):
     cloud_id: str
     gpu_type: str
     gpu_count: int
+    gpu_memory: float = 0.0
     socket: str | None = None
     provider: str | None = None
     region: str | None = None
@@ -114,8 +116,7 @@ def parse_offer(row: Any, *, disk_gb: int) -> Offer:
     )
     image = next((name for name in _IMAGES if name in (read.images or ())), None)
     return Offer(
-        provider="prime",
-        gpus=GpuRequest(count=read.gpu_count, type=read.gpu_type),
+        gpus=GpuSpec(read.gpu_count, read.gpu_type, read.gpu_memory),
         price_per_hour=price,
         disk_gb=size,
         cloud=read.provider or "unknown",
@@ -123,7 +124,6 @@ def parse_offer(row: Any, *, disk_gb: int) -> Offer:
         location=", ".join(word for word in (read.data_center, read.country) if word) or None,
         socket=read.socket,
         security=read.security,
-        stock=read.stock_status,
         image=image,
         unfit=_unfit(read, base, size, image),
         row=row,
