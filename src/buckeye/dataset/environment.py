@@ -8,7 +8,6 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from buckeye.config.problems import closest, suggestion
@@ -234,15 +233,3 @@ def _completion_of(reply: Reply) -> Completion:
         token_ids=reply.tokens.token_ids if reply.tokens is not None else None,
         truncated=reply.finish_reason == "length",
     )
-
-
-def find_local_files(args: Mapping[str, Any]) -> list[Path]:
-    """Return the files and folders of this machine that the arguments of the environment name."""
-    rewards = args.get("reward", ())
-    specs = [rewards] if isinstance(rewards, str) else list(rewards)
-    names = [args.get("path"), args.get("eval_path")]
-    for spec in specs:
-        if isinstance(spec, str):
-            names.append(spec.partition(".py:")[0] + ".py" if ".py:" in spec else spec)
-            names.append(spec.removeprefix("json:") if spec.startswith("json:") else None)
-    return [path for name in names if isinstance(name, str) and (path := Path(name).expanduser()).exists()]

@@ -9,6 +9,7 @@ from pathlib import Path
 from buckeye.base.foreign_files import NotRegularFileError, list_regular_files
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
+from buckeye.dataset.requirements import imported_files, is_dataset_environment, named_files
 from buckeye.errors import UsageError
 from buckeye.launch.mcp_gateways import task_files
 from buckeye.launch.preflight.software_checks import extras_of
@@ -90,7 +91,11 @@ def make_project(config: RLConfig, config_path: Path, *, resume: bool, pack: boo
         section.pop("model", None)  # _add_model sends it
     played = rollout_environments(config)
     needed = [config_path.absolute(), *(path.absolute() for path in find_named_paths(settings, root))]
-    needed += [root / relative_to_project(path, root) for path in task_files(played)]
+    datasets = [env.args for env in played if is_dataset_environment(env.id)]
+    names = {"rewards": [name for args in datasets for name in named_files(args)]}
+    needed += [path.absolute() for path in find_named_paths(names, root)]
+    imported = [path for args in datasets for path in imported_files(args)]
+    needed += [root / relative_to_project(path, root) for path in [*task_files(played), *imported]]
     manifest = project_manifest(root, needed=needed, skipped=[output])
     words += _add_model(manifest, config, model, root)
     if resume:

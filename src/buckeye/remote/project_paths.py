@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def find_named_paths(settings: Mapping[str, Any], root: Path) -> Iterator[Path]:
         if not text or len(text) > 1000 or "\0" in text:
             continue
         path = Path(text)
-        if not path.exists() or path.resolve() in (root, Path("/")):
+        if not os.path.exists(path) or path.resolve() in (root, Path("/")):
             continue
         if path.is_absolute() or ".." in path.parts or not path.resolve().is_relative_to(root):
             raise UsageError(
