@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
@@ -101,6 +102,14 @@ class AnswerReward:
         """Return 1 or 0 for each reply. Raises GraderError."""
         tests = self._tests(task)
         return [await self._best(tests, completion.text) for completion in completions]
+
+    def with_answers(self, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks with the answer that this reward accepts, for `buckeye env check`."""
+        if self._column is None:
+            return list(tasks)
+        return [
+            replace(task, data={**task.data, "answer": task.data["row"].get(self._column)}) for task in tasks
+        ]
 
     async def _best(self, tests: Sequence[Mapping[str, Any]], text: str) -> GraderVerdict:
         library = "math_verify" if self.name == "math" else None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from buckeye.config.problems import closest, suggestion
-from buckeye.dataset.built_in import NAMES, built_in_reward, is_built_in
+from buckeye.dataset.built_in import NAMES, AnswerReward, built_in_reward, is_built_in
 from buckeye.dataset.functions import Completion, FunctionReward, Reward, load_function
 from buckeye.dataset.prompts import Columns, Prompts, read_prompts
 from buckeye.dataset.rows import TRAIN
@@ -73,12 +73,12 @@ def make_environment(
         )
     tasks = [task for part in prompts.splits.values() for task in part]
     rewards = [_make_reward(spec, tasks, prompts.columns) for spec in specs]
-    names = _distinct_names(rewards)
+    names, splits = _distinct_names(rewards), prompts.splits
+    if len(rewards) == 1 and isinstance(rewards[0], AnswerReward):
+        splits = {split: rewards[0].with_answers(part) for split, part in splits.items()}
     kind = GroupDatasetEnvironment if any(reward.needs_group for reward in rewards) else DatasetEnvironment
     log.info("%s", prompts.summary)
-    return kind(
-        name, prompts.splits, [WeightedReward(*parts) for parts in zip(names, rewards, weights, strict=True)]
-    )
+    return kind(name, splits, [WeightedReward(*parts) for parts in zip(names, rewards, weights, strict=True)])
 
 
 def _make_reward(spec: RewardSpec, tasks: Sequence[Task], columns: Columns) -> Reward:
