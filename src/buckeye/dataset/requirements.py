@@ -42,8 +42,8 @@ def imported_files(args: Mapping[str, Any]) -> list[Path]:
             finder.run_script(str(file))
         except (SyntaxError, OSError, ValueError):  # loading the environment reports it
             continue
-        paths = [Path(module.__file__) for module in finder.modules.values() if module.__file__]
-        found |= dict.fromkeys(path for path in paths if path != file)
+        names = [getattr(module, "__file__", None) for module in finder.modules.values()]
+        found |= dict.fromkeys(path for path in map(Path, filter(None, names)) if path != file)
     return sorted(found)
 
 
