@@ -76,7 +76,10 @@ def test_what_is_in_the_project_or_in_buckeye_is_not_installed(tmp_path, nothing
     (tmp_path / "env.py").write_text("")
     (tmp_path / "own").mkdir()
     assert (
-        needed("env.py", "own", "./own", "agent", "mcp", "buckeye-vf-gym", "buckeye/buckeye-vf-gym@1") == ()
+        needed(
+            "env.py", "own", "./own", "agent", "dataset", "mcp", "buckeye-vf-gym", "buckeye/buckeye-vf-gym@1"
+        )
+        == ()
     )
     assert needed("someone/other", python="venv/bin/python") == ()
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from buckeye.config.cluster import ClusterConfig
+from buckeye.dataset.requirements import needed_extras
 from buckeye.errors import UsageError
 from buckeye.remote.project import read_project
 from buckeye.remote.remote_run import check_single_node
@@ -52,6 +53,56 @@ def test_files_that_are_named_travel_and_the_words_stay(project):
     assert found.arguments == ("@", "run.toml")
     assert set(found.manifest.files) == {".gitignore", "env.py", "run.toml", "tasks.json"}
     assert found.remote_output_dir == "outputs/a"
+
+
+def test_a_dataset_and_the_files_of_its_rewards_are_sent(project, tmp_path):
+    text = (
+        CONFIG.replace("[trainer]", "")
+        .replace("[inference]", "")
+        .format(output="outputs/a", model="org/name", env="dataset", path="data/rows.jsonl")
+    )
+    rewards = ["grading/reward.py:f", "json:schema.json", "math", "regex:" + "x" * 300]
+    text = text.replace(" }", f", reward = {json.dumps(rewards)} }}")
+    files = {
+        "run.toml": text,
+        ".gitignore": "*",
+        "data/rows.jsonl": '{"prompt": "a"}',
+        "grading/reward.py": "from judge import f\nimport os, numpy",
+        "grading/judge.py": "import words.plain\ndef f(completion): pass",
+        "grading/words/__init__.py": "",
+        "grading/words/plain.py": "",
+        "grading/unused.py": "",
+        "schema.json": "{}",
+    }
+    for name, content in files.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(content)
+    found = read_project(Path("run.toml"), resume=False)
+    assert set(found.manifest.files) == set(files) - {".gitignore", "grading/unused.py"}
+    assert found.extras == ("math", "mcp", "model")
+    (tmp_path / "elsewhere.py").write_text("")
+    Path("run.toml").write_text(text.replace("grading/reward.py", str(tmp_path / "elsewhere.py")))
+    with pytest.raises(UsageError) as caught:
+        read_project(Path("run.toml"), resume=False)
+    assert caught.value.code == "BK-REMOTE-TRANSFER"
+
+
+@pytest.mark.parametrize(
+    ("args", "extras"),
+    [
+        ({"path": "a.jsonl", "reward": "reward.py"}, set()),
+        ({"path": "a.jsonl", "reward": ["exact", "reward.py"]}, {"mcp"}),
+        ({"path": "a.parquet", "reward": "math"}, {"hub", "mcp", "math"}),
+        ({"path": "org/name", "reward": "m:f"}, {"hub"}),
+        ({"path": "a.jsonl", "eval_path": "parts", "reward": "m:f"}, {"hub"}),
+    ],
+)
+def test_extras_of_a_dataset_follow_from_its_files_and_rewards(tmp_path, monkeypatch, args, extras):
+    monkeypatch.chdir(tmp_path)
+    Path("parts").mkdir()
+    for name in ("a.jsonl", "a.parquet", "parts/b.parquet"):
+        Path(name).touch()
+    assert needed_extras(args) == extras
 
 
 def test_a_folder_elsewhere_gets_another_name_there(project, tmp_path):

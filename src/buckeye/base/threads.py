@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
+import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
@@ -35,6 +37,44 @@ async def acquire_in_thread(acquire: Callable[..., T], *args: object, release: C
         released, _ = await _finish(release, result.result())
         released.result()
     raise cancellation
+
+
+async def run_in_daemon_thread(work: Callable[[], T]) -> T:
+    """Return `work()`, run in a thread that does not delay the end of the process.
+
+    If the caller is cancelled, the thread continues, and its result is dropped. Raises what `work` raises;
+    in place of StopIteration, which would end the caller silently, RuntimeError.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Callable[[], T]] = loop.create_future()
+
+    def finish(result: Callable[[], T]) -> None:
+        if not future.done():
+            future.set_result(result)
+
+    def run() -> None:
+        result = _outcome_of(work)
+        with contextlib.suppress(RuntimeError):  # the event loop has ended
+            loop.call_soon_threadsafe(finish, result)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), daemon=True).start()
+    return (await future)()
+
+
+def _outcome_of(work: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that returns the result of `work()`, or raises its error."""
+    try:
+        value = work()
+    except BaseException as raised:
+        error = raised
+        if isinstance(raised, StopIteration):
+            error = RuntimeError("StopIteration").with_traceback(raised.__traceback__)
+        return lambda: _raise(error)
+    return lambda: value
+
+
+def _raise(error: BaseException) -> NoReturn:
+    raise error
 
 
 async def _finish(

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib.util
 import json
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 from buckeye.base.distribution import need
 from buckeye.base.storage import read_json
+from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.functions import Completion
 from buckeye.dataset.prompts import ANSWER_COLUMNS
 from buckeye.dataset.rows import raise_problems, row_error
@@ -26,9 +29,10 @@ from buckeye.mcp.grading.schema import last_number
 NAMES = ("exact", "contains", "numeric", "math", "regex", "json", "code")
 _TEST_COLUMNS = ("tests", "test", "test_list", "test_cases", "unit_tests")
 _RUNNER = Path(__file__).with_name("code_runner.py")
-_FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```[ \t]*([\w+-]*)[^\n`]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _MAX_TESTS = 100
 _TEST_SECONDS = 5.0
+_MAX_NUMBER = 1e300
 _START_SECONDS = 10.0
 
 Matches = Callable[[Any], Sequence[Mapping[str, Any]]]
@@ -43,6 +47,7 @@ def built_in_reward(
     Raises UsageError with every task that lacks the value that the reward compares with.
     """
     name, _, argument = spec.partition(":")
+    columns = list(tasks[0].data["row"]) if tasks else []
     if name == "regex":
         return AnswerReward(name, tasks, None, _match_pattern(argument))
     if name == "json":
@@ -54,15 +59,16 @@ def built_in_reward(
     matches: dict[str, Matches] = {
         "exact": _match_exact, "contains": _match_contains, "numeric": _match_number, "math": _match_math,
     }  # fmt: skip
-    return AnswerReward(name, tasks, argument or answer_column or _no_answers(name), matches[name])
-
-
-def _no_answers(name: str) -> str:
-    raise UsageError(
-        f"the reward `{name}` compares with an answer, and the dataset has no column of answers",
-        code="BK-REWARD",
-        hint=f"name the column: --answer-column NAME. Expected one of {', '.join(ANSWER_COLUMNS)}",
-    )
+    column = argument or answer_column
+    if column not in columns:
+        missing = "of answers" if column is None else repr(column)
+        raise UsageError(
+            f"the reward `{name}` compares with an answer, and the dataset has no column {missing}",
+            code="BK-REWARD",
+            hint=suggestion(closest(column or "", columns, count=1))
+            or f"name the column: {name}:COLUMN. Expected one of {', '.join(ANSWER_COLUMNS)}",
+        )
+    return AnswerReward(name, tasks, column, matches[name])
 
 
 class AnswerReward:
@@ -88,14 +94,22 @@ class AnswerReward:
             return list(self._matches(None))
         answer = task.data["row"].get(self._column)
         answers = answer if isinstance(answer, list) else [answer]
-        if not answers or any(value is None or value == "" for value in answers):
-            raise ValueError("there is no answer")
+        if not answers or any(value is None or not _text_of(value) for value in answers):
+            raise ValueError("no answer")
         return [test for value in answers for test in self._matches(value)]
 
     async def score(self, task: Task, completions: Sequence[Completion]) -> list[GraderVerdict]:
         """Return 1 or 0 for each reply. Raises GraderError."""
         tests = self._tests(task)
         return [await self._best(tests, completion.text) for completion in completions]
+
+    def with_answers(self, tasks: Sequence[Task]) -> list[Task]:
+        """Return the tasks with the answer that this reward accepts, for `buckeye env check`."""
+        if self._column is None:
+            return list(tasks)
+        return [
+            replace(task, data={**task.data, "answer": task.data["row"].get(self._column)}) for task in tasks
+        ]
 
     async def _best(self, tests: Sequence[Mapping[str, Any]], text: str) -> GraderVerdict:
         library = "math_verify" if self.name == "math" else None
@@ -112,7 +126,7 @@ def _text_of(answer: Any) -> str:
 
 
 def _match_exact(answer: Any) -> Sequence[Mapping[str, Any]]:
-    return [{"exact": _text_of(answer)}]
+    return [{"exact": answer.strip() if isinstance(answer, str) else answer}]
 
 
 def _match_contains(answer: Any) -> Sequence[Mapping[str, Any]]:
@@ -123,8 +137,8 @@ def _match_contains(answer: Any) -> Sequence[Mapping[str, Any]]:
 
 def _match_number(answer: Any) -> Sequence[Mapping[str, Any]]:
     number = answer if isinstance(answer, int | float) else last_number(_text_of(answer))
-    if number is None or isinstance(answer, bool):
-        raise ValueError(f"there is no number in {_text_of(answer)[:60]!r}")
+    if number is None or isinstance(answer, bool) or not abs(number) < _MAX_NUMBER:
+        raise ValueError(f"no usable number in {_text_of(answer)[:60]!r}")
     return [{"number": float(number), "tolerance": 1e-6}]
 
 
@@ -174,6 +188,8 @@ def _read_schema(argument: str) -> Any:
         raise UsageError(f"json:{argument}: no file {path}", code="BK-FILE-NOT-FOUND", hint=hint)
     try:
         schema = read_json(path)
+        if not isinstance(schema, Mapping | bool):
+            raise ValueError("expected an object")
         jsonschema.validators.validator_for(schema).check_schema(schema)
     except (OSError, ValueError, jsonschema.SchemaError) as error:
         reason = error.message if isinstance(error, jsonschema.SchemaError) else str(error)
@@ -184,8 +200,7 @@ def _read_schema(argument: str) -> Any:
 class CodeReward:
     """Reward for Python: the share of the row's tests that the code in the reply passes.
 
-    The code is the last Python fence of the reply, or all of it. It runs confined, without network, with
-    limits on time and memory.
+    It runs confined, without network, with limits on time and memory.
     """
 
     name = "code"
@@ -213,13 +228,13 @@ class CodeReward:
     def _tests(self, task: Task) -> list[dict[str, str]]:
         value = task.data["row"].get(str(self._column))
         if isinstance(value, str) and value.lstrip()[:1] in "[{" and value.strip():
-            with contextlib.suppress(json.JSONDecodeError):  # Python that begins with a bracket
+            with contextlib.suppress(ValueError, RecursionError):  # Python that begins with a bracket
                 value = json.loads(value)
-        tests = [{"code": value}] if isinstance(value, str) and value.strip() else _tests_of(value)
+        if isinstance(value, str) and value.strip():
+            value = [_with_call_of_check(value, task.data["row"].get("entry_point"))]
+        tests = _tests_of(value)
         if not 0 < len(tests) <= _MAX_TESTS:
-            raise ValueError(
-                f"{len(tests)} tests; expected 1 to {_MAX_TESTS}" if tests else "there are no tests"
-            )
+            raise ValueError(f"{len(tests)} tests; expected 1 to {_MAX_TESTS}" if tests else "no tests")
         for number, test in enumerate(tests, 1):
             if "code" in test:
                 _check_syntax(test["code"], number)
@@ -231,13 +246,38 @@ class CodeReward:
         return [await self._run(tests, completion.text) for completion in completions]
 
     async def _run(self, tests: Sequence[Mapping[str, str]], text: str) -> GraderVerdict:
-        fences = _FENCE.findall(text)
-        request = {"code": fences[-1] if fences else text, "tests": tests, "seconds": _TEST_SECONDS}
+        request = {
+            "code": find_code(text),
+            "tests": tests,
+            "seconds": _TEST_SECONDS,
+            "key": token_hex(),
+        }
         async with self._slots:
-            reply = await run_script(_RUNNER, (), request, _START_SECONDS + _TEST_SECONDS * len(tests))
+            reply = await run_script(_RUNNER, (), request, _START_SECONDS + 2 * _TEST_SECONDS * len(tests))
+        if reply.get("key") != request["key"]:
+            return GraderVerdict(0.0, "the code replaced the result of its tests")
         passed, failures = int(reply["passed"]), reply["failures"]
         shown = f"; first failure: {failures[0]}" if failures else ""
         return GraderVerdict(passed / len(tests), f"{passed} of {len(tests)} tests passed{shown}")
+
+
+def find_code(reply: str) -> str:
+    """Return the code of a reply: its last fence for Python, else its last one without a language, or all."""
+    fences = _FENCE.findall(reply)
+    for names in (("python", "py", "python3"), ("",)):
+        found = [code for name, code in fences if name.lower() in names]
+        if found:
+            return str(found[-1])
+    return reply
+
+
+def _with_call_of_check(test: str, entry_point: Any) -> str:
+    """Return a test that calls its function `check`, as in HumanEval, with the function of the reply."""
+    if re.search(r"^def check\(", test, re.MULTILINE) is None or re.search(r"^check\(", test, re.MULTILINE):
+        return test
+    if not isinstance(entry_point, str) or not entry_point.isidentifier():
+        raise ValueError("the test defines `check` and does not call it; add a column `entry_point`")
+    return f"{test}\n\ncheck({entry_point})\n"
 
 
 def _tests_of(value: Any) -> list[dict[str, str]]:
@@ -251,11 +291,16 @@ def _tests_of(value: Any) -> list[dict[str, str]]:
     for number, test in enumerate(value if isinstance(value, list) else [], 1):
         if isinstance(test, str):
             tests.append({"code": test})
-        elif isinstance(test, Mapping) and isinstance(test.get("output"), str):
-            tests.append({"input": str(test.get("input") or ""), "output": test["output"]})
+        elif _is_program_test(test):
+            tests.append({"input": test.get("input", ""), "output": test["output"]})
         else:
             raise ValueError(f'test {number} is neither Python nor {{"input": "...", "output": "..."}}')
     return tests
+
+
+def _is_program_test(test: Any) -> bool:
+    is_text = isinstance(test, Mapping) and all(isinstance(test.get(n, ""), str) for n in ("input", "output"))
+    return is_text and "output" in test
 
 
 def _check_syntax(code: str, number: int) -> None:
@@ -270,4 +315,4 @@ def is_built_in(spec: str) -> bool:
     name = spec.partition(":")[0]
     if name not in NAMES:
         return False
-    return ":" not in spec or name in ("regex", "json", "code") or importlib.util.find_spec(name) is None
+    return ":" not in spec or name in ("regex", "json", "code", "math") or find_spec(name) is None

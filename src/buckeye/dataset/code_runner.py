@@ -1,104 +1,137 @@
 """Program that runs Python code against tests: `python -I code_runner.py RESULT`.
 
-It reads `{"code", "tests", "seconds"}` as JSON from standard input, and writes the number of passed tests,
-with a reason for each failed one, to the file RESULT. Each test runs in its own process. It imports nothing
-of Buckeye.
+It reads `{"code", "tests", "seconds", "key"}` as JSON from standard input, and writes `{"passed", "failures",
+"key"}` to the file RESULT. Each test runs in its own process, `python -I code_runner.py --test FD`, which
+does not receive expected outputs. It imports nothing of Buckeye.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
+import resource
 import signal
+import subprocess
 import sys
 import tempfile
-import time
 import traceback
-from typing import Any, NoReturn
+import types
+from typing import IO, Any, NoReturn
 
 _MAX_OUTPUT = 2**20
+_MAX_FILE = 2**26
 _MAX_REASON = 300
+_PR_SET_DUMPABLE = 4
 
 
 def main(result: str) -> None:
     """Run the tests, and write the result."""
     request = json.load(sys.stdin)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if sys.platform == "linux":  # the tested code cannot read this process
+        ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     failures = []
     for test in request["tests"]:
         failure = _run_test(request["code"], test, float(request["seconds"]))
         failures += [] if failure is None else [failure[:_MAX_REASON]]
+    passed = len(request["tests"]) - len(failures)
     with open(result, "w") as file:
-        json.dump({"passed": len(request["tests"]) - len(failures), "failures": failures}, file)
+        json.dump({"passed": passed, "failures": failures, "key": request["key"]}, file)
 
 
 def _run_test(code: str, test: dict[str, str], seconds: float) -> str | None:
     """Return None if the test passes, else the reason."""
-    done, done_by_child = os.pipe()
     token = os.urandom(16)
-    with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as output:
-        given.write(test.get("input", "").encode())
-        given.seek(0)
-        child = os.fork()
-        if child == 0:
-            os.setsid()
-            os.dup2(given.fileno(), 0)
-            os.dup2(output.fileno(), 1)
-            os.dup2(output.fileno(), 2)
-            os.close(done)
-            _run_in_child(code, test, done_by_child, token)
-        os.close(done_by_child)
+    request = {"code": code, "test": test.get("code"), "token": token.hex()}
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as errors,
+        tempfile.TemporaryFile() as channel,
+    ):
+        _fill(given, test.get("input", ""))
+        _fill(channel, json.dumps(request))
+        child = subprocess.Popen(  # noqa: S603  this file
+            [sys.executable, "-I", "-B", os.path.abspath(__file__), "--test", str(channel.fileno())],
+            stdin=given,
+            stdout=output,
+            stderr=errors,
+            cwd=folder,
+            pass_fds=[channel.fileno()],
+            start_new_session=True,
+        )
         in_time = _wait(child, seconds)
-        finished = os.read(done, len(token)) == token if in_time else False
-        os.close(done)
-        output.seek(0)
-        text = output.read(_MAX_OUTPUT).decode("utf-8", "replace")
+        finished = os.pread(channel.fileno(), len(token) + 1, 0) == token
+        printed, reason = _read(output), _read(errors).strip().rpartition("\n")[2]
     if not in_time:
         return f"timeout after {seconds:g} s"
     if not finished:
-        return text.strip().rpartition("\n")[2] or "the code ended the process"
-    if "output" in test and _lines(text) != _lines(test["output"]):
-        return f"expected the output {test['output'].strip()[:100]!r}, found {text.strip()[:100]!r}"
+        return reason or "the code ended the process"
+    if "output" in test and _lines(printed) != _lines(test["output"]):
+        return f"expected the output {test['output'].strip()[:100]!r}, found {printed.strip()[:100]!r}"
     return None
 
 
-def _wait(child: int, seconds: float) -> bool:
+def _fill(file: IO[bytes], text: str) -> None:
+    file.write(text.encode("utf-8", "surrogatepass"))
+    file.seek(0)
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read(_MAX_OUTPUT).decode("utf-8", "replace")
+
+
+def _wait(child: subprocess.Popen[bytes], seconds: float) -> bool:
     """Return True if the child ends in time. It and its own children are killed in any case."""
-    deadline, pause = time.monotonic() + seconds, 0.001
-    ended = False
-    while not ended and time.monotonic() < deadline:
-        time.sleep(pause)
-        pause = min(0.05, pause * 1.5)
-        ended = os.waitpid(child, os.WNOHANG)[0] == child
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child, signal.SIGKILL)
-    if not ended:
-        os.waitpid(child, 0)
-    return ended
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(seconds)
+    in_time = child.returncode is not None
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+    return in_time
 
 
-def _run_in_child(code: str, test: dict[str, str], done: int, token: bytes) -> NoReturn:
+def run_in_child(channel: int) -> NoReturn:
     """Run the code and its test, write the token if nothing failed, and end this process."""
-    names: dict[str, Any] = {"__name__": "__main__" if "output" in test else "reply"}
+    with os.fdopen(os.dup(channel), "rb") as file:
+        request = json.load(file)
+    os.ftruncate(channel, 0)
+    os.set_inheritable(channel, False)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (_MAX_FILE, _MAX_FILE))
+    token, is_program = bytes.fromhex(request["token"]), request["test"] is None
+    module = types.ModuleType("__main__" if is_program else "reply")
+    sys.modules[module.__name__] = module
     try:
-        exec(compile(code, "reply.py", "exec"), names)  # noqa: S102  confined, in a process of its own
-        if "code" in test:
-            exec(compile(test["code"], "test.py", "exec"), names)  # noqa: S102
-            if "check(" in test["code"] and "def check" in test["code"] and "entry_point" in test:
-                names["check"](names[test["entry_point"]])
+        _run(request["code"], "reply.py", module)
+        if not is_program:
+            _run(request["test"], "test.py", module)
         sys.stdout.flush()
-        os.write(done, token)
+        os.pwrite(channel, token, 0)
     except SystemExit as error:
-        sys.stdout.flush()
-        if error.code in (None, 0) and "output" in test:  # a program may end so
-            os.write(done, token)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+        if error.code in (None, 0) and is_program:  # a program may end so
+            os.pwrite(channel, token, 0)
         else:
-            sys.stderr.write(f"SystemExit: {error.code}")
+            _report(f"SystemExit: {error.code}")
     except BaseException as error:
-        sys.stderr.write("".join(traceback.format_exception_only(error)))
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.flush()
+        _report("".join(traceback.format_exception_only(error)))
     os._exit(0)
+
+
+def _run(code: str, name: str, module: types.ModuleType) -> Any:
+    exec(compile(code, name, "exec"), module.__dict__)  # noqa: S102  confined, in a separate process
+
+
+def _report(text: str) -> None:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        os.write(2, f"\n{text}".encode("utf-8", "replace"))
 
 
 def _lines(text: str) -> list[str]:
@@ -106,4 +139,6 @@ def _lines(text: str) -> list[str]:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "--test":
+        run_in_child(int(sys.argv[2]))
+    main(sys.argv[1])

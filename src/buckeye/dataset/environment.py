@@ -8,16 +8,16 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from buckeye.config.problems import closest, suggestion
-from buckeye.dataset.built_in import NAMES, built_in_reward, is_built_in
+from buckeye.dataset.built_in import NAMES, AnswerReward, built_in_reward, is_built_in
 from buckeye.dataset.functions import Completion, FunctionReward, Reward, load_function
 from buckeye.dataset.prompts import Columns, Prompts, read_prompts
 from buckeye.dataset.rows import TRAIN
 from buckeye.envs.base import Outcome, Policy, Reply, Task
-from buckeye.envs.outcome_validation import outcome_of_exception
+from buckeye.envs.outcome_validation import error_outcome, outcome_of_exception
+from buckeye.envs.stdlib_only.outcomes import OutcomeError
 from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
 from buckeye.mcp.grading.judge import GraderVerdict
 
@@ -25,8 +25,6 @@ log = logging.getLogger(__name__)
 
 NAME = "dataset"
 _BASELINE_TASKS = 8
-_PAIR = 2
-"""Replies in the group of a baseline: a reward of a group may need more than one."""
 
 RewardSpec = str | Callable[..., Any]
 """File, module or built-in of a reward; or the function itself."""
@@ -75,19 +73,19 @@ def make_environment(
         )
     tasks = [task for part in prompts.splits.values() for task in part]
     rewards = [_make_reward(spec, tasks, prompts.columns) for spec in specs]
-    names = _distinct_names(rewards)
+    names, splits = _distinct_names(rewards), prompts.splits
+    if len(rewards) == 1 and isinstance(rewards[0], AnswerReward):
+        splits = {split: rewards[0].with_answers(part) for split, part in splits.items()}
     kind = GroupDatasetEnvironment if any(reward.needs_group for reward in rewards) else DatasetEnvironment
     log.info("%s", prompts.summary)
-    return kind(
-        name, prompts.splits, [WeightedReward(*parts) for parts in zip(names, rewards, weights, strict=True)]
-    )
+    return kind(name, splits, [WeightedReward(*parts) for parts in zip(names, rewards, weights, strict=True)])
 
 
 def _make_reward(spec: RewardSpec, tasks: Sequence[Task], columns: Columns) -> Reward:
     if not isinstance(spec, str):
         if not callable(spec):
             raise UsageError(
-                f"the reward {spec!r} is no function", code="BK-REWARD", hint="pass a function, or a text"
+                f"the reward {spec!r} is not a function", code="BK-REWARD", hint="pass a function, or a text"
             )
         return FunctionReward(spec, columns.others)
     if is_built_in(spec):
@@ -125,6 +123,8 @@ class DatasetEnvironment:
     ) -> None:
         self.name = name
         self._splits = splits
+        self._group_size = 1
+        """Replies that a reward needs in one call."""
         self._rewards = rewards
 
     @property
@@ -152,21 +152,26 @@ class DatasetEnvironment:
         }
         parts = []
         for label, texts in replies.items():
-            rewards = []
+            outcomes = []
             for task, text in zip(tasks, texts, strict=True):
                 message = {"role": "assistant", "content": text}
-                outcomes = await self._grade(task, [Completion(text=text, message=message)] * _PAIR)
-                rewards += [outcomes[0].reward] if outcomes[0].reward is not None else []
-            mean = f"{math.fsum(rewards) / len(rewards):.3f}" if rewards else "an error"
+                completion = Completion(text=text, message=message, token_ids=())
+                outcomes += (await self._grade(task, [completion] * self._group_size))[:1]
+            rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+            mean = (
+                f"{math.fsum(rewards) / len(rewards):.3f}" if rewards else f"an error ({outcomes[0].error})"
+            )
             parts.append(f"{label} get {mean}")
         return f"without content, {' and '.join(parts)} (mean reward over {len(tasks)} prompts)"
 
     async def _grade(self, task: Task, completions: Sequence[Completion]) -> list[Outcome]:
         """Return the outcomes of replies to a task. A reward that fails is an error, never a reward of 0."""
-        try:
-            columns = await asyncio.gather(*(part.reward.score(task, completions) for part in self._rewards))
-        except THIRD_PARTY_ERRORS as error:
-            return [outcome_of_exception("score", error)] * len(completions)
+        parts = (_scored(part.reward, task, completions) for part in self._rewards)
+        columns: list[list[GraderVerdict]] = []
+        for scored in await asyncio.gather(*parts):
+            if isinstance(scored, Outcome):
+                return [scored] * len(completions)
+            columns.append(scored)
         return [
             self._outcome(completion, verdicts)
             for completion, verdicts in zip(completions, zip(*columns, strict=True), strict=True)
@@ -188,10 +193,17 @@ class GroupDatasetEnvironment(DatasetEnvironment):
     A pending outcome carries its reply as JSON, so that no state remains of a group that is dropped.
     """
 
+    def __init__(
+        self, name: str, splits: Mapping[str, Sequence[Task]], rewards: Sequence[WeightedReward]
+    ) -> None:
+        super().__init__(name, splits, rewards)
+        self._group_size = 2
+
     async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
         """Call the policy once, and leave its reply pending."""
         completion = _completion_of(await policy.chat(task.messages))
-        fields = [completion.text, dict(completion.message), list(completion.token_ids), completion.truncated]
+        ids = None if completion.token_ids is None else list(completion.token_ids)
+        fields = [completion.text, dict(completion.message), ids, completion.truncated]
         return Outcome(reward=None, pending=json.dumps(fields))
 
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
@@ -201,23 +213,23 @@ class GroupDatasetEnvironment(DatasetEnvironment):
         return [outcome if outcome.pending is None else next(graded) for outcome in outcomes]
 
 
+async def _scored(
+    reward: Reward, task: Task, completions: Sequence[Completion]
+) -> list[GraderVerdict] | Outcome:
+    """Return the verdicts of a reward, or the outcome of its error, which must not end the event loop."""
+    try:
+        return await reward.score(task, completions)
+    except OutcomeError as error:  # its message has the place
+        return error_outcome("score", str(error))
+    except THIRD_PARTY_ERRORS as error:
+        return outcome_of_exception("score", error)
+
+
 def _completion_of(reply: Reply) -> Completion:
     content = reply.message.get("content")
     return Completion(
         text=content if isinstance(content, str) else reply.text,
         message=reply.message,
-        token_ids=reply.tokens.token_ids if reply.tokens is not None else (),
+        token_ids=reply.tokens.token_ids if reply.tokens is not None else None,
         truncated=reply.finish_reason == "length",
     )
-
-
-def find_local_files(args: Mapping[str, Any]) -> list[Path]:
-    """Return the files and folders of this machine that the arguments of the environment name."""
-    rewards = args.get("reward", ())
-    specs = [rewards] if isinstance(rewards, str) else list(rewards)
-    names = [args.get("path"), args.get("eval_path")]
-    for spec in specs:
-        if isinstance(spec, str):
-            names.append(spec.partition(".py:")[0] + ".py" if ".py:" in spec else spec)
-            names.append(spec.removeprefix("json:") if spec.startswith("json:") else None)
-    return [path for name in names if isinstance(name, str) and (path := Path(name).expanduser()).exists()]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import importlib
 import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
+from buckeye.base.threads import run_in_daemon_thread
 from buckeye.config.problems import closest, suggestion
 from buckeye.envs.base import Task
 from buckeye.envs.registry import import_file, report_import_errors
@@ -36,7 +39,8 @@ class Completion:
 
     text: str
     message: Mapping[str, Any]
-    token_ids: Sequence[int] = ()
+    token_ids: Sequence[int] | None = None
+    """None where they are unknown: in worker processes, and for models of other servers."""
     truncated: bool = False
 
 
@@ -57,7 +61,7 @@ class FunctionReward:
 
     With a parameter `prompt` or `completion` it scores one reply. With `prompts` or `completions` it scores
     all replies of a group in one call. Every other parameter is a column of the dataset. A function that is
-    not async runs in a thread of its own, one call at a time.
+    not async runs in a thread, one call at a time.
     """
 
     def __init__(self, function: Callable[..., Any], columns: Collection[str]) -> None:
@@ -71,7 +75,8 @@ class FunctionReward:
         self._takes_all = len(names) < len(parameters)
         self.needs_group = not any(name in names for name in _SINGLE)
         self._names = set(names)
-        self._thread = ThreadPoolExecutor(1, "buckeye-reward")
+        self._needs_tokens = any(p.name == _TOKENS and p.default is p.empty for p in parameters)
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 
     def _parameters(self, columns: Collection[str]) -> list[inspect.Parameter]:
         try:
@@ -114,42 +119,51 @@ class FunctionReward:
         return self._verdicts(values, len(completions))
 
     def _arguments(self, task: Task, completion: Completion) -> dict[str, Any]:
-        known = {
-            **task.data["row"],
-            "prompt": _prompt(task),
-            "completion": completion.text,
-            _TOKENS: list(completion.token_ids),
-        }
+        known = {**deepcopy(task.data["row"]), "prompt": _prompt(task), "completion": completion.text}
+        if completion.token_ids is not None:
+            known[_TOKENS] = list(completion.token_ids)
         return self._accepted(known)
 
     def _batch_arguments(self, task: Task, completions: Sequence[Completion]) -> dict[str, Any]:
         count, is_text = len(completions), task.data["is_text"]
-        known: dict[str, Any] = {name: [value] * count for name, value in task.data["row"].items()}
-        known["prompts"] = [_prompt(task)] * count
+        row = deepcopy(task.data["row"])  # a function may change its arguments
+        known: dict[str, Any] = {name: [value] * count for name, value in row.items()}
+        known["prompts"] = [_prompt(task) for _ in completions]
         known["completions"] = [c.text if is_text else [dict(c.message)] for c in completions]
-        known[_TOKENS] = [list(c.token_ids) for c in completions]
+        tokens = [c.token_ids for c in completions]
+        if None not in tokens:
+            known[_TOKENS] = [list(ids) for ids in tokens if ids is not None]
         return self._accepted(known)
 
     def _accepted(self, known: dict[str, Any]) -> dict[str, Any]:
+        if self._needs_tokens and _TOKENS not in known:
+            raise OutcomeError(
+                f"`{self.name}`{self._where} needs `{_TOKENS}`, which are unknown in a worker process and "
+                "for a model of another server: measure the completion in place of them"
+            )
         return known if self._takes_all else {name: known[name] for name in self._names if name in known}
 
     async def _call(self, arguments: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self._function):
-            called = self._function(**arguments)
-        else:
-            called = asyncio.get_running_loop().run_in_executor(
-                self._thread, lambda: self._function(**arguments)
-            )
+            return await self._in_time(self._function(**arguments))
+        async with self._turns.setdefault(asyncio.get_running_loop(), asyncio.Lock()):
+            value = await self._in_time(run_in_daemon_thread(partial(self._function, **arguments)))
+        return await self._in_time(value) if inspect.isawaitable(value) else value
+
+    async def _in_time(self, work: Awaitable[Any]) -> Any:
+        """Return the result of `work`. The limit does not include the wait for earlier calls."""
         try:
-            async with asyncio.timeout(_SECONDS):
-                value = await called
-                return await value if inspect.isawaitable(value) else value
+            async with asyncio.timeout(_SECONDS) as limit:
+                return await work
         except TimeoutError:
-            self._thread = ThreadPoolExecutor(1, "buckeye-reward")  # the old thread never returns
+            if not limit.expired():
+                raise
             raise OutcomeError(f"`{self.name}`{self._where} took more than {_SECONDS:g} s") from None
 
     def _verdicts(self, values: Any, count: int) -> list[GraderVerdict]:
-        if isinstance(values, str | bytes | Mapping) or not hasattr(values, "__len__"):
+        if inspect.isawaitable(values):
+            to_finite_float(values, f"the reward of `{self.name}`")  # raises: it was not awaited
+        if isinstance(values, str | bytes | Mapping | Set) or not hasattr(values, "__len__"):
             raise OutcomeError(
                 f"`{self.name}`{self._where} returned {str(values)[:80]!r}, not a list of {count} numbers"
             )
@@ -188,7 +202,7 @@ def load_function(spec: str) -> Callable[..., Any]:
         return function
     hint = suggestion(closest(name, _public_functions(module), count=1))
     message = (
-        f"{where} has no function `{name}`" if function is None else f"`{name}` in {where} is no function"
+        f"{where} has no function `{name}`" if function is None else f"`{name}` in {where} is not a function"
     )
     raise UsageError(message, code="BK-REWARD", hint=hint or _EXPECTED)
 

@@ -22,7 +22,7 @@ ANSWER_COLUMNS = (
     "answer", "solution", "ground_truth", "target", "label", "expected", "reference", "output", "response",
 )  # fmt: skip
 """Columns with answers, if none is named; the first that exists counts."""
-_TASK_COLUMNS = {"mcp_config", "evaluate_tool", "setup_tool", "grade"}
+_TASK_COLUMNS = {"mcp_config", "evaluate_tool", "setup_tool"}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 _HELD_OUT = ("test", "validation")
 _SHARE = 10
@@ -65,13 +65,17 @@ def read_prompts(
     UsageError with every row that has no usable prompt.
     """
     splits = read_splits(source)
-    rows = splits[_choose_split(source, splits, split)]
+    chosen = _choose_split(source, splits, split)
+    rows = splits.pop(chosen)
+    held_out = _held_out_rows(splits)
     if eval_source is not None:
         eval_splits = read_splits(eval_source)
-        held_out: Sequence[Row] | None = eval_splits[_choose_split(eval_source, eval_splits, None)]
-    else:
-        held_out = next((splits[name] for name in _HELD_OUT if splits.get(name) and name != split), None)
+        held_out = _held_out_rows(eval_splits) or eval_splits[_choose_split(eval_source, eval_splits, None)]
     return make_prompts(source, rows, held_out, prompt_column=prompt_column, answer_column=answer_column)
+
+
+def _held_out_rows(splits: Mapping[str, Sequence[Row]]) -> Sequence[Row] | None:
+    return next((splits[name] for name in _HELD_OUT if splits.get(name)), None)
 
 
 def rows_of_values(values: Iterable[Any], name: str) -> list[Row]:
@@ -126,7 +130,7 @@ def find_columns(
                 code="BK-DATA-FORMAT",
                 hint=near or f"its columns: {', '.join(names)}",
             )
-    if prompt_column is None and {"prompt", *_TASK_COLUMNS} & set(names) and _TASK_COLUMNS & set(names):
+    if prompt_column is None and _has_mcp_tasks(rows, names):
         return Columns(kind="tasks", prompt="prompt", answer=None, others=())
     prompt = prompt_column or _choose_prompt_column(source, rows, names)
     kind: Kind = (
@@ -141,6 +145,13 @@ def find_columns(
     others = [name for name in names if name not in reserved]
     others += [answer] if answer is not None and answer not in names else []
     return Columns(kind=kind, prompt=prompt, answer=answer, others=tuple(others))
+
+
+def _has_mcp_tasks(rows: Sequence[Row], names: Sequence[str]) -> bool:
+    """Return True if the rows have columns of MCP tasks. A `grade` that is a text or a number is data."""
+    if _TASK_COLUMNS & set(names):
+        return True
+    return any(isinstance(row.values.get("grade"), dict | list) for row in rows)
 
 
 def _choose_prompt_column(source: str, rows: Sequence[Row], names: Sequence[str]) -> str:
@@ -185,7 +196,8 @@ def make_tasks(rows: Sequence[Row], columns: Columns, source: str, prefix: str =
 def _make_task(row: Row, columns: Columns, task_id: str) -> Task:
     prompt = row.values.get(columns.prompt)
     data: dict[str, Any] = {name: row.values.get(name) for name in columns.others}
-    messages = _messages(_decoded(prompt), columns.prompt, has_column=columns.prompt in row.values)
+    prompt = _decoded(prompt)
+    messages = _messages(prompt, columns.prompt, has_column=columns.prompt in row.values)
     if columns.kind == "chats":
         if len(messages) < 2 or messages[-1].get("role") != "assistant":
             raise row_error(
@@ -200,8 +212,8 @@ def _make_task(row: Row, columns: Columns, task_id: str) -> Task:
         )
     if _LONE_SURROGATE.search(json.dumps([messages, data], ensure_ascii=False, default=str)):
         raise row_error("half of a surrogate pair, as in a truncated emoji", row.at, "repair the text")
-    is_text = isinstance(prompt, str) and len(messages) == 1
-    return Task(id=task_id, messages=tuple(messages), data={"row": data, "is_text": is_text, "at": row.at})
+    data = {"row": data, "is_text": isinstance(prompt, str), "at": row.at}
+    return Task(id=task_id, messages=tuple(messages), data=data)
 
 
 def _decoded(value: Any) -> Any:
@@ -209,7 +221,7 @@ def _decoded(value: Any) -> Any:
     if isinstance(value, str) and value.lstrip().startswith('[{"'):
         try:
             return json.loads(value)
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return value
     return value
 
@@ -260,7 +272,7 @@ def hold_out(tasks: Sequence[Task]) -> tuple[list[Task], list[Task]]:
     chosen = {value for value in hashes if value % _SHARE == 0}
     if not chosen and len(set(hashes)) > 1:
         chosen = {min(hashes)}
-    if chosen == set(hashes):
+    if chosen and chosen == set(hashes):
         chosen = chosen - {max(chosen)}
     pairs = list(zip(tasks, hashes, strict=True))
     return [t for t, value in pairs if value not in chosen], [t for t, value in pairs if value in chosen]

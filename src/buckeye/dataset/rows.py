@@ -7,13 +7,14 @@ import io
 import json
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
 from buckeye.config.problems import closest, suggestion
@@ -33,6 +34,7 @@ _SPLIT_WORDS = {
     "test": ("test", "testing", "eval", "evaluation", "heldout"),
     "validation": ("validation", "valid", "val", "dev"),
 }
+_METADATA_FILES = ("dataset_infos.json", "info.json")
 _WHITE_SPACE = re.compile(r"[ \t\r\n]*")
 _DELIMITERS = ",;\t|"
 
@@ -82,7 +84,8 @@ def row_error(message: str, at: str, hint: str | None = None) -> UsageError:
 def show_row(row: Row) -> str:
     """Return a row as JSON, with long values shortened."""
     shown = {name: _shorten(value) for name, value in list(row.values.items())[:20]}
-    return json.dumps(shown, ensure_ascii=False)
+    text = json.dumps(shown, ensure_ascii=False, default=str)
+    return text.encode("utf-8", "replace").decode()  # a terminal cannot show half of a surrogate pair
 
 
 def _shorten(value: Any) -> Any:
@@ -94,7 +97,7 @@ def _locate(source: str) -> Path:
     parts = source.split("/")
     local = Path(source).expanduser()
     if not local.exists() and len(parts) == 3 and all(parts) and local.suffix not in SUFFIXES:
-        path = find_taskset("/".join(parts[:2])) / parts[2]  # a subset of a dataset of the hub
+        path = find_taskset("/".join(parts[:2]), parts[2]) / parts[2]  # a subset of a dataset of the hub
     else:
         path = find_taskset(source)
     if path.exists():
@@ -114,8 +117,12 @@ def _files_of_folder(folder: Path) -> list[tuple[str, Path]]:
     """Return the files with rows in a folder, with the split that their names state."""
     hidden = lambda path: any(part.startswith(".") for part in path.relative_to(folder).parts)  # noqa: E731
     files = [path for path in sorted(folder.rglob("*")) if path.suffix in SUFFIXES and not hidden(path)]
-    named = [(split, path) for path in files if (split := _split_of(path.relative_to(folder)))]
-    data = named or [(TRAIN, path) for path in files if path.name not in ("dataset_infos.json", "info.json")]
+    files = [path for path in files if path.name not in _METADATA_FILES]
+    splits = {path: _split_of(path.relative_to(folder)) for path in files}
+    if TRAIN in splits.values() and (others := [path.name for path, split in splits.items() if not split]):
+        log.warning("%s: not read, because their names state no split: %s", folder, ", ".join(others))
+        splits = {path: split for path, split in splits.items() if split}
+    data = [(split or TRAIN, path) for path, split in splits.items()]
     if not data:
         raise UsageError(
             f"{folder} has no files with rows",
@@ -195,14 +202,18 @@ def _json_lines_rows(text: str, path: Path) -> list[Row]:
         at = f"{path}:{number}"
         try:
             rows.append(_object_row(json.loads(line), at))
-        except json.JSONDecodeError as error:
-            problems.append(row_error(f"not JSON: {error.msg}: {line.strip()[:80]}", at))
-        except RecursionError:
-            problems.append(row_error("not readable: nested too deeply", at))
+        except (ValueError, RecursionError) as error:
+            problems.append(row_error(f"not JSON: {_reason(error)}: {line.strip()[:80]}", at))
         except UsageError as error:
             problems.append(error)
     raise_problems(problems, str(path))
     return rows
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deeply"
+    return error.msg if isinstance(error, json.JSONDecodeError) else str(error)
 
 
 def _object_row(value: Any, at: str) -> Row:
@@ -219,10 +230,9 @@ def _json_rows(text: str, path: Path) -> dict[str | None, list[Row]]:
         if text[start] == "[":
             return {None: [_object_row(value, f"{path}:{line}") for value, line in _list_items(text, start)]}
         value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise row_error(f"not JSON: {error.msg}", f"{path}:{error.lineno}:{error.colno}") from None
-    except RecursionError:
-        raise row_error("not readable: nested too deeply", str(path)) from None
+    except (ValueError, RecursionError) as error:
+        place = f":{error.lineno}:{error.colno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise row_error(f"not JSON: {_reason(error)}", f"{path}{place}") from None
     if not isinstance(value, dict):
         raise row_error("expected a list of objects", str(path), 'write [{"prompt": "..."}, ...]')
     if "messages" in value or not any(isinstance(part, list | dict) for part in value.values()):
@@ -233,8 +243,10 @@ def _json_rows(text: str, path: Path) -> dict[str | None, list[Row]]:
 def _rows_of_object(value: Mapping[str, Any], path: Path) -> dict[str | None, list[Row]]:
     """Return the rows of an object: a list of rows for each split, or of values for each column."""
     if not all(isinstance(part, list) for part in value.values()):
-        hint = 'with pandas, write it by `to_json(path, orient="records", lines=True)`'
-        raise row_error("expected a list of objects, found one object of objects", str(path), hint)
+        hint = 'write [{"prompt": "..."}, ...]'
+        if all(isinstance(part, dict) for part in value.values()):  # the default of pandas
+            hint = 'with pandas, write it by `to_json(path, orient="records", lines=True)`'
+        raise row_error(f"expected a list of objects, found one with {', '.join(value)}", str(path), hint)
     if all(isinstance(item, dict) for part in value.values() for item in part):
         return {
             (None if len(value) == 1 else _split_of(Path(name)) or name): [
@@ -274,39 +286,38 @@ def _skip(text: str, at: int) -> int:
 
 
 def _csv_rows(text: str, path: Path) -> list[Row]:
-    header = text.split("\n", 1)[0]
+    header = text.lstrip().split("\n", 1)[0]
     delimiter = "\t" if path.suffix == ".tsv" else max(_DELIMITERS, key=header.count)
     csv.field_size_limit(2**31 - 1)
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
+    names: list[str] = []
     rows: list[Row] = []
     problems: list[UsageError] = []
     line = 1
     try:
-        names = [name.strip() for name in next(reader)]
-        _check_header(names, path)
-        for values in _lines_with_values(reader):
-            first, line = line + 1, reader.line_num
-            at = f"{path}:{max(first, 2)}"
-            if len(values) == len(names):
+        for values in reader:
+            at, line = f"{path}:{line}", reader.line_num + 1
+            if not any(value.strip() for value in values):
+                continue
+            if not names:
+                names = [name.strip() for name in values]
+                _check_header(names, at)
+            elif len(values) == len(names):
                 rows.append(Row(dict(zip(names, values, strict=True)), at))
             else:
-                message = f"{len(values)} values, but the header has {len(names)} columns"
+                message = f"{len(values)} values, but the header has {counted(len(names), 'column')}"
                 problems.append(row_error(message, at, "put values with commas or line breaks in quotes"))
     except csv.Error as error:
-        problems.append(row_error(f"not CSV: {error}", f"{path}:{reader.line_num}"))
+        problems.append(row_error(f"not CSV: {error}", f"{path}:{line}", "check the quotes from here on"))
     raise_problems(problems, str(path))
     return rows
 
 
-def _lines_with_values(reader: Iterable[list[str]]) -> Iterator[list[str]]:
-    return (values for values in reader if any(value.strip() for value in values))
-
-
-def _check_header(names: Sequence[str], path: Path) -> None:
+def _check_header(names: Sequence[str], at: str) -> None:
     duplicate = next((name for name in names if names.count(name) > 1), None)
     if duplicate is not None:
         what = f"two columns are named {duplicate!r}" if duplicate else "a column has no name"
-        raise row_error(what, f"{path}:1", "give each column its own name in the first line")
+        raise row_error(what, at, "give each column its own name in the first line")
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
@@ -334,4 +345,6 @@ def _plain(value: Any) -> Any:
         return [_plain(part) for part in value]
     if isinstance(value, datetime | date | time):
         return value.isoformat()
-    return float(value) if isinstance(value, Decimal) else value
+    if isinstance(value, Decimal):
+        return float(value)
+    return value if value is None or isinstance(value, str | int | float) else str(value)

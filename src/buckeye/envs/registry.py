@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from buckeye.base.distribution import CODE_FOLDER
 from buckeye.config.problems import closest
 from buckeye.envs.base import Environment
 from buckeye.envs.outcome_validation import missing_variable_hint
@@ -375,7 +376,7 @@ def _import_from_project(folder: Path, module: str) -> ModuleType:
 
 def _source_line(error: BaseException) -> str | None:
     """Return FILE:LINE of the newest frame in the environment's code, or None if no frame is there."""
-    frames = author_frames(frames_of(error))
+    frames = [frame for frame in author_frames(frames_of(error)) if not frame.startswith(CODE_FOLDER)]
     return frames[-1].partition(" in ")[0] if frames else None
 
 

@@ -27,6 +27,7 @@ from packaging.utils import canonicalize_name
 import buckeye
 from buckeye.base.process import run_program
 from buckeye.config.environments import EnvConfig
+from buckeye.dataset.requirements import is_dataset_environment
 from buckeye.envs.registry import AGENT, ENTRY_POINT_GROUP, EnvironmentId, find_bundled_project
 from buckeye.errors import RemoteError, UsageError
 from buckeye.mcp.environment import is_mcp
@@ -66,7 +67,8 @@ def needed_environments(envs: Iterable[EnvConfig]) -> tuple[NeededEnvironment, .
     """
     found: dict[str, NeededEnvironment] = {}
     for env in envs:
-        if env.id == AGENT or is_mcp(env.id) or env.python is not None:
+        is_own = env.id == AGENT or is_mcp(env.id) or is_dataset_environment(env.id)
+        if is_own or env.python is not None:
             continue
         needed = _needed(env.id)
         if needed is not None:

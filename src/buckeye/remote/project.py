@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 from buckeye.base.foreign_files import NotRegularFileError, list_regular_files
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
+from buckeye.dataset.requirements import imported_files, is_dataset_environment, named_files
 from buckeye.errors import UsageError
 from buckeye.launch.mcp_gateways import task_files
 from buckeye.launch.preflight.disk import estimate_disk
@@ -101,7 +103,11 @@ def make_project(config: RLConfig, config_path: Path, *, resume: bool) -> Projec
         section.pop("model", None)  # _add_model sends it
     played = rollout_environments(config)
     needed = [config_path.absolute(), *(path.absolute() for path in _find_named_paths(settings, root))]
-    needed += [root / _relative_to_project(path, root) for path in task_files(played)]
+    datasets = [env.args for env in played if is_dataset_environment(env.id)]
+    names = {"rewards": [name for args in datasets for name in named_files(args)]}
+    needed += [path.absolute() for path in _find_named_paths(names, root)]
+    imported = [path for args in datasets for path in imported_files(args)]
+    needed += [root / _relative_to_project(path, root) for path in [*task_files(played), *imported]]
     manifest = project_manifest(root, needed=needed, skipped=[output])
     words += _add_model(manifest, config, model, root)
     if resume:
@@ -197,7 +203,7 @@ def _find_named_paths(settings: Mapping[str, Any], root: Path) -> Iterator[Path]
         if not text or len(text) > 1000 or "\0" in text:
             continue
         path = Path(text)
-        if not path.exists() or path.resolve() in (root, Path("/")):
+        if not os.path.exists(path) or path.resolve() in (root, Path("/")):
             continue
         if path.is_absolute() or ".." in path.parts or not path.resolve().is_relative_to(root):
             raise UsageError(

@@ -94,4 +94,4 @@ def _stop(loop: asyncio.AbstractEventLoop) -> None:
 
 def _adapter_of(environment: Environment) -> Any:
     adapters = importlib.import_module(f"{worker_main.PACKAGE}.adapters.buckeye_environment")
-    return adapters.BuckeyeEnvironment.of_object(environment)
+    return adapters.BuckeyeEnvironment(environment)

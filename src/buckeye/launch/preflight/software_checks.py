@@ -16,6 +16,7 @@ from packaging.version import Version
 from buckeye.base.columns import counted
 from buckeye.base.distribution import cpu_torch_command, install_command, requirements
 from buckeye.config.rl import RLConfig
+from buckeye.dataset.requirements import is_dataset_environment, needed_extras
 from buckeye.errors import UsageError
 from buckeye.inference.vllm.interpreter import (
     PYTHON_VARIABLE,
@@ -45,6 +46,9 @@ def extras_of(config: RLConfig | None) -> list[str]:
     store = config.trainer.ckpt.store if config.trainer.ckpt is not None else None
     if store is not None and (kind := store.partition("://")[0]) in STORE_PACKAGES:
         extras.add(kind)
+    for env in rollout_environments(config):
+        if is_dataset_environment(env.id):
+            extras |= needed_extras(env.args)
     with suppress(UsageError):  # the check of the environments reports unreadable files
         extras |= mcp_extras(rollout_environments(config))
     return sorted(extras)

@@ -193,8 +193,9 @@ async def _run(
 ) -> CommandResult:
     mark = GUARD.new_mark()
     env = clean_environment({"HOME": str(home), "TMPDIR": str(home), MARK_VARIABLE: mark})
-    (home / "input").write_bytes(input_bytes)
-    with (home / "input").open("rb") as stdin, (home / "output").open("w+b") as output:
+    with tempfile.TemporaryFile() as stdin, (home / "output").open("w+b") as output:
+        stdin.write(input_bytes)
+        stdin.seek(0)
         process = await asyncio.create_subprocess_exec(
             *confine_argv(argv, limits=_LIMITS, sandbox_support=sandbox_support(), cwd=folder),
             stdin=stdin,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,10 @@ _FOLDER = "data"
 _ARCHIVE = re.compile(rf"{FILES}/([0-9a-f]{{64}})\.tar\.gz")
 """Archive path that replaces the files of a task in a dataset: named by hash, in the same folder."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
-_FILE_SUFFIXES = (".json", ".jsonl", ".parquet")
+_ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+"""Types of a hub dataset's files that are downloaded if it has no Parquet files."""
+_FILE_SUFFIXES = (*_ROW_SUFFIXES, ".parquet")
+_MAX_DOWNLOAD_BYTES = 4 * 2**30
 _EVAL_PREFIXES = (TEST, "eval", "validation")
 _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
@@ -81,10 +85,11 @@ def describe_archives(folder: Path) -> str:
     return f"{len(sizes)} archives, {human_bytes(sum(sizes))}" if sizes else ""
 
 
-def find_taskset(name: str) -> Path:
+def find_taskset(name: str, subset: str = "") -> Path:
     """Return the path of a taskset: a file, a folder, or a downloaded Hugging Face dataset ORG/NAME.
 
-    Raises UsageError if the dataset is not found or cannot be downloaded.
+    Of a downloaded dataset, the path has the files in its folder `subset` only. Raises UsageError if the
+    dataset is not found, is too large, or cannot be downloaded.
     """
     path = Path(name).expanduser()
     if path.exists() or not _HUB_NAME.fullmatch(name) or path.suffix in _FILE_SUFFIXES:
@@ -94,17 +99,10 @@ def find_taskset(name: str) -> Path:
 
     try:
         token = key("HF_TOKEN") or None
+        patterns = ["*.parquet", f"{FILES}/*.tar.gz"]
         if not constants.HF_HUB_OFFLINE:
             files = HfApi(token=token).dataset_info(name, files_metadata=True).siblings or ()
-            size = sum(file.size or 0 for file in files if file.rfilename.startswith(f"{FILES}/"))
-            if size > MAX_FILES_BYTES:
-                limit = human_bytes(MAX_FILES_BYTES)
-                raise UsageError(
-                    f"files of dataset {name} are too large: {human_bytes(size)}; the limit is {limit}",
-                    code="BK-DATA-FORMAT",
-                    hint="use a smaller dataset",
-                )
-        patterns = ["*.parquet", f"{FILES}/*.tar.gz"]
+            patterns = _files_to_download(name, {file.rfilename: file.size or 0 for file in files}, subset)
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns, token=token))
     except UsageError:
         raise
@@ -117,6 +115,24 @@ def find_taskset(name: str) -> Path:
             code="BK-DATA-NOT-FOUND",
             hint=f"check the name; no local path {name} exists either, in {Path.cwd()}",
         ) from None
+
+
+def _files_to_download(name: str, sizes: Mapping[str, int], subset: str) -> list[str]:
+    """Return the files of a hub dataset to download. Raises UsageError if they are too large."""
+    archives = [file for file in sizes if file.startswith(f"{FILES}/") and file.endswith(".tar.gz")]
+    rows = [file for file in sizes if file.startswith(f"{subset}/" if subset else "")]
+    rows = [file for file in rows if file.endswith(".parquet")] or [
+        file for file in rows if file.endswith(_ROW_SUFFIXES)
+    ]
+    for kind, files, limit in (("archives", archives, MAX_FILES_BYTES), ("rows", rows, _MAX_DOWNLOAD_BYTES)):
+        if (size := sum(sizes[file] for file in files)) > limit:
+            raise UsageError(
+                f"{kind} of dataset {name} are too large: {human_bytes(size)}; the limit is "
+                f"{human_bytes(limit)}",
+                code="BK-DATA-FORMAT",
+                hint="use a smaller dataset, or a folder of it: ORG/NAME/FOLDER",
+            )
+    return [glob.escape(file) for file in [*rows, *archives]]
 
 
 def is_dataset(path: Path) -> bool:

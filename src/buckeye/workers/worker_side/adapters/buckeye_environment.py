@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from ..outcomes import outcome_error_text
-from .base import Adapter, AdapterError, Json, failed, raised
+from .base import Adapter, Json, failed, raised
 from .model import ModelError, chat
 
 GROUP = "buckeye.environments"
@@ -42,25 +42,18 @@ def _canonical(name: str) -> str:
 class BuckeyeEnvironment(Adapter):
     """An environment written for Buckeye. Its splits are `train` and `eval`, as far as it has them."""
 
-    def __init__(self, env_id: str, args: Json) -> None:
-        registry = importlib.import_module("buckeye.workers.loading")
+    def __init__(self, environment: Any) -> None:
         self._base = importlib.import_module("buckeye.envs.base")
-        settings = importlib.import_module("buckeye.envs.settings")
-        in_process = settings.WorkerSettings(isolation="none")
-        self._env = registry.open_environment(env_id, args, in_process)
-        if isinstance(self._env, self._base.GroupEnvironment):
-            raise AdapterError(
-                f"{env_id} scores the rollouts of a task as a group, which worker processes do not support: "
-                'set isolation = "none", and remove its worker limits'
-            )
+        self._env = environment
+        self._scores_groups = isinstance(environment, self._base.GroupEnvironment)
 
     @classmethod
-    def of_object(cls, environment: Any) -> BuckeyeEnvironment:
-        """Return the adapter of an environment object of this process."""
-        adapter = cls.__new__(cls)
-        adapter._base = importlib.import_module("buckeye.envs.base")
-        adapter._env = environment
-        return adapter
+    def load(cls, env_id: str, args: Json) -> BuckeyeEnvironment:
+        """Return the adapter of an environment that is loaded in this process."""
+        registry = importlib.import_module("buckeye.workers.loading")
+        settings = importlib.import_module("buckeye.envs.settings")
+        in_process = settings.WorkerSettings(isolation="none")
+        return cls(registry.open_environment(env_id, args, in_process))
 
     def info(self) -> Json:
         return {
@@ -68,6 +61,7 @@ class BuckeyeEnvironment(Adapter):
             "generation": "buckeye",
             "versions": {"buckeye": importlib.import_module("buckeye").__version__},
             "splits": [split for split in ("train", "eval") if self._has_split(split)],
+            "group_rewards": self._scores_groups,
         }
 
     def _has_split(self, split: str) -> bool:
@@ -86,18 +80,36 @@ class BuckeyeEnvironment(Adapter):
 
     async def rollout(self, task: Json, endpoint: Json, context: Json) -> Json:
         self._base.ROLLOUT_DEADLINE.set(time.monotonic() + context["deadline"])
-        own_task = self._base.Task(id=task["id"], messages=tuple(task["messages"]), data=task["data"])
+        in_group = self._scores_groups and context.get("keep_for_group")
+        run = self._env.rollout_in_group if in_group else self._env.rollout
         try:
-            outcome = self._env.rollout(own_task, _Policy(self._base, endpoint))
+            outcome = run(self._own_task(task), _Policy(self._base, endpoint))
             outcome = await outcome if inspect.isawaitable(outcome) else outcome
         except ModelError as error:
             return raised("model", error)
         except Exception as error:
             return raised("step", error)
+        return self._sent(outcome)
+
+    async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
+        kept = [self._base.Outcome(reward=None, pending=handle) for handle in handles]
+        try:
+            outcomes = await self._env.finish_group(self._own_task(task), kept)
+        except Exception as error:
+            return [raised("score", error)] * len(handles)
+        return [self._sent(outcome) for outcome in outcomes]
+
+    def _own_task(self, task: Json) -> Any:
+        return self._base.Task(id=task["id"], messages=tuple(task["messages"]), data=task["data"])
+
+    def _sent(self, outcome: Any) -> Json:
+        """Return an outcome of the environment in the form that is sent."""
         if not isinstance(outcome, self._base.Outcome):
             return failed("score", "OutcomeError", outcome_error_text(outcome, self._env))
         if outcome.error is not None:
-            return failed(outcome.boundary or "step", "OutcomeError", str(outcome.error))
+            return failed(outcome.boundary or "step", "OutcomeError", str(outcome.error), outcome.trace)
+        if outcome.pending is not None:
+            return {"handle": outcome.pending, "stop_reason": outcome.stop_reason}
         fields = ("reward", "components", "explanations", "stop_reason", "turn_rewards")
         return {name: getattr(outcome, name) for name in fields}
 

@@ -44,10 +44,10 @@ def _load(env_id: str, args: Json, context: Json) -> Adapter:
     if env_id.startswith(textarena.PREFIX):
         return textarena.TextArena(env_id, args)
     if buckeye_environment.has_entry_point(env_id):
-        return buckeye_environment.BuckeyeEnvironment(env_id, args)
+        return buckeye_environment.BuckeyeEnvironment.load(env_id, args)
     module = import_module(env_id, context.get("module"))
     if buckeye_environment.is_written_for_buckeye(module):
-        return buckeye_environment.BuckeyeEnvironment(env_id, args)
+        return buckeye_environment.BuckeyeEnvironment.load(env_id, args)
     if generation(env_id, module) == "verifiers-v1":
         return VerifiersV1(env_id, module, args)
     return VerifiersV0(env_id, module, args)

@@ -1,0 +1,69 @@
+"""Files and extras that a dataset environment needs on the machine that runs it, from its arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from modulefinder import ModuleFinder
+from pathlib import Path
+from typing import Any
+
+from buckeye.dataset.built_in import is_built_in
+from buckeye.dataset.environment import NAME
+
+_PARQUET = ".parquet"
+
+
+def is_dataset_environment(env_id: str) -> bool:
+    """Return True if an id names the environment `dataset`."""
+    return env_id.partition("@")[0] == NAME
+
+
+def named_files(args: Mapping[str, Any]) -> list[str]:
+    """Return the files that rewards name, as written there: Python files, and schemas."""
+    files = []
+    for spec in _rewards(args):
+        before, sign, _ = spec.partition(".py:")
+        if sign or spec.endswith(".py"):
+            files.append(f"{before}.py" if sign else spec)
+        elif spec.startswith("json:"):
+            files.append(spec.removeprefix("json:"))
+    return files
+
+
+def imported_files(args: Mapping[str, Any]) -> list[Path]:
+    """Return the modules in the folders of reward files that these import, also indirectly."""
+    found: dict[Path, None] = {}
+    for name in named_files(args):
+        file = Path(name).expanduser().absolute()
+        if file.suffix != ".py" or not file.is_file():
+            continue
+        finder = ModuleFinder(path=[str(file.parent)])
+        try:
+            finder.run_script(str(file))
+        except (SyntaxError, OSError, ValueError):  # loading the environment reports it
+            continue
+        names = [getattr(module, "__file__", None) for module in finder.modules.values()]
+        found |= dict.fromkeys(path for path in map(Path, filter(None, names)) if path != file)
+    return sorted(found)
+
+
+def needed_extras(args: Mapping[str, Any]) -> set[str]:
+    """Return the extras whose libraries the environment imports."""
+    extras = set()
+    sources = [args[name] for name in ("path", "eval_path") if isinstance(args.get(name), str)]
+    if any(map(_needs_hub, sources)):
+        extras.add("hub")
+    built_in = [spec.partition(":")[0] for spec in _rewards(args) if is_built_in(spec)]
+    extras |= {"mcp"} if built_in else set()
+    return extras | ({"math"} if "math" in built_in else set())
+
+
+def _rewards(args: Mapping[str, Any]) -> list[str]:
+    rewards = args.get("reward", ())
+    return [spec for spec in ([rewards] if isinstance(rewards, str) else rewards) if isinstance(spec, str)]
+
+
+def _needs_hub(source: str) -> bool:
+    """Return True for Parquet files, and for a dataset of the hub."""
+    path = Path(source).expanduser()
+    return not path.exists() or path.suffix == _PARQUET or (path.is_dir() and any(path.rglob(f"*{_PARQUET}")))
