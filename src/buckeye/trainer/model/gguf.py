@@ -30,8 +30,8 @@ _LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_p
 def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -> int:
     """Write a model directory with the content of a GGUF file. Return the number of parameters.
 
-    `auto` keeps float32 weights as they are, and rounds all others to bfloat16. Raises UsageError if the file
-    is not a model that transformers can read completely, and if the directory exists.
+    `auto` keeps a file with only float32 weights unchanged, and rounds others to bfloat16. Raises UsageError
+    if the file is not a model that transformers can read completely, and if the directory exists.
     """
     need("gguf", "A GGUF file")
     if directory.exists():
