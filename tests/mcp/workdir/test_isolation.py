@@ -15,7 +15,7 @@ from tests.mcp.workdir.test_folder import config, task
 from buckeye.errors import UsageError
 from buckeye.mcp.environment import McpEnvironment
 from buckeye.mcp.isolation.compare import ProbeRollout, find_leaks, find_suspicious_outputs
-from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
+from buckeye.orchestrator.environments import NamedEnvironment, check_environments
 
 SMALL = {"add": mapping("add", "text"), "notes": mapping("notes")}
 
@@ -65,10 +65,10 @@ def test_run_checks_isolation_before_training(tmp_path, caplog):
     caplog.set_level(logging.INFO)
     shared = NamedEnvironment(name="notes", environment=environment(task(str(tmp_path / "notes.txt"))))
     apart = NamedEnvironment(name="own", environment=environment(task()))
-    asyncio.run(check_isolation([apart]))
+    asyncio.run(check_environments([apart]))
     assert "own: " in caplog.text
     with pytest.raises(UsageError) as caught:
-        asyncio.run(check_isolation([apart, shared]))
+        asyncio.run(check_environments([apart, shared]))
     assert caught.value.code == "BK-ENV-SHARED-STATE"
 
 

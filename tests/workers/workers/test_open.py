@@ -10,7 +10,7 @@ from tests.workers.workers.conftest import Says
 from buckeye.envs.outcome_validation import validate_outcome
 from buckeye.envs.settings import WorkerSettings
 from buckeye.errors import EnvironmentNotFoundError, UsageError
-from buckeye.orchestrator.environments import NamedEnvironment, check_isolation
+from buckeye.orchestrator.environments import NamedEnvironment, check_environments
 from buckeye.workers import loading
 from buckeye.workers.environment import WorkerEnvironment
 from buckeye.workers.loading import load_environment, open_environment
@@ -139,6 +139,6 @@ def test_isolation_check_runs_in_the_worker(isolated, tmp_path, refusal, wording
                 assert said in asyncio.run(environment.check_isolation())
             else:
                 with refusal(UsageError):
-                    asyncio.run(check_isolation(named))
+                    asyncio.run(check_environments(named))
         finally:
             asyncio.run(environment.close())
