@@ -12,12 +12,12 @@ from buckeye.cli.help import Rows, show_page
 _USAGE = """\
 usage: buckeye rl --model MODEL --dataset PROMPTS --reward FILE.py ...
        buckeye rl --model MODEL --env ENVIRONMENT ...
-       buckeye rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml ...
        buckeye rl @ run.toml ..."""
-_DESCRIPTION = (
-    "Train a model. The first two forms write the file of the last one, and start it; without an environment "
-    "they search this folder for one with MCP servers. All forms accept settings."
-)
+_DESCRIPTION = """\
+Train a model. The first two forms write the file of the last one, and start it; without an environment they
+search this folder for one with MCP servers. All forms accept settings. A run may have a file per process:
+
+  rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml"""
 
 FLAGS: dict[str, Rows] = {
     "Parts of the run": (
@@ -70,6 +70,7 @@ SETTINGS: Rows = (
     ("--trainer.ckpt.interval N", "Steps between checkpoints."),
     ("--trainer.ckpt.keep N", "Number of newest checkpoints to keep."),
     ("--trainer.ckpt.resume-step N", "Resume from this step; -1: the newest."),
+    ("--orchestrator.client.base-url URL", "Sample from these servers, and start none."),
     ("--inference-gpu-ids IDS", "GPUs of the inference servers, such as 0,1."),
     ("--trainer-gpu-ids IDS", "GPUs of the trainer, such as 2,3."),
     ("--inference.parallel.dp N", "Number of inference servers."),

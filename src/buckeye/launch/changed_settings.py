@@ -146,7 +146,7 @@ def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
     current = to_recorded_form(config).model_dump(mode="json")
     return [
         f"{key}: {json.dumps(old)} -> {json.dumps(new)}"
-        for key, old, new in compare_settings(_completed(recorded), current)
+        for key, old, new in distinct_changes(compare_settings(_completed(recorded), current))
     ]
 
 

@@ -1,6 +1,8 @@
 """`buckeye rl` with the environments that its flags name, and the flags that it does not have."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -213,3 +215,29 @@ def test_dry_run_of_a_file_prints_the_plan_and_with_json_the_settings(files, rl)
     assert (code, out.startswith("process"), "{" in out) == (0, True, False)
     code, out, _ = rl("@", "run.toml", "--model", "tiny", "--dry-run", "--json")
     assert (code, json.loads(out)["trainer"]["model"]["name"]) == (0, "tiny")
+
+
+@pytest.mark.slow
+def test_it_trains_on_prompts_with_one_command(files):
+    def run(*words):
+        command = [sys.executable, "-m", "buckeye", *words]
+        done = subprocess.run(command, cwd=files, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    run("model", "tiny", "small", "--corpus", "prompts.jsonl", "--layers", "1", "--hidden", "64")
+    words = ("--max-steps", "4", "--output-dir", "out", "--orchestrator.sampling.max-tokens", "8")
+    printed = run("rl", "--model", "small", *DATA, *words)
+    assert (files / "out" / "weights" / "step_4" / "model.safetensors").exists()
+    assert (files / "out" / "evals" / "step_4").is_dir()
+    samples = [line for line in printed.splitlines() if " SAMPLE " in line]
+    assert "empty replies get 0.000" in samples[0]
+    assert len(samples) == 4  # and three replies
+    assert printed.index(samples[-1]) < printed.index("Step 1/4")
+    assert "warning: model: " in printed
+    assert printed.count("start with `buckeye sft`") == 2  # before the start, and once in the run
+    assert "orchestrator.sampling.max_tokens" not in printed
+
+    run("rl", "resume", "out", "--max-steps", "5", "--trainer.optim.lr", "0.001")
+    compared = run("rl", "compare", "out", "out")
+    assert "settings of A changed at step 4: trainer.optim.lr: " in compared
