@@ -152,7 +152,7 @@ def _load(file: Path, content: _Content) -> tuple[Any, Any]:
         )
     if report["missing_keys"]:
         raise _unsupported(file, f"it has no weights for {min(report['missing_keys'])}")
-    for name, found, expected in report["mismatched_keys"]:
+    for name, found, expected in sorted(report["mismatched_keys"]):
         raise _unsupported(file, f"{name} has the shape {tuple(found)} instead of {tuple(expected)}")
     return model, tokenizer
 
