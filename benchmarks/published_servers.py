@@ -474,7 +474,8 @@ def train(server: Server, programs: Path, folder: Path) -> None:
         shutil.rmtree(folder / old, ignore_errors=True)
     size = ["--vocab-size", "384", "--layers", "1", "--hidden", "64", "--max-length", "8192"]
     run([*BUCKEYE, "model", "tiny", "base", "--corpus", "configs/env.yaml", *size], folder, "model")
-    parts = ["--config", "configs/env.yaml", "--dataset", "tasks.json", "--model", "base", "--output", "run"]
+    parts = ["--config", "configs/env.yaml", "--dataset", "tasks.json"]
+    parts += ["--model", "base", "--output-dir", "run"]
     small = ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
     short = ["--max-steps", "1", "--seq-len", "8192", "--orchestrator.sampling.max-tokens", "24"]
     run([*BUCKEYE, "rl", *parts, "--yes", "--no-eval", *small, *short], folder, "train")

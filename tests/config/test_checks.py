@@ -51,8 +51,10 @@ def test_vllm_refuses_modules_to_save(refused, wording):
 
 
 def test_run_without_inference_warns_with_server_addresses():
-    (warning,) = _warnings(RLConfig, RUN.replace("--inference", ""))
+    (warning,) = _warnings(RLConfig, RUN.replace("--inference", "--no-inference"))
     assert "http://localhost:8000/v1" in warning
+    words = "--orchestrator.client.base-url http://h/v1"
+    assert _warnings(RLConfig, RUN.replace("--inference", words)) == []
 
 
 def test_implemented_settings_give_no_warnings():

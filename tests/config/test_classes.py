@@ -48,7 +48,7 @@ def test_names_and_defaults(load, model, wording):
 
 
 def test_run_names_and_defaults(load, wording):
-    run = flat(load(RLConfig, "--trainer --orchestrator"))
+    run = flat(load(RLConfig, "--trainer --orchestrator --no-inference"))
     parts = ("trainer.", "orchestrator.", "inference.")
     assert {name: value for name, value in run.items() if not name.startswith(parts)} == wording
 

@@ -51,7 +51,7 @@ def test_checkpoints_by_files(load, folder):
         folder.write(name, (GUIDE / name).read_text() + table)
     config = load(RLConfig, "--trainer @ train.toml --orchestrator @ orch.toml")
     assert (config.trainer.ckpt.interval, config.orchestrator.ckpt.keep) == (20, 4)
-    assert config.inference is None
+    assert config.inference is not None
 
 
 @pytest.mark.parametrize("step", [-1, 500])

@@ -206,17 +206,44 @@ def test_all_processes_are_one_wandb_run(load_run):
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "starts"),
     [
-        "--trainer",
-        "--inference None",
-        "--orchestrator.client.base-url http://h/v1",
-        "--trainer.seed 3",
-        "--trainer --orchestrator --model.name m --max-model-len 3 --inference-gpu-ids 0,1",
+        ("--trainer", True),
+        ("--trainer.seed 3", True),
+        ("--trainer --orchestrator --model.name m --max-model-len 3 --inference-gpu-ids 0,1", True),
+        ("--orchestrator.client.timeout 9", True),
+        ("--inference None", False),
+        ("--no-inference", False),
+        ("--no-inference --trainer.optim.lr 1e-5", False),
+        ("--orchestrator.client.base-url http://h/v1", False),
+        ("--orchestrator.client.base-url http://h/v1 --trainer.seed 3", False),
     ],
 )
-def test_run_starts_servers_only_without_settings_of_trainer_and_servers(load, words):
-    assert load(RLConfig, words).inference is None
+def test_run_starts_servers_unless_they_are_elsewhere(load, words, starts):
+    assert (load(RLConfig, words).inference is not None) == starts
+
+
+@pytest.mark.parametrize(
+    ("words", "section"),
+    [
+        ("--ckpt.keep 3 --no-ckpt", "trainer.ckpt"),
+        ("--orchestrator.eval.interval 3 --no-orchestrator.eval", "orchestrator.eval"),
+        ("--wandb --no-wandb", "trainer.wandb"),
+        (
+            "--trainer.model.experimental.lora.rank 8 --no-trainer.model.experimental.lora",
+            "trainer.model.experimental.lora",
+        ),
+    ],
+)
+def test_no_and_the_name_of_an_optional_section_turns_it_off(load, words, section):
+    value = load(RLConfig, words)
+    for name in section.split("."):
+        value = getattr(value, name)
+    assert value is None
+
+
+def test_no_and_the_name_of_a_required_section_is_refused(refused):
+    assert "--no-trainer" in refused(RLConfig, "--no-trainer")
 
 
 @pytest.mark.parametrize(

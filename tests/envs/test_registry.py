@@ -219,3 +219,16 @@ def test_synonyms_of_dataset_suggest_dataset(wrong):
 @pytest.mark.parametrize("env_id", ["./mcp", "mcp.py", "mcp-tools", "reasoning-gym/dice"])
 def test_other_environments_are_not_the_mcp_environment(env_id):
     assert not is_mcp(env_id)
+
+
+def test_file_of_an_environment_imports_its_neighbors(tmp_path, monkeypatch, refusal):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "beside_toy.py").write_text("SIZE = 5\n")
+    (tmp_path / "local_toy.py").write_text(f"import beside_toy\n{GOOD}".replace("= 3", "= beside_toy.SIZE"))
+    assert load_environment(str(tmp_path / "local_toy.py")).size == 5
+    (tmp_path / "broken_toy.py").write_text(f"import besides_toy\n{GOOD}")
+    with refusal(UsageError) as caught:
+        load_environment(str(tmp_path / "broken_toy.py"))
+    assert caught.value.code == "BK-PACKAGE-MISSING"
+    assert caught.value.at == f"{tmp_path / 'broken_toy.py'}:1"
+    assert str(tmp_path) in caught.value.message

@@ -106,9 +106,8 @@ def test_what_a_start_there_would_meet(folder):
 
 
 def test_a_server_that_only_this_machine_has(folder):
-    path = folder / "run.toml"
-    path.write_text(path.read_text().replace("[inference]\n", ""))
-    assert "inference servers" in found()
+    assert "inference servers" not in found()
+    assert "inference servers" in found("--no-inference")
     assert "inference servers" not in found("--orchestrator.client.base-url", '["http://10.0.0.1:8000/v1"]')
 
 
@@ -282,12 +281,12 @@ def test_a_dry_run_makes_the_proof_without_a_key_and_without_the_file(folder, mo
     text = (folder / "run.toml").read_text()
     (folder / "run.toml").unlink()
     before = sorted(folder.rglob("*"))
-    shown, warnings = describe_remote_run(
+    shown, errors, warnings = describe_remote_run(
         Path("outputs/new/run.toml"), config, REQUEST, resume=False, text=text
     )
     assert "letters.py" in shown
-    assert [line for line in warnings if "no_such_module" in line]
-    assert not [line for line in warnings if line.startswith("configuration")]
+    assert [line for line in errors if "no_such_module" in line]
+    assert not [line for line in errors if line.startswith("configuration")]
     assert [line for line in warnings if line.startswith("not checked: ") and "PRIME_API_KEY" in line]
     assert "not proved: packages: no uv" in warnings
     assert sorted(folder.rglob("*")) == before

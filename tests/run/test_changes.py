@@ -6,8 +6,19 @@ import pytest
 
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
-from buckeye.launch.changed_settings import changed_settings, to_recorded_form
+from buckeye.launch.changed_settings import (
+    changed_settings,
+    former_configs,
+    record_config,
+    settings_history,
+    to_recorded_form,
+)
 from buckeye.launch.resume import make_resume_args
+from buckeye.runs.fork import fork_run
+from buckeye.ui.endpoints import call_endpoint
+from buckeye.ui.run_catalog import OpenRun
+from tests.command import run_here
+from tests.run.made_runs import made_run
 
 RUN = "--trainer --orchestrator --inference --output-dir out --clean"
 
@@ -60,3 +71,66 @@ def test_changed_settings_ignores_settings_missing_in_older_versions(tmp_path):
 )
 def test_make_resume_args_replaces_start_flags(words, kept):
     assert make_resume_args(words.split()) == [*kept.split(), "--resume"]
+
+
+def rates(directory):
+    return [(change.step, change.key, change.old, change.new) for change in settings_history(directory)]
+
+
+def start(directory, monkeypatch, words, since):
+    monkeypatch.chdir(directory)
+    record_config(config(words), since=since)
+    return directory / "out"
+
+
+def test_history_has_the_settings_of_all_steps(tmp_path, monkeypatch):
+    run = start(tmp_path, monkeypatch, "--trainer.optim.lr 1", None)
+    assert rates(run) == []
+    start(tmp_path, monkeypatch, "--trainer.optim.lr 1 --resume", 3)  # nothing changed
+    assert (rates(run), former_configs(run)) == ([], {})
+    start(tmp_path, monkeypatch, "--trainer.optim.lr 2 --max-steps 9", 5)
+    assert rates(run) == [(5, "trainer.optim.lr", 1.0, 2.0), (5, "trainer.max_steps", None, 9)]
+    start(tmp_path, monkeypatch, "--trainer.optim.lr 3 --max-steps 9", 8)
+    first, second = former_configs(run).values()
+    assert [json.loads(path.read_text())["trainer"]["optim"]["lr"] for path in (first, second)] == [1.0, 2.0]
+    assert [(change[0], change[3]) for change in rates(run)] == [(5, 2.0), (5, 9), (8, 3.0)]
+
+
+@pytest.mark.parametrize(
+    ("since", "history"),
+    [(8, [(5, 1.0, 2.0), (8, 2.0, 4.0)]), (5, [(5, 1.0, 4.0)]), (2, [(2, 1.0, 4.0)]), (0, [])],
+)
+def test_history_forgets_the_steps_that_a_resume_discards(tmp_path, monkeypatch, since, history):
+    for rate, step in ((1, None), (2, 5), (3, 8), (4, since)):
+        run = start(tmp_path, monkeypatch, f"--trainer.optim.lr {rate}", step)
+    assert [(step, old, new) for step, _, old, new in rates(run)] == history
+
+
+def test_history_of_damaged_files_is_empty(tmp_path, monkeypatch):
+    run = start(tmp_path, monkeypatch, "--trainer.optim.lr 1", None)
+    start(tmp_path, monkeypatch, "--trainer.optim.lr 2", 5)
+    (run / "configs" / "rl_before_step_5.json").write_text("{")
+    (run / "configs" / "rl_before_step_x.json").write_text("{}")
+    assert rates(run) == []
+
+
+def test_compare_and_the_page_show_which_steps_ran_with_which_settings(tmp_path, monkeypatch, wording):
+    for name, later in (("a", "0.5"), ("b", "1")):
+        made_run(tmp_path / name, run_id=f"{name * 8}")
+        words = f"--output-dir {name} --trainer.optim.lr"
+        start(tmp_path, monkeypatch, f"{words} 1", None)
+        start(tmp_path, monkeypatch, f"{words} {later}", 4)
+    done = run_here("rl", "compare", "a", "b", cwd=tmp_path)
+    assert [line for line in done.stdout.splitlines() if line.startswith("settings of")] == wording
+    settings = call_endpoint(OpenRun("a", tmp_path / "a"), "settings", {})
+    assert settings["changes"] == [{"step": 4, "key": "trainer.optim.lr", "old": 1.0, "new": 0.5}]
+
+
+@pytest.mark.parametrize(("step", "changed"), [("10", 5), ("5", 5), ("3", 3)])
+def test_fork_keeps_the_history_of_its_steps(tmp_path, monkeypatch, step, changed):
+    run = made_run(tmp_path / "out", checkpoints=(3, 5, 10))
+    for rate, since in ((1, None), (2, 5), (3, 20)):
+        start(tmp_path, monkeypatch, f"--trainer.optim.lr {rate}", since)
+    forked = fork_run(run, step=step, target=tmp_path / "forked")
+    assert min(former_configs(forked)) == changed
+    assert max(former_configs(forked)) <= int(step)

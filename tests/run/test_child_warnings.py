@@ -67,3 +67,11 @@ def test_warnings_escape_control_characters_and_survive_a_replaced_log(tmp_path,
     log.unlink()
     log.mkdir()
     assert warnings.read_new() == []
+
+
+def test_every_sample_is_shown(tmp_path):
+    log = tmp_path / "run.log"
+    warnings = ChildWarnings(log, own_process="rl")
+    log.write_text(3 * line("orchestrator", "SAMPLE", "e: reward 1.000 for 'a' -> 'b'"))
+    assert warnings.read_new() == 3 * ["03:04:05  SAMPLE orchestrator: e: reward 1.000 for 'a' -> 'b'"]
+    assert warnings.suppressed_count == 0

@@ -86,6 +86,6 @@ def test_run_that_does_not_fit_on_disk_is_refused_before_start(runner, disk):
     assert "--disk.check false" in refused.stderr
     assert not (run / "run.json").exists()
     shown = runner.here(runner.rl(run, *words, "--dry-run", steps=100))
-    assert shown.returncode == 0
+    assert shown.returncode == 2
     assert "--disk.check false" in shown.stderr
     assert "lower with" in shown.stdout

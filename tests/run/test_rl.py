@@ -122,7 +122,7 @@ def test_run_without_tracker_key_is_refused(runner):
     runner.env |= {"NETRC": "none", "WANDB_API_KEY": ""}
     refused = runner.here(runner.rl("out", "--wandb"))
     assert refused.returncode == 2
-    assert refused.stderr.splitlines()[1] == "  at wandb"
+    assert "  at wandb" in refused.stderr.splitlines()
     assert not (runner.root / "out").exists()
 
 

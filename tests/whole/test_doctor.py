@@ -42,7 +42,8 @@ def test_the_machine_alone(runner):
 def test_a_configuration(runner):
     done = doctor(runner, "--json")
     found = states(done)
-    assert found["model"] == found["tokenizer"] == found["memory"] == found["disk"] == "ok"
+    assert found["tokenizer"] == found["memory"] == found["disk"] == "ok"
+    assert found["model"] == "warning"  # its weights are untrained
     assert found["environment letters.py"] in ("ok", "warning")
     assert found["group spread"] == "skipped"
     assert done.returncode == 0

@@ -17,6 +17,7 @@ from buckeye.cli.typer_commands import typer_command
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
 from buckeye.launch.changed_settings import to_recorded_form
+from buckeye.trainer.model.tiny import train_tokenizer
 
 RUN = """
 output_dir = "outputs/new"
@@ -132,6 +133,7 @@ def place(tmp_path, landlord, monkeypatch):
     project, home = tmp_path / "project", tmp_path / "home"
     monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
     fill(project)
+    train_tokenizer(["a b c"], vocab_size=300).save_pretrained(project / "tiny")
     (project / "run.toml").write_text(RUN)
     (project / "old.toml").write_text(RUN.replace("outputs/new", "outputs/old"))
     old = made_run(

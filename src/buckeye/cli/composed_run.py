@@ -18,7 +18,7 @@ from buckeye.base.distribution import missing
 from buckeye.base.keys import key
 from buckeye.base.storage import write_file
 from buckeye.base.terminal import can_prompt, confirm
-from buckeye.cli.dry_run import leave_no_files, run_or_show
+from buckeye.cli.dry_run import describe_run, leave_no_files, print_problems, run_or_show
 from buckeye.cli.env_image import push_if_needed
 from buckeye.cli.remote import show_remote, start_remote
 from buckeye.cli.run_parts import (
@@ -75,7 +75,7 @@ def run_composed(args: TrainArgs, start: Start) -> int:
     """
     args.check_composed()
     with leave_no_files() if args.flags.dry_run else nullcontext():
-        return _compose_and_run(args, args.flags, start)
+        return _compose_and_run(args, args.composed_flags, start)
 
 
 def _compose_and_run(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
@@ -243,7 +243,9 @@ def _show_dry_run(plan: RunPlan, machine: TrainingMachine, flags: TrainFlags) ->
     """Show the parts of the plan that matter only if nothing is started; return the exit code."""
     if machine.problem is not None:
         raise machine.problem
-    if not machine.remote or flags.as_json or flags.quiet:
+    if not machine.remote:
+        return print_problems(describe_run(plan.config, []))
+    if flags.as_json or flags.quiet:
         return 0
     print()
     return show_remote(plan.recipe.file, plan.config, flags, text=plan.text)

@@ -100,13 +100,13 @@ def run_or_show(config: RLConfig, *, show: Callable[[], int], start: Callable[[]
 
 
 def print_dry_run(result: DryRun) -> int:
-    """Print the plan, and what would prevent or hinder a start.
-
-    Return the exit code: 2 if the start would fail
-
-    Only the plan is on stdout.
-    """
+    """Print the plan on stdout and its problems on stderr. Return the exit code: 2 if a start would fail."""
     print(result.text)
+    return print_problems(result)
+
+
+def print_problems(result: DryRun) -> int:
+    """Print what would prevent or hinder a start, on stderr. Return the exit code of the dry run."""
     for warning in result.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     for error in result.errors:

@@ -50,7 +50,8 @@ def model_import(
     precision: Annotated[
         str,
         typer.Option(
-            metavar="auto|float32|bfloat16", help="Type of the weights. auto: as exact as the file."
+            metavar="auto|float32|bfloat16",
+            help="Type of the weights. auto: float32 if the file has nothing else, else bfloat16.",
         ),
     ] = "auto",
 ) -> None:

@@ -10,19 +10,28 @@ from pathlib import Path
 from buckeye.cli.help import Rows, show_page
 
 _USAGE = """\
-usage: buckeye rl [--config FILE.yaml] [--dataset TASKS] [--model MODEL] ...
-       buckeye rl @ FILE.toml ..."""
-_DESCRIPTION = (
-    "Train a model on an environment. The first form finds or creates missing parts, and writes the file of "
-    "the second. Both accept settings."
-)
+usage: buckeye rl --model MODEL --dataset PROMPTS --reward FILE.py ...
+       buckeye rl --model MODEL --env ENVIRONMENT ...
+       buckeye rl @ run.toml ..."""
+_DESCRIPTION = """\
+Train a model. The first two forms write the file of the last one, and start it; without an environment they
+search this folder for one with MCP servers. All forms accept settings. A run may have a file per process:
+
+  rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml"""
 
 FLAGS: dict[str, Rows] = {
     "Parts of the run": (
-        ("--config FILE.yaml", "Configuration of the environment, from `buckeye rl init`."),
-        ("--dataset TASKS", "JSON file, folder of `buckeye hf`, or hub name."),
         ("--model MODEL", "Folder, or name on the Hugging Face hub."),
-        ("--output DIR", "Run directory; with @ FILE, use --output-dir."),
+        ("--output-dir DIR", "Run directory."),
+        ("--dataset DATA", "File or folder of prompts or MCP tasks, or hub name."),
+        ("--reward REWARD", "FILE.py, FILE.py:FUNCTION, MODULE:FUNCTION, or a built-in reward; repeatable."),
+        ("--reward-weights X,X", "Weight of each reward. Default: 1."),
+        ("--eval-dataset DATA", "Prompts to evaluate on. Default: a tenth of the dataset."),
+        ("--split NAME", "Split of the dataset to train on."),
+        ("--prompt-column NAME", "Column with the prompts."),
+        ("--answer-column NAME", "Column with the answers, for built-in rewards."),
+        ("--env ENVIRONMENT", "Other environment: ID, PATH, or ID:name=value."),
+        ("--config FILE.yaml", "Configuration of an MCP environment, from `buckeye rl init`."),
         ("--no-eval", "Do not evaluate on held-out tasks."),
         ("--no-wandb", "Do not log to Weights & Biases."),
     ),
@@ -41,7 +50,7 @@ FLAGS: dict[str, Rows] = {
         ("--yes", "Do not prompt: use defaults, or report a missing flag."),
         ("--trust", "Trust the programs and addresses of the hub's tasks."),
         ("--dry-run", "Show the plan; write and start nothing."),
-        ("--json", "Print the plan as one JSON object."),
+        ("--json", "Print the plan as one JSON object; with @ FILE, its settings."),
         ("--quiet", "Do not print the plan."),
     ),
 }
@@ -50,7 +59,6 @@ FLAGS: dict[str, Rows] = {
 SETTINGS: Rows = (
     ("--max-steps N", "Number of training steps."),
     ("--seq-len N", "Maximum length of a rollout, in tokens."),
-    ("--output-dir DIR", "Run directory."),
     ("--orchestrator.batch-size N", "Rollouts per step."),
     ("--orchestrator.rollouts-per-example N", "Rollouts per task: the group size."),
     ("--orchestrator.sampling.max-tokens N", "Maximum length of a reply, in tokens."),
@@ -62,6 +70,7 @@ SETTINGS: Rows = (
     ("--trainer.ckpt.interval N", "Steps between checkpoints."),
     ("--trainer.ckpt.keep N", "Number of newest checkpoints to keep."),
     ("--trainer.ckpt.resume-step N", "Resume from this step; -1: the newest."),
+    ("--orchestrator.client.base-url URL", "Sample from these servers, and start none."),
     ("--inference-gpu-ids IDS", "GPUs of the inference servers, such as 0,1."),
     ("--trainer-gpu-ids IDS", "GPUs of the trainer, such as 2,3."),
     ("--inference.parallel.dp N", "Number of inference servers."),

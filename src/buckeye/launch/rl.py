@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ from buckeye.run_files.directory import (
     move_unstarted_run,
 )
 from buckeye.run_files.known_runs import register_run
-from buckeye.run_files.logs import LAUNCHER, prune_logs
+from buckeye.run_files.logs import LAUNCHER, prune_logs, was_logged
 from buckeye.run_files.record import RunRecord
 from buckeye.transport.checkpoint import Score, checkpoints_oldest_first, list_checkpoints, read_scores
 from buckeye.transport.resume_from_store import restore_from_store
@@ -208,7 +209,10 @@ def _log_result(config: RLConfig, seconds: float) -> str | None:
     if problem is None:
         log.log(_result_level(steps), "RL training finished!")
     else:
-        log.warning("RL training finished! But %s", problem)
+        is_known = partial(was_logged, config.output_dir)
+        log.warning(
+            "RL training finished! But %s", explain_no_learning(steps, config.output_dir, is_known=is_known)
+        )
     try:
         for line in evaluation_lines(read_scores(config.output_dir)):
             log.info("%s", line)

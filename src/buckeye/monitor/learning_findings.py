@@ -6,7 +6,7 @@ import math
 import shlex
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
@@ -23,10 +23,12 @@ _SURE_OF_BEST = 4.0  # standard errors, if one mean is the best of many
 _LITTLE_ESS = 0.05
 _SMALL_BIAS = 0.01
 _EQUAL = 1e-9
+_RANDOM_LOGPROB = -4.0  # nats per sampled token of the first batch; that of a pretrained model is above -2
 _COLLAPSES = ("collapsed", "endless", "moved_too_far")
 
 HARDER_TASKS = "take harder tasks"
 EASIER_TASKS = "take easier tasks, or fine-tune first (sft)"
+PRETRAINED = "start with `buckeye sft`, or use a pretrained model"
 MORE_TOKENS = "raise orchestrator.sampling.max_tokens"
 
 FINDING_METRICS = (
@@ -42,6 +44,7 @@ FINDING_METRICS = (
     "batch/solve_none",
     "batch/with_spread",
     "is_truncated/mean",
+    "logprob/mean",
     "completion_len/mean",
     "trained_tokens",
     "entropy",
@@ -90,19 +93,27 @@ def _with_rollback_advice(found: Finding, batch_steps: Sequence[StepMetrics], ru
 
 def _hindrances(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
     found = _no_spread(batch_steps, run) or _cut_off(batch_steps, run)
+    if found is not None and found.name in _OF_UNTRAINED and _is_random(batch_steps[0]):
+        found = replace(found, **asdict(_UNTRAINED))
     both = (found, _moved_too_far(batch_steps, run))
     return [_with_rollback_advice(one, batch_steps, run) for one in both if one is not None]
 
 
-def explain_no_learning(steps: Sequence[StepMetrics], run: Path) -> str | None:
-    """Return a sentence on why a run that ended with `steps` learned nothing; None if it did learn."""
+def explain_no_learning(
+    steps: Sequence[StepMetrics], run: Path, *, is_known: Callable[[str], bool] = lambda cause: False
+) -> str | None:
+    """Return a sentence on why a run that ended with `steps` learned nothing; None if it did learn.
+
+    The advice is left out if the cause is known.
+    """
     batch_steps = _batch_steps(steps)
     found, lost = _hindrances(batch_steps, run), _has_fallen(batch_steps)
     if not found or (_has_improved(batch_steps) and not lost):
         return None
     how = "the progress was lost" if lost else "nothing was learned"
     first = found[0]
-    return f"{how} because {first.cause} (since step {first.since}); {first.advice}. See: {first.command}"
+    advice = "" if is_known(first.cause) else f"; {first.advice}. See: {first.command}"
+    return f"{how} because {first.cause} (since step {first.since}){advice}"
 
 
 def explain_no_spread(
@@ -159,6 +170,19 @@ _TRUNCATED = Reason(
     cause="nearly every reply was cut off",
     advice=MORE_TOKENS,
 )
+
+
+_UNTRAINED = Reason(
+    name="untrained",
+    cause="the first replies were random tokens, so these weights are untrained",
+    advice=PRETRAINED,
+)
+_OF_UNTRAINED = ("truncated", "none_solved", "no_spread", "constant_reward")
+"""Findings whose advice does not help an untrained model."""
+
+
+def _is_random(step: StepMetrics) -> bool:
+    return (step.value("orchestrator/logprob/mean") or 0.0) <= _RANDOM_LOGPROB
 
 
 def _batch_steps(steps: Sequence[StepMetrics]) -> list[StepMetrics]:

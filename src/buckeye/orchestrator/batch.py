@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import statistics
 import time
 from collections import Counter, defaultdict
@@ -85,6 +86,7 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
         "reward/std": statistics.pstdev(rewards),
         **_mean_max_min("seq_len", [r.total_tokens for r in rollouts]),
         **_mean_max_min("completion_len", [r.completion_tokens for r in rollouts]),
+        "logprob/mean": _mean_logprob(rollouts),
         "is_truncated/mean": statistics.fmean(float(r.truncated) for r in rollouts),
         "batch/solve_none": _share(groups, lambda g: max(g.rewards) <= 0.0),
         "batch/solve_all": _share(groups, lambda g: min(g.rewards) >= 1.0),
@@ -115,6 +117,13 @@ def batch_metrics(step: int, groups: Sequence[Group], config: OrchestratorConfig
     stops = Counter(rollout.outcome.stop_reason for rollout in rollouts)
     metrics |= {f"stop_reason/{reason}": count / len(rollouts) for reason, count in stops.items()}
     return metrics | _shaping_metrics(rollouts)
+
+
+def _mean_logprob(rollouts: Sequence[Rollout]) -> float:
+    """Return the mean log-prob of the sampled tokens, as the sampler computed it."""
+    segments = [segment for rollout in rollouts for segment in rollout.segments]
+    sampled = sum(sum(segment.loss_mask) for segment in segments)
+    return math.fsum(sum(segment.logprobs) for segment in segments) / max(1, sampled)
 
 
 def _shaping_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:

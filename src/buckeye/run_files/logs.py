@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,7 @@ LAUNCHER = "rl"
 _CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d) ")
 _DATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \[([^\]]+)\] (.*)")
 _HALF_A_DAY = timedelta(hours=12)
+_VISIBLE_LINES = 60  # the screen shows a part of them
 _RUN_FILE_HINT = "pass the directory of a run, or restore this file"
 
 
@@ -63,6 +65,17 @@ def read_logs(output_dir: Path, *, attempt: int | None = None, process: str | No
         )
     lines = [line for source in sources for line in source.new(whole=False) if started <= line.time < after]
     return _in_order(lines, process)
+
+
+def was_logged(output_dir: Path, text: str) -> bool:
+    """Return True if one of the newest lines of the run's log, which a user still sees, has this text."""
+    try:
+        with run_log(output_dir).open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _VISIBLE_LINES * 500))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return False
+    return any(text in line for line in lines[-_VISIBLE_LINES:])
 
 
 def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[list[LogLine]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -67,6 +68,11 @@ def events(run: OpenRun) -> dict[str, Any]:
 
 
 def settings(run: OpenRun) -> dict[str, Any]:
-    """Return all settings from `configs/rl.json`, without secrets."""
+    """Return all settings from `configs/rl.json`, and their changes by resumes, without secrets."""
+    from buckeye.launch.changed_settings import settings_history  # slow: it imports the settings
+
     with run.read() as opened:
-        return {"settings": redact(opened.settings)}
+        return {
+            "settings": redact(opened.settings),
+            "changes": [asdict(change) for change in settings_history(run.path)],
+        }

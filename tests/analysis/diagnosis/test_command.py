@@ -63,6 +63,21 @@ def test_a_run_says_it_at_its_end(runs, caplog):
     assert last == f"Full diagnosis with evidence: buckeye rl diagnose {runs / 'bad'}"
 
 
+def test_finding_in_the_last_lines_of_the_log_is_not_repeated(runs, caplog):
+    run = make(runs / "again", Made(advantages=lambda advantages, rng: -advantages))
+    log = run / "logs" / "run.log"
+    log.parent.mkdir(exist_ok=True)
+    with caplog.at_level(logging.WARNING):
+        report_findings(run)
+        found, full = caplog.messages
+        log.write_text(f"WARNING {found}\n" + "step\n" * 20)
+        report_findings(run)
+        assert caplog.messages[2:] == [full]
+        log.write_text(f"WARNING {found}\n" + "step\n" * 200)  # no longer on the screen
+        report_findings(run)
+        assert caplog.messages[3:] == [found, full]
+
+
 def broken_rule(facts):
     raise ZeroDivisionError("planted")
 

@@ -200,3 +200,18 @@ def test_what_has_collapsed_is_gone_on_with_from_before_it_did(tmp_path, wording
     (finding,) = findings(steps(*[good] * 5, *[alike] * 4), run)
     assert (finding.name, finding.since) == ("collapsed", 5)
     assert finding.advice == wording
+
+
+@pytest.mark.parametrize(("logprob", "name"), [(-6.9, "untrained"), (-4.1, "untrained"), (-1.0, "truncated")])
+def test_random_replies_are_those_of_untrained_weights(logprob, name, wording):
+    cut = {"reward/mean": 0.0, **EQUAL, "is_truncated/mean": 1.0, "batch/solve_none": 1.0}
+    later = {**cut, "logprob/mean": -9.0}  # a policy that has collapsed does not count
+    made = steps({**cut, "logprob/mean": logprob}, *[later] * 3)
+    (finding,) = findings(made, RUN)
+    assert finding.name == name
+    assert explain_no_learning(made, RUN) == wording
+
+
+def test_known_cause_is_not_explained_again(wording):
+    made = steps(*[CONSTANT] * 4)
+    assert explain_no_learning(made, RUN, is_known=lambda cause: True) == wording

@@ -53,7 +53,7 @@ def test_start_with_failed_checks_leaves_no_folder(project, words, said):
     started = project.here(project.rl("out", *words))
     assert (started.returncode, said in started.stderr) == (2, True), started.stderr
     shown = project.here(project.rl("out", *words, "--dry-run"))
-    assert (shown.returncode, said in shown.stderr) == (0, True), shown.stderr
+    assert (shown.returncode, said in shown.stderr) == (2, True), shown.stderr
     assert [path for path in sorted(project.root.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
@@ -189,7 +189,7 @@ def test_dry_run_reports_unreadable_tokenizer(project, tmp_path):
     shutil.copytree(project.model, tmp_path / "bad")
     (tmp_path / "bad" / "tokenizer.json").write_text("{")
     shown = project.here(project.rl("out", "--model.name", tmp_path / "bad", "--dry-run"))
-    assert (shown.returncode, "warning: tokenizer: " in shown.stderr) == (0, True), shown.stderr
+    assert (shown.returncode, "error: tokenizer: " in shown.stderr) == (2, True), shown.stderr
 
 
 @pytest.mark.parametrize(

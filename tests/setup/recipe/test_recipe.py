@@ -11,6 +11,7 @@ from buckeye.launch.preflight.devices import GpuSpec
 from buckeye.mcp.config import GymConfig
 from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.setup.recipe.compose import Recipe, config_text
+from buckeye.setup.recipe.environment import describe_mcp
 from buckeye.setup.recipe.model import SUGGESTED, ModelFacts, model_facts, refuse_hosted
 from buckeye.setup.recipe.sizes import choose_sizes, default_learning_rate
 from buckeye.setup.recipe.training_machine import plan_gpus
@@ -37,14 +38,21 @@ def model(parameters=600_000_000, positions=4096):
     return ModelFacts(name="org/m", path=None, parameters=parameters, positions=positions)
 
 
+def environment(train, held_out=(), gym=GYM):
+    file = Path("configs/e.yaml")
+    return describe_mcp(gym, train, held_out, file=file, dataset="tasks.json", name="e")
+
+
+def sizes_of(train, gym, facts, **options):
+    return choose_sizes(environment(train, gym=gym), facts, **options)
+
+
 def recipe(count=16, held_out=(), layout=None, facts=None):
-    facts = facts or model()
-    sizes = choose_sizes(tasks(count), held_out, GYM, facts, on_gpu=layout is not None)
+    facts, described = facts or model(), environment(tasks(count), held_out)
     return Recipe(
-        config=Path("configs/e.yaml"),
-        dataset="tasks.json",
+        environment=described,
         model=facts,
-        sizes=sizes,
+        sizes=choose_sizes(described, facts, on_gpu=layout is not None),
         layout=layout,
         output_dir=Path("outputs/e"),
     )
@@ -56,19 +64,19 @@ def loaded(text, tmp_path):
 
 
 def test_sizes_follow_the_tasks_the_prompts_and_the_turns():
-    sizes = choose_sizes(tasks(16), [], GYM, model(), on_gpu=False)
+    sizes = sizes_of(tasks(16), GYM, model(), on_gpu=False)
     assert (sizes.groups, sizes.batch_size) == (4, 32)
     assert sizes.prompt_tokens == 32 + 100 + 30  # for the template, 300 and 90 characters
     assert sizes.seq_len == 640  # 162 and twice 128 + 96 make 610
     assert sizes.max_tokens == 128
     assert sizes.max_steps == 20  # three passes over 16 tasks would be 12
-    assert choose_sizes(tasks(3), [], GYM, model(), on_gpu=True).groups == 3
-    assert choose_sizes(tasks(600), [], GYM, model(), on_gpu=True).max_steps == 113  # 1800 tasks by 16
+    assert sizes_of(tasks(3), GYM, model(), on_gpu=True).groups == 3
+    assert sizes_of(tasks(600), GYM, model(), on_gpu=True).max_steps == 113  # 1800 tasks by 16
 
 
 def test_prompt_longer_than_the_context_is_refused(refusal):
     with refusal(UsageError):
-        choose_sizes(tasks(1, "p" * 3090), [], GYM, model(positions=1024), on_gpu=False)
+        sizes_of(tasks(1, "p" * 3090), GYM, model(positions=1024), on_gpu=False)
 
 
 def gym(max_turns):
@@ -77,15 +85,15 @@ def gym(max_turns):
 
 def test_seq_len_grows_with_descriptions_and_accepts_a_request(refusal):
     described, facts = tasks(16, "p" * 9000), model(positions=8192)
-    usual = choose_sizes(described, [], gym(100), facts, on_gpu=False)
+    usual = sizes_of(described, gym(100), facts, on_gpu=False)
     assert usual.prompt_tokens == 32 + 100 + 3000
     assert usual.seq_len == 4032  # four turns of 128 + 96 after 3132, not 2048
-    asked = choose_sizes(described, [], gym(100), facts, on_gpu=False, requested_seq_len=3300)
+    asked = sizes_of(described, gym(100), facts, on_gpu=False, requested_seq_len=3300)
     assert (asked.seq_len, asked.max_tokens) == (3300, 128)
-    assert choose_sizes(tasks(16), [], gym(30), facts, on_gpu=False).seq_len == 6912  # 162 and 30 times 224
-    assert choose_sizes(tasks(16), [], gym(100), facts, on_gpu=False).seq_len == 2048
+    assert sizes_of(tasks(16), gym(30), facts, on_gpu=False).seq_len == 6912  # 162 and 30 times 224
+    assert sizes_of(tasks(16), gym(100), facts, on_gpu=False).seq_len == 2048
     with refusal(UsageError):
-        choose_sizes(described, [], gym(30), facts, on_gpu=False, requested_seq_len=3000)
+        sizes_of(described, gym(30), facts, on_gpu=False, requested_seq_len=3000)
 
 
 def test_config_text_is_valid_and_flags_override_it(tmp_path, refusal):
@@ -142,13 +150,13 @@ def test_model_facts_reads_the_size_from_the_name(name, parameters, guessed):
 @pytest.mark.parametrize("name", ["gpt-4o-mini", "openai/o3", "claude-sonnet-4-5", "google/gemini-2.5-pro"])
 def test_models_without_public_weights_are_refused(name, refusal):
     with refusal(UsageError):
-        refuse_hosted(name, dataset="my tasks.json", config="configs/e.yaml")
+        refuse_hosted(name, ["mcp", "--arg", "dataset=my tasks.json", "--arg", "config_path=configs/e.yaml"])
 
 
 def test_models_whose_weights_are_published_are_not_refused():
     published = ("openai/gpt-oss-20b", "gpt2", "EleutherAI/gpt-j-6b", "google/gemma-3-1b-it")
     for name in (*published, *(name for name, _ in SUGGESTED)):
-        refuse_hosted(name, dataset="t", config="c")
+        refuse_hosted(name, ["mcp"])
 
 
 def test_none_is_written_as_text(tmp_path):

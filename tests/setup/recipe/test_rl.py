@@ -16,9 +16,10 @@ from tests.places import ROOT
 from tests.setup.recipe.rl_project import CONFIG, LOCK, files, fill, task, write_model
 
 from buckeye.base.columns import counted
-from buckeye.cli import main, train
+from buckeye.cli import train
 from buckeye.errors import RemoteError, UsageError
 from buckeye.launch.preflight import devices as machine
+from buckeye.launch.preflight.check import failed, warning
 from buckeye.run_files.directory import begin_attempt, lock_directory
 from buckeye.run_files.known_runs import RemoteJob, RemoteRun, write_remote_run
 from buckeye.setup.recipe.flags import parse_train_args
@@ -26,48 +27,33 @@ from buckeye.setup.recipe.flags import parse_train_args
 SEEN = machine._visible_gpus
 
 
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """Folder with a configuration, tasks and a model, and a separate home directory."""
-    folder = tmp_path / "project"
-    fill(folder)
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("buckeye.launch.preflight.devices._visible_gpus", tuple)
-    return folder
-
-
-@pytest.fixture
-def rl(project, monkeypatch, capsys):
-    """Return a function that runs the command in this process; it returns (exit code, stdout, stderr)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["rl", *words])
-        with pytest.raises(SystemExit) as ended:
-            main.rl()
-        out, err = capsys.readouterr()
-        return ended.value.code, out, err
-
-    return run
-
-
 def plan_of(out):
     """Return the lines about the run, without those about this machine."""
-    lines = out[: out.index("outputs/my-env/run.toml would be")].splitlines()
+    lines = out.splitlines()
     return [re.sub(r"\d+ cores", "N cores", line) for line in lines if not line.startswith("disk")]
 
 
-def test_a_dry_run_shows_the_plan_and_the_file_and_writes_nothing(rl, project, wording):
+def test_a_dry_run_shows_the_plan_and_writes_nothing(rl, planned, project, wording):
     before = files(project)
     code, out, err = rl("--dry-run")
     assert (code, err) == (0, "Nothing was written or started.\n")
     assert plan_of(out) == wording
-    written = tomllib.loads(out[out.index("output_dir =") :])
+    written = planned()
     assert written["model"] == {"name": "tiny"}
-    assert written["inference"] == {}  # without this section no server is started
+    assert "inference" not in written  # without this section the servers have their defaults
     assert files(project) == before
+
+
+def test_a_dry_run_of_a_start_that_would_fail_ends_with_2(rl, monkeypatch):
+    checks = [
+        failed("tokenizer", "the model has none", "copy it"),
+        warning("model", "is untrained", "train it"),
+    ]
+    monkeypatch.setattr("buckeye.cli.dry_run.run_preflight_checks", lambda *_: checks)
+    for words in ((), ("--json",), ("--quiet",)):
+        code, _, err = rl("--dry-run", *words)
+        assert code == 2
+        assert err.splitlines()[:2] == [f"warning: {checks[1].line}", f"error: {checks[0].line}"]
 
 
 def test_the_plan_as_json_is_one_object(rl, wording):
@@ -94,7 +80,7 @@ def test_it_writes_the_configuration_once_and_starts_it(rl, project, monkeypatch
 
     assert rl("--yes")[0] == 0  # the next run has another folder
     assert (started[1][1][-1], file.read_text()) == ("outputs/my-env-2/run.toml", written)
-    code, _, err = rl("--yes", "--output", "outputs/my-env")
+    code, _, err = rl("--yes", "--output-dir", "outputs/my-env")
     assert (code, len(started)) == (2, 2)
     assert err == wording
 
@@ -150,7 +136,7 @@ def test_failed_start_removes_only_its_new_folders(rl, project, monkeypatch, kep
 
     (project / kept).mkdir(parents=True, exist_ok=True)
     monkeypatch.setattr(train, "start", fail)
-    assert rl("--yes", "--output", "a/b/c")[0] == 2
+    assert rl("--yes", "--output-dir", "a/b/c")[0] == 2
     left = [path.relative_to(project).as_posix() for path in (project / "a").rglob("*")]
     assert ((project / "a").exists(), left) == (kept != "", ["a/b", "a/b/c"][: kept.count("/")])
 
@@ -175,13 +161,13 @@ def test_same_command_reuses_the_folder_of_a_run_without_steps(rl, project, monk
     folder = project / "outputs" / "my-env"
     monkeypatch.setattr(train, "start", lambda *_: begin_attempt(folder, resumed_step=None).attempt)
     assert rl("--yes", "--quiet", "--trainer.optim.lr", "0.5")[0] == 1
-    assert rl("--yes", "--quiet", "--output", "outputs/my-env")[0] == 1
+    assert rl("--yes", "--quiet", "--output-dir", "outputs/my-env")[0] == 1
     assert rl("--yes", "--quiet")[0] == 1
     kept = list((folder / "earlier_starts").glob("*/run.toml"))
     assert (len(kept), sum("lr = 0.5" in file.read_text() for file in kept)) == (2, 1)
     with lock_directory(folder):  # the run is active
         assert json.loads(rl("--dry-run", "--json")[1])["file"] == "outputs/my-env-2/run.toml"
-        assert rl("--yes", "--output", "outputs/my-env")[2] == wording
+        assert rl("--yes", "--output-dir", "outputs/my-env")[2] == wording
 
 
 def test_folder_used_since_the_plan_is_refused(rl, project, monkeypatch):
@@ -197,18 +183,18 @@ def test_folder_used_since_the_plan_is_refused(rl, project, monkeypatch):
 def test_used_folder_is_refused_with_the_command_to_start_or_resume(rl, project, wording):
     (project / "kept").mkdir()
     (project / "kept" / "run.toml").write_text("max_steps = 1\n")
-    assert rl("--output", "kept")[2] == wording
+    assert rl("--output-dir", "kept")[2] == wording
     (project / "kept" / "run.json").write_text("{}")
-    assert rl("--output", "kept")[2] == wording
+    assert rl("--output-dir", "kept")[2] == wording
 
 
-def test_missing_gpus_are_refused_but_planned_in_a_dry_run(rl, project, wording):
+def test_missing_gpus_are_refused_after_the_plan_of_a_dry_run(rl, project, wording):
     (project / "configs" / "2048.yaml").write_text(CONFIG)
     code, _, err = rl("--config", "configs/2048.yaml", "--gpus", "4xH100")
     assert (code, re.sub(r"\d+ cores", "N cores", err)) == (2, wording)
-    code, out, err = rl("--config", "configs/2048.yaml", "--gpus", "4xH100", "--dry-run")
-    assert code == 0
-    written = tomllib.loads(out[out.index("output_dir =") :])
+    code, out, err = rl("--config", "configs/2048.yaml", "--gpus", "4xH100", "--dry-run", "--json")
+    assert code == 2
+    written = tomllib.loads(json.loads(out)["text"])
     assert (written["inference_gpu_ids"], written["trainer_gpu_ids"]) == ([0, 1, 2], [3])
     assert re.sub(r"\d+ cores", "N cores", err) == wording
 
@@ -259,9 +245,8 @@ def test_plan_of_a_rented_machine(rl, wording, monkeypatch):
         "--yes --host me@there",
         "--yes --clean",
         "--yes --resume",
-        "--yes --output-dir there",
-        "--output tasks.json/run",
-        "--output .",
+        "--output-dir tasks.json/run",
+        "--output-dir .",
         "--dataset=",
         "--model",
         "--yes what",
@@ -301,7 +286,7 @@ def test_missing_or_ambiguous_parts_without_terminal_name_the_flag(rl, project, 
 SHAPE_FILES = ("config.json", "model.safetensors")
 
 
-def test_the_dataset_of_the_lock_file_is_taken(rl, project, wording):
+def test_the_dataset_of_the_lock_file_is_taken(rl, planned, project, wording):
     (project / "buckeye.lock.yaml").write_text(
         LOCK + "primary_dataset:\n  name: held.json\n  task_count: 2\n  updated_at: '2024-01-01T00:00:00'\n"
     )
@@ -309,8 +294,8 @@ def test_the_dataset_of_the_lock_file_is_taken(rl, project, wording):
     (project / "held.json").write_text(json.dumps(held))
     _, out, _ = rl("--dry-run")
     assert out.splitlines()[2] == wording
-    evaluation = tomllib.loads(out[out.index("output_dir =") :])["orchestrator"]["eval"]
-    assert (evaluation["interval"], evaluation["num_examples"]) == (20, 1)
+    evaluation = planned()["orchestrator"]["eval"]
+    assert evaluation == {"interval": 20, "num_examples": 1}  # of the environments of the run
 
 
 def test_tasks_without_servers_become_a_dataset_on_the_image_of_the_lock_file(

@@ -44,7 +44,7 @@ def test_the_configuration_of_the_readme_and_the_shown_environments(tmp_path):
         (tmp_path / name).write_text(text)
     lines = "".join(texts("README.md", "bash")).splitlines()
     command = next(line for line in lines if line.startswith("rl "))
-    words = [*command.split(), "--orchestrator.env.0.id", "capitals.py", "--dry-run"]
+    words = [*command.split(), "--orchestrator.env.0.id", "capitals.py", "--dry-run", "--json"]
     done = run_here(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert '"rollouts_per_example": 16' in done.stdout

@@ -122,12 +122,17 @@ def test_the_configuration_also_as_printed(ws):
         (directory / CONFIGS / f"{name}.toml").write_text(text)
     for launch in LAUNCHES:
         command = launch[launch.index("uv run rl") :] + " --dry-run"
-        done = subprocess.run(
-            ["bash", "-c", command], cwd=directory, env=ws.env, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert '"max_steps": 1000' in done.stdout
-        assert "trainer 0" in done.stdout
+        for words, shown in (("", "trainer 0"), (" --json", '"max_steps": 1000')):
+            done = subprocess.run(
+                ["bash", "-c", command + words],
+                cwd=directory,
+                env=ws.env,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, done.stderr
+            assert shown in done.stdout
     assert not (directory / "outputs").exists()
 
 
@@ -191,7 +196,7 @@ def test_checkpointing_from_the_files(ws):
         path = ws.root / CONFIGS / f"{name}.toml"
         path.with_name(f"{name}-ckpt.toml").write_text(path.read_text() + "\n" + ws.text(TOML[3]))
     launch = LAUNCH_8.replace("train.toml", "train-ckpt.toml").replace("orch.toml", "orch-ckpt.toml")
-    printed = ws.run(launch.replace("--output-dir outputs/dakota-v12-1000steps", "--dry-run"))
+    printed = ws.run(launch.replace("--output-dir outputs/dakota-v12-1000steps", "--dry-run --json"))
     assert '"interval": 1' in printed
     assert '"keep": 3' in printed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -25,6 +25,7 @@ from buckeye.analysis.comparison.differences import (
     different_settings,
     different_versions,
 )
+from buckeye.launch.changed_settings import SettingChange, settings_history
 
 VerdictOutcome = Literal["better", "worse", "not told apart", "not comparable"]
 
@@ -47,6 +48,8 @@ class RunComparison:
     b: Path
     verdict: ComparisonVerdict
     settings: Sequence[RunDifference]
+    changes: Mapping[str, Sequence[SettingChange]]
+    """Settings that resumes of run `a` or `b` have changed."""
     versions: Sequence[RunDifference]
     machines: Sequence[RunDifference]
     tasks: Sequence[TaskCounts]
@@ -66,6 +69,7 @@ def compare(a: str | Path, b: str | Path) -> RunComparison:
         b=second.path,
         verdict=_verdict(evaluations, parts, missing=_missing(points_a, points_b)),
         settings=different_settings(first, second),
+        changes={"a": settings_history(first.path), "b": settings_history(second.path)},
         versions=different_versions(first, second),
         machines=different_machines(first, second),
         tasks=compare_tasks(first, second),

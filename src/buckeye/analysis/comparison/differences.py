@@ -10,7 +10,7 @@ from typing import Any
 
 from buckeye.base.storage import read_json, step_directory
 from buckeye.errors import UsageError
-from buckeye.launch.changed_settings import compare_settings
+from buckeye.launch.changed_settings import compare_settings, distinct_changes
 from buckeye.run_files.events import read_events
 from buckeye.run_files.record import read_record
 from buckeye.runs import Run
@@ -45,13 +45,8 @@ class TaskCounts:
 
 def different_settings(a: Run, b: Run) -> list[RunDifference]:
     """Return the settings that differ. A setting shared by several processes appears once."""
-    seen, found = set[tuple[str, str, str]](), list[RunDifference]()
-    for key, this, other in compare_settings(a.settings, b.settings):
-        what = (key.partition(".")[2], repr(this), repr(other))
-        if what not in seen:
-            seen.add(what)
-            found.append(RunDifference(name=key, a=this, b=other))
-    return found
+    differences = distinct_changes(compare_settings(a.settings, b.settings))
+    return [RunDifference(name=key, a=this, b=other) for key, this, other in differences]
 
 
 def different_versions(a: Run, b: Run) -> list[RunDifference]:

@@ -17,6 +17,7 @@ from buckeye.errors import DEBUG_VARIABLE, UsageError
 from buckeye.monitor.finding import CONFIDENCES, Finding
 from buckeye.monitor.learning_findings import findings
 from buckeye.run_files.events import read_events
+from buckeye.run_files.logs import was_logged
 
 Rule = Callable[[DiagnosisFacts], Finding | Sequence[Finding] | None]
 
@@ -102,6 +103,7 @@ EXPLAINS = {
         "none_solved",
         "truncated",
     ),
+    "untrained": ("truncated_replies", "learning_rate_too_low", "endless"),
     "truncated_replies": ("truncated",),
     "answer_in_prompt": ("no_transfer",),
     "wrong_tokenizer": (
@@ -219,9 +221,10 @@ def likely_findings(run: Path) -> Sequence[Finding]:
 
 
 def report_findings(run: Path) -> None:
-    """Log the findings on a run that has ended."""
+    """Log the findings on a run that has ended, except those in its last messages."""
     accused = likely_findings(run)
     for finding in accused:
-        log.warning("Found (%s): %s", finding.confidence, finding)
+        if not was_logged(run, finding.cause):
+            log.warning("Found (%s): %s", finding.confidence, finding)
     if accused:
         log.warning("Full diagnosis with evidence: buckeye rl diagnose %s", run)

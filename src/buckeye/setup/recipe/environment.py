@@ -28,7 +28,7 @@ from buckeye.workers.loading import open_environment
 
 _EVAL = "eval"
 _SAMPLE = 256
-"""Prompts of which the longest counts."""
+"""Number of prompts to search for the longest."""
 _REPLY_TOKENS = 128
 _THOUGHT_TOKENS = 512
 _ANSWER_TOKENS = 256

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, PositiveFloat, PositiveInt
 
@@ -26,6 +26,21 @@ _PASSED_ON = {"model": "--model.name", "output_dir": "--output-dir"}
 _TEXT_LISTS = ("reward",)
 """Flags with one text per use, which may contain commas."""
 _DATASET_ONLY = ("reward_weights", "eval_dataset", "split", "prompt_column", "answer_column")
+_OTHER_NAMES = {
+    "--dataset": ("data_path", "prompts", "task", "tasks", "train_dataset"),
+    "--env": ("env.id", "env_id", "environment", "environments"),
+    "--eval-dataset": ("eval_data", "test_dataset", "validation_dataset"),
+    "--max-steps": ("epochs", "iterations", "num_epochs", "num_steps", "num_train_epochs", "steps"),
+    "--model": ("base_model", "model_name", "model_name_or_path", "model_path"),
+    "--orchestrator.rollouts-per-example": ("group_size", "num_generations", "rollouts"),
+    "--orchestrator.sampling.max-tokens": ("max_completion_length", "max_new_tokens", "max_tokens"),
+    "--orchestrator.sampling.temperature": ("temperature",),
+    "--output-dir": ("out", "out_dir", "output", "run_dir"),
+    "--reward": ("reward_fn", "reward_func", "reward_funcs", "reward_function", "reward_functions", "rubric"),
+    "--trainer.model.experimental.lora": ("lora", "peft", "use_lora", "use_peft"),
+    "--trainer.optim.lr": ("learning_rate", "lr"),
+}
+"""Flags, and the names that other programs have for them."""
 _RESUME = "--resume"
 _REMOTE_ONLY = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "identity_file"}
 _REMOTE = {"gpus"} | _REMOTE_ONLY
@@ -172,9 +187,21 @@ class TrainArgs:
     @property
     def seq_len(self) -> int | None:
         """The `--seq-len` among the settings; None if it is missing or not a number."""
+        value = self._setting("seq_len")
+        return value if isinstance(value, int) else None
+
+    @property
+    def composed_flags(self) -> TrainFlags:
+        """The flags, with the model that the settings name. Raises UsageError for two models."""
+        name = self._setting("model", "name")
+        if name is not None and self.flags.model not in (None, name):
+            raise _conflict("--model", "--model.name")
+        return self.flags if name is None else self.flags.model_copy(update={"model": str(name)})
+
+    def _setting(self, *path: str) -> Any:
+        """Return the value that the settings assign to a path, or None."""
         assignments = parse_flags(RLConfig, self.settings).assignments
-        values = [assignment.value for assignment in assignments if assignment.path == ("seq_len",)]
-        return values[-1] if values and isinstance(values[-1], int) else None
+        return next((one.value for one in reversed(assignments) if one.path == path), None)
 
     @property
     def selects_tracker(self) -> bool:
@@ -297,11 +324,13 @@ def _is_section(arg: str, following: Sequence[str]) -> bool:
 
 def _refuse_misspelled(arg: str) -> None:
     """Raise UsageError for an unknown flag that resembles a flag of the command."""
+    name = arg[2:].partition("=")[0]
+    field = name.replace("-", "_")
+    used = next((flag for flag, others in _OTHER_NAMES.items() if field in others), None)
+    if arg.startswith("--") and used is not None:
+        raise UsageError(f"no such option: --{name}", code="BK-CLI-UNKNOWN", hint=f"Did you mean {used}?")
     if not arg.startswith("--") or len(arg) == 2 or "." in arg:
         return
-    name = arg[2:].partition("=")[0]
-    if name == "output":
-        raise UsageError("no such option: --output", code="BK-CLI-UNKNOWN", hint="Use --output-dir")
     known = [flag_name(field) for field in fields_of(TrainFlags)]
     near = closest(name, known)
     bare = name.removeprefix("no-").removeprefix("no_")

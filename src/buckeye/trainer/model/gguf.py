@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,19 +15,23 @@ import torch
 
 from buckeye.base.distribution import need
 from buckeye.base.storage import write_directory
-from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
+from buckeye.errors import THIRD_PARTY_ERRORS, BuckeyeError, UsageError
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
+_ROPE_FACTORS = "rope_freqs.weight"
+"""Tensor with the factors of the rotary frequencies of Llama 3.1 and later."""
+_LLAMA3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+"""Parameters of all published models with such factors; only `factor` differs."""
 
 
 def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -> int:
     """Write a model directory with the content of a GGUF file. Return the number of parameters.
 
-    `auto` keeps float32 weights as they are, and rounds all others to bfloat16. Raises UsageError if the file
-    is not a model that transformers can read, and if the directory exists.
+    `auto` keeps a file with only float32 weights unchanged, and rounds others to bfloat16. Raises UsageError
+    if the file is not a model that transformers can read completely, and if the directory exists.
     """
     need("gguf", "A GGUF file")
     if directory.exists():
@@ -36,25 +42,38 @@ def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -
         )
     _check_header(file)
     try:
-        model, tokenizer = _load(file)
+        content = _read_content(file)
+        model, tokenizer = _load(file, content)
+    except BuckeyeError:
+        raise
     except THIRD_PARTY_ERRORS as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise UsageError(
-            f"transformers cannot read {file}: {reason}",
-            code="BK-MODEL-UNSUPPORTED",
-            hint="use the model's folder in Hugging Face's format",
-        ) from error
-    keeps = precision == "float32" or (precision == "auto" and not _is_quantized(file))
+        raise _unsupported(file, reason) from error
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    if parameters != content.elements:
+        reason = f"it has {content.elements:,} weights, and the model {parameters:,}"
+        raise _unsupported(file, reason)
+    keeps = precision == "float32" or (precision == "auto" and content.is_float32)
     model = model.to(torch.float32 if keeps else torch.bfloat16)
     _forget_quantization(model)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
 
     def fill(target: Path) -> None:
-        model.save_pretrained(target)
+        with contextlib.redirect_stderr(io.StringIO()):  # its bars cannot be turned off
+            model.save_pretrained(target)
         tokenizer.save_pretrained(target)
 
+    directory.parent.mkdir(parents=True, exist_ok=True)
     write_directory(directory, fill)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return parameters
+
+
+def _unsupported(file: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"transformers cannot read {file}: {reason}",
+        code="BK-MODEL-UNSUPPORTED",
+        hint="use the model's folder in Hugging Face's format",
+    )
 
 
 def _check_header(file: Path) -> None:
@@ -71,22 +90,83 @@ def _check_header(file: Path) -> None:
         raise UsageError(f"{file} is not a GGUF file of version 2 or 3", code="BK-FILE-FORMAT", hint=hint)
 
 
-def _load(file: Path) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """Facts of a GGUF file that transformers does not read, or does not check."""
+
+    elements: int
+    """Number of weights, without the factors of the rotary frequencies."""
+    is_float32: bool
+    head_dim: int | None
+    rope_factors: torch.Tensor | None
+
+
+def _read_content(file: Path) -> _Content:
+    from gguf import GGMLQuantizationType, GGUFReader
+
+    reader = GGUFReader(file)
+
+    def value(name: str) -> Any:
+        field = reader.get_field(name)
+        return None if field is None else field.contents()
+
+    architecture = value("general.architecture")
+    if (value("split.count") or 1) > 1:
+        raise UsageError(
+            f"{file} is one of {value('split.count')} parts of a model",
+            code="BK-MODEL-UNSUPPORTED",
+            hint="join them: `llama-gguf-split --merge FIRST_PART.gguf MODEL.gguf`",
+        )
+    scaling = value(f"{architecture}.rope.scaling.type")
+    if scaling not in (None, "none"):
+        raise _unsupported(file, f"the scaling {scaling!r} of its rotary embedding is not supported")
+    weights = {tensor.name: tensor for tensor in reader.tensors}
+    factors = weights.pop(_ROPE_FACTORS, None)
+    return _Content(
+        elements=sum(int(tensor.n_elements) for tensor in weights.values()),
+        is_float32=all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in weights.values()),
+        head_dim=value(f"{architecture}.attention.key_length"),
+        rope_factors=None if factors is None else torch.tensor(factors.data.copy()),
+    )
+
+
+def _load(file: Path, content: _Content) -> tuple[Any, Any]:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns that it removes the quantization
     names = {"pretrained_model_name_or_path": str(file.absolute().parent), "gguf_file": file.name}
     with contextlib.redirect_stderr(io.StringIO()):  # its bars cannot be turned off
         tokenizer = AutoTokenizer.from_pretrained(**names, local_files_only=True)
-        model = AutoModelForCausalLM.from_pretrained(**names, dtype=torch.float32, local_files_only=True)
+        config = AutoConfig.from_pretrained(**names, local_files_only=True)
+        if content.head_dim is not None and hasattr(config, "head_dim"):
+            config.head_dim = content.head_dim
+        if content.rope_factors is not None:
+            config.rope_parameters = _llama3_rope(file, config, content.rope_factors)
+        model, report = AutoModelForCausalLM.from_pretrained(
+            **names,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+        )
+    if report["missing_keys"]:
+        raise _unsupported(file, f"it has no weights for {min(report['missing_keys'])}")
+    for name, found, expected in sorted(report["mismatched_keys"]):
+        raise _unsupported(file, f"{name} has the shape {tuple(found)} instead of {tuple(expected)}")
     return model, tokenizer
 
 
-def _is_quantized(file: Path) -> bool:
-    """Return True if the file has other weights than float32."""
-    from gguf import GGMLQuantizationType, GGUFReader
-
-    return any(tensor.tensor_type != GGMLQuantizationType.F32 for tensor in GGUFReader(file).tensors)
+def _llama3_rope(file: Path, config: Any, factors: torch.Tensor) -> dict[str, Any]:
+    """Return the rotary parameters with these factors. Raises UsageError if they are others than Llama's."""
+    theta, factor = config.rope_parameters["rope_theta"], float(factors.max())
+    wavelengths = 2 * math.pi * theta ** (torch.arange(len(factors)) / len(factors))
+    low, high = _LLAMA3_ROPE["low_freq_factor"], _LLAMA3_ROPE["high_freq_factor"]
+    rotations = _LLAMA3_ROPE["original_max_position_embeddings"] / wavelengths
+    share = ((rotations - low) / (high - low)).clamp(0, 1)  # 1: unchanged, 0: divided by `factor`
+    if not torch.allclose(1 / ((1 - share) / factor + share), factors.float(), rtol=1e-3):
+        raise _unsupported(file, f"the factors in {_ROPE_FACTORS} are not those of Llama 3")
+    return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **_LLAMA3_ROPE}
 
 
 def _forget_quantization(model: Any) -> None:

@@ -1,0 +1,89 @@
+"""Paths in a configuration file: relative to the file if they exist there."""
+
+import json
+
+import pytest
+
+from buckeye.config.load import load_config
+from buckeye.config.rl import RLConfig
+from buckeye.config.sft import SFTConfig
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Working directory with a folder `conf`, both with data, and `conf` with an environment."""
+    for place in (tmp_path, tmp_path / "conf"):
+        (place / "data").mkdir(parents=True)
+        (place / "both.jsonl").write_text("{}\n")
+    for name in ("conf/prompts.jsonl", "conf/reward.py", "conf/schema.json", "conf/my_env.py", "here.jsonl"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "conf" / "project").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "conf"
+
+
+def environments(folder, env, *words, section="orchestrator", file="run.json"):
+    value = {"env": env}
+    (folder / file).write_text(json.dumps({section: value} if section else value))
+    config = load_config(RLConfig, [*words, "@", f"conf/{file}"])
+    return [(one.id, one.args) for one in config.orchestrator.env]
+
+
+def test_data_and_rewards_are_searched_next_to_the_file(folder):
+    args = {
+        "path": "prompts.jsonl",
+        "eval_path": "here.jsonl",
+        "reward": ["reward.py:f", "exact", "json:schema.json", "package.module:f", "other.py"],
+        "answer_column": "prompts.jsonl",
+    }
+    ((env_id, found),) = environments(folder, [{"id": "dataset", "args": args}])
+    assert env_id == "dataset"
+    assert found == args | {
+        "path": "conf/prompts.jsonl",
+        "reward": ["conf/reward.py:f", "exact", "json:conf/schema.json", "package.module:f", "other.py"],
+    }
+
+
+def test_file_next_to_the_configuration_wins(folder):
+    for path, expected in (("both.jsonl", "conf/both.jsonl"), ("data", "conf/data"), ("here.jsonl",) * 2):
+        ((_, found),) = environments(folder, [{"id": "mcp", "args": {"dataset": path}}])
+        assert found == {"dataset": expected}
+
+
+def test_absolute_paths_and_names_stay(folder):
+    for path in (str(folder / "prompts.jsonl"), "org/name", "nowhere.jsonl"):
+        ((_, found),) = environments(folder, [{"id": "dataset", "args": {"path": path}}])
+        assert found == {"path": path}
+
+
+@pytest.mark.parametrize(
+    ("env_id", "expected"),
+    [
+        ("my_env.py", "conf/my_env.py"),
+        ("./my_env.py", "conf/my_env.py"),
+        ("./project", "./conf/project"),
+        ("project", "project"),
+        ("other.py", "other.py"),
+    ],
+)
+def test_environment_in_a_file_is_searched_next_to_the_configuration(folder, env_id, expected):
+    assert environments(folder, [{"id": env_id}]) == [(expected, {})]
+    parts = ("--trainer", "--inference", "--orchestrator")
+    assert environments(folder, [{"id": env_id}], *parts, section="") == [(expected, {})]
+
+
+def test_arguments_of_other_environments_stay(folder):
+    args = {"path": "prompts.jsonl", "dataset": "prompts.jsonl"}
+    assert environments(folder, [{"id": "my_env.py", "args": args}]) == [("conf/my_env.py", args)]
+
+
+def test_flags_are_relative_to_the_working_directory(folder):
+    (folder / "run.toml").write_text("")
+    config = load_config(RLConfig, ["@", "conf/run.toml", "--orchestrator.env.0.id", "my_env.py"])
+    assert config.orchestrator.env[0].id == "my_env.py"
+
+
+def test_chats_of_fine_tuning_are_searched_next_to_the_file(folder):
+    (folder / "sft.toml").write_text('[data]\npath = "prompts.jsonl"\nval_path = "here.jsonl"\n')
+    data = load_config(SFTConfig, ["@", "conf/sft.toml"]).data
+    assert (str(data.path), str(data.val_path)) == ("conf/prompts.jsonl", "here.jsonl")

@@ -1,0 +1,243 @@
+"""`buckeye rl` with the environments that its flags name, and the flags that it does not have."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from buckeye.cli import train
+
+REWARD = "def reward(completion, answer):\n    return float(answer in completion)\n"
+ENVIRONMENT = """
+from buckeye.envs.base import Outcome, Task
+
+class Count:
+    name = "count"
+
+    def __init__(self, size, word):
+        self.size, self.word = size, word
+
+    def tasks(self, split):
+        if split != "train":
+            raise KeyError(split)
+        texts = [f"{self.word} {i}" for i in range(self.size)]
+        return [Task(id=text, messages=[{"role": "user", "content": text}]) for text in texts]
+
+    async def rollout(self, task, policy):
+        return Outcome(reward=0.0)
+
+def load_environment(size: int = 4, word: str = "Say"):
+    return Count(size, word)
+"""
+DATA = ("--dataset", "prompts.jsonl", "--reward", "reward.py")
+
+
+@pytest.fixture
+def files(project):
+    """The project with prompts, a reward function and an environment."""
+    rows = [{"prompt": f"What is {i}+1?", "answer": str(i + 1), "topic": "sum"} for i in range(40)]
+    for name, part in (("prompts.jsonl", rows), ("others.jsonl", rows[:4])):
+        (project / name).write_text("".join(json.dumps(row) + "\n" for row in part))
+    (project / "reward.py").write_text(REWARD)
+    (project / "my_env.py").write_text(ENVIRONMENT)
+    return project
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Configurations of the runs that were started."""
+    configs = []
+    monkeypatch.setattr(train, "start", lambda config, command: configs.append(config) or 0)
+    return configs
+
+
+def test_dataset_with_a_reward_is_an_environment(files, planned):
+    written = planned(*DATA)
+    assert written["orchestrator"]["env"] == [
+        {"id": "dataset", "args": {"path": "prompts.jsonl", "reward": ["reward.py"]}}
+    ]
+    evaluation = written["orchestrator"]["eval"]
+    assert evaluation.keys() == {"interval", "num_examples"}
+    assert evaluation["interval"] == written["max_steps"]
+    assert 0 < evaluation["num_examples"] < 20  # about a tenth of the prompts
+    assert written["output_dir"] == "outputs/prompts"
+    assert "inference" not in written
+    assert "eval" not in planned(*DATA, "--no-eval")["orchestrator"]
+
+
+def test_options_of_a_dataset_are_arguments_of_its_environment(files, planned):
+    words = ("--reward", "exact", "--reward-weights", "1,0.5", "--eval-dataset", "others.jsonl")
+    words += ("--prompt-column", "prompt", "--answer-column", "answer")
+    (environment,) = planned(*DATA, *words)["orchestrator"]["env"]
+    assert environment["args"] == {
+        "path": "prompts.jsonl",
+        "reward": ["reward.py", "exact"],
+        "reward_weights": [1.0, 0.5],
+        "eval_path": "others.jsonl",
+        "prompt_column": "prompt",
+        "answer_column": "answer",
+    }
+    (environment,) = planned(*DATA, "--split", "train")["orchestrator"]["env"]
+    assert environment["args"]["split"] == "train"
+
+
+@pytest.mark.parametrize("reward", ["reward.py:reward", "regex:[0-9]{1,3}", "exact"])
+def test_reward_is_one_text_with_its_commas(files, planned, reward):
+    (environment,) = planned(*DATA[:2], "--reward", reward)["orchestrator"]["env"]
+    assert environment["args"]["reward"] == [reward]
+
+
+@pytest.mark.parametrize(
+    ("text", "args"),
+    [
+        ("my_env.py", None),
+        ("my_env.py:size=3", {"size": 3}),
+        ("my_env.py:size=3,word=Write", {"size": 3, "word": "Write"}),
+        ('my_env.py:word="3"', {"word": "3"}),
+    ],
+)
+def test_env_is_an_id_or_a_path_with_arguments(files, rl, planned, text, args):
+    (environment,) = planned("--env", text)["orchestrator"]["env"]
+    assert (environment["id"], environment.get("args")) == ("my_env.py", args)
+    tasks = json.loads(rl("--env", text, "--dry-run", "--json")[1])["tasks"]
+    assert tasks.startswith(f"{(args or {}).get('size', 4)} to train on")
+
+
+def test_environment_model_and_steps_start_a_run(files, rl, started):
+    words = ("--env", "my_env.py", "--max-steps", "100", "--output-dir")
+    for name in ("model", "model.name"):
+        assert rl(f"--{name}", "tiny", *words, name)[0] == 0
+    assert [config.output_dir.name for config in started] == ["model", "model.name"]
+    for config in started:
+        assert config.trainer.max_steps == 100
+        assert config.trainer.model.name == config.inference.model.name == "tiny"
+        assert config.orchestrator.env[0].id == "my_env.py"
+
+
+def test_dataset_reward_and_nothing_else_start_a_run(files, rl, started):
+    assert rl(*DATA)[0] == 0
+    assert started[0].inference is not None
+    assert (files / "outputs" / "prompts" / "run.toml").exists()
+    assert rl("@", "outputs/prompts/run.toml", "--output-dir", "again")[0] == 0
+    first, second = started
+    assert first.orchestrator.env == second.orchestrator.env
+    assert second.output_dir.name == "again"
+
+
+def test_model_and_output_dir_are_flags_of_a_file_too(files, rl, started):
+    (files / "run.toml").write_text('[orchestrator]\nenv = [{ id = "my_env.py" }]\n')
+    three = ("--trainer", "@", "t.toml", "--orchestrator", "@", "run2.toml", "--inference", "@", "t.toml")
+    (files / "t.toml").write_text("")
+    (files / "run2.toml").write_text('env = [{ id = "my_env.py" }]\n')
+    for form in (("@", "run.toml"), ("@run.toml",), three):
+        assert rl(*form, "--model", "tiny", "--output-dir", "there")[0] == 0
+    for config in started:
+        assert (config.output_dir.name, config.trainer.model.name) == ("there", "tiny")
+        assert config.inference.model.name == "tiny"
+
+
+def test_prompts_without_a_reward_are_refused_with_the_rewards(files, rl, wording):
+    code, out, err = rl("--dataset", "prompts.jsonl")
+    assert (code, out, err) == (2, "", wording)
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("--environment my_env.py", "--env?"),
+        ("--env.id my_env.py", "--env?"),
+        ("--lr 1e-5", "--trainer.optim.lr?"),
+        ("--learning-rate 1e-5", "--trainer.optim.lr?"),
+        ("--steps 10", "--max-steps?"),
+        ("--epochs 1", "--max-steps?"),
+        ("--output out", "--output-dir?"),
+        ("--rewards reward.py", "--reward?"),
+        ("--reward-fn reward.py", "--reward?"),
+        ("--reward-funcs=reward.py", "--reward?"),
+        ("--data prompts.jsonl", "--dataset?"),
+        ("--train-dataset prompts.jsonl", "--dataset?"),
+        ("--max-tokens 10", "--orchestrator.sampling.max-tokens?"),
+        ("--max-new-tokens 10", "--orchestrator.sampling.max-tokens?"),
+        ("--temperature 1", "--orchestrator.sampling.temperature?"),
+        ("--num-generations 8", "--orchestrator.rollouts-per-example?"),
+        ("--batch-size 8", "--orchestrator.batch-size`?"),
+        ("--use-lora", "--trainer.model.experimental.lora?"),
+        ("--gpu 1", "--gpus?"),
+    ],
+)
+def test_name_of_another_program_is_one_error_with_the_name_here(files, rl, words, hint):
+    for form in ((), ("@", "run.toml")):
+        code, out, err = rl(*form, "--model", "tiny", *words.split())
+        assert (code, out) == (2, "")
+        assert err.count("error:") == 1
+        assert hint in err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ("--reward reward.py", "BK-CLI-MISSING"),
+        ("--env my_env.py --dataset prompts.jsonl", "BK-CLI-CONFLICT"),
+        ("--env my_env.py --reward reward.py", "BK-CLI-CONFLICT"),
+        ("--env my_env.py --config configs/my-env.yaml", "BK-CLI-CONFLICT"),
+        ("--env my_env.py --split train", "BK-CLI-CONFLICT"),
+        ("--config configs/my-env.yaml --dataset prompts.jsonl --reward exact", "BK-CLI-CONFLICT"),
+        ("--dataset prompts.jsonl --answer-column answer", "BK-CLI-CONFLICT"),
+        ("--env my_en.py", "BK-ENV-UNKNOWN"),
+        ("--env my_env.py:", "BK-CLI-ARGUMENT"),
+        ("--env my_env.py:size", "BK-CLI-ARGUMENT"),
+        ("--env my_env.py:sizes=3", "BK-ENV-ARGUMENT"),
+        ("--env my_env.py:size=0", "BK-ENV-TASKS"),
+        ("--dataset prompts.jsonl --reward rewards.py", "BK-FILE-NOT-FOUND"),
+        ("--dataset prompts.jsonl --reward exat", "BK-REWARD"),
+        ("--dataset prompts.jsonl --reward reward.py --reward-weights 1,2", "BK-REWARD"),
+        ("--dataset prompts.jsonl --reward reward.py --prompt-column q", "BK-DATA-FORMAT"),
+        ("--dataset prompt.jsonl --reward reward.py", "BK-DATA-NOT-FOUND"),
+        ("--env my_env.py --model tiny --model.name other", "BK-CLI-CONFLICT"),
+        ("@ run.toml --env my_env.py", "BK-CLI-CONFLICT"),
+        ("@ run.toml --dataset prompts.jsonl --reward exact", "BK-CLI-CONFLICT"),
+        ("@ run.toml --json", "BK-CLI-CONFLICT"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_before_anything_is_written(files, rl, words, code, wording):
+    (files / "run.toml").write_text('[orchestrator]\nenv = [{ id = "my_env.py" }]\n')
+    ended, out, err = rl(*words.split())
+    assert (ended, out) == (2, "")
+    assert f"buckeye explain {code}\n" in err
+    assert err == wording
+    assert not (files / "outputs").exists()
+
+
+def test_dry_run_of_a_file_prints_the_plan_and_with_json_the_settings(files, rl):
+    (files / "run.toml").write_text('output_dir = "o"\n[orchestrator]\nenv = [{ id = "my_env.py" }]\n')
+    code, out, _ = rl("@", "run.toml", "--model", "tiny", "--dry-run")
+    assert (code, out.startswith("process"), "{" in out) == (0, True, False)
+    code, out, _ = rl("@", "run.toml", "--model", "tiny", "--dry-run", "--json")
+    assert (code, json.loads(out)["trainer"]["model"]["name"]) == (0, "tiny")
+
+
+@pytest.mark.slow
+def test_it_trains_on_prompts_with_one_command(files):
+    def run(*words):
+        command = [sys.executable, "-m", "buckeye", *words]
+        done = subprocess.run(command, cwd=files, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout + done.stderr
+
+    run("model", "tiny", "small", "--corpus", "prompts.jsonl", "--layers", "1", "--hidden", "64")
+    words = ("--max-steps", "4", "--output-dir", "out", "--orchestrator.sampling.max-tokens", "8")
+    printed = run("rl", "--model", "small", *DATA, *words)
+    assert (files / "out" / "weights" / "step_4" / "model.safetensors").exists()
+    assert (files / "out" / "evals" / "step_4").is_dir()
+    samples = [line for line in printed.splitlines() if " SAMPLE " in line]
+    assert "empty replies get 0.000" in samples[0]
+    assert len(samples) == 4  # and three replies
+    assert printed.index(samples[-1]) < printed.index("Step 1/4")
+    assert "warning: model: " in printed
+    assert printed.count("start with `buckeye sft`") == 2  # before the start, and once in the run
+    assert "orchestrator.sampling.max_tokens" not in printed
+
+    run("rl", "resume", "out", "--max-steps", "5", "--trainer.optim.lr", "0.001")
+    compared = run("rl", "compare", "out", "out")
+    assert "settings of A changed at step 4: trainer.optim.lr: " in compared

@@ -1,0 +1,176 @@
+"""`buckeye model import`: models in GGUF files are those that were written into them."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from tests.command import run_here
+
+from .gguf_files import CONFIGS, TEMPLATE, AutoModel, make_model, write_gguf
+
+TEXT = "the quick brown<|im_end|> jumps over one two"
+
+
+@pytest.fixture
+def convert(tmp_path):
+    """Return a function that imports `file.gguf` through the command line, and gives its result."""
+
+    def run(*words):
+        return run_here("model", "import", "file.gguf", "model", *words, cwd=tmp_path)
+
+    return run
+
+
+def logits_of(model, tokenizer):
+    with torch.no_grad():
+        return model(tokenizer(TEXT, return_tensors="pt").input_ids).logits
+
+
+def round_weights(model, numbers):
+    """Give a model the weights that a file with these numbers holds."""
+    kind = gguf.GGMLQuantizationType[numbers]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2 and numbers != "F32":
+                stored = gguf.quants.quantize(parameter.numpy(), kind)
+                parameter.copy_(torch.from_numpy(gguf.quants.dequantize(stored, kind)))
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("numbers", ["F32", "F16", "Q8_0", "Q4_0"])
+def test_imported_model_has_the_logits_of_its_source(convert, tmp_path, kind, numbers):
+    model, tokenizer = make_model(kind, tie_word_embeddings=numbers == "F16")
+    write_gguf(tmp_path / "file.gguf", model, tokenizer, numbers=numbers)
+    done = convert("--precision", "float32")
+    assert done.returncode == 0, done.stderr
+    imported = AutoModel.from_pretrained(tmp_path / "model")
+    assert imported.dtype == torch.float32
+    assert sum(p.numel() for p in imported.parameters()) == sum(p.numel() for p in model.parameters())
+    before = logits_of(model, tokenizer)
+    round_weights(model, numbers)
+    expected, found = logits_of(model, tokenizer), logits_of(imported, tokenizer)
+    assert torch.allclose(found, expected, atol=1e-4)
+    likeness = torch.corrcoef(torch.stack([found.flatten(), before.flatten()]))[0, 1]
+    assert likeness > (0.7 if numbers == "Q4_0" else 0.99)
+
+
+def test_imported_tokenizer_is_that_of_the_source(convert, tmp_path):
+    model, tokenizer = make_model("qwen3")
+    write_gguf(tmp_path / "file.gguf", model, tokenizer)
+    assert convert().returncode == 0
+    imported = AutoTokenizer.from_pretrained(tmp_path / "model")
+    assert imported(TEXT).input_ids == tokenizer(TEXT).input_ids
+    assert (imported.eos_token, imported.chat_template) == ("<|im_end|>", TEMPLATE)
+    model = AutoModel.from_pretrained(tmp_path / "model")
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+@pytest.mark.parametrize(("numbers", "dtype"), [("F32", torch.float32), ("F16", torch.bfloat16)])
+def test_automatic_precision_follows_the_file(convert, tmp_path, numbers, dtype):
+    write_gguf(tmp_path / "file.gguf", *make_model("qwen2"), numbers=numbers)
+    assert convert().returncode == 0
+    assert AutoModel.from_pretrained(tmp_path / "model", dtype="auto").dtype == dtype
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3"])
+def test_size_of_heads_may_differ_from_the_width_of_the_model(convert, tmp_path, kind):
+    model, tokenizer = make_model(kind, head_dim=32)
+    write_gguf(tmp_path / "file.gguf", model, tokenizer)
+    assert convert().returncode == 0
+    imported = AutoModel.from_pretrained(tmp_path / "model")
+    assert torch.equal(logits_of(imported, tokenizer), logits_of(model, tokenizer))
+
+
+def llama3(factor=8.0):
+    """Return the rotary parameters of Llama 3.1, and their factors as llama.cpp writes them."""
+    rope = {"rope_type": "llama3", "rope_theta": 50_000.0, "factor": factor, "low_freq_factor": 1.0}
+    rope |= {"high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+    factors = []
+    for index in range(0, 16, 2):
+        wavelength = 2 * np.pi * 50_000.0 ** (index / 16)
+        if wavelength < 8192 / 4:
+            factors.append(1.0)
+        elif wavelength > 8192:
+            factors.append(factor)
+        else:
+            smooth = (8192 / wavelength - 1) / 3
+            factors.append(1 / ((1 - smooth) / factor + smooth))
+    return rope, np.array(factors, dtype=np.float32)
+
+
+def test_rotary_embedding_of_llama_3_is_scaled(convert, tmp_path):
+    rope, factors = llama3()
+    model, tokenizer = make_model("llama", rope_parameters=rope)
+    write_gguf(tmp_path / "file.gguf", model, tokenizer, extra={"rope_freqs.weight": factors})
+    assert convert().returncode == 0
+    imported = AutoModel.from_pretrained(tmp_path / "model")
+    assert {name: imported.config.rope_parameters[name] for name in rope} == rope
+    assert torch.allclose(logits_of(imported, tokenizer), logits_of(model, tokenizer), atol=1e-6)
+
+
+def damaged(case):
+    """Return the args of `write_gguf` for a file that cannot be imported."""
+    _, factors = llama3()
+    return {
+        "a missing matrix": {"left_out": ["blk.1.attn_k.weight"]},
+        "a missing norm": {"left_out": ["output_norm.weight"]},
+        "an additional tensor": {"extra": {"blk.0.ffn_gate_inp.weight": np.ones((4, 64), np.float32)}},
+        "another scaling of positions": {"fields": {"{arch}.rope.scaling.type": "yarn"}},
+        "another rotary embedding": {"extra": {"rope_freqs.weight": factors[::-1].copy()}},
+        "another architecture": {"fields": {"general.architecture": "whisper"}},
+        "another size of heads": {"fields": {"{arch}.attention.key_length": 64}},
+        "a part of a model": {"fields": {"split.count": 3}},
+    }[case]
+
+
+CASES = (
+    "a missing matrix",
+    "a missing norm",
+    "an additional tensor",
+    "another scaling of positions",
+    "another rotary embedding",
+    "another architecture",
+    "another size of heads",
+    "a part of a model",
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_file_that_is_not_read_completely_is_refused(convert, tmp_path, case, wording):
+    write_gguf(tmp_path / "file.gguf", *make_model("llama"), **damaged(case))
+    done = convert()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == wording
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("share", [0.0001, 0.01, 0.05, 0.5, 0.99])
+def test_truncated_file_is_refused(convert, tmp_path, share):
+    file = tmp_path / "file.gguf"
+    write_gguf(file, *make_model("llama"))
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * share)])
+    done = convert()
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "file.gguf" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x01\0\0\0", b"GGUF\0\0\0\3", b"PK\3\4" * 9, None])
+def test_other_files_are_refused(convert, tmp_path, content, wording):
+    if content is not None:
+        (tmp_path / "file.gguf").write_bytes(content)
+    done = convert()
+    assert done.returncode == 2
+    assert done.stderr == wording
+
+
+def test_wrong_arguments_are_refused(convert, tmp_path, wording):
+    (tmp_path / "file.gguf").mkdir()
+    assert convert().stderr == wording
+    assert convert("--precision", "int4").stderr == wording
+    (tmp_path / "model").mkdir()
+    assert convert().stderr == wording
