@@ -88,7 +88,7 @@ class EnvironmentArguments:
         return make_environment(self._prompts(), self.rewards, self.reward_weights)
 
     def id_and_args(self) -> tuple[str, dict[str, Any]]:
-        """Return the id and the arguments of an environment that is no object of this process."""
+        """Return the id and the arguments of an environment that is not an object of this process."""
         if self.dataset is None:
             return str(self.env), {}
         args: dict[str, Any] = {"path": str(self.dataset), "reward": [str(reward) for reward in self.rewards]}

@@ -50,7 +50,7 @@ def train(
         prompt_column: the column with the prompts.
         answer_column: the column with the answers, for built-in rewards.
         output_dir: the run directory; by default a new one in `outputs/`.
-        wait: return when the run has ended. Without, it goes on while this process lives.
+        wait: return when the run has ended. If False, the run continues while this process lives.
         settings: settings of the run, with the names of the TOML keys: `max_steps=100`,
             `trainer={"optim": {"lr": 1e-6}}`, or `**{"trainer.optim.lr": 1e-6}`.
 

@@ -110,7 +110,7 @@ class FunctionReward:
     async def score(self, task: Task, completions: Sequence[Completion]) -> list[GraderVerdict]:
         """Return a finite score for each reply.
 
-        Raises OutcomeError for any other value, and whatever the function raises.
+        Raises OutcomeError for any other value, and the exceptions of the function.
         """
         if self.needs_group:
             values = await self._call(self._batch_arguments(task, completions))

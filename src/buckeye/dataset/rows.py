@@ -188,7 +188,7 @@ def _read_text(path: Path) -> str:
 
 
 def _is_json_lines(text: str) -> bool:
-    """Return True if the text begins with an object that ends in its line, and goes on with another one."""
+    """Return True if the text has an object on its first line, and another one after it."""
     first, _, rest = text.strip().partition("\n")
     return first.startswith("{") and first.rstrip().endswith("}") and rest.lstrip().startswith("{")
 

@@ -126,7 +126,7 @@ class Recorder:
         if self._config is None:
             return
         try:
-            record_config(self._config, since=self._record.start_step)
+            record_config(self._config, since=self.record.start_step)
         except OSError as error:
             self._warn_once(error)
             return
