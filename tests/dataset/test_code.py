@@ -1,10 +1,12 @@
 """The reward `code`: tests that pass and fail, and code that does harm."""
 
+import asyncio
 import uuid
 
 import pytest
 
 from buckeye.dataset import built_in
+from buckeye.dataset.functions import Completion
 from tests.dataset.test_built_in import environment_of
 from tests.mcp.environment.leaks import processes_with
 
@@ -128,6 +130,18 @@ def test_code_cannot_read_expected_outputs(case):
     found = explanation.partition(", found ")[2]
     assert found
     assert secret not in found
+
+
+def test_several_event_loops_may_score():
+    environment = environment_of("code", {"tests": TESTS})
+    (task,) = environment.tasks("train")
+    completions = [Completion(text=ADD, message={})]
+
+    async def run():
+        return await asyncio.gather(*(environment._grade(task, completions) for _ in range(4)))
+
+    for _ in range(2):
+        assert [outcome.reward for (outcome,) in asyncio.run(run())] == [1.0] * 4
 
 
 def test_tests_do_not_see_files_of_earlier_tests():

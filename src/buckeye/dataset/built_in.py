@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from buckeye.base.distribution import need
 from buckeye.base.storage import read_json
@@ -223,7 +224,7 @@ class CodeReward:
             except ValueError as error:
                 problems.append(row_error(f"{self._column}: {error} (reward `code`)", task.data["at"]))
         raise_problems(problems, "the dataset")
-        self._slots = asyncio.Semaphore(max(1, (os.cpu_count() or 2) // 2))
+        self._slots: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
     def _tests(self, task: Task) -> list[dict[str, str]]:
         value = task.data["row"].get(str(self._column))
@@ -252,7 +253,8 @@ class CodeReward:
             "seconds": _TEST_SECONDS,
             "key": token_hex(),
         }
-        async with self._slots:
+        slots = asyncio.Semaphore(max(1, (os.cpu_count() or 2) // 2))
+        async with self._slots.setdefault(asyncio.get_running_loop(), slots):
             reply = await run_script(_RUNNER, (), request, _START_SECONDS + 2 * _TEST_SECONDS * len(tests))
         if reply.get("key") != request["key"]:
             return GraderVerdict(0.0, "the code replaced the result of its tests")
