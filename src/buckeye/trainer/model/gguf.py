@@ -24,8 +24,8 @@ _VERSIONS = (2, 3)
 def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -> int:
     """Write a model directory with the content of a GGUF file. Return the number of parameters.
 
-    `auto` keeps float32 weights as they are, and rounds all others to bfloat16. Raises UsageError if the file
-    is not a model that transformers can read, and if the directory exists.
+    `auto` keeps a file of float32 weights unchanged, and rounds all weights of any other file to bfloat16.
+    Raises UsageError if the file is not a model that transformers can read, and if the directory exists.
     """
     need("gguf", "A GGUF file")
     if directory.exists():
@@ -74,23 +74,26 @@ def _check_header(file: Path) -> None:
 def _load(file: Path) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns that it removes the quantization
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # warns of dequantization
     names = {"pretrained_model_name_or_path": str(file.absolute().parent), "gguf_file": file.name}
-    with contextlib.redirect_stderr(io.StringIO()):  # its bars cannot be turned off
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars cannot be turned off
         tokenizer = AutoTokenizer.from_pretrained(**names, local_files_only=True)
         model = AutoModelForCausalLM.from_pretrained(**names, dtype=torch.float32, local_files_only=True)
     return model, tokenizer
 
 
 def _is_quantized(file: Path) -> bool:
-    """Return True if the file has other weights than float32."""
+    """Return True if any tensor of the file is not float32."""
     from gguf import GGMLQuantizationType, GGUFReader
 
     return any(tensor.tensor_type != GGMLQuantizationType.F32 for tensor in GGUFReader(file).tensors)
 
 
 def _forget_quantization(model: Any) -> None:
-    """Make the loaded model, whose weights are plain numbers, one that transformers can save."""
+    """Remove the quantization settings of a model, so that transformers can save it.
+
+    Its weights are dequantized already.
+    """
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, name):
             delattr(model.config, name)
