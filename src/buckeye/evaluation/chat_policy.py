@@ -81,7 +81,7 @@ class ChatServer:
         url = f"{self.base_url}/chat/completions"
         for attempt, wait in enumerate((*_WAITS, None), start=1):
             if self.refusal is not None:
-                raise copy.copy(self.refusal)  # each raise adds a traceback to its exception
+                raise copy.copy(self.refusal)  # a copy, because each raise adds a traceback
             retry_after = 0.0
             try:
                 response = await self.client.post(url, json={"model": self.model, **body})
@@ -136,7 +136,8 @@ class ChatPolicy(RolloutPolicy):
         """Sample the next message; the options go to the server.
 
         A conversation that has become too long gets an empty reply with finish reason "length". Raise
-        `InferenceError` if the server fails, or, as `PromptTooLongError`, if the first prompt is too long.
+        `InferenceError` if the server fails, and its subclass `PromptTooLongError` if the first prompt is too
+        long.
         """
         messages = [join_text_parts(message) for message in messages]
         names = ToolNames(tools, messages)
@@ -202,7 +203,10 @@ def chat_rollout_runner(
 
 
 def _option_fields(options: CallOptions, max_tokens: int | None, names: ToolNames) -> dict[str, Any]:
-    """Return the request fields of the options; `max_tokens` is the limit set elsewhere."""
+    """Return the request fields of the options.
+
+    The reply limit is the lower one of `max_tokens` and the option.
+    """
     fields: dict[str, Any] = {}
     if options.max_tokens is not None:
         fields["max_tokens"] = min(options.max_tokens, max_tokens or options.max_tokens)

@@ -40,9 +40,9 @@ Answer = Callable[[Task], str]
 class ContentFreeScore:
     """Score of one policy on the sampled tasks of one family and split, with its best reply form.
 
-    `mean` and `exact` (share with reward >= 1) are over the `scored` tasks, those without an error; NaN if
-    all errored. `best` is the rollout with the highest reward; None without rollouts. `forms` has the rewards
-    of every form.
+    `mean` and `exact` (share with reward >= 1) are over the `scored` tasks, which have no error; NaN without
+    any. `best` is the rollout with the highest reward; None without rollouts. `forms` has the rewards of
+    every form.
     """
 
     split: str
@@ -65,8 +65,9 @@ class ContentFreeScore:
 class ContentFreePolicies:
     """Content-free policies of one environment.
 
-    Their data come from the train split. Without one, only `formats` and the environment's own `lexicon` are
-    set. `chosen_on` has the ids of the train tasks that chose the constants; these do not score constants.
+    Their data come from the train split. Without a train split, only `formats` and the environment's own
+    `lexicon` are set. `chosen_on` has the ids of the train tasks on which the constants were chosen.
+    Constants are not scored on these tasks.
     """
 
     formats: Sequence[str | None]
@@ -81,7 +82,7 @@ class ContentFreePolicies:
     def replies(self, family: str, tasks: Sequence[Task]) -> dict[str, list[Answer]]:
         """Return, by policy name, the possible replies to tasks of a family, as functions of the task.
 
-        The policies that show most per rollout come first, because the time may run out.
+        The most informative policies come first, because the time may run out.
         """
         answers: dict[str, Answer] = {"nothing": lambda _: "", "the prompt again": question_of}
         others = [(task.id, answer) for task in tasks for answer in accepted_answers(task)[:1]]
@@ -192,8 +193,8 @@ async def score_content_free(
 ) -> list[ContentFreeScore]:
     """Return the score of every policy, or of those in `only`, on every family and split.
 
-    A score is that of the reply form with the highest mean. All policies run on a few tasks first, then on
-    more, so that every policy has results when the time is over.
+    The score of a policy is the mean reward of its best reply form. All policies run on a few tasks first,
+    then on more, so that every policy has results when the time is over.
     """
     cells = [
         _PolicyResults(split, family, name, _scored_tasks(policies, name, tasks), forms)

@@ -118,7 +118,7 @@ async def _run_groups(config: RLConfig, groups: int) -> list[EvalResult]:
 
 
 def comparable_groups(result: EvalResult) -> list[list[float]]:
-    """Return the rewards of each group with at least two."""
+    """Return the rewards of each group that has at least two rewards."""
     size = result.rollouts_per_example
     groups = [result.all_rollouts[start : start + size] for start in range(0, len(result.all_rollouts), size)]
     rewards = [[r.reward for r in group if r.reward is not None] for group in groups]

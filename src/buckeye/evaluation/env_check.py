@@ -50,7 +50,7 @@ class CheckOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvCheckReport:
-    """All checks of an environment, with the data behind them.
+    """All checks of an environment, with their data.
 
     `missed` counts the rollouts that did not run in time, by phase. `errored` of the `rollouts` that ran have
     an error.
@@ -170,9 +170,9 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
 async def _run_rollout_checks(
     environments: Sequence[Environment], samples: Sequence[SplitSample], options: CheckOptions
 ) -> EnvCheckReport:
-    """Run the checks that need rollouts, the most informative per rollout first.
+    """Run the checks that need rollouts, the most informative first.
 
-    Each phase has a deadline at a share of the budget; unused time passes to the next.
+    Each phase may use a share of the budget. Unused time passes to the next phase.
     """
     runners = [ScriptedRunner(environment) for environment in environments]
     runner, started = runners[0], time.monotonic()

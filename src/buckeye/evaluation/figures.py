@@ -17,7 +17,7 @@ class Figures:
     """Figures of an evaluation.
 
     `tasks` counts the tasks with a scored rollout. `figures` (the reward first) and `means` are over tasks.
-    `stop_reasons` counts those of all rollouts, and `errors` the most frequent messages of errored ones.
+    `stop_reasons` counts the stop reasons of all rollouts, and `errors` the most frequent error messages.
     """
 
     tasks: int

@@ -21,7 +21,10 @@ ROLLOUTS = "rollouts.jsonl"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalRow:
-    """Rollout on disk: number `rollout` (from 0) of its task. It has either a `reward` or an `error`."""
+    """Rollout on disk, with index `rollout` among the rollouts of its task.
+
+    It has either a `reward` or an `error`.
+    """
 
     task_id: str
     rollout: int

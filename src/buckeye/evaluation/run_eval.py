@@ -70,7 +70,10 @@ class EvalRequest:
         return EnvConfig(id=self.env_id, args=dict(self.args), variables=list(self.variables))
 
     def record(self, split: str) -> dict[str, Any]:
-        """Return the settings to record. To resume an evaluation, all but `base_url` must be equal."""
+        """Return the settings to record.
+
+        To resume an evaluation, all settings except `base_url` must be equal.
+        """
         return {
             "env": self.env_id,
             "args": dict(self.args),

@@ -36,8 +36,8 @@ class SamplingParams:
 class Generation:
     """Sampled sequence, as three aligned lists with one entry per token, stop token included.
 
-    `logprobs` refer to the sampling distribution (after temperature, top-p and top-k; at temperature 0 to the
-    model's distribution). `versions` are policy versions.
+    `logprobs` refer to the sampling distribution, after temperature, top-p and top-k. At temperature 0 they
+    refer to the model's distribution. `versions` are policy versions.
     """
 
     token_ids: list[int]

@@ -22,7 +22,10 @@ class RecordedToolCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedMessage:
-    """Message of a conversation; `tool_call_id` is the id of the call that it is the result of."""
+    """Message of a conversation.
+
+    In the result of a tool call, `tool_call_id` is the id of the call.
+    """
 
     role: str
     text: str
@@ -32,7 +35,10 @@ class RecordedMessage:
 
 
 def conversation(rollout: RecordedRollout) -> list[RecordedMessage]:
-    """Return the messages of a rollout. If none are recorded, split its texts into messages."""
+    """Return the messages of a rollout.
+
+    If the rollout has no recorded messages, split its texts into messages.
+    """
     if rollout.messages:
         return [parse_message(message) for message in rollout.messages]
     return [
@@ -72,7 +78,10 @@ def _calls(given: Any) -> Iterator[RecordedToolCall]:
 
 
 def content_text(content: Any) -> str:
-    """Return a message's content as text. Parts of other kinds appear by name, any other value as JSON."""
+    """Return a message's content as text.
+
+    A part of another kind is shown by its name, and any other value as JSON.
+    """
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list):

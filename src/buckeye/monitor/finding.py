@@ -23,10 +23,10 @@ class Evidence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Problem of a run, `seen` in the steps from `since` to `until`.
+    """Problem of a run in the steps from `since` to `until`.
 
-    `cause` and `advice` are clauses; `command` shows more. `figures` are the underlying numbers, `evidence`
-    further facts.
+    `seen` is the observation as text. `cause` and `advice` are clauses; `command` shows more. `figures` are
+    the underlying numbers, and `evidence` has further facts.
     """
 
     name: str

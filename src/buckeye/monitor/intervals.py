@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 _MIN_DIFFERENT_CLUSTERS = 6
-"""`paired_difference` uses the variance between clusters only if at least this many have an unusual change.
-An unusual change is not the most common one. With five changes in one direction, a sign test has p = 0.06.
+"""`paired_difference` uses the variance between clusters only if at least this many have an unusual change. A
+change is unusual if it differs from the most common change. With five changes in one direction, a sign test
+has p = 0.06.
 """
 
 _NORMAL = 1.959964
@@ -82,7 +83,7 @@ def wilson_interval(successes: float, n: float, z: float = _NORMAL) -> tuple[flo
 def student_quantile(degrees: int) -> float:
     """Return the 97.5 % quantile of Student's t with `degrees` degrees of freedom, within 0.2 %.
 
-    From three degrees on it is the expansion of Abramowitz & Stegun 26.7.5.
+    From three degrees on, use the expansion of Abramowitz & Stegun 26.7.5.
     """
     if degrees in _STUDENT:
         return _STUDENT[degrees]
@@ -112,9 +113,9 @@ def mean_over_tasks(values: Sequence[float], clusters: Sequence[Hashable]) -> Es
     effective number of observations (Franco et al. 2019, "Comparative study of confidence intervals for
     proportions in complex sample surveys"). The scale goes from 0 to 1, or further if a value lies outside.
 
-    If a cluster mean lies between the ends of the scale, the interval is widened to contain the t interval of
-    Hall (1992, "On the removal of skewness by transformation"). `benchmarks/intervals.py` measures how often
-    the interval contains the true mean. Raise `ValueError` without values.
+    If a cluster mean is not at an end of the scale, the interval is widened to contain the t interval of Hall
+    (1992, "On the removal of skewness by transformation"). `benchmarks/intervals.py` measures how often the
+    interval contains the true mean. Raise `ValueError` without values.
     """
     return _estimate(_Clusters.of(values, clusters), 0.0, 1.0)
 
@@ -202,7 +203,10 @@ def _estimate(found: _Clusters, low: float, high: float) -> Estimate:
 
 
 def _score(found: _Clusters, bottom: float, top: float) -> tuple[float, float]:
-    """Return the score interval on a scale. If all cluster means are equal, a cluster is one observation."""
+    """Return the score interval on a scale.
+
+    If all cluster means are equal, each cluster counts as one observation.
+    """
     n, width = len(found.means), top - bottom
     p, quantile, observations = (found.mean - bottom) / width, _NORMAL, float(n)
     if _varies(found):
@@ -215,7 +219,7 @@ def _score(found: _Clusters, bottom: float, top: float) -> tuple[float, float]:
 def _hall_interval(found: _Clusters) -> tuple[float, float]:
     """Return Hall's interval.
 
-    A cubic function removes the skewness of t. Student's interval is computed from the result and
+    A cubic function removes the skewness of t. Student's interval is computed for the transformed t, and
     transformed back.
     """
     n, deviation = len(found.means), math.sqrt(found.variance)

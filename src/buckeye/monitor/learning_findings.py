@@ -16,10 +16,10 @@ from buckeye.monitor.rollback import rollback_advice
 from buckeye.monitor.verdicts import NEARLY_ALL
 
 ENOUGH = 3
-"""Minimum number of consecutive steps that count as more than chance."""
+"""Minimum number of consecutive steps for a finding; fewer may be chance."""
 
 _SURE = 2.0  # standard errors between two means
-_SURE_OF_BEST = 4.0  # standard errors, if one mean is the best of many
+_SURE_OF_BEST = 4.0  # standard errors, where many means are compared
 _LITTLE_ESS = 0.05
 _SMALL_BIAS = 0.01
 _EQUAL = 1e-9
@@ -67,7 +67,7 @@ FINDING_METRICS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reason:
-    """Reason why a run cannot learn, and advice: two clauses."""
+    """Reason why a run cannot learn. `cause` and `advice` are clauses of a sentence."""
 
     name: str
     cause: str
@@ -75,7 +75,7 @@ class Reason:
 
 
 def findings(steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
-    """Return the problems of the run in the directory `run` at the end of `steps`.
+    """Return the problems that a run, in the directory `run`, has at the end of `steps`.
 
     Problems that prevent learning come first, then biased sampling. Steps without a recorded batch are
     skipped.
@@ -121,9 +121,9 @@ def explain_no_spread(
 ) -> Reason:
     """Return the reason why the rewards of no group differ.
 
-    Arguments: mean and deviation of all rewards; shares of groups with all (`solved`) or no (`unsolved`)
-    rollouts solved; share of `truncated` replies; share of groups with identical (`alike`) rollouts; mean
-    group `size`.
+    `mean` and `std` describe all rewards, and `size` is the mean size of a group. The other arguments are
+    shares: of groups with all rollouts `solved` or all `unsolved`, of `truncated` replies, and of groups with
+    identical (`alike`) rollouts.
     """
     if size <= 1.0:
         return Reason(
@@ -243,8 +243,8 @@ def _is_cut_off(step: StepMetrics) -> bool:
 def _moved_too_far(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
     """Return a finding if the trained policy has moved too far from the sampling policy.
 
-    The two had almost nothing in common in recent training steps. Two steps are needed, as a single unlikely
-    token can remove a sample's effect.
+    In recent training steps nearly all tokens were excluded, or the effective sample size was near 0. The
+    latter must occur in two steps, because a single unlikely token can cause it.
     """
     trained = [step for step in batch_steps if step.value("trainer/trained_tokens")][-ENOUGH:]
     left_out_all = [step for step in trained if _left_out(step) >= NEARLY_ALL]
@@ -287,7 +287,8 @@ def _biases(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
 _SPARED = Reason(
     name="biased_failures",
     cause="rollouts with low rewards fail more often, so the policy is not penalized for failures",
-    advice="see why they fail (--errored), and give failures that the policy causes a reward",
+    advice="see why they fail (--errored), and return a reward, not an error, if the policy causes the "
+    "failure",
 )
 
 
@@ -308,8 +309,8 @@ _BIASES = {
             cause="failures are not random, so training is biased",
             advice="see why they fail (--errored), or raise orchestrator.rollout_timeout",
         ),
-        "Without the failed rollouts, rollouts are",
-        "than with them",
+        "Rollouts without an error are",
+        "than all rollouts",
     ),
 }
 
@@ -317,8 +318,8 @@ _BIASES = {
 def _sure_difference(step: StepMetrics, kind: str, measures: Sequence[str]) -> tuple[str, float] | None:
     """Return the first measure with a significant difference between kept and all rollouts.
 
-    The result is its name and the relative difference. Requires four standard errors, since many steps are
-    tested.
+    The result is the name of the measure and the relative difference. Requires four standard errors, since
+    many steps are tested.
     """
     for measure in measures:
         name = f"orchestrator/collection/{kind}/{measure}"

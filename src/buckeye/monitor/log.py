@@ -14,7 +14,7 @@ SUCCESS = 25
 """Level between INFO and WARNING: an event that the user waits for."""
 
 SAMPLE = 21
-"""Level between INFO and SUCCESS: an example of what the run does, which the launcher shows too."""
+"""Level between INFO and SUCCESS: an example of a rollout, which the launcher also shows."""
 
 _COLOURS = {"DEBUG": "\x1b[2m", "SUCCESS": "\x1b[32m", "WARNING": "\x1b[33m", "ERROR": "\x1b[31m"}
 
@@ -65,7 +65,7 @@ class _FileHandler(logging.StreamHandler[LineStream]):
 
     def close(self) -> None:
         super().close()
-        if self._descriptor >= 0:  # several loggers share it, and each may close it
+        if self._descriptor >= 0:  # several loggers share the handler, and each may close it
             os.close(self._descriptor)
             self._descriptor = -1
 

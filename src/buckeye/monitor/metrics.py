@@ -23,14 +23,14 @@ from buckeye.base.process import run_identity
 Record = Mapping[str, Any]
 
 RECORD_KEYS = ("time", "attempt", "process", "step")
-"""Keys of every record; the others are its metrics."""
+"""Keys of every record; all other keys are metrics."""
 
 TRAINER_PROCESSES = ("trainer", "sft")
 """Processes that record trained steps."""
 
 _LARGEST = 1e30
 _OF_BATCHES = (*TRAINER_PROCESSES, "orchestrator")
-"""Processes that record completed steps. Others record measurements of the weights before the step."""
+"""Processes that record completed steps. Other processes record measurements of weights."""
 
 
 class MetricsLog:
@@ -68,7 +68,7 @@ _NOT_METRICS = ("step", "attempt", "time")
 class MetricsTail:
     """Reader that follows `metrics.jsonl` from byte `position` on (default: its current end).
 
-    `read_new` returns complete new records; `position` is the start of the next one.
+    `read_new` returns complete new records, and moves `position` to their end.
     """
 
     def __init__(self, path: Path, position: int | None = None) -> None:
@@ -116,8 +116,8 @@ class StepMetrics:
     def sampled_reward(self) -> float | None:
         """Mean reward of all rollouts sampled for the batch.
 
-        It is more informative than `reward` if a filter selects the trained rollouts. It is the batch's
-        reward if only that is recorded.
+        A filter for trained rollouts changes `reward`, but not this mean. Without a record of this mean,
+        return `reward`.
         """
         played = self.value("orchestrator/reward/played")
         return self.reward if played is None else played
@@ -134,7 +134,7 @@ class StepMetrics:
     def value(self, name: str) -> float | None:
         """Return a metric by `<process>/<name>`, such as `trainer/loss`, or by its name alone.
 
-        None if it is not recorded, or beyond 1e30, since sums of such values overflow.
+        None if the metric is not recorded, or beyond 1e30: sums of such values overflow.
         """
         process, _, metric = name.partition("/")
         found = self.records[process].get(metric) if process in self.records else None
@@ -150,9 +150,9 @@ class StepMetrics:
 class RunMetrics:
     """Records of a run, joined by step.
 
-    A restart begins a new attempt, which resumes from a checkpoint. The new attempt's first step invalidates
-    all records of earlier attempts for that and later steps, of any process and in any line order. It also
-    invalidates their measurements of later weights.
+    A restart begins a new attempt, which resumes from a checkpoint. Records of earlier attempts for its first
+    step and later steps are then invalid, for every process and in any line order. Measurements of the
+    weights before its first step stay valid.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -190,8 +190,8 @@ class RunMetrics:
     def take(self, *, rest: bool = False) -> list[StepMetrics]:
         """Return and remove the steps that expect no more records, in order.
 
-        Such a step is trained, and either its batch is recorded or a later step is trained. With `rest`,
-        return all steps: the run has ended.
+        A step is complete if it is trained and its batch is recorded, or if a later step is trained. With
+        `rest`, return all steps: the run has ended.
         """
         steps = self.steps()
         newest = max((step.number for step in steps if step.trained is not None), default=-1)
@@ -229,8 +229,8 @@ def _is_record(line: Record) -> bool:
 class Stopwatch:
     """Durations in seconds by cause, between two records.
 
-    Every record has all causes, so that columns of `metrics.jsonl` have no gaps. `idle` is the cause that
-    means waiting for other processes, if any.
+    Every record has all causes, so that columns of `metrics.jsonl` have no gaps. `idle` is the cause for
+    waiting for other processes, if there is one.
     """
 
     def __init__(self, *causes: str, idle: str | None = None) -> None:

@@ -17,7 +17,7 @@ _SECRET_NAME = re.compile(
     r"credentials?|headers?|auth|authorization|bearer|cookies?)$",
     re.I,
 )
-_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # of openaiApiKey, APIKey
+_WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")  # in openaiApiKey, APIKey
 _QUERY = re.compile(r"(?<=[?&;])([\w.\-]+)=([^&;#\s]+)")
 _SECRET_OF_A_QUERY = re.compile(r"(^|[_\-.])sig(nature)?$", re.I)
 _BEARER = re.compile(r"\b(Bearer\s+)[\w.~+/=\-]{8,}", re.I)
@@ -32,7 +32,7 @@ def redact(settings: Any) -> Any:
 
     A value is secret by its name (`api_key`, `openaiApiKey`, `token`, `headers`; not a number such as
     `max_tokens`), if it equals an environment variable with such a name, if it looks like a known kind of
-    key, or if it follows `Bearer`. In an address, the login and query values with such names are secret.
+    key, or if it follows `Bearer`. In a URL, the login is secret, and so are query values with such names.
     """
     return _redacted(settings, _values_of_secret_variables())
 

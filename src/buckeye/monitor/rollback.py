@@ -13,7 +13,7 @@ _SLOWER = 10.0
 
 
 def rollback_advice(run: Path, since: int) -> str:
-    """Return the commands to roll back a policy that a too high learning rate broke at step `since`.
+    """Return the commands that roll back a policy that collapsed at step `since`.
 
     They fork the run from the newest earlier checkpoint, with a tenth of the learning rate.
     """

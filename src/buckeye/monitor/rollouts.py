@@ -21,12 +21,12 @@ _FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
 class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True):
     """Recorded rollout: a line of a rollouts file.
 
-    `group` is the number of the task in the run, and `number` that of the rollout in its group. `dropped` is
-    the reason why the group was not trained on, or None. `text` is what the policy saw and wrote, one text
-    per training sample; `messages` is the conversation after the last reply. `advantages` are those of each
-    turn, None for an untrained rollout. Sampling of a `cut` rollout was ended early. A `retried` rollout
-    failed and was run again; the next line has the new rollout. `seconds` is the duration, and `ended` a time
-    in seconds since the epoch.
+    `group` is the index of the group in the run, and `number` the index of the rollout in its group.
+    `dropped` is the reason why the group was not trained on, or None. `text` is the prompt and the replies,
+    one text per training sample; `messages` is the conversation after the last reply. `advantages` are those
+    of each turn, None for an untrained rollout. Sampling of a `cut` rollout was ended early, before the
+    rollout became too old. A `retried` rollout failed and was run again; the next line has the new rollout.
+    `seconds` is the duration, and `ended` a time in seconds since the epoch.
     """
 
     group: int
@@ -77,7 +77,7 @@ def rollouts_files(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def read_rollouts(run: Path, step: int) -> tuple[list[RecordedRollout], int]:
-    """Return all rollouts of a step by group, dropped ones last, and the number of invalid lines."""
+    """Return all rollouts of a step by group, dropped groups last, and the number of invalid lines."""
     found, unreadable = list[RecordedRollout](), 0
     for dropped in (False, True):
         numbers: Counter[int] = Counter()

@@ -24,7 +24,7 @@ class RunWatch:
         self._reported: set[str] = set()
 
     def check(self) -> None:
-        """Log a warning for each new finding, and rarely repeat it while it persists."""
+        """Log a warning for each new finding. Repeat it ever more rarely while the finding persists."""
         for record in self._tail.read_new():
             self._metrics.add({name: record[name] for name in record.keys() & _KEPT})
         found = findings(self._metrics.steps(), self._run)

@@ -11,10 +11,10 @@ from buckeye.monitor.metrics import RECORD_KEYS, StepMetrics
 
 @dataclass
 class Tracker:
-    """Experiment tracker, which logs to its run `run_id`.
+    """Experiment tracker. Its run has the id `run_id`.
 
-    `begin`, `log` and `finish` may raise any exception. `folder` is the name of its folder in the run
-    directory, its module and its extra.
+    `begin`, `log` and `finish` may raise any exception. `folder` names its folder in the run directory, its
+    Python module, and the extra of pip that installs it.
     """
 
     settings: Any

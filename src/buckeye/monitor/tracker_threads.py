@@ -1,8 +1,8 @@
 """Logging of a run to Weights & Biases, Trackio and TensorBoard: one tracker run for all processes.
 
 For each tracker a thread of the launcher follows `metrics.jsonl` and sends every completed step. The run's
-processes are independent of it: none waits for it or fails with it, and a restarted process continues to be
-logged.
+processes are independent of this thread: they do not wait for it, and continue if it fails. A restarted
+process continues to be logged.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _FINISH_SECONDS = 90.0
 def check_trackers(settings: Iterable[Settings], *, is_local_run: bool = True) -> None:
     """Raise `UsageError` if a tracker lacks its library or its key.
 
-    Without `is_local_run`, the run's machine installs the libraries.
+    If the run is on another machine (not `is_local_run`), that machine installs the libraries.
     """
     for tracker_settings in _wanted(settings):
         kind = tracker_class(tracker_settings)
@@ -86,7 +86,7 @@ def log_to_trackers(
     finally:
         for follower in followers:
             follower.end(failed=failed)
-        deadline = time.monotonic() + _FINISH_SECONDS  # shared by all of them
+        deadline = time.monotonic() + _FINISH_SECONDS  # for all trackers together
         for follower in followers:
             follower.wait(deadline)
 
@@ -107,7 +107,7 @@ def tracker_class(settings: Settings) -> type[Tracker]:
 
 
 class _Follower:
-    """Thread of a tracker, and its position in the metrics."""
+    """Thread of a tracker. It stores the position in `metrics.jsonl` of the next record to send."""
 
     def __init__(self, tracker: Tracker) -> None:
         self._tracker = tracker
@@ -120,7 +120,7 @@ class _Follower:
         self._thread.start()
 
     def end(self, *, failed: bool) -> None:
-        """Mark the run as ended, so that the rest is sent."""
+        """Mark the run as ended, so that all remaining steps are sent."""
         self._failed = failed
         self._ended.set()
 
@@ -159,11 +159,11 @@ class _Follower:
         if self._lost:
             log.warning("%s lacks %d steps, which are in %s", self._tracker.title, self._lost, self._metrics)
             return
-        # only now: the library may hold data in memory and lose it with the process
+        # not earlier: data in the library's memory is lost if the process is killed
         write_file(self._position, json.dumps({"id": self._tracker.run_id, "position": tail.position}))
 
     def _log(self, step: StepMetrics) -> None:
-        """Log a step. Count failures, and warn about the first."""
+        """Log a step. Count failed steps, and warn about the first."""
         try:
             self._tracker.log(step)
         except Exception as error:

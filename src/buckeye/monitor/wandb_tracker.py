@@ -32,9 +32,9 @@ class WandbTracker(Tracker):
         if wandb_mode(self.settings) == "online":
             try:
                 self._run = self._init("online")
-            except Exception as error:  # network, rights, quota: after any error the numbers go to disk
+            except Exception as error:  # after any error, write to disk
                 log.warning("Weights & Biases cannot be used: %s", error_summary(error))
-                wandb.teardown()  # its process still holds the id
+                wandb.teardown()  # the failed library's process still holds the id
             else:
                 log.info("Weights & Biases: %s", self._run.url)
                 return
@@ -86,7 +86,10 @@ class WandbTracker(Tracker):
 
 
 def wandb_mode(settings: WandbConfig) -> Literal["online", "offline", "disabled"]:
-    """Return the mode. The variable WANDB_MODE can only send less than the settings do."""
+    """Return the mode of the library: online, offline or disabled.
+
+    The variable WANDB_MODE can turn sending off, but not on.
+    """
     variable = os.environ.get("WANDB_MODE", "online")
     if variable == "disabled":
         return "disabled"

@@ -61,7 +61,7 @@ def group_advantages(
     lengths: Sequence[int],
     settings: GroupAdvantageConfig | TurnAdvantageConfig,
 ) -> list[float]:
-    """Return the advantage of each reward, before any division by a batch-wide deviation.
+    """Return the advantage of each reward, before a division by the deviation of the batch.
 
     A_i = R_i - mean(R) (Shao et al. 2024, GRPO, eq. 4 without the deviation; the deviation favors easy
     and hard prompts, Liu et al. 2025, "Dr. GRPO"). `rewards` and `lengths` (sampled tokens) are aligned.
@@ -126,8 +126,8 @@ def turn_advantages(group: Sequence[Scored], settings: TurnAdvantageConfig) -> l
 
     `group_advantages` compares the return of turn k with the returns at turn k of all rollouts that reached
     turn k. Zeng et al. 2025 (MT-GRPO, arXiv 2505.11821) also compare turns within a group, for two turns, and
-    add the advantage of the outcome. Here the return contains the outcome. A turn that only one rollout
-    reached has advantage 0.
+    add the advantage of the outcome. Here the return of a turn contains the outcome. A turn that only one
+    rollout reached has advantage 0.
     """
     returns = [turn_returns(rollout.turn_rewards, settings.discount) for rollout in group]
     advantages: list[list[float]] = [[] for _ in group]
@@ -222,7 +222,7 @@ def group_has_spread(group: Sequence[Scored], settings: AdvantageConfig | None) 
 # Reward shaping: amounts added to the rewards of training rollouts, by cause. The raw reward is kept.
 
 TRUNCATED = "length"
-"""Stop reason that matches every truncated rollout, unless the environment's own reason is listed."""
+"""Stop reason of a truncated rollout if its own reason is not listed."""
 _FUNCTION = "orchestrator.reward_shaping.function"
 
 
@@ -241,7 +241,7 @@ class RewardShaping:
     max_length: int | None
 
     def amounts(self, rollout: Scored) -> Mapping[str, float]:
-        """Return the amount that each configured cause adds to the reward; 0.0 where it does not apply.
+        """Return the amount that each configured cause adds to the reward; 0.0 if the cause does not apply.
 
         `stop_reason` replaces the reward or subtracts from it. `overlong` is `overlong_amount`, scaled.
         `length` is -length_penalty * length / max_length, minus the part that `overlong` already covers.

@@ -58,7 +58,7 @@ def make_batch(
 
 def _samples(rollout: Rollout, by_turn: Sequence[float], config: OrchestratorConfig) -> Iterable[Sample]:
     masked = config.mask_truncated_completions and rollout.truncated
-    advantages = np.array([*by_turn, 0.0], dtype=np.float32)  # last entry: turn -1, tokens not sampled
+    advantages = np.array([*by_turn, 0.0], dtype=np.float32)  # turn -1: tokens that were not sampled
     for segment in rollout.segments:
         mask = np.array(segment.loss_mask, dtype=bool)
         if masked:
@@ -129,7 +129,7 @@ def _mean_logprob(rollouts: Sequence[Rollout]) -> float:
 def _shaping_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the metrics of the shaped reward; empty without shaping.
 
-    For each cause: the mean amount, and the share of rollouts with an amount other than 0.
+    They include, for each cause, the mean amount and the share of rollouts with an amount other than 0.
     """
     causes = dict.fromkeys(cause for rollout in rollouts for cause in rollout.shaping)
     if not causes:
@@ -168,10 +168,10 @@ async def write_rollouts(
 ) -> None:
     """Write one JSON line per rollout, including errored ones, and wait until the disk has room.
 
-    A line has the task, reward, advantages, components, text, messages and counts, and the reason why the
-    group was dropped, if it was. Failed attempts come before the rollout that replaced them, with `retried`.
-    `advantages` are aligned with `groups`; None for groups that are not trained on. Message content that JSON
-    cannot represent is written as text.
+    A line has the task, reward, advantages, components, text, messages and counts. `dropped` is the reason
+    why the group was dropped, or null. Failed attempts precede the rollout that replaced them; their
+    `retried` is true. `advantages` are aligned with `groups`. Pass None if the groups are not trained on.
+    Message content that JSON cannot represent is written as text.
     """
     advantages_by_group = advantages if advantages is not None else [None] * len(groups)
     epoch = time.time() - asyncio.get_running_loop().time()
@@ -264,7 +264,7 @@ class BatchSender:
 
     async def rewrite_missing(self) -> None:
         """Rewrite missing batches and forget trained ones, once."""
-        # check the batches before the weights: the trainer publishes weights before it removes the batch
+        # check the batches first, because the trainer publishes the weights before it removes the batch
         missing = [step for step in self._kept if not step_directory(self._root, step).exists()]
         if not missing:
             return

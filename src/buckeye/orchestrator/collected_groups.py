@@ -1,4 +1,4 @@
-"""Groups collected for one batch, dropped groups, and the account of all attempts."""
+"""Groups collected for one batch, dropped groups, and counts of all attempts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class CollectedGroups:
     """Groups of one batch, and the groups dropped during collection, each with its reason.
 
     `sampled_rewards` includes the dropped groups, so that a filter does not bias the reported reward. It
-    excludes stale groups: their tasks run again, and each drawn task counts once.
+    excludes stale groups, because their tasks run again and would count twice.
     """
 
     groups: list[Group]
@@ -78,7 +78,7 @@ class CollectedGroups:
         return len(self.lost) > MOST_LOST * len(self.all_groups)
 
     def level(self) -> tuple[int, str]:
-        """Return the log level for the state of the rollouts, and their counts unless it is SUCCESS."""
+        """Return the log level for the rollouts of the batch, and, unless it is SUCCESS, their counts."""
         rollouts = self.rollouts
         errored = sum(rollout.reward is None for rollout in rollouts)
         truncated = sum(rollout.truncated for rollout in rollouts if rollout.reward is not None)

@@ -41,9 +41,10 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class _FinishedGroup:
-    """Finished group, the `oldest` version that sampled one of its tokens, and its drop reason.
+    """Finished group that is neither in a batch nor dropped.
 
-    `oldest` is the current version if no token was sampled. `fault` applies at any age.
+    `oldest` is the oldest version that sampled one of its tokens, or the current version without any token.
+    `fault` is a reason to drop the group that does not depend on its age.
     """
 
     group: Group
@@ -61,17 +62,18 @@ class GroupCollector:
     next epoch. Failures are not random (long rollouts fail more often), so the rest of such a group is not a
     fair comparison.
 
-    Capacity (as in AReaL, Fu et al. 2025, eq. 3): with policy version v, groups may start as long as all
-    started and unused groups fit into the batches up to v + run_ahead.
+    Capacity (as in AReaL, Fu et al. 2025, eq. 3): with policy version v, a group may start if all groups in
+    flight or finished, but not yet used, fit into the batches up to v + run_ahead.
 
     Order: the oldest groups come first. A younger group enters a batch only if all older groups, finished or
     in flight, still fit into a batch before their tokens are too old (`leaves_room`). Training then sees long
-    rollouts at the rate of their sampling, and loses none while the groups in flight fit. With
-    `oversampling_factor` above 1, more groups can be in flight than `max_token_age` batches hold; the first
-    to finish are then used. The others are cut and counted as stale, and their tasks run again.
+    rollouts at the rate of their sampling, and no group is lost while the groups in flight fit. With
+    `oversampling_factor` above 1, more groups can be in flight than `max_token_age` batches hold. Then the
+    groups that finish first are used. The other groups are cut and counted as stale, and their tasks run
+    again.
 
-    `version_in_evaluation()` returns the version that the engines keep for an evaluation, or None. That time
-    does not count toward `weights_timeout`.
+    `version_in_evaluation()` returns the version that the engines keep for an evaluation, or None. The time
+    of an evaluation does not count toward `weights_timeout`.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class GroupCollector:
         self._in_flight: dict[asyncio.Task[Group], InFlightGroup] = {}
         self._finished: list[_FinishedGroup] = []
         self._started = 0
-        self._accounted = 0  # attempts in the account of a batch
+        self._accounted = 0  # attempts in batches and dropped groups
         self._failure: BaseException | None = None  # a bug in Buckeye: rollouts do not raise
         self._changed = asyncio.Event()
         self.version = 0
@@ -132,7 +134,7 @@ class GroupCollector:
 
     @property
     def unaccounted(self) -> int:
-        """Number of finished attempts in no account: not trained, dropped, failed or in a waiting group.
+        """Number of finished attempts that are not counted as trained, dropped, failed or waiting.
 
         Any number other than 0 means lost or doubly counted rollouts.
         """
@@ -147,8 +149,8 @@ class GroupCollector:
     async def collect(self, step: int) -> CollectedGroups:
         """Collect the batch of `step`, replacing dropped groups until the batch is full.
 
-        Raise `FinalRunError` when `max_empty_batches` batches' worth of groups in a row was dropped, or when
-        every environment fails for too long. `collected` then holds the finished groups.
+        Raise `FinalRunError` if all groups for `max_empty_batches` batches in a row were dropped, or if every
+        environment fails for too long. `collected` then holds the finished groups.
         """
         config = self._config
         self.collected = collected = CollectedGroups(groups=[])
@@ -201,7 +203,10 @@ class GroupCollector:
         await self._wait_for_change(self._config.weights_timeout)
 
     def _start_groups(self, step: int, accepted: int) -> Set[str]:
-        """Start groups up to the capacity. Return the held environments if only they could fill it."""
+        """Start groups up to the capacity.
+
+        Return the held environments if only their groups could use the capacity.
+        """
         config = self._config
         last = self.version + config.run_ahead
         if config.max_steps is not None:
@@ -211,7 +216,7 @@ class GroupCollector:
         if self._deterministic and self._in_flight:
             return frozenset()  # start whole batches only, so that every run makes the same requests
         oldest = step - config.max_token_age
-        in_flight = sum(f.size for f in self._in_flight.values() if f.version >= oldest)  # others are too old
+        in_flight = sum(f.size for f in self._in_flight.values() if f.version >= oldest)  # not stale
         started = in_flight + self._buffered_rollouts
         while accepted + started < capacity:
             held = self._pauses.held_environments()
@@ -230,7 +235,10 @@ class GroupCollector:
         return frozenset()
 
     def _next_index(self, held: Set[str]) -> int | None:
-        """Return the next group whose environment is not held, or None. Groups of held ones are skipped."""
+        """Return the next group whose environment is not held, or None.
+
+        Groups of held environments are skipped.
+        """
         for index in self._pending:
             if self._sampler.environment_of(index).name not in held:
                 self._pending.remove(index)
@@ -284,7 +292,10 @@ class GroupCollector:
         self._changed.clear()
 
     async def _wait_for_change_within(self, seconds: float) -> None:
-        """Wait for a change. `wait_for` before Python 3.12 can lose a cancellation that arrives with it."""
+        """Wait for a change.
+
+        Before Python 3.12, `wait_for` can lose a cancellation that arrives together with the change.
+        """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._changed.wait()

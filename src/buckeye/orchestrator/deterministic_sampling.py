@@ -2,13 +2,14 @@
 
 Floating-point sums depend on the other requests in a batch, and these depend on arrival times. So in
 synchronous mode no request is sent until every running rollout has requested its next turn. Then all requests
-go out as one batch, in a fixed order. The result is reproducible to the bit, independent of timing. (A
-rollout with several concurrent requests contributes those that are open when all other rollouts have one.
-Its reproducibility then depends on the timing of its environment.)
+go out as one batch, in a fixed order. The result is reproducible to the bit, independent of timing.
 
-All requests of a batch share one `max_tokens`. Prompts differ in length, so rollouts have different room
-left. Rollouts with similar room share a batch with the smallest room among them, and replies that this cuts
-off continue in a further batch.
+A rollout may have several concurrent requests. The batch then has the requests that are open when all other
+rollouts have one, so the result depends on the timing of that rollout's environment.
+
+All requests of a batch share one `max_tokens`. Prompts differ in length, so rollouts have different numbers
+of tokens left. Rollouts with similar numbers share a batch, with the smallest number as the limit. Replies
+that this limit cuts off continue in a further batch.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Request:
         )
 
     def continuation(self, cut_off: Generation) -> _Request:
-        """Return the request that continues a reply which the batch's limit cut off."""
+        """Return the request for the rest of a reply that the batch's limit cut off."""
         done = len(cut_off.token_ids)
         params = replace(
             self.params,
@@ -85,7 +86,7 @@ class DeterministicSampling:
     ) -> Generation:
         reply: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
         self._requests.append(_Request(participant, prompt_ids, params, reply))
-        # deferred: other requests of the same call have not arrived yet
+        # later in the event loop: concurrent requests of this rollout may follow
         asyncio.get_running_loop().call_soon(self._send_if_complete)
         try:
             return await reply
@@ -115,7 +116,10 @@ class DeterministicSampling:
         self._batch += 1
 
     async def _send_part(self, members: list[_Request], seed: int) -> list[list[_Request]]:
-        """Sample up to the smallest limit of the members. Return unfinished requests, by room left."""
+        """Sample up to the smallest limit of the members.
+
+        Return the unfinished requests, grouped by tokens left.
+        """
         params = min((m.params for m in members), key=lambda params: params.max_tokens)
         try:
             generations = await self._client.generate_batch(
@@ -172,6 +176,6 @@ class Participant:
 
 
 def _round_down(count: int) -> int:
-    """Round down to the three leading binary digits, by less than a fifth."""
+    """Round down to three leading binary digits. This subtracts less than a fifth."""
     digits = max(0, count.bit_length() - 3)
     return count >> digits << digits

@@ -40,7 +40,7 @@ class EnvironmentMetrics:
     def add(self, group: Group, *, drawn: bool = True) -> None:
         """Add all attempts of a group, including failed ones.
 
-        Pass `drawn=False` if the task runs again in place of this group: its rewards then do not count.
+        With `drawn=False`, the rewards do not count, because the task will run again in a new group.
         """
         for attempt in group.attempts:
             self._counts[attempt.env_name].add(attempt, drawn=drawn)

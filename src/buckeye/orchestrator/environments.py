@@ -110,9 +110,9 @@ def environment_names(settings: Sequence[EnvConfig]) -> list[str]:
 
 
 async def check_environments(environments: Sequence[NamedEnvironment]) -> None:
-    """Run and log the checks of every environment that has some: isolation, and rewards without content.
+    """Run the checks that environments define, and log the results: isolation, and content-free baselines.
 
-    Raise `UsageError` if rollouts see each other and are not meant to.
+    Raise `UsageError` if rollouts affect each other although the environment does not allow that.
     """
     for env in environments:
         for name, level in (("check_isolation", logging.INFO), ("baseline_report", SAMPLE)):
@@ -126,8 +126,8 @@ def worker_settings(
 ) -> WorkerSettings:
     """Return the settings for the workers of an environment.
 
-    Turn and token limits, a memory limit, variables and placement on nodes all need worker processes, so each
-    of them sets `isolation = "process"`.
+    Turn and token limits, a memory limit, variables, and placement on nodes need worker processes. So each of
+    these settings implies `isolation = "process"`.
     """
     has_limits = settings.max_turns is not None or settings.max_tokens is not None or settings.variables
     memory, placement = settings.max_memory_gb, read_placement(name)

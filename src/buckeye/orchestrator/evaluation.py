@@ -1,6 +1,6 @@
 """Evaluation: run rollouts of a split's tasks with one fixed policy, and combine the results.
 
-A run during training, `buckeye eval`, and the checks that sample a model all use this module.
+Evaluations during training, `buckeye eval`, and the checks that sample a model use this module.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class EvalResult:
 
     @property
     def mean_reward(self) -> float:
-        """Mean over tasks, as in pass@k: tasks with failed rollouts have equal weight. NaN if none scored."""
+        """Mean over tasks of the mean reward of a task's scored rollouts. NaN without a scored rollout."""
         return mean_reward(self.tasks).value if self.rewards else math.nan
 
     def pass_at(self, k: int) -> float | None:
@@ -200,9 +200,10 @@ async def _run_rollouts(
 
 
 def means_over_tasks(tasks: Sequence[Sequence[Mapping[str, float]]]) -> dict[str, float]:
-    """Return, for each name, the mean over tasks of the mean over a task's rollouts that have it.
+    """Return the mean of each named value: first over the rollouts of a task, then over the tasks.
 
-    `tasks` holds the values of every rollout, task by task.
+    `tasks` holds the values of every rollout, task by task. Rollouts and tasks without the value are left
+    out.
     """
     task_means: dict[str, list[float]] = defaultdict(list)
     for rollouts in tasks:

@@ -1,4 +1,4 @@
-"""Evaluations during a run: each measures exactly the version that is due, while training continues."""
+"""Evaluations during a run, while training continues. Each measures exactly the version that is due."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class EvaluationSchedule:
         return version % settings.interval == 0 and (version > 0 or settings.eval_base_model)
 
     def _first_unevaluated(self, start_step: int) -> int:
-        """Return the version to start from: one that an earlier attempt left unmeasured, or `start_step`.
+        """Return the first version to measure: one that an earlier attempt did not measure, or `start_step`.
 
         An earlier attempt may have ended during an evaluation while training was ahead. That version is at
         most `max_async_level` + 1 steps before `start_step`.
@@ -167,7 +167,7 @@ async def evaluate_all(
 
     `num_examples` and `rollouts_per_example` are defaults for environments without their own. Write
     `<env>.json` (figures) and `<env>.jsonl` (rollouts) of each to `directory`. `measured` is added to the
-    figures: the model, the `step`, and how it samples.
+    figures: the model, the `step`, and the sampling settings.
     """
     results = []
     for settings, env in environments:

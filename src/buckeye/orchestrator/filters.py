@@ -14,9 +14,9 @@ Cause = Literal["too_easy", "too_hard", "no_spread"]
 
 
 def min_scored_rollouts(size: int, minimum: int | None) -> int:
-    """Return the minimum number of scored rollouts that a group of `size` needs.
+    """Return the minimum number of scored rollouts of a group of `size`.
 
-    It is `minimum`. If `minimum` is None, it is half of `size` (rounded up), but at least two.
+    The default of `minimum` is half of `size` (rounded up), but at least two.
     """
     return min(size, max(2, (size + 1) // 2)) if minimum is None else minimum
 

@@ -51,7 +51,7 @@ async def score_pending_outcomes(
     return [
         outcome
         if outcome.pending is None
-        else _with_reward(scored, count, environment)  # errored rollouts keep their error and get no reward
+        else _with_reward(scored, count, environment)  # an errored rollout keeps its error and gets no reward
         for outcome, scored, count in zip(outcomes, finished, turns, strict=True)
     ]
 

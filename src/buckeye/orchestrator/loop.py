@@ -241,7 +241,7 @@ class Orchestrator:
         while config.max_steps is None or step < config.max_steps:
             log.info("Starting orchestrator step %d", step)
             with self.times.stopwatch.of("evaluate"):
-                if self.deterministic is not None:  # it runs either training or evaluation, not both
+                if self.deterministic is not None:  # never both at the same time
                     await self.evaluations.wait_until_evaluated(step, watcher)
             started = time.monotonic()
             self._begin_batches("step", step)

@@ -110,9 +110,9 @@ class LoopWatch:
                 self._loop.call_soon_threadsafe(self._on_blocked, *source, self._blocked_seconds[source])
 
     def _find_blocking_code(self, frame: FrameType) -> tuple[str, str] | None:
-        """Return the environment that blocks and its code location; None for Buckeye's own code.
+        """Return the blocking environment and its code location.
 
-        Rendering a prompt is an example of Buckeye's own code.
+        None for Buckeye's own code, such as prompt rendering.
         """
         frames, name = list[str](), ""
         at: FrameType | None = frame
@@ -145,7 +145,7 @@ class StepTimes:
     """Times of a step, by cause: `collect`, `write_batch` and `evaluate`.
 
     With deterministic sampling, `evaluate` covers the evaluation and the wait for its weights. Otherwise
-    evaluations run concurrently, and it is about 0.
+    evaluations run concurrently, and `evaluate` is about 0.
     """
 
     def __init__(self, client: InferenceClient) -> None:
@@ -157,8 +157,8 @@ class StepTimes:
     def record(self, collected: CollectedGroups, watcher: WeightsWatcher) -> dict[str, float]:
         """Return the times of a step: of the loop since the last call, of the engines and of the rollouts.
 
-        While collecting, the loop waits for rollouts, or for weights without which no group may start.
-        `time/update_weights` overlaps the other times.
+        While collecting, the loop waits for rollouts, or for new weights if no group may start before they
+        arrive. `time/update_weights` overlaps the other times.
         """
         times = self.stopwatch.take()
         collecting = times.pop("time/collect")

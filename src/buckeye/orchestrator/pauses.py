@@ -79,7 +79,7 @@ class EnvironmentPauses:
     def check(self) -> None:
         """Raise `FinalRunError` if every environment has failed for too long, or has never worked.
 
-        An environment whose first groups all have invalid tasks ends the run without a pause.
+        If the first groups of an environment all have invalid tasks, the run ends without a pause.
         """
         states = self._states
         for state in states.values():
@@ -103,7 +103,7 @@ class EnvironmentPauses:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return, for each environment, if it is paused (1 or 0) and its pauses in a row."""
+        """Return two metrics per environment: 1 if it is paused, else 0, and its pauses in a row."""
         return {
             f"env/{name}/{what}": value
             for name, state in self._states.items()

@@ -102,9 +102,9 @@ class RecordingPolicy(RolloutPolicy):
     """`OptionsPolicy` and `TokenPolicy` for one rollout. Calls may be concurrent.
 
     A call extends the token ids of an earlier call verbatim where possible. A new segment begins where the
-    chat template or the environment rewrites earlier turns, or where a turn is continued twice.
-    Once `is_cut()` is true, the engines may abort open requests. That ends the reply like a length limit, and
-    later calls get empty replies.
+    chat template or the environment rewrites earlier turns, or where a turn is continued twice. Once
+    `is_cut()` is true, the engines may abort open requests. An aborted reply ends as if at a length limit,
+    and later calls get empty replies.
     """
 
     def __init__(

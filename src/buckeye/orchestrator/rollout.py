@@ -18,13 +18,13 @@ from buckeye.orchestrator.training_samples import Segment
 class Rollout:
     """Finished rollout. It has either a `reward` or an `outcome.error`, never both.
 
-    Of the turns after the first, `turns_extended` continued the tokens before them and `turns_branched`
-    began a new segment. `sampling_seconds` is the part of `seconds` spent waiting for sampled tokens.
-    `end_time` is on the event loop's clock. `shaping` has the amount that each cause adds to the reward
-    for training. The tokens were sampled with `temperature`. `replies` has the text of each turn, and
-    `messages` the conversation after the last turn. `prompt_tokens` and `reply_tokens` are sums over the
-    turns, as the policy counts them. `cut` is True if sampling ended early, so that the rollout could
-    still be used. `earlier_attempts` has the failed attempts before this one.
+    Of the turns after the first, `turns_extended` continued the tokens before them and `turns_branched` began
+    a new segment. `sampling_seconds` is the part of `seconds` spent waiting for sampled tokens. `end_time` is
+    on the event loop's clock. `shaping` has the amount that each cause adds to the reward for training. The
+    tokens were sampled with `temperature`. `replies` has the text of each turn, and `messages` the
+    conversation after the last turn. `prompt_tokens` and `reply_tokens` are sums over the turns, as the
+    policy counts them. `cut` is True if sampling was ended early, before the rollout became too old to be
+    used. `earlier_attempts` has the failed attempts before this one.
     """
 
     env_name: str
@@ -99,7 +99,7 @@ class Rollout:
             return []
         given = self.outcome.turn_rewards
         rewards = [0.0] * (self.turns - 1) + [reward] if given is None else list(given)
-        # the last part may include turns without room
+        # turn rewards may continue after the last sampled turn, when the context is full: add them to it
         before, last = rewards[: self.turns - 1], rewards[self.turns - 1 :]
         return [*before, sum(last) + shaping]
 
@@ -160,7 +160,10 @@ class Group:
 
 
 class InFlightGroup:
-    """Group in flight, of `size` rollouts. `current_version` returns the policy version of the engines."""
+    """Group of `size` rollouts that has not ended.
+
+    `current_version` returns the policy version of the engines.
+    """
 
     def __init__(
         self, index: int = 0, size: int = 1, *, current_version: Callable[[], int] = lambda: 0
@@ -178,7 +181,10 @@ class InFlightGroup:
 
     @property
     def version(self) -> int:
-        """Lower bound of its tokens' versions: the one at the first rollout start, else the current one."""
+        """Lower bound of the policy versions of its tokens.
+
+        It is the version when the first rollout started, or the current version before that.
+        """
         return self._current_version() if self._first_start is None else self._first_start[0]
 
     @property
@@ -196,7 +202,7 @@ class InFlightGroup:
         self._sessions.append(session)
 
     def cut(self) -> None:
-        """End sampling for the group: open replies end with their tokens so far, later ones are empty."""
+        """End sampling for the group: open replies end early, and later replies are empty."""
         if not self.is_cut:
             self.is_cut = True
             self._aborting = [asyncio.create_task(session.abort()) for session in self._sessions]
@@ -208,9 +214,10 @@ def leaves_room(
     """Return True if a group of `size` rollouts may use places of batch `batch`.
 
     `due` is the last batch that can have the group, and `open_places` the number of free places in `batch`.
-    `waiting` has the number of rollouts, finished or in flight, by last possible batch. The group may enter
-    if all rollouts with an earlier `due` still find a place in time. (The schedulability test of earliest
-    deadline first: up to each deadline, the work that is due fits.)
+    `waiting` has the number of rollouts, finished or in flight, by their last possible batch.
+
+    The group may enter if all rollouts with an earlier `due` still find a place in time. This is the
+    schedulability test of earliest deadline first: up to each deadline, the work that is due fits.
     """
     needed = 0
     for other_due in sorted(other for other in waiting if batch <= other < due):

@@ -1,4 +1,4 @@
-"""Rollout runners: one policy and deadline per rollout, and retries of failures not caused by the policy."""
+"""Rollout runners: one policy and one deadline per rollout, and retries if the policy cannot be the cause."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class RolloutRunner:
     """Runner of tasks with a separate policy for every attempt.
 
     `make_policy` returns the policy factory for one rollout and its retries. A rollout, and its `timeout` in
-    seconds, starts when `wait_for_slot` has returned. After an error that the policy cannot have caused, it
-    is retried up to `retries` times.
+    seconds, starts when `wait_for_slot` has returned. After an error that the policy cannot have caused, the
+    rollout is retried up to `retries` times.
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class RolloutRunner:
             await env.admission.wait_for_start()
 
     def _may_retry(self, rollout: Rollout) -> bool:
-        """Return True if the rollout failed, and its replies and their duration cannot be the cause.
+        """Return True if the rollout failed and the policy cannot be the cause.
 
-        That is so for a failure before the first request to the policy, without an answer from an engine, or
-        of a worker process that the rollout shares. A failure of the task itself never changes.
+        This is a failure before the first request to the policy, a failure of the engines, or the end of a
+        shared worker process. An invalid task is not retried.
         """
         if rollout.outcome.error is None or rollout.outcome.boundary == "task":
             return False
@@ -269,9 +269,9 @@ async def run_rollout(
 ) -> Outcome:
     """Return the checked outcome of a rollout.
 
-    The outcome has an error if the rollout takes more than `timeout` seconds, raises, or returns anything
-    else than an outcome; the error names the author's function of `environment`. Raise `CancelledError` only
-    if the caller's task is cancelled.
+    The outcome has an error if the rollout takes more than `timeout` seconds, raises, or does not return an
+    outcome. The error names the function of `environment`. Raise `CancelledError` only if the caller's task
+    is cancelled.
     """
     token = ROLLOUT_DEADLINE.set(time.monotonic() + timeout)
     try:

@@ -13,7 +13,7 @@ import numpy as np
 from buckeye.orchestrator.collected_groups import CollectedGroups
 from buckeye.orchestrator.rollout import Group, Rollout
 
-_STEPS = 100  # compared together: enough to detect small differences, and few enough to forget old ones
+_STEPS = 100  # of a comparison: enough to detect small differences, and few enough to drop old ones
 
 _MEASURES: Mapping[str, Callable[[Rollout], float]] = {
     "seconds": lambda rollout: rollout.seconds,
@@ -35,8 +35,9 @@ class _Comparison:
     def values(self, name: str) -> dict[str, float]:
         """Return the difference of the mean of the kept values from the mean of all values.
 
-        It is relative to the mean of all, and in standard errors (Welch 1947). Empty with fewer than two
-        values on either side, or if the mean of all is not positive.
+        `name` is the difference relative to the mean of all values, and `name/errors` the difference in
+        standard errors (Welch 1947). Empty with fewer than two values on either side, or if the mean of all
+        values is not positive.
         """
         kept, lost = (np.fromiter(chain.from_iterable(side), float) for side in (self._kept, self._lost))
         if len(kept) < 2 or len(lost) < 2:
@@ -53,11 +54,11 @@ class _Comparison:
 class CollectionWatch:
     """Comparisons over the last steps.
 
-    * `collection/bias/...`: used groups with lost groups. Groups are independent of each other; rollouts of a
-      group are not.
-    * `collection/failures/...`: attempts with a reward with failed attempts.
-    * `collection/failures/reward`: mean rewards of groups without and with failed attempts; only groups with
-      at least one reward.
+    * `collection/bias/...` compares used groups with lost groups. It compares means of groups, because the
+      rollouts of a group are not independent.
+    * `collection/failures/...` compares attempts that have a reward with failed attempts.
+    * `collection/failures/reward` compares the mean reward of groups without and with failed attempts. Groups
+      without any reward are left out.
 
     The first two leave out attempts without a sampled token, such as a refused prompt: they have no length.
     """

@@ -43,8 +43,8 @@ def log_untrained_rollouts(
 ) -> None:
     """Log the rollouts of a step that were not trained on: errors, dropped groups, lost attempts.
 
-    `poor_steps` counts the steps with almost no training signal up to now. Only the first one and every
-    power of ten are warnings.
+    `poor_steps` is the number of steps with almost no training signal, this one included. Only the first one
+    and every power of ten are warnings.
     """
     errors = collected.errors
     level, unusable = collected.level()

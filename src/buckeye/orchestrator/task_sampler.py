@@ -23,8 +23,8 @@ class GroupTask:
 class EnvironmentMix:
     """Assignment of groups to environments; `sizes` has their numbers of tasks.
 
-    The environment with the largest deficit is next, so any stretch of groups is as close to the shares as
-    whole numbers allow. Each environment starts a new epoch when all its tasks have been used.
+    The environment with the largest deficit is next, so at any time the counts are as close to the shares as
+    possible. Each environment starts a new epoch when all its tasks have been used.
     """
 
     def __init__(self, shares: Sequence[float], sizes: Sequence[int]) -> None:

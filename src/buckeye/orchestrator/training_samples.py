@@ -52,8 +52,9 @@ class Segment:
 class _Thread:
     """Segment that may still grow.
 
-    `text` is the text of the last prompt (of a completion: with the reply). The text of every earlier turn is
-    a prefix of it. `growing` is True while a call that continues at its end is open.
+    `text` is the text of the last prompt of a chat, or of the last prompt and reply of a completion. It
+    begins with the text of every earlier turn. `growing` is True while a call that continues the thread is
+    open.
     """
 
     segment: Segment = field(default_factory=Segment)
@@ -65,8 +66,8 @@ class _Thread:
 class Prompt:
     """Prompt of one call.
 
-    `thread` is the thread that the prompt continues; None: it begins a new one. `conversation` is set for a
-    chat, and `text` for a text completion.
+    `thread` is the thread that the prompt continues; None for a new thread. `conversation` is set for a chat,
+    and `text` for a text completion.
     """
 
     ids: list[int]
@@ -79,7 +80,7 @@ class Prompt:
 class _Turn:
     """Sampled reply at tokens `start` to `end` of its thread.
 
-    The first `text_end` characters of the thread's text are the prompt (of a completion: with the reply).
+    The first `text_end` characters of the thread's text are the prompt, in a completion with the reply.
     `messages` is set only for a chat.
     """
 
@@ -97,12 +98,12 @@ class _Turn:
 
     @property
     def text(self) -> str:
-        """Text of the prompt (of a completion: with the reply); "" if only token ids are known."""
+        """Text of the prompt, in a completion with the reply; "" if only token ids are known."""
         return self.thread.text[: self.text_end]
 
     @property
     def is_last(self) -> bool:
-        """True if the thread ends with this turn, and no open call continues there."""
+        """True if the thread ends with this turn, and no open call continues it."""
         return self.end == len(self.thread.segment.token_ids) and not self.thread.growing
 
 

@@ -56,8 +56,8 @@ class BrokenServers:
 class WeightsWatcher:
     """Watcher of `weights/` that updates every engine to the newest version, during rollouts.
 
-    `newest_possible()` returns the number of batches handed over. The engines stay at a version that is
-    `due()` to be measured until its evaluation ends.
+    `newest_possible()` returns the number of batches handed over. While the version `due()` is evaluated, the
+    engines keep it.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class WeightsWatcher:
         self._on_update = on_update
         first = due()
         self.version = (first_version if first is None else min(first, first_version)) - 1
-        """Version of the engines; before the first update, one less than the first version they get."""
+        """Version of the engines; before the first update, one less than the first version that they get."""
         self.update_seconds = 0.0
         """Total seconds of all updates."""
 
@@ -98,7 +98,7 @@ class WeightsWatcher:
     def _next(self) -> tuple[int, Path] | None:
         """Return the newest version, or an older one that is due to be measured.
 
-        The older version still exists: the trainer keeps as many versions as it can run ahead.
+        The older version still exists, because the trainer keeps as many versions as it can be ahead.
         """
         newest, due = newest_weights(self._root, identity=self._identity), self._due()
         if newest is None or due is None or newest[0] <= due:

@@ -99,7 +99,8 @@ class BatchLoss:
     def gather_logprobs(self, samples: Sequence[Sample]) -> npt.NDArray[np.float32]:
         """Return the log-probs f32[M] of the M trained tokens of the samples passed to `backward`.
 
-        They are in the order of the samples. All ranks must call it. A token that no rank computed is NaN.
+        The log-probs are in the order of the samples; NaN for a token that no rank computed. All ranks must
+        call it.
         """
         counts = [int(sample.loss_mask.sum()) for sample in samples]
         local = torch.full((sum(counts),), math.nan)
@@ -136,9 +137,9 @@ def run_micro_batches(
 
     Return the sums of the results under `names`, over all calls on all ranks.
 
-    If the model is sharded, a rank with fewer bins runs empty rows instead, without calling `work`. Under
-    `torch.no_grad()` no gradient is computed. When memory runs out, all ranks clear the gradient and start
-    again with smaller bins; raise `RunError` if that is impossible.
+    If the model is sharded, a rank with fewer bins runs empty rows instead, without calling `work`. When
+    memory runs out, all ranks clear the gradient and start again with smaller bins; raise `RunError` if that
+    is impossible.
     """
     size, device = learner.micro_batch_size, learner.policy.device
     longest = max(map(len, token_ids), default=0)
@@ -163,8 +164,8 @@ def run_micro_batches(
 def samples_to_train(batch: Batch, config: LossConfig) -> list[Sample]:
     """Return the samples that can move the weights.
 
-    A sample without advantage cannot, unless the loss has another term; skipping it saves its forward pass.
-    The statistics of the step cover only the samples with an advantage in either case.
+    A sample without advantage has no gradient, unless the loss has another term. Leaving such a sample out
+    saves its forward pass. The statistics of the step always cover only the samples with an advantage.
     """
     is_needed = (lambda s: bool(s.loss_mask.any())) if needs_every_sample(config) else has_advantage
     return [s for s in batch.samples if is_needed(s)]
@@ -199,9 +200,9 @@ def staleness(batch: Batch) -> dict[str, float]:
 def load_reference(config: TrainerConfig, learner: Learner) -> ReferenceLogprobs | None:
     """Return the reference model that the loss needs, or None without `kl_coef`.
 
-    It is sharded like the policy. A run that trains an adapter on the reference model needs no second copy,
-    unless it started from an adapter, which is part of the reference. Raise `UsageError` if the vocabularies
-    differ.
+    The reference model is sharded like the policy. A run that trains an adapter on the reference model needs
+    no second copy of it, unless the run started from an adapter: that adapter is part of the reference. Raise
+    `UsageError` if the vocabularies differ.
     """
     model, name = config.model, config.loss.reference_model
     if not config.loss.kl_coef:

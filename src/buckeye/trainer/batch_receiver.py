@@ -32,7 +32,7 @@ _MAX_DAMAGED = 3
 
 
 class _PollResult(IntEnum):
-    """Result of a poll. The ranks agree on the largest one."""
+    """Result of a poll. If ranks have different results, the largest applies."""
 
     WAIT = 0
     READY = 1
@@ -44,7 +44,7 @@ class _PollResult(IntEnum):
 class _Wait:
     """State of the wait for one batch.
 
-    It has a deadline, and the times at which the batch was found damaged (monotonic clock).
+    `damaged` has the times at which the batch was found damaged (monotonic clock, like `deadline`).
     """
 
     step: int

@@ -95,8 +95,8 @@ class Learner:
         self.work = Work()
         """Work of all ranks since the last call of `throughput`."""
         self.reference_forwards: list[Callable[[PackedMicroBatch, torch.Tensor], torch.Tensor]] = []
-        """Forward passes of other models that are sharded among the ranks, with temperatures f32[N]. They
-        also run for empty rows.
+        """Forward passes `(row, temperatures [N])` of other sharded models. Like the policy, they also run on
+        empty rows.
         """
 
     def update(self, loss: float, *, tokens: int, samples: int) -> dict[str, float]:
@@ -238,7 +238,7 @@ def training_flops(work: Work, matrix_elements: int, *, frozen_elements: int = 0
     The count is 6 per token and element of the multiplied matrices (`matrix_elements`), or 4 for
     `frozen_elements` of them, which need no gradient. Causal attention adds 12 * layers * heads * head size
     per pair of tokens that see each other (PaLM, arXiv 2204.02311, appendix B, without the masked half of the
-    scores). A cost counts attention in units of tokens, so `work.cost` covers both.
+    scores). `work.cost` contains attention, in units of tokens.
     """
     return 6.0 * matrix_elements * work.cost - 2.0 * frozen_elements * work.tokens
 

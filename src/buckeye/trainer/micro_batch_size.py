@@ -53,8 +53,9 @@ class MicroBatchSize:
 
         `longest` is the length of the longest sample. The caller can retry the step afterwards.
 
-        Raise `FinalRunError` if the limit cannot be lowered. Raise `RunError` if the model is sharded: the
-        other ranks wait in the middle of a pass. The next attempt then starts with the halved limit.
+        Raise `FinalRunError` if the limit cannot be lowered. Raise `RunError` if the model is sharded: a rank
+        cannot retry alone while the others wait for it. The next attempt of the run then starts with the
+        halved limit.
         """
         if computed <= longest:
             raise FinalRunError(

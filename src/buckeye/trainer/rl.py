@@ -208,7 +208,7 @@ class RLTrainer:
         try:
             write()
             prune_trained_batches(self._trained, keep=settings.keep, max_bytes=settings.max_bytes)
-        except OSError as error:  # only `rl replay` needs it: not a reason to end the run
+        except OSError as error:  # only `rl replay` needs the batch, so the run continues
             logger.warning("Not keeping batch %d for `rl replay`: %s", step, error)
 
     def _archive(
@@ -278,7 +278,7 @@ class RLTrainer:
     def _write_untrained_samples(self, batch: Batch, validated: ValidatedBatch, *, skipped: bool) -> None:
         """Write the samples that were not trained on to `skipped/`.
 
-        These are the whole batch of a skipped step, else the left-out samples.
+        In a skipped step these are the samples of the whole batch, otherwise the left-out samples.
         """
         if not self.ranks.is_rank_zero or not (skipped or validated.left_out):
             return

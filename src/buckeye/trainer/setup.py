@@ -86,7 +86,7 @@ def find_resume_checkpoint(config: TrainerConfig | SFTConfig, ranks: Ranks) -> C
 def build_learner(
     config: TrainerConfig | SFTConfig, ranks: Ranks, resume: CheckpointInfo | None, *, max_steps: int | None
 ) -> Learner:
-    """Return the learner at the start of the run, or as restored from the checkpoint.
+    """Return the learner, new or restored from the checkpoint.
 
     The schedule ends at `max_steps`.
     """
@@ -174,7 +174,7 @@ def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -
                 at="trainer.model.compile.fullgraph",
                 hint="set trainer.model.attn = 'flash_attention_2' on a GPU, or leave fullgraph out",
             )
-        # with flash attention one graph covers all layers and rows of every layout
+        # with flash attention one graph is valid for all layers and for rows of any layout
         parts = policy.model.base_model.layers if policy.flash else [policy.model.base_model]
         for part in parts:
             part.compile(fullgraph=model.compile.fullgraph, dynamic=True)

@@ -1,8 +1,8 @@
 """Expected reward of guessing, and the test for rewards above it.
 
-A guesser knows the possible answers, but not the task. With K recurring answers, some constant answer is
-right in at least 1 / K of the tasks. One of M options in the prompt is right with probability 1 / M. Rewards
-up to that are not a defect; significantly higher ones are.
+A guesser knows the possible answers, but not the task. If the tasks have K different answers, the most
+frequent one is right in at least 1 / K of the tasks. A random one of M options in the prompt is right with
+probability 1 / M. Only rewards significantly above these probabilities are a defect.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def chance_by_group(samples: Sequence[SplitSample]) -> dict[tuple[str, str], flo
 
 
 def _guess_probability(counts: Counter[str]) -> float:
-    """Return 1 / K for K answers, at most the probability that two tasks share an answer.
+    """Return 1 / K for K answers, or the probability that two tasks share an answer if that is lower.
 
-    So distinct answers give 0, and so does a single answer: neither leaves a choice to guess from.
+    The result is 0 if all answers are distinct, and for a single answer: a guesser has no choice then.
     """
     tasks = counts.total()
     if len(counts) < 2:
@@ -80,7 +80,10 @@ def _options(prompt: str, answer: str) -> int:
 
 
 def _is_item(pieces: Sequence[str], answer: str) -> bool:
-    """Return True if the answer is an item. Words may precede it in the first, and follow it in the last."""
+    """Return True if the answer is an item.
+
+    Other words may precede the first item, and follow the last one.
+    """
     first, last = pieces[0], pieces[-1]
     ends = first.endswith(answer) and contains_as_word(first, answer)
     return ends or answer in pieces or (last.startswith(answer) and contains_as_word(last, answer))
@@ -89,10 +92,11 @@ def _is_item(pieces: Sequence[str], answer: str) -> bool:
 def e_value(rewards: Collection[float], mean: float) -> float:
     """Return the evidence, as an e-value, against an expected reward of at most `mean`.
 
-    It is the final capital of a gambler who starts with 1 and bets a fixed share on every reward, at odds
-    that are fair for `mean`, averaged over several shares (Waudby-Smith and Ramdas 2024). If the expectation
-    is at most `mean`, it reaches 1 / p with probability at most p. This holds for every distribution of
-    nonnegative rewards, any sample size and any stopping time. Negative rewards count as 0.
+    It is the final capital of a gambler who starts with 1, and bets a fixed share of it on every reward, at
+    odds that are fair for `mean`. The result is averaged over several shares (Waudby-Smith and Ramdas 2024).
+    If the expected reward is at most `mean`, the e-value reaches 1 / p with probability at most p. This holds
+    for every distribution of nonnegative rewards, any sample size and any stopping time. Negative rewards
+    count as 0.
     """
     if mean >= 1.0:
         return 0.0

@@ -13,7 +13,7 @@ from buckeye.evaluation.checks.task_text import accepted_answers, apply_format, 
 
 KEPT = 2
 SELECTION_TASKS = 40
-"""Number of train tasks of a family that its constants are chosen on."""
+"""Number of train tasks on which the constants of a family are chosen."""
 
 _CANDIDATES = 8
 _MAX_STEPS, _STEPS_PER_TASK = 150, 5
@@ -48,7 +48,7 @@ async def choose_constants(
             if runner.has_time:
                 rewards[pattern, answer] = await mean_reward(runner, tasks, apply_format(pattern, answer))
     ranked = sorted(rewards, key=lambda candidate: -rewards[candidate])
-    if ranked and rewards[ranked[0]] > 0:  # without any reward, a hill climb has no direction
+    if ranked and rewards[ranked[0]] > 0:  # if no reply has a reward, a hill climb has no direction
         ranked.insert(0, await _climb(runner, tasks, ranked[0], rewards[ranked[0]], words, seed))
     shortlist = [*ranked[:1], *((formats[-1], answer) for answer in frequent), *ranked]
     return list(dict.fromkeys(apply_format(*candidate) for candidate in shortlist))[:KEPT]

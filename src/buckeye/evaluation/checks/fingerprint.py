@@ -45,9 +45,9 @@ def fingerprint_in_new_process(
     seconds: float,
     variables: Sequence[str],
 ) -> Fingerprint | str | None:
-    """Return the fingerprint from a new process with `variables`; None after `seconds`.
+    """Return the fingerprint that a new process with `variables` computes.
 
-    A text is the reason why the process failed.
+    None if it takes more than `seconds`. If the process fails, return the reason as text.
     """
     request = json.dumps(
         {

@@ -54,7 +54,7 @@ def _probe_row(result: ProbeResult) -> Sequence[str]:
 
 
 def _score_rows(report: EnvCheckReport) -> list[list[str]]:
-    """Return the best content-free mean reward and chance, family by split."""
+    """Return a table with a row per family: the best content-free mean reward, and chance, for each split."""
     best = report.best_scores()
     rows = [["family", *(title for split in report.sizes for title in (split, "chance"))]]
     for family in sorted({family for _, family in report.chance}):

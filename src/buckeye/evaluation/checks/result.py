@@ -27,7 +27,7 @@ class CheckResult:
 
 
 def out_of_time_result(name: str) -> CheckResult:
-    """Return the result of a check that the budget was too short for."""
+    """Return the result of a check that did not run within the budget."""
     return CheckResult(name, "not run", "out of time (raise --budget)")
 
 

@@ -39,7 +39,7 @@ _FIRST_REGRADED = 8
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Probe and its reward `reward`; an errored rollout has None and the error."""
+    """Probe with its reward, or with the error of an errored rollout."""
 
     probe: Probe
     reward: float | None
@@ -195,9 +195,9 @@ async def check_errors_unscored(runner: ScriptedRunner, samples: Sequence[SplitS
 
 
 async def check_isolated(environment: Environment, seconds: float) -> list[CheckResult]:
-    """Compare sequential and concurrent rollouts if the environment has a member `isolation`; else no line.
+    """Compare sequential and concurrent rollouts, if the environment has a member `isolation`.
 
-    MCP environments have this member.
+    MCP environments have this member. The result is empty without it.
     """
     compare: Callable[[float], Awaitable[Any]] | None = getattr(environment, "isolation", None)
     if compare is None:
@@ -230,7 +230,7 @@ def check_all_graded(runner: ScriptedRunner) -> CheckResult:
 
 
 def check_reward_range(runner: ScriptedRunner) -> CheckResult:
-    """Check that all rewards are in [0, 1], as the limits assume."""
+    """Check that all rewards are in [0, 1], because the limits of other checks assume it."""
     name = "rewards from 0 to 1"
     if not runner.out_of_range:
         rewards = runner.rollouts - len(runner.errored)
@@ -241,8 +241,8 @@ def check_reward_range(runner: ScriptedRunner) -> CheckResult:
     return CheckResult(
         name,
         "warning",
-        f"{len(runner.out_of_range):,} outside; for example {worst.reward:g} for {worst.task.id} on reply "
-        f"{shortened(worst.reply)!r}",
+        f"{len(runner.out_of_range):,} rewards outside; for example {worst.reward:g} for {worst.task.id} on "
+        f"reply {shortened(worst.reply)!r}",
     )
 
 
@@ -275,7 +275,8 @@ def check_content_free(
         reply = (
             f"; reply {shortened(best.reply)!r} has reward {best.reward:g} on {best.task.id}" if best else ""
         )
-        detail = f"{_describe_score(worst, chance)}{reply}; {above} of {groups} families and splits are above"
+        total = f"{above} of {groups} families and splits are above the limit"
+        detail = f"{_describe_score(worst, chance)}{reply}; {total}"
         return CheckResult(name, "warning", detail)
     if worst.mean > chance[worst.group] + limit:
         detail = f"{_describe_score(worst, chance)}; not significant; raise --sample and --budget"

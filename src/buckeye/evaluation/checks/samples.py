@@ -19,7 +19,10 @@ MAX_SCANNED = 20_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitSample:
-    """Sample of one split: `scanned` in seeded order, `families` with up to n distinct tasks (by id) each."""
+    """Sample of one split.
+
+    `scanned` has tasks in seeded order, and `families` up to n distinct tasks (by id) per family.
+    """
 
     name: str
     size: int

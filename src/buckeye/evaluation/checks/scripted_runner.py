@@ -38,7 +38,7 @@ class ScriptedRunner:
     """Runner of rollouts with scripted replies that records errors and rewards outside [0, 1].
 
     `begin_phase` sets the current phase and its deadline. Rollouts after the deadline are skipped, and
-    rollouts cut off by it are dropped; both count as `missed`, not as errors.
+    rollouts that the deadline cuts off are dropped. Both count as `missed`, not as errors.
     """
 
     def __init__(self, environment: Environment) -> None:
@@ -71,7 +71,7 @@ class ScriptedRunner:
         return [self._count(rollout) for rollout in results]
 
     async def outcome(self, task: Task, policy: Policy) -> Outcome | None:
-        """Return the outcome of one rollout with any policy, uncounted; None without time for it.
+        """Return the outcome of one rollout with any policy, uncounted; None if no time is left.
 
         A rollout takes at most `ROLLOUT_SECONDS`.
         """

@@ -17,7 +17,7 @@ from buckeye.evaluation.checks.samples import SplitSample, family_of
 from buckeye.evaluation.checks.task_text import accepted_answers, prompt_contains, prompt_of
 
 _NOTE_RATIO = 2.0
-"""Minimum ratio, for a note, of own answers in prompts to other tasks' answers in prompts."""
+"""Minimum ratio for a note: share of prompts with their own answer / share with another task's answer."""
 
 _OTHER_ANSWERS = 10
 """Number of other tasks' answers to search for in each prompt."""
@@ -51,7 +51,7 @@ def check_tasks_repeatable(
 ) -> CheckResult:
     """Check that each fingerprint in `repeated` equals `reference`.
 
-    A text in place of a fingerprint is the reason for its absence; None means a lack of time.
+    A text in place of a fingerprint is the reason for its absence. None: out of time.
     """
     name = f"same tasks {where}"
     for fingerprint in repeated:

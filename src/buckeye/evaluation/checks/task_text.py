@@ -100,8 +100,8 @@ def _to_text(value: Any) -> str | None:
 def prompt_contains(prompt: str, answer: str) -> bool:
     """Return True if a prompt contains an answer.
 
-    Words match as whole words, in any case. An answer of numbers matches an equal sequence of whole numbers
-    in any notation (3.0 is 3, and 1,300 is 1300).
+    Words match as whole words, in any case. Numbers match by value, in any notation: 3.0 is 3, and
+    1,300 is 1300.
     """
     if not answer.strip():
         return False
@@ -119,7 +119,7 @@ def numbers_of(text: str) -> tuple[Decimal, ...]:
 
 
 def contains_as_word(text: str, answer: str) -> bool:
-    """Return True if `text` contains `answer` without an adjacent letter or digit of a longer word."""
+    """Return True if `text` contains `answer`, but not as a part of a longer word or number."""
     begins, ends = _in_word(answer[0]), _in_word(answer[-1])
     start = text.find(answer)
     while start >= 0:
@@ -148,8 +148,8 @@ def _in_word(char: str) -> bool:
 def answer_formats(texts: Iterable[str]) -> list[str]:
     r"""Return the answer formats in prompts or replies: the most common one of each kind.
 
-    Known formats are `<tag></tag>`, also after reasoning tags; `\boxed{}`; and `#### answer`. A format is a
-    text with `ANSWER` in place of the answer. The bare answer is not included.
+    A format is a text with `ANSWER` in place of the answer. Known formats are `<tag></tag>`, also after
+    reasoning tags; `\boxed{}`; and `#### answer`. The bare answer is not included.
     """
     chains: Counter[tuple[str, ...]] = Counter()
     boxed = hashes = False
@@ -165,7 +165,7 @@ def answer_formats(texts: Iterable[str]) -> list[str]:
 
 
 def _tag_formats(chain: Sequence[str]) -> list[str]:
-    """Return the answer in its tag alone, and after the prompt's other tags, which are left empty."""
+    """Return the formats of a chain of tags: the answer's tag alone, and after the other, empty tags."""
     answering = [tag for tag in chain if tag.lower() not in _REASONING_TAGS] or chain
     last = f"<{answering[-1]}>{ANSWER}</{answering[-1]}>"
     before = "".join(f"<{tag}></{tag}>" for tag in chain if tag != answering[-1])

@@ -29,7 +29,7 @@ from buckeye.orchestrator.rollout_runner import run_rollout
 
 
 class PrintingPolicy(OptionsPolicy):
-    """Policy that forwards calls to `speaker` and prints the conversation."""
+    """Policy that forwards calls to the policy `speaker` and prints the conversation."""
 
     def __init__(self, speaker: Policy, say: Callable[[str], None]) -> None:
         self._speaker, self._say = speaker, say

@@ -14,9 +14,9 @@ from buckeye.mcp.actions.schema_text import format_literal
 from buckeye.monitor.conversation import content_text
 
 _MAX_CALLS = 30
-_TEXT_PROBABILITY = 0.15  # of a text reply, where no tool call ends the rollout
+_TEXT_PROBABILITY = 0.15  # of a text reply, which ends the rollout
 _OPTIONAL_PROBABILITY = 0.25  # of an optional argument
-_KNOWN_PROBABILITY = 0.5  # of a value that the schema names
+_KNOWN_PROBABILITY = 0.5  # of a value that the schema lists, such as a default or an example
 _MAX_DEPTH = 6
 _WORD = re.compile(r"\"([^\"\n]{1,80})\"|'([^'\n]{1,80})'|([\w./:@-]*\w)")
 
@@ -37,7 +37,10 @@ class RandomPolicy:
         self._tools, self._form = tools, form
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Return a tool call, or text: without tools, sometimes at random, and after enough calls."""
+        """Return a tool call, or a text.
+
+        Texts are returned without tools, at random, and after many calls.
+        """
         words = conversation_words(messages)
         offered = tools or self._tools
         self._turns += 1

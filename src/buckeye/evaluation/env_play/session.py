@@ -25,7 +25,10 @@ RANDOM_POLICY = "random"
 
 
 class ChatFile:
-    """File of chats in the format of `sft`; rollouts with no reward or one below `minimum` are left out."""
+    """File of chats in the format of `sft`.
+
+    Rollouts without a reward, or with a reward below `minimum`, are left out.
+    """
 
     def __init__(self, path: Path, minimum: float | None) -> None:
         self._file, self._minimum = LineFile(path), minimum
@@ -60,18 +63,18 @@ class PlaySession:
     async def play(
         self, env: NamedEnvironment, tasks: Sequence[Task], numbers: Sequence[int]
     ) -> list[Outcome]:
-        """Run the tasks of these numbers (modulo the number of tasks); one at a time for a person."""
+        """Run the tasks with these numbers, modulo the number of tasks. A person gets one task at a time."""
         slots = asyncio.Semaphore(1 if self.policy is None else self.at_once)
         shown = len(numbers) == 1 or self.policy is None
 
-        async with self._speakers() as speaker:
+        async with self._policy_factory() as make_policy:
 
             async def run_one(number: int) -> Outcome:
                 task = tasks[number % len(tasks)]
                 say: Callable[[str], None] = self._say if shown else lambda text: None
                 async with slots:
                     say(f"{env.name}, task {number % len(tasks) + 1} of {len(tasks)}: {task.id}")
-                    policy = PrintingPolicy(speaker(number), say)
+                    policy = PrintingPolicy(make_policy(number), say)
                     name = self.policy or "person"
                     record = await run_and_record(env, task, policy, name, timeout=self.timeout)
                 self._print_record(record, shown=shown)
@@ -82,8 +85,8 @@ class PlaySession:
             return await asyncio.gather(*map(run_one, numbers))
 
     @asynccontextmanager
-    async def _speakers(self) -> AsyncIterator[Callable[[int], Policy]]:
-        """Yield a factory for the policy of a rollout, from the rollout's number."""
+    async def _policy_factory(self) -> AsyncIterator[Callable[[int], Policy]]:
+        """Yield a function that returns the policy for the rollout with a given number."""
         if self.policy is None:
             signal.signal(signal.SIGINT, signal.default_int_handler)  # asyncio's handler cannot stop input()
             yield lambda number: HumanPolicy(self._say)

@@ -1,8 +1,8 @@
 """Canary: a comparison of a server's log-probs with the trainer's, for equal weights.
 
 With every version of the weights the trainer publishes the greedy continuation of a fixed prompt and its
-log-probs. A server that has loaded the weights must return equal values. Where the two select different
-tokens, both log-probs are the largest and still comparable; later ones are not.
+log-probs. A server that has loaded the weights must return equal values. At the first different token both
+log-probs are the largest of their distribution, so they are still compared. Later log-probs are not compared.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log-probs.
 class CanaryResult:
     """Result of a canary on a server.
 
-    `difference` is to the trainer's log-probs: the largest in float32, else the mean.
+    `difference` from the trainer's log-probs is the largest in float32, else the mean.
     """
 
     checksum: str
@@ -45,7 +45,7 @@ def compare_canary(
 ) -> CanaryResult:
     """Compare an engine's reply, computed in `dtype`, with the canary of the weights `checksum`.
 
-    Also compare it with the engine's reply under other weights, `previous`.
+    Also compare the reply with `previous`, the engine's reply under other weights.
     """
     exact = canary.dtype == "float32" and dtype == "float32"
     tolerance = TOLERANCE_FLOAT32 if exact else TOLERANCE_HALF
@@ -71,7 +71,7 @@ def compare_canary(
 
 
 def _differences(canary: Canary, generation: Generation) -> list[float]:
-    """Return the log-prob differences up to the first differing token, that one included."""
+    """Return the log-prob differences up to and including the first different token."""
     differences = [float("inf")] if not generation.token_ids else []
     pairs = zip(canary.token_ids, generation.token_ids, canary.logprobs, generation.logprobs, strict=False)
     for expected, token, ours, theirs in pairs:

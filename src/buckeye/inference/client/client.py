@@ -66,8 +66,8 @@ class SamplingSession:
     async def abort(self) -> None:
         """Abort the running requests.
 
-        Their partial results return with finish reason "abort". A server that cannot abort, because a third
-        party started it, finishes them.
+        Partial results return with finish reason "abort". A server that a third party started may be unable
+        to abort; it then finishes the requests.
         """
         self._aborted = True
         pause = _ABORT_RETRY_SECONDS
@@ -149,7 +149,7 @@ class InferenceClient:
     def check(self) -> None:
         """Raise `InferenceError` if the servers cannot recover.
 
-        This is the case if all are out for too long, or all have results that differ from the trainer's.
+        This means that all are out for too long, or that all canaries differ from the trainer's log-probs.
         """
         self._fleet.check()
 
@@ -183,8 +183,8 @@ class InferenceClient:
     ) -> list[Generation]:
         """Sample one sequence for each prompt, all sent at once; sequence i uses the seed `params.seed` + i.
 
-        Server r gets the r-th contiguous part, so an equal batch reaches the engines in equal order. The part
-        of a lost server goes as a whole to another idle server, with equal samples.
+        Server r gets the r-th contiguous part of the prompts. If a server is lost, its whole part goes to
+        another idle server, which returns equal samples.
         """
         bounds = [len(prompts) * r // len(self._replicas) for r in range(len(self._replicas) + 1)]
         parts = zip(self._replicas, bounds, bounds[1:], strict=False)
@@ -209,8 +209,8 @@ class InferenceClient:
         With `adapter`, `path` contains an adapter for their initial model. Running requests continue with the
         new weights. A server that is out is updated before it is used again.
 
-        Each server must echo version and checksum, and match the `canary`: an idle server at once, a busy one
-        in its turn. A failed server is taken out. Raise `InferenceError` if all fail, or none is up in time.
+        Each server must echo version and checksum, and match the `canary`. On a busy server the canary waits
+        in the queue. A failed server is taken out. Raise `InferenceError` if all fail, or none is up in time.
         """
         target = TargetWeights(path=path, version=version, checksum=checksum, canary=canary, adapter=adapter)
         await self._fleet.update(target)

@@ -76,7 +76,7 @@ class Fleet:
     async def handle_lost_call(self, replica: Replica, epoch: int, error: ReplicaLostError) -> None:
         """Handle a failed call that began in the server's `epoch`.
 
-        Take the server out, unless that was done already or only the connection was lost.
+        Take the server out, unless it is out already or only the connection was lost.
         """
         if isinstance(error, ConnectionDroppedError) and await replica.is_alive(self._heartbeat_timeout):
             return
@@ -121,8 +121,8 @@ class Fleet:
     async def _sync(self, replica: Replica, target: TargetWeights) -> None:
         """Load the weights.
 
-        An idle server answers its canary at once; a busy one later, so that the update does not wait for its
-        queue.
+        Check the canary of an idle server at once. A busy server answers it later, so that the update does
+        not wait for its queue.
         """
         async with replica.update_lock:
             await load_weights(replica, target)
@@ -194,7 +194,7 @@ class Fleet:
     async def _check_heartbeat(self, replica: Replica) -> None:
         """Check that a server is alive, and which process it is.
 
-        A busy server is not dead: any reply counts, and none is expected while weights are loaded.
+        Any reply counts as a sign of life. While weights are loaded, no reply is expected.
         """
         epoch, started = replica.epoch, time.monotonic()
         if replica.update_lock.locked():
@@ -235,7 +235,7 @@ class Fleet:
             self._recovery_timer = loop.call_later(self._recovery_timeout, self._give_up)
 
     def _fail(self, replica: Replica, reason: str) -> None:
-        """Take out a running server that failed. This process is not tried again with these weights."""
+        """Take out a running server that failed. Its process is not retried with these weights."""
         self._refused[replica] = (replica.process_id, self._target)
         self._take_out(replica, reason)
         self._on_restart_needed(replica.url, reason)
@@ -270,7 +270,7 @@ class Fleet:
 
     async def _sync_newest(self, replica: Replica) -> None:
         target = None
-        while self._target is not target:  # it may change meanwhile
+        while self._target is not target:  # another update may set it meanwhile
             target = self._target
             if target is not None:
                 await self._sync(replica, target)

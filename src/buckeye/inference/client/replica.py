@@ -46,7 +46,7 @@ class ConnectionDroppedError(ReplicaLostError):
 
 
 class ReplyTimeoutError(InferenceError):
-    """No reply arrived within the timeout; a long one may have been in progress."""
+    """No reply arrived within the timeout. The server may still compute a long reply."""
 
     code = "BK-INFERENCE-UNREACHABLE"
 
@@ -60,8 +60,8 @@ class RefusedError(InferenceError):
 class Replica:
     """One inference server. `timeout` is the deadline of a call, in seconds.
 
-    Every connection has a separate httpx client from `connect`. The cost of a request grows with the square
-    of a client's connections (19 ms of CPU at 256), while another client takes only 3 kB.
+    Every connection has a separate httpx client from `connect`. In one httpx client the cost of a request
+    grows with the square of the connections (19 ms of CPU at 256). A separate client takes only 3 kB.
     """
 
     def __init__(
@@ -112,7 +112,8 @@ class Replica:
     def free_slots(self) -> float:
         """Number of further requests that the server should get.
 
-        A quarter more than it computes at a time are queued there, so that it does not wait for the client.
+        The server gets a quarter more requests than it computes at a time, so that it never waits for the
+        client.
         """
         if self.max_num_seqs is None:
             return math.inf
@@ -170,10 +171,10 @@ class Replica:
         self.is_vllm = owners[self._model] == "vllm"
 
     async def workers(self, *args: str, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Return the reports of the server's workers about themselves and their weights.
+        """Return the state of each worker of the server.
 
-        With a directory in `args`, they also report the weights in it. They reply between two steps of the
-        engine, so a reply also proves that the engine is alive.
+        With a directory in `args`, workers also report the weights in that directory. They reply between two
+        steps of the engine, so a reply also proves that the engine is alive.
         """
         body = {"method": "buckeye_weights", "args": args}
         reply = await self.call("POST", "/collective_rpc", body, timeout=timeout)
@@ -191,7 +192,7 @@ class Replica:
     ) -> Generation:
         """Sample one sequence; `request_id` is the id for `abort`.
 
-        vLLM gets no seed: with one it samples row by row, and its results depend on the batch anyway.
+        vLLM gets no seed: a seed makes it sample row by row, and its results depend on the batch anyway.
         """
         fields = sampling_fields(params)
         if self.is_vllm:
@@ -250,7 +251,8 @@ class Replica:
     async def _call_model(self, route: str, body: dict[str, Any]) -> Any:
         """Call the model, with the adapter that the server was given.
 
-        Repeat the call if the first adapter arrived meanwhile: samples for the model's own name may lack it.
+        Repeat the call if the first adapter arrived meanwhile: samples for the model's own name may be
+        without the adapter.
         """
         while True:
             adapter = self.adapter
@@ -261,7 +263,7 @@ class Replica:
     def _check_versions(self, generation: Generation, version: int | None) -> None:
         """Raise `ReplicaLostError` if tokens are older than the weights `version`.
 
-        The server was given these weights, so it restarted in between and lost them.
+        A server with older weights than it was given has restarted.
         """
         if version is not None and min(generation.versions, default=version) < version:
             raise ReplicaLostError(

@@ -46,9 +46,9 @@ class Router:
     async def wait_for_slot(self) -> None:
         """Wait until a server that is up has room for one more rollout, in order of arrival.
 
-        Its slot stays reserved for one second: a rollout without a request by then is busy with other work.
-        Return at once if servers do not report their capacity, or if no server will come back; `acquire`
-        raises that error.
+        The slot stays reserved for one second. A rollout without a request by then is busy with other work.
+        Return at once if servers do not report their capacity, or if no server will come back. In the latter
+        case, `acquire` raises the error.
         """
         admitted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting_rollouts.append(admitted)
@@ -68,8 +68,8 @@ class Router:
     async def acquire(self, cost: int, *, prefer: Replica | None = None, exclusive: bool = False) -> Replica:
         """Return a server for a request of `cost` tokens; the caller must release it.
 
-        This is `prefer` if it is up and has room, else the server with the fewest tokens. With `exclusive`,
-        it is a server without other requests, and `prefer` while that is up.
+        The server is `prefer` if that is up and has room, else the one with the fewest tokens. With
+        `exclusive`, the server has no other requests, and is `prefer` while that is up.
 
         Raise `InferenceError` if none is available in time, or if no server will come back.
         """
@@ -101,7 +101,10 @@ class Router:
         self._start_rollouts()
 
     def place(self) -> None:
-        """Place waiting requests while servers are available. Call it whenever that may have changed."""
+        """Place waiting requests while servers are available.
+
+        Call it when a server may have become available.
+        """
         while self._waiting:
             first = self._waiting[0]
             replica = self._choose(first)

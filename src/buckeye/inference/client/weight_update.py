@@ -41,9 +41,9 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
     await _wait_for_arrival(replica, target)
     try:
         # The embedded engine reads new weights first and installs them, with their version, between two
-        # steps. An adapter's version is set after the adapter, and vLLM replaces weights while it reads them;
-        # both need a pause. Without clear_cache, requests with a cached prefix would use keys of the old
-        # weights.
+        # steps. vLLM replaces weights while it reads them, and an adapter gets its version only after it is
+        # loaded. So both need a pause. Without clear_cache, requests with a cached prefix would use keys of
+        # the old weights.
         if replica.is_vllm or target.adapter:
             await replica.call("POST", "/pause?mode=keep&clear_cache=true")
         await (_load_adapter(replica, target) if target.adapter else _load_weights(replica, target))
@@ -51,8 +51,8 @@ async def load_weights(replica: Replica, target: TargetWeights) -> None:
         with contextlib.suppress(InferenceError):  # raise the first error
             await replica.call("POST", "/resume")
         raise
-    # Resume after a pause by any client: one may have died in the middle of an update. Calls to the engine
-    # itself wait for the long step after new weights, so check first.
+    # Resume after a pause by any client: a client may have died in the middle of an update. Check first,
+    # because /resume waits for the engine, whose first step with new weights is long.
     state = await replica.call("GET", "/is_paused")
     if replica.parse_reply("/is_paused", lambda: state["is_paused"]):
         await replica.call("POST", "/resume")
@@ -97,7 +97,7 @@ async def run_canary(
 ) -> CanaryResult | None:
     """Compare a server's greedy continuation of the canary's prompt.
 
-    None if the server got newer weights before it finished: such a reply belongs to no single version.
+    None if the server got newer weights during the reply, which then has tokens of two versions.
     """
     sampling = {"temperature": 0.0, "max_tokens": len(canary.token_ids), "ignore_eos": True}
     generation = await replica.generate_fields(canary.prompt_ids, sampling)
@@ -110,7 +110,7 @@ async def _load_weights(replica: Replica, target: TargetWeights) -> None:
     if replica.is_vllm:
         await replica.call("POST", "/init_weight_transfer_engine", {"init_info": {}})
     if replica.is_vllm and any(worker.get("updating") for worker in await replica.workers()):
-        # the client of that update is gone; starting another would crash vLLM
+        # its client is gone, and a second update would crash vLLM
         await _finish_unchanged(replica)
     await replica.call("POST", "/start_weight_update")
     await replica.call("POST", "/update_weights", {"update_info": {"path": str(target.path.absolute())}})
@@ -131,9 +131,8 @@ async def _load_adapter(replica: Replica, target: TargetWeights) -> None:
 async def _load_adapter_into_vllm(replica: Replica, path: str) -> None:
     """Load an adapter into vLLM.
 
-    Its route is called once, to register the name. Requests keep the path given there, and with
-    `load_inplace` vLLM would reload it at every step of theirs; the workers replace the loaded adapter
-    instead.
+    vLLM's route is called only once, to register the name. Later the workers replace the loaded adapter. With
+    `load_inplace` in the route, vLLM would reload the adapter from its path at every step of a request.
     """
     await _load_in_workers(replica, path)  # before the name is registered, workers only check the files
     listed = await replica.call("GET", "/v1/models")

@@ -1,8 +1,8 @@
 """LoRA adapters (Hu et al. 2021, arXiv:2106.09685) in peft's format, applied to the served model.
 
-Float32 weights are merged with the adapter: W + scale * B @ A, at no extra cost per token. 16-bit weights
-would round most of it away, so there the adapter stays separate, in float32. It always applies to the base
-weights on disk, which are mapped and never changed. So replacing an adapter leaves no residue of the old one.
+Float32 weights are merged with the adapter: W + scale * B @ A, at no extra cost per token. In 16 bits,
+rounding would remove most of the adapter, so it stays separate, in float32. An adapter is always applied to
+the unchanged base weights on disk. So replacing an adapter leaves no residue of the old one.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ _MERGEABLE: Mapping[str, tuple[Any, ...]] = {
         (None, False),
     ),
 }
-"""Adapter settings, and the values that W + scale * B @ A covers completely."""
+"""Adapter settings, and the values that make the adapter exactly W + scale * B @ A."""
 
 
 class AdaptedCheckpoint(Checkpoint):
-    """Model directory with an adapter applied. `checksum` is that of the adapter's files."""
+    """Model directory with an adapter applied. `checksum` covers the adapter's files."""
 
     def __init__(self, base: Path, adapter: Path) -> None:
         super().__init__(base)
@@ -82,7 +82,7 @@ class AdaptedCheckpoint(Checkpoint):
     def _checked_pair(
         self, name: str, sides: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return A and B of a tensor. Raise `TransportError` unless they fit it."""
+        """Return A and B of a tensor. Raise `TransportError` if their shapes do not fit the tensor."""
         if sides.keys() != {"A", "B"}:
             raise self._error(f"one of the two matrices of {name} is missing")
         a, b = sides["A"], sides["B"]

@@ -20,8 +20,8 @@ _NO_SEQUENCE = -1
 class CapturedDecode:
     """CUDA version of `Decoder.decode`.
 
-    A graph reads tokens, positions and weights at the addresses of the capture; a change of
-    `DecoderWeights.moves` invalidates it. Raises Triton's errors if it cannot compile.
+    A graph reads tokens, positions and weights at the addresses of the capture. A change of
+    `DecoderWeights.moves` invalidates the graph. Raises Triton's errors if it cannot compile.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ class CommandQueue:
         return done
 
     def run_pending(self, *, block: bool) -> None:
-        """Run everything in the queue. With `block`, wait for one command if it is empty."""
+        """Run everything in the queue. With `block`, wait for a command if the queue is empty."""
         if block:
             self._queue.get()()
         while True:

@@ -1,6 +1,6 @@
 """Triton kernels for a decode step on CUDA, between the matrix products.
 
-PyTorch would launch twice as many, each reading and writing intermediate results.
+PyTorch would launch twice as many kernels, and each would read and write intermediate results.
 
 Letters as in `decoder.py`: B sequences, H query heads, K key/value heads, D head_dim, T positions. Kernels
 compute in float32 and round when they store. A position below 0 marks a row without a sequence.
@@ -233,9 +233,9 @@ def attend(queries: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor) -> 
 
 
 def _tile(row_bytes: int, device: torch.device) -> tuple[int, int]:
-    """Return the number of positions per read and of reads in flight.
+    """Return the number of positions per read, and the number of reads in flight.
 
-    With them, keys and values fit into a multiprocessor's shared memory.
+    The keys and values of these reads fit into a multiprocessor's shared memory.
     """
     shared = _SHARED_MEMORY
     if device.type == "cuda":

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 _LENGTH_BUCKET = 16
 _CHECK_ROWS, _CHECK_POSITIONS = 3, (0, 63, 64, 1000)
-_MAX_DIFFERENCE = 0.05  # of two rounding orders in bfloat16, several times the usual difference
+_MAX_DIFFERENCE = 0.05  # several times the usual difference between two rounding orders in bfloat16
 
 DecodeStep = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Function: tokens [B] at positions [B] -> logits."""
@@ -105,7 +105,7 @@ class Decoder:
     def _difference(self, step: DecodeStep) -> float:
         """Return the largest |a - b| / |b| of the logits a of `step` and b of `_decode`.
 
-        The cache holds random keys and values, so that many blocks of positions count. Afterwards it is zero.
+        The cache is filled with random keys and values for the comparison, and zeroed afterwards.
         """
         count, last = min(self.cache.slots, _CHECK_ROWS), self.cache.max_len - 1
         tokens = torch.arange(count, device=self.device) % self.spec.vocab_size
@@ -118,7 +118,7 @@ class Decoder:
             expected = self._decode(tokens, positions, position + 1)
             differences.append((logits - expected).norm() / expected.norm())
         cache.zero_()
-        return float(torch.stack(differences).max())  # NaN if one of them is
+        return float(torch.stack(differences).max())  # NaN if any difference is NaN
 
     def decode(self, tokens: torch.Tensor, positions: torch.Tensor, longest: int) -> torch.Tensor:
         """Feed tokens [B] at positions [B] to slots 0..B-1. Return logits, float32 [B, vocab].
@@ -183,7 +183,7 @@ class Decoder:
     def _cache_views(self, count: int, length: int) -> list[_LayerCache]:
         """Return views of the first `length` positions of slots 0..count-1.
 
-        They are mostly unchanged since the last step.
+        The views are kept, because most steps need the same views as the step before.
         """
         if self._views[0] != (count, length):
             views = [_LayerCache(kv, *kv[:count, :, :length].chunk(2, 1)) for kv in self._caches]

@@ -1,7 +1,8 @@
 """Continuous batching: sequences start and end between decode steps, and weights are replaced there.
 
-One thread owns this state (`run`, `step`). Other threads send functions through one queue. The engine empties
-it between two steps, and blocks on it when no sequence runs. So requests and weight updates stay in order.
+One thread owns this state (`run`, `step`). Other threads send functions through one queue, so requests and
+weight updates stay in order. The engine empties the queue between two steps, and blocks on it when no
+sequence runs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ log = logging.getLogger(__name__)
 
 PauseMode = Literal["keep", "wait", "abort"]
 
-# Maximum prompt tokens per prefill before the next decode step; fewer while running sequences wait for it.
+# Maximum prompt tokens per prefill before the next decode step, without and with running sequences.
 _PREFILL_TOKENS = 8192
 _PREFILL_TOKENS_WHILE_DECODING = 1024
 _RATE_WINDOW = 1.0
@@ -169,8 +170,8 @@ class Engine:
     def _admit(self) -> None:
         """Admit waiting sequences in order, within the free slots and the prefill budget of a step.
 
-        The last prompt may be computed only in part; its sequence stays first in the queue. Of identical
-        prompts only the first is computed; the others copy its keys and values.
+        The last prompt may be computed only in part; its sequence stays first in the queue. Only the first of
+        several identical prompts is computed; the others copy its keys and values.
         """
         if self._state != "running":
             return
@@ -223,9 +224,10 @@ class Engine:
         self.counters["prefill_tokens"] += sum(len(chunk.token_ids) for chunk in chunks)
 
     def _refresh_stale_cache(self) -> None:
-        """Recompute the keys and values of running sequences after a weight update, except each last token's.
+        """Recompute the keys and values of running sequences after a weight update.
 
-        A shared prompt is computed once.
+        The last token of a sequence is left out: the next decode step computes it. A shared prompt is
+        computed once.
         """
         if not self._stale_cache:
             return

@@ -85,10 +85,11 @@ def count_slots(
 
 
 def cache_budget(device: torch.device, *, gpu_share: float, logits: int) -> int:
-    """Return the default cache size in bytes: a quarter of the RAM, or the rest of `gpu_share` of a GPU.
+    """Return the default cache size in bytes.
 
-    On a GPU the result is at least a quarter of the free memory. The share is for the whole process: the
-    loaded weights, a second model during an update, and several times `logits` bytes.
+    On a CPU it is a quarter of the RAM. On a GPU the process may use the fraction `gpu_share` of the memory.
+    The cache gets what remains after the weights, a second copy of them for updates, and several times
+    `logits` bytes, but at least a quarter of the free memory.
     """
     if device.type != "cuda":
         return int(_SHARE_OF_RAM * psutil.virtual_memory().total)

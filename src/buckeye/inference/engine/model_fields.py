@@ -1,8 +1,8 @@
 """Meaning of each key of a `config.json` for the embedded engine.
 
-Some keys change the computation of their family: each is read, or rejected by name. Others have no effect. An
-unknown key is rejected unless it is off. Defaults for missing keys are those of transformers' configuration
-classes.
+A key that changes the computation is read, or rejected by name. A key without effect is ignored. An unknown
+key is rejected unless its value is off or empty. Defaults for missing keys are those of transformers'
+configuration classes.
 """
 
 from __future__ import annotations
@@ -90,8 +90,7 @@ def complete_config(config: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
     `model_type` is the family. `path` is for messages.
 
-    Raise `InferenceError`, with every reason, if the engine would compute a different function than the
-    model's.
+    Raise `InferenceError`, with every reason, if the engine would compute another function than the model.
     """
     names = config.get("architectures") or ["(none)"]
     architecture = names[0] if isinstance(names, list) else names
@@ -163,8 +162,8 @@ def _unsupported_values(fields: Mapping[str, Any]) -> Iterator[str]:
 def _window_problems(fields: Mapping[str, Any]) -> Iterator[str]:
     """Yield a problem for layers without full attention.
 
-    These are the layers in `layer_types`, or without it those from `max_window_layers` on if
-    `use_sliding_window` is set.
+    `layer_types` names the attention of each layer. Without it, `use_sliding_window` applies to the layers
+    from `max_window_layers` on.
     """
     kinds = fields["layer_types"]
     if kinds is not None:

@@ -45,11 +45,11 @@ class CachedPrefix(NamedTuple):
 class PrefixCache:
     """Ended sequences with keys and values in spare cache slots.
 
-    They serve prompts that continue one of them: the next turn of a conversation. The oldest one is replaced
-    first.
+    A prompt that continues an ended sequence, such as the next turn of a conversation, reuses its keys and
+    values. The oldest sequence is replaced first.
 
-    A prompt matches only if it begins with the whole kept sequence. So the result of a prompt depends on its
-    own conversation only, not on other traffic.
+    A prompt matches only if it begins with the whole kept sequence. So the result of a prompt does not depend
+    on other conversations.
     """
 
     def __init__(self, slots: range) -> None:
@@ -68,9 +68,9 @@ class PrefixCache:
         return slot
 
     def take(self, prompt: tuple[int, ...]) -> CachedPrefix | None:
-        """Return the longest kept sequence that `prompt` continues, and release it.
+        """Return the longest kept sequence that `prompt` continues.
 
-        The next `keep` may overwrite its slot.
+        Its slot is released, so the next `keep` may overwrite it.
         """
         best: int | None = None
         for slot, tokens in self._tokens.items():

@@ -78,7 +78,7 @@ class Projection:
 
 
 def padded_rows(rows: int) -> int:
-    """Round a row count up by at most an eighth, so that few sizes occur: eight between powers of two."""
+    """Round a row count up by at most an eighth. Only eight sizes exist between two powers of two."""
     step = 2 ** max(0, (rows - 1).bit_length() - 1) // _SIZES_PER_OCTAVE or 1
     return -(-rows // step) * step
 

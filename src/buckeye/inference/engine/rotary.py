@@ -10,10 +10,10 @@ from buckeye.inference.engine.architecture import RopeSpec
 
 
 def inverse_frequencies(rope: RopeSpec, head_dim: int) -> torch.Tensor:
-    """Return the rotation per position of each pair of dimensions, float32 [head_dim / 2].
+    """Return the rotation angle per position of each pair of dimensions, float32 [head_dim / 2].
 
-    "linear" divides all by the factor. "llama3" (Llama 3.1) divides only those with a wavelength beyond the
-    original context, with a smooth transition.
+    "linear" divides all angles by the factor. "llama3" (Llama 3.1) divides only the angles with a wavelength
+    beyond the original context, with a smooth transition.
     """
     exponents = torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim
     frequencies = 1.0 / rope.theta**exponents

@@ -68,7 +68,8 @@ def mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def uniforms(streams: npt.NDArray[np.uint64], positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return one number in [0, 1) for each (stream, position).
 
-    Counter-based: it depends on nothing else. `streams` are mixed seeds.
+    The generator is counter-based: a number depends only on its stream and position. `streams` are mixed
+    seeds.
     """
     bits = mix(streams + positions.astype(np.uint64) * _GOLDEN)
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
@@ -98,7 +99,7 @@ def sample(
 
 
 def truncate(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
-    """Keep the `top_k` heaviest tokens, and of these the smallest set with share `top_p`.
+    """Keep the `top_k` most likely tokens, and of these the smallest set with total probability `top_p`.
 
     Ties are ranked by token id.
     """
@@ -128,7 +129,7 @@ def _draw(weights: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, to
     block = torch.searchsorted(ends, target, right=True).clamp_(max=ends.shape[1] - 1)
     start = torch.where(block > 0, ends.gather(1, (block - 1).clamp_(min=0)), 0.0)
     inside = blocks.gather(1, block[..., None].expand(-1, -1, _BLOCK))[:, 0].double().cumsum(-1)
-    # The two sums of a block may differ in the last bit; do not overshoot the second one.
+    # The two sums of a block may differ in the last bit. Clamp, so that the search stays within the block.
     rest = torch.minimum(target - start, inside[:, -1:] * _BELOW_ONE)
     index = torch.searchsorted(inside, rest, right=True).clamp_(max=_BLOCK - 1)
     tokens = (block * _BLOCK + index)[:, 0].clamp_(max=vocab - 1)  # clamps matter only for rows of NaN

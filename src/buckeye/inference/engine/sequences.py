@@ -19,8 +19,8 @@ _NO_TOKEN = -1
 class Sequence:
     """Prompt and its sampled continuation.
 
-    The engine fills the later fields. Other threads read them after `on_update`: `token_ids` and `logprobs`
-    after every token if `streamed`, else at the end.
+    The engine fills the later fields. Other threads read these fields after `on_update`. `token_ids` and
+    `logprobs` grow with every token if `streamed`, else they are set at the end.
     """
 
     prompt_ids: tuple[int, ...]
@@ -49,10 +49,10 @@ class Sequence:
 class RunningSequences:
     """Running sequences as columns, row i for the sequence in slot i.
 
-    Rows 0..len-1 are in use. The last row replaces a removed one, so the decode step needs no list of slots.
-    `tokens` [slots, max_len] holds prompts and sampled tokens; `logprobs` those of the sampled tokens.
-    `position` is that of the last token, which is fed next. `limit` is the token count at which a sequence
-    ends.
+    Rows 0..len-1 are in use. When a row is removed, the last row takes its place, so the decode step needs no
+    list of slots. `tokens` [slots, max_len] holds prompts and sampled tokens, and `logprobs` the log-probs of
+    the sampled tokens. `position` is the position of the last token, the next input. `limit` is the token
+    count at which a sequence ends.
     """
 
     def __init__(self, slots: int, max_len: int) -> None:

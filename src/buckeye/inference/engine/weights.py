@@ -113,7 +113,7 @@ class Checkpoint:
                     self.shapes[name] = tuple(file.get_slice(name).get_shape())
 
     def tensor(self, name: str) -> torch.Tensor:
-        """Return a tensor on the CPU, as stored, or as replaced; `low_rank` is not added."""
+        """Return the stored or replaced tensor on the CPU, without `low_rank`."""
         if name in self.replaced:
             return self.replaced[name]
         with _open_safetensors(self._files[name]) as file:
@@ -121,7 +121,7 @@ class Checkpoint:
         return tensor
 
     def merged(self, name: str) -> torch.Tensor:
-        """Return a tensor with `low_rank` added; float32 if that changes it."""
+        """Return a tensor with `low_rank` added. The sum is float32."""
         weight, pair = self.tensor(name), self.low_rank.get(name)
         return weight if pair is None else torch.addmm(weight.float(), pair[1], pair[0])
 
@@ -205,15 +205,16 @@ class DecoderWeights:
 
         This is nearly all the work of an update.
 
-        This can run while the old weights are in use; memory then holds two models until `load`. If that is
-        too much on a CPU, the checkpoint is returned unread. With 16-bit weights an adapter stays separate:
-        merged, most of it would be rounded away. Then only the adapter is read, and memory holds one model.
+        This can run while the old weights are in use; memory then holds two models until `load`. A model too
+        large for that on a CPU is not read: the checkpoint is returned. An adapter of 16-bit weights stays
+        separate, because rounding would remove most of a merged adapter. Then only the adapter is read, and
+        memory holds one model.
         """
         large = self.num_parameters * self._dtype.itemsize > _MAX_SECOND_SET_BYTES
         if large and self._device.type == "cpu" and not self._has_separate_adapter(checkpoint):
             return checkpoint
-        # Use a thread that ends. PyTorch keeps a pool of compute threads for every thread that has computed,
-        # and next to a second pool the engine's own pool stops busy-waiting for work.
+        # Use a thread that ends, because PyTorch keeps a pool of compute threads for every thread that has
+        # computed. With a second pool, the engine's pool would stop busy-waiting for work.
         with ThreadPoolExecutor(1, "weights") as worker:
             return worker.submit(self._read, checkpoint).result()
 
@@ -229,9 +230,9 @@ class DecoderWeights:
         return bool(checkpoint.low_rank) and self._dtype.itemsize < 4
 
     def load(self, new: ModelWeights | Checkpoint) -> None:
-        """Replace the current weights by prepared ones, or by a checkpoint that passed `check`.
+        """Replace the current weights by prepared weights, or by a checkpoint that passed `check`.
 
-        Raise `PartialUpdateError` if reading fails after the current ones were released.
+        Raise `PartialUpdateError` if reading fails after the current weights were released.
         """
         if isinstance(new, ModelWeights):
             model = new

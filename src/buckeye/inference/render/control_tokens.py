@@ -1,9 +1,8 @@
 """Literal text in messages: a control token that a user or a tool wrote does not end a turn.
 
-Tokenizers recognize their control tokens anywhere in a text, and a chat template joins its own text with that
-of messages. So every control-token name in a message gets a sign that no text contains, before the template
-is rendered. Encoding cuts the text at that sign: no piece has the whole name, and the joined pieces are the
-original text.
+Tokenizers recognize control tokens anywhere in a text, also in the text of a message. So every control-token
+name in a message gets a mark inside, before the template is rendered. No other text contains this mark.
+Encoding cuts the text at the marks, so that no piece contains a whole name.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class ControlTokenEscaper:
         return {key: item if key == "role" else _mark(item, pattern) for key, item in message.items()}
 
     def escape_tool(self, tool: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a tool's description with marked texts: its server wrote it."""
+        """Return a tool's description with marked texts."""
         return _mark(dict(tool), self._anywhere)
 
     def encode(self, text: str) -> list[int]:
@@ -61,7 +60,7 @@ class ControlTokenEscaper:
         return ids
 
     def _encode_continuation(self, piece: str) -> list[int]:
-        """Return the ids of a piece inside a text: some tokenizers add a space at the beginning of a text."""
+        """Return the ids of a piece that continues a text, without the space that some tokenizers prepend."""
         before = self._tokenizer.encode(_ANCHOR, add_special_tokens=False)
         after = self._tokenizer.encode(_ANCHOR + piece, add_special_tokens=False)
         if after[: len(before)] == before:
@@ -72,8 +71,8 @@ class ControlTokenEscaper:
 def _is_control_token(token: str, template: str) -> bool:
     """Return True if a non-special token is a control token.
 
-    It is one if it has bars, or if it is a tag that the chat template writes. Other tags, such as `<answer>`,
-    are text of a task.
+    A control token has bars (`<|...|>`), or is a tag that the chat template writes. Other tags, such as
+    `<answer>`, are text of a task.
     """
     if _BARS.fullmatch(token):
         return True

@@ -82,8 +82,8 @@ class FamilyParser:
     ) -> tuple[list[int], list[int]] | None:
         """Return the prompt of the last message, an assistant's, and the tokens of its reply.
 
-        The tokens are those that a policy samples to write the message, end of turn included. None if the
-        library cannot render these messages, or not as a continuation of the prompt.
+        The reply has the tokens that a policy samples to write the message, end of turn included. None if the
+        library cannot render these messages, or if the rendered text does not start with the prompt.
         """
         whole, offered = [readable(message) for message in messages], [dict(tool) for tool in tools] or None
         try:

@@ -73,8 +73,8 @@ class ChatTemplate:
     def missing_header(self) -> str:
         """Header that the template writes before a reply but not at the end of a prompt.
 
-        Such a template ignores `add_generation_prompt`. "" if nothing is missing. Training writes replies
-        after the header, so prompts need it too.
+        Such a template ignores `add_generation_prompt`. Training writes replies after the header, so prompts
+        need it too. "" if prompts end with the header already.
         """
         without, with_it = (self._probe((PROBE_QUESTION,), (), prompt=prompt) for prompt in (False, True))
         written = self._probe((PROBE_QUESTION, _REPLY), (), prompt=False)
@@ -95,7 +95,7 @@ class ChatTemplate:
     def find_problem(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str | None:
         """Return the reason why the template cannot render a prompt, or None if it can.
 
-        The prompt has these messages and tools. The reason includes its line.
+        The prompt has these messages and tools. The reason includes the line of the template.
         """
         try:
             self.text(messages, tools, prompt=True)

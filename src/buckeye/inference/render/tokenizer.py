@@ -20,8 +20,8 @@ _CLASSES = {
     "Qwen2Tokenizer": ("Qwen2Tokenizer", ("qwen2", "qwen3", "qwen3_moe")),
     "GPT2Tokenizer": ("GPT2Tokenizer", ("llama",)),
 }
-"""Class that `AutoTokenizer` selects, and the `model_type`s it applies to, by a model's `tokenizer_class`
-without "Fast".
+"""Class that `AutoTokenizer` selects for a model's `tokenizer_class` (without "Fast"), if its `model_type` is
+in the list.
 """
 
 

@@ -122,7 +122,7 @@ async def chat_completions(service: Service, request: Request) -> ASGIApp:
 async def _call_in_thread_if_long(size: int, prepare: Callable[..., T], *arguments: Any) -> T:
     """Return `prepare(*arguments)`.
 
-    For a long body it runs in another thread, so that other streams continue.
+    For a long body, call it in another thread, so that other streams continue.
     """
     if size < _LONG_BODY:
         return prepare(*arguments)

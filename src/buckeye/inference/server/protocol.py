@@ -1,4 +1,4 @@
-"""Typed HTTP requests of the inference server, except those for tokens; the names are vLLM's."""
+"""Typed HTTP requests of the inference server, except requests for sampled tokens. The names are vLLM's."""
 
 from __future__ import annotations
 

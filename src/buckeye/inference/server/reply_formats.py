@@ -54,7 +54,7 @@ class Choice:
     def advance(self) -> tuple[int, int]:
         """Process the tokens since the last call and return their range.
 
-        A stop string in their text ends the sequence. Raise `InferenceError` if the engine failed it.
+        A stop string in their text ends the sequence. Raise `InferenceError` if the engine failed.
         """
         reason = self.sequence.finish_reason  # read before the tokens: the engine writes it after them
         if self.sequence.error is not None:

@@ -109,7 +109,7 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> N
 def _select_vllm(config: InferenceConfig, adapter: Path | None) -> VllmInstallation | None:
     """Return vLLM if it is the engine, else None. With `auto` it is used on a GPU if installed.
 
-    vLLM takes adapters only from a run; the embedded engine merges one at its start.
+    vLLM loads an adapter only during a run. The embedded engine also merges an adapter at its start.
     """
     if adapter is not None:
         if config.backend == "vllm":
@@ -186,8 +186,7 @@ class HttpThread:
 
     def start(self) -> None:
         """Start the thread; return once requests are accepted."""
-        # A thread that runs Python code may hold the interpreter for this long while the engine waits for it
-        # between two operations.
+        # Maximum time that another thread keeps the interpreter while the engine waits for it.
         sys.setswitchinterval(_GIL_SWITCH_SECONDS)
         self._thread.start()
         deadline = time.monotonic() + _HTTP_START_TIMEOUT

@@ -147,7 +147,10 @@ class Service:
 
     @cached_property
     def _hidden(self) -> frozenset[int]:
-        """Special tokens that are not shown as text; the marks of replies are special in some models."""
+        """Special tokens that are not shown as text.
+
+        In some models `REPLY_TOKENS` are special tokens; these are shown.
+        """
         added_tokens = self.renderer.tokenizer.added_tokens_decoder
         return frozenset(
             token

@@ -19,7 +19,7 @@ _THINK, _END_THINK, _CALL = "<think>", "</think>", "<tool_call>"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyPart:
-    """Certain part of a reply. `calls`, in OpenAI's format, come with the last part."""
+    """Part of a reply that will not change. `calls`, in OpenAI's format, come with the last part."""
 
     reasoning: str = ""
     content: str = ""
@@ -81,7 +81,8 @@ class StreamingReplyParser:
     def finish(self, text: str, sampled_ids: Sequence[int], *, cut: str | None) -> ReplyPart:
         """Process the last text; return the remaining part and the calls.
 
-        `cut` is the whole text if a stop string ended it: the token ids then contain more than the reply.
+        `cut` is the whole text of a reply that a stop string has ended. The token ids then continue beyond
+        the reply.
         """
         part, rest = self.feed(text), self._rest(sampled_ids, cut)
         return ReplyPart(

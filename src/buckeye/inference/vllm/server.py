@@ -161,8 +161,8 @@ def _check_running(child: ChildProcess) -> None:
 def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Path, *, cpu: bool) -> list[str]:
     """Return the argument vector of vLLM's server for the model in `directory`. It contains no secret.
 
-    Raise `UsageError` for a key of `[inference.vllm]` that Buckeye sets itself, and for an adapter rank above
-    that of vLLM's kernels.
+    Raise `UsageError` for a key of `[inference.vllm]` that Buckeye sets itself, and for an adapter rank that
+    vLLM does not support.
     """
     check_extra(config.vllm)
     model = config.model

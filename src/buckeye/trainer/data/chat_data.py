@@ -112,8 +112,8 @@ class ChatFormat:
         The turn ends with its last end-of-turn token. The reply is tokenized separately, as when a policy
         samples it.
 
-        If the template ends a turn with the first token of the next message, or not at all, the reply ends
-        with that token or with the tokenizer's own: a policy that is never trained on an end never stops.
+        A policy that is never trained on an end-of-turn token never stops. So if the template has none, the
+        reply ends with the first token of the next message, or else with the tokenizer's own token.
         """
         render, encode = self._renderer.template.text, self._renderer.encode
         text = ""
@@ -165,7 +165,7 @@ class ChatCounts:
         return f"{usable}; left out: {left_out}" if left_out else usable
 
     def left_out(self) -> str:
-        """Return the number of skipped conversations for each reason; "" if none were skipped."""
+        """Return the number of skipped conversations for each reason, as text; "" if none were skipped."""
         reasons = (
             (self.too_long, "longer than seq_len"),
             (self.untrained, "without a trained message"),
@@ -278,8 +278,8 @@ class ChatFile:
 class _Turn:
     """Assistant message.
 
-    `context` is the text between the previous turn and this one, or everything before it unless it
-    `continues` that turn. `reply` is the text that the policy would sample.
+    If the turn `continues` the previous one, `context` is the text between both, else all text before the
+    turn. `reply` is the text that the policy would sample.
     """
 
     context: list[int]

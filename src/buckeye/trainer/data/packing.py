@@ -58,10 +58,10 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
 
     Each sample is in exactly one bin.
 
-    Samples that share a prefix stay together if they fit; otherwise they are split, and each part has the
-    prefix. FFD needs at most 11/9 of the optimal number of bins plus 6/9 (Dósa 2007). `pair_cost` is the
-    attention cost of a token per token that it sees, relative to its other cost. Raise `TransportError` for a
-    sample longer than `capacity`: the orchestrator should have truncated it.
+    Samples that share a prefix stay in one bin if they fit. Otherwise each of their bins has the prefix.
+    First-fit decreasing needs at most 11/9 of the optimal number of bins plus 6/9 (Dósa 2007). `pair_cost` is
+    the attention cost of a token per token that it sees, relative to its other cost. Raise `TransportError`
+    for a sample longer than `capacity`: the orchestrator should have truncated it.
     """
     lengths = [len(ids) for ids in token_ids]
     for index, length in enumerate(lengths):
@@ -101,7 +101,7 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
     """Return the indices of the bins of each rank, with about equal work.
 
-    The costliest bin is first, and each goes to the rank with the least work.
+    Bins are assigned by descending cost, each to the rank with the least work.
 
     The busiest rank gets at most 4/3 of the optimum (Graham 1969). A rank may get no bin.
     """
@@ -115,7 +115,7 @@ def distribute(costs: Sequence[float], ranks: int) -> list[list[int]]:
 
 
 def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
-    """Return groups of samples that share a prefix, such that few tokens remain.
+    """Return groups of samples that share a prefix, so that few tokens have to be computed.
 
     Every sample is in exactly one group, and has a suffix of at least one token.
 
@@ -124,9 +124,9 @@ def prefix_groups(token_ids: Sequence[Tokens]) -> list[PrefixGroup]:
     """
     order = sorted(range(len(token_ids)), key=lambda i: (token_ids[i].astype(">i4").tobytes(), i))
     common = [_common_prefix(token_ids[a], token_ids[b]) for a, b in pairwise(order)]
-    # of the interval that contains an index
+    # first and last index of the interval of samples that contains an index
     begins, ends = list(range(len(order))), list(range(1, len(order) + 1))
-    prefixes = [len(token_ids[i]) for i in order]  # of the interval that begins at an index
+    prefixes = [len(token_ids[i]) for i in order]  # prefix of the interval that begins at an index
     for index in sorted(range(len(common)), key=lambda i: (-common[i], i)):
         left, middle, right = begins[index], index + 1, ends[index + 1]
         saved_apart = (middle - left - 1) * prefixes[left] + (right - middle - 1) * prefixes[middle]
@@ -150,10 +150,12 @@ class PackedMicroBatch:
     """Samples laid out for one forward pass, with shared prefixes once.
 
     `token_ids` i64[tokens], `position_ids` i64[tokens], and the attention `layout`, which defines which
-    tokens see each other. `row_indices` i64: the row index of each token of each sample, sample after
-    sample. For each of the N trained tokens, sample after sample: `sources` i64[N], the row index of the
-    hidden state that predicts it; `targets` i64[N], its token id; `sequences` i64[N], the index of its
+    tokens see each other. `row_indices` i64 is the row index of each token of each sample, sample after
     sample.
+
+    Three tensors have an entry for each of the N trained tokens, sample after sample. `sources` i64[N] is the
+    row index of the hidden state that predicts the token, `targets` i64[N] its id, and `sequences` i64[N] the
+    index of its sample.
     """
 
     token_ids: Tensor
@@ -249,8 +251,8 @@ class _Segment:
 def _segments_in_blocks(groups: Sequence[PrefixGroup], token_ids: Sequence[Tokens]) -> list[list[_Segment]]:
     """Return segments in row order, grouped into blocks.
 
-    The segments without a prefix are first, longest first. Prefixes follow, longest first. The blocks of its
-    suffixes follow each block of prefixes.
+    The segments without a prefix are first, longest first. Prefixes follow, longest first. Each block of
+    prefixes is followed by the blocks of its suffixes.
     """
     unshared = [_Segment(m, 0, len(token_ids[m])) for g in groups if not g.prefix for m in g.members]
     blocks = _group_by_length(unshared)
@@ -268,8 +270,8 @@ def _segments_in_blocks(groups: Sequence[PrefixGroup], token_ids: Sequence[Token
 def _group_by_length(segments: Sequence[_Segment], *, padded_prefix: int = 0) -> list[list[_Segment]]:
     """Return groups of segments of similar length.
 
-    Suffixes of different prefixes share a group only where attention masks the padding of the prefixes: if
-    there are at most `SHORT_KEYS` keys. `padded_prefix` is the padded length of the prefixes.
+    Suffixes with prefixes of different lengths share a group only up to `SHORT_KEYS` keys: only then
+    attention masks the padding of the prefixes. `padded_prefix` is the padded length of the prefixes.
     """
     groups: list[list[_Segment]] = []
     for segment in sorted(segments, key=lambda s: (-s.length, -s.begin)):

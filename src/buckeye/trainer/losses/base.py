@@ -52,8 +52,9 @@ class TokenLosses:
 class LossSums:
     """Sums over the tokens of a row.
 
-    `loss` is differentiable. The caller divides it by `divisor` of the whole batch (all rows, all ranks), so
-    that a token has equal weight in every row. `statistics` are detached scalars, named by `statistic_names`.
+    `loss` is differentiable. The caller divides the loss by `divisor` of the whole batch (all rows, all
+    ranks), so that a token has equal weight in every row. `statistics` are detached scalars, named by
+    `statistic_names`.
     """
 
     loss: Tensor

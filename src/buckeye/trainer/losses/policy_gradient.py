@@ -61,7 +61,7 @@ RECIPES: Mapping[str, str] = {
     "icepop": "masked_ratio",
     "areal": "decoupled_ppo",
 }
-"""Loss type of each paper's recipe, which has other defaults."""
+"""Loss type of each paper's recipe. A recipe is a loss type with other defaults."""
 
 
 def custom_loss(inputs: LossInputs, config: CustomLossConfig) -> TokenLosses:
@@ -119,9 +119,9 @@ def dppo_loss(
 
     Masked tokens: A_t > 0 and pi_t - mu_t > mask_high, or A_t <= 0 and pi_t - mu_t < -mask_low.
 
-    The value |pi_t - mu_t| is the total variation between the two policies if all other tokens count as one:
-    the binary variant of divergence PPO (Qi et al. 2026, arXiv 2602.04879). The squared log-ratio, on all
-    tokens, is the regularizer of Kimi k1.5 (arXiv 2501.12599, section 2.3.2).
+    |pi_t - mu_t| is the total variation distance of the two policies if all other tokens count as one token.
+    This is the binary variant of divergence PPO (Qi et al. 2026, arXiv 2602.04879). The squared log-ratio, on
+    all tokens, is the regularizer of Kimi k1.5 (arXiv 2501.12599, section 2.3.2).
     """
     difference, advantages = log_ratios(inputs), inputs.advantages
     change = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
@@ -183,9 +183,9 @@ def decoupled_ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: 
 
     The decoupled objective is from Hilton et al. 2022 (arXiv 2110.00641) and AReaL (Fu et al. 2025, arXiv
     2505.24298). p is not computed but interpolated by the staleness d of a token (A-3PO, arXiv 2512.06547):
-    log p = log mu / d + (1 - 1/d) log pi, and p = pi for d = 0. So a token of the previous version is clipped
-    as in PPO. Older tokens are clipped in a trust region around a policy d - 1 steps newer than their
-    sampler. A correction limits w.
+    log p = log mu / d + (1 - 1/d) log pi, and p = pi for d = 0. So a token of the previous version (d = 1) is
+    clipped as in PPO. An older token is clipped in a trust region around a policy that is d - 1 steps newer
+    than its sampler. A correction limits w.
     """
     difference = log_ratios(inputs)
     staleness = inputs.staleness.to(difference.dtype)
@@ -253,10 +253,10 @@ def masked_ratio_loss(
     or, with `ratio_length_norm`, the mean (then it is GSPO's, Zheng et al. 2025, arXiv 2507.18071, eq. 7):
     rho_t = exp(min(log pi_t - sg[log pi_t] + sg[s], 10)).
 
-    Kept are tokens with rho_t in [mask_ratio_low, mask_ratio_high], in a sequence without any ratio below
+    A token is kept if rho_t is in [mask_ratio_low, mask_ratio_high], and no ratio of its sequence is below
     `sequence_mask_ratio_low`. Nothing is clipped: a masked token has no policy gradient. This was the default
-    of launchers of late 2025, and equals two-sided IcePop ("Every Step Evolves", arXiv 2510.18855). K is
-    every token (`all`), the masked tokens (`masked`) or the kept tokens (`unmasked`).
+    of launchers of late 2025, and equals two-sided IcePop ("Every Step Evolves", arXiv 2510.18855). K is the
+    set of all tokens (`all`), of the masked tokens (`masked`) or of the kept tokens (`unmasked`).
 
     The l_t term is kept for configurations of that launcher. Its expectation under the sampler is -kl_tau
     KL(mu || pi): it does not pull the policy toward the sampler. Leave it at 0.

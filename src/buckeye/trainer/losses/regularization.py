@@ -15,9 +15,9 @@ def estimate_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstim
     """Return an estimate of KL(pi || reference) from each sampled token, [N] and differentiable.
 
     With d = log pi - log reference: k1 = d, k2 = d^2 / 2, k3 = e^{-d} - 1 + d (Schulman 2020, "Approximating
-    KL divergence"). k1 and k3 have the right mean on policy. As loss terms on policy, k2 has the right
-    gradient, k3 has that of KL(reference || pi), and that of k1 has mean zero (Tang & Munos 2025, arXiv
-    2506.09477). For `k3_weighted` this returns k3; `regularization` applies the weight.
+    KL divergence"). k1 and k3 have the right mean on policy. As on-policy loss terms, k2 has the right
+    gradient, k3 has the gradient of KL(reference || pi), and the gradient of k1 has mean zero (Tang & Munos
+    2025, arXiv 2506.09477). For `k3_weighted` this returns k3; `regularization` applies the weight.
     """
     bounded = (logprobs - reference_logprobs).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     difference = with_gradient_of(bounded, logprobs)
@@ -29,9 +29,9 @@ def estimate_kl(logprobs: Tensor, reference_logprobs: Tensor, estimator: KlEstim
 
 
 def with_kl_reward(inputs: LossInputs, config: BaseLossConfig) -> LossInputs:
-    """Return the inputs with A_t - kl_coef sg[k1_t] as advantages for the estimator k1.
+    """Return the inputs with A_t - kl_coef sg[k1_t] as advantages, if the estimator is k1.
 
-    This is a reward of each token. Other estimators leave the advantages unchanged.
+    So k1 acts as a reward of each token. Other estimators leave the advantages unchanged.
     """
     if not (config.kl_coef and config.kl_estimator == "k1"):
         return inputs
@@ -42,8 +42,8 @@ def with_kl_reward(inputs: LossInputs, config: BaseLossConfig) -> LossInputs:
 def regularization(inputs: LossInputs, config: BaseLossConfig) -> Tensor | None:
     """Return kl_coef KL_t (all estimators but k1) - entropy_coef H_t, [N]; None if both are off.
 
-    `k3_weighted` is r_t k3_t with the gradient of both factors. Its mean over mu is that of k3 over pi. Its
-    value and gradient are those of KL(pi || reference) for any sampler (DeepSeek-V3.2, arXiv 2512.02556).
+    `k3_weighted` is r_t k3_t with the gradient of both factors. For any sampler mu, its mean and mean
+    gradient are those of KL(pi || reference) (DeepSeek-V3.2, arXiv 2512.02556).
     """
     terms = []
     if config.kl_coef and config.kl_estimator != "k1":

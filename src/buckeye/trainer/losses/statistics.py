@@ -29,8 +29,8 @@ def token_sums(inputs: LossInputs, masks: Mapping[str, Tensor]) -> dict[str, Ten
 
     The names are those of `SUMS`, of `REFERENCE_SUMS` with a reference model, and of `masks` (bool[N]).
 
-    Sums cover the `tokens` of samples with an advantage. Names in `_fresh` cover only those of them that the
-    current weights sampled. `trained_tokens` and `reference_kl` cover all tokens of the loss.
+    Sums cover the tokens of samples with an advantage. Sums with a name in `_fresh` cover only those tokens
+    that the current weights sampled. `trained_tokens` and `reference_kl` cover all tokens of the loss.
 
     `mismatch_kl` sums r - l - 1 (the k3 estimate of KL(mu || pi), Schulman 2020, "Approximating KL
     divergence"). `reference_kl` sums the k3 estimate of KL(pi || reference).
@@ -74,7 +74,7 @@ def averages(sums: Mapping[str, float]) -> dict[str, float]:
     """Convert a batch's sums (all rows, all ranks) to its record of means per token.
 
     effective_sample_size = (sum r)^2 / (n sum r^2), from 1/n to 1 (Kong 1992): the share of the n tokens that
-    would carry as much information if all had the same weight. A mean over zero tokens is left out.
+    carry the same information with equal weights. A mean over zero tokens is left out.
     """
     per_token = [name for name in sums if name not in (*_COUNTS, *_FRESH, *REFERENCE_SUMS)]
     means = {

@@ -153,7 +153,7 @@ def merge_adapter_into(model: PreTrainedModel, base: str, adapter: Path) -> None
 def check_adapter_base(adapter: Path, base: str) -> None:
     """Raise `UsageError` if an adapter was trained on other weights than those of `base`.
 
-    Its file may lack the digest of the base, and the digest of `base` may be unknown.
+    The check passes if the adapter's file records no digest, or if the digest of `base` is unknown.
     """
     with safe_open(adapter / WEIGHTS_FILE, "pt") as file:
         recorded = (file.metadata() or {}).get(BASE_DIGEST_KEY)
@@ -169,8 +169,8 @@ def check_adapter_base(adapter: Path, base: str) -> None:
 def _comparable(value: Any) -> Any:
     """Return a setting in comparable form.
 
-    Names of modules become their sorted last parts, because tools write different full names; the names of
-    the weights show which modules are meant.
+    Full names of modules become their last parts, sorted, because tools write different full names. The names
+    of the weights identify the modules.
     """
     return sorted({name.rpartition(".")[2] for name in value}) if isinstance(value, list) else value or None
 
@@ -178,7 +178,7 @@ def _comparable(value: Any) -> Any:
 def _stored_name(name: str) -> str:
     """Return peft's name of a parameter in a file.
 
-    It lacks the adapter's name, and the wrapper of a fully trained module.
+    peft omits the adapter's name, and `modules_to_save` of a fully trained module.
     """
     plain = name.replace(f".modules_to_save.{ADAPTER_NAME}.", ".").replace(f".{ADAPTER_NAME}.", ".")
     return _PREFIX + plain

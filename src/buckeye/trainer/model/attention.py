@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from buckeye.trainer.model.segment_attention import short_attention
 
 PACKED_ATTENTION = "buckeye_packed"
-SHORT_KEYS = 256  # up to this many keys, the scores are few and masks are affordable
+SHORT_KEYS = 256  # with more keys than this, masks of all scores are too large
 
 
 def _varlen_arguments() -> frozenset[str]:
@@ -41,11 +41,14 @@ _GQA_ARGUMENTS = {"enable_gqa": True} if "enable_gqa" in _VARLEN_ARGUMENTS else 
 class Block:
     """Neighboring segments of similar length: tokens `start` to `end` of the row as [segments, length].
 
-    `gather` i64[segments * length] is the slice index of each padded position; padding repeats the last
-    token, and no real token sees it. `scatter` i64[end - start] is its inverse. Both may be None: all
-    segments are equally long. Suffixes also see prefixes: `prefix_block` is the index of the block of the
-    prefixes, `prefix_rows` i64[segments] the segment in it, and `prefix_lengths` i64[segments] its length. If
-    suffixes see more than `SHORT_KEYS` keys, all prefixes are `common_prefix` long.
+    `gather` i64[segments * length] has, for each padded position, the index of its token among `start` to
+    `end`. Padding repeats the last token, and no real token sees it. `scatter` i64[end - start] is the
+    inverse. Both are None if all segments are equally long.
+
+    Suffixes also see their prefixes. These are in the block with index `prefix_block`; `prefix_rows`
+    i64[segments] has the position in that block, and `prefix_lengths` i64[segments] the length.
+    `common_prefix` is the length of all prefixes if they are equally long, which is required above
+    `SHORT_KEYS` keys.
     """
 
     start: int
@@ -63,8 +66,8 @@ class Block:
     def mask(self, keys: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return the mask to add to the scores: 0 where a token sees a key, else -inf.
 
-        Shape [1 or segments, length, keys]. The last `length` of the `keys` are the segments' own, the others
-        the prefixes'.
+        Shape [1 or segments, length, keys]. The first keys are those of the prefixes, the last `length` keys
+        those of the segments.
         """
         key = (keys, window, dtype)
         if key not in self.masks:
@@ -76,8 +79,9 @@ class Block:
 class Layout:
     """Blocks of a row, and its layout for kernels that take segments of any length.
 
-    `query_ends` i32[segments + 1] are the ends of the segments' tokens in the row. `key_ends` i32[segments +
-    1] are the ends of their keys in `keys`, i64 row indices of all segments' keys (None: the row itself).
+    `query_ends` i32[segments + 1] are the ends of the segments' tokens in the row. `keys` i64 has the row
+    indices of the keys, segment after segment; None if they are the whole row. `key_ends` i32[segments + 1]
+    are the ends of the segments in `keys`.
     """
 
     blocks: tuple[Block, ...]
@@ -198,17 +202,17 @@ def _attend_block(
 ) -> Tensor:
     """Return the attention output [segments, length, heads, dim].
 
-    `own` are queries, keys and values of the segments, [segments, length, (key-value) heads, dim]; `prefixes`
-    are those of their prefixes.
+    `own` are queries, keys and values of the segments, [segments, length, (key-value) heads, dim]. `prefixes`
+    are the queries, keys and values of the prefixes.
     """
     query, key, value = own
     keys = block.length if prefixes is None else block.length + prefixes[1].shape[1]
     short = keys <= SHORT_KEYS
-    # no mask hides the padding of the prefixes
+    # above SHORT_KEYS no mask hides the padding of prefixes, so they must be equally long
     assert prefixes is None or short or block.common_prefix is not None
     if prefixes is not None:
         key, value = torch.cat([prefixes[1], key], 1), torch.cat([prefixes[2], value], 1)
-        # a causal triangle needs no mask if the prefix has queries too; their outputs are dropped
+        # with the queries of the prefix the attention is causal, and needs no mask
         if not short:
             query = torch.cat([prefixes[0], query], 1)
     if short and query.device.type == "cpu" and query.dtype == torch.bfloat16 and not dropout:

@@ -133,9 +133,9 @@ def _read_content(file: Path) -> _Content:
 def _load(file: Path, content: _Content) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-    logging.getLogger("transformers").setLevel(logging.ERROR)  # it warns that it removes the quantization
+    logging.getLogger("transformers").setLevel(logging.ERROR)  # warns of dequantization
     names = {"pretrained_model_name_or_path": str(file.absolute().parent), "gguf_file": file.name}
-    with contextlib.redirect_stderr(io.StringIO()):  # its bars cannot be turned off
+    with contextlib.redirect_stderr(io.StringIO()):  # progress bars cannot be turned off
         tokenizer = AutoTokenizer.from_pretrained(**names, local_files_only=True)
         config = AutoConfig.from_pretrained(**names, local_files_only=True)
         if content.head_dim is not None and hasattr(config, "head_dim"):
@@ -170,7 +170,10 @@ def _llama3_rope(file: Path, config: Any, factors: torch.Tensor) -> dict[str, An
 
 
 def _forget_quantization(model: Any) -> None:
-    """Make the loaded model, whose weights are plain numbers, one that transformers can save."""
+    """Remove the quantization settings of a model, so that transformers can save it.
+
+    Its weights are dequantized already.
+    """
     for name in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, name):
             delattr(model.config, name)

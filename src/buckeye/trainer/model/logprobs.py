@@ -6,7 +6,7 @@ For a token y with final hidden state h, output projection W and sampling temper
     H        = -sum_v p_v log p_v          dH / dz         = -p * (log p + H)
 
 Logits exist for `chunk` tokens at a time. The backward pass recomputes them, unless one chunk holds all
-tokens. Chunks reuse one buffer: allocating fresh memory costs more than a pass over it.
+tokens. Chunks reuse one buffer: allocation of new memory costs more than a pass over it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 128 * 2**20
-_CHUNK_BYTES_ON_GPU = 512 * 2**20  # the gradient of W is read and written for every chunk
+_CHUNK_BYTES_ON_GPU = 512 * 2**20  # every chunk reads and writes the whole gradient of W
 _CHUNK_TOKENS = 1024  # more tokens do not make the matrix product faster
 
 
@@ -55,7 +55,7 @@ class _TokenLogprobs(torch.autograd.Function):
             logprobs[piece] = log_p.gather(1, targets[piece, None]).squeeze(1)
             normalizers[piece] = logits.gather(1, targets[piece, None]).squeeze(1) - logprobs[piece]
             entropies[piece] = -torch.bmm(log_p[:, None], torch.exp(log_p, out=logits)[:, :, None]).flatten()
-        kept = log_p if len(targets) <= rows else None  # a single chunk: the loop holds this memory anyway
+        kept = log_p if len(targets) <= rows else None  # one chunk: no additional memory
         ctx.save_for_backward(hidden, weight, targets, temperatures, normalizers, entropies, kept)
         return logprobs, entropies
 
@@ -67,7 +67,7 @@ class _TokenLogprobs(torch.autograd.Function):
         cast = weight.to(hidden.dtype)
         d_hidden = torch.zeros_like(hidden)
         d_weight = None
-        if ctx.needs_input_grad[1]:  # sum over many chunks: float32 even for a 16-bit weight
+        if ctx.needs_input_grad[1]:  # a sum over many chunks needs float32, also for a 16-bit weight
             d_weight = torch.zeros_like(weight, dtype=torch.promote_types(weight.dtype, torch.float32))
         if temperatures is not None:
             d_logprobs, d_entropies = (
@@ -125,9 +125,9 @@ def _d_logits(
     d_logprobs: Tensor | None,
     d_entropies: Tensor | None,
 ) -> Tensor:
-    """Return the gradient of the logits before their temperature [tokens, vocabulary].
+    """Return the gradient of the logits before division by the temperature, [tokens, vocabulary].
 
-    The given gradients are already divided by it. Overwrites `log_p`.
+    `d_logprobs` and `d_entropies` are already divided by the temperature. Overwrites `log_p`.
     """
     if d_entropies is None:
         p = log_p.exp_()

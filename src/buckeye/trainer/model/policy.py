@@ -31,7 +31,7 @@ ComputeDtype = Literal["auto", "float32", "bfloat16"]
 class PolicyNetwork(nn.Module):
     """Model with its chunked output head.
 
-    One forward call, and one root module for sharding, covers all parameters.
+    Sharding needs one root module, whose forward call uses all parameters.
 
     `device` is where it computes. `compute_dtype` is the dtype of the layers' computation; the parameters
     stay float32. `flash` selects CUDA's variable-length attention.
@@ -58,7 +58,7 @@ class PolicyNetwork(nn.Module):
     def hidden_states(self, token_ids: Tensor, lengths: Sequence[int]) -> Tensor:
         """Return the final hidden states [tokens, hidden] of concatenated samples.
 
-        `token_ids` is i64[tokens]. A second entry point, which does not run `forward`.
+        `token_ids` is i64[tokens]. FSDP treats this method as a second `forward`.
         """
         samples = [ids.int().numpy() for ids in token_ids.cpu().split(list(lengths))]
         masks = [np.zeros(len(ids), np.bool_) for ids in samples]
@@ -82,7 +82,7 @@ class PolicyNetwork(nn.Module):
     def cast_weights(self) -> AbstractContextManager[Any]:
         """Return a context in which weights are cast to the compute dtype once, not in every forward pass.
 
-        Leave it before the weights change, and do not mix passes with and without gradient in it.
+        Leave the context before the weights change. Do not mix passes with and without gradient inside.
         """
         return torch.autocast(self.device.type, self.compute_dtype, enabled=self._is_mixed)
 
@@ -93,7 +93,7 @@ class PolicyNetwork(nn.Module):
     def checkpoint_activations(self, *, every: int, offload: bool = False) -> None:
         """Recompute the activations of every `every`-th layer in the backward pass instead of storing them.
 
-        `offload` moves the layers' inputs from the GPU to pinned main memory until then.
+        `offload` keeps the layers' inputs in pinned main memory until the backward pass.
         """
         self.model.activation_checkpointing_enable(
             {"use_reentrant": False}, every_n_layers=every, offload=offload
@@ -114,7 +114,7 @@ class PolicyNetwork(nn.Module):
     def matrix_elements(self) -> int:
         """Number of matrix elements that each token is multiplied with.
 
-        An embedding lookup multiplies none.
+        An embedding lookup does not multiply.
         """
         return sum(matrix.numel() for matrix in self._multiplied_matrices)
 
@@ -178,8 +178,8 @@ def load_policy(
     """Load a model directory or hub name in float32.
 
     A `sharded` model stays in main memory until it is sharded. A `frozen` model is loaded in the compute
-    dtype, or at most as wide as stored, so a float32 copy never exists. Raise `UsageError` if the model does
-    not exist or cannot be trained.
+    dtype or, if that is narrower, in the stored dtype. So a float32 copy never exists. Raise `UsageError` if
+    the model does not exist or cannot be trained.
     """
     transformers_logging.disable_progress_bar()
     config = read_trainable_config(name)
@@ -207,7 +207,8 @@ def load_policy(
 def read_trainable_config(name: str) -> PreTrainedConfig:
     """Return the configuration of a model directory or hub name, checked to be trainable.
 
-    Raise `UsageError` if it is not, or if `config.json` does not match the weights next to it.
+    Raise `UsageError` if the model cannot be trained, or if `config.json` does not match the weights next to
+    it.
     """
     try:
         if (Path(name) / "config.json").is_file():
@@ -226,8 +227,8 @@ def make_policy(
 
     `flash` requests CUDA's variable-length attention, where available.
 
-    Raise `UsageError` if the model adds a bias to its logits after the output projection, or has a separate
-    head that its configuration denies: readers of published weights would ignore it.
+    Raise `UsageError` if the output layer has a bias, or is separate although the configuration ties it to
+    the embedding. Readers of published weights would ignore both.
     """
     head = model.get_output_embeddings()
     if head is None or head.bias is not None:

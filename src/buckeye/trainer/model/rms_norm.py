@@ -3,7 +3,7 @@
     y = w x r        r = (mean(x^2) + eps)^(-1/2)        dx = r (w g - x r mean(g y))        dw = sum(g x r)
 
 (Zhang and Sennrich 2019, arXiv 1910.07467). The backward pass is torch's layer-norm backward with a mean of
-0. That kernel also subtracts r mean(w g), which is added back.
+0. That kernel also subtracts r mean(w g), so the term is added back.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _RMSNorm(torch.autograd.Function):
             None,
             [True, ctx.needs_input_grad[1], False],
         )
-        # not a matrix product: autocast would round it
+        # written without a matrix product, because autocast would round the result
         mean = (gradient * factor).sum(-1, keepdim=True).div_(width)
         d_weight = d_weight.to(weight.dtype) if ctx.needs_input_grad[1] else None
         return d_hidden.addcmul_(scale, mean).to(hidden.dtype), d_weight, None

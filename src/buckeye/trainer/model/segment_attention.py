@@ -18,8 +18,8 @@ from torch import Tensor
 def short_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Return the attention output [segments, length, heads, dim].
 
-    `query` has that shape; `key` and `value` are [segments, keys, key-value heads, dim]; `mask` f32[1 or
-    segments, length, keys] is added to the scores.
+    `query` has the shape of the output; `key` and `value` are [segments, keys, key-value heads, dim]; `mask`
+    f32[1 or segments, length, keys] is added to the scores.
     """
     return _ShortAttention.apply(query, key, value, mask, scale)
 

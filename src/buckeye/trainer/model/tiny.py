@@ -1,6 +1,6 @@
 """Small Qwen3-architecture model with random weights, and a tokenizer trained on a given corpus.
 
-For demonstrations and tests: a real Hugging Face model, only small.
+It is a complete Hugging Face model for demonstrations and tests.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def make_tiny_model(directory: Path, *, texts: Sequence[str], size: TinySize, se
 def train_tokenizer(texts: Sequence[str], *, vocab_size: int) -> Any:
     """Return a byte-level BPE tokenizer with a ChatML template.
 
-    Words after a space are the units of merging. Letters at the start of a quotation or a tag stay single
+    Merges happen only within words that follow a space. After a quotation mark or a tag, letters stay single
     tokens, so the model sees the spelling of a word that it must inflect. Every letter of `texts` is one
-    token, regardless of its bytes, and so is every tag (`<answer>`) that most texts use.
+    token, also a multi-byte letter, and so is every tag (`<answer>`) that most texts use.
     """
     from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast

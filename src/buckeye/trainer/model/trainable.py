@@ -1,4 +1,4 @@
-"""Check of a model's configuration: whether it can be trained, known before the weights are loaded."""
+"""Check of a model's configuration, before the weights are loaded: can the model be trained?"""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class NamedOptimizer:
         by_parameter: dict[str, dict[str, Any]] = {}
         for key, value in state.items():
             name, _, entry = key.rpartition("/")
-            # torch's optimizers count their steps in float tensors, the 8-bit one in an int
+            # torch's optimizers count steps in float tensors, the 8-bit optimizer in an int
             is_int = value.dim() == 0 and not value.is_floating_point()
             by_parameter.setdefault(name, {})[entry.rpartition(".")[2]] = int(value) if is_int else value
         for part in self._parts:
@@ -175,8 +175,8 @@ def build_optimizer(
 
     `muon` orthogonalizes the momentum of the hidden matrices (Jordan et al. 2024), scaled so that its updates
     have AdamW's size (Liu et al. 2025, arXiv 2502.16982, "match_rms_adamw"); vectors and `embeddings` (names)
-    use AdamW. `adamw8bit` keeps both moments in 8 bits per element, in blocks with a scale each (Dettmers et
-    al. 2022, arXiv 2110.02861), except for tensors under 4,096 elements.
+    use AdamW. `adamw8bit` keeps both moments in 8 bits per element, with a scale per block (Dettmers et al.
+    2022, arXiv 2110.02861). This excludes tensors under 4,096 elements.
 
     Raise `UsageError` if `adamw8bit` cannot run.
     """
@@ -245,10 +245,7 @@ def gradient_norm(parameters: Iterable[nn.Parameter], ranks: Ranks) -> float:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], norm: float, limit: float | None) -> None:
-    """Scale a gradient of length `norm` down to `limit`.
-
-    A shorter one, or one without a limit, stays unchanged.
-    """
+    """Scale a gradient of length `norm` down to `limit`, if it is longer. None: no limit."""
     if limit is not None and norm > limit:
         torch._foreach_mul_([_gradient(p) for p in parameters], limit / norm)
 
@@ -286,8 +283,8 @@ def _parameter_indices(part: torch.optim.Optimizer) -> dict[nn.Parameter, int]:
 def _reduce_replicated(parameters: Mapping[str, nn.Parameter], ranks: Ranks, mesh: DeviceMesh) -> None:
     """Complete the gradients of parameters that every tensor-parallel rank holds whole.
 
-    Partial gradients are summed. The others are equal except for rounding; they are averaged, so that the
-    copies stay equal.
+    Partial gradients are summed. The other gradients differ only by rounding. They are averaged, so that the
+    copies of a parameter stay equal.
     """
     replicated = {name: p for name, p in parameters.items() if TENSOR not in _sharded_dimensions(p)}
     for name, parameter in replicated.items():

@@ -28,14 +28,14 @@ from buckeye.transport.checkpoint import MODEL_DIRECTORY
 
 _PASSAGES = 4
 _CONTEXT = 1024
-"""Maximum number of tokens read of a passage, from its end."""
+"""Maximum number of tokens of a passage that the models read: its last ones."""
 _COMPARED = 128
 """Number of last tokens of a passage at which the two models are compared. At each one the whole next-token
 distribution is compared; with a vocabulary of 150,000 a passage takes 80 MB.
 """
 _ROUNDING_FLOAT32 = 1e-5
-"""Largest KL divergence that rounding explains if weights are stored as they were trained. Log-probs then
-differ by about 1e-5. The divergence is half the square of that, plus 1e-6 from summing in float32.
+"""Largest KL divergence that rounding explains if weights are stored as they were trained. Log-probs differ
+by about 1e-5, which gives a divergence of 5e-11. Summing in float32 adds 1e-6.
 """
 _ROUNDING_HALF = 0.2
 """Largest KL divergence that rounding to 16 bits explains. A log-prob moves by sqrt(2 * 0.2) = 0.6: a token
@@ -43,16 +43,14 @@ becomes nearly twice or half as likely. A larger divergence means another policy
 """
 
 _Distributions = Callable[[Sequence[int]], Tensor]
-"""Function: token ids -> log-probs [tokens, vocabulary], float32, of the next token after each of the last
-ids.
-"""
+"""Function: token ids -> next-token log-probs [tokens, vocabulary], float32, after each of the last ids."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparisonTexts:
     """Texts for the comparison of two models.
 
-    They are `texts` as a model reads them, or conversations (`chats`), or nothing. `source` describes them in
+    Either `texts` as a model reads them, or conversations (`chats`), or neither. `source` describes them in
     messages.
     """
 

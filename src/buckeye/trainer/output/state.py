@@ -33,8 +33,8 @@ OPTIMIZER_DIRECTORY = "optimizer"
 class TrainingState:
     """Training state after a step, in main memory.
 
-    `model` has unsharded tensors by name, on rank 0. So has `optimizer`, unless the model is `is_sharded`:
-    then every rank has its shards. `random` has the generators of all ranks.
+    `model` has unsharded tensors by name, on rank 0. `optimizer` has unsharded tensors on rank 0, or, with
+    `is_sharded`, this rank's shards. `random` has the generator states of all ranks.
     """
 
     progress: TrainingProgress
@@ -75,7 +75,7 @@ def write_state(learner: Learner, directory: Path, captured: TrainingState) -> N
 def load_state(learner: Learner, directory: Path, *, skip_data: bool = False) -> None:
     """Restore the state of a checkpoint's trainer part, except the model.
 
-    The number of ranks may differ from the one that wrote it.
+    The checkpoint may be from a different number of ranks.
 
     With `skip_data` the data starts from its beginning.
     """
@@ -119,7 +119,7 @@ def _gather_random_states(ranks: Ranks, device: torch.device) -> dict[str, Tenso
 def _restore_random_states(states: Mapping[str, Tensor], ranks: Ranks, device: torch.device) -> None:
     """Restore each rank's own generators, possibly on another kind of device.
 
-    An additional rank takes those of another.
+    If the run now has more ranks, several ranks restore one state.
     """
     stored_ranks = 1 + max(int(key.partition("/")[0]) for key in states)
     rank = ranks.rank % stored_ranks

@@ -64,10 +64,11 @@ class RoundingMonitor:
     def measure(self, samples: Sequence[Sample]) -> dict[str, float]:
         """Return the metrics of the comparison.
 
-        `weights/changed_share`: share of the weights with another stored value than at the start of this
-        process. `weights/arrived_share`: sum(d * D) / sum(D * D) over the changes D of the weights and d of
-        their stored values; 1 if nothing is lost. `weights/served_kl`: KL(trained || served) of the next
-        token in nats per token, the mean over trained positions of `samples`. Both models compute in float32.
+        `weights/changed_share` is the share of the weights whose stored value has changed since the start of
+        this process. `weights/arrived_share` is sum(d * D) / sum(D * D), where D are the changes of the
+        weights and d the changes of their stored values; it is 1 if nothing is lost. `weights/served_kl` is
+        KL(trained || served) of the next token in nats per token, the mean over trained positions of
+        `samples`. Both models compute in float32.
         """
         values = {**self._changes(), **self._divergence(samples)}
         kl = values.get("weights/served_kl", 0.0)
@@ -126,7 +127,7 @@ class RoundingMonitor:
 def make_canary(policy: PolicyNetwork, stored: torch.dtype = torch.float32) -> Canary:
     """Return the four greedy tokens after a prompt of eight tokens spread over the vocabulary.
 
-    Its dtype is the narrower of the compute dtype and the `stored` one.
+    The canary's dtype is the narrower of the compute dtype and the `stored` dtype.
     """
     was_training = policy.model.training
     policy.model.eval()  # an adapter may have dropout
@@ -169,11 +170,12 @@ def round_tensors(
 
 
 def round_stochastically(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Round float32 to one of the two neighbors in bfloat16, with a probability by distance.
+    """Round float32 to one of the two neighboring bfloat16 values. CPU only.
 
-    The mean is the value itself (Gupta et al. 2015, arXiv:1502.02551, section 3). CPU only.
+    The nearer neighbor is more probable, so that the mean is the value itself (Gupta et al. 2015,
+    arXiv:1502.02551, section 3).
 
-    A value between the largest finite bfloat16 and infinity becomes the former.
+    A finite value above the largest finite bfloat16 is rounded to that.
     """
     rounded = torch.empty(x.shape, dtype=torch.bfloat16)
     values = x.contiguous().view(-1).split(_CHUNK_ELEMENTS)
@@ -245,7 +247,7 @@ def _round_tensor(name: str, tensor: Tensor, dtype: torch.dtype, *, seed: int | 
 
 
 def _round_chunk(x: Tensor, generator: torch.Generator) -> Tensor:
-    """Add 16 random bits to the dropped bits and let them carry into the kept ones."""
+    """Add a random 16-bit number to the lower half, so that it may carry, and drop the lower half."""
     bits = x.view(torch.int32)
     random = torch.empty(-(-x.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=generator)
     added = random.view(torch.int16)[: x.numel()].to(torch.int32).bitwise_and_((1 << _DROPPED_BITS) - 1)

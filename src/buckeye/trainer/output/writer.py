@@ -153,8 +153,8 @@ class OutputWriter:
     def use_published_weights(self) -> Iterator[None]:
         """Run the context with the published weights in the policy.
 
-        With rounding to nearest, the policy's own cast already computes with them. With stochastic rounding
-        they replace the exact weights, which are restored at the end.
+        With rounding to nearest, the policy's cast gives the published weights already. With stochastic
+        rounding, the published weights replace the exact weights, which are restored at the end.
         """
         if not self._stochastic:
             yield
@@ -175,7 +175,9 @@ class OutputWriter:
         return interval is not None and self._learner.progress.step % interval == 0
 
     def checkpoint(self, loop_state: Mapping[str, Any], *, protected: Collection[int] = ()) -> None:
-        """Copy the current state and start writing it, unless this process has written it or started from it.
+        """Copy the current state and start writing it.
+
+        Do nothing if this process has written this step, or started from it.
 
         Wait for the previous checkpoint first. `loop_state` is the state of the loop for a resume.
         Checkpoints of `protected` steps are never deleted.
@@ -203,7 +205,7 @@ class OutputWriter:
         self._background.wait()
 
     def _wait_together(self) -> None:
-        """Wait on all ranks. No rank is in a collective meanwhile: collectives have a timeout."""
+        """Wait on all ranks. No rank waits in a collective meanwhile, because collectives have a timeout."""
         if self._learner.ranks.world_size > 1:
             while self._learner.ranks.max(int(self._background.is_busy)):
                 time.sleep(_POLL_SECONDS)

@@ -52,7 +52,7 @@ def shard_policy(policy: PolicyNetwork, model: ModelConfig, ranks: Ranks) -> Non
     """Shard the policy's parameters among the ranks, in place. Call it before creating the optimizer.
 
     Gradients are then sums over all ranks' shares. Every forward and backward pass is a collective: all ranks
-    must run equally many. Raise `UsageError` for a model that tensor parallelism does not fit.
+    must run the same number of passes. Raise `UsageError` for a model that tensor parallelism does not fit.
     """
     mesh = ranks.mesh
     if model.fsdp_cpu_offload and not offloads(model, policy.device):
@@ -85,9 +85,9 @@ def offloads(model: ModelConfig, device: torch.device) -> bool:
 
 
 def reshard_policy(policy: PolicyNetwork) -> None:
-    """Release parameters that a forward pass without a backward pass left gathered.
+    """Release parameters that stayed gathered after a forward pass without a backward pass.
 
-    The policy's parameters are this rank's shards again.
+    Afterwards the policy has only this rank's shards.
     """
     for module in policy.modules():
         if isinstance(module, FSDPModule):
@@ -99,9 +99,9 @@ def gather_tensors(
 ) -> dict[str, Tensor]:
     """Return every tensor unsharded in main memory, floating-point ones as `dtype`.
 
-    Tensors are gathered one at a time, so a rank without `keep` never holds more than one, and returns none.
-    With `copy` the results do not change with the originals. All ranks must call it with equal arguments
-    except `keep`. Tensors shared under two names stay shared.
+    A rank without `keep` returns no tensors. Tensors are gathered one at a time, so such a rank never holds
+    more than one. With `copy` the results share no memory with the model. All ranks must call it with equal
+    arguments except `keep`. Tensors shared under two names stay shared.
     """
     gathered: dict[int, Tensor] = {}
     for tensor in tensors.values():
@@ -112,9 +112,9 @@ def gather_tensors(
 
 
 def gather_tensor(tensor: Tensor) -> Tensor:
-    """Return a tensor gathered from its ranks, which all must call it.
+    """Return a tensor gathered from its ranks.
 
-    An unsharded tensor is returned unchanged.
+    All of these must call it. An unsharded tensor is returned unchanged.
     """
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
@@ -125,7 +125,7 @@ def gather_tensor(tensor: Tensor) -> Tensor:
 def shard_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
     """Return this rank's shard of a whole tensor that belongs to `parameter` and has its shape.
 
-    Other tensors, and those of an unsharded parameter, are returned unchanged.
+    Any other tensor, or a tensor of an unsharded parameter, is returned unchanged.
     """
     if not isinstance(parameter, DTensor) or tensor.shape != parameter.shape:
         return tensor
@@ -199,5 +199,5 @@ def _to_cpu(tensor: Tensor, dtype: torch.dtype | None, *, copy: bool) -> Tensor:
     return tensor.to("cpu", dtype, copy=copy).contiguous()
 
 
-# torch warns at the first gathering of every matrix sharded twice that this takes two collectives
+# torch warns that gathering a matrix that is sharded twice takes two collectives
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)

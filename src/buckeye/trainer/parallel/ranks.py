@@ -60,7 +60,8 @@ class Ranks:
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
         """Return each value summed over the shares, in float64.
 
-        All ranks pass equal keys in equal order. Ranks of one share computed equal values, which count once.
+        All ranks pass equal keys in equal order. Ranks that computed one share together have equal values,
+        which count once.
         """
         if self.world_size == 1:
             return dict(values)
@@ -81,7 +82,7 @@ class Ranks:
     def all_gather(self, tensor: torch.Tensor) -> list[torch.Tensor]:
         """Return the tensors of all ranks, by rank, in main memory.
 
-        All ranks pass one of equal shape and dtype.
+        The tensors have equal shape and dtype on all ranks.
         """
         if self.world_size == 1:
             return [tensor]
@@ -179,8 +180,9 @@ def write_on_rank_zero(ranks: Ranks, write: Callable[[], object]) -> None:
 def _open_store(rank: int, world_size: int, timeout: timedelta) -> dist.Store:
     """Return the store in which ranks exchange their addresses.
 
-    On one host started by `rl` it is a private file. Between hosts it is a server of rank 0 on `MASTER_ADDR`
-    only: torch's own server listens on all addresses without authentication.
+    If `rl` started all ranks on one host, the store is a private file. Between hosts it is a server of rank 0
+    that listens only on `MASTER_ADDR`. torch's own server would listen on all addresses, without
+    authentication.
     """
     name = os.environ.get(STORE_VARIABLE)
     if name is not None:

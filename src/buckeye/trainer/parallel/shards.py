@@ -71,8 +71,8 @@ def save_shards(directory: Path, tensors: Mapping[str, Tensor], group: dist.Proc
 def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[str, Tensor]:
     """Read every tensor of a directory that `save_shards` wrote. Without communication.
 
-    Each tensor is sharded like `like(name)` if that has its shape, so only this rank's shard is read; else it
-    is whole. Raise `OSError` or `CheckpointError` if a file is damaged.
+    A tensor is sharded like `like(name)` if both have the same shape. Then only this rank's shard is read.
+    Other tensors are read whole. Raise `OSError` or `CheckpointError` if a file is damaged.
     """
     with _open_reader(directory) as reader:
         stored = _complete_tensors(reader)
@@ -87,7 +87,7 @@ def load_shards(directory: Path, like: Callable[[str], Tensor | None]) -> dict[s
 def empty_policy(
     name: str, device: torch.device, *, flash: bool, compute_dtype: ComputeDtype = "auto"
 ) -> PolicyNetwork:
-    """Return a policy with parameters that have shapes but no memory yet.
+    """Return a policy on the meta device: its parameters have shapes but no memory yet.
 
     Shard it, then call `load_policy_shards`.
 

@@ -1,8 +1,7 @@
-"""vLLM's server; all its processes end with their parent. `python -m buckeye_vllm_server ARGUMENTS`.
+"""vLLM's server, with processes that end with their parent: `python -m buckeye_vllm_server ARGUMENTS`.
 
-A spawned Python process imports its parent's main module first. So the code here runs in every process of the
-server at its start. Otherwise processes that outlive a killed server would keep their memory, on a GPU its
-memory too.
+A spawned Python process imports its parent's main module first. So the code here runs at the start of every
+process of the server. Otherwise processes could outlive a killed server, and keep their main and GPU memory.
 """
 
 from __future__ import annotations

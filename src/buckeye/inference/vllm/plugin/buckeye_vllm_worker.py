@@ -121,7 +121,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
 
 
 def _weights_folder(path: str) -> Path:
-    """Return a directory that weights may be read from. Raise `ValueError` for another."""
+    """Return the directory. Raise `ValueError` if weights may not be read from it."""
     folder: Path = _foreign_files.data_folder(Path(path), Path(os.environ["BUCKEYE_VLLM_WEIGHTS_DIR"]))
     return folder
 
@@ -129,7 +129,7 @@ def _weights_folder(path: str) -> Path:
 def _verify_files(directory: Path) -> dict[str, str]:
     """Return the SHA-256 of each file in a directory's manifest.
 
-    Raise `ValueError` if one differs from the manifest.
+    Raise `ValueError` if a file differs from the manifest.
     """
     manifest = json.loads(_foreign_files.read_regular(directory / _MANIFEST))
     digests = {name: _sha256(directory / _foreign_files.check_file_name(name)) for name in manifest["files"]}
