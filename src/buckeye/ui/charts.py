@@ -18,10 +18,10 @@ from buckeye.ui.run_catalog import OpenRun
 
 CHARTS: Mapping[str, Sequence[tuple[str, str, tuple[str, ...]]]] = {
     "Stability": (
-        ("Entropy", "nats a token", ("trainer/entropy", "trainer/entropy_fresh")),
+        ("Entropy", "nats/token", ("trainer/entropy", "trainer/entropy_fresh")),
         (
             "Mismatch of sampler and trainer",
-            "KL, nats a token",
+            "KL, nats/token",
             ("trainer/mismatch_kl", "trainer/mismatch_kl_fresh", "trainer/weights/served_kl"),
         ),
         (
@@ -54,11 +54,11 @@ CHARTS: Mapping[str, Sequence[tuple[str, str, tuple[str, ...]]]] = {
         ),
         ("Staleness", "versions", ("trainer/staleness_mean", "trainer/staleness_max")),
         ("Components of the reward", "", ("orchestrator/metrics/*",)),
-        ("Environments", "mean reward played", ("orchestrator/env/*/reward/played",)),
+        ("Environments", "mean reward, with dropped groups", ("orchestrator/env/*/reward/played",)),
     ),
     "Performance": (
         (
-            "Who waits",
+            "Idle time",
             "share of the time",
             ("trainer/idle_ratio", "orchestrator/sampler/idle_ratio"),
         ),
@@ -97,9 +97,9 @@ CHARTS: Mapping[str, Sequence[tuple[str, str, tuple[str, ...]]]] = {
 """Charts of the overview by section: title, unit, and metric names, where `*` matches any text."""
 
 LABELS = {
-    "trainer/entropy_fresh": "of the present weights",
+    "trainer/entropy_fresh": "current weights",
     "trainer/mismatch_kl": "all tokens",
-    "trainer/mismatch_kl_fresh": "of the present weights",
+    "trainer/mismatch_kl_fresh": "current weights",
     "trainer/weights/served_kl": "as served",
     "trainer/masked_low": "too unlikely",
     "trainer/masked_high": "too likely",
@@ -208,7 +208,7 @@ def _evaluations(run: Path) -> Iterator[dict[str, Any]]:
 
 
 def reward_intervals(run: OpenRun) -> dict[str, Any]:
-    """Return the 95 % interval of each batch's mean reward over its groups, the independent draws."""
+    """Return the 95 % interval of each batch's mean reward. Groups count as the independent observations."""
     means: dict[int, list[float]] = defaultdict(list)
     with run.read() as opened:
         for step, mean in opened.query(_MEANS):

@@ -1,4 +1,4 @@
-"""API answers about one run: `/api/runs/RUN/NAME` returns one, and a report contains all of them."""
+"""Endpoints of the API for one run: `/api/runs/RUN/NAME`. A report contains all their answers."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class MetricSelection(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def call_endpoint(run: OpenRun, name: str, given: Mapping[str, str]) -> Any:
-    """Return the answer to the question `name` about a run, as JSON values.
+    """Return the answer of the endpoint `name` for a run, as JSON values.
 
-    Raise `UsageError` for an unknown question or invalid parameters.
+    Raise `UsageError` for an unknown endpoint or invalid parameters.
     """
     if name not in ENDPOINTS:
         raise UsageError(
@@ -79,7 +79,7 @@ def status(run: OpenRun) -> dict[str, Any]:
         return {**known, "going_on": False, "reason": str(error)}
     answer = {**dataclasses.asdict(seen), **known, "going_on": seen.state in ACTIVE_STATES}
     answer["waits"] = [describe_wait(wait, known["now"]) for wait in seen.waits]
-    del answer["findings"]  # the question `findings` returns all of them
+    del answer["findings"]  # the endpoint `findings` returns all of them
     return answer
 
 
@@ -113,4 +113,4 @@ ENDPOINTS: Mapping[str, tuple[type[msgspec.Struct], Callable[[OpenRun, Any], Any
     "timeline": (TimelineStep, timeline),
     "settings": (NoParameters, lambda run, _: records.settings(run)),
 }
-"""Questions by name: the type of their parameters, and the function that answers."""
+"""Endpoints by name: the type of their parameters, and the function that answers."""

@@ -29,7 +29,7 @@ _STYLE = re.compile(r'<link rel="stylesheet" href="([^"]+)">')
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportedGroups:
-    """Number of groups with texts in the file, of all groups."""
+    """Number of groups whose texts are in the file, and the total number of groups."""
 
     groups: int
     total: int
@@ -45,7 +45,7 @@ def export(run: OpenRun, path: Path) -> ExportedGroups:
 
 
 def _public(value: Any, run: Path) -> Any:
-    """Return the value with keys and local folders removed from its texts, as reports are shared.
+    """Return the value with secrets and local paths removed from its texts, because users share reports.
 
     Column names such as `tokens` are not treated as names of secrets.
     """
@@ -66,7 +66,7 @@ def _without_folders(text: str, run: Path) -> str:
 
 
 def _answers(run: OpenRun) -> tuple[dict[str, Any], ExportedGroups]:
-    """Return all answers by the address that the page requests."""
+    """Return all answers, keyed by the address that the page requests."""
     answers: dict[str, Any] = {"runs": {"runs": [summary(run)], "only": run.name}}
     for name in _WHOLE:
         answers[address(run, name)] = call_endpoint(run, name, {})
@@ -92,11 +92,11 @@ def _texts(run: OpenRun, asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answers for a group, its rollouts, and their tokens if these were kept."""
     given = {name: str(value) for name, value in asked.items()}
     found = {address(run, "group", given): (group := call_endpoint(run, "group", given))}
-    for one in group["rollouts"]:
-        of = {**given, "number": str(one["number"])}
+    for rollout in group["rollouts"]:
+        parameters = {**given, "number": str(rollout["number"])}
         for name in ("rollout", "tokens"):
             try:
-                found[address(run, name, of)] = call_endpoint(run, name, of)
+                found[address(run, name, parameters)] = call_endpoint(run, name, parameters)
             except BuckeyeError:  # tokens were not kept; the page shows that
                 continue
     return found
@@ -114,17 +114,18 @@ def _spread(count: int) -> Iterator[int]:
         parts *= 2
 
 
-def address(run: OpenRun, question: str, given: Mapping[str, Any] | None = None) -> str:
-    """Return the address of a question as the page builds it: sorted `URLSearchParams` of `given`."""
+def address(run: OpenRun, endpoint: str, given: Mapping[str, Any] | None = None) -> str:
+    """Return the address of an endpoint as the page builds it: with `given` as sorted `URLSearchParams`."""
     words = urlencode(sorted((given or {}).items())).replace("~", "%7E").replace("%2A", "*")
     name = quote(run.name, safe="!~*'()")
-    return f"runs/{name}/{question}" + (f"?{words}" if words else "")
+    return f"runs/{name}/{endpoint}" + (f"?{words}" if words else "")
 
 
 def page(answers: Mapping[str, Any]) -> str:
     """Return the page as one HTML text.
 
-    A content security policy allows only its own scripts and styles, by hash. Data cannot close its element.
+    A content security policy allows only its own scripts and styles, by hash. The embedded data has no
+    `<`, so it cannot end its script element.
     """
     html = (STATIC / "index.html").read_text(encoding="utf-8")
     scripts = [_file(name) for name in _SCRIPT.findall(html)]

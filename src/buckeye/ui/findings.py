@@ -1,4 +1,4 @@
-"""Findings of `rl diagnose`, from a separate process, as it may read hundreds of megabytes."""
+"""Findings of `rl diagnose`. It runs in a separate process, because it may read hundreds of megabytes."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ _MOST_EVENTS = 20_000
 
 
 class LogSelection(msgspec.Struct, forbid_unknown_fields=True):
-    """Selection of log lines: the last ones that contain a text, of an attempt and a process.
+    """Filter of log lines: the last `lines` lines that match all fields.
 
-    Defaults: the newest attempt, and all processes.
+    None: the newest attempt, and all processes.
     """
 
     attempt: int | None = None

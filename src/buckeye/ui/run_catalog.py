@@ -112,7 +112,7 @@ class RunCatalog:
 
     @property
     def only(self) -> str | None:
-        """Name of the run if `word` selected a single one, else None."""
+        """Name of the run if `word` selected a single run, else None."""
         runs = self.all()
         return runs[0].name if [run.path for run in runs] == [self.place and self.place.absolute()] else None
 
@@ -135,7 +135,7 @@ class RunCatalog:
 
 
 def _runs_in(top: Path) -> Iterator[Path]:
-    """Yield the runs in a directory, which may itself be one. Links to folders are not followed."""
+    """Yield the runs in a directory. The directory may itself be a run. Links to folders are not followed."""
     for looked, (folder, folders, files) in enumerate(os.walk(top)):
         path = Path(folder)
         if not _OF_A_RUN.isdisjoint((*files, *folders)):

@@ -46,7 +46,7 @@ _KEY = "BUCKEYE_UI_KEY"
 _POLL_SECONDS = 1.0
 _SILENCE_SECONDS = 15.0
 _MOST_LISTENERS = 64
-_SLOW = ("findings",)  # answered in separate threads, so that other questions do not wait for them
+_SLOW = ("findings",)  # answered in separate threads, so that other requests do not wait for them
 
 
 def serve(
@@ -54,8 +54,8 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, and pass the address to `tell`.
 
-    Without a `port`, the usual one is used, or a free one if that is taken. Raise `PortTakenError` if the
-    requested port is taken.
+    Without a `port`, use the usual port, or a free port if the usual port is taken. Raise `PortTakenError`
+    if the requested port is taken.
     """
     try:
         listener = listen(host, usual_port if port is None else port, change="Choose a --port.")
@@ -94,7 +94,7 @@ def create_app(sources: RunCatalog, *, host: str = "127.0.0.1", key: str | None 
     api = Starlette(
         routes=[
             Route("/runs", served.runs),
-            Route("/runs/{run}/{question}", served.question),
+            Route("/runs/{run}/{endpoint}", served.endpoint),
             Route("/live", served.live),
         ],
         exception_handlers=_ON_ERROR,
@@ -170,14 +170,14 @@ class _ApiRoutes:
 
         return _json({"runs": await run_in_threadpool(listed), "only": self._sources.only})
 
-    async def question(self, request: Request) -> Response:
-        """Handle GET /runs/RUN/QUESTION with the entry of `ENDPOINTS`."""
-        run, question = request.path_params["run"], request.path_params["question"]
+    async def endpoint(self, request: Request) -> Response:
+        """Handle GET /runs/RUN/ENDPOINT with the entry of `ENDPOINTS`."""
+        run, endpoint = request.path_params["run"], request.path_params["endpoint"]
 
         def answered() -> Any:
-            return call_endpoint(self._sources.find(run), question, request.query_params)
+            return call_endpoint(self._sources.find(run), endpoint, request.query_params)
 
-        if question not in _SLOW:
+        if endpoint not in _SLOW:
             return _json(await run_in_threadpool(answered))
         return _json(await asyncio.get_running_loop().run_in_executor(self._slow, answered))
 

@@ -35,7 +35,7 @@ class TimelineStep(msgspec.Struct, forbid_unknown_fields=True):
 def timeline(run: OpenRun, asked: TimelineStep) -> dict[str, Any]:
     """Return `lanes` with their spans, and `marks` for events without a duration.
 
-    The parts of a step appear in their usual order: only their durations are recorded.
+    The parts of a step are shown in their usual order, because only their durations are recorded.
     """
     steps = run.steps
     lanes = {
@@ -83,7 +83,7 @@ def _evaluations(steps: Sequence[StepMetrics]) -> Iterator[Span]:
 
 
 def _engines(steps: Sequence[StepMetrics]) -> dict[str, list[Span]]:
-    """Return the versions of each engine as spans, as the orchestrator recorded them."""
+    """Return the weight versions of each engine as spans, as the orchestrator recorded them."""
     lanes: dict[str, list[Span]] = {}
     before: float | None = None
     for step in steps:

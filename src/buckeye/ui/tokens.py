@@ -1,4 +1,4 @@
-"""Tokens of a rollout: the recorded values and the text of each, decoded from the recorded ids."""
+"""Tokens of a rollout: their recorded values, and their texts, decoded from the recorded ids."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ _FILE = "tokenizer.json"
 
 
 def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
-    """Return the training samples of a rollout in columns; null for context and uncomputed values.
+    """Return the training samples of a rollout, with one list per column.
 
-    Raise `UsageError` if the step's tokens were not kept.
+    A value is None if it was not computed, as for tokens of the context. Raise `UsageError` if the step's
+    tokens were not kept.
     """
     with run.read() as opened:
         kept = opened.kept_steps
         found = _step(run, opened, asked.step) if asked.step in kept else None
         if found is None:
-            there = f"; there are those of {kept[0]} to {kept[-1]}" if kept else ""
-            raise UsageError(f"the tokens of step {asked.step} were not kept{there}", code="BK-RUN-NO-DATA")
+            others = f"; kept: steps {kept[0]} to {kept[-1]}" if kept else ""
+            raise UsageError(f"the tokens of step {asked.step} were not kept{others}", code="BK-RUN-NO-DATA")
         step, columns = found
         where = _tokenizer_file(opened)
     decode, missing = _decoder(run, where)
@@ -59,7 +60,9 @@ def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
         if left <= 0:
             break
     if not samples:
-        raise UsageError(f"step {asked.step} trained no known sample of this rollout", code="BK-RUN-NO-DATA")
+        raise UsageError(
+            f"the batch of step {asked.step} has no sample of this rollout", code="BK-RUN-NO-DATA"
+        )
     return {"samples": samples, "missing": missing, "left_out": max(0, -left)}
 
 
@@ -98,9 +101,12 @@ def _tokenizer_file(run: Run) -> Path | None:
 
 
 def _decoder(run: OpenRun, path: Path | None) -> tuple[Any, str | None]:
-    """Return a function from ids to the text that each adds, or None and the reason."""
+    """Return a function that decodes token ids, and None; or None, and the reason."""
     if path is None:
-        return None, "Neither weights of the run nor its model are here, so ids are shown, not texts."
+        return (
+            None,
+            "No tokenizer found: neither the run's weights nor its model are on this machine. Ids are shown.",
+        )
     known = run.cache.get("decoder")
     if known and known[0] == path:
         return known[1], None

@@ -89,9 +89,9 @@ def _verdict(
 ) -> ComparisonVerdict:
     """Return the verdict from the newest common evaluation of trained weights.
 
-    Without one, it is from the last quarter of the common steps.
+    If the runs have no such evaluation, use the last quarter of their common steps.
     """
-    trained = [one for one in evaluations if one.version > 0]
+    trained = [evaluation for evaluation in evaluations if evaluation.version > 0]
     if trained:
         last = trained[-1]
         by = f"the evaluation of version {last.version}, {last.difference.n} tasks"
@@ -111,7 +111,7 @@ def _judged(
     if a is None or b is None or difference is None or difference.low is None or difference.high is None:
         sentence = f"B and A cannot be compared: too little is recorded ({by})."
         return ComparisonVerdict(outcome=outcome, difference=difference, by=by, sentence=sentence)
-    verdict = "B and A are not told apart"
+    verdict = "B and A do not differ significantly"
     if difference.low > 0.0 or difference.high < 0.0:
         outcome = "better" if difference.low > 0.0 else "worse"
         verdict = f"B is {outcome} than A"

@@ -52,7 +52,7 @@ class StepsComparison:
 
 
 def points_of(run: Run) -> list[Point]:
-    """Return the steps of a run with known rewards. The rollouts of a group make one value, their mean."""
+    """Return the steps of a run with known rewards. A group counts as one value: its mean."""
     groups = defaultdict[int, dict[Hashable, list[float]]](lambda: defaultdict(list))
     for step, task, prompt, reward in run.query(
         "SELECT step, task, prompt, avg(reward) FROM rollouts WHERE split = 'train' AND retried = 0 AND "
@@ -150,7 +150,7 @@ def _error(values: Sequence[float]) -> float:
 
 
 def _mean(value: float, error: float, degrees: int, n: int) -> MeanInterval:
-    """Return a mean with Student's interval; without one if all values are equal (unknown variance)."""
+    """Return a mean with Student's interval; no interval if all values are equal (unknown variance)."""
     if not error:
         return MeanInterval(value=value, low=None, high=None, n=n)
     half = student_quantile(degrees) * error

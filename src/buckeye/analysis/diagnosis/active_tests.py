@@ -295,7 +295,8 @@ def _compare_with_control(
     yield facts.finding(
         "rewards_teach_nothing",
         f"After training on half of each group (steps {first} to {last}), the better rollouts of the other "
-        f"half are not more likely: correlation {own}. With a reward for one word they are: {control}",
+        f"half are not more likely: correlation {own}. With a reward for one word, they become more "
+        f"likely: {control}",
         "the rewards do not depend on the replies, or the tasks differ too much for this number of rollouts",
         "grade twice (`buckeye env check`); raise orchestrator.batch_size and rollouts_per_example",
         evidence=[("replies and rewards", facts.rollouts(last))],
@@ -348,7 +349,7 @@ def _remove_largest_component(
             "component_outweighed",
             f"Training lowers `{name}` (correlation {with_it}). Without `{largest}` in the reward, training "
             f"raises it ({without})",
-            f"`{largest}` has more weight, and its best replies are not those of `{name}`",
+            f"`{largest}` has more weight, and it prefers other replies than `{name}`",
             f"if `{name}` is your goal, lower the weight of `{largest}`",
             evidence=[("the components of the rewards", facts.rollouts(last, "--json"))],
             confidence="possible",

@@ -34,7 +34,7 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Finding | None:
     turned = share_interval(len(wrong), len(rows))[0] > 0.7
     return facts.finding(
         "advantage_sign" if turned else "advantages_misplaced",
-        f"In {share:.0%} of {len(rows)} pairs of a group the rollout with the higher reward has the "
+        f"In {share:.0%} of {len(rows)} pairs of rollouts, the rollout with the higher reward has the "
         "lower advantage",
         "the advantages have the wrong sign, so training makes the worst rollouts more likely"
         if turned
@@ -49,7 +49,7 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Finding | None:
 
 
 def _misplaced(facts: DiagnosisFacts) -> Finding | None:
-    """Find samples with another advantage than the one computed for their rollout."""
+    """Find samples whose advantage differs from the advantage of their rollout."""
     wrong = looked = 0
     example = None
     for batch in facts.batches:
@@ -169,7 +169,7 @@ def _same_prompt_other_task(facts: DiagnosisFacts) -> bool:
 
 
 def answer_in_prompt(facts: DiagnosisFacts) -> Finding | None:
-    """Find rewards for replies that repeat text of the prompt, in contrast to other replies."""
+    """Find higher rewards for replies that repeat text of the prompt."""
     rows = facts.query(
         f"SELECT step, grp, reward, echoes FROM rollouts WHERE {_TRAINED} AND echoes IS NOT NULL"  # noqa: S608
     )
@@ -205,7 +205,7 @@ _EVALUATED = (
 
 
 def evaluated_on_train(facts: DiagnosisFacts) -> Finding | None:
-    """Find evaluation prompts that are trained on."""
+    """Find evaluation prompts that are also training prompts."""
     known = facts.query(
         "SELECT DISTINCT split, prompt FROM rollouts WHERE retried = 0 AND prompt IS NOT NULL "
         "AND step <= {until}"
@@ -252,7 +252,7 @@ def truncated_replies(facts: DiagnosisFacts) -> Finding | None:
         "complete replies",
         "max_tokens is too small for these tasks, so correct answers are cut off",
         "raise orchestrator.sampling.max_tokens, or shape the reward by length",
-        evidence=[(f"rewards {_range([r[0] for r in cut])}, of those that end "
+        evidence=[(f"mean reward {_range([r[0] for r in cut])}, of complete replies "
         f"{_range([r[0] for r in ended])}",
                    facts.rollouts(facts.last))],
         since=facts.last - _RECENT + 1,
@@ -314,7 +314,7 @@ def failing_rollouts(facts: DiagnosisFacts) -> Finding | None:
         f"{len(failed)} of the last {len(rows)} rollouts have no reward",
         f"they fail, most often with: {common[:200]}",
         "fix the environment; failures that the policy causes should have a reward",
-        evidence=[("the failed ones", facts.rollouts(failed[-1][2], "--errored"))],
+        evidence=[("the failed rollouts", facts.rollouts(failed[-1][2], "--errored"))],
         confidence="sure",
         share=len(failed) / len(rows),
     )

@@ -242,7 +242,7 @@ def learning_rate_too_high(facts: DiagnosisFacts) -> Finding | None:
     error = 4 * max(spread) / np.sqrt(max(1.0, float(np.mean(counts))))
     gained = last > listed[0] + error and last > best - error
     far = [n for n, size in jumps.items() if size > 1.0]
-    far = far if len(far) > 1 else []  # a single one may be a step that was rolled back
+    far = far if len(far) > 1 else []  # a single large change may be a step that was rolled back
     if gained or not (far or fallen is not None) or first < 0.05:
         return None
     if not far and not early and last >= listed[0] - error:

@@ -1,4 +1,4 @@
-"""Statistical intervals that the rules decide by."""
+"""Statistical intervals for the rules: a value is significant if its interval excludes the other."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from buckeye.monitor.intervals import wilson_interval
 Array = npt.NDArray[np.float64]
 
 SURE = 4.0
-"""Standard errors for a significant difference, allowing for many rules on many runs."""
+"""Standard errors of a significant difference. The number is high because many rules test many runs."""
 
 
 def share_interval(hits: float, count: float, errors: float = SURE) -> tuple[float, float]:

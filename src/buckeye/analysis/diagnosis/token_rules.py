@@ -40,7 +40,7 @@ def unsampled_tokens(facts: DiagnosisFacts) -> Finding | None:
 
 
 def shifted_logprobs(facts: DiagnosisFacts) -> Finding | None:
-    """Find trainer log-probs that are those of the adjacent token."""
+    """Find trainer log-probs that belong to the adjacent token."""
     tokens, fresh = facts.tokens, facts.tokens.fresh
     if fresh.sum() < _ENOUGH:
         return None
@@ -57,11 +57,12 @@ def shifted_logprobs(facts: DiagnosisFacts) -> Finding | None:
         "mask_misplaced",
         "The trainer's log-probs are those that the sampler has one token "
         f"{'before' if place > 0 else 'after'}",
-        "tokens and log-probs are shifted by one against each other",
+        "log-probs are shifted by one token",
         "check the shift between tokens and labels",
         evidence=[
             (
-                f"they differ by {here:.3f} nats (root mean square), shifted by one by {least:.3g}",
+                f"they differ by {here:.3f} nats (root mean square); shifted by one token, they differ by "
+                f"{least:.3g}",
                 facts.command("replay", "--step", int(tokens.step[fresh][0])),
             )
         ],
@@ -275,12 +276,12 @@ def ends_not_trained(facts: DiagnosisFacts) -> Finding | None:
     step, group, number = example
     return facts.finding(
         "end_not_trained",
-        f"In {missing} of {ended} replies that ended by themselves, exactly one token a turn is not trained",
+        f"In {missing} of {ended} complete replies, exactly one token per turn is not trained",
         "the token that ends a reply is masked, so the policy never learns to end",
         "let the loss mask cover the end token",
         evidence=[
             (
-                f"step {step}: one token less in the mask than was sampled",
+                f"step {step}: the mask has one token fewer than were sampled",
                 facts.rollouts(step, "--group", group, "--rollout", number),
             )
         ],

@@ -42,8 +42,8 @@ _TOLERANCES = {"float32": 1e-3, "bfloat16": 0.05, "float16": 0.02}
 class StageComparison:
     """Comparison of one stage of a step with its record.
 
-    `difference` is 0.0 if both are bit-identical, and None if they differ without a measurable size. `where`
-    is the location of the largest difference.
+    `difference` is 0.0 if the values are bit-identical, and None if the size of the difference is unknown.
+    `where` is the location of the largest difference.
     """
 
     step: int
@@ -55,7 +55,7 @@ class StageComparison:
 
     @property
     def is_identical(self) -> bool:
-        """True if both are bit-identical."""
+        """True if the recorded and the replayed value are bit-identical."""
         return self.difference == 0.0
 
     def within(self, tolerance: float) -> bool:
@@ -93,12 +93,12 @@ class Replay:
 
     @property
     def within_tolerance(self) -> bool:
-        """True if no figure differs by more than rounding."""
+        """True if no value differs by more than rounding."""
         return all(one.within(self.tolerance) for one in self.comparisons)
 
     @property
     def first_unexplained(self) -> StageComparison | None:
-        """First difference; on another kind of machine, the first one above rounding."""
+        """First difference; on another kind of machine, the first difference above rounding."""
         rounded = bool(self.changed.keys() & {*_MACHINE})
         found = (one for one in self.comparisons if not one.is_identical)
         return next((one for one in found if not (rounded and one.within(self.tolerance))), None)
@@ -156,9 +156,9 @@ def chain(
     tell: Callable[[int], None] = lambda step: None,
     to_the_end: bool = True,
 ) -> Replay:
-    """Recompute these steps (at least one) from the start on, and call `tell` before each.
+    """Recompute these steps, at least one, and call `tell` before each.
 
-    Without `to_the_end`, stop after the first one that differs. The result is for the last step computed.
+    Without `to_the_end`, stop after the first step that differs. The result is for the last step computed.
     """
     kept, comparisons = run / "trained", list[StageComparison]()
     with trainer_in(scratch, config, start, device=device) as trainer:

@@ -22,7 +22,7 @@ _QUERY = (
     f"SELECT path, at, bytes, {', '.join('grp' if name == 'group' else name for name in _ROW)} "  # noqa: S608  constant names
     "FROM rollouts WHERE ? IS NULL OR step = ? ORDER BY split DESC, step, env, grp, number, at"
 )
-_TRUTHS = ("truncated", "cut", "retried")
+_BOOLEANS = ("truncated", "cut", "retried")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class IndexedRollout:
 
 
 def read_indexed_rollouts(run: Run, step: int | None) -> Iterator[IndexedRollout]:
-    """Yield the rollouts of all steps or of one step, of training and evaluations; skip deleted ones."""
+    """Yield the training and evaluation rollouts of one step, or of all steps; skip deleted rollouts."""
     for path, at, size, *values in run.index.execute(_QUERY, (step, step)):
         row = dict(zip(_ROW, values, strict=True))
         rollout = run.text_at(path, at, size, row["group"], row["number"])
@@ -43,8 +43,8 @@ def read_indexed_rollouts(run: Run, step: int | None) -> Iterator[IndexedRollout
 
 
 def _without_secrets(row: dict[str, Any], rollout: RecordedRollout) -> IndexedRollout:
-    """Return the rollout without keys, and without unpaired surrogates, which no format can hold."""
-    row |= {name: bool(row[name]) for name in _TRUTHS if row[name] is not None}
+    """Return the rollout with secrets redacted, and unpaired surrogates replaced: they cannot be encoded."""
+    row |= {name: bool(row[name]) for name in _BOOLEANS if row[name] is not None}
     both = json.dumps(redact([row, msgspec.to_builtins(rollout)]), ensure_ascii=False)
     row, values = json.loads(both.encode(errors="replace"))
     return IndexedRollout(row, msgspec.convert(values, RecordedRollout))

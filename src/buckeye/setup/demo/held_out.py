@@ -15,12 +15,12 @@ ALL = "all tasks"
 _HEADER = ("exact match", "tasks", "clusters", "before", "after", "change", "no content")
 
 Part = tuple[str | None, str | None]
-"""A family and a split; None means all of them."""
+"""A family and a split of tasks. None: all families, or all splits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeldOutTask(ScoredTask):
-    """The rewards of a task's scored rollouts, at least one, with the parts it belongs to."""
+    """The rewards of at least one scored rollout of a task, with the task's family and split."""
 
     family: str | None
     split: str | None

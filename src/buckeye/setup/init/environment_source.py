@@ -37,13 +37,14 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 class EnvironmentSource:
     """An environment to configure.
 
-    `open_server` yields a server for one session, each time it is entered. `other_servers` are the other
-    servers of its tasks. `tools` are those of a lock file, if it has them with their schemas. `tasks` is a
-    task file in the same folder.
+    `open_server` yields a server for one session, each time it is entered. `other_servers` are further
+    servers that its tasks use. `tools` are from a lock file that has all schemas. `tasks` is a task file in
+    the same folder.
 
-    `task_server` is the server as tasks name it, if they can. `paths` are the user's paths in its command, by
-    their name in a rollout's folder, and `files` is a folder with copies of them. `uncopied_address` is a URL
-    in its command, whose data is not copied. `notes` are for the user.
+    `task_server` is the server in the form of a task's `mcp_config`; None for images and folders. `paths` has
+    the user's paths in the server's command, by their names in a rollout's folder. `files` is a folder with
+    copies of these paths. `uncopied_address` is a URL in the command: its data is not copied. `notes` are
+    for the user.
     """
 
     environment: EnvironmentName
@@ -92,8 +93,8 @@ def find_source(env: str | None, *, command: str | None, headers: Mapping[str, s
 def with_task_servers(source: EnvironmentSource, tasks: Sequence[McpTask]) -> EnvironmentSource:
     """Return the source with all servers of its tasks.
 
-    If the tasks name several servers, the main one is the server that equals `source.task_server`, or else
-    the first.
+    If the tasks name several servers, the main server is `source.task_server` if they name it, else the
+    first.
     """
     servers: dict[str, Server] = {}
     for task in tasks:
@@ -124,7 +125,7 @@ def source_of_tasks(tasks: Sequence[McpTask]) -> EnvironmentSource:
 
 
 def server_source(server: Server) -> EnvironmentSource:
-    """Return the source for a server as tasks name it."""
+    """Return the source for a server in the form of a task's `mcp_config`."""
     if isinstance(server, HttpServer):
         return _url_source(server.url, server.headers)
     return EnvironmentSource(
@@ -302,7 +303,7 @@ async def _launch(make: Callable[[Path], Any], image: str) -> AsyncIterator[Serv
 
 
 def escaped(server: StdioServer) -> StdioServer:
-    """Return the server with escaped dollar signs, so that none of them is read as a task's variable."""
+    """Return the server with dollar signs escaped, so that they do not begin a variable of a task."""
     return StdioServer(
         command=server.command.replace("$", "$$"),
         args=[arg.replace("$", "$$") for arg in server.args],

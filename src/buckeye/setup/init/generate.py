@@ -25,7 +25,7 @@ from buckeye.mcp.tasks.lock_file import ToolEntry
 from buckeye.setup.init.tool_choice import ActionPlan, Parameter, PlannedAction, plan_actions
 
 CHECK = "CHECK"
-"""Mark of a comment where a person must decide."""
+"""Mark of a comment that requires a decision by a person."""
 SERVER_KEY = "server"
 """The key of `job.metadata` for the server of the configuration."""
 _MAX_TEXT_LENGTH = {"tool": 400, "parameter": 200}
@@ -35,7 +35,7 @@ _WEIGHTS = WeightsConfig(task_completion=0.8, tool_execution=0.1, format_complia
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentName:
-    """Names of the environment: `name` in texts, and `image` with its tag if it has one."""
+    """Names of the environment: `name` for texts, and `image`, the image with its tag, else the name."""
 
     name: str
     image: str
@@ -45,7 +45,7 @@ class EnvironmentName:
 class GeneratedConfig:
     """A generated configuration.
 
-    `decisions` are the comments in it where a person must decide. `notes` list the tools left out.
+    `decisions` are its comments that require a decision by a person. `notes` list the tools left out.
     """
 
     text: str
@@ -74,10 +74,10 @@ def generate_config(
 ) -> GeneratedConfig:
     """Return the configuration, with its YAML text, for these tools.
 
-    `setup_tools` and `grading_tools` name the tools that tasks use for that, and `requested` those that the
-    user requested. `context_values` are values for arguments that all tools have, by name. `server` is the
-    server as tasks name it. `files` is a folder that is copied for every rollout. `workdir_path` is the path
-    in the copy, if the command line names a single path.
+    `setup_tools` and `grading_tools` name the tools that tasks use for setup and grading. `requested` names
+    the tools that the user requested. `context_values` has values for arguments that all tools have, by name
+    of the argument. `server` is the server in the form of a task's `mcp_config`. `files` is a folder that is
+    copied for every rollout. If the command line names a single path, `workdir_path` is its path in the copy.
     """
     plan = plan_actions(
         tools,

@@ -126,7 +126,7 @@ def _split_path(arg: str, *, follows_flag: bool, is_container: bool) -> tuple[st
 
 
 def _workdir_path(path: Path, paths: dict[str, Path]) -> str:
-    """Return the path of a copy in `{workdir}`; add it to `paths`, unless one of them contains it."""
+    """Return the path of a copy in `{workdir}`; add it to `paths`, unless one of these paths contains it."""
     for name, known in paths.items():
         if path.is_relative_to(known):
             return str(Path(WORKDIR, name, path.relative_to(known)))
@@ -163,7 +163,7 @@ class Copy:
         self.files, self.bytes = self.files + 1, self.bytes + size
 
     def exclude(self, root: Path, folder: str, names: list[str]) -> set[str]:
-        """Return the names in a folder below `root` to leave out: keys, git's settings, links out of it."""
+        """Return the names in a folder to leave out: keys, git's settings, links that lead out of `root`."""
         keys = {name for name in names if _is_key(name)}
         hooks = {"hooks", "config"} & set(names) if "HEAD" in names else set()
         outside = {name for name in names if _leads_out(Path(folder, name), root)} - keys
@@ -176,8 +176,8 @@ class Copy:
 def copy_without_keys(source: Path, target: Path) -> Copy:
     """Copy a folder or a file, up to a limit.
 
-    Leaves out everything that gives access beyond it: keys, links out of it, and git's configuration and
-    hooks. Raises OSError if it cannot be read at all.
+    Leaves out keys, links that lead out of the folder, and git's configuration and hooks. Raises OSError if
+    the source cannot be read.
     """
     copy = Copy()
     if not source.is_dir():
@@ -189,7 +189,7 @@ def copy_without_keys(source: Path, target: Path) -> Copy:
 
 
 def _leads_out(path: Path, root: Path) -> bool:
-    """Return True if a path does not belong to the folder: links out of it, mounts, devices, unreadable."""
+    """Return True if a path leads out of `root`, or is a mount, a device, or unreadable."""
     if path.is_symlink():
         return os.path.isabs(os.readlink(path)) or not path.resolve().is_relative_to(root.resolve())
     if path.is_dir():

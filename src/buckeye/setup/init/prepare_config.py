@@ -1,4 +1,4 @@
-"""The steps from an environment to its configuration: find it, list its tools, generate, and try it."""
+"""Steps to configure an environment: find it, list its tools, generate the configuration, and try it."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "deno")
 class PreparedConfig:
     """A generated configuration that is not yet written, and its inputs.
 
-    `path` is its file, and `files` the folder for the files of its source. `argv` is the command that
-    generates it again.
+    `path` is the file to write, and `files` the folder for copies of the user's files. `argv` is the command
+    that generates the configuration again.
     """
 
     generated: GeneratedConfig
@@ -51,7 +51,7 @@ class PreparedConfig:
     argv: Sequence[str]
 
     def command_without(self, actions: Collection[str]) -> tuple[str, ...]:
-        """Return the command that generates it without these actions; () if no actions would be left."""
+        """Return the command that leaves out these actions; () if no actions would be left."""
         planned = self.generated.plan.actions
         tools = [action.tool.name for action in planned if action.name in actions]
         if len(tools) == len(planned):
@@ -73,7 +73,7 @@ def prepare_config(
 ) -> PreparedConfig:
     """Start an environment and generate its configuration; write nothing.
 
-    Raises UsageError; if the output file exists already, before anything is started.
+    Raises UsageError. An existing output file is reported before anything is started.
     """
     argv = _command_line(env, command, headers or {}, output, tasks, include, exclude)
     if env is None and command is None and tasks is not None:
@@ -120,7 +120,7 @@ def _command_line(
 
 
 def read_tasks(file: Path) -> list[McpTask]:
-    """Return all tasks of a file or a dataset. Their server is not used here, so they may lack one."""
+    """Return all tasks of a file or a dataset. A task may lack a server, because it is not used here."""
     if is_dataset(file):
         return [task for tasks in read_splits(file) for task in tasks]
     return read_with_lock(file, EnvironmentLock(image="any:latest"))[0]
@@ -164,7 +164,7 @@ def _generate(
 
 
 def _constants(arguments: Sequence[Mapping[str, Any]]) -> dict[str, str | int]:
-    """Return the arguments that have the same value in all calls that set them."""
+    """Return the arguments that never differ between calls, with their values."""
     values: dict[str, set[str | int]] = {}
     for call_arguments in arguments:
         for name, value in call_arguments.items():

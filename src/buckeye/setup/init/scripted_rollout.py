@@ -30,9 +30,9 @@ from buckeye.setup.init.trial_server import trial_task
 Ending = Literal["worked", "refused", "failed", "not tried", "held back"]
 """How the trial of an action ended.
 
-`refused`: the tool replied with an error, as it may to generated arguments. `failed`: the call did not reach
-the tool, or the environment failed. `not tried`: no arguments can be generated. `held back`: the tool
-announces that it is destructive or acts on the outside world, or it may change data without a copy.
+`refused`: the tool replied with an error, which is normal for generated arguments. `failed`: the call did not
+reach the tool, or the environment failed. `not tried`: no arguments can be generated. `held back`: the tool
+announces `destructiveHint` or `openWorldHint`, or may change data that is not a copy.
 """
 
 _HINTS = ("destructiveHint", "openWorldHint")
@@ -44,7 +44,7 @@ _REFUSAL = re.compile(r'error|\{\s*"(?:error"|(?:success|ok)":\s*false|status":\
 
 @dataclass(frozen=True, slots=True)
 class ActionTrial:
-    """One action, its last call, and how that ended."""
+    """An action, its last call, and the ending of this call."""
 
     action: str
     call: str
@@ -56,8 +56,8 @@ class ActionTrial:
 class TrialResult:
     """Result of the scripted rollouts.
 
-    `stop_reason` is that of the last rollout, and `reward` that of the task file's grading, if there was one.
-    `problem` is the reason why no rollout could run.
+    `stop_reason` belongs to the last rollout. `reward` is None if the rollout was not graded. `problem` is
+    the reason why no rollout could run.
     """
 
     trials: tuple[ActionTrial, ...]
@@ -73,7 +73,10 @@ class TrialResult:
 
     @property
     def passed(self) -> bool:
-        """True if the rollout ended with `done`, no call failed, and a call worked or all were held back."""
+        """True if the rollout ended with `done`, and no call failed.
+
+        At least one call must have worked, unless all calls were held back.
+        """
         endings = Counter(trial.ending for trial in self.trials)
         ended = not self.problem and self.stop_reason == "done"
         if ended and endings["held back"] == len(self.trials) > 0:
@@ -91,9 +94,9 @@ async def try_actions(
 ) -> TrialResult:
     """Run every action with generated arguments, then `done`.
 
-    `task` defines setup and grading. Without one, or if it uses tools of another server for them, `setup` is
-    called with generated arguments if that tool exists, and the rollout is not graded. Tools that announce
-    that they are destructive or act on the outside world are called only with `try_all`.
+    `task` defines setup and grading. If it is None, or needs tools of another server, the rollout is not
+    graded, and a tool `setup` is called with generated arguments. Tools with `destructiveHint` or
+    `openWorldHint` are called only with `try_all`.
     """
     limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
     files = task.files if task is not None and task.files is not None else config.files
@@ -143,7 +146,7 @@ def _task_calls(task: McpTask | None, tools: Mapping[str, ToolEntry]) -> _TaskCa
 
 @dataclass(slots=True)
 class _TrialRunner:
-    """Runs rollouts until every call was made; one suffices unless the environment ends it early."""
+    """Runs rollouts until every call was made: more than one if the environment ends a rollout early."""
 
     _config: GymConfig
     _source: EnvironmentSource
@@ -202,7 +205,7 @@ class _ScriptedPolicy:
         self._current = self._pending.pop(0) if self._pending and not self.failed_action else None
         call = self._current[1] if self._current is not None else f"{DONE}()"
         text = f"<think>I try this.</think><tool>{call}</tool>"
-        if self._current is not None:  # final if the rollout ends with this call, without a result
+        if self._current is not None:  # stays if this call ends the rollout and returns no result
             self._trials[self._current[0]] = ActionTrial(*self._current, "worked", "ended the rollout")
         return Reply(text=text, finish_reason="stop", message={"role": "assistant", "content": text})
 
@@ -214,7 +217,7 @@ class _ScriptedPolicy:
         return True
 
     def add_server_exit(self, explanation: str) -> None:
-        """Add the exit of the server, which the model does not see, to the call that caused it."""
+        """Add the reason of the server's exit to the call that caused it. The model does not see it."""
         if explanation:
             trial = self._trials[self.failed_action]
             message = _short_line(explanation.rpartition("): ")[2])
@@ -234,7 +237,7 @@ class _ScriptedPolicy:
 def _prepare_calls(
     action: Action, tool: ToolEntry | None, config: GymConfig, sample_path: str
 ) -> tuple[list[str], ActionTrial]:
-    """Return the calls to try for an action, and its preliminary result; check that each parses and binds."""
+    """Return the calls to try for an action, and its preliminary result; check that each call is valid."""
     schema = (tool.input_schema if tool is not None else None) or {}
     known = schema.get("properties") or {}
     required = schema.get("required") or ()
@@ -264,7 +267,7 @@ def _held_back_reason(tool: ToolEntry, uncopied_address: str) -> str:
 
 
 def _is_filler(value: Any) -> bool:
-    """Return True if a text consists only of dots, as in a prompt."""
+    """Return True if a text is a placeholder such as `...`."""
     return isinstance(value, str) and bool(value) and not value.strip(".")
 
 

@@ -50,7 +50,7 @@ PATH_NAME = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An argument of a tool: `name` is the tool's, `argument_name` the action's, `schema` its JSON Schema."""
+    """An argument: its `name` in the tool, its `argument_name` in the action, and its JSON Schema."""
 
     name: str
     argument_name: str
@@ -62,8 +62,8 @@ class Parameter:
 class PlannedAction:
     """An action for a tool.
 
-    `parameters` are the positional ones: required ones first, then the others. `dropped` are those that no
-    action can provide.
+    `parameters` are in positional order: required parameters first. `dropped` names the arguments of the tool
+    that no action can provide.
     """
 
     name: str
@@ -89,8 +89,8 @@ class FlaggedAction:
 class ActionPlan:
     """Actions planned for the tools.
 
-    `context` are arguments that every action has, by the tool's name, with the value that all calls share.
-    `left_out` has the reason for each tool without an action.
+    `context` has the arguments with one value for all calls: the name in the tools, and the value. `left_out`
+    has the reason for each tool without an action.
     """
 
     actions: tuple[PlannedAction, ...]
@@ -102,9 +102,9 @@ class ActionPlan:
 def choose_tools(
     tools: Sequence[ToolEntry], include: Sequence[str], exclude: Sequence[str]
 ) -> list[ToolEntry]:
-    """Return the tools that match a pattern of `include` (all without patterns) and none of `exclude`.
+    """Return the tools that match a pattern of `include` and no pattern of `exclude`.
 
-    Raises UsageError for a pattern that matches no tool, and if no tool is left.
+    An empty `include` matches all tools. Raises UsageError if a pattern matches no tool, or no tool is left.
     """
     names = [tool.name for tool in tools]
     for flag, patterns in (("--include", include), ("--exclude", exclude)):
@@ -138,9 +138,9 @@ def plan_actions(
     """Return the plan for these tools.
 
     Tasks use the tools `setup_tools` for setup and `grading_tools` for grading. `requested` has names or
-    patterns of tools that the user requested, which are never flagged. Destructive tools are harmless if they
-    act on files that are `private` to a rollout. An argument that every action requires, and that denotes
-    where it acts, gets its value from `values`, by name, or is the `workdir_path`.
+    patterns of tools that the user requested; they are never flagged. Destructive tools are not flagged if
+    the files are `private` to a rollout. An argument is constant if every action requires it and its name
+    denotes a location: its value is in `values`, or is `workdir_path`.
     """
     actions: list[PlannedAction] = []
     flagged: list[FlaggedAction] = []

@@ -1,4 +1,4 @@
-"""Short runs of one configuration with other learning rates, each a separate run in its own process."""
+"""Forks: short runs of one configuration with different learning rates, each in its own process."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ class Fork:
     def score(self) -> float | None:
         """Weighted mean reward, or None if the fork failed.
 
-        The second half counts ten times as much as the first, so speed decides only between forks that end
-        equally well.
+        The second half counts ten times as much as the first: the reward at the end matters more than speed.
         """
         means, early = list(map(statistics.fmean, self.rewards)), len(self.rewards) // 2
         weights = [1.0] * early + [_LATE_WEIGHT] * (len(means) - early)
@@ -69,8 +68,8 @@ class Fork:
     def lost_reward(self) -> bool:
         """True if the fork lost reward significantly.
 
-        That is, the last quarter is below the best one, or a few consecutive steps are below the first step,
-        even if it recovered later.
+        The last quarter is below the best quarter, or a few consecutive steps are below the first step. A
+        later recovery does not count.
         """
         if self.failure_reason:
             return False
@@ -81,7 +80,7 @@ class Fork:
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """Score, mean reward of the last quarter, whether it fell, seconds, and reason of failure."""
+        """Score, mean reward of the last quarter, whether reward was lost, seconds, and reason of failure."""
         return {
             "score": self.score,
             "reward_at_end": None if self.failure_reason else statistics.fmean(self.last_rewards),
@@ -101,7 +100,8 @@ class Fork:
 def train_fork(config: RLConfig, directory: Path, rate: float, steps: int, *, seconds: float) -> Fork:
     """Train `steps` steps in the new `directory`, for at most `seconds`.
 
-    Uses the run's scheduler if that is the whole run, else a constant learning rate.
+    The learning rate is constant, unless `steps` is the length of the whole run: then the run's scheduler is
+    used.
     """
     file = directory.with_name(f"{directory.name}.json")
     settings = _settings(config, directory, rate, steps)
@@ -141,7 +141,7 @@ def _settings(config: RLConfig, directory: Path, rate: float, steps: int) -> dic
         section |= {"max_steps": steps} if "max_steps" in section else {}
     settings["orchestrator"] |= {"eval": None}
     settings["trainer"]["optim"]["lr"] = rate
-    if steps != config.max_steps:  # only a part of the run, which ends before the rate decays
+    if steps != config.max_steps:  # a part of the run ends before the rate decays
         settings["trainer"]["scheduler"] = {"type": "constant"}
     settings["trainer"]["trained"]["keep"] = None
     return settings

@@ -50,11 +50,11 @@ def nearest_rate(changes: Mapping[float, float], target: float) -> float:
 
 
 def search_by_score(score: Callable[[float], float | None], start: float) -> dict[float, float]:
-    """Try learning rates a FACTOR apart, from `start`, each next to the best so far.
+    """Try learning rates a FACTOR apart: first `start`, then always a neighbor of the best rate so far.
 
     Stops when the best has a worse neighbor on each side, or when `score` returns None because no time is
-    left. Returns the rates with their scores. A score of -inf means that the rate is too high: then only
-    lower rates are tried.
+    left. Returns the rates with their scores. If all scores are -inf, the rates
+    are too high, and only lower rates are tried.
     """
     scores = dict[int, float]()
     power: int | None = 0

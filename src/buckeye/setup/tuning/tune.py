@@ -21,7 +21,7 @@ from buckeye.setup.tuning.forks import Fork, delete_weights, train_fork
 from buckeye.setup.tuning.search import MIN_STEPS, nearest_rate, search_by_change, search_by_score
 
 TARGET = 0.01
-"""Change of the policy per step at which training trials begin: KL divergence, in nats per token."""
+"""KL divergence per step, in nats per token, of the first learning rate that is tried by training."""
 _BATCHES = 3
 _BASELINE_RATE = 1e-12  # a learning rate that does not change the policy
 _TRIES = 6
@@ -35,9 +35,9 @@ _TIMEOUT_FACTOR = 1.5  # timeout of a fork, as a multiple of its expected time
 class TuningResult:
     """The learning rate found, every tried rate with the policy's change per step, and the forks.
 
-    `by_training` is True if training decided, and not only the policy's change. Then the rewards in the last
-    quarter of the best fork (mean: `reward_at_end`) are significantly above those of the untrained policy
-    (mean: `reward_at_start`). `reward_at_end` is None if every fork failed or fell.
+    `by_training` is False if only the policy's change decided. It is True if the best fork raised the reward
+    significantly: from `reward_at_start`, the mean of the untrained policy, to `reward_at_end`, the mean of
+    its last quarter. `reward_at_end` is None if every fork failed or lost reward.
     """
 
     lr: float
@@ -101,8 +101,7 @@ class Tuning:
     def _run_baseline(self) -> Fork:
         """Run a fork that does not change the policy, and return it.
 
-        Its batches measure the policy's changes, and its rewards are the initial ones. Forks that train run
-        their own rollouts.
+        Its batches measure the policy's changes, and its rewards are the rewards before training.
         """
         fork = train_fork(self.config, self.root / "still", _BASELINE_RATE, _BATCHES, seconds=self._left())
         if fork.score is None:
@@ -131,7 +130,7 @@ class Tuning:
     def _score(self, baseline: Fork, rate: float, steps: int) -> float | None:
         """Return the score of a fork with this rate.
 
-        -inf means that it failed or fell; None that no time is left for it.
+        -inf: the fork failed or lost reward. None: no time is left for the fork.
         """
         known = [fork.seconds for fork in self.forks if fork.score is not None]
         needed = max(known, default=_fork_seconds(baseline, steps))
@@ -160,5 +159,5 @@ class Tuning:
 
 
 def _fork_seconds(baseline: Fork, steps: int) -> float:
-    """Return the expected seconds of a fork: start and end of the baseline fork, plus its steps."""
+    """Return the expected seconds of a fork: the baseline's start and end, plus `steps` steps."""
     return max(0.0, baseline.seconds - baseline.step_seconds * _BATCHES) + baseline.step_seconds * steps
