@@ -23,7 +23,7 @@ class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool call of the assistant. `index` is a remnant of accumulated streams."""
+    """Tool call of the assistant. Clients that join stream events may leave an `index`."""
 
     id: str
     type: Literal["function"] = "function"
@@ -34,7 +34,7 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Chat message.
 
-    Fields of other servers may be present if empty: clients send back messages that they received.
+    Accepts empty fields of other servers, because clients send back the messages that they received.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -95,7 +95,7 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool by its name."""
+    """Name of a tool."""
 
     name: str
 

@@ -30,7 +30,7 @@ StopTokenIds = Annotated[TokenIds, Meta(max_length=256)]
 Tools = Annotated[
     list[dict[str, Any]], Meta(extra_json_schema={"items": {"$ref": "#/components/schemas/Tool"}})
 ]
-"""Validated, and kept as sent: chat templates render them in the order of their keys."""
+"""Tools are validated but keep the client's key order, because chat templates render the keys in order."""
 
 PLAIN_TEXT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -42,7 +42,7 @@ PLAIN_TEXT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "suffix": ("",),
 }
-"""Values of fields for other kinds of replies that mean a plain reply."""
+"""Fields that can request another kind of reply, with the values that request plain text."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **PLAIN_TEXT_VALUES,
@@ -101,7 +101,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class GenerateSampling(Sampling, kw_only=True, forbid_unknown_fields=True):
     """Field `sampling_params` of /inference/v1/generate.
 
-    `logprobs` is the number of log-probs returned in addition to each token's own; None returns none.
+    `logprobs` is the number of alternatives per token. None: no log-probs.
     """
 
     logprobs: TopLogprobs | None = None
@@ -191,7 +191,7 @@ class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
         return self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
 
     def forced_tool(self) -> str | None:
-        """Return the tool of a forced call, or None if the model may choose one."""
+        """Return the tool of a forced call, or None if the model chooses the tool."""
         if isinstance(self.tool_choice, ToolChoice):
             return self.tool_choice.function.name
         names = [str(tool["function"]["name"]) for tool in self.tools or ()]
@@ -241,10 +241,7 @@ def check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[
 
 
 def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the fields without those that have no effect.
-
-    Raise `UsageError` for one that has an effect and is unsupported.
-    """
+    """Remove fields that have no effect. Raise `UsageError` for an unsupported field that has an effect."""
     kept = {}
     for name, value in fields.items():
         if name in kind.__struct_fields__:
@@ -276,12 +273,12 @@ def error_body(message: str, status_code: int, *, code: str | None = None) -> di
 
 
 def reasoning_fields(text: str) -> dict[str, str]:
-    """Return reasoning under the name of most clients, and under vLLM's."""
+    """Return reasoning in both fields that clients read: the common one and vLLM's."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def chat_message(content: str, reasoning: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a reply as the message of a choice."""
+    """Return the `message` of a `choices` entry."""
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     return message | reasoning_fields(reasoning) | ({"tool_calls": calls} if calls else {})
 
@@ -289,14 +286,14 @@ def chat_message(content: str, reasoning: str, calls: Sequence[Mapping[str, Any]
 def chat_delta(
     content: str = "", reasoning: str = "", calls: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return the part of the message that a stream event adds."""
+    """Return the `delta` of a stream event."""
     numbered = [{"index": index, **call} for index, call in enumerate(calls)]
     fields = {"content": content} if content else {}
     return fields | reasoning_fields(reasoning) | ({"tool_calls": numbered} if calls else {})
 
 
 def chat_logprobs(tokens: Iterable[tuple[str, float, Iterable[tuple[str, float]]]]) -> dict[str, Any]:
-    """Return the `logprobs` of a chat: text and log-prob of each token, and those of the most likely ones."""
+    """Return the `logprobs` of a chat completion, with the most likely alternatives of each token."""
 
     def entry(text: str, logprob: float) -> dict[str, Any]:
         return {"token": text, "logprob": finite_logprob(logprob), "bytes": list(text.encode())}

@@ -1,4 +1,4 @@
-"""Environment interface: the methods that an author implements and may call.
+"""Interface of environments: the methods that an author implements, and the policy that they call.
 
 An environment has tasks and runs rollouts of a task with a policy. It never sees tokens: `Policy.chat`
 records token ids, log-probs, masks and policy versions.
@@ -25,7 +25,7 @@ Tool = Mapping[str, Any]
 def join_text_parts(message: Message) -> Message:
     """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) joined into one text.
 
-    With other parts, which `find_non_text_part` reports, it is unchanged.
+    A message with other parts is returned unchanged (see `find_non_text_part`).
     """
     if not _has_parts(message) or find_non_text_part(message["content"]) is not None:
         return message
@@ -58,7 +58,7 @@ earlier can still score the progress.
 """
 
 FinishReason = Literal["stop", "length"]
-"""End of a reply: by itself, or truncated at a limit."""
+"""End of a reply: complete, or truncated at a limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,8 +97,7 @@ class Reply:
     tokens: ReplyTokens | None = None
     """Tokens of the reply, if available."""
     text_logprobs: Sequence[tuple[str, float]] | None = None
-    """Text and log-prob of each token, from a policy without token ids, if `CallOptions.logprobs` requested
-    them and they were returned.
+    """Text and log-prob of each token, for a policy without token ids. None if not requested or not returned.
     """
 
 
@@ -113,9 +112,9 @@ class ReplyTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallOptions:
-    """Options of one call beyond its messages: a shorter reply, or a certain form.
+    """Options of one call: limits and form of the reply.
 
-    How the policy samples (temperature and the like) is never a caller's choice.
+    The caller cannot set sampling parameters such as the temperature.
     """
 
     max_tokens: int | None = None
@@ -131,8 +130,9 @@ class CallOptions:
     logprobs: bool = False
     """True if the caller needs the log-probs of the reply."""
     trained: bool = True
-    """True if the reply is recorded as part of the rollout. An opponent's reply, for example, is not: it is
-    neither trained nor counted.
+    """True if the reply is recorded as part of the rollout.
+
+    The reply of an opponent, for example, is neither trained nor counted.
     """
 
 
@@ -146,12 +146,12 @@ class Outcome:
 
     An errored rollout has an `error` and no `reward`: it is never scored 0. `components` are logged but not
     rewarded. `stop_reason` is a short text such as "answered" or "truncated". The optional `turn_rewards`
-    have one entry per call of `Policy.chat` and add up to `reward`. `boundary` is the place of an errored
-    rollout's failure; after "task" no rollout is retried, because the task itself is invalid.
+    have one entry per call of `Policy.chat` and add up to `reward`. `boundary` is the part that failed.
+    Failures of the boundary "task" are not retried, because the task is invalid.
 
-    Only a `GroupEnvironment` leaves a rollout `pending`, under its own id for it: neither reward nor error
-    until the group is finished. `explanations` describe, for people, how components came about, by their
-    names. `trace` has the frames of an error, outermost first; the caller of the environment sets it.
+    `pending` is the id that a `GroupEnvironment` gives a rollout without a reward until its group is
+    finished. `explanations` maps names of components to their reasons as text. `trace` has the frames of an
+    error, outermost first. The caller of the environment sets it.
     """
 
     reward: float | None
@@ -180,8 +180,8 @@ class Outcome:
 class Probe:
     """Reply with a known reward: grading `reply` to `task` must return between `low` and `high`.
 
-    Equal bounds mean an exact score. An environment may offer its own as `probes() -> Sequence[Probe]`;
-    `buckeye env check` runs them. In a multi-turn environment `reply` is the reply of every turn.
+    Equal bounds mean an exact score. `buckeye env check` runs the probes of an environment's optional method
+    `probes() -> Sequence[Probe]`. In a multi-turn environment `reply` is the reply of every turn.
     """
 
     name: str
@@ -231,15 +231,12 @@ class OptionsPolicy(Protocol):
 
 @runtime_checkable
 class ToolAwarePolicy(Protocol):
-    """Policy that must be informed about the callable tools if only the prompt describes them.
-
-    Examples are a person and random choice.
-    """
+    """Policy that needs the callable tools even if only the prompt describes them, such as a human policy."""
 
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
-        """Announce the tools that a reply in this form calls.
+        """Set the callable tools.
 
-        In `form`, `{call}` is the position of `name(argument=value, ...)`.
+        `form` is the template of a reply; its `{call}` means `name(argument=value, ...)`.
         """
         ...
 
@@ -308,7 +305,7 @@ TRAIN = "train"
 
 
 def split_names(environment: Environment) -> tuple[str, ...]:
-    """Return the splits that an environment lists as `splits`, or those of `train` and `eval` that it has.
+    """Return the `splits` of an environment. Default: `train` and `eval`, if they have tasks.
 
     Raise `UsageError` if it has none.
     """

@@ -14,7 +14,7 @@ def read_arguments(value: Any) -> dict[str, Any]:
 
     "" and null mean no arguments. JSON text inside JSON text is decoded.
 
-    Raise `ValueError` with a text that completes "the arguments of NAME".
+    Raise `ValueError`. Its text is the end of a sentence that begins with "the arguments of NAME".
     """
     arguments = _parse_json(value)
     if isinstance(arguments, str):
@@ -32,7 +32,7 @@ def _parse_json(value: Any) -> Any:
     try:
         if isinstance(value, str):
             value = load_json(value) if value.strip() else None
-        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # half a surrogate pair raises
+        json.dumps(value, allow_nan=False, ensure_ascii=False).encode()  # a lone surrogate raises
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else error
         raise ValueError(f"are not valid JSON: {reason}") from None

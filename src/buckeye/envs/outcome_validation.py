@@ -28,8 +28,8 @@ _MISSING = re.compile(r"missing|must be set|not set|credential|KeyError|not foun
 def validate_outcome(outcome: object, environment: object = None) -> Outcome:
     """Return the outcome with plain numbers and texts.
 
-    An invalid one becomes an error that names the field. Errored outcomes have no components. `environment`
-    is the one that returned it, for messages.
+    An invalid outcome becomes an error that names the field. Errored outcomes have no components. Messages
+    describe the `environment` that returned the outcome.
     """
     if not isinstance(outcome, Outcome):
         return error_outcome("score", outcome_error_text(outcome, environment))
@@ -116,5 +116,5 @@ def missing_variable_hint(text: str, variables: Collection[str]) -> str:
 
 
 def parse_boundary(name: object) -> Boundary:
-    """Return the boundary of that name; "step" for an unknown one."""
+    """Return the boundary of that name; "step" for an unknown name."""
     return cast(Boundary, name) if name in BOUNDARIES else "step"

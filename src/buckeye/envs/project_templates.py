@@ -1,4 +1,4 @@
-"""New environments from the templates: `environments/template` of the source, or its copy in the package."""
+"""Creation of environment projects from the templates in `environments/template` or in the package."""
 
 from __future__ import annotations
 

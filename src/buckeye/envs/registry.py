@@ -1,9 +1,9 @@
 """Lookup and construction of environments in this process.
 
-An environment is a package with a function `load_environment(**args) -> Environment`. It is found, in this
-order: as a path (starts with `.`, `/` or `~`, or ends in `.py`); among those bundled with Buckeye, unless
-installed; by the entry-point group `buckeye.environments`; by importing the module of its name; as a folder
-of that name.
+An environment is a package with a function `load_environment(**args) -> Environment`. An id is looked up in
+this order: as a path (starts with `.`, `/` or `~`, or ends in `.py`); as an environment bundled with Buckeye,
+unless a distribution of that name is installed; in the entry-point group `buckeye.environments`; as a module;
+as a folder.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _ID = re.compile(
 )
 _PROTOCOL = ("name", "tasks", "rollout")
 LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
-"""Libraries that provide environments, `reasoning-gym/NAME`, with the module of each."""
+"""Module of each library with environments. Their ids are LIBRARY/NAME."""
 AGENT = "agent"
-"""Id of the environment for any program that calls a model; its tasks and its command are arguments."""
+"""Id of the environment that runs a user's program. Its arguments are the command and the tasks."""
 
 CALLER = "caller"
 """Id of the environment object of the process that started the run from Python."""
@@ -115,7 +115,7 @@ def renamed_arguments(names: Mapping[str, str]) -> Callable[[_Loader], _Loader]:
 
 
 def current_arguments(loader: Callable[..., Any], args: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments under their current names. Raise `UsageError` for one given under both names."""
+    """Return the arguments under their current names. Raise `UsageError` if both names are given."""
     names: Mapping[str, str] = getattr(loader, _FORMER_ARGUMENTS, {})
     for former, current in names.items():
         if former in args and current in args:
@@ -198,7 +198,7 @@ def find_local_loader(env_id: str) -> Callable[..., Any] | None:
 def find_bundled_project(env_id: str) -> Path | None:
     """Return the project of an environment bundled with Buckeye.
 
-    None for others, and if an installed distribution has its name.
+    None for other environments, and if a distribution of that name is installed.
     """
     if canonicalize_name(env_id.partition("@")[0].rpartition("/")[2]) != _BUNDLED:
         return None
@@ -335,7 +335,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _project_entry_point(folder: Path) -> tuple[str, str]:
-    """Return the module and attribute that a project registers, or its name and `load_environment`."""
+    """Return module and attribute of a project's entry point. Default: its name and `load_environment`."""
     project_file = folder / "pyproject.toml"
     if not project_file.is_file():
         return folder.resolve().name.replace("-", "_"), "load_environment"
@@ -384,7 +384,7 @@ def _source_line(error: BaseException) -> str | None:
 def report_import_errors(subject: str, folder: Path | None = None) -> Iterator[None]:
     """Convert any error of importing third-party code to a `UsageError`.
 
-    `folder` is where local modules of the code are searched, for the message.
+    `folder` is the folder of local modules, for the message.
     """
     try:
         yield
@@ -392,7 +392,7 @@ def report_import_errors(subject: str, folder: Path | None = None) -> Iterator[N
         raise
     except ModuleNotFoundError as error:
         place = f"neither in {folder.resolve()} nor installed" if folder is not None else "not installed"
-        hint = "install the package that has it into this interpreter"
+        hint = "install the package of that module into this interpreter"
         if folder is not None:
             hint = f"put {str(error.name).partition('.')[0]}.py into that folder, or {hint}"
         raise UsageError(
@@ -402,7 +402,7 @@ def report_import_errors(subject: str, folder: Path | None = None) -> Iterator[N
             hint=hint,
         ) from error
     except SyntaxError as error:
-        in_file = error.filename is not None and Path(error.filename).is_file()  # not so for `eval` of a text
+        in_file = error.filename is not None and Path(error.filename).is_file()  # False for code of `eval`
         line = f"{error.filename}:{error.lineno}" if in_file else _source_line(error)
         raise UsageError(
             f"cannot import {subject}: {type(error).__name__}: {error.msg}",

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 PLACEMENT_VARIABLE = "BUCKEYE_PLACED"
-"""Environment variable with the settings of environments that a run placed on its nodes, as JSON by
-environment name.
+"""Environment variable with `nodes` and `address` of each environment of a run, as JSON by environment name.
 """
 Isolation = Literal["auto", "none", "process"]
 
@@ -20,12 +19,13 @@ Isolation = Literal["auto", "none", "process"]
 class WorkerSettings:
     """Settings of an environment's workers. All durations are in seconds.
 
-    `isolation`: "none" runs in this process, "process" never does, "auto" only for Buckeye environments that
-    can be imported here. `python` is the interpreter; None means that of the installed environment, else this
-    one. `processes` share the rollouts. A worker and its children may use `max_memory_bytes` of memory, and
-    write `max_output_bytes` per minute. `variables` are the environment variables that the worker may see, in
-    addition to those it needs to run. `sampling` is passed to the environment (`temperature`, `max_tokens`),
-    which may ignore it. The output goes to files named after `log_name` in `log_dir`, if set.
+    With `isolation` "none" the environment runs in this process, with "process" in workers. With "auto",
+    Buckeye environments that can be imported run in this process. `python` is the interpreter of the workers.
+    Its default is that of the installed environment, else `sys.executable`. `processes` is the number of
+    workers. A worker and its children may use `max_memory_bytes` of memory, and write `max_output_bytes` per
+    minute. `variables` are the environment variables that the worker may see, in addition to those it needs
+    to run. `sampling` is passed to the environment (`temperature`, `max_tokens`), which may ignore it. The
+    output goes to files named after `log_name` in `log_dir`, if set.
     """
 
     isolation: Isolation = "auto"
@@ -40,7 +40,7 @@ class WorkerSettings:
     variables: tuple[str, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
     max_turns: int | None = None
-    """Maximum model calls of a rollout; a further call gets no reply, and the rollout ends as `max_turns`."""
+    """Maximum model calls of a rollout. A further call gets no reply, and the stop reason is `max_turns`."""
     max_tokens: int | None = None
     """Maximum tokens sampled in a rollout, over all its calls."""
     rollout_timeout: float = 3600.0
@@ -60,8 +60,7 @@ class WorkerSettings:
     heartbeat_timeout: float = 60.0
     """A worker without a message for this long is replaced."""
     max_failures: int = 5
-    """Number of consecutive workers that end before any rollout does, after which the next start is
-    delayed.
+    """After this number of consecutive workers without a finished rollout, starts are delayed.
     """
     log_dir: Path | None = None
     log_name: str = "environment"
@@ -72,11 +71,11 @@ class WorkerSettings:
 
 
 def read_placement(name: str) -> dict[str, Any]:
-    """Return the settings `nodes` and `address` of an environment that a run placed on its nodes."""
+    """Return the settings `nodes` and `address` that a run assigned to an environment."""
     settings: dict[str, Any] = json.loads(os.environ.get(PLACEMENT_VARIABLE, "{}")).get(name, {})
     return settings
 
 
 def with_variables(names: Sequence[str]) -> WorkerSettings:
-    """Return worker settings that pass these variables; only worker processes can get them."""
+    """Return worker settings with these variables. With any, the environment runs in a worker process."""
     return WorkerSettings(isolation="process" if names else "auto", variables=tuple(names))

@@ -21,7 +21,7 @@ class SingleTurnEnvironment(ABC):
         return tuple(self._splits)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of a split. Raise `KeyError`, with the existing splits, for an unknown one."""
+        """Return the tasks of a split. Raise `KeyError` that names the splits for an unknown split."""
         if split not in self._splits:
             raise KeyError(f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}")
         return self._splits[split]

@@ -68,8 +68,8 @@ async def play_with_tools(
 
     The first `max_calls` calls are run, each for at most `timeout` seconds; then the policy is informed that
     none are left. It has `max_calls` + 2 turns. A wrong call (unknown tool, unreadable or invalid arguments,
-    `ToolError`, timeout) returns an error text to the policy. Any other exception of a tool is the
-    environment's own failure and is raised: the rollout then has an error and no reward.
+    `ToolError`, timeout) returns an error text to the policy. Any other exception of a tool is raised: the
+    rollout has an error and no reward.
     """
     conversation = list(messages)
     calls = errors = turns = 0
@@ -124,7 +124,7 @@ async def _run_call(
                 result = await result
     except TimeoutError:
         if not deadline.expired():
-            raise  # the tool's own
+            raise  # raised by the tool, not by the timeout
         return f"Error: no result within {timeout:g} s.", True
     except ToolError as error:
         return f"Error: {error}", True
@@ -152,7 +152,7 @@ def _check_call(function: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str
 
 
 def _check_arguments(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-    """Check arguments against the part of JSON Schema that describes tools: required, properties, type, enum.
+    """Check arguments against the schema keywords required, properties, type and enum.
 
     Raise `ToolError` on a mismatch.
     """

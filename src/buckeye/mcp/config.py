@@ -72,7 +72,7 @@ class WeightsConfig(BaseConfig):
         return self
 
     def mean(self, parts: Mapping[str, float]) -> float:
-        """Return the weighted mean of the parts. All must be given: a missing one does not count as 0."""
+        """Return the weighted mean of the parts. All parts must be given."""
         weights = dict(self)
         assert parts.keys() == weights.keys(), "a part is missing or unknown"
         return sum(weights[name] * parts[name] for name in weights) / sum(weights.values())
@@ -101,7 +101,7 @@ class DefaultsConfig(BaseConfig):
     preload: bool = True
     """Import the libraries of a Python server once and fork its sessions from that process.
 
-    Applies to servers that a task starts as a command; false starts every session separately.
+    Applies to servers that a task starts as a command. If false, every session starts a new process.
     """
     workdir_bytes: PositiveInt = 2**30
     """Maximum size of a rollout's folder in bytes. A larger folder ends the rollout.
@@ -148,7 +148,7 @@ class GymConfig(BaseConfig):
 
     @cached_property
     def actions(self) -> Mapping[str, Action]:
-        """Compiled actions of `action_mappings`, and `done`. Raises ConfigError for an invalid one."""
+        """Compiled actions of `action_mappings`, and `done`. Raises ConfigError for an invalid action."""
         actions, problems = compile_actions(self.action_mappings)
         if problems:
             raise config_error(_locate(problems, _ACTIONS, Settings()))
@@ -156,7 +156,7 @@ class GymConfig(BaseConfig):
 
     @cached_property
     def graders(self) -> Sequence[Grader]:
-        """Graders of `grade`. Raises ConfigError for an invalid one."""
+        """Graders of `grade`. Raises ConfigError for an invalid grader."""
         graders, problems = read_graders(self.grade)
         if problems:
             raise config_error(_locate(problems, _GRADE, Settings()))

@@ -46,8 +46,8 @@ def load_environment(
 
     `dataset` is a JSON file, a dataset folder, or the name of a dataset on the Hugging Face hub. The split
     `eval` is `eval_dataset` if given. Otherwise it has the tasks whose metadata has `"split": "eval"` and
-    those of the dataset's test files. All other tasks are the split `train`; `num_tasks` keeps its first
-    tasks only. Raises UsageError.
+    those of the dataset's test files. All other tasks are the split `train`, cut to `num_tasks` tasks if
+    given. Raises UsageError.
     """
     need("mcp", "An MCP environment")
     config = load_gym_config(Path(config_path).expanduser())
@@ -158,7 +158,7 @@ class McpEnvironment:
             )
 
     def _warn_of_lost_call(self, call: str) -> None:
-        """Warn of a call that breaks its server: the first time, and at each power of ten."""
+        """Warn about a call that makes its server fail: at the 1st, 10th, 100th failure, ..."""
         self._lost_calls[call] += 1
         if is_power_of_ten(count := self._lost_calls[call]):
             message = "%s: a call of the model made its server fail (%d rollouts so far): %s"
@@ -234,7 +234,7 @@ def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
 
 
 def _warn_of_unreachable_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """Warn once per existing path that a server will not find in its rollout's folder."""
+    """Warn about existing files that a server cannot find in its rollout's folder, once per file."""
     unreachable = {
         path: task.id
         for task in tasks

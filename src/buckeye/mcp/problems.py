@@ -16,14 +16,14 @@ from buckeye.config.settings import KeyPath
 from buckeye.config.shared import CONFLICT, BaseConfig
 
 _MAX_VALUE_CHARS = 60
-_OR_METADATA = "or a value of each task, as '{metadata.NAME}'"
+_OR_METADATA = "or a value of each task, such as '{metadata.NAME}'"
 _EXPECTED = {
     "Grader.name": "expected at most 60 letters, digits, dots and hyphens",
     "ActionTable._tool": "expected the name of an MCP tool, or null to end the rollout",
-    "HttpServer.url": "expected an address, as http://localhost:8765/mcp",
+    "HttpServer.url": "expected an address, such as http://localhost:8765/mcp",
     "positional": "expected a list of names",
-    "transform": 'expected an expression, as "lambda x: x * 1000"',
-    "python": "expected a file and a function in it, as check.py:grade",
+    "transform": 'expected an expression, such as "lambda x: x * 1000"',
+    "python": "expected a file and a function in it, such as check.py:grade",
     "sha256": f"expected 64 hexadecimal digits, {_OR_METADATA}",
     "number": f"expected a number, {_OR_METADATA}",
     "set": f"expected a list, {_OR_METADATA}",
@@ -73,8 +73,8 @@ def _locate(
 ) -> tuple[KeyPath, list[type[BaseConfig]]]:
     """Return the path of an error in the values, and the classes that may have the field.
 
-    pydantic's location also contains the names of union members, and an index for a single item that replaces
-    a list of one. Both are dropped.
+    pydantic's location also contains names of union members, and index 0 for an item that is written without
+    a list. Both are dropped.
     """
     path: KeyPath = ()
     owners = inner = [model]

@@ -40,10 +40,10 @@ StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time
 """
 
 SERVER_LOST = "server_lost_by_call"
-"""Component that counts the model's calls after which a server failed, while a fresh server works."""
+"""Component that counts calls of the model that made a server fail. A fresh server works."""
 _NO_CALL = "Your reply has no tool call. Write one, as <tool>name(...)</tool>."
 _MAX_ARGUMENTS_CHARS = 200
-_GRADING_SHARE = 0.1  # of the rollout's time: a rollout that exceeds its time has no reward
+_GRADING_SHARE = 0.1  # share of the rollout's time, because a rollout must be graded before its deadline
 _NOT_RUN = "Not run: only the first call of a reply is."
 
 
@@ -125,7 +125,8 @@ class _Conversation:
             if time.monotonic() >= last_start:
                 return "time_limit"
             reply = await self._policy.chat(self._messages, tools=self._tools)
-            if reply.text or reply.finish_reason == "stop":  # an empty reply that was cut off had no room
+            # an empty, truncated reply means that the context is full
+            if reply.text or reply.finish_reason == "stop":
                 self.counts.turns += 1
             parsed = self._parse(reply)
             self._messages.append(reply.message)

@@ -18,9 +18,9 @@ from buckeye.mcp.grading.task_graders import resolve_graders
 from buckeye.mcp.tasks.task_schema import McpTask, ToolCall, call_arguments
 from buckeye.mcp.workdir.folder import Workdir, open_workdir
 
-_LISTEN_SECONDS = 60.0  # `setup_timeout` may be shorter
-_MAX_CHECKED = 4  # different sets of servers
-_CHECK_SECONDS = 30.0  # per set; all sets start together
+_LISTEN_SECONDS = 60.0  # `setup_timeout` may end the wait earlier
+_MAX_CHECKED = 4  # sets of servers
+_CHECK_SECONDS = 30.0  # per set of servers; all sets start together
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,7 @@ async def open_rollout_resources(task: McpTask, config: GymConfig) -> AsyncItera
 
 
 async def works_in_fresh_session(task: McpTask, config: GymConfig) -> bool:
-    """Return True if fresh sessions start and can be set up.
-
-    The model's calls then caused a fault in another session.
-    """
+    """Return True if fresh sessions start and can be set up. If so, the model's calls caused the fault."""
     try:
         async with open_rollout_resources(task, config):
             return True
@@ -63,7 +60,7 @@ async def works_in_fresh_session(task: McpTask, config: GymConfig) -> bool:
 
 
 async def check_servers(tasks: Sequence[McpTask], config: GymConfig) -> None:
-    """Start the servers of some tasks, and check the tools that each task with the same servers names.
+    """Start some sets of servers, and check that they have the tools that their tasks name.
 
     Raises UsageError if a task cannot run. Other faults are logged: the rollouts retry and report them.
     """
@@ -77,7 +74,7 @@ async def check_servers(tasks: Sequence[McpTask], config: GymConfig) -> None:
 
 
 async def _check_set(tasks: Sequence[McpTask], config: GymConfig) -> UsageError | None:
-    """Start the servers of the first task, check the tools of all, and return the error if one cannot run."""
+    """Check the tools of tasks that have the same servers. Return the error if a task cannot run."""
     checked = tasks[0]
     try:
         async with (
@@ -105,9 +102,9 @@ async def _check_set(tasks: Sequence[McpTask], config: GymConfig) -> UsageError 
 async def run_task_call(
     key: str, call: ToolCall, sessions: RolloutSessions, timeout: float, error: type[McpEnvironmentError]
 ) -> CallResult:
-    """Run a call that the task itself defines under `key`. Raises an `error` if the environment fails.
+    """Run a call that the task defines under `key`. Raises `error` if the environment fails.
 
-    If it fails and its arguments do not match the tool's schema, that is a TaskError.
+    Raises TaskError if the call fails and its arguments do not match the tool's schema.
     """
     schema = sessions.tools[call.name].input_schema
     arguments = call_arguments(call, schema)

@@ -1,8 +1,8 @@
 """Batches from the orchestrator to the trainer: `<root>/step_<N>/{batch.safetensors, manifest.json}`.
 
-Training on batch N (counted from 0) turns weights version N into version N+1. A trained batch is kept for a
-while with the trainer's results, 21 bytes per token: `<kept>/step_<N>/{batch.safetensors, manifest.json,
-trained.safetensors, record.json}`.
+Training on batch N (counted from 0) turns weights version N into version N+1. A trained batch is kept with
+the trainer's results (21 bytes per token) until it is pruned: `<kept>/step_<N>/{batch.safetensors,
+manifest.json, trained.safetensors, record.json}`.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class Sample:
     """Sequence of T tokens with data per token.
 
     `token_ids` i32[T]; `loss_mask` bool[T], True where the policy wrote the token; `logprobs` f32[T], the
-    sampler's (0 where masked out); `versions` i32[T], the policy version that wrote the token (-1 where
-    masked out); `advantages` f32[T]; `temperature`, the sampling temperature.
+    log-probs of the sampler (0 where masked out); `versions` i32[T], the policy version that wrote the token
+    (-1 where masked out); `advantages` f32[T]; `temperature`, the sampling temperature.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -115,7 +115,7 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
         samples = unpack_samples(data)
         state = manifest["orchestrator_state"]
     except FileNotFoundError as error:
-        # a check for the manifest now could blame one that has just appeared
+        # checking for the manifest only here would race with a batch that is just being published
         if Path(error.filename).name == DATA:
             raise _damage(f"{directory} has a manifest but no {DATA}: the file was deleted") from None
         return None
@@ -147,7 +147,7 @@ def archive_trained_batch(
 ) -> None:
     """Move a trained batch, with its results, to `kept`. Replaces one of the same step.
 
-    It only serves inspection, so nothing is synced to disk. Raise `OSError` on failure.
+    It is only for inspection, so nothing is synced to disk. Raise `OSError` on failure.
     """
     source, final = storage.step_directory(root, batch.step), storage.step_directory(kept, batch.step)
     if not source.is_dir():
@@ -176,7 +176,7 @@ def remove_trained_batches(kept: Path, start: int) -> None:
 
 
 def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
-    """Return a trained batch and its results, of any attempt.
+    """Return a trained batch and its results. Any attempt of the run may have trained it.
 
     Raise `TransportError` if it is missing or incomplete.
     """
@@ -199,7 +199,7 @@ def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
 
 
 def pack_samples(samples: Sequence[Sample]) -> bytes:
-    """Return samples as safetensors. Raise `TransportError` for one with arrays of unequal length."""
+    """Return samples as safetensors. Raise `TransportError` for a sample with arrays of unequal length."""
     for index, sample in enumerate(samples):
         lengths = {name: len(getattr(sample, name)) for name in _DTYPES}
         if len(set(lengths.values())) != 1 or not len(sample.token_ids):

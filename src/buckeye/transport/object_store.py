@@ -1,8 +1,8 @@
 """Checkpoints in an object store: only complete ones count, and only Buckeye's own objects are deleted.
 
-`<url>/step_<N>-attempt_<A>-<id>/` has the files of a checkpoint under their names, and `COMMITTED`. This file
-is written last and has the length and SHA-256 of each. An object exists completely or not at all, so a folder
-without `COMMITTED` is not a checkpoint. A store URL belongs to one run.
+`<url>/step_<N>-attempt_<A>-<id>/` has the files of a checkpoint under their names, and `COMMITTED`.
+`COMMITTED` is written last and has the length and SHA-256 of each file. An object exists completely or not at
+all, so a folder without `COMMITTED` is not a checkpoint. A store URL belongs to one run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from buckeye.transport.checkpoint import COMMITTED, CheckpointInfo
 log = logging.getLogger(__name__)
 
 STORE_PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
-"""Module that accesses each kind of store; the extra has the store's name."""
+"""Python module for each URL scheme. The pip extra has the name of the scheme."""
 
 DOWNLOAD = ".download"
 """Suffix of the folder of an incomplete download, in `checkpoints/`."""
@@ -43,10 +43,10 @@ _ID = re.compile(r"[\w-]{1,64}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PARTS = ("trainer", "orchestrator")
 _FILES_AT_ONCE = 4
-_PARTS_AT_ONCE = 4  # of one uploaded file
+_PARTS_AT_ONCE = 4  # parts of one uploaded file
 _MAX_MANIFEST_BYTES = 64 * 2**20
 _MAX_RUN_BYTES = 2**20
-_PAUSES = (1.0, 30.0)  # after the first failure, and at most
+_PAUSES = (1.0, 30.0)  # first and maximum pause in seconds
 _REQUEST_SECONDS = 60
 
 
@@ -70,7 +70,7 @@ class StoreManifest(msgspec.Struct, kw_only=True, frozen=True):
 class CheckpointStore:
     """Store for the checkpoints of a run: `s3://bucket/prefix` or `gs://bucket/prefix`.
 
-    Its credentials are those that the tools of AWS or Google find. Raise `UsageError` if the required module
+    Credentials are found like the AWS and Google tools find them. Raise `UsageError` if the required module
     is not installed. All methods raise `StoreError` if the store is unreachable or refuses.
     """
 
@@ -102,7 +102,7 @@ class CheckpointStore:
     def manifest(self, info: CheckpointInfo) -> StoreManifest:
         """Return a checkpoint's manifest.
 
-        Raise `CheckpointError` if it does not match the objects, or is unsafe.
+        Raise `CheckpointError` if the manifest does not match the objects or has unsafe file names.
         """
         objects = self._objects(info.path.name)
         if not 0 < objects.get(COMMITTED, 0) <= _MAX_MANIFEST_BYTES:
@@ -160,9 +160,8 @@ class CheckpointStore:
     def prune(self, keep: int | None, *, protected: Collection[int]) -> list[int]:
         """Delete all committed checkpoints except the `keep` newest (None: all); return the deleted steps.
 
-        Also keep those of `protected` steps. Also delete leftovers of killed writers that are older than the
-        newest checkpoint. Only files of checkpoints are deleted. The returned steps are those of committed
-        checkpoints.
+        Checkpoints of `protected` steps are kept. Also delete leftovers of killed writers that are older than
+        the newest checkpoint. Only files of checkpoints are deleted.
         """
         objects = self._objects()
         committed = _committed(objects)
@@ -185,8 +184,8 @@ class CheckpointStore:
     def download(self, info: CheckpointInfo, root: Path) -> None:
         """Download a checkpoint to `root`, verified, in one atomic step.
 
-        Files from an earlier attempt, or in the directory of that step, are not downloaded again. Raise
-        `CheckpointError` for a damaged one, `DiskFullError` without enough space.
+        Intact files of an interrupted download or of the existing step directory are reused. Raise
+        `CheckpointError` for a damaged file, and `DiskFullError`.
         """
         manifest = self.manifest(info)
         final, incoming = storage.step_directory(root, info.step), root / f".{info.path.name}{DOWNLOAD}"
@@ -246,7 +245,7 @@ class CheckpointStore:
             raise _damage(f"{name} is damaged: its SHA-256 differs from the committed one")
 
     def _objects(self, folder: str = "") -> dict[str, int]:
-        """Return the sizes of all objects in a folder, by their names in it."""
+        """Return the size of each object in a folder, by relative name."""
         path = f"{self._root}/{folder}" if folder else self._root
         with self._converted_errors("list"):
             self._fs.invalidate_cache()
@@ -318,7 +317,7 @@ def _damage(message: str) -> CheckpointError:
 
 
 def _parse_name(name: str) -> CheckpointInfo | None:
-    """Return the checkpoint of a name in the store, committed or not; None for other names."""
+    """Parse the name of a checkpoint folder; None for other names. The checkpoint may be uncommitted."""
     match = _NAME.fullmatch(name)
     return CheckpointInfo(int(match[1]), int(match[2]), Path(name)) if match else None
 

@@ -20,7 +20,7 @@ RESTART_FOLDER = "restart"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RestartRequest:
-    """Server, as `http://host:port`, and the problem."""
+    """URL of a server (`http://host:port`), and its problem."""
 
     url: str
     reason: str
@@ -33,7 +33,7 @@ def request_restart(output_dir: Path, url: str, reason: str) -> None:
 
 
 def take_restart_requests(output_dir: Path) -> list[RestartRequest]:
-    """Return and remove all requests. Raise `TransportError` for an unreadable one."""
+    """Return and remove all requests. Raise `TransportError` for an unreadable request."""
     requests = []
     for path in sorted((output_dir / RESTART_FOLDER).glob("*.json")):
         try:

@@ -21,11 +21,11 @@ _START_SECONDS = 30.0
 
 
 def restore_from_store(output_dir: Path, url: str, resume_step: int | None) -> None:
-    """Download the checkpoint of `resume_step` if the store has a newer one or the local one is incomplete.
+    """Download the checkpoint of `resume_step` unless the local one is complete and at least as new.
 
     Also restore a missing `run.json`.
 
-    Raise `UsageError` if the store has checkpoints of another run, `StoreError`, or `DiskFullError`.
+    Raise `UsageError` if the store belongs to another run. Also raise `StoreError` and `DiskFullError`.
     """
     root = output_dir / "checkpoints"
     local = [info for info in checkpoints_oldest_first(root) if resume_step in (-1, info.step)]
@@ -58,7 +58,7 @@ def _check_same_run(
 ) -> None:
     """Raise `UsageError` unless the store and the directory belong to one run.
 
-    A directory without a run takes over the store's.
+    A directory without a run gets the run of the store.
     """
     run_id = _read_run_id(output_dir)
     if newest is None and not is_new_run:

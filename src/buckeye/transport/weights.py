@@ -1,6 +1,6 @@
 """Weights from the trainer to the engines, in `<root>/step_<N>/`.
 
-Each is a Hugging Face model with a manifest, or an adapter in peft's format for the engines' base model.
+Each directory has a manifest, and a Hugging Face model or an adapter in peft's format.
 
 Version N is the model after N optimizer steps; version 0 is the initial model.
 """
@@ -29,7 +29,7 @@ MANIFEST = "manifest.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Canary:
-    """Reference output of the weights, to verify that an engine computes the same.
+    """Reference output of the weights, to verify the output of an engine.
 
     It has the greedy continuation of `prompt_ids`, and its log-probs at temperature 1, computed in `dtype`.
     """
@@ -45,8 +45,8 @@ class WeightsManifest:
     """Content of a weights directory.
 
     `files` maps each safetensors file to its SHA-256; `checksum` covers all of them (`combined_checksum`).
-    With `adapter`, they are an adapter for the run's base model. `canary` may be missing (None); an adapter's
-    is that of the adapted base model.
+    With `adapter`, the files are an adapter for the run's base model, and `canary` was computed with both.
+    `canary` may be None.
     """
 
     run_id: str
@@ -76,9 +76,7 @@ def publish_weights(
     adapter: bool = False,
     durable: bool = True,
 ) -> Path:
-    """Publish version `step` under `root`; `fill(directory)` writes the model or the adapter.
-
-    Replaces an older one.
+    """Publish version `step` under `root`, and replace an earlier one. `fill(directory)` writes the files.
 
     Without `durable` nothing is synced to disk: checksums detect damage, and a resumed run publishes the
     version again.
@@ -86,7 +84,7 @@ def publish_weights(
 
     def fill_and_sign(directory: Path) -> None:
         fill(directory)
-        with ThreadPoolExecutor(1, "sync") as disk:  # the disk writes while the hashes are computed
+        with ThreadPoolExecutor(1, "sync") as disk:  # syncs to disk while the hashes are computed
             flushed = disk.submit(storage.sync_tree, directory) if durable else None
             files = _hashes(directory, sorted(path.name for path in directory.glob("*.safetensors")))
             if flushed is not None:
@@ -158,7 +156,7 @@ def verify_weights(directory: Path) -> WeightsManifest:
 def newest_weights(root: Path, *, identity: RunIdentity) -> tuple[int, Path] | None:
     """Return the highest version published by this attempt of this run, or None.
 
-    Other attempts' are ignored.
+    Weights of other attempts are ignored.
     """
     for step, directory in reversed(storage.step_directories(root).items()):
         manifest = find_weights_manifest(directory)

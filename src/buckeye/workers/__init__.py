@@ -3,5 +3,5 @@
 from buckeye.envs import stdlib_only
 from buckeye.workers import worker_side
 
-# Workers find both packages as one (see `workers.process_start`), so they are one package here too.
+# Workers load both packages as one (see `workers.process_start`), so this process does too.
 worker_side.__path__.extend(stdlib_only.__path__)

@@ -1,6 +1,6 @@
 """Environment object of the process that started a run, served to the run over the worker protocol.
 
-The run connects as to a worker host on another node. The object stays where it is: nothing is pickled.
+The run connects to this process like to a worker host. The object stays in this process and is not pickled.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from buckeye.workers.pool import WorkerPool
 from buckeye.workers.proxy import Endpoint, Limits, Usage, serve
 from buckeye.workers.worker_loop import worker_loop
 
-_ISOLATION_SECONDS = 120.0  # 30 s for the tools of tasks, 20 s to compare rollouts, and starts and ends
-_ABANDONED_AFTER = 4  # times the longest rollout, to allow for retries
+_ISOLATION_SECONDS = 120.0  # 30 s to check tools, 20 s to compare rollouts, the rest to start and end servers
+_ABANDONED_AFTER = 4  # times `rollout_timeout`, to allow for retries
 
 
 def open_worker_environment(
@@ -87,7 +87,7 @@ class WorkerEnvironment:
         return self._tasks[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
-        """Run one rollout. If rewards depend on the group, it is a group of one."""
+        """Run one rollout. If rewards depend on the group, the rollout is a group of one."""
         return await self._run_rollout(task, policy, in_group=False)
 
     async def check_isolation(self) -> str:
@@ -168,9 +168,9 @@ class GroupWorkerEnvironment(WorkerEnvironment):
         return outcome
 
     def _forget_abandoned(self) -> None:
-        """Release rollouts that workers keep for cancelled groups.
+        """Release rollouts that workers keep for groups that were cancelled.
 
-        A group counts as cancelled when it has waited longer than any member may take.
+        A group counts as cancelled if a rollout has waited for much longer than the rollout timeout.
         """
         oldest = time.monotonic() - _ABANDONED_AFTER * self._pool.settings.rollout_timeout
         for pending in [name for name, since in self._pending.items() if since < oldest]:
@@ -180,7 +180,7 @@ class GroupWorkerEnvironment(WorkerEnvironment):
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
         """Return the outcomes with their rewards, in the given order.
 
-        Outcomes of a worker that has ended become errors; the others are scored among themselves.
+        Outcomes of a worker that has ended become errors. The other outcomes are scored without them.
         """
         finished = list(outcomes)
         indices_by_worker: dict[int, list[int]] = defaultdict(list)

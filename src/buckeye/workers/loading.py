@@ -49,8 +49,8 @@ def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSetti
     """Return the environment `env_id`, built with `args`, in this process or in workers.
 
     Raises EnvironmentNotFoundError, with the install commands, if nothing installed has the id. Raises
-    UsageError for a different installed version, wrong arguments, a result that does not implement an
-    environment, and an environment that its worker cannot load.
+    UsageError for a different installed version, wrong arguments, an object that is not an environment, and a
+    failure to load it in a worker.
     """
     environment = open_in_process(env_id, args, settings)
     return environment if environment is not None else _open_worker(env_id, args, settings)
@@ -59,8 +59,7 @@ def open_environment(env_id: str, args: Mapping[str, Any], settings: WorkerSetti
 def open_in_process(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
     """Return the environment if it runs in this process; None if workers run it.
 
-    For workers, it is only checked that an interpreter is available. Raises EnvironmentNotFoundError and
-    UsageError.
+    Raises EnvironmentNotFoundError, also if no interpreter can run the workers, and UsageError.
     """
     if env_id == CALLER:
         return _caller_environment(settings)
@@ -78,15 +77,16 @@ def open_in_process(env_id: str, args: Mapping[str, Any], settings: WorkerSettin
 
 
 CALLER_ENVIRONMENTS: list[Environment] = []
-"""Environment object of this process under the id CALLER, during `buckeye.evaluate`."""
+"""Environment objects passed to running `buckeye.evaluate` calls; the last one has the id CALLER."""
 
 
 def _caller_environment(settings: WorkerSettings) -> Environment | None:
-    """Return the environment object of this process; None if another process serves it to this run."""
+    """Return the caller's environment object; None if another process serves it."""
     if CALLER_ENVIRONMENTS or settings.nodes:
         return CALLER_ENVIRONMENTS[-1] if CALLER_ENVIRONMENTS else None
     raise UsageError(
-        "the environment of this run is an object of the Python process that started it, which has ended",
+        "the environment of this run is an object in the Python process that started the run, "
+        "and that process has ended",
         code="BK-ENV-CALLER",
         hint="resume from Python, with the same object:\n"
         '  buckeye.open_run("RUN").resume(reward=..., env=...)',
@@ -114,7 +114,7 @@ def _build_in_process(env_id: str, args: Mapping[str, Any]) -> Environment | Non
 
 
 def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment:
-    """Load the environment in a worker: with the configured interpreter, the installed one, or this one."""
+    """Load the environment in a worker, with the interpreter that `_find_interpreter` returns."""
     package = _package_name(env_id)
     installed = find_installed(package)
     if installed is not None and package == env_id:

@@ -33,7 +33,7 @@ class _Slot:
 
     @property
     def running(self) -> WorkerProcess | None:
-        """Its worker, unless that has ended."""
+        """Its worker; None if it has ended."""
         return self.worker if self.worker is not None and self.worker.fault is None else None
 
 
@@ -62,7 +62,7 @@ class WorkerPool:
         return await self._with_retry(lambda: self._request_tasks(split))
 
     async def _with_retry(self, send: Callable[[], Awaitable[T]]) -> T:
-        """Call `send`, and retry with another worker if the first ended by chance."""
+        """Call `send`, and retry with another worker after a transient error."""
         for _ in range(self.settings.max_failures - 1):
             try:
                 return await send()
@@ -86,7 +86,7 @@ class WorkerPool:
         return [task for page in pages for task in page]
 
     async def check_isolation(self, seconds: float) -> dict[str, str] | None:
-        """Return the environment's own check if rollouts share state; None if it has no such check.
+        """Return the result of the environment's isolation check; None if it has no such check.
 
         Raises BoundaryError, also after `seconds`.
         """
@@ -169,7 +169,7 @@ class WorkerPool:
     async def _least_busy(self) -> WorkerProcess:
         """Start missing workers, and return the least busy running one.
 
-        The first rollouts wait for all workers, to be spread over them.
+        The first rollouts wait until all workers have started, so that each gets some.
         """
         missing = [self._begin_start(slot) for slot in self._slots if slot.running is None]
         if missing and not (self._is_spread and self._workers()):
@@ -202,7 +202,7 @@ class WorkerPool:
             )
         await asyncio.sleep(max(0.0, pause))
         nodes = self.settings.nodes or (None,)
-        node = nodes[(slot.number + slot.start_count) % len(nodes)]  # another node than that of a lost worker
+        node = nodes[(slot.number + slot.start_count) % len(nodes)]  # not the node of the lost worker
         slot.start_count += 1
         try:
             worker = await WorkerProcess.start(self.python, self.settings, self._log_of(slot), node)

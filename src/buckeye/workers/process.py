@@ -42,7 +42,7 @@ class _PendingRequest:
 class WorkerProcess:
     """A running worker.
 
-    `fault` is set once it has ended or had to be ended. All requests then fail with it.
+    `fault` is the reason of its end, or None. After the end, all requests raise it.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class WorkerProcess:
         output: WorkerOutput,
         mark: str,
     ) -> None:
-        """Wrap a started process. `mark` identifies its children: it is in their environment."""
+        """Wrap a started process. `mark` is a text in the environment of its children, to find them."""
         self._mark, self._children_killed = mark, asyncio.Future[None]()
         self._process, self._settings, self._output = process, settings, output
         self._reader, self._writer = streams
@@ -190,7 +190,7 @@ class WorkerProcess:
             self._writer.close()
             self._process._transport.close()  # type: ignore[attr-defined]  # a leaked child may hold the pipe
 
-    # --- what it sends ---
+    # --- messages from the worker ---
 
     async def _read(self) -> None:
         try:
@@ -241,7 +241,7 @@ class WorkerProcess:
                 )
                 return
 
-    # --- its life ---
+    # --- heartbeats and end ---
 
     async def _watch(self) -> None:
         interval = min(2.0, self._settings.heartbeat_timeout / 4)

@@ -65,7 +65,7 @@ def main() -> None:
                 buckeye.sendall(HEADER.pack(len(body)) + body)
     except OSError as error:
         print(f"lost the connection to the worker's node: {error}", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)  # a kill by a signal is retried
+        os.kill(os.getpid(), signal.SIGKILL)  # the pool retries after a kill by a signal
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ ArgumentNames = Annotated[list[ArgumentName], AfterValidator(_check_unique)]
 
 
 class StaticArgument(BaseConfig):
-    """Constant that is an object, or that would look like another kind of argument."""
+    """Constant `{static: VALUE}`, for a value that would be read as another kind of argument."""
 
     static: Any
     """The constant, of any type."""
@@ -188,13 +188,13 @@ class Action:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of the arguments: positional ones first, then the others."""
+        """Names of the arguments, positional ones first."""
         others = (name for source in self.sources.values() for name in source_names(source))
         return tuple(dict.fromkeys((*self.positional, *others)))
 
 
 def source_names(source: Any) -> Sequence[str]:
-    """Return the arguments of the action that make an argument of the tool."""
+    """Return the arguments of the action that `source` reads."""
     if isinstance(source, OneArgument):
         return (source.from_arg,)
     return source.from_args if isinstance(source, SeveralArguments) else ()

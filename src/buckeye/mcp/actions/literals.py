@@ -214,7 +214,7 @@ class _Reader:
             raise self.error("the text has half of a character (a lone surrogate)", start) from None
 
     def escape(self) -> str:
-        """Return the character of an escape, from after its backslash. Unknown escapes stay unchanged."""
+        """Return the character of an escape; the position is after its backslash. Keep unknown escapes."""
         sign = self.text[self.position : self.position + 1]
         if sign in _HEX_LENGTHS:
             digits = _HEXADECIMAL.match(self.text, self.position + 1, self.position + 1 + _HEX_LENGTHS[sign])

@@ -99,7 +99,7 @@ def _build_list(source: SeveralArguments, given: Mapping[str, Any], action: Acti
 
 
 def _action_argument_names(missing: list[str], action: Action) -> str:
-    """Return the action's names for arguments that the tool misses."""
+    """Return the action's names of the missing tool arguments."""
     names = [
         " and ".join(source_names(action.sources[name])) if name in action.sources else name
         for name in missing

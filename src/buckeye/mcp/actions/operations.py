@@ -55,7 +55,7 @@ def checked_number(value: Any) -> Any:
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:
         raise too_large()
     if isinstance(value, complex):
-        raise ExpressionError("the result is no real number")
+        raise ExpressionError("the result is not a real number")
     return value
 
 

@@ -26,7 +26,7 @@ _MAX_NAME_CHARS = 100
 class ParsedCall:
     """One call as the model wrote it.
 
-    The `call_id` of a native tool call identifies the call that the result answers.
+    `call_id` links a native tool call to its result.
     """
 
     name: str
@@ -51,8 +51,8 @@ class ParseProblem:
 class ParsedReply:
     """A parsed reply. `calls` are the calls to run, in order; `format_score` is from 0 to 1.
 
-    `plain` is the text outside thoughts and calls. `is_answer` is True for a reply with text and no call, not
-    even a broken one. `answer_score` replaces the format score where such a reply is accepted as an answer.
+    `plain` is the text outside thoughts and calls. `is_answer` is True if the reply has text and no calls,
+    neither valid nor broken. If such a reply counts as an answer, its format score is `answer_score`.
     """
 
     plain: str = ""
@@ -89,7 +89,7 @@ class _Tag:
 
 
 def parse_reply(text: str, parser: ParserConfig, actions: Collection[str]) -> ParsedReply:
-    """Parse a reply in the `xml` format. Calls of names outside `actions` are problems.
+    """Parse a reply in the `xml` format. A call of an unknown action is a problem.
 
     The format score is (xml_weight * tags + action_weight * calls) / (xml_weight + action_weight). It is 0
     for a reply without a closed, non-empty tool tag. `tags` is 1, halved if required thinking is missing at

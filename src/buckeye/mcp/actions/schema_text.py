@@ -48,8 +48,8 @@ class NoExampleError(ValueError):
 def sanitize_text(text: str) -> str:
     """Return untrusted text as one safe line.
 
-    Terminal codes and invisible characters are removed. Tags that a model or the parser could mistake for
-    their own are changed: `<tool>` becomes `‹tool›`.
+    Terminal codes and invisible characters are removed. Tags that look like calls or thoughts are changed:
+    `<tool>` becomes `‹tool›`.
     """
     text = _ANSI.sub("", text)
     visible = "".join(sign for sign in text if sign in "\n\r\t" or unicodedata.category(sign)[0] != "C")
@@ -58,7 +58,7 @@ def sanitize_text(text: str) -> str:
 
 
 def format_literal(value: Any) -> str:
-    """Return a value as a call writes it. `<` and invisible characters are escaped, so it stays exact."""
+    """Return a value in the syntax of a call. `<` and invisible characters are escaped."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(f"\\u{ord(sign):04x}" if sign == "<" else _escape_invisible(sign) for sign in text)
 
@@ -83,7 +83,7 @@ def object_marks_optional(schema: Any, root: Schema) -> bool:
 
 
 def describe_default(schema: Schema) -> str:
-    """Return ` = 3` for a parameter with default 3; "" without a default, or with one too long to show."""
+    """Return ` = 3` for a parameter with default 3; "" without a default, or if the default is too long."""
     if schema.get("default") is None:
         return ""
     text = format_literal(schema["default"])
@@ -96,10 +96,7 @@ def make_example(schema: Any, root: Schema) -> Any:
 
 
 def choices(schema: Any, root: Schema) -> list[Any]:
-    """Return values to try: those of an enumeration, or words listed in the description ("up, down or left").
-
-    The list is empty if the schema has neither.
-    """
+    """Return values to try: an enumeration, or words listed in the description ("up, down or left")."""
     schema = _resolve_reference(schema, root)
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
@@ -207,7 +204,7 @@ def _example(schema: Any, root: Schema, depth: int) -> Any:
 
 
 def _find_example_text(schema: Schema) -> str | None:
-    """Return a text that the description gives as an example, or one in the form that it names."""
+    """Return an example text that the description gives, or an example of the format that it names."""
     described = sanitize_text(str(schema.get("description") or ""))
     if (match := _FOR_EXAMPLE.search(described) or _IN_BRACKETS.search(described)) is not None:
         return match[2]

@@ -1,6 +1,6 @@
 """Control group (cgroup v2) for a server and all processes that it starts.
 
-It is used where this process may create one. A program can leave its process group or clear a marked
+It is used if this process may create control groups. A program can leave its process group or clear a marked
 environment variable, but it cannot leave its control group.
 """
 
@@ -44,7 +44,7 @@ def kill_control_group(group: Path) -> None:
 def _parent_group() -> Path | None:
     """Return this process's own group, or None without cgroup v2.
 
-    Also kills the groups that ended Buckeye processes have leaked.
+    Also kills leaked groups of Buckeye processes that no longer run.
     """
     with contextlib.suppress(OSError, ValueError, StopIteration):
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]

@@ -12,9 +12,9 @@
     ├── ToolsChangedError      a tool that the rollout needs is missing or takes other arguments
     └── EvaluateError          a call of `evaluate_tool` failed, or returned no usable reward
 
-A mistake of the model is not an error: the model reads it as a result. A fault that a call of the model
-causes is also a result, if a fresh session does not have the fault. `stop_reason` names the kind in counts of
-outcomes, and `to_model` is the text for the model.
+A mistake of the model is not an error: the model reads it as a result. A fault is also a result if a call of
+the model caused it, that is, if a fresh session works. `stop_reason` names the kind in counts of outcomes,
+and `to_model` is the text for the model.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class McpEnvironmentError(BuckeyeError):
     stop_reason: ClassVar[str] = "environment_failed"
     to_model: ClassVar[str] = "it cannot be called"
     exit_status: str = ""
-    """Exit of the server's process, as `exit code 3`; not shown to the model."""
+    """Exit of the server's process, such as `exit code 3`. Not shown to the model."""
 
 
 class StartError(McpEnvironmentError):
@@ -110,7 +110,7 @@ class EvaluateError(McpEnvironmentError):
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True for an error of the operating system that may not occur again, as a full disk."""
+    """Return True for an error of the operating system that may not occur again, such as a full disk."""
     return isinstance(error, OSError) and error.errno in _TRANSIENT
 
 

@@ -21,9 +21,9 @@ _FIX_URL = "correct the URL; it usually ends in `/mcp`"
 
 
 async def wait_until_listening(url: str, seconds: float) -> None:
-    """Wait up to `seconds` until a local address accepts connections, such as a gateway that is restarted.
+    """Wait up to `seconds` for a local server to accept connections, for example a restarting gateway.
 
-    Raises nothing: a later connect reports the error.
+    Does not raise: connecting later reports the error.
     """
     parts = urlsplit(url)
     if not seconds or not is_loopback(parts.hostname or ""):
@@ -82,7 +82,7 @@ def _certificates() -> ssl.SSLContext:
 
 
 def _proxy_for(url: str) -> str | None:
-    """Return the proxy that the environment sets for a URL, never one for this machine."""
+    """Return the proxy for a URL from the environment variables; None for addresses of this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return None if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme)
@@ -91,7 +91,7 @@ def _proxy_for(url: str) -> str | None:
 class BoundedTransport(httpx2.AsyncBaseTransport):
     """HTTP transport that limits each response to `MAX_OUTPUT` bytes and repairs the JSON in it.
 
-    `error_status` is the first error status in reply to a message. `describe_end` reports the last one.
+    `error_status` is the first error status in reply to a message; `describe_end` reports the last.
     """
 
     def __init__(self, url: str) -> None:

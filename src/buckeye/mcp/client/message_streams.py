@@ -1,4 +1,4 @@
-"""JSON messages of servers whose JSON is slightly invalid, and the SDK's streams of them."""
+"""Tolerant JSON parsing of server messages, and the message streams that the SDK reads and writes."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ _DATA = re.compile(rb"data: ?")
 
 @asynccontextmanager
 async def open_stdio_streams(process: ServerProcess) -> AsyncIterator[Any]:
-    """Yield the SDK's two streams over the lines of a process.
+    """Yield the read and write streams that the SDK needs, connected to a process.
 
-    Lines that are not messages are counted and dropped. If such a line has the id of a request, that request
-    ends with an error.
+    Lines that are not messages are counted and dropped. A dropped line with a request id fails that request.
     """
     inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
@@ -64,8 +63,8 @@ async def open_stdio_streams(process: ServerProcess) -> AsyncIterator[Any]:
 def read_messages(line: bytes) -> tuple[list[types.JSONRPCMessage], bool]:
     """Return the messages in a line, and True if part of it is not a message.
 
-    An invalid object with an id and no method is taken as the response to a request. It becomes an error with
-    that id, so that the request does not wait until its deadline.
+    An invalid object with an id and no method becomes an error response with that id, so that the request
+    fails at once.
     """
     try:
         return [types.jsonrpc_message_adapter.validate_json(line, by_name=False)], False

@@ -24,7 +24,7 @@ _CHECK_SECONDS = 1.0
 
 
 class RolloutSessions:
-    """Open sessions of a rollout. `tools` maps names to tools; a name on several servers is SERVER/NAME."""
+    """Open sessions of a rollout. A tool of several servers has the key SERVER/NAME in `tools`."""
 
     def __init__(self, sessions: Mapping[str, McpSession], workdir: Workdir) -> None:
         self._workdir = workdir
@@ -50,8 +50,8 @@ class RolloutSessions:
     async def call(self, tool: str, arguments: Mapping[str, Any], timeout: float) -> CallResult:
         """Call one of `tools`, with a timeout in seconds.
 
-        `{workdir}` is replaced by the rollout's folder, and the folder by `{workdir}` in the result. Raises
-        the faults of `McpSession.call`.
+        In the arguments, `{workdir}` becomes the path of the rollout's folder. In the result, the path
+        becomes `{workdir}`. Raises the faults of `McpSession.call`.
         """
         session, own_name = self._owners[tool]
         result = await session.call(own_name, self._workdir.expand_workdir(arguments), timeout=timeout)
@@ -66,7 +66,7 @@ async def open_sessions(
     """Open sessions with all servers of a task. Servers that are commands start in `workdir`.
 
     Only this function resolves variables. Raises StartError, and TaskError if a variable is not set or two
-    tools have one name.
+    tools have the same name.
     """
     async with AsyncExitStack() as stack:
         sessions = {}

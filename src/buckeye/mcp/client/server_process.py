@@ -55,7 +55,8 @@ class ServerProcess:
     ) -> None:
         """Wrap a started process.
 
-        `release` closes the pipes of the process. `mark` identifies its children: it is in their environment.
+        `release` closes the pipes of the process. `mark` is a text in the environment of the process and its
+        children, to find them.
         """
         assert process.stdin is not None
         assert process.stdout is not None
@@ -111,7 +112,7 @@ class ServerProcess:
 
     @property
     def exit_status(self) -> str:
-        """Exit of the process, as `exit code 3` or `signal 9`; "" while it runs."""
+        """Exit of the process, such as `exit code 3` or `signal 9`; "" while it runs."""
         code = self._process.returncode
         if code is None:
             return ""
@@ -171,9 +172,9 @@ class ServerProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self, *, grace: float = 2.0) -> None:
-        """Stop the server: close its input, wait `grace` seconds, send SIGTERM, wait half of that, kill.
+        """Stop the server: close its input, SIGTERM after `grace` seconds, kill after `grace / 2` more.
 
-        Everything left of its process group is killed. A cancellation kills at once.
+        Its process group is killed too. A cancellation kills at once.
         """
         try:
             self._stdin.close()

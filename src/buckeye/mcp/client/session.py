@@ -1,7 +1,7 @@
 """Session with one MCP server, through the MCP SDK.
 
-Protocol revisions with and without sessions work. Every failure becomes an `McpEnvironmentError` within its
-deadline and leaves no process running.
+Supports protocol revisions with and without sessions. Every failure becomes an `McpEnvironmentError` within
+its deadline and leaves no process running.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class McpSession:
     async def call(
         self, tool: str, arguments: Mapping[str, Any], *, timeout: float | None = None
     ) -> CallResult:
-        """Call a tool. An error that the server reports about the call is a result with `is_error`.
+        """Call a tool. If the server reports that the call failed, the result has `is_error`.
 
         Raises ToolTimeoutError, SessionLostError, OutputFloodError, BadAnswerError, and ToolsChangedError if
         the tool differs from the start of the session.
@@ -219,7 +219,7 @@ class McpSession:
     async def _list_tools(self) -> dict[str, ToolInfo]:
         assert self._client is not None
         tools: dict[str, ToolInfo] = {}
-        # servers mark the end by no cursor, by "", or by an earlier cursor
+        # the last page has no cursor, the cursor "", or an earlier cursor
         cursor, seen_cursors = None, {None, ""}
         for _ in range(_MAX_PAGES):
             page = await self._client.list_tools(cursor=cursor)
@@ -237,8 +237,8 @@ class McpSession:
     async def _run(self, ready: asyncio.Future[None]) -> None:
         """Hold the connection in a separate task, so that a failure inside the SDK ends only this task.
 
-        The older handshake is first: a server that supports only this one may exit at any other message. A
-        server that does not support it returns an error.
+        The older handshake is tried first, because older servers may exit at an unknown message. Newer
+        servers reply to it with an error.
         """
         try:
             await self._hold("legacy", ready)
@@ -337,11 +337,11 @@ class McpSession:
 async def open_session(
     name: str, server: Server, *, timeouts: SessionTimeouts, secrets: Sequence[str] = (), preload: bool = True
 ) -> AsyncIterator[McpSession]:
-    """Open a session with the server `name`, and close it at the end of the block.
+    """Open a session with the server `name`. At the end of the block, close it and end its process.
 
-    The server's process has ended by then. Variables in `server` must already be resolved. All messages omit
-    `secrets`, the values of these variables. With `preload` a Python server may be forked from a process that
-    has imported its libraries. Raises StartError or a more specific fault.
+    Variables in `server` must already be resolved. All messages omit `secrets`, the values of these
+    variables. With `preload` a Python server may be forked from a process that has imported its libraries.
+    Raises StartError or a more specific fault.
     """
     session = McpSession(name, server, timeouts, secrets, preload=preload)
     owner = await session.open()
@@ -394,6 +394,6 @@ def _one_line(error: BaseException | None) -> str:
 
 
 def _with_key(headers: Mapping[str, str], key: str) -> dict[str, str]:
-    """Return the headers with `key` as authorization, unless `key` is empty or they have one."""
+    """Return the headers, with `key` as authorization if it is not empty and they have none."""
     has_key = any(name.lower() == "authorization" for name in headers)
     return {**headers, **({"Authorization": f"Bearer {key}"} if key and not has_key else {})}

@@ -1,4 +1,4 @@
-"""Process of a session that another process has forked, with the interface of an asyncio process."""
+"""Session process that a fork server has forked, with the interface of an asyncio process."""
 
 from __future__ import annotations
 

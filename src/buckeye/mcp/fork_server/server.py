@@ -1,12 +1,12 @@
 """Fork the sessions of a Python script, in that script's interpreter: `python server.py CONTROL SCRIPT`.
 
-The program's own packages are those that SCRIPT imports. This process imports the modules that their source
-imports, if they are installed by another distribution. It then writes the number of modules to the Unix
-socket CONTROL, or the reason why sessions cannot share them. After that, every message is one byte with four
+The program's own packages are those that SCRIPT imports. This process does not import them, but the modules
+of other distributions that their source imports. It then writes the number of modules to the Unix socket
+CONTROL, or the reason why sessions cannot share them. After that, every message is one byte with four
 descriptors: stdin, stdout and stderr of a session, and a socket. For each message a process is forked. It
 reads the session's specification from that socket and replies with its process id; its exit code follows.
-Data of a session is never in the memory of this process or of another session. If libraries have read a
-variable that has another value in the session, the session executes the script from the beginning.
+Data of a session is never in the memory of this process or of another session. If a library has read an
+environment variable that has another value in the session, the session starts a new interpreter.
 
 The specification of a session is one line, a JSON object:
 
@@ -114,7 +114,7 @@ def _file_imports(file: Path) -> list[str]:
 
 
 def _watched_class(environ_class: Any, names: set[str]) -> Any:
-    """Return a class for os.environ that records the variables read; `*` is recorded for reading all."""
+    """Return a class for os.environ that records the names of variables that are read; `*` means all."""
 
     class Watched(environ_class):  # type: ignore[misc]
         def __getitem__(self, name: str) -> Any:

@@ -2,7 +2,7 @@
 
 In protocol revisions with a handshake, a session begins with an `initialize` request without
 `Mcp-Session-Id`; later requests name the session in this header. Revision 2026-07-28 has no sessions: the
-response lists the revisions with sessions, so that clients of several revisions fall back to one of them.
+response lists the revisions with sessions, so that clients can fall back to one of them.
 """
 
 from __future__ import annotations

@@ -6,7 +6,10 @@ import asyncio
 from collections import deque
 
 MAX_MESSAGES, MAX_BYTES = 1000, 8 * 2**20
-"""Limits of waiting messages. Above them, the oldest are dropped and counted, but never a response."""
+"""Limits of waiting messages. Above them, the oldest messages are dropped and counted.
+
+Responses are never dropped.
+"""
 
 
 class Channel:
@@ -19,7 +22,7 @@ class Channel:
         self.closed = False
         """True if no more messages are accepted; some may still wait."""
         self.broken = False
-        """True if the gateway closed it before a response of the environment."""
+        """True if the gateway closed it before the environment responded."""
         self.dropped = 0
 
     def put(self, message: bytes) -> None:
@@ -34,7 +37,7 @@ class Channel:
         self._changed.set()
 
     def close(self, last: bytes | None = None, *, broken: bool = False) -> None:
-        """Close the channel, after one more message if given."""
+        """Add a last message, if given, and close the channel."""
         if last is not None:
             self.put(last)
         self.closed, self.broken = True, broken

@@ -91,7 +91,7 @@ def is_larger(root: Path, max_bytes: int) -> bool:
 def remove_tree(root: Path) -> None:
     """Delete a folder regardless of modes and depth. Raises OSError.
 
-    An environment may create folders too deep for any path; those are moved up first.
+    Folders that are too deep for a path are moved up first.
     """
     if root.is_symlink():
         root.unlink()

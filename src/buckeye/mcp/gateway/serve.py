@@ -40,8 +40,8 @@ def run_gateway(
 ) -> None:
     """Serve until SIGTERM or SIGINT. Raises BuckeyeError if the gateway cannot start.
 
-    `runtime` names the runtime for images, or is `auto`. `command` (in a folder with `files`) or `folder`
-    serves all sessions instead.
+    `runtime` names the runtime for images, or is `auto`. With `command` (and its `files`) or `folder`, all
+    sessions run that program instead of an image.
     """
     listener = listen(settings.host, settings.port, change="Choose a --port.")
     with contextlib.ExitStack() as stack:

@@ -62,7 +62,7 @@ class GatewaySettings:
     idle_seconds: float = 600.0
     """Seconds without a request and without an open stream after which a session ends."""
     left_seconds: float = 60.0
-    """Seconds until a session ends after its client closed the stream and sent no request.
+    """Seconds after which a session ends if its client has closed the stream and sends no request.
 
     Such a client was probably killed.
     """

@@ -35,14 +35,17 @@ class FinishedRollout:
 
 
 def record_call(tool: str, arguments: Mapping[str, Any], result: CallResult) -> RecordedCall:
-    """Return a call as graders see it. A long text is cut at 2**20 characters and loses its structure."""
+    """Return a call as graders see it.
+
+    A text above 2**20 characters is cut, and its structured content dropped.
+    """
     text = result.text[:_MAX_RESULT_CHARS]
     data = result.structured if len(result.text) <= _MAX_RESULT_CHARS else None
     return RecordedCall(tool=tool, arguments=arguments, text=text, data=data, error=result.is_error)
 
 
 async def run_grader(grader: Grader, rollout: FinishedRollout) -> GraderVerdict:
-    """Return a grader's verdict on a rollout. The grader must have the task's values. Raises GraderError."""
+    """Return a grader's verdict on a rollout. References in the grader must be filled. Raises GraderError."""
     if grader.needs_folder and rollout.workdir is not None and rollout.workdir.is_symlink():
         return GraderVerdict(0.0, "the rollout's folder was replaced by a link")
     request: dict[str, Any] = {"grader": grader.model_dump(mode="json", exclude_unset=True)}

@@ -19,7 +19,7 @@ from buckeye.mcp.problems import collect_problems
 
 
 def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], list[Problem]]:
-    """Return the graders of a `grade` (one or a list), each with a name, and all problems in it.
+    """Return the named graders of a `grade` value (one grader or a list), and its problems.
 
     With a `folder`, paths of function files are relative to it and become absolute.
     """
@@ -52,7 +52,7 @@ def dump_graders(graders: Sequence[Grader]) -> list[dict[str, Any]]:
 
 
 def merge_graders(shared: Sequence[Grader], own: Sequence[Grader]) -> tuple[Grader, ...]:
-    """Return the graders of a task: those of the configuration, then its own, which replace equal names."""
+    """Return the graders of the configuration and the task. The task's replace those with equal names."""
     own_names = {grader.name for grader in own}
     return (*(grader for grader in shared if grader.name not in own_names), *own)
 
@@ -60,8 +60,8 @@ def merge_graders(shared: Sequence[Grader], own: Sequence[Grader]) -> tuple[Grad
 def fill_metadata(grader: Grader, metadata: Mapping[str, Any]) -> Grader:
     """Return the grader with the task's values in place of `{metadata.NAME}`.
 
-    A text that consists only of one reference becomes the value itself, with its type. Raises ValueError for
-    a missing or unsuitable value.
+    If a text is a single reference, the value keeps its type. Raises ValueError for a missing or unsuitable
+    value.
     """
     values = grader.model_dump(exclude_unset=True)
     filled = {key: _fill(value, metadata, ()) for key, value in values.items()}
@@ -139,7 +139,7 @@ def _resolve_function(import_path: str, folder: Path) -> str:
 def _name_graders(graders: Sequence[Grader], problems: list[Problem]) -> Iterator[Grader]:
     """Yield the graders with unique names.
 
-    A grader keeps its written name, else it has its kind, with a number from the second one on.
+    The default name is the kind: `reply`, then `reply_2`.
     """
     taken: set[str] = set()
     for grader in graders:

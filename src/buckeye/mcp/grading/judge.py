@@ -1,7 +1,6 @@
-"""Judges of texts, values and calls that a model may have written.
+"""Verdicts on texts, JSON values and calls of a model.
 
-They run in the worker process only, never in the process of a run. A verdict's text has the expected and the
-found value.
+Untrusted values are judged in the worker process only.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class GraderVerdict(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedCall:
-    """A call that the model made, with the text of its result and the structured content, if any."""
+    """A call that the model made, and its result: text, and structured content if any."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -72,7 +71,7 @@ def judge_schema(schema: Any, text: str) -> GraderVerdict:
 
 
 def _run_test(match: Match, text: str, value: Any) -> tuple[bool, str]:
-    """Return True if the match's one test passes, and the expectation as text."""
+    """Return True if the test of `match` passes, and the expectation as text."""
     (test,) = match.tests
     fold = str.casefold if match.ignore_case else str
     if test == "exact":
@@ -198,7 +197,7 @@ def _describe_call(expected: ExpectedCall) -> str:
 
 
 def judge_results(grader: ResultGrader, calls: Sequence[RecordedCall]) -> GraderVerdict:
-    """Return the verdict on the last result, or with `any` on all results."""
+    """Return the verdict on the last result. With `any`, one passing result is enough."""
     tested = [call for call in calls if grader.tool in (None, call.tool)]
     if not tested:
         return GraderVerdict(0.0, f"no call{f' of {grader.tool}' if grader.tool else ''}")

@@ -1,4 +1,4 @@
-"""Judge of the files and databases in a rollout's folder, which a model may have written."""
+"""Verdicts on files and databases in a rollout's folder. Their content is untrusted."""
 
 from __future__ import annotations
 

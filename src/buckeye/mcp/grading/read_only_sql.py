@@ -44,7 +44,7 @@ def run_query(path: Path, query: str, parameters: list[Any]) -> list[list[Any]]:
 
 
 def query_problem(query: str) -> str | None:
-    """Return the problem of a query that holds for any database, or None."""
+    """Return a problem of a query that does not depend on the database, or None."""
     if not _QUERY.match(query):
         return "must begin with SELECT, WITH or VALUES"
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:

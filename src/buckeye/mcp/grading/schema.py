@@ -48,7 +48,7 @@ class Match(BaseConfig):
     tolerance: Annotated[float, Field(ge=0)] = 1e-9
     """Maximum absolute error of the number."""
     set: list[Any] | FromTask | None = None
-    """Expected items in any order, without others. The text is JSON, or split by commas or lines."""
+    """Expected items in any order; further items fail. The text is JSON, or split by commas or lines."""
     math: NonEmpty | None = None
     """Expected value up to mathematical equality, in LaTeX or plain: 1/2, 0.5 and \\frac{1}{2} are equal."""
 
@@ -183,7 +183,7 @@ class StateGrader(Match):
         for name in kinds[:1]:
             path = PurePosixPath(str(getattr(self, name)))
             if name in ("file", "database") and (path.is_absolute() or ".." in path.parts):
-                raise conflict("must be a path inside the rollout's folder, as notes/todo.txt", name)
+                raise conflict("must be a path inside the rollout's folder, such as notes/todo.txt", name)
         if len(kinds) != 1:
             message = f"has {' and '.join(kinds)}; keep" if kinds else "needs"
             raise conflict(f"{message} one of file, database, tool and command", *kinds)
@@ -210,7 +210,7 @@ class Grader(BaseConfig):
     """One grader, with exactly one of `reply`, `calls`, `result`, `state` and `python`."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")] = ""
-    """Name in components, as `grade/NAME`. Default: the kind of the grader."""
+    """Name in components: `grade/NAME`. Default: the kind of the grader."""
     weight: PositiveFloat = 1.0
     """Weight relative to the other graders."""
     reply: ReplyGrader | None = None
@@ -222,7 +222,7 @@ class Grader(BaseConfig):
     state: StateGrader | None = None
     """Test of the state after the rollout."""
     python: Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")] | None = None
-    """Function in a Python file, as check.py:grade. It runs in a separate process."""
+    """Function in a Python file, such as check.py:grade. It runs in a separate process."""
     timeout: PositiveFloat = 60.0
     """Timeout in seconds for a command, a function or a tool."""
 

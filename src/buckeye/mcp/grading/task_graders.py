@@ -12,7 +12,10 @@ from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 
 
 def resolve_graders(task: McpTask, config: GymConfig) -> Sequence[Grader]:
-    """Return the graders of a task with its values. Raises UsageError for a missing or invalid value."""
+    """Return the graders of a task, with its metadata values filled in.
+
+    Raises UsageError for a missing or invalid value.
+    """
     graders = merge_graders(config.graders, task.graders)
     filled = []
     for grader in graders:
@@ -31,7 +34,7 @@ def check_task_graders(tasks: Iterable[McpTask], config: GymConfig) -> None:
             raise UsageError(
                 f"task {task.id} has no grader: evaluate_tool and grade are missing",
                 code="BK-GRADER",
-                hint='add a grader to the task or the configuration, as "grade": {"reply": {"exact": "42"}}',
+                hint='add a grader to the task or configuration, such as "grade": {"reply": {"exact": "42"}}',
             )
         if any(isinstance(server, StdioServer) for server in task.mcp_config.values()):
             continue
@@ -40,5 +43,5 @@ def check_task_graders(tasks: Iterable[McpTask], config: GymConfig) -> None:
                 f"task {task.id}: grade {grader.name} reads the rollout's folder, but no server is started "
                 "as a command",
                 code="BK-GRADER",
-                hint="grade with a tool of the servers: state: {tool: ...}",
+                hint="call a tool of the servers for grading: state: {tool: ...}",
             )

@@ -29,7 +29,7 @@ def keep_layout(layout: Path, reference: ImageReference, folder: Path) -> ImageM
 
 
 def find_built(reference: ImageReference, folder: Path) -> ImageManifest | None:
-    """Return the image of this name that was built here; None without one, or if parts are missing."""
+    """Return the image of this name that was built here; None if it is missing or incomplete."""
     try:
         return _read_manifest(built_layout(reference, folder), reference)
     except (OSError, ValueError, KeyError, TypeError):

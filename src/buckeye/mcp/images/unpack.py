@@ -1,7 +1,7 @@
 """Unpack layers into a directory tree. No layer can reach outside the tree.
 
-Names are resolved inside the tree: `/` is its top, `..` stops there, and a link of an earlier layer leads
-where it would lead in a container. Devices and pipes are omitted, set-user-id bits are removed, and owners
+Names are resolved as in a container: `/` is the top of the tree, `..` stops there, and links of earlier
+layers are followed inside the tree. Devices and pipes are omitted, set-user-id bits are removed, and owners
 are ignored.
 """
 
@@ -175,16 +175,18 @@ class _Header(tarfile.TarInfo):
 class _Layer:
     """Applies one layer to the tree.
 
-    No path of several parts is ever passed to the system. Every step uses the descriptor of a folder and a
-    name without a slash, and the system never follows a link.
+    Every system call gets the descriptor of a folder and a name without a slash, and never follows a link.
     """
 
     def __init__(self, root: int, owner: int | None, totals: Unpacked) -> None:
         self._root, self._owner, self._totals = root, owner, totals
         self._inodes: set[int] = set()
-        """Inodes of this layer's entries and of their folders. Its own opaque markers keep them."""
+        """Inodes of this layer's entries and of their folders.
+
+        Opaque markers of this layer do not delete them.
+        """
         self._last_folder: tuple[str, int] | None = None
-        """Folder of the last entry and its descriptor, because the next entry is usually in it too."""
+        """Cache: folder of the last entry and its descriptor. The next entry is usually in it too."""
 
     def apply(self, layer: tarfile.TarFile) -> None:
         """Unpack all entries of a layer that is read as a stream."""

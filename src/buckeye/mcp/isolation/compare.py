@@ -1,7 +1,7 @@
 """Comparison of several rollouts of one task, to separate shared state from noise.
 
-Noise differs even between undisturbed rollouts: times, random names, dice. Shared state also differs between
-rollouts, but its order reveals it: it grows, counts, or changes once and stays changed.
+Noise, such as times and random names, differs between all rollouts. Shared state is detected by its order
+over the rollouts: it grows, counts, or changes once and stays changed.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def find_suspicious_outputs(
 ) -> list[str]:
     """Return the outputs in which rollouts seem to share state.
 
-    `before` has two lone rollouts, `parallel` the parallel ones, and `after` has lone rollouts after these:
-    one is enough for a suspicion, nine confirm it.
+    `before` has two rollouts that ran alone. `after` has rollouts that ran alone after the `parallel`
+    rollouts. With one rollout in `after` the result is a suspicion; with nine it is confirmed.
     """
     findings = []
     for index, (name, _) in enumerate(before[0].outputs):
@@ -80,8 +80,8 @@ def _normalize_output(rollout: ProbeRollout, index: int) -> str:
 def _mask_process_ids(texts: Sequence[str], rollouts: Sequence[ProbeRollout]) -> list[str]:
     """Return the texts with process ids replaced by `#`.
 
-    A number counts as a process id only if at its position every rollout has a number that the system
-    assigned during that rollout. Small process ids equal many other numbers.
+    A number counts as a process id only if, in every rollout, the number at this position is a process id
+    that was assigned during the rollout. A small number could be a process id by chance.
     """
     tokens = [list(_TOKEN.finditer(text)) for text in texts]
     if len({len(matches) for matches in tokens}) > 1:
@@ -105,7 +105,7 @@ def _is_process_id(token: str, rollout: ProbeRollout) -> bool:
 
 
 def _find_shared_state(before: list[str], parallel: list[str], after: list[str]) -> str | None:
-    """Return a text that reveals shared state; None if only noise differs, or nothing."""
+    """Return a text that reveals shared state; None if all texts are equal or differ only by noise."""
     lone, all_texts = [*before, *after], [*before, *parallel, *after]
     if _changes_once(lone, parallel, len(before)):
         return next(text for text in all_texts if text != before[0])
@@ -125,9 +125,9 @@ def _find_shared_state(before: list[str], parallel: list[str], after: list[str])
 
 
 def _changes_once(alone: Sequence[str], parallel: Sequence[str], before: int) -> bool:
-    """Return True if lone rollouts agree and parallel ones differ, or if the lone ones changed only once.
+    """Return True if a value changes once, or only in parallel rollouts.
 
-    The change must follow the first rollout or the parallel ones, and persist.
+    A change in the rollouts that ran alone must follow the first one or the parallel ones, and persist.
     """
     changes = [index for index in range(1, len(alone)) if alone[index] != alone[index - 1]]
     if not changes:
@@ -138,9 +138,9 @@ def _changes_once(alone: Sequence[str], parallel: Sequence[str], before: int) ->
 
 
 def _grows(before: Sequence[int], parallel: Sequence[int], after: Sequence[int]) -> bool:
-    """Return True if each rollout gives more than all before it, or each gives less.
+    """Return True if the sizes only increase or only decrease over the rollouts.
 
-    The probability of this by chance is one in several hundred.
+    By chance, this happens once in several hundred cases.
     """
     for sign in (1, -1):
         ordered = [sign * size for size in (*before, min(parallel), max(parallel), *after)]
@@ -152,7 +152,7 @@ def _grows(before: Sequence[int], parallel: Sequence[int], after: Sequence[int])
 
 
 def _counts(alone: Sequence[str], parallel: int) -> bool:
-    """Return True if lone numbers change by a constant step per rollout, counting the parallel ones."""
+    """Return True if the numbers change by a constant step per rollout. Parallel rollouts count as steps."""
     try:
         numbers = [float(text) for text in alone]
     except ValueError:

@@ -1,4 +1,4 @@
-"""Rollouts of a task, alone and in parallel, by a policy that calls every tool with made-up arguments."""
+"""Isolation check: run a task alone and in parallel with made-up tool calls, and compare the results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _Call = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IsolationReport:
-    """Result of the isolation check: numbers of tasks and rollouts, and the state that they share.
+    """Result of the isolation check: number of tasks and rollouts, and findings of shared state.
 
     `problem` is the reason if nothing was compared. `allowed` is True if the configuration allows shared
     state.
@@ -101,7 +101,7 @@ async def probe_isolation(tasks: Sequence[McpTask], config: GymConfig, seconds: 
 
 
 class _Comparison:
-    """Runs and compares rollouts. Keeps its findings if it is cut off by a timeout."""
+    """Runs and compares rollouts. The findings stay available after a timeout."""
 
     def __init__(self, config: GymConfig) -> None:
         self._config = config
@@ -129,7 +129,7 @@ class _Comparison:
         first_process, outputs = _last_process_id(), policy.outputs
         try:
             outcome = await run_rollout(task, self._config, policy)
-        except ToolTimeoutError:  # slow does not mean shared
+        except ToolTimeoutError:  # a slow tool is not a sign of shared state
             raise
         except McpEnvironmentError as fault:
             self._faults.append(fault)
@@ -143,7 +143,7 @@ class _Comparison:
 
 
 class _CallingPolicy:
-    """Policy that makes the given calls, with its own unique word in free texts, and then ends."""
+    """Policy that makes the given calls and then `done`. A unique word marks its text arguments."""
 
     def __init__(self, calls: Sequence[_Call], *, native: bool) -> None:
         self._calls, self._native = list(calls), native

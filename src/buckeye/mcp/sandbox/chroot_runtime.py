@@ -2,7 +2,7 @@
 
 With namespaces, a session has its own processes and mounts, and a writable layer over the shared tree.
 Without them (for example in a container on a rented machine), it has a copy of the tree and its own user:
-weak isolation. In both cases a session does not run as root if the gateway does.
+weak isolation. Sessions never run as root, even if the gateway does.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ChrootRuntime:
         self._users_lock, self._users = _claim_users()
 
     async def prepare(self, image: str) -> None:
-        """Download and unpack an image. A name keeps its image while the gateway runs."""
+        """Download and unpack an image. While the gateway runs, a name always selects the same image."""
         if image not in self._images:
             self._images[image] = await asyncio.to_thread(fetch_image, image, self._folder, owner=self._owner)
 
@@ -82,13 +82,13 @@ class ChrootRuntime:
 def _claim_users() -> tuple[socket.socket, Iterator[int]]:
     """Claim a block of user ids for sessions, and return its lock and an endless iterator over the ids.
 
-    No other gateway on this machine has the block while the socket is open. A session's end kills all
-    processes of its user, so ids must not be shared. Raises RuntimeUnavailableError.
+    While the socket is open, no other gateway on this machine can claim the block. Gateways must not share
+    ids, because the end of a session kills all processes of its user. Raises RuntimeUnavailableError.
     """
     for number in range(_BLOCKS):
         lock = socket.socket(socket.AF_UNIX)
         try:
-            lock.bind(f"\0buckeye-users-{number}")  # an abstract name ends with this process
+            lock.bind(f"\0buckeye-users-{number}")  # an abstract name, which exists while this process runs
         except OSError:
             lock.close()
             continue

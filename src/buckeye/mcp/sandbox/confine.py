@@ -232,7 +232,7 @@ def _continue_in_child(group: str | None) -> None:
         os.close(null)
         _die_with_parent()
         return
-    for descriptor in (0, 1, 2):  # only the command holds the pipes, so that their reader sees it end
+    for descriptor in (0, 1, 2):  # only the command may hold the pipes, so that they close when it ends
         os.dup2(null, descriptor)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     _, status = os.waitpid(child, 0)

@@ -22,7 +22,7 @@ from buckeye.mcp.sandbox.runtime import SandboxLimits
 CONFINE_SCRIPT = Path(__file__).with_name("confine.py")
 _PROBE_SECONDS = 20.0
 _FILE_CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"]
-"""Capabilities that root keeps, as in confine.py: access to files of others, and change of user."""
+"""Capabilities that root keeps, as in confine.py: access to files of other users, and change of user."""
 _SHARED_MEMORY = ("--size", str(2**26), "--perms", "1777", "--tmpfs")
 
 
@@ -119,12 +119,12 @@ def apply_confine_spec(confine: Mapping[str, Any], argv: Sequence[str]) -> tuple
 
 
 def build_confine_env(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for that command line, so that the command gets `variables`."""
+    """Return the environment for such a command line. The confined command gets `variables`."""
     return {"BUCKEYE_CONFINED_ENV": json.dumps(dict(variables))}
 
 
 def start_command(program: Program) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Return the command line and the environment that start a program, confined if it has to be."""
+    """Return the command line and the environment that start a program, confined if required."""
     if program.confine is None:
         return program.argv, program.env
     return apply_confine_spec(program.confine, program.argv), build_confine_env(program.env)
@@ -204,7 +204,7 @@ def _supports_overlay(support: SandboxSupport) -> bool:
         lower, upper, work, merged = (Path(folder, name) for name in ("lower", "upper", "work", "merged"))
         for path in (lower, upper, work, merged, upper / "dev", upper / "proc"):
             path.mkdir()
-        # the root is empty: the overlay works if the command fails, and not the mount
+        # the root is empty: if the overlay works, only the command fails
         root = RootFilesystem(path=merged, layers=(lower, upper, work), user=None, cwd="/")
         argv = confine_argv(["/true"], limits=SandboxLimits(), sandbox_support=support, root=root)
         return "cannot run" in _find_failure(argv)

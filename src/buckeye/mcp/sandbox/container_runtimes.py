@@ -143,7 +143,7 @@ class ApptainerRuntime:
             part.replace(file)
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
-        """Return an `apptainer run` command, which shares only the network and has temporary files."""
+        """Return an `apptainer run` command that shares only the network. Written files are temporary."""
         argv = [self._program, "run", "--containall", "--cleanenv", "--writable-tmpfs"]
         argv += ["--no-privs", "--no-home"]
         if self._limits.memory is not None:

@@ -190,8 +190,8 @@ def server_command(folder: Path) -> list[str]:
 def _install_once(folder: Path) -> Path:
     """Return a virtual environment with the project, and a copy of the project as `_PROJECT` in it.
 
-    When a file that is not hidden changes, another one is made; the old one stays. Raises PrepareError with
-    the installer's last output.
+    A change of a file that is not hidden creates a new environment. The old one is kept. Raises PrepareError
+    with the installer's last output.
     """
     digest = hashlib.sha256(f"{sys.version}\0{folder}".encode())
     for path in _source_files(folder):

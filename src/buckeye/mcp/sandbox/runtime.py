@@ -52,13 +52,13 @@ class LaunchSpec:
     env: Mapping[str, str]
     cwd: Path
     program: Program | None = None
-    """Same process for the fork server, if its libraries may be imported in advance."""
+    """Description of the process for the fork server; None if it must not be forked."""
     on_exit: Callable[[], Awaitable[None]] | None = None
     """Called after the process has ended for any reason; removes data outside the session's folder."""
 
 
 class Runtime(Protocol):
-    """Creates environments. `image` is what the session requests; a runtime of one environment ignores it."""
+    """Creates environments. `image` is the image of a session; runtimes without images ignore it."""
 
     name: str
     description: str

@@ -25,7 +25,7 @@ MAX_FILES_BYTES = 2**30
 """Maximum bytes of all archives of a dataset together, and of one archive's content when it is packed."""
 _FOLDER = "data"
 _ARCHIVE = re.compile(rf"{FILES}/([0-9a-f]{{64}})\.tar\.gz")
-"""Archive path that replaces the files of a task in a dataset: named by hash, in the same folder."""
+"""Path of an archive with the files of a task, relative to the dataset. Its name is its hash."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 """Types of a hub dataset's files that are downloaded if it has no Parquet files."""

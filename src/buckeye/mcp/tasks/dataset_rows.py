@@ -33,7 +33,7 @@ _VARIABLE = re.compile(r"\$[A-Za-z_{]")
 def gateway_config(lock: EnvironmentLock) -> dict[str, Any]:
     """Return the `mcp_config` for the environment of a lock file: `buckeye gateway` on this machine.
 
-    The key may be unset, because the gateway may have none.
+    The key has a default, because a gateway may not require a key.
     """
     headers = {"Authorization": "Bearer ${BUCKEYE_API_KEY:-none}", "Mcp-Image": lock.image_name.tagged}
     return {"buckeye": {"url": _GATEWAY, "headers": headers}}
@@ -42,7 +42,7 @@ def gateway_config(lock: EnvironmentLock) -> dict[str, Any]:
 def read_with_lock(path: Path, lock: EnvironmentLock | None) -> tuple[list[McpTask], int]:
     """Return the tasks of a file, and the number of tasks whose `mcp_config` came from the lock.
 
-    Raises UsageError with every problem, including keys whose values are written out.
+    Raises UsageError with every problem, including keys as plain text.
     """
     rows, inferred = [], 0
     for row in read_task_rows(path):
@@ -122,7 +122,7 @@ def split_tasks(tasks: Sequence[McpTask], fraction: float | None) -> dict[str, l
 
 
 def is_plaintext_key(name: str, value: str) -> bool:
-    """Return True if a value named like a key is written out instead of referring to a variable."""
+    """Return True if a value with the name of a key is plain text, not a variable."""
     return bool(_SECRET.search(name) and value and not _VARIABLE.search(value))
 
 

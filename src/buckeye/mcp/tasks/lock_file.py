@@ -80,7 +80,7 @@ class EnvironmentLock(BaseConfig):
     def _check_texts(self) -> Self:
         if parse_image(self.image) is None:
             raise conflict(
-                f"is {self.image!r}; expected an image reference, as my-org/my-env:latest", "image"
+                f"is {self.image!r}; expected an image reference, such as my-org/my-env:latest", "image"
             )
         for field in ("built_at", "pushed_at"):
             _check_time(field, getattr(self, field))
@@ -105,7 +105,7 @@ def _check_time(field: str, text: str | None) -> None:
     try:
         datetime.fromisoformat(text or "2000-01-01")
     except ValueError:
-        raise conflict(f"is {text!r}; expected a time, as 2026-01-31T12:00:00+00:00", field) from None
+        raise conflict(f"is {text!r}; expected a time, such as 2026-01-31T12:00:00+00:00", field) from None
 
 
 def read_lock(path: Path) -> EnvironmentLock:
@@ -125,7 +125,7 @@ def read_lock(path: Path) -> EnvironmentLock:
 
 
 def find_lock(folder: Path) -> EnvironmentLock | None:
-    """Return the lock file of a folder, or None. Raises ConfigError for an invalid one."""
+    """Return the lock file of a folder, or None. Raises ConfigError for an invalid file."""
     return read_lock(folder / LOCK_FILE) if (folder / LOCK_FILE).is_file() else None
 
 

@@ -33,7 +33,7 @@ class StdioServer(BaseConfig):
     args: list[str] = []
     """Arguments of the program."""
     env: dict[str, str] = {}
-    """Environment variables of the process. Values may refer to variables, as $NAME."""
+    """Environment variables of the process. `$NAME` in a value is replaced by that variable."""
     cwd: NonEmpty | None = None
     """Working directory. Default: the rollout's folder."""
 
@@ -44,7 +44,7 @@ class HttpServer(BaseConfig):
     url: Annotated[str, Field(pattern=r"^(https?://|\$)")]
     """URL of the server."""
     headers: dict[str, str] = {}
-    """Headers of every request. Values may refer to variables, as $NAME."""
+    """Headers of every request. `$NAME` in a value is replaced by that variable."""
 
 
 def _kind(server: Any) -> Literal["stdio", "http"] | None:
@@ -84,7 +84,8 @@ class McpTask(BaseConfig):
     evaluate_tool: list[ToolCall] = []
     """Calls that grade the final state, in order; the last result is the reward. Optional with graders."""
     grade: Any = None
-    """Graders, one or a list, in addition to those of the configuration. Equal names are replaced."""
+    """Graders, one or a list. They are added to the configuration's graders, or replace those of equal name.
+    """
     files: NonEmpty | None = None
     """Initial content of the rollout's folder. Replaces `files` of the configuration."""
     metadata: dict[str, Any] = {}

@@ -43,8 +43,8 @@ class UntrustedError(UsageError):
 class TaskResources:
     """Resources that tasks use on this machine.
 
-    `by_kind` has the resources of each kind, each once and sorted, as text for people. `digest` is the hash
-    of the complete servers, of the graders' commands and of the archives.
+    `by_kind` has the distinct resources of each kind, sorted, as text for people. `digest` is the hash of the
+    complete servers, of the graders' commands and of the archives.
     """
 
     by_kind: Mapping[str, tuple[str, ...]]

@@ -23,8 +23,8 @@ _BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", 
 def resolve_variables(value: Any, variables: Mapping[str, str]) -> Any:
     """Return `value` with the variables in all its strings replaced. Keys and other values stay unchanged.
 
-    A name that is not set is also looked up in capitals: `$buckeye_API_KEY` finds BUCKEYE_API_KEY. A dollar
-    sign that begins no variable stays unchanged. Raises UsageError that names every unset variable.
+    If a name is not set, its uppercase form is used: `$buckeye_API_KEY` finds BUCKEYE_API_KEY. Other dollar
+    signs stay unchanged. Raises UsageError that names every unset variable.
     """
     missing = {
         f"{name} (in {where})" if where else name: None
@@ -71,7 +71,10 @@ def _replacement(match: re.Match[str], variables: Mapping[str, str]) -> str:
 
 
 def _parts(match: re.Match[str]) -> tuple[str | None, str | None]:
-    """Return name and default of a variable, or (None, None) for `$$`. Raises UsageError for other braces."""
+    """Return name and default of a variable, or (None, None) for `$$`.
+
+    Raises UsageError for anything else in braces.
+    """
     if match["dollar"] is not None:
         return None, None
     if match["bare"] is not None:

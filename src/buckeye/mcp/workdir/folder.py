@@ -56,7 +56,7 @@ class Workdir:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Components of the rollout, if files were copied."""
+        """Components for the rollout's outcome: cost of copying the files. Empty without files."""
         return {"workdir_seconds": self.seconds, "workdir_bytes": float(self.bytes)} if self.bytes else {}
 
     def expand_workdir(self, value: Any) -> Any:
@@ -77,7 +77,7 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
     """Create a folder with the files of the task.
 
     At the end of the block it is deleted, or moved to the folder `keep_workdir` of the configuration. Raises
-    StartError if it cannot be created: TaskError if its files cannot be used.
+    StartError if it cannot be created, and TaskError if its files cannot be used.
     """
     limits = config.defaults
     try:

@@ -67,8 +67,8 @@ class SizeLimit:
 def prepare_files(files: str, folder: Path, limit: SizeLimit) -> None:
     """Put the files that `files` (an absolute path) names into an empty folder.
 
-    Raises UsageError for files that cannot be used. Failures that a retry may avoid are an OSError or another
-    BuckeyeError.
+    Raises UsageError for files that cannot be used. Raises OSError or another BuckeyeError for a failure that
+    may be temporary.
     """
     source = Path(files)
     if not source.exists():
@@ -91,7 +91,7 @@ def prepare_files(files: str, folder: Path, limit: SizeLimit) -> None:
 
 
 def pack_files(files: str, to: Path, limit: SizeLimit) -> str:
-    """Write an archive of initial files into the folder `to`, and return its name, the hash of its bytes.
+    """Write an archive of initial files into the folder `to`. Return its name, which is its hash.
 
     For a script, the archive has the files it creates, not the script. Raises BuckeyeError
     and OSError.
@@ -214,7 +214,10 @@ def _untar(source: Path, folder: Path, limit: SizeLimit) -> None:
 
 
 def _run_script_once(script: Path) -> Path:
-    """Return a folder with the files that a script creates. The script runs once per content of its text."""
+    """Return a folder with the files that a script creates.
+
+    The script runs once, and again if its text changes.
+    """
     text = script.read_bytes()
     final = cache_folder() / "files" / hashlib.sha256(text).hexdigest()[:32]
     if not final.is_dir():
@@ -225,6 +228,6 @@ def _run_script_once(script: Path) -> Path:
 
 
 def _run_script(script: Path, folder: Path) -> None:
-    """Run a script in a folder. Raises a BuckeyeError that is not final: the script may need a network."""
+    """Run a script in a folder. Raises BuckeyeError, because a failure may be temporary (network)."""
     argv, env = [*_SCRIPTS[script.suffix], str(script)], clean_environment({})
     check_output(argv, _SCRIPT_SECONDS, f"{script} failed", code="BK-ENV-FAILED", env=env, cwd=folder)

@@ -41,7 +41,7 @@ _USER_PROGRAMS = {
 
 Without them, a server that `npx` or `uvx` starts would be downloaded for every rollout.
 """
-_ALWAYS = ("UV_CACHE_DIR", "npm_config_cache")  # set even before the first download
+_ALWAYS = ("UV_CACHE_DIR", "npm_config_cache")  # set even if the folder does not exist yet
 _CODE_SUFFIXES = {
     ".py",
     ".pyz",
@@ -61,7 +61,7 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
 def adapt_to_workdir(server: StdioServer, workdir: Workdir) -> StdioServer:
-    """Return the server as it starts in the rollout's folder.
+    """Return the server adapted to start in the rollout's folder.
 
     `{workdir}` is replaced. A program given as a relative path is still resolved from Buckeye's own
     directory.
@@ -75,10 +75,9 @@ def adapt_to_workdir(server: StdioServer, workdir: Workdir) -> StdioServer:
 
 
 def resolve_local_paths(server: StdioServer, workdir: Path | None = None) -> StdioServer:
-    """Return the server for a start in another folder.
+    """Return the server adapted to start in another folder.
 
-    Its program, and a Python module of the user, are resolved from the current directory. Arguments that are
-    files in `workdir` refer to those.
+    Relative paths of its program, scripts and Python module become absolute, except files in `workdir`.
     """
     current = Path.cwd()
     command = str(current / server.command) if "/" in server.command else server.command
@@ -89,9 +88,9 @@ def resolve_local_paths(server: StdioServer, workdir: Path | None = None) -> Std
 
 
 def find_unreachable_files(server: StdioServer) -> list[str]:
-    """Return arguments that name existing relative paths, which the server will not find in another folder.
+    """Return arguments with relative paths that exist only in the current directory.
 
-    Programs and scripts are not included, because they are resolved.
+    Programs and scripts are omitted, because `resolve_local_paths` makes them absolute.
     """
     if server.cwd is not None:
         return []
@@ -122,7 +121,7 @@ def _user_program_paths() -> dict[str, str]:
 
 
 def _resolve_argument(argument: str, current: Path, workdir: Path | None) -> str:
-    """Return an argument; a script in the current directory and not in the workdir gets its absolute path."""
+    """Return an argument. The path of a script becomes absolute unless it is in the workdir."""
     path = Path(argument)
     in_workdir = workdir is not None and os.path.exists(workdir / path)
     return str(current / path) if not in_workdir and _is_code(current / path) else argument

@@ -87,9 +87,9 @@ def find_usable_checkpoint(
 ) -> CheckpointInfo:
     """Return the checkpoint to resume from. The launcher and every process use this function.
 
-    For -1 it is the `preferred` one, else the newest intact one; damaged newer ones are logged as warnings.
-    `verify` raises `CheckpointError` for a damaged checkpoint. This function raises it for a damaged
-    requested step, or if no checkpoint is intact.
+    For -1, return `preferred` if it is intact, else the newest intact checkpoint. Log a warning for each
+    damaged one. `verify` raises `CheckpointError` for a damaged checkpoint. This function raises it if the
+    requested step is damaged, or if no checkpoint is intact.
     """
     if resume_step != -1:
         info = resolve_checkpoint(root, resume_step)
@@ -128,7 +128,7 @@ def first_valid_checkpoint(
 def prune_checkpoints(root: Path, keep: int, *, protected: Collection[int] = ()) -> list[int]:
     """Delete all committed checkpoints except the `keep` newest, and return the deleted steps.
 
-    Also keep those of `protected` steps, and those that are being uploaded.
+    Checkpoints of `protected` steps, and checkpoints that are being uploaded, are kept.
     """
     by_age = checkpoints_oldest_first(root)
     old = [
@@ -218,7 +218,8 @@ def save_checkpoint(
 def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) -> None:
     """Raise `CheckpointError` unless every file exists with its committed content.
 
-    Of several processes that verify together, each reads its `share` of the `shares`.
+    To verify with several processes, pass each process its index `share` and the number of processes
+    `shares`.
     """
     committed = sorted(read_commit(info.path)["files"].items())
     for name, digest in committed[share::shares]:
@@ -251,7 +252,7 @@ def check_shard_format(state: Path) -> None:
 
 
 def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
-    """Return the orchestrator's state at that step."""
+    """Return the orchestrator's state in a checkpoint."""
     path = info.path / _ORCHESTRATOR_STATE
     try:
         return storage.read_json(path)
@@ -277,8 +278,8 @@ def _hashes(directory: Path) -> dict[str, str]:
 class Score:
     """Evaluation of one environment after `step` steps, by the run's `attempt`.
 
-    `restarts` has the resume step of each attempt up to this one; an attempt that began from the model is
-    missing. `exact` is the share of rollouts with full reward and its 95 % interval, None if not measured.
+    `restarts` maps each attempt up to `attempt` that has resumed to its resume step. `exact` is the share of
+    rollouts with full reward and its 95 % interval, None if not measured.
     """
 
     environment: str
@@ -293,8 +294,7 @@ class Score:
     def is_of(self, info: CheckpointInfo) -> bool:
         """Return True if the evaluated weights and a checkpoint belong to one line of training.
 
-        They do not if an attempt between the two resumed from before the checkpoint: its step was then
-        trained again.
+        If a later attempt resumed from before the checkpoint, they do not.
         """
         between = range(info.attempt + 1, self.attempt + 1)
         return self.attempt >= info.attempt and all(self.restarts.get(a, -1) >= info.step for a in between)
@@ -304,8 +304,7 @@ class Score:
 class BestCheckpoint:
     """Checkpoint with the highest mean reward over all environments.
 
-    It has this reward, the evaluations that it is based on (`scores`), and the number of compared checkpoints
-    (`num_compared`).
+    `mean_reward` is the mean of `scores`, and `num_compared` the number of compared checkpoints.
     """
 
     info: CheckpointInfo
@@ -356,8 +355,8 @@ def _read_score(path: Path, step: int, restarts: Mapping[int, int]) -> Score | N
 def checkpoint_scores(info: CheckpointInfo, scores: Sequence[Score]) -> list[Score]:
     """Return the evaluations of a checkpoint's weights, by environment.
 
-    Evaluations of other weights do not count: of another step, of an attempt before the checkpoint's, or of a
-    later attempt that trained its step again.
+    Evaluations of other weights are omitted: another step, an earlier attempt, or a later attempt that
+    repeated the step.
     """
     matching = [s for s in scores if s.step == info.step and s.is_of(info)]
     return sorted(matching, key=lambda score: score.environment)

@@ -1,4 +1,4 @@
-"""Installation of an environment: complete, or without effect."""
+"""Atomic installation of an environment."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class InstallRequest:
     """Arguments of an installation.
 
     `what` has the format of `parse_source`. `extra` are further requirements. `python` is the interpreter
-    (None: this one). `locked` is a lock file whose versions are installed exactly.
+    (None: the running interpreter). `locked` is a lock file whose versions are installed exactly.
     """
 
     what: str

@@ -70,7 +70,7 @@ def parse_source(text: str, index: str | None = None) -> InstallSource:
     Raises UsageError for anything else, and for an index URL with a password.
     """
     _check_index(index)
-    if "\0" in text:  # no path may contain it
+    if "\0" in text:  # paths cannot contain zero bytes
         raise _format_error(text)
     match = _EXTRAS.fullmatch(text)
     what = f"{match['what']}{match['rest']}" if match else text

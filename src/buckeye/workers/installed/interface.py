@@ -1,7 +1,7 @@
 """Detection of a distribution's interface, and the versions that are tested with it.
 
-The classic interface of `verifiers` (v0: `load_environment`) ended with release 0.4. Packages for it rarely
-declare that bound, so without the bounds here they would be installed with a release that cannot load them.
+Since release 0.4, `verifiers` lacks its classic interface (v0: `load_environment`). Packages that need v0
+rarely declare this bound, so it is set here.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ def _extras_of(requirement: Requirement) -> list[str]:
 
 
 def _module_name(distribution: metadata.Distribution) -> str:
-    """Return the module of a distribution: the one with its name, else the first one."""
+    """Return the module with the name of the distribution, else its first module."""
     wanted = canonicalize_name(distribution.name).replace("-", "_")
     modules = sorted({_top_level_module(path) for path in _python_files(distribution)} - {""})
     if not modules:

@@ -27,7 +27,7 @@ class LockFile:
     text: str
 
     def without(self, name: str) -> str:
-        """Return the file without one distribution. A distribution from a folder has no hash."""
+        """Return the text of the file without the distribution `name`."""
         kept = [entry for entry in _entries(self.text) if _name_of(entry) != name]
         return "\n".join(kept) + "\n"
 
@@ -41,7 +41,9 @@ def pins_of(distributions: Sequence[metadata.Distribution]) -> list[str]:
 def lock_text(
     pins: Sequence[str], hashes: Mapping[str, Sequence[str]], *, local: str | None, head: str
 ) -> str:
-    """Return the content of a lock file. `local` is installed from its source on this machine, not listed.
+    """Return the content of a lock file.
+
+    `local` is not listed, because it is installed from its source on this machine.
 
     Hashes are written for all packages or none, because an installer that checks one hash checks all.
     """

@@ -1,7 +1,4 @@
-"""Download of hub environments that are not in the public index, with a key.
-
-The key is sent only as a header of requests to the hub.
-"""
+"""Download of private hub environments with the user's key, which is sent only to the hub."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ _LATEST_PATCH = 99
 class Installer:
     """Installer for the virtual environment `venv`, with `uv` if given, else with pip.
 
-    `hashes` has the SHA-256 of installed files by canonical name, as far as the installer reports them.
+    `hashes` has the SHA-256 of installed files by canonical name, if the installer reports them.
     """
 
     venv: Path
@@ -83,7 +83,7 @@ class Installer:
     ) -> None:
         """Install requirements. Raises BuckeyeError with the last output of the installer.
 
-        The package index `index` is used in addition to the default one, or alone if it `is_exclusive`.
+        The package index `index` is used in addition to the default index, or alone with `is_exclusive`.
         Temporary files go into `folder`.
         """
         options = [] if dependencies else ["--no-deps"]
@@ -103,7 +103,10 @@ class Installer:
         self.hashes |= _hashes_of_report(json.loads(report.read_text("utf-8")))
 
     def find_hashes(self, pins: Sequence[str], *, index: str | None, folder: Path) -> None:
-        """Get the hashes of NAME==VERSION from `uv`; `pip` has reported them. A failure leaves them unset."""
+        """Get the hashes of `pins` (NAME==VERSION) from `uv`; with `pip`, `install` has recorded them.
+
+        A failure leaves the hashes unset.
+        """
         if not self.uv:
             return
         pins_file = folder / "pins.txt"
@@ -142,7 +145,7 @@ class Installer:
 
 @dataclass(frozen=True, slots=True)
 class NeededPython:
-    """Python versions that a package requires, and the suitable release that is nearest to this one."""
+    """Python versions that a package requires, and the supported release nearest to the running Python."""
 
     specifier: str
     version: str
@@ -175,7 +178,7 @@ def _has_pip() -> bool:
 
 
 def _base_python() -> str:
-    """Return the base interpreter of this virtual environment; a new one must not depend on this one."""
+    """Return the base interpreter, because a new virtual environment must not depend on the current one."""
     return str(getattr(sys, "_base_executable", sys.executable))
 
 
@@ -189,7 +192,8 @@ def _interpreter(python: str | None) -> str:
     raise UsageError(
         f"--python: no interpreter {python!r} on this machine",
         code="BK-CLI-ARGUMENT",
-        hint="pass the path of one, or install `uv` (https://docs.astral.sh/uv), which downloads any version",
+        hint="pass the path of an interpreter, or install `uv` (https://docs.astral.sh/uv), which downloads "
+        "any version",
     )
 
 
@@ -218,9 +222,9 @@ def _run(command: Sequence[str], seconds: float = INSTALL_SECONDS) -> None:
 
 
 def _run_guarded(command: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run an installer to its end. Its children end with it and with this process.
+    """Run an installer, and kill its children when it or this process ends: no leftover may keep writing.
 
-    An interrupted install must not keep writing. Raises TimeoutExpired and OSError.
+    Raises TimeoutExpired and OSError.
     """
     with TemporaryFile() as stdout, TemporaryFile() as stderr:
         child = ChildProcess(command, stdout=stdout, stderr=stderr, guarded=True)

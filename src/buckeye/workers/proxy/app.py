@@ -175,7 +175,7 @@ async def _wait_for_disconnect(receive: Receive) -> None:
 async def _send(send: Send, status: int, content: bytes, kind: bytes) -> None:
     headers = [(b"content-type", kind), (b"content-length", str(len(content)).encode())]
     if status >= 400:
-        headers.append((b"x-should-retry", b"false"))  # clients of OpenAI and Anthropic would retry
+        headers.append((b"x-should-retry", b"false"))  # otherwise OpenAI and Anthropic clients retry
     with contextlib.suppress(ConnectionError):
         await send({"type": "http.response.start", "status": status, "headers": headers})
         await send({"type": "http.response.body", "body": content})

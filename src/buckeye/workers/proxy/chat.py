@@ -117,7 +117,7 @@ class _ResponseFormat:
         return {**self._head, "object": "chat.completion.chunk", "choices": choices}
 
     def _finish_reason(self, parts: ReplyParts) -> str:
-        # as in OpenAI's API: with a named function every reply is a call, and the reason stays "stop"
+        # as in OpenAI's API: with a named function every reply is a call, and the finish reason stays "stop"
         if parts.ending == "calls":
             return "stop" if self._is_tool_forced else "tool_calls"
         return parts.ending

@@ -35,8 +35,8 @@ def split_reply(reply: Reply, *, first_call_only: bool = False, objects_only: bo
     """Return the parts of a reply.
 
     Arguments are returned as written, even if they are not JSON: the agent handles them. `objects_only` is
-    for an API that supports only JSON objects. If a call does not fit this or has no name, all calls of the
-    reply are returned as text; agents would take a missing name for their own error.
+    for an API that supports only JSON objects. If a call has other arguments or no name, all calls of the
+    reply are returned as text, because agents would fail on them.
     """
     message = reply.message
     reasoning, content = message.get("reasoning_content") or "", message.get("content") or ""

@@ -44,8 +44,8 @@ FIELDS_WITHOUT_EFFECT = frozenset({"model", "ignore_eos", "request_id", "return_
 def split_fields(fields: Any, known: frozenset[str], *, model: str = "") -> tuple[dict[str, Any], list[str]]:
     """Return the known fields of a request, and the names of the ignored settings.
 
-    A different `model` than the served one is an ignored setting. Raises `WireError` for a body that is not
-    an object, and for a field that cannot be ignored.
+    A `model` that is not the served one counts as ignored. Raises `WireError` for a body that is not an
+    object, and for a field that cannot be ignored.
     """
     if not isinstance(fields, dict):
         raise WireError(400, "The body must be a JSON object.")

@@ -23,9 +23,9 @@ ROLLOUT_ENDED = "This rollout has ended; its endpoint is closed."
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyCall:
-    """A request for `n` replies to messages, or to `prompt`, a text or token ids.
+    """A request for `n` replies to `messages`, or to `prompt` (text or token ids).
 
-    `dropped` names its settings that are ignored.
+    `dropped` names the ignored settings.
     """
 
     messages: Sequence[Message] = ()
@@ -81,8 +81,8 @@ class ProxyRollout:
         """Start a call of the policy, and return its task.
 
         A call that reaches a limit gets empty replies with finish reason "length". The task of a later call,
-        or of one that the policy cannot answer, raises `WireError`. So does this function if the rollout was
-        closed, maybe while the request was read.
+        or of a call that the policy cannot answer, raises `WireError`. This function raises `WireError` if
+        the rollout is closed.
         """
         if self._closed:
             raise WireError(410, ROLLOUT_ENDED)

@@ -78,7 +78,7 @@ class _Server:
             return
         self._logged.add((environment, setting))
         log.warning(
-            "%s: ignoring `%s` of its requests, because the run's settings apply (logged once)",
+            "%s: ignoring `%s` in its requests, because the run's settings apply (logged once)",
             f"environment {environment}" if environment else "an environment",
             setting,
         )

@@ -2,8 +2,8 @@
 
 Buckeye sends `hello`, `load`, `tasks`, `rollout`, `score_group`, `isolation`, `release`, `cancel`, `ping` and
 `close`. A worker replies to `hello` with `hello` and to `ping` with `pong`. It replies to requests,
-identified by their `id`, with one `result` or `error`; `tasks` also with any number of `page` before it.
-`cancel`, `release` and `close` have no response.
+identified by their `id`, with one `result` or `error`. Any number of `page` messages precede the `result` of
+`tasks`. `cancel`, `release` and `close` have no response.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ async def read_body(reader: asyncio.StreamReader, max_bytes: int = MAX_FRAME) ->
 def receive_body(connection: socket.socket, max_bytes: int = MAX_FRAME) -> bytes:
     """Return the body of the next message.
 
-    Raises ConnectionError if the connection ends before, and FrameError for more than `max_bytes`.
+    Raises ConnectionError if the connection ends, and FrameError for more than `max_bytes`.
     """
     return _receive_exactly(connection, body_length(_receive_exactly(connection, HEADER.size), max_bytes))
 

@@ -55,7 +55,7 @@ class WorkerSide:
         adapter: Any = None,
         on_lost: Callable[[], None] | None = None,
     ) -> None:
-        """Serve `adapter`, or without one the environment that the first request names.
+        """Serve `adapter`. If it is None, serve the environment that the first request names.
 
         `on_lost` is called when the connection ends. By default, this process and its children are killed.
         """
@@ -82,7 +82,7 @@ class WorkerSide:
         self._loop.call_later(_LOOP_PULSE, self._pulse)
 
     def _end_fork(self) -> None:
-        """End a fork of this process that returns to the event loop."""
+        """End this process, a fork of the worker, when it returns to the event loop."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon(os._exit, 0)
 
@@ -108,7 +108,7 @@ class WorkerSide:
             if task := self._running.get(frame["id"]):
                 task.cancel()
         elif kind == "release":
-            with contextlib.suppress(Exception):  # only frees memory
+            with contextlib.suppress(Exception):  # a failure only leaks memory
                 getattr(self._adapter, "release", lambda handles: None)(frame["handles"])
         elif kind == "close":
             self._track(-1, self._close())
@@ -295,7 +295,7 @@ def main() -> None:
     while not worker.closed:
         try:
             loop.run_forever()
-        except (SystemExit, KeyboardInterrupt) as error:  # from code that the environment left running
+        except (SystemExit, KeyboardInterrupt) as error:  # raised by code that the environment left running
             _print_traceback(error)
     atexit._run_exitfuncs()
     sys.stdout.flush()

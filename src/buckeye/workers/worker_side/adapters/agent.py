@@ -7,7 +7,7 @@ A program finds the endpoint in OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_
 model's name in BUCKEYE_MODEL and its task in the file BUCKEYE_TASK. It must exit with status 0. Its reward is
 the result of `reward(task, result)`. Without that function, it is the `reward` of the JSON object that the
 program writes to the file BUCKEYE_RESULT or prints as its last line. A function is called with `(task,
-endpoint)` and returns the reward, an object with it, or the `result` for `reward`.
+endpoint)`. It returns a reward, an object with the key `reward`, or the `result` that `reward` scores.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def to_outcome(result: Any, function: Callable[..., Any] | None = None) -> Json:
     """Return the outcome for the result of an agent or a reward function.
 
     The result is a number, or an object with `reward` and optionally `components` and `stop_reason`.
-    `function` returned it; None for a program.
+    `function` is the function that returned it; None for a program.
     """
     given = result if isinstance(result, dict) else {"reward": result}
     reward, components = given.get("reward"), given.get("components", {})
@@ -217,8 +217,8 @@ def _file_module(path: Path) -> Any:
 def _read_result(path: Path, program: ProgramResult, has_reward_function: bool) -> Any:
     """Return the program's result: the object in its result file, or in its last line.
 
-    With a reward function, the result also has the output, and may be empty. Without one, raises ValueError
-    if the reward is missing.
+    With a reward function, the result also has the output, and needs no reward. Without a reward function,
+    raises ValueError if the reward is missing.
     """
     lines = program.stdout.strip().splitlines()
     text = path.read_text("utf-8") if path.exists() else (lines[-1] if lines else "")

@@ -40,7 +40,7 @@ def _canonical(name: str) -> str:
 
 
 class BuckeyeEnvironment(Adapter):
-    """An environment written for Buckeye. Its splits are `train` and `eval`, as far as it has them."""
+    """An environment written for Buckeye. Its splits are `train` and `eval`, if they exist."""
 
     def __init__(self, environment: Any) -> None:
         self._base = importlib.import_module("buckeye.envs.base")
@@ -114,10 +114,10 @@ class BuckeyeEnvironment(Adapter):
         return {name: getattr(outcome, name) for name in fields}
 
     async def check_isolation(self) -> Json | None:
-        """Run the environment's own check if rollouts share state.
+        """Run the isolation check of the environment; None if it has no such check.
 
-        Returns the report as `result`, or the reason against training as `refused`, with its error `code`.
-        Returns None without such a check.
+        Returns the report as `result`. If the environment must not be trained, returns the reason as
+        `refused` with the error's `code`.
         """
         check = getattr(self._env, "check_isolation", None)
         if check is None:

@@ -19,7 +19,7 @@ from .model import ModelError, chat
 
 PREFIX = "reasoning-gym/"
 _CANDIDATES_PER_EVAL_TASK = 10
-"""Some candidates repeat a question of the training tasks."""
+"""More than one, because some candidates repeat a question of the training tasks."""
 
 OWN_ARGUMENTS = ("size", "eval_size", "seed", "eval_seed", "system_prompt")
 

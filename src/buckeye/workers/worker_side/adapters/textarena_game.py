@@ -26,7 +26,8 @@ T = TypeVar("T")
 class TextArenaGame:
     """A game with a seed.
 
-    Games draw from Python's shared random generator, so each call into a game first sets the game's state.
+    Games use Python's shared random generator, so each call into a game first sets the generator to this
+    game's state.
     """
 
     def __init__(self, library: Any, game: str, settings: Json, seed: int, players: int) -> None:

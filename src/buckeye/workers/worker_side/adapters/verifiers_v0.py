@@ -1,8 +1,8 @@
 """Environments of `verifiers`' classic API (v0): `load_environment(**args)`, datasets, rubrics.
 
-The environment calls the model through its own client classes, and its own rubric scores. Failures that the
-rubric would hide are reported: a reward function that raises is an error, not a 0, and a failed rollout is
-not scored.
+The environment calls the model through its own client classes, and its own rubric computes the reward.
+Failures that the rubric would hide are reported: a reward function that raises is an error, not a 0, and a
+failed rollout is not scored.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _build(vf: Any, env_id: str, module: str, loader: Callable[..., Any], args: 
 
 
 def _rubrics(rubric: Any) -> Iterator[Any]:
-    """Yield a rubric and all rubrics inside it; their group functions count too."""
+    """Yield a rubric and all rubrics inside it."""
     yield rubric
     for inner in getattr(rubric, "rubrics", ()):
         yield from _rubrics(inner)
@@ -197,7 +197,10 @@ def _record_failures(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _task(split: str, index: int, row: Json) -> Json:
-    """Return a row as a task. Answer and info are included if they are JSON; the row itself stays here."""
+    """Return a row as a task. Answer and info are included if they are JSON.
+
+    The row itself stays in this process.
+    """
     prompt = row.get("prompt") or row.get("question") or ""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     json_fields = {

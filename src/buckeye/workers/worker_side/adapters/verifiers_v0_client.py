@@ -9,13 +9,13 @@ from verifiers.errors import OverlongPromptError
 
 
 class EmptyReplyClient(OpenAIChatCompletionsClient):
-    """Client that accepts empty replies, which are then graded; verifiers raises an error.
+    """Client that accepts empty replies, so that they are graded; the base class raises an error.
 
     An empty reply ends the rollout only if the context is full, as in verifiers.
     """
 
     async def raise_from_native_response(self, response: Any) -> None:
-        """Raise a verifiers error without a reply: OverlongPromptError if the context is full."""
+        """Raise the error for a missing reply: OverlongPromptError if the context is full."""
         choices = response.choices if response is not None else None
         if not choices or len(choices) != 1:
             await super().raise_from_native_response(response)

@@ -93,8 +93,8 @@ class VerifiersV1(Adapter):
     def _trained_agents(self, env: Any) -> list[str]:
         """Return the names of the agents that an environment trains.
 
-        Its `setup` marks the others as not trainable. Agents count as trainable if `setup` fails because it
-        does more.
+        Its `setup` marks the other agents as not trainable. If `setup` fails before it does so, all agents
+        count as trainable.
         """
         agents = {name: SimpleNamespace(trainable=True) for name in self._agents(type(env.config))}
         with contextlib.suppress(Exception):  # StopIteration if it never awaits
@@ -154,7 +154,7 @@ class VerifiersV1(Adapter):
         return _outcome(episode, self._seat)
 
     async def _client(self, split: str) -> Any:
-        """Return the client of a split's environment. Its first rollout starts serving it.
+        """Return the client of a split's environment. The first call starts to serve the environment.
 
         Raises the error that prevents serving.
         """
