@@ -23,8 +23,8 @@ def test_settings_become_flags():
     }
     assert flatten_settings(settings) == [
         "--max_steps=5",
-        "--wandb=None",
         "--trainer.optim.lr=1e-06",
+        "--wandb=None",
         '--orchestrator.env=[{"id": "x"}]',
     ]
 

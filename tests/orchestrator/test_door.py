@@ -21,7 +21,6 @@ from hypothesis import strategies as st
 
 from buckeye.base.user_function import load_user_function
 from buckeye.config.orchestrator import OrchestratorConfig
-from buckeye.envs import base
 from buckeye.envs.base import Outcome, Task
 from buckeye.envs.registry import find_local_loader
 from buckeye.envs.single_turn import SingleTurnEnvironment
@@ -220,8 +219,7 @@ def test_worker_reports_author_mistakes(environment, monkeypatch):
         )
 
     monkeypatch.setattr(buckeye_environment, "chat", chat)
-    adapter = object.__new__(BuckeyeEnvironment)
-    adapter._base, adapter._env = base, environment
+    adapter = BuckeyeEnvironment(environment)
     task = {"id": "t-1", "messages": [], "data": {}}
     outcome = asyncio.run(adapter.rollout(task, {}, {"deadline": 10.0}))
     error = outcome["error"]

@@ -115,9 +115,9 @@ with lock_directory(Path("far")):
     notes.tell("running")
     while len(signals) < int(sys.argv[1]):
         time.sleep(0.02)
-        if signals and not notes._away.stopping:
+        if signals and not notes._remote_run.stopping:
             notes.update(stopping=True)
-            notes.tell("Bringing home what is not here yet ...")
+            notes.tell("Downloading the remaining files ...")
 """
 
 
@@ -147,7 +147,7 @@ def test_a_stop_says_what_it_waits_for_and_can_be_hurried(tmp_path, watcher):
 
     def leave_while_it_fetches(line):
         told.append(line)
-        if "Bringing home" in line:
+        if "Downloading" in line:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -253,7 +253,7 @@ def test_vllm_may_serve_a_mixture_of_experts(folder):
     directory = folder(model_type="qwen3_moe", architectures=["Qwen3MoeForCausalLM"], num_experts=8)
     words = ["--trainer", "--orchestrator", "--inference", "--model.name", str(directory)]
     config = load_config(RLConfig, words)
-    assert check_model(config, vllm=True).state == "ok"
+    assert check_model(config, vllm=True).state != "failed"
     assert check_model(config, vllm=False).state == "failed"
 
 

@@ -85,7 +85,7 @@ class RunProcess:
         message = _CODE.sub("", text).removeprefix("error: ").strip()
         kind = UsageError if self._process.returncode == _USAGE else RunError
         message = message or f"the run ended with exit code {self._process.returncode}"
-        return kind(message, code=code[1] if code else "BK-RUN-FAILED")
+        return kind(message, code=code[1] if code else "BK-RUN")
 
     def _print(self) -> None:
         """Print the output of the process; in a terminal or a notebook, show its steps as a bar."""

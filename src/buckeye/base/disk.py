@@ -50,7 +50,7 @@ def write_when_room(path: Path, write: Callable[[], T], *, what: str, needed: in
 async def write_when_room_async(
     path: Path, write: Callable[[], T], *, what: str, needed: int | None = None
 ) -> T:
-    """Write as `write_when_room` does, while other tasks run."""
+    """Run `write_when_room` without blocking the event loop."""
     writer = _Writer(path, write, what, needed)
     while not writer.attempt():
         await asyncio.sleep(_POLL_SECONDS)

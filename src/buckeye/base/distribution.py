@@ -78,7 +78,7 @@ def install_command(*extras: str) -> str:
 
 
 def cpu_torch_command(*flags: str) -> str:
-    """Return the command that installs torch without the gigabytes for GPUs."""
+    """Return the command that installs the smaller torch without CUDA."""
     installer = _installer()
     build = ["--torch-backend=cpu"] if installer[0] == "uv" else ["--index-url", _CPU_TORCH_INDEX]
     return shlex.join([*installer, *flags, "torch", *build])

@@ -35,7 +35,7 @@ def read_regular(path: Path, *, limit: int = MAX_TEXT_BYTES) -> bytes:
 
 
 def data_folder(path: Path, root: Path) -> Path:
-    """Return the folder `path`, which contains only files and folders, with links resolved.
+    """Check that the folder `path` contains only files and folders. Return it with links resolved.
 
     Raise `OSError` if it cannot be read, `NotRegularFileError` if it is not below `root` or contains other
     entries.

@@ -48,7 +48,7 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 
 
 def parse_lenient_json(line: bytes) -> Any:
-    """Return the value of JSON that strict parsers reject, or None if it is not JSON.
+    """Parse JSON with errors that strict parsers reject. Return None if it is not JSON.
 
     Half a surrogate pair and invalid UTF-8 become U+FFFD; texts may contain control characters.
     """
@@ -59,10 +59,7 @@ def parse_lenient_json(line: bytes) -> Any:
 
 
 def fix_json(line: bytes) -> bytes:
-    """Return JSON that every parser reads, for JSON that only `parse_lenient_json` accepts.
-
-    Other input is unchanged.
-    """
+    """Convert JSON that only `parse_lenient_json` reads to valid JSON. Return other input unchanged."""
     try:
         msgspec.json.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -137,9 +134,9 @@ def is_file(descriptor: int) -> bool:
 class LineStream(io.TextIOBase):
     """Text stream of whole lines to a file, which never fails on a full disk.
 
-    Lines without room are counted, and the next written line reports their number.
+    Lines that do not fit on the disk are dropped. The next written line reports their number.
 
-    A line is written at its end, or at `flush`. `descriptor` is open for appending and stays open.
+    A line is written when it is complete, or at `flush`. `descriptor` is open for appending and stays open.
     """
 
     encoding = "utf-8"
@@ -184,9 +181,9 @@ class LineStream(io.TextIOBase):
 
 
 def printable(text: str) -> str:
-    r"""Return a text of a policy or an environment that is harmless in a terminal and hides nothing.
+    r"""Return a text with invisible characters as escapes (`\x1b`), except newlines and tabs.
 
-    Invisible characters become escapes (`\x1b`), except newlines and tabs.
+    Texts of a policy or an environment could otherwise control the terminal.
     """
     return "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
 

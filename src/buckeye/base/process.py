@@ -94,7 +94,7 @@ def idle_spins(*, cores_to_itself: bool) -> str:
 
     A small model's next operation comes within microseconds, and waking a thread takes longer. With exclusive
     cores, computation is 1.1 to 1.7 times as fast if threads spin 5,000 times. Next to another computing
-    program it is up to 1.9 times as slow, so a thousand spins are used there. The library's default of
+    program it is up to 1.9 times as slow, so a thousand spins are used in this case. The library's default of
     hundreds of thousands is ten times as slow.
     """
     return os.environ.get("GOMP_SPINCOUNT", "5000" if cores_to_itself else "1000")
@@ -134,7 +134,7 @@ def run_program(
 
 
 class ChildProcess:
-    """Program started in a separate session. It ends together with all processes that it starts there.
+    """Program started in a separate session. All processes in the session end with it.
 
     Its outputs default to those of this process. If it is `guarded`, its session also ends with this process,
     even after SIGKILL. Raise `OSError` if it cannot be started.

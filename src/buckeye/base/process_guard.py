@@ -1,9 +1,11 @@
 """Guard process: kills process groups after the process that started them has ended, for any reason.
 
-A server may have children (`npx`, `uvx`), so a death signal to the server alone is not enough. One small
-process per Buckeye process reads `+PGID` and `-PGID` from its standard input. The kernel closes that when the
-Buckeye process ends, even by SIGKILL; then all listed groups are killed. So are processes that left their
-group: a program is started with a mark in its environment, which its children inherit.
+A server may have children (`npx`, `uvx`), so a death signal to the server alone is not enough. Each Buckeye
+process has a small guard process, which reads `+PGID` and `-PGID` from its standard input. The kernel closes
+this pipe when the Buckeye process ends, even by SIGKILL. Then the guard kills all listed groups.
+
+A child may leave its process group. For this case, programs have a mark in their environment, which all their
+children inherit. On Linux, the guard also kills all processes with such a mark.
 
 This file runs as a script, without site packages, so it imports nothing of Buckeye.
 """
@@ -21,14 +23,11 @@ from pathlib import Path
 
 MARK_VARIABLE = "BUCKEYE_STARTED_BY"
 """Variable that contains the mark."""
-_ROUNDS = 10  # rounds of searching for processes started meanwhile
+_ROUNDS = 10  # repeat the search: a process may start others meanwhile
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process that was started, directly or indirectly, with a mark with this prefix.
-
-    Linux only.
-    """
+    """Kill every process whose mark starts with `mark`. Linux only."""
     entry = f"\0{MARK_VARIABLE}={mark}".encode()
     for _ in range(_ROUNDS):
         marked = [pid for pid in _processes() if entry in _environment(pid)]
@@ -54,7 +53,7 @@ def _environment(pid: int) -> bytes:
 
 
 class Guard:
-    """Interface to this process's guard, which is started with the first group and restarted if it dies."""
+    """The guard of this process. It is started with the first group, and restarted if it ends."""
 
     def __init__(self) -> None:
         self._groups: set[int] = set()
@@ -63,11 +62,11 @@ class Guard:
         self._mark = secrets.token_hex(8)
 
     def new_mark(self) -> str:
-        """Return a value of `MARK_VARIABLE` for the environment of a program to kill with this process."""
+        """Return a new mark for a program. The guard kills the program when this process ends."""
         return f"{self._mark}.{secrets.token_hex(8)}"
 
     def mark_children(self) -> None:
-        """Kill every program that this process starts from now on when this process ends. Linux only."""
+        """Mark all programs that this process starts from now on. Linux only."""
         with self._lock:
             if self._process is None:
                 self._start()
@@ -115,7 +114,7 @@ GUARD = Guard()
 
 
 def main() -> None:
-    """Maintain the list until stdin is closed, then kill the listed groups."""
+    """Read the list of groups until stdin is closed, then kill these groups and all marked processes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     groups: set[int] = set()

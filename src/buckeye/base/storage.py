@@ -41,9 +41,9 @@ def write_directory(
 ) -> None:
     """Create the directory `final` atomically, with the content written by `fill(directory)`.
 
-    With `replace` an existing `final` is exchanged for the new one; without it, raise `FileExistsError`. If
-    `fill` raises, nothing remains. Permissions follow the user's umask. Without `durable`, the content may be
-    damaged after a crash of the machine, but not of a process.
+    If `final` exists, replace it if `replace` is set, else raise `FileExistsError`. If `fill` raises, nothing
+    remains. Permissions follow the user's umask. Without `durable`, the content may be damaged after a crash
+    of the machine, but not of a process.
     """
     final.parent.mkdir(parents=True, exist_ok=True)
     _remove_leftovers(final.parent)

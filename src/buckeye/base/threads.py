@@ -15,8 +15,9 @@ T = TypeVar("T")
 async def finish_in_thread(work: Callable[..., T], *args: object) -> T:
     """Run `work(*args)` in a thread and wait for its end, even if the caller is cancelled.
 
-    `asyncio.to_thread` returns at once on cancellation, while its thread runs on, or never starts. Use this
-    where the work makes or removes something that the caller owns. A cancellation is raised after the end.
+    `asyncio.to_thread` returns at once on cancellation: its thread continues, or never starts. Use this
+    function for work that creates or removes something that the caller owns. A cancellation is raised after
+    the work has ended.
     """
     result, cancellation = await _finish(work, *args)
     if cancellation is not None:

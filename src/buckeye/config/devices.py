@@ -62,7 +62,7 @@ def _set_trainer_devices(settings: Settings) -> None:
 
 
 def _share_memory(settings: Settings) -> None:
-    """Leave the trainer memory on a GPU that inference also uses: vLLM allocates its share at once."""
+    """Reduce the memory share of vLLM on a GPU that the trainer also uses."""
     ids = []
     for path, default in ((_INFERENCE_IDS, INFERENCE_DEVICES), (_TRAINER_IDS, TRAINER_DEVICES)):
         value = settings.get(path)

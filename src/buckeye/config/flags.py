@@ -84,7 +84,7 @@ def _indices(path: KeyPath) -> tuple[int, ...]:
 
 
 def _missing_entry(assignment: Assignment, settings: Settings) -> Problem | None:
-    """Return the problem of a setting of a list item that neither exists nor is the next one."""
+    """Return the problem of a setting whose list index is larger than the length of the list."""
     path = assignment.path
     first = next((i for i, key in enumerate(path) if isinstance(key, int)), len(path))
     items = settings.get(path[:first])

@@ -21,7 +21,7 @@ class TruncateCorrectionConfig(BaseConfig):
     type: Literal["truncate"] = "truncate"
     """Correction of importance weights."""
     level: Level = "token"
-    """Weight of a token, product over its sequence, or geometric mean over its sequence."""
+    """Weight to limit: of each token, or the product or geometric mean over its sequence."""
     high: PositiveFloat = 5.0
     """Maximum weight."""
 
@@ -32,7 +32,7 @@ class MaskCorrectionConfig(BaseConfig):
     type: Literal["mask"] = "mask"
     """Correction of importance weights."""
     level: Level = "token"
-    """Weight of a token, product over its sequence, or geometric mean over its sequence."""
+    """Weight to limit: of each token, or the product or geometric mean over its sequence."""
     low: NonNegativeFloat = 0.5
     """Minimum weight that is kept."""
     high: PositiveFloat = 5.0
@@ -92,11 +92,11 @@ class MaskedRatioLossConfig(BaseLossConfig):
     mask_ratio_low: NonNegativeFloat = 0.125
     """Minimum ratio; tokens below it have no gradient."""
     sequence_mask_ratio_low: NonNegativeFloat = 0.0
-    """Minimum ratio of all tokens in a sequence; other sequences have no gradient. 0: off."""
+    """Minimum ratio in a sequence. If one of its tokens is below, the sequence has no gradient. 0: off."""
     kl_tau: NonNegativeFloat = 0.0
-    """Weight of the log-ratio to the sampler, which makes sampled tokens less likely (see losses.md)."""
+    """Weight of the log-ratio to the sampler. This term makes sampled tokens less likely (see losses.md)."""
     kl_mask_type: KlMask = "all"
-    """Tokens in the term of kl_tau."""
+    """Tokens that kl_tau applies to."""
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> MaskedRatioLossConfig:
@@ -113,7 +113,8 @@ class NormalizedLossConfig(BaseLossConfig):
     """Settings of every loss except the default one."""
 
     normalization: Normalization = "token"
-    """Mean over tokens, mean over sequences of token means, or sum divided by a constant per sequence."""
+    """token: mean over tokens. sequence: mean over sequences of their token means. constant: sum over tokens
+    divided by a constant per sequence."""
     normalization_length: PositiveInt | None = None
     """Constant for normalization, in tokens. None: the trainer's seq_len."""
     correction: CorrectionConfig | None = None
@@ -137,7 +138,7 @@ class ClippedRatioLossConfig(NormalizedLossConfig):
     clip_high: NonNegativeFloat = 0.2
     """Clip the ratio above 1 + clip_high."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Clip the ratio above this too if the advantage is negative."""
+    """Also clip the ratio above this value if the advantage is negative."""
 
 
 class PPOLossConfig(ClippedRatioLossConfig):
@@ -153,7 +154,8 @@ class DrGRPOLossConfig(ClippedRatioLossConfig):
     type: Literal["dr_grpo"] = "dr_grpo"
     """Name of the loss."""
     normalization: Normalization = "constant"
-    """Mean over tokens, mean over sequences of token means, or sum divided by a constant per sequence."""
+    """token: mean over tokens. sequence: mean over sequences of their token means. constant: sum over tokens
+    divided by a constant per sequence."""
 
 
 class GSPOLossConfig(NormalizedLossConfig):
@@ -166,7 +168,8 @@ class GSPOLossConfig(NormalizedLossConfig):
     clip_high: NonNegativeFloat = 4e-4
     """Clip the ratio above 1 + clip_high."""
     normalization: Normalization = "sequence"
-    """Mean over tokens, mean over sequences of token means, or sum divided by a constant per sequence."""
+    """token: mean over tokens. sequence: mean over sequences of their token means. constant: sum over tokens
+    divided by a constant per sequence."""
 
 
 class CISPOLossConfig(NormalizedLossConfig):
@@ -248,7 +251,8 @@ class GRPOLossConfig(PPOLossConfig):
     type: Literal["grpo"] = "grpo"  # type: ignore[assignment]
     """Name of the loss."""
     normalization: Normalization = "sequence"
-    """Mean over tokens, mean over sequences of token means, or sum divided by a constant per sequence."""
+    """token: mean over tokens. sequence: mean over sequences of their token means. constant: sum over tokens
+    divided by a constant per sequence."""
     kl_coef: NonNegativeFloat = 0.04
     """Weight of the KL divergence to the reference model. 0: no reference model."""
 

@@ -93,11 +93,11 @@ class OrchestratorConfig(BaseConfig):
     """Sample in lockstep: a synchronous run is bitwise reproducible, and waits for the slowest rollout of
     each turn. None: yes if max_async_level is 0 and the engine is the embedded one."""
     max_off_policy_steps: NonNegativeInt = 8
-    """Maximum age of a trained token, in steps. A batch waits for groups that would be too old for the next
-    one. 0 in a synchronous run."""
+    """Maximum age of a trained token, in steps. If a running group would be too old for the next batch,
+    the current batch waits for it. Always 0 in a synchronous run."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
-    """Number of groups to run, relative to the groups that batches need. If more groups finish than
-    max_off_policy_steps allows to wait, the first are used, which favors short ones (collection/bias)."""
+    """Number of groups to run, relative to the groups that batches need. If too many groups
+    finish, the first are used. This favors short rollouts (metric collection/bias)."""
     max_concurrent: PositiveInt | None = None
     """Maximum number of concurrent rollouts. None: no limit."""
     zero_spread: Literal["keep", "drop"] = "keep"
@@ -114,12 +114,12 @@ class OrchestratorConfig(BaseConfig):
     """Maximum number of retries of a rollout that failed before its first sample, or because its engine or
     worker was lost."""
     min_group_size: PositiveInt | None = None
-    """Minimum number of rollouts with a reward in a group. Smaller groups are dropped, larger ones are
-    trained without failed rollouts. None: half of rollouts_per_example, rounded up, at least 2."""
+    """Minimum number of rollouts with a reward in a group. Smaller groups are dropped. Other groups
+    are trained without their failed rollouts. None: half of rollouts_per_example, rounded up, at least 2."""
     rollouts: RolloutsConfig = RolloutsConfig()
     """Content of `rollouts/`."""
     max_empty_batches: PositiveInt = 10
-    """End the run after this many batches of groups without a usable one."""
+    """End the run if the groups of this many batches in a row are all dropped."""
     weights_timeout: PositiveFloat = 3600.0
     """Time limit for new weights, in seconds."""
     model: PolicyModelConfig = PolicyModelConfig()
@@ -169,7 +169,7 @@ class OrchestratorConfig(BaseConfig):
     def evaluation_environments(self) -> list[EvalEnvConfig]:
         """Environments of `eval`.
 
-        If it names none, those of the run, with the sampling settings of `eval`.
+        By default, these are the environments of the run, with the sampling settings of `eval`.
         """
         if self.eval is None:
             return []

@@ -20,10 +20,10 @@ _PREDICATE = re.compile(r"(is|must) ")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """Problem of the setting at `path` (empty: of the whole configuration), and the location that sets it.
+    """Problem of the setting at `path` (empty: of the whole configuration).
 
-    `message` names the setting, or begins with "is" or "must": the error then puts the key before it.
-    `code` and `hint` are those of the error. A warning does not stop the run.
+    `location` is the file line or the flag that sets it. `message` names the setting, or begins with "is" or
+    "must"; then the key is put before it. A warning does not stop the run.
     """
 
     path: KeyPath = ()
@@ -37,7 +37,7 @@ class Problem:
     def at(self) -> str | None:
         """Location and key: `run.toml:3 (max_steps)` or `--max-steps`.
 
-        None if the message has the key and no file or flag sets it.
+        None if no file or flag sets it, and the message already has the key.
         """
         key = dotted(self.path)
         if self.location is None or self.location.layer is Layer.DEFAULT:
@@ -63,7 +63,7 @@ class Problem:
 
 
 def config_error(problems: Iterable[Problem | ConfigError]) -> ConfigError:
-    """Return one error for all problems, each once. Several are listed, one per line."""
+    """Return one error that lists all problems, without duplicates."""
     errors = [problem.error if isinstance(problem, Problem) else problem for problem in problems]
     errors = list({str(error): error for error in errors}.values())
     if len(errors) == 1:
@@ -82,7 +82,7 @@ def conflict_problem(
 ) -> Problem:
     """Return the problem of settings that conflict.
 
-    `places` are their paths, with the locations of those that a file or a flag sets.
+    `places` are the paths and locations of the settings.
     """
     if len(places) == 1:
         path, location = places[0]
@@ -94,14 +94,14 @@ def conflict_problem(
 
 
 def qualified(text: str, names: Mapping[str, KeyPath]) -> str:
-    """Return a text with the full key of each setting that it names in backticks."""
+    """Return a text with full keys instead of the setting names in backticks."""
     for name, path in names.items():
         text = text.replace(f"`{name}`", f"`{dotted(path)}`")
     return text
 
 
 def dataset_name(word: str) -> str | None:
-    """Return `dataset` or `eval_dataset` if a flag or an argument of this name would be a file of tasks."""
+    """Return `dataset` or `eval_dataset` if `word` is another name for this flag or argument, else None."""
     name = word.lower().replace("-", "_")
     prefix = "eval_" if name.startswith("eval_") else ""
     return f"{prefix}dataset" if name.removeprefix(prefix) in _TASK_FILE_NAMES else None

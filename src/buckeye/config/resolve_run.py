@@ -127,7 +127,7 @@ def _share_resume(settings: Settings) -> Iterator[Problem]:
 
 
 def _share_section(settings: Settings, path: KeyPath, members: Sequence[KeyPath]) -> Iterator[Problem]:
-    """Turn an optional section on for all if one process has it on, and off if one has it off."""
+    """Turn an optional section on or off for all processes, as one of them sets it."""
     run, entries = _entry(settings, path), _entries(settings, members)
     if run is not None and run.value is None and all(_is_below(e, run) for e in entries):
         for member in members:

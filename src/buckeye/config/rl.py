@@ -48,8 +48,8 @@ class RLConfig(TrackedConfig):
     orchestrator: OrchestratorConfig = OrchestratorConfig()
     """The orchestrator."""
     inference: InferenceConfig | None = None
-    """Inference servers to start. None (or --no-inference), or a set orchestrator.client.base_url: start
-    none, and use the servers at that address."""
+    """Inference servers to start. None (--no-inference): start no server. The run then uses the servers at
+    orchestrator.client.base_url. If that is set, it also starts no server."""
     inference_gpu_ids: DeviceIds = INFERENCE_DEVICES
     """Devices of inference on each of its nodes: GPUs, or CPU slots on a machine without GPUs."""
     trainer_gpu_ids: DeviceIds = TRAINER_DEVICES
@@ -161,7 +161,7 @@ class RLConfig(TrackedConfig):
 
     @model_validator(mode="after")
     def _model_nodes_fit(self) -> RLConfig:
-        """Refuse a model over several nodes that shares them: Ray gives their GPUs to vLLM."""
+        """Raise if the nodes of a multi-node model also run the trainer: Ray gives all their GPUs to vLLM."""
         if self.inference is None or self.inference.parallel.pp == 1:
             return self
         pp, nodes, cluster = self.inference.parallel.pp, self.cluster.inference_node_numbers, self.cluster

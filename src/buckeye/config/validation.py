@@ -24,8 +24,8 @@ def validate(
 ) -> tuple[T | None, list[Problem]]:
     """Return the configuration (None if there are problems), and every problem.
 
-    `resolve` completes the settings in place, after each value is checked where it was written, and before
-    settings are checked against each other.
+    `resolve` completes the settings in place. Single values are checked before, conflicts between settings
+    after it.
     """
     config, errors = _validate(model, settings)
     problems = list(_bools_for_numbers(model, settings))
@@ -95,7 +95,7 @@ def _locate(model: type[BaseConfig], loc: tuple[str | int, ...]) -> tuple[KeyPat
 
 
 def _unknown_key(model: type[BaseConfig], settings: Settings, path: KeyPath, owner: Shape) -> Problem:
-    """Return the problem of a setting that does not exist, or only in another variant of the section."""
+    """Return the problem of an unknown setting, or of one that only another `type` of the section has."""
     location = settings.location(path)
     section = resolve(model, [str(key) for key in path[:-1]]).owner
     variants = [
@@ -158,7 +158,7 @@ def _invalid_value(settings: Settings, path: KeyPath, value: Any, shape: Shape) 
 
 
 def format_value(value: Any) -> str:
-    """Return a value for a message."""
+    """Return a value as text, shortened for a message."""
     if value is None:
         return "None"
     if isinstance(value, dict):

@@ -100,8 +100,8 @@ class Attempts:
     def _end_members(self, now: float, *, delay: float) -> None:
         """End the processes of the attempt that are still running.
 
-        If all trainer ranks are alive, they finish their step and commit it. Otherwise they cannot, and an
-        orchestrator has no state to save, so these are killed.
+        If all trainer ranks are alive, they finish their step and commit it. All other processes are killed:
+        without all ranks no step can be finished, and an orchestrator has no state to save.
         """
         trainers = self._processes.of_kind("trainer")
         are_all_alive = all(child.running for child in trainers)

@@ -20,9 +20,10 @@ from buckeye.monitor.redact import redact
 from buckeye.run_files.record import RunRecord, read_record
 
 RECORDED_CONFIG = Path("configs", "rl.json")
-"""Path in the run directory of the recorded configuration.
+"""Path of the recorded configuration in the run directory.
 
-It is that of the first start, and later that of the newest start whose processes all became ready.
+At first this is the configuration of the first start, later that of the newest start whose processes all
+became ready.
 """
 
 _START_SETTINGS = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
@@ -153,7 +154,7 @@ def changed_settings(output_dir: Path, config: RLConfig) -> list[str]:
 def compare_settings(settings: Any, others: Any) -> list[tuple[str, Any, Any]]:
     """Return the settings that differ between two runs, as (key, value, other value).
 
-    Secrets are not compared, nor settings that affect only how or where a run starts.
+    Secrets, and settings that affect only how or where a run starts, are not compared.
     """
     differences = _differences(redact(settings), redact(others), ())
     return [(".".join(key), value, other) for key, value, other in differences]

@@ -17,16 +17,16 @@ _LINE = re.compile(
 )
 _NUMBER = re.compile(r"\d+")
 _KIND_CHARACTERS = 40
-"""Length of the prefix that identifies the kind of a warning, without digits; the text after it varies."""
+"""Warnings of one kind have equal prefixes of this length. Digits are ignored."""
 _REPEAT_SECONDS = 600.0
 _MAX_CHARACTERS = 500
 
 
 class ChildWarnings:
-    """Reads the warnings and samples of the log that all processes of a run share, from its current end on.
+    """Reader of the warnings and samples in the log that all processes of a run share.
 
-    Lines of the process `own_process` are left out. `suppressed_count` counts the warnings that were not
-    returned because one of the same kind was returned within the ten minutes before.
+    It starts at the current end of the log, and skips the lines of `own_process`. At most one warning of each
+    kind is returned per ten minutes. `suppressed_count` counts the others.
     """
 
     def __init__(self, log: Path, *, own_process: str) -> None:

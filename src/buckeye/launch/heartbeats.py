@@ -61,7 +61,7 @@ class HeartbeatReader:
 
     @classmethod
     def of(cls, pipe: int) -> HeartbeatReader:
-        """Return the reader of a new process; it takes over the pipe and closes it."""
+        """Return the reader of a new process. The reader owns the pipe, and closes it."""
         os.set_blocking(pipe, False)
         now = time.monotonic()
         return cls(pipe=pipe, started=now, progressed=now)

@@ -89,7 +89,7 @@ class OtherNodes:
 
 
 def make_plan_node(number: int, host: Host) -> PlanNode:
-    """Return a node as a site of a plan."""
+    """Return a node with the data for `make_plan`."""
     facts = host.facts()
     return PlanNode(
         name=f"node {number} ({facts.name})",

@@ -51,10 +51,10 @@ def task_gateway(
 ) -> Iterator[dict[str, str]]:
     """Ensure that a gateway listens where the tasks of MCP environments expect one on this machine.
 
-    A gateway started here has room for `rollouts` concurrent rollouts. Yields the variables that a process
-    needs, in addition to the existing ones, to run the tasks: the key, if none is set, of the gateway started
-    here or of a gateway of the user that is already listening. Raises UsageError for tasks that cannot be
-    read, and for a listening gateway that expects another key.
+    A gateway started here has room for `rollouts` concurrent rollouts. Yields additional variables for
+    processes that run the tasks. If no gateway key is set, they contain the key of the gateway: of the one
+    that is started here, or of the user's gateway that is already listening. Raises UsageError for tasks that
+    cannot be read, and for a listening gateway that expects another key.
     """
     known = variables()
     servers, args = _find_requirements(environments, known, rollouts)
@@ -114,10 +114,9 @@ def _check_placement(environments: Iterable[EnvConfig], known: Mapping[str, str]
 
 
 def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
-    """Return the variable with the gateway key that is missing, or nothing if a key is set.
+    """Return the variable with the gateway key; empty if a key is set already.
 
-    The key is the one that a gateway at one of the addresses has generated, or a new one if a gateway is to
-    be started.
+    The key is that of a listening gateway, or a new one if a gateway is to be started.
     """
     if known.get(API_KEY_VARIABLE):
         return {}

@@ -22,7 +22,8 @@ LOOPBACK = "127.0.0.1"
 # Large tensors are allocated and freed often. Pages of 2 MB make new memory cheaper: on CPUs this saves a
 # sixth of a step's time.
 _HUGE_PAGES = "glibc.malloc.hugetlb=1"
-# Rows differ in length, so an allocator with blocks of fixed size fragments. The second name is an older one.
+# Rows differ in length: an allocator whose blocks have fixed sizes would fragment the memory. PyTorch renamed
+# this variable; the second name is the old one.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 _EXPANDABLE_SEGMENTS = "expandable_segments:True"
 
@@ -89,7 +90,7 @@ class RolePlan:
 class EnvironmentProcesses:
     """Processes that a run starts and supervises for its environments.
 
-    `env` holds the variables that all processes of the run need to use them, such as a generated key.
+    All processes of the run get the variables in `env`, such as a generated key.
     """
 
     roles: tuple[Role, ...] = ()
@@ -122,10 +123,9 @@ def make_plan(
 ) -> RolePlan:
     """Return the processes of a resolved configuration, placed on devices of all nodes.
 
-    `machine` is node 0. `other_nodes` are nodes 1 and up, and reach node 0 at `address`; None means that they
-    equal node 0. Ports that the user did not choose come from `ports`. `model_path` is the local model
-    directory, if one exists, for the disk estimate. Raises UsageError for GPU ids that do not exist, with a
-    hint which ids to use.
+    `machine` is node 0. `other_nodes` are the nodes from 1 on, which reach node 0 at `address`; by default,
+    they are like node 0. Ports that the user did not choose come from `ports`. `model_path` is the local
+    model directory, if one exists, for the disk estimate. Raises UsageError for GPU ids that do not exist.
     """
     local = this_site(machine, ports, address)
     plan_nodes = [local, *([local] * (config.cluster.nodes - 1) if other_nodes is None else other_nodes)]
@@ -191,7 +191,7 @@ def _alternates(config: RLConfig) -> bool:
 
 
 def fixed_ports(config: RLConfig) -> list[int]:
-    """Return the server ports of a node if the user chose the first one, else an empty list."""
+    """Return the server ports of a node if the user set `inference.server.port`, else an empty list."""
     if config.inference is None or "port" not in config.inference.server.model_fields_set:
         return []
     return [config.inference.server.port + i for i in range(len(_replica_devices(config)))]

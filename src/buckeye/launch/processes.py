@@ -104,8 +104,8 @@ class Processes:
     def start(self, role: Role) -> Child:
         """Start one process.
 
-        Its stdout and stderr are appended to `logs/attempt_N/<name>.stdout`, and
-        `logs/<name>.stdout` links there. Outside an attempt the latter is the file itself.
+        Its stdout and stderr are appended to `logs/attempt_N/<name>.stdout`, and `logs/<name>.stdout` links
+        there. Outside an attempt, `logs/<name>.stdout` is the file itself.
         """
         stdout = self._log_path(role)
         stdout.parent.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,8 @@ def last_lines(path: Path, count: int) -> list[str]:
 class AttemptOrigin:
     """The point where an attempt begins: the checkpoint of `step`, or the original model if None.
 
-    `is_own` is True if this start of the run committed that checkpoint itself: then no part is skipped.
+    `is_own` is True if this start of the run committed that checkpoint. Then the `skip_` settings of `ckpt`
+    do not apply.
     """
 
     step: int | None

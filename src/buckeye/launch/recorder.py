@@ -32,16 +32,16 @@ from buckeye.run_files.record import (
 
 log = logging.getLogger(__name__)
 
-_SAVE_SECONDS = 2.0  # save at most this often because of changes in the processes
-_ALIVE_SECONDS = 10.0  # save at least this often, so that readers of the file alone see the launcher is alive
+_SAVE_SECONDS = 2.0  # check for changes in the processes at this interval
+_ALIVE_SECONDS = 10.0  # save at least this often: readers of the file see that the launcher is alive
 
 
 class Recorder:
-    """Records the processes and the directory of a run.
+    """Recorder of a run's processes, and of new weights and checkpoints in its directory.
 
-    It never ends a run: if it cannot write, it warns once. The command and the configuration of a resumed run
-    are recorded only when all of its processes are ready, so that settings which a trainer rejects are not
-    used for the next resume. `earlier` is the record of an earlier start.
+    A write error does not end the run: the first one is logged as a warning. The command and the
+    configuration are recorded when all processes are ready. A resume with settings that a trainer rejects
+    does not change them. `earlier` is the record of an earlier start.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Recorder:
         self._update(state=state, reason=reason, ended=time.time(), processes=())
 
     def _record_config(self) -> None:
-        """Record the command and the configuration that resume this start."""
+        """Record the command and the configuration of this start for the next resume."""
         if self._config is None:
             return
         try:
@@ -227,9 +227,10 @@ class Recorder:
 
 
 def _start_times(child: Child) -> tuple[float, float]:
-    """Return the start time and the birth time of a child; for a child of another node, now and 0.
+    """Return the start time of a child in seconds since the epoch, and its `birth_time`.
 
-    Raises psutil.NoSuchProcess if it has ended already.
+    For a child on another node, return the current time and 0. Raises psutil.NoSuchProcess if the child has
+    ended.
     """
     pid = child.process.pid
     if not child.is_local:

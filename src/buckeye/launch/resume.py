@@ -70,8 +70,8 @@ def find_run_origin(config: RLConfig) -> RunOrigin:
 def find_resume_checkpoint(output_dir: Path) -> CheckpointInfo | None:
     """Return the checkpoint that the run would resume, or None without checkpoints.
 
-    This is the newest one. But if the newest attempt began at another checkpoint and has committed none
-    since, it is that one, so a user who went back to an earlier step stays there.
+    This is the newest checkpoint, with one exception: the user may have resumed from an earlier step. Until
+    that attempt commits a checkpoint, the run resumes from that step again.
     """
     by_age = checkpoints_oldest_first(output_dir / "checkpoints")
     if not by_age:
@@ -88,7 +88,7 @@ def find_resume_checkpoint(output_dir: Path) -> CheckpointInfo | None:
 def find_newest_commit(
     output_dir: Path, *, first_attempt: int, verify: bool = False
 ) -> CheckpointInfo | None:
-    """Return the newest checkpoint committed by attempt `first_attempt` or a later one, or None.
+    """Return the newest checkpoint of attempt `first_attempt` or later, or None.
 
     With `verify`, damaged checkpoints are skipped with a warning.
     """
@@ -100,8 +100,8 @@ def find_newest_commit(
 def wait_for_leftovers(output_dir: Path) -> None:
     """Wait until no process of an earlier start of this run is left.
 
-    Such processes end with their launcher, which may have been killed a moment ago. One that is suspended or
-    does not end in time is killed. Raises RunError if killing fails.
+    They usually end soon after their launcher. Suspended processes, and those that do not end in time, are
+    killed. Raises RunError if killing fails.
     """
     if not (output_dir / STATUS_FILE).exists():
         return
@@ -142,17 +142,23 @@ def _is_suspended(process: psutil.Process) -> bool:
 
 
 def resume_command(command: Sequence[str]) -> str:
-    """Return the command that resumes the run which `command` started, from its newest checkpoint."""
+    """Return the command that resumes the run of `command` from its newest checkpoint."""
     return shlex.join(make_resume_args(command))
 
 
 def make_resume_args(args: Sequence[str]) -> list[str]:
-    """Return the args of a command, or only its flags, changed so that they resume the run."""
+    """Return the args that resume the run which `args` started.
+
+    `args` may be a whole command, or only its flags.
+    """
     return [*without_flags(args, (*_START_FLAGS, "ckpt.resume-step")), "--resume"]
 
 
 def without_flags(args: Sequence[str], endings: tuple[str, ...]) -> list[str]:
-    """Return the args without flags that end in one of `endings`, however spelled, and their values."""
+    """Return the args without the flags that end in one of `endings`, and without the values of these flags.
+
+    `_` and `-` are equal in flags.
+    """
     kept: list[str] = []
     takes_value = False  # True if the previous arg may have this one as its value
     for arg in args:

@@ -19,8 +19,8 @@ def check_resumable(
 ) -> None:
     """Raise UsageError, with every reason, if the trainer could not resume from a checkpoint.
 
-    Checks for fewer steps than done, an adapter instead of a complete model or the reverse, and another
-    optimizer. The trainer itself checks the rest. `section` prefixes the names of the settings in messages.
+    It checks the number of steps, the optimizer, and whether both have an adapter or a complete model. The
+    trainer itself checks the rest. `section` prefixes the names of the settings in messages.
     """
     from safetensors import SafetensorError
 

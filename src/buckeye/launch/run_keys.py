@@ -1,4 +1,4 @@
-"""Keys that a run needs on another machine or in a Slurm job, where it cannot find them itself."""
+"""API keys and other variables that a run needs on another machine or in a Slurm job."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def rollout_environments(config: RLConfig) -> list[EnvConfig]:
 
 
 def names_of_keys(config: RLConfig) -> list[str]:
-    """Return the names of Buckeye's keys, and of the variables of environments and of the tasks' servers.
+    """Return the names of the variables that the run needs.
 
-    A variable that only a prompt mentions is not included.
+    They are Buckeye's keys, and the variables that environments and the MCP servers of tasks use. A variable
+    that only a prompt mentions is not included.
     """
     known, environments = variables(), rollout_environments(config)
     names = [*KEYS, *task_variables(environments)]
@@ -42,7 +43,7 @@ def names_of_keys(config: RLConfig) -> list[str]:
 
 
 def remove_unrelated_keys(config: RLConfig) -> None:
-    """Remove keys for machines from this process's variables, unless the run's settings name them.
+    """Delete cloud credentials from this process's variables, unless the run's settings name them.
 
     All child processes, and third-party code in them, would inherit these variables.
     """

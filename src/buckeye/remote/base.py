@@ -13,8 +13,8 @@ NAME_PREFIX = "buckeye-"
 """Prefix of the name of each pod that Buckeye creates."""
 
 PodState = Literal["starting", "ready", "failed", "ending", "gone"]
-"""`ready`: it has an address for ssh. `failed`: it will never be ready, and may cost all the same. `gone`:
-the provider does not know it, or has ended it."""
+"""`ready`: it has an address for ssh. `failed`: it will never be ready, but may still cost money. `gone`: the
+provider does not know it, or has ended it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class RemoteRequest:
     """The price is confirmed."""
 
     def flags(self) -> list[str]:
-        """Return the flags of `buckeye rl` that ask for this."""
+        """Return the flags of `buckeye rl` for this request."""
         flags = []
         for option in fields(self):
             name, value = f"--{option.name.replace('_', '-')}", getattr(self, option.name)
@@ -65,7 +65,7 @@ class Offer:
     price_per_hour: float
     disk_gb: int
     cloud: str
-    """Who owns the machine, in the provider's words."""
+    """Owner of the machine, as the provider names it."""
     region: str | None = None
     location: str | None = None
     socket: str | None = None

@@ -73,7 +73,7 @@ class Software:
 def setup_steps(
     environments: Sequence[NeededEnvironment] = (), extras: Iterable[str] = ()
 ) -> list[SetupStep]:
-    """All of them, in order. `extras` are those that the run needs."""
+    """Return all steps, in order. `extras` are the extras that the run needs."""
     files = code_files()
     code = _key(*(part for name in sorted(files) for part in (name.encode(), files[name])))
     needed = sorted({*requirements({*EXTRAS, *extras}), *TOOLS})
@@ -101,7 +101,7 @@ def setup_steps(
 
 
 def _environments(needed: Sequence[NeededEnvironment], venv: str) -> SetupStep:
-    """The step that installs them, in a folder that no other run's versions are in."""
+    """Return the step that installs environments. Each set of versions has a separate folder."""
     files: dict[str, bytes] = {}
     installs = []
     for number, one in enumerate(needed):
@@ -127,7 +127,7 @@ async def bootstrap(
     environments: Sequence[NeededEnvironment] = (),
     extras: Iterable[str] = (),
 ) -> Software:
-    """Carry out what is not done yet. Raises RemoteError with the last words of a step that fails."""
+    """Run all steps that are not finished. Raises RemoteError with the last output of a step that fails."""
     needed = setup_steps(environments, extras)
     for number, step in enumerate(needed, 1):
         tell(f"{number}/{len(needed)} {step.title} ...")
@@ -171,7 +171,7 @@ async def _carry_out(link: SshConnection, step: SetupStep, tell: Callable[[str],
 
 
 def _filled(script: str, **words: str) -> str:
-    """A script with its words. Raises KeyError for one that is not given."""
+    """Return a script with its placeholders filled in. Raises KeyError for a missing value."""
     return re.sub(r"@([A-Z]+)@", lambda found: words[found[1]], script)
 
 

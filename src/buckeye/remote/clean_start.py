@@ -1,6 +1,7 @@
 """Check that a run can start with the files, keys and packages that another machine gets.
 
-Run it as `python -m buckeye.remote.clean_start`. `proof` starts it in a folder that has only these files.
+Run it as `python -m buckeye.remote.clean_start`. `start_check` starts it in a folder that has only these
+files.
 
 Packages that the other machine lacks cannot be imported.
 """
@@ -52,7 +53,7 @@ from buckeye.transport.object_store import STORE_PACKAGES
 from buckeye.workers.loading import open_environment
 
 _TASKS = "servers of the tasks"
-_THERE = ("uv", "uvx")  # next to `python` on each machine that was set up
+_ON_EVERY_MACHINE = ("uv", "uvx")  # next to `python` on each machine that was set up
 _INSTALLERS = ("pip", "setuptools")
 
 
@@ -60,8 +61,8 @@ class StartInputs(msgspec.Struct, kw_only=True, frozen=True):
     """Inputs of a remote start.
 
     `arguments` are those of `rl`, `requirements` are installed for it, and `gpus` is the number of its GPUs
-    (None: unknown). `wheels` is a folder of unpacked wheels. A `rented` machine has nothing else. It lacks
-    the folders `only_here`.
+    (None: unknown). `wheels` is a folder of unpacked wheels. A `rented` machine has no other files.
+    `only_here` lists folders that it lacks.
     """
 
     arguments: list[str]
@@ -87,7 +88,7 @@ def main() -> None:
 
 
 def clean_start_checks(start: StartInputs) -> Iterator[Check]:
-    """Yield what a start from the working directory would meet, as far as it can be known here."""
+    """Yield the checks of a start from the working directory that are possible on this machine."""
     try:
         config = load_config(RLConfig, start.arguments)
     except BuckeyeError as error:
@@ -103,7 +104,7 @@ def clean_start_checks(start: StartInputs) -> Iterator[Check]:
     yield from (failed("settings", line, "") for line in refused)
     if start.gpus is not None:
         yield from _plan(config, start.gpus, path)
-    yield from _on_fresh_machine(config, start.only_here) if start.rented else ()
+    yield from _rented_machine_checks(config, start.only_here) if start.rented else ()
     yield from _variables(config)
     is_known = tokenizer.state == "ok" and importlib.util.find_spec("tokenizers") is not None
     yield from check_tasks(config, path if is_known else None, opener=_open)
@@ -117,13 +118,13 @@ def _plan(config: RLConfig, gpus: int, path: Path | None) -> Iterator[Check]:
         yield failed("GPUs", f"of the machine: {error}", "")
 
 
-def _on_fresh_machine(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
-    """Yield what a machine needs that has only what it is given."""
+def _rented_machine_checks(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
+    """Yield checks of keys, servers, stores and programs that a rented machine may lack."""
     yield check_keys(config, is_local_run=False)
     near = [url for url in config.orchestrator.client.base_url if is_loopback(urlsplit(url).hostname or "")]
     if config.inference is None and near:
         yield failed(
-            "inference servers", f"the run starts none, and {near[0]} is this machine", "[inference]"
+            "inference servers", f"the run starts no server, and {near[0]} is this machine", "[inference]"
         )
     if config.trainer.ckpt is not None and config.trainer.ckpt.store is not None:
         yield _store(config, config.trainer.ckpt.store)
@@ -143,36 +144,38 @@ def _images(config: RLConfig) -> Iterator[Check]:
 
 
 def _on_hub(name: str) -> Iterator[Check]:
-    """Yield a check of a model that is not here, if the hub refuses it or is not reached."""
+    """Yield a check if the hub refuses the model, or cannot be reached."""
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
         hf_hub_download(name, "config.json", token=key("HF_TOKEN") or None)
-    except RepositoryNotFoundError as error:  # also one behind a licence that this token has not accepted
+    except RepositoryNotFoundError as error:  # also if the license of the model was not accepted
         reason = next(iter(str(error).strip().splitlines()), "")
         yield failed(
-            MODEL, f"the Hugging Face hub does not give {name}: {reason}", "set HF_TOKEN, or its name"
+            MODEL, f"the Hugging Face hub refuses {name}: {reason}", "set HF_TOKEN, or correct the name"
         )
-    except Exception as error:  # the network of this machine is not that of the other one
+    except Exception as error:  # the other machine may have another network
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        yield skipped(MODEL, f"{name} is not here, and the Hugging Face hub was not reached: {reason}")
+        yield skipped(
+            MODEL, f"{name} is not on this machine, and the Hugging Face hub cannot be reached: {reason}"
+        )
 
 
 def _store(config: RLConfig, url: str) -> Check:
     module = STORE_PACKAGES.get(url.partition("://")[0])
     if module is not None and importlib.util.find_spec(module) is None:
-        return skipped(STORE, f"{module} is not installed here to try {url}")
+        return skipped(STORE, f"cannot check {url}: {module} is not installed")
     check = check_store(config)
     if check.state != "failed":
         return check
     return failed(
-        STORE, check.seen, "of keys only variables go along (AWS_ACCESS_KEY_ID), no files of ~/.aws"
+        STORE, check.seen, "only variables with keys are sent (AWS_ACCESS_KEY_ID), not the files in ~/.aws"
     )
 
 
 def _programs(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
-    """Yield a check of the programs that tasks start, and of the files that they are given."""
+    """Yield checks of the programs that tasks start, and of the files in their arguments."""
     servers = [s for s in _servers(config) if isinstance(s, StdioServer)]
     words = dict.fromkeys(w for s in servers for w in (s.command, *s.args, s.cwd or ""))
     own = str(Path(sys.executable).parent) if sys.prefix != sys.base_prefix else os.devnull
@@ -180,20 +183,24 @@ def _programs(config: RLConfig, only_here: Sequence[str]) -> Iterator[Check]:
         path = Path(word)
         if path.is_absolute() and path.exists() and any(path.is_relative_to(folder) for folder in only_here):
             yield failed(
-                _TASKS, f"{word} is on this machine only", "put it into `files`, and name it by {workdir}"
+                _TASKS,
+                f"{word} exists only on this machine",
+                "add it to `files` of the task, and write its path with {workdir}",
             )
     names = {s.command for s in servers if "/" not in s.command}
-    names = {name for name in names if not name.startswith("python") and name not in _THERE}
+    names = {name for name in names if not name.startswith("python") and name not in _ON_EVERY_MACHINE}
     elsewhere = os.pathsep.join(f for f in os.get_exec_path() if f != own)
     beside = sorted(n for n in names if Path(own, n).exists() and shutil.which(n, path=elsewhere) is None)
     for name in beside:
-        yield failed(_TASKS, f"{name} is installed next to this Python only", f"start it by `uvx {name}`")
+        yield failed(
+            _TASKS, f"{name} is installed only in this Python environment", f"start it with `uvx {name}`"
+        )
     if unknown := sorted(names - set(beside)):
         yield skipped(_TASKS, f"the image of the machine must have {', '.join(unknown)}")
 
 
 def _variables(config: RLConfig) -> Iterator[Check]:
-    """Yield a failed check if the servers of the tasks are given variables that do not go along."""
+    """Yield a failed check if the servers of the tasks need variables that are not sent."""
     try:
         known = {API_KEY_VARIABLE: "made there", **variables()}
         resolve_variables([server.model_dump() for server in _servers(config)], known)
@@ -208,14 +215,14 @@ def _servers(config: RLConfig) -> list[Any]:
 
 
 def _tasks(config: RLConfig) -> list[McpTask]:
-    """Return the tasks of MCP servers; none of those that cannot be read: another check says so."""
+    """Return the tasks of MCP environments. Another check reports tasks that cannot be read."""
     with suppress(UsageError):
         return mcp_tasks(rollout_environments(config))
     return []
 
 
 def _open(env_id: str, args: Mapping[str, Any], settings: WorkerSettings) -> Environment | None:
-    """Open an environment; None for one that is not here and will be installed there."""
+    """Return an open environment, or None if it is not installed on this machine."""
     try:
         return open_environment(env_id, args, settings)
     except EnvironmentNotFoundError:
@@ -269,7 +276,7 @@ class _Without:
         self._finder, self._hidden = finder, hidden
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return what the finder finds, if it may."""
+        """Return the spec of a module that is not hidden."""
         spec = self._finder.find_spec(name, path, target)
         if spec is None or name.partition(".")[0] not in self._hidden:
             return spec

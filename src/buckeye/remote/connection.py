@@ -178,7 +178,7 @@ class ProgramResult:
     def text(self) -> str:
         """Return the last lines of its output, for a message."""
         lines = (self.stderr or self.stdout).decode(errors="replace").strip().splitlines()
-        return "\n".join(lines[-20:]) or "it said nothing"
+        return "\n".join(lines[-20:]) or "it printed nothing"
 
 
 def check_identity_file(path: Path, *, at: str = "--identity-file") -> None:
@@ -267,7 +267,7 @@ class SshConnection:
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def run(self, argv: Sequence[str], *, data: bytes = b"", seconds: float = 60.0) -> ProgramResult:
-        """Run a program to its end. Raises LostConnectionError if it is cut, RemoteError after `seconds`."""
+        """Run a program to its end. Raises LostConnectionError, and RemoteError after `seconds`."""
         async with self.program(argv) as process:
             try:
                 with suppress(BrokenPipeError):  # a program may end without reading its input

@@ -39,15 +39,15 @@ _REACH_SECONDS = 20.0
 
 
 class RemoteRunRecorder:
-    """Notes on a remote start for other local processes, in `remote.json`.
+    """Writer of `remote.json`, in which other local processes find the state of a remote start.
 
-    Messages to the user are also written there. A write error is only a warning.
+    It also records the messages to the user. A write error is only a warning.
     """
 
     def __init__(self, output_dir: Path, run_id: str, tell: Callable[[str], None]) -> None:
         now = time.time()
         self._output_dir, self._tell = output_dir, tell
-        self._away = RemoteRun(run_id=run_id, state="starting", started=now, said=now)
+        self._remote_run = RemoteRun(run_id=run_id, state="starting", started=now, said=now)
         self.update()
 
     def tell(self, text: str) -> None:
@@ -58,9 +58,9 @@ class RemoteRunRecorder:
 
     def update(self, **changes: Any) -> None:
         """Record changes."""
-        self._away = msgspec.structs.replace(self._away, said=time.time(), **changes)
+        self._remote_run = msgspec.structs.replace(self._remote_run, said=time.time(), **changes)
         try:
-            write_remote_run(self._output_dir, self._away)
+            write_remote_run(self._output_dir, self._remote_run)
         except OSError as error:
             self._tell(f"warning: cannot record the state of the run: {error}")
 
@@ -68,40 +68,50 @@ class RemoteRunRecorder:
 def stop_remote(
     output_dir: Path, *, now: bool, timeout: float | None, tell: Callable[[str], None]
 ) -> StopResult:
-    """End a remote run, and return when it has ended and its files are here.
+    """Stop a remote run. Return when it has ended and its files are downloaded.
 
-    The local process that supervises it gets the request, or without one the machine itself. The run writes a
-    checkpoint; with `now` neither that nor files are waited for. `tell` gets progress messages. Raises
-    RunError after `timeout` seconds (default: half an hour), RemoteError if the machine does not answer.
+    The local process that supervises the run gets the request. If no such process exists, the machine gets
+    it. The run writes a checkpoint before it ends; `now` ends it without a checkpoint and without a download.
+    `tell` gets progress messages. Raises RunError after `timeout` seconds (default: half an hour),
+    RemoteError if the machine does not respond.
     """
-    away = read_remote_run(output_dir)
+    remote_run = read_remote_run(output_dir)
     was_running = is_in_use(output_dir)
     if was_running:
-        _ask_who_looks_after(output_dir, now=now, timeout=timeout or _SECONDS, tell=tell)
-    elif away is not None and away.job is not None and current_record(output_dir).state in ACTIVE_STATES:
+        _stop_by_supervisor(output_dir, now=now, timeout=timeout or _SECONDS, tell=tell)
+    elif (
+        remote_run is not None
+        and remote_run.job is not None
+        and current_record(output_dir).state in ACTIVE_STATES
+    ):
         was_running = True
-        _end_there(output_dir, away.job, now=now, tell=tell)
-        over = msgspec.structs.replace(away, state="over", said=time.time(), doing="stopped by `rl stop`")
+        _stop_without_supervisor(output_dir, remote_run.job, now=now, tell=tell)
+        over = msgspec.structs.replace(
+            remote_run, state="over", said=time.time(), doing="stopped by `rl stop`"
+        )
         write_remote_run(output_dir, over)
     state = current_record(output_dir).actual_state()
     return StopResult(state=state, was_running=was_running, checkpoint_step=newest_step(output_dir))
 
 
-def _ask_who_looks_after(output_dir: Path, *, now: bool, timeout: float, tell: Callable[[str], None]) -> None:
-    """Signal the supervising process: once for a checkpoint, again while it stops to end it `now`."""
+def _stop_by_supervisor(output_dir: Path, *, now: bool, timeout: float, tell: Callable[[str], None]) -> None:
+    """Signal the supervising process, and wait until it has ended.
+
+    The first signal requests a checkpoint and the end. With `now`, a second signal ends the process at once.
+    """
     pid = int((output_dir / ".lock").read_text().strip())
-    away = read_remote_run(output_dir)
-    stopping = away is not None and away.stopping
+    remote_run = read_remote_run(output_dir)
+    stopping = remote_run is not None and remote_run.stopping
     for number in range(int(now) + int(not stopping)):
         if number:
             time.sleep(_PAUSE_SECONDS)
         if is_in_use(output_dir):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-    heard, started, told = "", time.monotonic(), float("-inf")
+    last_report, started, told = "", time.monotonic(), float("-inf")
     while is_in_use(output_dir):
         passed = time.monotonic()
-        doing = away.doing if (away := read_remote_run(output_dir)) is not None else ""
+        doing = remote_run.doing if (remote_run := read_remote_run(output_dir)) is not None else ""
         if passed - started > timeout:
             raise RunError(
                 f"{output_dir} did not end within {human_duration(timeout)}. The last report of its process "
@@ -109,52 +119,54 @@ def _ask_who_looks_after(output_dir: Path, *, now: bool, timeout: float, tell: C
                 code="BK-RUN-STALLED",
                 hint=f"to end it without a checkpoint: buckeye rl stop {output_dir} --now",
             )
-        if doing != heard or passed - told > _TELL_SECONDS:
+        if doing != last_report or passed - told > _TELL_SECONDS:
             tell(f"waiting for process {pid} ({human_duration(passed - started)}): {doing}")
-            heard, told = doing, passed
+            last_report, told = doing, passed
         time.sleep(_POLL_SECONDS)
 
 
-def _end_there(output_dir: Path, there: RemoteJob, *, now: bool, tell: Callable[[str], None]) -> None:
+def _stop_without_supervisor(
+    output_dir: Path, job: RemoteJob, *, now: bool, tell: Callable[[str], None]
+) -> None:
     """Stop a run without a local supervisor: send the request to the machine, and download the files."""
-    tell(f"no process here manages the run: asking {there.target} to stop it")
+    tell(f"no process here manages the run: asking {job.target} to stop it")
     with lock_directory(output_dir):
         try:
-            asyncio.run(_stop_there(output_dir, there, now=now, tell=tell))
+            asyncio.run(_stop_on_machine(output_dir, job, now=now, tell=tell))
         except LostConnectionError as error:
-            hints = (error.hint, _if_it_is_gone(output_dir, there))
+            hints = (error.hint, _hint_if_gone(output_dir, job))
             raise RemoteError(
                 f"nothing was stopped: {error.message}", code=error.code, hint="\n".join(filter(None, hints))
             ) from None
-    if there.pod is not None:
-        tell(f"its pod may still cost: buckeye rl pods terminate {there.pod}")
+    if job.pod is not None:
+        tell(f"its pod may still run and cost money. End it: buckeye rl pods terminate {job.pod}")
 
 
-async def _stop_there(output_dir: Path, there: RemoteJob, *, now: bool, tell: Callable[[str], None]) -> None:
+async def _stop_on_machine(
+    output_dir: Path, job: RemoteJob, *, now: bool, tell: Callable[[str], None]
+) -> None:
     link = SshConnection(
-        parse_target(there.target),
-        known_hosts=Path(there.known_hosts),
-        identity_file=Path(there.identity_file) if there.identity_file else None,
-        own_settings=there.pod is None,
+        parse_target(job.target),
+        known_hosts=Path(job.known_hosts),
+        identity_file=Path(job.identity_file) if job.identity_file else None,
+        own_settings=job.pod is None,
         tell=tell,
     )
     try:
         await link.connect(timeout=_REACH_SECONDS)
         if now:
-            async with open_agent(link, there) as asked:
-                await asked.request("stop")
+            async with open_agent(link, job) as agent:
+                await agent.request("stop")
             return
-        follower = Follower(link, there, output_dir, screen=sys.stderr.buffer, tell=tell)
+        follower = Follower(link, job, output_dir, screen=sys.stderr.buffer, tell=tell)
         follower.stop.set()
         await follower.until_end()
     finally:
         link.close()
 
 
-def _if_it_is_gone(output_dir: Path, there: RemoteJob) -> str:
-    pods = (
-        f"Check whether {there.pod} still exists: `buckeye rl pods list`. " if there.pod is not None else ""
-    )
+def _hint_if_gone(output_dir: Path, job: RemoteJob) -> str:
+    pods = f"Check whether {job.pod} still exists: `buckeye rl pods list`. " if job.pod is not None else ""
     return f"{pods}If that machine is gone, resume the run from {output_dir} with --resume and its --provider"
 
 
@@ -163,20 +175,20 @@ def terminal_command(output_dir: Path) -> list[str]:
 
     Raises UsageError for a local run, or for one that has no machine yet.
     """
-    away = read_remote_run(output_dir)
-    if away is None:
+    remote_run = read_remote_run(output_dir)
+    if remote_run is None:
         raise UsageError(
             f"{output_dir} is a run on this machine",
             code="BK-CLI-ARGUMENT",
             hint=f"follow it with `buckeye rl logs {output_dir} -f`",
         )
-    there = away.job
-    if there is None:
+    job = remote_run.job
+    if job is None:
         raise UsageError(
-            f"{output_dir} has no terminal yet; it is starting: {away.doing}", code="BK-RUN-NO-DATA"
+            f"{output_dir} has no terminal yet; it is starting: {remote_run.doing}", code="BK-RUN-NO-DATA"
         )
     try:
-        target = parse_target(there.target)
+        target = parse_target(job.target)
     except ValueError as error:
         raise UsageError(f"{output_dir}: remote.json is not valid: {error}", code="BK-FILE-FORMAT") from None
-    return terminal_argv(target, there.identity_file, there.known_hosts, there.id)
+    return terminal_argv(target, job.identity_file, job.known_hosts, job.id)

@@ -1,4 +1,4 @@
-"""Bringing home what a run writes: what grows is continued where it ended here, the rest is replaced."""
+"""Download of the files of a remote run. Growing files are continued, other files are replaced."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _GROWING = (".jsonl", ".log", ".stdout", ".stderr")
 _SMALL = 16 * 2**20  # larger files that were rewritten are fetched last
 _STEPS = ("checkpoints", "weights")
 _MOST_BYTES = 2**44
-_RESERVE = 2**30  # bytes of the disk here that are left to others
+_RESERVE = 2**30  # bytes of the local disk that stay free
 
 
 AgentRequest = Callable[..., Awaitable[tuple[dict[str, Any], bytes]]]
@@ -49,10 +49,10 @@ class RemoteFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 def parse_listing(files: Any) -> list[RemoteFile]:
-    """Return what an agent lists.
+    """Return the files that an agent lists.
 
-    Raises RemoteError for an invalid list, and for a path that leads out of the run. Where links lead is for
-    `is_fetched_link`: W&B makes one to its cache in every run.
+    Raises RemoteError for an invalid list, and for a path that leads out of the run. `is_fetched_link` checks
+    the targets of links: W&B creates a link to its cache in every run.
     """
     if not isinstance(files, list) or len(files) > MAX_FILES:
         raise RemoteError(
@@ -119,7 +119,7 @@ class Mirror:
         left = len(files) - len(home)
         if left > self._left:
             names = ", ".join(repr(one.path[:80]) for one in files if not _is_welcome(one))
-            self.tell(f"{left} files stay there, not being of the kinds that come home: {names[:300]}")
+            self.tell(f"{left} files are not downloaded, because of their names: {names[:300]}")
             self._left = left
         missing = sum(one.size - _size(self.folder / one.path) for one in home)
         free = free_bytes(self.folder)
@@ -155,8 +155,8 @@ class Mirror:
     def _wanted_steps(self, files: Sequence[RemoteFile], *, final: bool) -> list[str]:
         """Return the `checkpoints/step_N` to fetch, newest first.
 
-        They are committed there and missing here. Return only the newest unless `final`; then also the newest
-        weights.
+        They are committed on the remote machine and missing on this one. Unless `final`, return only the
+        newest. If `final`, also return the newest weights.
         """
         committed = {
             one.path.rpartition("/")[0]: one.changed
@@ -172,7 +172,7 @@ class Mirror:
         return [*wanted, *sorted(weights, key=_step_of)[-1:]]
 
     async def _fetch_step(self, name: str, files: Sequence[RemoteFile], request: AgentRequest) -> None:
-        """Fetch a folder under another name, look whether it is whole, and give it its name."""
+        """Fetch a folder under a temporary name, verify it, and rename it."""
         target = self.folder / name
         commit = next((one for one in files if one.path == f"{name}/{COMMITTED}"), None)
         if commit is not None and await _is_here(target, commit, request):
@@ -188,7 +188,7 @@ class Mirror:
                     attempt = int(read_commit(incoming)["attempt"])
                     verify_checkpoint(CheckpointInfo(_step_of(name), attempt, incoming))
                 except CheckpointError as error:
-                    self.tell(f"{name} did not arrive whole, and is fetched again later: {error}")
+                    self.tell(f"{name} arrived damaged, and will be downloaded again: {error}")
                     return
             write_directory(target, lambda folder: _move(incoming, folder), replace=True)
         finally:
@@ -198,7 +198,7 @@ class Mirror:
             self.tell(f"{target} is here")
 
     def _prune(self, files: Sequence[RemoteFile]) -> None:
-        """Delete the checkpoints that this mirror has fetched and the run has deleted, but for the last."""
+        """Delete fetched checkpoints that the run has deleted, except the newest."""
         there = {"/".join(one.path.split("/")[:2]) for one in files}
         gone = [name for name in self._steps if name not in there]
         if len(gone) < len(self._steps):
@@ -210,9 +210,9 @@ class Mirror:
 async def append_missing(
     target: Path, path: str, size: int, request: AgentRequest, show: Callable[[bytes], None] = lambda _: None
 ) -> None:
-    """Append what a file has there and not here. One that became shorter there is fetched again.
+    """Append new content of a remote file to its local copy.
 
-    `show` gets each new piece.
+    A file that became shorter is fetched again. `show` gets each new piece.
     """
     here = target.stat().st_size if target.exists() else 0
     if here == size and target.exists():
@@ -233,7 +233,7 @@ async def append_missing(
 
 
 async def _fetch_whole(target: Path, one: RemoteFile, request: AgentRequest) -> None:
-    """Fetch a file under another name and give it its name."""
+    """Fetch a file under a temporary name, and rename it."""
     part = target.with_name(f".{target.name}.tmp-{os.getpid()}")
     part.unlink(missing_ok=True)
     await append_missing(part, one.path, one.size, request)

@@ -26,8 +26,8 @@ def describe_remote_run(
 ) -> tuple[str, list[str], list[str]]:
     """Return the machine with its current price and the files to send, obstacles, and warnings.
 
-    The obstacles include those of the proof before an order. `text` is the content of a configuration file
-    that is not written yet. Raises UsageError for a project that cannot be sent.
+    The obstacles include those of `start_check`. `text` is the content of a configuration file that is not
+    written yet. Raises UsageError for a project that cannot be sent.
     """
     check_installed()
     project = make_project(config, config_path, resume=resume)

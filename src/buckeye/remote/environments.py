@@ -1,8 +1,8 @@
 """Environments that another machine must install for a run, and how they get there.
 
 An environment installed here is sent as a wheel, so that the same code runs there. It gets its own
-interpreter, with the exact versions from here. If it was written for Buckeye and is imported by it, it is
-installed into Buckeye's environment. An environment that is only on the hub is installed from there.
+interpreter, with the exact versions of this machine. If it was written for Buckeye and is imported by it, it
+is installed into Buckeye's environment. An environment that is only on the hub is installed from there.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _BUILD_SECONDS = 600.0
 _NOT_PACKED = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 _WHEEL = "WHEEL"
 _PURE = "Root-Is-Purelib: true"
-_TIME = (2020, 1, 1, 0, 0, 0)  # fixed, so that the same files give the same bytes
+_TIME = (2020, 1, 1, 0, 0, 0)  # fixed, so that equal files give equal bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,7 +47,8 @@ class NeededEnvironment:
     """An environment to install.
 
     `what` is an id for `buckeye env install`, or the file name of the `wheel`. `lock` has the versions of its
-    dependencies here. With `in_buckeye_venv`, Buckeye itself imports it, and `what` is a pip argument.
+    dependencies on this machine. With `in_buckeye_venv`, Buckeye itself imports it, and `what` is a pip
+    argument.
     """
 
     what: str
@@ -96,9 +97,9 @@ def _needed(env_id: str) -> NeededEnvironment | None:
     if EnvironmentId.parse(env_id).owner is not None:
         return NeededEnvironment(what=env_id)
     raise UsageError(
-        f"{env_id} is not installed here, so the remote machine cannot install it",
+        f"{env_id} is not installed on this machine, so the remote machine cannot install it",
         code="BK-ENV-UNKNOWN",
-        hint=f"install it here: buckeye env install {env_id}",
+        hint=f"install it on this machine: buckeye env install {env_id}",
     )
 
 

@@ -1,4 +1,4 @@
-"""Following a remote job from here: its output and its files, across lost connections."""
+"""Download of the output and files of a remote job, across lost connections."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Follower:
         """Set this to request the job to end with a checkpoint."""
 
     async def until_end(self) -> int:
-        """Return the exit code of the job once all its output and files are here.
+        """Return the exit code of the job once all its output and files are downloaded.
 
         Raises RemoteError if the job has vanished, or is unreachable for two hours.
         """
@@ -64,7 +64,7 @@ class Follower:
         finally:
             pulling.cancel()
             await asyncio.gather(pulling, return_exceptions=True)
-        self._tell("The run there has ended. Bringing home what is not here yet ...")
+        self._tell("The remote run has ended. Downloading the remaining files ...")
         await self._through_cuts(self._pull_all)
         return code
 
@@ -100,7 +100,9 @@ class Follower:
                 await asked.request("stop")
                 asked_to_stop = told = now
             if asked_to_stop and now - told > _TELL_SECONDS:
-                self._tell(f"Waiting for the run there to checkpoint and end ({now - asked_to_stop:.0f} s)")
+                self._tell(
+                    f"Waiting for the remote run to write a checkpoint and end ({now - asked_to_stop:.0f} s)"
+                )
                 told = now
             await asyncio.sleep(_LOOK_SECONDS)
 
@@ -110,7 +112,7 @@ class Follower:
         if size > _MOST_LOG_BYTES and not self._told_log:
             self._told_log = True
             self._tell(
-                f"The run there has printed more than {human_bytes(_MOST_LOG_BYTES)}: the rest is not shown"
+                f"The remote run has printed more than {human_bytes(_MOST_LOG_BYTES)}: the rest is not shown"
             )
 
     def _show(self, content: bytes) -> None:
@@ -120,7 +122,7 @@ class Follower:
     async def _keep_pulling(self) -> None:
         """Download new files until cancelled.
 
-        A failure to write them here is reported and retried, because the remote run is not affected.
+        If they cannot be written on this machine, report it and retry: the remote run is not affected.
         """
         told = ""
         while True:

@@ -15,7 +15,7 @@ from buckeye.remote.providers.prime import PrimeProvider
 from buckeye.remote.teardown import end_pod
 
 Care = Literal["run", "kept", "nobody", "unknown"]
-"""Which party will end a pod: the `run` on it, the user who has `kept` it, or `nobody`.
+"""Party that will end a pod: the `run` on it, the user who has `kept` it, or `nobody`.
 
 `unknown`: the pod is not in the ledger, so it may belong to another user.
 """
@@ -96,7 +96,7 @@ def _seen(provider: PrimeProvider, ledger: Ledger, entry: PodEntry, there: Seque
     care: Care = "run" if ledger.is_supervised(entry.name) else "kept" if entry.keep else "nobody"
     pod_id = entry.pod_id or next((pod.id for pod in there if pod.name == entry.name), None)
     if pod_id is None:
-        # An order may be in progress as long as the process that made it is alive.
+        # An order may be in progress as long as the process that placed it is alive.
         return OpenPod(entry=entry, care=care, state="starting" if care == "run" else "never made")
     status = provider.status(pod_id)
     entry = dataclasses.replace(entry, pod_id=pod_id)

@@ -25,7 +25,7 @@ cd "$1" || exit 1
 if [ -e pid ]; then cat >/dev/null; exit 0; fi
 if ! cat > env || [ "$(wc -c < env)" -ne "$5" ]; then
   rm -f env
-  echo "the keys did not arrive whole: the connection was cut, or the disk is full" >&2
+  echo "the keys arrived incomplete: the connection was cut, or the disk is full" >&2
   exit 1
 fi
 touch heartbeat
@@ -76,7 +76,7 @@ async def start(link: SshConnection, job: RemoteJob, secrets: Mapping[str, str])
     The keys are sent through standard input into a file that only the job's user can read; the job deletes it
     once it has read it. A single remote program stores the keys and starts the job, and continues if the
     connection is lost. So keys are never stored without a job that deletes them. Raises RemoteError if the
-    keys arrive incomplete, and leaves none there.
+    keys arrive incomplete. They are then deleted.
     """
     keys = json.dumps(secrets).encode()
     wrapper = shlex.join([job.python, "-m", "buckeye.remote.pod.wrapper", job.folder])

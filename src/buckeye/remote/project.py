@@ -86,8 +86,8 @@ def read_project(config_path: Path, *, resume: bool) -> Project:
 def make_project(config: RLConfig, config_path: Path, *, resume: bool) -> Project:
     """Return what the remote run of a configuration needs; its file need not exist yet.
 
-    With `resume` the local run is included, as far as a resume needs it. Raises UsageError for a project that
-    cannot be sent.
+    With `resume`, the files of the local run that a resume needs are included. Raises UsageError for a
+    project that cannot be sent.
     """
     root = Path.cwd().resolve()
     relative = _relative_to_project(config_path, root)
@@ -188,14 +188,14 @@ def _relative_to_project(path: Path, root: Path) -> Path:
         return path.resolve().relative_to(root)
     except ValueError:
         raise UsageError(
-            f"{path} is not in the current folder, which is the one that is sent",
+            f"{path} is not in the current folder, and only this folder is sent",
             code="BK-REMOTE-TRANSFER",
             hint="run the command in the project's folder",
         ) from None
 
 
 def _find_named_paths(settings: Mapping[str, Any], root: Path) -> Iterator[Path]:
-    """Yield every file and folder that a text in the settings names, relative to `root`, as written there.
+    """Yield every file and folder that a text in the settings names, as its path relative to `root`.
 
     `root` is the working directory. Raises UsageError for a path that would not exist on another machine.
     """

@@ -1,7 +1,7 @@
 """Accepted files of a run on another machine, and their content as data.
 
-The owner of that machine can list and send anything. So a name has to be one of those that a run writes,
-and a record that decides something here is built anew from its fields.
+The owner of that machine can list and send anything. So only names of files that a run writes are accepted,
+and records that this machine acts on are rebuilt from their fields.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ATTEMPT = re.compile(r"attempt_\d{1,6}", re.ASCII)
 _RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _TOP = {METRICS_FILE, EVENTS_FILE, RUN_FILE, STATUS_FILE, "micro_batch.json"}
 CLEANED_RECORDS = frozenset({RUN_FILE, STATUS_FILE})
-"""Records that are written again on this machine."""
+"""Records that are rebuilt on this machine."""
 _RECORDS = {"rollouts", "evals", "evaluations"}
 _MODELS = {"checkpoints", "weights"}
 _OF_LOGS = (".log", ".stdout", ".stderr", ".jsonl")

@@ -1,4 +1,4 @@
-"""`buckeye rl --provider ...`: a run on another machine, from its file here to its model here."""
+"""`buckeye rl --provider ...`: train on another machine, and download the model."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _HOST_CONNECT_SECONDS = 30.0  # for a host of the user
 _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 20.0
 _MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1  # before max_hours are over, to checkpoint and fetch it
-_STOPPED = (0, 128 + signal.SIGTERM)  # the latter before the run could listen to signals
+_STOPPED = (0, 128 + signal.SIGTERM)  # the second code: the run was stopped before it handled signals
 
 Tell = Callable[[str], None]
 
@@ -163,7 +163,7 @@ class _RemoteRun:
         """
         if self._follower is not None and not self._follower.stop.is_set():
             self._notes.tell(
-                "Stopping: the trainer there finishes its step and checkpoints (Ctrl-C again to end at once)"
+                "Stopping: the remote trainer writes a checkpoint and ends (Ctrl-C again to end at once)"
             )
             self._notes.update(stopping=True)
             self._follower.stop.set()
@@ -214,7 +214,7 @@ class _RemoteRun:
             if self._project.config.trainer.model.attn != "sdpa":
                 self._notes.tell(f"Attention: {software.attention}")
             job = self._job(await jobs.remote_home(self._link), software.python)
-            self._notes.tell(f"Sending what is not there yet to {self._link.target} ...")
+            self._notes.tell(f"Sending new and changed files to {self._link.target} ...")
             sent = await send_project(
                 self._link, job.python, jobs.project_folder(job), self._project.manifest
             )
@@ -240,7 +240,7 @@ class _RemoteRun:
             "env": {
                 "BUCKEYE_NEW_RUN_ID": self._run_id,
                 TRUSTED_VARIABLE: ",".join(sorted(trusted_digests())),
-                # else it writes into a home that ends with the machine
+                # the default is a home directory that is lost with the machine
                 "TRACKIO_DIR": f"{project}/{self._project.remote_output_dir}/{TrackioTracker.folder}",
                 **installed,
             },
@@ -250,7 +250,7 @@ class _RemoteRun:
     def _secrets(self) -> dict[str, str]:
         found = dict(self._project.secrets)
         if found:
-            self._notes.tell(f"Keys that go along: {', '.join(sorted(found))}")
+            self._notes.tell(f"Keys sent to the machine: {', '.join(sorted(found))}")
         key = os.environ.get(POD_KEY_VARIABLE)
         return {**found, POD_KEY_VARIABLE: key} if key and self._rents else found
 
@@ -260,11 +260,11 @@ class _RemoteRun:
         self._follower = Follower(self._link, job, output, screen=sys.stdout.buffer, tell=self._notes.tell)
         code = await self._follower.until_end()
         await jobs.forget_secrets(self._link, job)
-        self._notes.tell(f"The run has ended there with code {code}. Its files are in {output}")
+        self._notes.tell(f"The remote run has ended with code {code}. Its files are in {output}")
         return EXIT_INTERRUPTED if self._follower.stop.is_set() and code in _STOPPED else code
 
     def _sent(self) -> set[str]:
-        """The files of the run's directory that came from here."""
+        """Return the files of the run directory that were sent from this machine."""
         prefix = f"{self._project.remote_output_dir}/"
         names = [name for name in self._project.manifest.files if name.startswith(prefix)]
         return {name.removeprefix(prefix) for name in names} - _records(self._project.output_dir)
@@ -365,8 +365,8 @@ def _command_to_continue(project: Project, config_path: Path, request: RemoteReq
     again = ["--resume"] if has_begun else []
     command = shlex.join(["buckeye", "rl", "@", str(config_path), *again, *request.flags()])
     if checkpoint is not None:
-        return f"The checkpoint of step {checkpoint.step} is here. Continue from it: {command}"
-    return f"No checkpoint is here. Start it again: {command}"
+        return f"The checkpoint of step {checkpoint.step} is downloaded. Resume from it: {command}"
+    return f"No checkpoint is downloaded. Start the run again: {command}"
 
 
 def _tell_project(project: Project) -> None:
@@ -383,8 +383,8 @@ def _tell_project(project: Project) -> None:
 
 def _sent_text(sent: UploadCounts) -> str:
     return (
-        f"Sent {counted(sent.files, 'file')}, {human_bytes(sent.bytes)}; {sent.unchanged} were there, "
-        f"{sent.removed} were removed"
+        f"Sent {counted(sent.files, 'file')}, {human_bytes(sent.bytes)}; {sent.unchanged} unchanged, "
+        f"{sent.removed} removed"
     )
 
 

@@ -35,7 +35,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """A pod that is ready, as long as its context lasts, or a host. Times are in seconds since the epoch."""
+    """A ready pod, which exists as long as its context, or a host of the user.
+
+    Times are in seconds since the epoch.
+    """
 
     name: str
     ssh: tuple[SshTarget, ...]
@@ -170,7 +173,7 @@ class _Rental:
     ready: bool = False
 
     def rent(self) -> Machine:
-        """Return a ready pod from the first offer that turns out as announced."""
+        """Return a ready pod from the first offer that is accepted and matches its description."""
         offers = self._offers()
         refusals = []
         for offer in offers[:_MOST_OFFERS]:
@@ -216,10 +219,9 @@ class _Rental:
         return fitting.offers
 
     def _ask(self, offer: Offer) -> None:
-        """Have the price confirmed, unless it is at most a confirmed one.
+        """Request confirmation of the price, unless the user has confirmed an equal or higher one.
 
-        `--yes` confirms `--max-price`, or without that the price of the first offer, because the user has
-        seen no later ones.
+        `--yes` confirms `--max-price`. Without `--max-price`, it confirms the price of the first offer.
         """
         if self.confirmed is not None and offer.price_per_hour <= self.confirmed:
             return
@@ -335,7 +337,7 @@ class _Rental:
         """End additional pods from orders that had no answer but were carried out."""
         for pod in self.provider.pods():
             if pod.name == self.name and pod.id != pod_id:
-                self.tell(f"An order that was not answered has made a second pod, {pod.id}: it is ended.")
+                self.tell(f"An order without a response has created a second pod, {pod.id}. Ending it.")
                 self.provider.terminate(pod.id)
 
     def _end(self, entry: PodEntry, outcome: str) -> None:

@@ -1,7 +1,9 @@
-"""The steps of `bootstrap` as shell. `@WORDS@` are filled in; `say` is for the user here.
+"""Shell scripts of the steps of `bootstrap`.
 
-torch has builds for CUDA 12.6, which drivers of every 12.x run, and for 13.0; vLLM for 12.9, and for what is
-usual on PyPI. Whether what was installed works with the driver is tried, not guessed.
+`@NAME@` is a placeholder. `say` shows a message to the local user.
+
+PyTorch has builds for CUDA 12.6, which work with every driver for CUDA 12, and for CUDA 13.0. vLLM has builds
+for CUDA 12.9, and a default build on PyPI. After its installation, vLLM is tested with the driver.
 """
 
 PRELUDE = """set -eu
@@ -24,10 +26,10 @@ done
 if [ -z "$found" ]; then
   export PATH="$HOME/.local/bin:$PATH"
   if ! command -v uv >/dev/null; then
-    echo "no Python 3.11 to 3.13 with venv here; getting uv" >&2
+    echo "no Python 3.11 to 3.13 with venv on this machine: installing uv" >&2
     python3 -m pip install --user --quiet uv 2>/dev/null \\
       || curl -LsSf https://astral.sh/uv/install.sh | sh >&2 \\
-      || { echo "uv could not be had. Install Python 3.12 with venv there." >&2; exit 1; }
+      || { echo "cannot install uv. Install Python 3.12 with venv on this machine." >&2; exit 1; }
   fi
   uv python install --quiet 3.12 >&2
   found=$(uv python find 3.12)
@@ -51,7 +53,7 @@ printf %s @PINS@ > "$place/pins.txt"
 build() {
   pip "torch==@TORCH@+$1" 2>/dev/null && return
   pip "torch==@TORCH@+$1" --extra-index-url "@WHEELS@/$1" && return
-  say "torch @TORCH@ cannot be had for $1: the newest one is taken"
+  say "no torch @TORCH@ for $1: installing the newest torch"
   pip torch --index-url "@WHEELS@/$1"
 }
 if ! command -v nvidia-smi >/dev/null; then
@@ -60,13 +62,13 @@ else
   case "$(cuda)" in
     1[3-9].*) kind=cu130 ;;
     12.*) kind=cu126 ;;
-    "") kind=; say "nvidia-smi does not say which CUDA there is: the usual torch is taken" ;;
+    "") kind=; say "nvidia-smi reports no CUDA version: installing the default build of torch" ;;
     *) kind=cpu; say "the driver supports CUDA $(cuda), which no torch build supports: not using GPUs" ;;
   esac
 fi
-[ -z "@TORCH@" ] || [ -z "$kind" ] || build "$kind" || say "no torch for $kind: the usual one is taken"
+[ -z "@TORCH@" ] || [ -z "$kind" ] || build "$kind" || say "no torch for $kind: installing the default build"
 pip -r "$place/requirements.txt" -c "$place/pins.txt" || {
-  say "not all versions of this machine can be had there: the newest ones are taken"
+  say "cannot install all package versions of the local machine: installing the newest ones"
   pip -r "$place/requirements.txt"
 }
 """
@@ -104,7 +106,7 @@ venv/bin/python -m pip install --quiet --disable-pip-version-check @WHAT@
 
 INSTALL = """
 [ ! -e @LOCK@ ] || install @WHAT@ --locked @LOCK@ || {
-  say @WHAT@": not all versions of this machine can be had there: the newest ones are taken"
+  say @WHAT@": cannot install all package versions of the local machine: installing the newest ones"
   rm -f @LOCK@
 }
 [ -e @LOCK@ ] || install @WHAT@

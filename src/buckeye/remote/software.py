@@ -1,4 +1,4 @@
-"""This version of Buckeye, and the versions of what it needs, for another machine."""
+"""Code of Buckeye and package versions of this machine, for an equal installation on another one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLATFORM_SPECIFIC = ("torch", "triton")
 
 
 def code_files() -> dict[str, bytes]:
-    """Return this code of Buckeye, and what `importlib.metadata` must know of it: path -> content."""
+    """Return the files of Buckeye's package and of its metadata, as path -> content."""
     return _package(Path(CODE_FOLDER)) | _metadata(metadata.distribution(DISTRIBUTION))
 
 
@@ -28,18 +28,18 @@ def _package(folder: Path) -> dict[str, bytes]:
     }
 
 
-def _metadata(here: metadata.Distribution) -> dict[str, bytes]:
-    folder = f"{here.name.replace('-', '_')}.dist-info"
+def _metadata(distribution: metadata.Distribution) -> dict[str, bytes]:
+    folder = f"{distribution.name.replace('-', '_')}.dist-info"
     return {
-        f"{folder}/METADATA": (here.read_text("METADATA") or "").encode(),
-        f"{folder}/entry_points.txt": (here.read_text("entry_points.txt") or "").encode(),
+        f"{folder}/METADATA": (distribution.read_text("METADATA") or "").encode(),
+        f"{folder}/entry_points.txt": (distribution.read_text("entry_points.txt") or "").encode(),
     }
 
 
 def pinned_requirements(lines: Iterable[str]) -> list[str]:
-    """`name==version` of everything that the requirements lead to and that is installed here.
+    """Return the installed requirements and their dependencies, as lines `name==version`.
 
-    Builds for one kind of machine are left out.
+    Packages with a separate build for each kind of machine are left out.
     """
     return sorted(
         f"{name}=={version}"
@@ -61,16 +61,20 @@ def installed_versions(lines: Iterable[str]) -> dict[str, str]:
         if name in found or name.startswith("nvidia-"):
             continue
         try:
-            there = metadata.distribution(name)
+            installed = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue
-        found[name] = there.version
-        queue += [one for one in map(Requirement, there.requires or []) if _applies(one, need.extras)]
+        found[name] = installed.version
+        queue += [
+            dependency
+            for dependency in map(Requirement, installed.requires or [])
+            if _applies(dependency, need.extras)
+        ]
     return found
 
 
 def torch_version() -> str:
-    """The version of torch here, without its build."""
+    """Return the version of the installed torch, without its build."""
     try:
         return metadata.version("torch").partition("+")[0]
     except metadata.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""The proof that a run can start on another machine, before one is ordered for it."""
+"""Check that a run can start on another machine, before that machine is ordered."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _COPIED_BYTES = 2**20
 _PLATFORM = ("--python-version", "3.12", "--python-platform", "x86_64-manylinux_2_28")
 _UNSOLVED = "No solution found"
 _NOT_SEARCHED = ("network was disabled", "no usable wheels", "no wheels with a matching", "is disabled")
-_KEPT = ("PATH", "LANG", "LC_ALL", "TMPDIR", "USER", "LOGNAME", "SHELL", "TERM")
+_KEPT_VARIABLES = ("PATH", "LANG", "LC_ALL", "TMPDIR", "USER", "LOGNAME", "SHELL", "TERM")
 _NETWORK = (
     *("HF_ENDPOINT", "HF_HUB_OFFLINE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
 )
 _PACKAGES, _START = "packages", "start"
-_OF_HOST = ("tasks of", "servers of the tasks")
+_HOST_CHECKS = ("tasks of", "servers of the tasks")
 
 Tell = Callable[[str], None]
 
@@ -54,12 +54,12 @@ Tell = Callable[[str], None]
 def check_start(project: Project, request: RemoteRequest, *, is_rental: bool, tell: Tell) -> None:
     """Raise UsageError with all reasons if the run cannot start on the requested machine.
 
-    Report each point that cannot be proved here in one line.
+    `tell` gets a line for each point that cannot be checked on this machine.
 
-    The run is loaded from the files that are sent, with the keys that are sent. Packages that a rented
-    machine installs must exist for its platform.
+    The run is loaded with only the files and keys that are sent. For a rented machine, the packages must
+    exist for its platform.
     """
-    tell("Checking that the run can start there ...")
+    tell("Checking that the run can start on the remote machine ...")
     if broken := obstacles(project, request, is_rental=is_rental, tell=tell):
         nothing = "Nothing was ordered" if is_rental else "Nothing was started"
         raise UsageError(
@@ -72,14 +72,14 @@ def obstacles(
 ) -> list[str]:
     """Return all reasons why the run cannot start on the requested machine.
 
-    Report each point that cannot be proved here in one line. `text` is the content of a configuration file
-    that is not written yet.
+    `tell` gets a line for each point that cannot be checked on this machine. `text` is the content of a
+    configuration file that is not written yet.
     """
     start = start_checks(project, request, is_rental=is_rental, text=text)
     checks = [*start, *(package_checks(project) if is_rental else ())]
     failures = [check for check in checks if check.state == "failed"]
     # a host of the user may have its own variables, keys and files
-    doubtful = [check for check in failures if not is_rental and check.name.startswith(_OF_HOST)]
+    doubtful = [check for check in failures if not is_rental and check.name.startswith(_HOST_CHECKS)]
     for check in checks:
         if check.state == "skipped":
             tell(f"not proved: {check.line}")
@@ -91,7 +91,7 @@ def obstacles(
 def start_checks(
     project: Project, request: RemoteRequest, *, is_rental: bool, text: str | None = None
 ) -> list[Check]:
-    """Return the checks of `clean_start`, in a folder that has what is sent and nothing else."""
+    """Return the checks of `clean_start`, in a folder that has only the files that are sent."""
     with TemporaryDirectory(prefix="buckeye-proof-") as name:
         folder, wheels, home = (Path(name, part) for part in ("project", "wheels", "home"))
         for made in (folder, wheels, home):
@@ -111,13 +111,13 @@ def start_checks(
             gpus=request.gpus.count if request.gpus is not None else None,
             rented=is_rental,
             wheels=str(wheels),
-            only_here=_only_here(project.root),
+            only_here=_local_folders(project.root),
         )
         return _started(start, folder, _environment(project, home))
 
 
-def _only_here(root: Path) -> list[str]:
-    """Return folders of this machine that no other one has."""
+def _local_folders(root: Path) -> list[str]:
+    """Return folders that exist only on this machine."""
     found = [root, Path.home(), *([Path(sys.prefix)] if sys.prefix != sys.base_prefix else [])]
     return [str(folder) for folder in found if folder != Path("/")]
 
@@ -143,7 +143,7 @@ def _environment(project: Project, home: Path) -> dict[str, str]:
 
     The caches of models and the installed environments are those of this machine.
     """
-    kept = {name: os.environ[name] for name in (*_KEPT, *_NETWORK) if name in os.environ}
+    kept = {name: os.environ[name] for name in (*_KEPT_VARIABLES, *_NETWORK) if name in os.environ}
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return {
         **kept,
@@ -161,7 +161,7 @@ def _started(start: StartInputs, folder: Path, env: dict[str, str]) -> list[Chec
     found = folder.with_name("found")
     argv = [sys.executable, "-m", "buckeye.remote.clean_start", str(found)]
     try:
-        done = subprocess.run(  # noqa: S603  a list of words, without a shell
+        done = subprocess.run(  # noqa: S603  an argument list, without a shell
             argv,
             input=msgspec.json.encode(start),
             cwd=folder,
@@ -184,18 +184,18 @@ def _started(start: StartInputs, folder: Path, env: dict[str, str]) -> list[Chec
 def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
     """Yield checks that the packages exist for the remote machine, without a download.
 
-    They cover the packages of Buckeye and of the environments that it imports, and those of each environment
-    in a separate interpreter.
+    One check covers Buckeye, with the environments in its interpreter. An environment with a separate
+    interpreter has a separate check.
     """
     uv = uv or find_uv()
     if uv is None:
-        yield skipped(_PACKAGES, "uv is not here to look for them", "pip install uv")
+        yield skipped(_PACKAGES, "cannot check them without uv", "pip install uv")
         return
     with TemporaryDirectory(prefix="buckeye-proof-") as name:
         environments = project.environments
-        beside = [_wheel(Path(name), env) for env in environments if env.in_buckeye_venv]
+        wheels = [_wheel(Path(name), env) for env in environments if env.in_buckeye_venv]
         needed = _requirements(project)
-        yield from _resolved(uv, "of the run", [*needed, *beside], pinned_requirements(needed), None)
+        yield from _resolved(uv, "of the run", [*needed, *wheels], pinned_requirements(needed), None)
         yield from _vllm(uv, project.config.inference)
         for env in environments:
             if not env.in_buckeye_venv:
@@ -209,7 +209,8 @@ def package_checks(project: Project, uv: str | None = None) -> Iterator[Check]:
 def _vllm(uv: str, inference: InferenceConfig | None) -> Iterator[Check]:
     """Yield a check of the vLLM that the machine installs.
 
-    Only `backend = "vllm"` needs it: otherwise a machine without it runs the built-in engine.
+    With `backend = "vllm"`, missing packages are an error. Otherwise they are a warning: the built-in engine
+    replaces vLLM.
     """
     if inference is None or inference.backend == "torch":
         return
@@ -223,7 +224,7 @@ def _requirements(project: Project) -> list[str]:
 
 
 def _wheel(folder: Path, env: NeededEnvironment) -> str:
-    """Return the requirement of an environment: its wheel, written into `folder`, or NAME==VERSION."""
+    """Return the requirement of an environment. If it has a wheel, write it into `folder`."""
     if env.wheel is None:
         return env.what
     file = folder / env.what
@@ -241,15 +242,15 @@ def _resolved(
     bounds = list(bounds)
     for tried in (bounds, []) if bounds else ([],):
         try:
-            code, said = _compile(uv, lines, tried, index)
+            code, output = _compile(uv, lines, tried, index)
         except (OSError, subprocess.TimeoutExpired) as error:
             yield skipped(_PACKAGES, f"{what}: uv: {error}")
             return
         if code == 0:
             return
-    last = " ".join(line.strip() for line in said.splitlines() if line.strip())[:1000]
-    is_certain = _UNSOLVED in said and not any(words in said for words in _NOT_SEARCHED)
-    if is_certain and find_needed_python(said) is None:
+    last = " ".join(line.strip() for line in output.splitlines() if line.strip())[:1000]
+    is_certain = _UNSOLVED in output and not any(words in output for words in _NOT_SEARCHED)
+    if is_certain and find_needed_python(output) is None:
         yield failed(_PACKAGES, f"{what}: {last}", "")
     else:
         yield skipped(_PACKAGES, f"{what}: {last}")

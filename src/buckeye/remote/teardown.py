@@ -1,4 +1,4 @@
-"""The end of a pod: order it repeatedly until the provider confirms it."""
+"""Termination of a pod, with retries until the provider confirms it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from buckeye.remote.providers.prime import PrimeProvider
 
 _DEADLINE_SECONDS = 600.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
-_LOOKS_FOR_UNKNOWN = 4  # an interrupted order may take effect late
+_CHECKS_WITHOUT_ID = 4  # an interrupted order may still create its pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,11 @@ def end_pod(
     outcome: str,
     tell: Callable[[str], None],
 ) -> EndedPod:
-    """End every pod with the entry's name, and record it; return when the provider lists none of them.
+    """End every pod with the entry's name, wait until the provider lists none of them, and record the end.
 
     The first Ctrl-C only shows a warning; the next one stops waiting. Raises RemoteError if the end is not
-    confirmed after ten minutes, or cannot be. The message has the possible cost and the command to end the
-    pod.
+    confirmed after ten minutes, or if a retry cannot help. The message has the possible cost and the command
+    to end the pod.
     """
     interrupted = False
     while True:
@@ -51,7 +51,9 @@ def end_pod(
                 tell(still_running_text(entry))
                 raise
             interrupted = True
-            tell(f"Ending pod {entry.name} first; Ctrl-C once more leaves it running, and costing.")
+            tell(
+                f"Ending pod {entry.name} first. Press Ctrl-C again to leave it running: it then costs money."
+            )
 
 
 def still_running_text(entry: PodEntry) -> str:
@@ -69,17 +71,20 @@ def cost_text(entry: PodEntry, now: float) -> str:
 
 
 def _end_all(provider: PrimeProvider, entry: PodEntry, tell: Callable[[str], None]) -> None:
-    """Order the end until no pod is left. If the state of the pod is unknown, order it anyway."""
+    """Terminate the pods until the provider lists none of them.
+
+    If they cannot be listed, terminate the recorded pod.
+    """
     deadline = time.time() + _DEADLINE_SECONDS
     pause = _FIRST_PAUSE
-    empty_looks = 0
+    empty_checks = 0
     failure = told = "it is still there"
     while True:
         final = False
         try:
             alive = _alive(provider, entry)
-            empty_looks = 0 if alive else empty_looks + 1
-            if empty_looks >= (1 if entry.pod_id is not None else _LOOKS_FOR_UNKNOWN):
+            empty_checks = 0 if alive else empty_checks + 1
+            if empty_checks >= (1 if entry.pod_id is not None else _CHECKS_WITHOUT_ID):
                 return
         except RemoteError as error:
             failure, final = str(error), error.final
@@ -105,7 +110,7 @@ def _end_all(provider: PrimeProvider, entry: PodEntry, tell: Callable[[str], Non
 
 
 def _alive(provider: PrimeProvider, entry: PodEntry) -> set[str]:
-    """Return the ids of all pods with this name; an order without an answer may have created another one."""
+    """Return the ids of all pods with this name. A failed order may have created a second pod."""
     ids = {pod.id for pod in provider.pods() if pod.name == entry.name}
     if entry.pod_id is not None and provider.status(entry.pod_id).state != "gone":
         ids.add(entry.pod_id)

@@ -65,7 +65,7 @@ _RUN_CONTENT = (
 def files_of_a_run(output_dir: Path) -> list[Path]:
     """Return the files of an earlier run in `output_dir`.
 
-    Third-party files are not listed, nor are the files that `evals` writes next to a run's evaluations.
+    Third-party files and the results of the `evals` command are left out.
     """
     evaluations = step_directories(output_dir / "evals").values()
     return [*(path for name in _RUN_CONTENT if (path := output_dir / name).exists()), *evaluations]
@@ -112,7 +112,7 @@ def _is_active_elsewhere(output_dir: Path) -> bool:
         return True
     try:
         record = read_record(output_dir)
-    except UsageError:  # no valid record: without a file, no run was started
+    except UsageError:  # without this file, no run was started
         return (output_dir / STATUS_FILE).exists()
     return record.elsewhere and record.state in ACTIVE_STATES
 
@@ -120,9 +120,9 @@ def _is_active_elsewhere(output_dir: Path) -> bool:
 def move_unstarted_run(
     output_dir: Path, *, needed: Sequence[Path] = (), also: Sequence[Path] = ()
 ) -> Path | None:
-    """Move the files of an unstarted run, and the files in `also`, to a separate folder, and return it.
+    """Move the files of an unstarted run, and the files in `also`, to a new folder. Return this folder.
 
-    Return None if the run is not unstarted. Copies of the initial model are deleted. The caller holds the
+    Return None if the run may have started. Copies of the initial model are deleted. The caller holds the
     directory's lock. Raise `UsageError`, before anything is moved, if one of the paths `needed` by the new
     run would be moved.
     """
@@ -233,9 +233,9 @@ def earlier_logs(output_dir: Path) -> list[Path]:
 
 @contextmanager
 def claim_directory(output_dir: Path, *, resumed: bool, resume_command: str) -> Iterator[None]:
-    """Lock the directory for a process that is a whole run, and set its run identity.
+    """Lock the directory for a run without a launcher, and set its run identity.
 
-    Ranks other than 0 leave that to rank 0.
+    Only rank 0 does this.
     """
     if os.environ.get("RANK", "0") != "0":
         yield
@@ -250,7 +250,7 @@ def claim_directory(output_dir: Path, *, resumed: bool, resume_command: str) -> 
 
 
 def is_in_use(output_dir: Path) -> bool:
-    """Return True if a run holds the directory's lock. Write nothing."""
+    """Return True if a run holds the directory's lock."""
     return is_locked(output_dir / ".lock")
 
 
@@ -258,8 +258,7 @@ def is_in_use(output_dir: Path) -> bool:
 def lock_directory(output_dir: Path) -> Iterator[None]:
     """Lock the directory: a second `rl` on it ends with an error instead of mixing two runs.
 
-    If nothing else is written in the meantime, as by a refused start, the created folders and files are
-    removed again.
+    If only the lock file was written, as by a refused start, remove it, with the folders created for it.
     """
     created = [folder for folder in (output_dir, *output_dir.parents) if not folder.exists()]
     output_dir.mkdir(parents=True, exist_ok=True)

@@ -49,7 +49,7 @@ def write_event(output_dir: Path, event: EventKind, *, attempt: int, **details: 
 
 
 def read_events(output_dir: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a run in order; none without a journal. Other lines are skipped."""
+    """Yield the events of a run in order; none without the file. Invalid lines are skipped."""
     return (event for event in read_json_lines(output_dir / EVENTS_FILE) if _is_event(event))
 
 

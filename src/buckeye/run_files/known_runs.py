@@ -55,8 +55,8 @@ class RemoteRun(msgspec.Struct, kw_only=True, frozen=True):
     """Start of the run `run_id` on another machine. Times are in seconds since the epoch.
 
     `state` is `starting` until a job exists, then `running`, and `over` when all local work is done. `doing`
-    is the last report, made at `said`. `stopping` is True if a stop was requested. `arguments` are the
-    arguments after `rl` of the remote run, and `working_directory` is the local one.
+    is the last report, and `said` its time. `stopping` is True if a stop was requested. `arguments` follow
+    `rl` in the command of the remote run. `working_directory` is the local working directory.
     """
 
     run_id: str
@@ -84,9 +84,10 @@ def read_remote_run(output_dir: Path) -> RemoteRun | None:
 
 
 def current_record(output_dir: Path) -> RunRecord:
-    """Return the record of a run, also of a remote run that has no local record yet, or failed to start.
+    """Return the record of a run.
 
-    Raise `UsageError` if the directory has no data of a run.
+    For a remote run that is starting or failed to start, make the record from `remote.json`. Raise
+    `UsageError` if the directory has no data of a run.
     """
     remote_run = read_remote_run(output_dir)
     if remote_run is None:
@@ -237,7 +238,7 @@ def _read_entry(path: Path) -> KnownRun:
 
 
 def _run_id(directory: Path) -> str | None:
-    """Return the id of the run in a directory, or of its remote start; None without one."""
+    """Return the id of the local or remote run in a directory; None without a run."""
     for name in (RUN_FILE, REMOTE_FILE):
         with suppress(OSError, ValueError, KeyError, TypeError):
             return str(read_json(directory / name)["run_id"])

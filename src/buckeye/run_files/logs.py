@@ -79,9 +79,9 @@ def was_logged(output_dir: Path, text: str) -> bool:
 
 
 def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[list[LogLine]]:
-    """Yield the lines since the last turn, possibly none; first all lines of the newest attempt.
+    """Yield all lines of the newest attempt, then the new lines since the last yield, if any.
 
-    This never ends: the caller waits between turns. New files of a resumed run are found automatically.
+    This never ends: the caller waits between two yields. New files of a resumed run are found automatically.
     """
     starts = attempt_starts(output_dir)
     started = int(starts[max(starts)])
@@ -118,7 +118,7 @@ def attempt_starts(output_dir: Path) -> dict[int, float]:
 
 
 def _start_of(path: Path, starts: Mapping[int, float]) -> float:
-    """Return the start of a log's attempt. If its folder names no known attempt, it is the newest one."""
+    """Return the start of the attempt that a log's folder names, by default of the newest attempt."""
     _, _, number = path.parent.name.partition("attempt_")
     return starts.get(int(number) if number.isdigit() else -1, starts[max(starts)])
 

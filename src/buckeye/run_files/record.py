@@ -20,11 +20,11 @@ T = TypeVar("T")
 
 STATUS_FILE = "status.json"
 DIRECTORY_ID_VARIABLE = "BUCKEYE_RUN_PLACE"
-"""Environment variable that separates the processes of a run from those of a copy of its directory."""
+"""Environment variable with the `directory_id` of a process's run. Copies of a directory share the run id."""
 
 RecordedState = Literal["starting", "running", "stopping", "finished", "failed", "stopped"]
 RunState = Literal["starting", "running", "stopping", "paused", "finished", "failed", "stopped", "dead"]
-"""Recorded state, or a state that only readers detect.
+"""Recorded state, or one of two states that are never recorded.
 
 `paused`: the launcher is suspended. `dead`: the launcher ended without recording the end of the run.
 """
@@ -35,7 +35,7 @@ ACTIVE_STATES: frozenset[RunState] = frozenset({"starting", "running", "stopping
 
 
 def birth_time(pid: int) -> float:
-    """Return the start time of a process, which distinguishes it from later processes with its pid.
+    """Return the start time of a process. A later process with an equal pid has another start time.
 
     On Linux it is in clock ticks since boot, which clock changes do not affect; elsewhere it is in seconds
     since the epoch. Raise `psutil.NoSuchProcess` if the process does not exist.
@@ -52,10 +52,9 @@ def birth_time(pid: int) -> float:
 class ProcessRecord(msgspec.Struct, kw_only=True, frozen=True):
     """Process of a run.
 
-    `started` is in seconds since the epoch. `birth` distinguishes the process from a later one with its pid,
-    even after clock changes. `node` is its node in the run; 0 is the launcher's. `log` is its file in
-    `logs/`. `doing` is its activity since `since`; `on` is the kind of process that it waits for. It was
-    restarted `restarts` times.
+    `started` is in seconds since the epoch. `birth` is its `birth_time`. `node` is its node in the run; 0 is
+    the launcher's. `log` is its file in `logs/`. `doing` is its activity since `since`; `on` is the kind of
+    process that it waits for. It was restarted `restarts` times.
     """
 
     title: str
@@ -87,8 +86,7 @@ class RunRecord(msgspec.Struct, kw_only=True, frozen=True):
     """Content of `status.json`. Times are in seconds since the epoch.
 
     `arguments` are the arguments after `rl` of the newest attempt, in `working_directory`. `start_step` is
-    the step that it started from. `place` identifies the directory itself, even after a rename, so a copy has
-    another one.
+    the step that it started from. `place` is the `directory_id`, so that readers detect a copied directory.
     """
 
     run_id: str
@@ -167,7 +165,7 @@ def directory_id(output_dir: Path) -> str:
 
 
 def _is_same_directory(first: str, second: str) -> bool:
-    """Return True if inode or path are equal. A rename keeps the inode; some file systems change inodes."""
+    """Return True if inode or path are equal. A rename changes the path, some file systems the inode."""
     return any(a == b for a, b in zip(first.split(" ", 1), second.split(" ", 1), strict=False))
 
 
@@ -200,7 +198,7 @@ def this_process(title: str) -> ProcessRecord:
 def processes_left(record: RunRecord) -> list[LeftProcess]:
     """Return all running processes of a run.
 
-    These are the recorded ones, and all with the run's id in their environment, such as engine workers.
+    These are the recorded processes, and all processes with the run's id in their environment.
     """
     launcher = [record.launcher] if record.launcher is not None else []
     by_pid = {

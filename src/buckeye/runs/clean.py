@@ -25,7 +25,7 @@ KIND_DESCRIPTIONS: dict[Kind, str] = {
     "rollouts": "the text of every rollout of training",
     "batches": "batches that were not trained on",
     "trained": "batches that were trained on, kept for `rl replay`",
-    "skipped": "batches that nothing could be learned from, kept to be looked at",
+    "skipped": "batches that nothing could be learned from, kept for inspection",
     "logs": "output of the processes of earlier attempts",
     "unfinished": "left by writers that were killed",
     "checkpoints": "all but the newest and the best",

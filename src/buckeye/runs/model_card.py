@@ -28,7 +28,7 @@ def model_card(
 ) -> str:
     """Return the text of `README.md`: the hub's header, then the training, its settings and its results.
 
-    It has no paths and secrets of this machine, except that an adapter names its base.
+    It contains no secrets. It contains no local paths, except that of an adapter's base model.
     """
     kind, config = read_config(run)
     base = base_model(kind, config)
@@ -72,7 +72,7 @@ def _header(base: str, kind: str, *, adapter: bool) -> str:
 
 
 def _results(run: Path, info: CheckpointInfo, scores: Sequence[Score]) -> str:
-    """Return the evaluations at the start and of the checkpoint, and their validation losses."""
+    """Return a table of rewards and validation losses, at the start of the run and at the checkpoint."""
     first = min((score.step for score in scores), default=None)
     before = {score.environment: score for score in scores if score.step == first and first < info.step}
     rows: list[Sequence[str]] = [

@@ -33,13 +33,13 @@ def value_at(settings: Any, name: str) -> Any:
     return settings
 
 
-_OF_A_RUN = ("metrics.jsonl", "events.jsonl", "run.json", "status.json", "rollouts", "trained")
+_RUN_FILES = ("metrics.jsonl", "events.jsonl", "run.json", "status.json", "rollouts", "trained")
 
 
 def open_run(run: str | Path) -> Run:
-    """Return the run in a directory, or with a name or id prefix. Raise `UsageError` if it is not found."""
+    """Return the run with a directory, a name or a prefix of its id. Raise `UsageError` if none exists."""
     path = Path(run)
-    if not any((path / name).exists() for name in _OF_A_RUN):
+    if not any((path / name).exists() for name in _RUN_FILES):
         path = find_run(str(run))
     return Run(path)
 
@@ -88,12 +88,12 @@ class Run:
 
     def trained(self, step: int) -> TrainedStep | None:
         """Return the batch of a step with the trainer's results; None if it was not kept, or is damaged."""
-        from buckeye.runs.trained_step import read_trained_step  # numpy: not for commands that read no tokens
+        from buckeye.runs.trained_step import read_trained_step  # needs numpy, which is slow to import
 
         try:
             return read_trained_step(self.path, step, self.query(_SEGMENTS, step))
         except TransportError as error:
-            self._leave_out(str(error))
+            self._record_unreadable(str(error))
             return None
 
     def text_of(self, step: int, group: int, number: int) -> RecordedRollout | None:
@@ -110,10 +110,10 @@ class Run:
                 lines = list(parse_json_lines([file.read(size)]))
             return msgspec.convert({**lines[0], "group": group, "number": number}, RecordedRollout)
         except (OSError, IndexError, msgspec.ValidationError) as error:
-            self._leave_out(f"{path}: {error}")
+            self._record_unreadable(f"{path}: {error}")
             return None
 
-    def _leave_out(self, what: str) -> None:
+    def _record_unreadable(self, what: str) -> None:
         if what not in self.unreadable:
             self.unreadable.append(what)
 

@@ -28,12 +28,12 @@ TREND_STEPS = 10
 """Number of steps that the reward is averaged over."""
 
 STALE_SECONDS = 60.0
-"""Seconds without a report after which an active run is called stale."""
+"""An active run without a report for this time is stale."""
 
 _PACE_STEPS = 20
 _ERROR_LINE = re.compile(r"\] +ERROR (.*)")
-_LAST_WORDS = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
-"""Matches a line of the failed process in a failure's reason: its message, or the end of a traceback."""
+_FAILURE_LINE = re.compile(r"^ *\| (?:error: |.*\] +ERROR |(?=[\w.]+(?:Error|Exception): ))(.*)")
+"""Line with the error message of the failed process, in the reason of a failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,11 +51,11 @@ class ProcessStatus:
 class RunStatus:
     """Current status of a run, with None for unknown values.
 
-    `step` counts the trained steps. `reward` is that of the last one, `reward_mean` the mean of the last
-    `TREND_STEPS`, and `reward_change` the difference from the mean of the `TREND_STEPS` before. Sizes are in
-    bytes, times in seconds since the epoch. `uploads` has the state of the checkpoints in an object store,
-    and `findings` the reasons why the run does not learn. `state` is as of `seen`. `stale` is True for an
-    active run without a report for `STALE_SECONDS`.
+    `step` counts the trained steps. `reward` is the reward of the last step. `reward_mean` is the mean over
+    the last `TREND_STEPS` steps. `reward_change` is its difference from the mean over the `TREND_STEPS` steps
+    before. Sizes are in bytes, times in seconds since the epoch. `uploads` has the state of the checkpoints
+    in an object store, and `findings` the reasons why the run does not learn. `seen` is the time of the last
+    report. `stale` is True for an active run without a report for `STALE_SECONDS`.
     """
 
     name: str
@@ -96,7 +96,7 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
     trained = _trained(output_dir, record)
     newest = trained[-1] if trained else StepMetrics(-1, {})
     rewards = [step.reward for step in trained if step.reward is not None]
-    going_on = state in ACTIVE_STATES
+    is_active = state in ACTIVE_STATES
     return RunStatus(
         name=output_dir.absolute().name,
         run_id=record.run_id,
@@ -112,8 +112,8 @@ def run_status(output_dir: Path, *, measure_disk: bool = True) -> RunStatus:
         reward=newest.reward,
         reward_mean=statistics.fmean(rewards[-TREND_STEPS:]) if rewards else None,
         reward_change=_reward_change(rewards),
-        tokens_per_second=newest.value("orchestrator/perf/throughput") if going_on else None,
-        seconds_left=_seconds_left(record, trained) if going_on else None,
+        tokens_per_second=newest.value("orchestrator/perf/throughput") if is_active else None,
+        seconds_left=_seconds_left(record, trained) if is_active else None,
         last_step_time=newest.value("trainer/time"),
         started=record.started,
         ended=record.ended,
@@ -153,9 +153,10 @@ def _uploads(output_dir: Path) -> Mapping[str, Any] | None:
 
 
 def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:
-    """Return the checkpoint for best, last or a number.
+    """Return the checkpoint for `best`, `last` or a step.
 
-    Raise `UsageError` for best without any evaluation, and `CheckpointError` if it does not exist.
+    Raise `UsageError` for `best` if the run has no evaluation, and `CheckpointError` if the checkpoint does
+    not exist.
     """
     return choose_checkpoint(output_dir, step, read_scores(output_dir)).info
 
@@ -163,8 +164,7 @@ def find_checkpoint(output_dir: Path, step: str) -> CheckpointInfo:
 def _trained(output_dir: Path, record: RunRecord) -> list[StepMetrics]:
     """Return the trained steps, in order.
 
-    Steps of an earlier attempt after the checkpoint of the newest attempt do not count, even before the
-    newest attempt has trained a step.
+    An attempt that resumes from step N replaces all steps after N, even before it has trained a step.
     """
     return [
         step
@@ -174,7 +174,7 @@ def _trained(output_dir: Path, record: RunRecord) -> list[StepMetrics]:
 
 
 def _is_new(trained: Record, record: RunRecord) -> bool:
-    """Return True if the record is from the newest attempt. Times cannot tell: clocks may be changed."""
+    """Return True if the record is from the newest attempt. Ignore its time: clocks may be changed."""
     return bool(trained.get("attempt", record.attempt) == record.attempt)
 
 
@@ -198,7 +198,7 @@ def _seconds_left(record: RunRecord, trained: Sequence[StepMetrics]) -> float | 
 
 def _process_status(known: ProcessRecord, record: RunRecord) -> ProcessStatus:
     if record.elsewhere:
-        state = "not seen from here"
+        state = "unknown: on another machine"
     elif known.node == 0 and known.process() is None:
         state = "gone"
     else:
@@ -209,10 +209,10 @@ def _process_status(known: ProcessRecord, record: RunRecord) -> ProcessStatus:
 
 
 def _last_error(output_dir: Path, record: RunRecord) -> str | None:
-    """Return the message of the process that ended the run, else the newest error in the log."""
+    """Return the error message of the process that ended the run, else the newest error in the log."""
     reason = record.reason if record.state == "failed" and record.reason is not None else ""
     for line in reversed(reason.splitlines()):
-        if match := _LAST_WORDS.search(line):
+        if match := _FAILURE_LINE.search(line):
             return match[1]
     for line in reversed(last_lines(run_log(output_dir), 500)):
         if match := _ERROR_LINE.search(line):

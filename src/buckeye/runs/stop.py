@@ -89,8 +89,8 @@ def stop_run(
 def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
     """Return the arguments that continue a run from its newest checkpoint, or from its start without one.
 
-    They are those of its start plus the `extra` flags. Raise `UsageError` if the run is active, if it is
-    finished and `extra` is empty, or if its files now give other settings.
+    They are the arguments of its start plus the `extra` flags. Raise `UsageError` if the run is active, if it
+    is finished and `extra` is empty, or if its files now give other settings.
     """
     record = read_record(output_dir)
     state = record.actual_state()
@@ -197,7 +197,10 @@ def with_output_dir(arguments: Sequence[str], output_dir: Path) -> list[str]:
 
 
 def _ask(record: RunRecord, left: Sequence[LeftProcess]) -> None:
-    """Send SIGTERM to the launcher, which ends the others in order; without one, to all processes left."""
+    """Send SIGTERM to the launcher, which ends the other processes in order.
+
+    Without a launcher, send SIGTERM to all processes.
+    """
     launcher = record.launcher_process()
     for process in [launcher] if launcher is not None else [each.process for each in left]:
         _signal(process, signal.SIGTERM)

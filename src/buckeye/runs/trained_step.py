@@ -20,9 +20,9 @@ class TrainedStep:
     """Batch of a step, with the trainer's results.
 
     `logprobs` f32[T] are the trainer's, for all T tokens of all samples in order. They are NaN for context,
-    and for samples that did not go through the model. `starts` i64[N + 1] has the first token of each of the
-    N samples, and T. `origins` has (group, rollout, segment, cut off) per sample. It is empty if the rollouts
-    of the step are unknown or from another attempt.
+    and for samples that did not go through the model. `starts` i64[N + 1] has the index of the first token of
+    each of the N samples, and then T. `origins` has (group, rollout, segment, truncated) per sample. It is
+    empty if the rollouts of the step are unknown or from another attempt.
     """
 
     batch: Batch

@@ -29,11 +29,13 @@ def read_comparison_texts(run: Path, kind: str, config: Mapping[str, Any], step:
 
     if kind == "sft":
         data = Path(str(value_at(config, "data.path")))
-        return ComparisonTexts(chats=_some(_read(data)), source=f"{data.name}, which it was trained on")
+        return ComparisonTexts(
+            chats=_evenly_spaced(_read(data)), source=f"{data.name}, which it was trained on"
+        )
     for at, path in sorted(rollouts_files(run / ROLLOUTS_FOLDER), reverse=True):
         rows = [row for row in _read(path) if row.get("text")] if at < step else []
         if rows:
-            texts = [str(row["text"][-1]) for row in _some(rows)]
+            texts = [str(row["text"][-1]) for row in _evenly_spaced(rows)]
             return ComparisonTexts(texts=texts, source=f"the run's own rollouts of step {at}")
     return ComparisonTexts()
 
@@ -44,6 +46,6 @@ def _read(path: Path) -> list[dict[str, Any]]:
     return []
 
 
-def _some(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a few rows, evenly spaced, as rollouts of one task are adjacent."""
+def _evenly_spaced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a few evenly spaced rows, because rollouts of one task are adjacent."""
     return rows[:: max(1, len(rows) // _MAX_TEXTS)][:_MAX_TEXTS]

@@ -164,7 +164,7 @@ def test_replies(reply, expected):
         wanted = read_call(expected, 0)
         assert (call.name, list(call.args), call.kwargs) == (wanted.name, wanted.args, wanted.kwargs)
     else:
-        assert str(parsed.problems[0]) == expected
+        assert parsed.problems[0].message == expected
 
 
 @pytest.mark.parametrize(("reply", "expected"), table("| reply | score |"))

@@ -1,8 +1,8 @@
 """The part of an engine that runs on another node: it starts processes there and reports on them.
 
-It reports their output, heartbeats and ends. The processes end with this one. Slurm's srun runs this file as
-a program: `python -m buckeye.launch.engines.node` with `query [METHOD, ARGUMENT...]` for the result of one
-method of `Node`, or `run` for one process. Ray runs `Node` as an actor.
+Slurm's srun runs this file as a program: `python -m buckeye.launch.engines.node` with
+`query [METHOD, ARGUMENT...]` for the result of one method of `Node`, or `run` for one process. Ray runs
+`Node` as an actor. The processes end when the program or the actor ends.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Children:
             child.process.signal(which, session=session)
 
     def events(self, seconds: float) -> list[Event]:
-        """Return the events so far, as soon as there is one, at the latest after `seconds`."""
+        """Return the new events. Wait at most `seconds` for the first one."""
         deadline = time.monotonic() + seconds
         while not self._events and time.monotonic() < deadline:
             for key, _ in self._selector.select(min(seconds, _POLL_SECONDS)):
@@ -157,7 +157,7 @@ class Children:
 def process_environment(environ: Mapping[str, str], env: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of a process: those of this node, overridden by those of the run.
 
-    The run numbers its devices from 0; they are replaced by the devices that the engine assigned.
+    The run numbers its devices from 0. The devices that the engine assigned replace these numbers.
     """
     variables = {
         **child_environment(environ, runs_rollouts=False),
@@ -193,7 +193,7 @@ class Node(Children):
         self.ports = Ports()
 
     def facts(self, towards: str) -> dict[str, Any]:
-        """Return the fields of `HostFacts`, with the address of this node towards the host `towards`."""
+        """Return the fields of `HostFacts`, with the address for connections from `towards`."""
         address = address_towards(towards)
         machine = this_machine()
         visible = own_devices(os.environ)

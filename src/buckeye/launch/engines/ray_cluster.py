@@ -238,7 +238,7 @@ class RayHost(Host):
         return f"node {self._number} ({self._address})"
 
     def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
-        """Start a process on the node; it is lost if the node is."""
+        """Start a process on the node. If the node is lost, so is the process."""
         number = next(self._numbers)
         process = RemoteProcess(stdout, lambda which, session: self._signal(number, which, session))
         if self.absent is not None:

@@ -102,7 +102,7 @@ def _scontrol(*args: str) -> str:
 
 
 def _address_of(name: str) -> str:
-    """Return the address of a node; its name may resolve to the loopback, or not at all."""
+    """Return the address of a node from Slurm. The name may not resolve, or only to the loopback address."""
     match = re.search(r"NodeAddr=(\S+)", _scontrol("show", "node", name))
     return match[1] if match else name
 
@@ -133,7 +133,7 @@ class SrunHost(Host):
         return f"node {self._name}" if is_absent else None
 
     def start(self, role: Role, env: Mapping[str, str], stdout: Path) -> RemoteProcess:
-        """Start a process on the node; it is lost if the node is."""
+        """Start a process on the node. If the node is lost, so is the process."""
         step = _Step(self._name, self._srun, stdout, self._mark_absent)
         step.send({"start": list(role.argv[1:]), "env": dict(env), "cwd": os.getcwd()})
         return step.process

@@ -15,8 +15,7 @@ State = Literal["ok", "warning", "failed", "skipped"]
 class Check:
     """Result of one check.
 
-    `do` is the remedy, "" if none is needed. `lines` are the figures behind it. `code` is the code of a
-    failed check.
+    `do` is the remedy, "" if none is needed. `lines` are the details. `code` is the code of a failed check.
     """
 
     name: str
@@ -38,17 +37,17 @@ def ok(name: str, seen: str, lines: Sequence[str] = ()) -> Check:
 
 
 def warning(name: str, seen: str, do: str, lines: Sequence[str] = ()) -> Check:
-    """Return a result that a run may survive."""
+    """Return a warning: a run may still succeed."""
     return Check(name=name, state="warning", seen=seen, do=do, lines=tuple(lines))
 
 
 def failed(name: str, seen: str, do: str, lines: Sequence[str] = (), *, code: str = "BK-PREFLIGHT") -> Check:
-    """Return a result that a run would not survive."""
+    """Return a failure: a run would fail."""
     return Check(name=name, state="failed", seen=seen, do=do, lines=tuple(lines), code=code)
 
 
 def failed_with(name: str, error: BuckeyeError, do: str = "") -> Check:
-    """Return the result of a check that raised an error; its hint, or else `do`, is the remedy."""
+    """Return the result of a check that raised an error. The remedy is the error's hint, by default `do`."""
     seen = f"{error.at}: {error.message}" if error.at else error.message
     return failed(name, seen, error.hint or do, code=error.code)
 

@@ -91,7 +91,8 @@ def disk_table(config: RLConfig, estimate: DiskEstimate) -> str:
 def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
     """Compare the needs of the run with the free space.
 
-    Only a shortage for files that are certain is a failure; with `disk.check` off it is a warning too.
+    A shortage is a failure only if the run is certain to write the files. With `disk.check` off, every
+    shortage is a warning.
     """
     lines = disk_table(config, estimate).splitlines()
     if estimate.total is None:
@@ -248,7 +249,7 @@ def _trained_shapes(model_path: Path | None, lora: LoRAConfig | None) -> dict[st
 
 
 def matches_module_name(module: str, names: Sequence[str]) -> bool:
-    """Return True if a module has one of the names, or ends in `.` and one of them."""
+    """Return True if the module's name, or a suffix after a dot, is in `names`."""
     return any(module == name or module.endswith("." + name) for name in names)
 
 

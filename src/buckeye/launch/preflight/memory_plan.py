@@ -30,8 +30,8 @@ _MIN_FREE_SHARE = 0.25  # minimum for keys and values, as a share of the free me
 _VLLM_CPU_CACHE = 1_000_000_000
 _PROCESS = 450_000_000  # an interpreter with torch and transformers, measured
 _ENGINE_FRAGMENTATION = 0.1  # fragmentation, as a share of weights and prompts, measured
-_ENGINE = 575_000_000  # as _PROCESS, with what libraries cache for matrix products of each size, measured
-_REUSED_SHARE = 0.25  # of activations and logits, whose memory checkpoint copies can use, measured
+_ENGINE = 575_000_000  # _PROCESS and the libraries' caches for matrix products, measured
+_REUSED_SHARE = 0.25  # share of activations and logits whose memory checkpoint copies reuse, measured
 _FRAGMENTATION = 0.65  # fragmentation, as a share of activations and logits, measured
 _ORCHESTRATOR = 110_000_000  # measured with an environment that needs no extra libraries
 _TOKENIZER = 800  # bytes per token of the vocabulary, measured
@@ -213,7 +213,7 @@ def _casts(config: TrainerConfig, shape: ModelShape, shards: int, width: int) ->
 def _fragmentation(config: TrainerConfig, work: Sequence[Part]) -> Part:
     """Return the memory lost to fragmentation between blocks of many sizes.
 
-    If all weights are trained, moments and checkpoint copies fill it.
+    If all weights are trained, moments and checkpoint copies fill these gaps.
     """
     adapter = config.model.experimental.lora is not None
     return Part("fragmentation", int(_FRAGMENTATION * sum(part.size for part in work)) if adapter else 0)
@@ -222,8 +222,7 @@ def _fragmentation(config: TrainerConfig, work: Sequence[Part]) -> Part:
 def _copies(config: TrainerConfig, work: Sequence[Part], saved: int) -> int:
     """Return the memory of checkpoint copies that is needed in addition to the work of a step.
 
-    Copies are made where activations were, and written while the next step creates new ones, so the sum is
-    less than both.
+    Copies reuse the memory of activations, so both together need less than their sum.
     """
     if config.model.experimental.lora is not None:
         return saved
@@ -359,7 +358,8 @@ def _cache(
 ) -> int:
     """Return the bytes of the key-value cache of the embedded engine.
 
-    On a CPU only written memory counts: at most the concurrent rollouts, and the same for earlier turns.
+    On a CPU, only memory that is written counts: at most that of the concurrent rollouts, and as much for
+    earlier turns.
     """
     length = min(inference.model.max_model_len or shape.max_positions, shape.max_positions)
     slot = slot_bytes(shape, length, width)

@@ -206,7 +206,7 @@ def check_tokenizer(config: RLConfig) -> Check:
         return failed(
             TOKENIZER,
             f"{path} has no tokenizer",
-            "copy the files of the tokenizer there",
+            "copy the files of the tokenizer into this directory",
             code="BK-TOKENIZER",
         )
     return check_template(path)
@@ -284,7 +284,7 @@ def fetch_base_model(adapter: Path) -> Path:
 def fetch_served_model(name: str, *, at: str = "model.name") -> Path:
     """Return the directory to serve: of a model, or of an adapter whose base is downloaded if necessary.
 
-    `at` is the place of the name in errors.
+    `at` is the location of the name, for errors.
     """
     if not is_adapter(name):
         return fetch_model(name, at=at)
@@ -295,7 +295,7 @@ def fetch_served_model(name: str, *, at: str = "model.name") -> Path:
 def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name") -> Path:
     """Return the local directory of a model; download it from the Hugging Face hub if necessary.
 
-    `at` is the place of the name in errors.
+    `at` is the location of the name, for errors.
 
     Raises UsageError if it is neither local nor on the hub, or if torch is not installed.
     """

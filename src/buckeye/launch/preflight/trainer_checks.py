@@ -65,7 +65,7 @@ def _function_warnings(config: RLConfig) -> Iterator[str]:
 
 
 def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
-    """Yield an error if the model would be sharded but the optimizer cannot.
+    """Yield an error if the model would be sharded, and the optimizer does not support shards.
 
     The configuration already rejects this for forced sharding; the result of `auto` depends on the devices.
     """
@@ -83,7 +83,7 @@ def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
 def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
     """Yield the reason why an initial adapter does not belong to the model.
 
-    Its matrices do not fit, or it was trained on other weights, as far as both are known.
+    Its matrices do not fit, or it was trained on other weights. Unknown weights are not compared.
     """
     file = adapter / "adapter_model.safetensors"
     where = f"trainer.model.adapter: {adapter}"

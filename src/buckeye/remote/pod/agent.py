@@ -1,6 +1,6 @@
 """Answer requests about a job: `python -m buckeye.remote.pod.agent JOB`, one JSON object per line.
 
-Each request is a sign of life of the supervisor. `{"ask": "look"}` -> the state of the job and its files.
+Each request is a heartbeat of the supervisor. `{"ask": "look"}` -> the state of the job and its files.
 `{"ask": "read", "path", "offset", "length"}` -> bytes of a file. `{"ask": "stop"}` -> the job gets SIGTERM.
 `path` is relative to the
 output directory, or `@log` for the output of the job.

@@ -30,7 +30,7 @@ _LONGEST_PAUSE = 60.0
 
 
 def watch(folder: Path) -> None:
-    """Watch until the time to end the job comes; without a machine, at most until the job is over."""
+    """Watch until the job must be ended. Without a machine, stop watching when the job is over."""
     if try_lock(folder / "dead_man.lock") is None:
         return
     settings: dict[str, Any] = read_job(folder)["dead_man"]

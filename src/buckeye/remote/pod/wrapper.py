@@ -117,7 +117,7 @@ def _run(
 
 
 def _end_with_parent() -> None:
-    """Have the job get SIGTERM when its parent dies, unlike `die_with_parent`, so that it can checkpoint."""
+    """Send SIGTERM, not SIGKILL, to the job when its parent dies, so that it can write a checkpoint."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGTERM, 0, 0, 0)
 

@@ -42,7 +42,7 @@ class PrimeProvider:
     def offers(self, gpus: GpuSpec, *, disk_gb: int) -> list[Offer]:
         """Return all offers with GPUs of the type; an offer may have fewer or more GPUs than requested.
 
-        An empty answer is retried, because some servers know no offers for a moment.
+        An empty answer is retried, because some servers may briefly list no offers.
         """
         rows: list[Any] = []
         for attempt in range(_ATTEMPTS):
@@ -71,8 +71,8 @@ class PrimeProvider:
     ) -> Pod:
         """Order the machine once. If it is unknown whether the order succeeded, search the pods by name.
 
-        `public_key` may log in, as a line of `authorized_keys`; None: the keys of the account. Raises
-        OfferRefusedError if another offer might be accepted, and leaves no pod behind then.
+        `public_key` is the line of `authorized_keys` that may log in. None: the keys of the account. Raises
+        OfferRefusedError if the order created no pod, and another offer might be accepted.
         """
         order = self._order(offer, name, public_key, max_price)
         try:
@@ -83,7 +83,7 @@ class PrimeProvider:
             found = self._by_name(name)
             if found is not None:
                 return found
-            raise OfferRefusedError(f"{error}; no pod was made") from None
+            raise OfferRefusedError(f"{error}; no pod was created") from None
 
     def status(self, pod_id: str) -> PodStatus:
         """Return the state of a pod. A pod that `/pods/status` does not list is requested individually."""
@@ -103,7 +103,7 @@ class PrimeProvider:
             return PodStatus(state="gone", detail="unknown to the provider")
 
     def terminate(self, pod_id: str) -> None:
-        """Order the end of a pod; an unknown pod counts as ended."""
+        """Request the end of a pod. An unknown pod counts as ended."""
         try:
             self._api.delete(f"/pods/{pod_id}")
         except NotFoundError:
