@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 import buckeye
+from buckeye.errors import UsageError
 from buckeye.run_files.record import read_record
 from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from tests.waiting import HANG
@@ -102,3 +103,12 @@ def test_killed_script_resumes_and_loses_nothing(project):
     assert steps[:30] == list(range(30))
     assert done >= 4
     assert os.path.exists(project / "run" / "caller.json")
+
+
+def test_refused_start_raises_its_error_and_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": "say 1"}, {"prompt": "say 2"}]
+    with pytest.raises(UsageError) as refused:
+        buckeye.train("./missing", dataset=rows, reward=lambda completion: 1.0, output_dir="run")
+    assert refused.value.code == "BK-MODEL-NOT-FOUND"
+    assert not (tmp_path / "run").exists()

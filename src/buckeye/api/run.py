@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buckeye.api.environment import Rewards, flatten_settings, saved_arguments
+from buckeye.api.environment import CALLER_FILE, Rewards, flatten_settings, saved_arguments
 from buckeye.api.process import RunProcess
 from buckeye.base.storage import step_directories
+from buckeye.envs.base import Environment
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import read_run_metrics
 from buckeye.monitor.rollouts import RecordedRollout, read_rollouts, rollout_steps
@@ -83,7 +84,14 @@ class TrainingRun:
         finally:
             if self._server is not None and (self._process is None or not self._process.is_running):
                 self._server.close()
+            self._remove_unstarted()
         return self
+
+    def _remove_unstarted(self) -> None:
+        """Remove the folder of a run that never started, if it has nothing but the data of this process."""
+        if [path.name for path in self.path.glob("*")] == [CALLER_FILE]:
+            (self.path / CALLER_FILE).unlink()
+            self.path.rmdir()
 
     def stop(self) -> None:
         """Stop the run: the trainer finishes its step and writes a checkpoint."""
@@ -101,8 +109,7 @@ class TrainingRun:
         continued = continuation(self.path, flatten_settings(settings))
         variables: dict[str, str] = {}
         if arguments is not None:
-            self._server = EnvironmentServer(arguments.make())
-            variables |= self._server.variables()
+            variables |= self.serve(arguments.make())
         self.start(["rl", *continued.arguments], continued.working_directory, variables)
         return self.wait() if wait else self
 
@@ -110,9 +117,10 @@ class TrainingRun:
         """Start the process of the run."""
         self._process = RunProcess(argv, folder=folder, variables=variables)
 
-    def serve(self, server: EnvironmentServer) -> None:
-        """Keep the server of the run's environment until the run ends."""
-        self._server = server
+    def serve(self, environment: Environment) -> Mapping[str, str]:
+        """Serve an environment object until the run ends. Return the variables that the run needs."""
+        self._server = EnvironmentServer(environment)
+        return self._server.variables()
 
 
 def open_run(run: str | Path) -> TrainingRun:

@@ -15,7 +15,6 @@ from buckeye.envs.registry import CALLER
 from buckeye.evaluation.chat_policy import ChatSampling
 from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval
 from buckeye.setup.recipe.flags import parse_train_args
-from buckeye.workers.caller import EnvironmentServer
 from buckeye.workers.loading import CALLER_ENVIRONMENTS
 
 
@@ -76,10 +75,9 @@ def train(
     run = TrainingRun(folder)
     variables: dict[str, str] = {}
     if arguments.is_object:
-        server = EnvironmentServer(arguments.make())
+        environment = arguments.make()
         arguments.save(folder)
-        run.serve(server)
-        variables |= server.variables()
+        variables |= run.serve(environment)
     run.start(["rl", *argv], Path.cwd(), variables)
     return run.wait() if wait else run
 

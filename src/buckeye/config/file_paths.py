@@ -16,8 +16,8 @@ _DATA = ("path", "val_path")
 def resolve_file_paths(values: dict[str, Any], file: Path) -> None:
     """Make the paths in the values of a file relative to the working directory, in place.
 
-        A path that does not exist in the file's folder is relative to the working directory.
-        """
+    A path that does not exist in the file's folder is relative to the working directory.
+    """
     folder = file.parent
     if folder == Path():
         return
