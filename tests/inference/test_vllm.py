@@ -278,9 +278,9 @@ class TestRealVllm:
         ("spoil", "message"),
         [
             (lambda tensors: None, "SHA-256 differs"),
-            (lambda tensors: tensors.pop("model.layers.0.mlp.down_proj.weight"), "is missing"),
-            (lambda tensors: tensors.update(new=torch.zeros(2)), "but unknown"),
-            (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}), "is \\[3\\]"),
+            (lambda tensors: tensors.pop("model.layers.0.mlp.down_proj.weight"), "shape \\(missing\\)"),
+            (lambda tensors: tensors.update(new=torch.zeros(2)), "model: \\(missing\\)"),
+            (lambda tensors: tensors.update({"model.norm.weight": torch.zeros(3)}), "shape \\[3\\]"),
         ],
     )
     async def test_a_damaged_directory_is_refused_and_serving_goes_on(
