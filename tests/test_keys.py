@@ -15,7 +15,7 @@ from buckeye.monitor.redact import redact
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """Home directory with a project, and ~/work/project/deep as the working directory."""
+    """Home directory with a project. The working directory is a folder of the project."""
     folder = tmp_path / "home"
     (folder / "work" / "project" / "deep").mkdir(parents=True)
     (folder / ".buckeye").mkdir()

@@ -3,7 +3,14 @@
 import pytest
 
 import buckeye
-from buckeye.api.environment import CALLER_FILE, EnvironmentArguments, flatten_settings, saved_arguments
+from buckeye.api import process
+from buckeye.api.environment import (
+    CALLER_FILE,
+    EnvironmentArguments,
+    flatten_settings,
+    rows_of,
+    saved_arguments,
+)
 from buckeye.envs.registry import CALLER
 from buckeye.errors import ConfigError, UsageError
 
@@ -111,3 +118,44 @@ def test_public_names_are_complete_and_lazy():
         assert getattr(buckeye, name) is not None
     with pytest.raises(AttributeError):
         buckeye.unknown  # noqa: B018
+
+
+class Frame:
+    """Stand-in for a DataFrame, which iterates over its columns."""
+
+    def __iter__(self):
+        return iter(["prompt", "answer"])
+
+    def iterrows(self):
+        raise AssertionError
+
+    def to_dict(self, orient):
+        assert orient == "records"
+        return ROWS
+
+
+@pytest.mark.parametrize("dataset", [iter(ROWS), tuple(ROWS), Frame()])
+def test_rows_come_from_iterators_and_frames(dataset):
+    assert rows_of(dataset) == ROWS
+
+
+def test_dataset_without_rows_is_refused():
+    arguments = EnvironmentArguments(dataset=[], reward=reward)
+    assert arguments.is_object
+    with pytest.raises(UsageError) as refused:
+        arguments.make()
+    assert refused.value.code == "BK-DATA-FORMAT"
+
+
+def test_closed_output_does_not_block_the_run(tmp_path, monkeypatch):
+    """A pipe holds 64 KiB: if nothing reads it, its writer waits forever."""
+    (tmp_path / "talkative.py").write_text("print('a line of output\\n' * 20_000)\n")
+    monkeypatch.setattr(process, "__name__", "talkative")
+    monkeypatch.setattr("builtins.print", closed_output)
+    run = process.RunProcess([], folder=tmp_path, variables={"PYTHONPATH": str(tmp_path)})
+    run._process.wait(60)
+    assert not run.is_running
+
+
+def closed_output(*_):
+    raise BrokenPipeError

@@ -87,3 +87,9 @@ def test_chats_of_fine_tuning_are_searched_next_to_the_file(folder):
     (folder / "sft.toml").write_text('[data]\npath = "prompts.jsonl"\nval_path = "here.jsonl"\n')
     data = load_config(SFTConfig, ["@", "conf/sft.toml"]).data
     assert (str(data.path), str(data.val_path)) == ("conf/prompts.jsonl", "here.jsonl")
+
+
+def test_tasks_of_an_agent_are_searched_next_to_the_file(folder):
+    args = {"tasks": "prompts.jsonl", "eval_tasks": "here.jsonl", "path": "prompts.jsonl"}
+    ((_, found),) = environments(folder, [{"id": "agent", "args": args}])
+    assert found == {"tasks": "conf/prompts.jsonl", "eval_tasks": "here.jsonl", "path": "prompts.jsonl"}

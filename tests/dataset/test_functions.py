@@ -255,3 +255,11 @@ def test_the_baseline_reports_rewards_without_content_and_errors(wording):
 
     for reward in (lambda completion: len(completion), divide):
         assert asyncio.run(environment_of(reward).baseline_report()) == wording
+
+
+def test_a_slow_baseline_does_not_delay_the_run(monkeypatch):
+    async def reward(completion):
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr("buckeye.dataset.environment._BASELINE_SECONDS", 0.05)
+    assert "0.05 s" in asyncio.run(environment_of(reward).baseline_report())

@@ -19,7 +19,7 @@ CALLER_FILE = "caller.json"
 """File of a run directory with the data of an environment that Python served."""
 
 Dataset = str | Path | Iterable[Mapping[str, Any]]
-"""File, folder or hub id of a dataset; or its rows, such as a list or a `datasets.Dataset`."""
+"""File, folder or hub id of a dataset; or its rows: a list, a `datasets.Dataset` or a DataFrame."""
 Rewards = RewardSpec | Sequence[RewardSpec]
 """One or several rewards: functions, files, modules, or built-in rewards."""
 
@@ -53,15 +53,17 @@ class EnvironmentArguments:
     @property
     def is_object(self) -> bool:
         """True if a part of the environment exists in this process only."""
-        parts = [*self.rewards, self.dataset or "", self.eval_dataset or "", self.env or ""]
-        return not all(isinstance(part, str | Path) for part in parts)
+        parts = [*self.rewards, self.dataset, self.eval_dataset, self.env]
+        return not all(part is None or isinstance(part, str | Path) for part in parts)
 
     @property
     def name(self) -> str:
         """Name for the run directory."""
         if isinstance(self.dataset, str | Path):
             return Path(self.dataset).stem
-        return Path(str(getattr(self.env, "name", self.env or "dataset"))).stem
+        if self.env is None:
+            return "dataset"
+        return Path(str(getattr(self.env, "name", self.env))).stem
 
     def flags(self) -> list[str]:
         """Return the flags of `buckeye rl` for the environment."""
@@ -132,6 +134,15 @@ class EnvironmentArguments:
                 hint="convert the values to text, numbers, lists and dictionaries",
             ) from None
         write_file(folder / CALLER_FILE, text)
+
+
+def rows_of(dataset: Dataset | None) -> Dataset | None:
+    """Return the rows of a dataset as a list; a path, a hub id and None unchanged."""
+    if dataset is None or isinstance(dataset, str | Path):
+        return dataset
+    if hasattr(dataset, "iterrows"):  # a DataFrame, which iterates over its columns
+        return list(dataset.to_dict("records"))  # type: ignore[attr-defined]
+    return list(dataset)
 
 
 def saved_arguments(folder: Path, reward: Rewards | None, env: Any) -> EnvironmentArguments | None:

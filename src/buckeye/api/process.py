@@ -26,6 +26,7 @@ from buckeye.errors import BuckeyeError, RunError, UsageError
 log = logging.getLogger("buckeye.api")
 
 _POLL_SECONDS = 0.5
+_OUTPUT_SECONDS = 10.0  # for the last lines; a stray child of the run may hold its output open
 _KEPT_LINES = 40
 _STEP = re.compile(r"Step (\d+)/(\d+) \| (.*)")
 _CODE = re.compile(r"more: buckeye explain (\S+)")
@@ -49,6 +50,7 @@ class RunProcess:
             start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
         )
         self._last: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._bar: Any = None
         self._printer = threading.Thread(target=self._print, name="buckeye-output", daemon=True)
         self._printer.start()
 
@@ -70,7 +72,7 @@ class RunProcess:
             except KeyboardInterrupt:
                 interrupted = True
                 self._process.send_signal(signal.SIGINT)
-        self._printer.join()
+        self._printer.join(_OUTPUT_SECONDS)
         if interrupted:
             raise KeyboardInterrupt
         if self._process.returncode not in (0, EXIT_INTERRUPTED):
@@ -90,19 +92,21 @@ class RunProcess:
     def _print(self) -> None:
         """Print the output of the process; in a terminal or a notebook, show its steps as a bar."""
         assert self._process.stdout is not None
-        bar = None
         for line in self._process.stdout:
-            text = line.rstrip("\n")
-            self._last.append(text)
-            step = _STEP.match(text)
-            if step is None or not _is_interactive():
-                (print if bar is None else bar.write)(text)
-                continue
-            bar = bar or _make_bar(int(step[2]))
-            bar.set_postfix_str(step[3], refresh=False)
-            bar.update(int(step[1]) - bar.n)
-        if bar is not None:
-            bar.close()
+            self._last.append(line.rstrip("\n"))
+            with suppress(OSError, ValueError):  # a closed output must not stop the run, whose pipe fills up
+                self._show(self._last[-1])
+        if self._bar is not None:
+            self._bar.close()
+
+    def _show(self, line: str) -> None:
+        step = _STEP.match(line)
+        if step is None or not _is_interactive():
+            (print if self._bar is None else self._bar.write)(line)
+            return
+        self._bar = self._bar or _make_bar(int(step[2]))
+        self._bar.set_postfix_str(step[3], refresh=False)
+        self._bar.update(int(step[1]) - self._bar.n)
 
 
 def _is_interactive() -> bool:

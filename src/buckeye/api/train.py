@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from buckeye.api.environment import Dataset, EnvironmentArguments, Rewards, flatten_settings
+from buckeye.api.environment import Dataset, EnvironmentArguments, Rewards, flatten_settings, rows_of
 from buckeye.api.run import TrainingRun
 from buckeye.cli.composed_run import choose_output_directory
 from buckeye.envs.registry import CALLER
@@ -59,10 +59,10 @@ def train(
         KeyboardInterrupt: after Ctrl-C, when the run has stopped with a checkpoint.
     """
     arguments = EnvironmentArguments(
-        dataset=_as_list(dataset),
+        dataset=rows_of(dataset),
         reward=reward,
         reward_weights=reward_weights,
-        eval_dataset=_as_list(eval_dataset),
+        eval_dataset=rows_of(eval_dataset),
         split=split,
         prompt_column=prompt_column,
         answer_column=answer_column,
@@ -123,11 +123,12 @@ def evaluate(
         UsageError: for arguments or data that cannot be used.
         RunError: if no rollout could be scored.
     """
+    rows = rows_of(dataset)
     arguments = EnvironmentArguments(
-        dataset=_as_list(dataset),
+        dataset=rows,
         reward=reward,
         reward_weights=reward_weights,
-        eval_dataset=_as_list(dataset),
+        eval_dataset=rows,
         split=split if dataset is not None else None,
         prompt_column=prompt_column,
         answer_column=answer_column,
@@ -161,10 +162,6 @@ def evaluate(
     finally:
         if environment is not None:
             CALLER_ENVIRONMENTS.remove(environment)
-
-
-def _as_list(dataset: Dataset | None) -> Dataset | None:
-    return dataset if dataset is None or isinstance(dataset, str | Path) else list(dataset)
 
 
 def _new_folder(name: str) -> Path:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-_ARGUMENTS = ("path", "eval_path", "dataset", "eval_dataset", "config_path")
-"""Arguments of Buckeye's own environments that name files."""
-_OWN_IDS = ("dataset", "mcp", "buckeye-vf-gym")
+_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
+    "dataset": ("path", "eval_path"),
+    "mcp": ("dataset", "eval_dataset", "config_path"),
+    "buckeye-vf-gym": ("dataset", "eval_dataset", "config_path"),
+    "agent": ("tasks", "eval_tasks"),
+}
+"""Arguments of Buckeye's own environments that name files. `reward` may name one too."""
 _DATA = ("path", "val_path")
 """Files of supervised fine-tuning, in its section `data`."""
 
@@ -27,8 +31,8 @@ def resolve_file_paths(values: dict[str, Any], file: Path) -> None:
             located = _located(env_id, folder)
             is_short = not located.startswith((".", "/")) and not located.endswith(".py")
             env["id"] = f"./{located}" if is_short else located  # without it, OWNER/NAME
-        if isinstance(args, dict) and env_id in _OWN_IDS:
-            for name in _ARGUMENTS:
+        if isinstance(args, dict) and isinstance(env_id, str) and env_id in _ARGUMENTS:
+            for name in _ARGUMENTS[env_id]:
                 if isinstance(args.get(name), str):
                     args[name] = _located(args[name], folder)
             if "reward" in args:

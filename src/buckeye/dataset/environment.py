@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 NAME = "dataset"
 _BASELINE_TASKS = 8
+_BASELINE_SECONDS = 60.0
 
 RewardSpec = str | Callable[..., Any]
 """File, module or built-in of a reward; or the function itself."""
@@ -145,6 +146,13 @@ class DatasetEnvironment:
 
     async def baseline_report(self) -> str:
         """Return a line with the mean reward of replies without content, over the first training tasks."""
+        try:
+            async with asyncio.timeout(_BASELINE_SECONDS):
+                return await self._measure_baseline()
+        except TimeoutError:
+            return f"the reward of replies without content is unknown: no result in {_BASELINE_SECONDS:g} s"
+
+    async def _measure_baseline(self) -> str:
         tasks = list(self._splits[TRAIN][:_BASELINE_TASKS])
         replies = {
             "empty replies": [""] * len(tasks),

@@ -7,6 +7,9 @@ import sys
 import pytest
 
 from buckeye.cli import train
+from buckeye.errors import UsageError
+from buckeye.setup.recipe.environment import loaded_environment
+from buckeye.workers.environment import WorkerEnvironment
 
 REWARD = "def reward(completion, answer):\n    return float(answer in completion)\n"
 ENVIRONMENT = """
@@ -241,3 +244,19 @@ def test_it_trains_on_prompts_with_one_command(files):
     run("rl", "resume", "out", "--max-steps", "5", "--trainer.optim.lr", "0.001")
     compared = run("rl", "compare", "out", "out")
     assert "settings of A changed at step 4: trainer.optim.lr: " in compared
+
+
+def test_workers_of_a_counted_environment_are_ended(monkeypatch):
+    """The plan loads an environment once; the run starts its own workers."""
+    ended = []
+    worker_environment = object.__new__(WorkerEnvironment)
+    worker_environment.splits = ("eval",)
+
+    async def close():
+        ended.append(True)
+
+    worker_environment.close = close
+    monkeypatch.setattr("buckeye.setup.recipe.environment.open_environment", lambda *_: worker_environment)
+    with pytest.raises(UsageError):
+        loaded_environment("owner/name")
+    assert ended == [True]

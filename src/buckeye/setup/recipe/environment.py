@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from buckeye.config.config_files import load_json
 from buckeye.dataset.environment import NAME as DATASET
 from buckeye.dataset.environment import make_environment
 from buckeye.dataset.prompts import read_prompts
-from buckeye.envs.base import TRAIN, Message, split_names
+from buckeye.envs.base import TRAIN, Environment, Message, split_names
 from buckeye.envs.registry import CALLER
 from buckeye.envs.settings import WorkerSettings, read_placement
 from buckeye.errors import UsageError
@@ -24,6 +25,7 @@ from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.mcp.tasks.trust import collect_task_resources, read_taskset
 from buckeye.orchestrator.environments import default_environment_name
 from buckeye.setup.recipe.flags import TrainFlags
+from buckeye.workers.environment import WorkerEnvironment
 from buckeye.workers.loading import open_environment
 
 _EVAL = "eval"
@@ -153,6 +155,16 @@ def loaded_environment(text: str) -> RunEnvironment:
         else WorkerSettings()
     )
     environment = open_environment(env_id, args, settings)
+    try:
+        return _describe_loaded(environment, text, env_id, args)
+    finally:
+        if isinstance(environment, WorkerEnvironment):  # the run starts its own workers
+            asyncio.run(environment.close())
+
+
+def _describe_loaded(
+    environment: Environment, text: str, env_id: str, args: Mapping[str, Any]
+) -> RunEnvironment:
     splits = split_names(environment)
     if TRAIN not in splits:
         hint = f"it has {', '.join(splits)}; add tasks to the split {TRAIN}"
