@@ -129,7 +129,7 @@ def _stop_with(owner: int) -> None:
             "The Python process that started this run has ended: the run stops with a checkpoint. "
             "To continue: buckeye.open_run(RUN).resume(...) in Python"
         )
-    os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)  # SIGINT may be ignored, as in a script in the background
 
 
 def main() -> None:
