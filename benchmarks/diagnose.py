@@ -36,11 +36,11 @@ _MEASURE = """
 import resource, sys, time
 begun = time.perf_counter()
 from buckeye.analysis.diagnosis.diagnose import diagnose
-found, notes, failed = diagnose(sys.argv[1])
+done = diagnose(sys.argv[1])
 memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 seconds = time.perf_counter() - begun
 print(f"{seconds:.1f} s ({time.process_time():.1f} s of a core), {memory:.0f} MiB at most, found: "
-f"{[one.name for one in found]} {notes} {failed}")
+f"{[one.name for one in done.findings]} {done.not_looked_at} {done.failed_rules}")
 """
 
 

@@ -1,8 +1,7 @@
-"""`buckeye rl diagnose`: print the findings about a run."""
+"""`buckeye rl diagnose`: print the chain of learning of a run."""
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Annotated
 
@@ -27,20 +26,16 @@ def diagnose_run(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Diagnose a run: findings with cause, evidence and advice, the most certain first.
+    """Diagnose a run: the links of learning, and the first broken one with cause, evidence and advice.
 
-    Exit code 1 if there are findings.
+    Exit code 1 if a link is broken.
     """
     from buckeye.analysis.diagnosis.diagnose import diagnose
 
     directory = runs.open(find_run(None) if run is None else run).path
     diagnosis = diagnose(directory, step=step, tests=tests)
-    if as_json:
-        findings = [dataclasses.asdict(finding) for finding in diagnosis.findings]
-        print(json.dumps({**diagnosis._asdict(), "findings": findings}))
-    else:
-        print(diagnosis)
-    if any(finding.confidence != "possible" for finding in diagnosis.findings):
+    print(json.dumps(diagnosis.to_json()) if as_json else diagnosis)
+    if diagnosis.cause is not None:
         raise typer.Exit(1)
 
 

@@ -41,7 +41,7 @@ from buckeye.launch.run_keys import remove_unrelated_keys, rollout_environments
 from buckeye.launch.supervisor import Supervisor
 from buckeye.launch.uploads import open_uploads
 from buckeye.launch.worker_hosts import plan_environment_processes
-from buckeye.monitor.learning_findings import explain_no_learning
+from buckeye.monitor.learning_findings import describe_outcome, explain_no_learning
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.monitor.metrics import StepMetrics, read_run_metrics
 from buckeye.monitor.rollouts import read_rollouts, rollout_lines, rollout_steps
@@ -206,13 +206,13 @@ def _log_result(config: RLConfig, seconds: float) -> str | None:
     """Log the result of a finished run and return the reason if nothing was learned, else None."""
     steps = read_run_metrics(config.output_dir / "metrics.jsonl").steps()
     problem = explain_no_learning(steps, config.output_dir)
-    if problem is None:
-        log.log(_result_level(steps), "RL training finished!")
-    else:
+    outcome = describe_outcome(steps)
+    if outcome is not None:
+        log.info("Outcome: %s", outcome)
+    if problem is not None:
         is_known = partial(was_logged, config.output_dir)
-        log.warning(
-            "RL training finished! But %s", explain_no_learning(steps, config.output_dir, is_known=is_known)
-        )
+        log.warning("Outcome: %s", explain_no_learning(steps, config.output_dir, is_known=is_known))
+    log.log(_result_level(steps), "RL training finished!")
     try:
         for line in evaluation_lines(read_scores(config.output_dir)):
             log.info("%s", line)

@@ -20,6 +20,7 @@ ENOUGH = 3
 
 _SURE = 2.0  # standard errors between two means
 _SURE_OF_BEST = 4.0  # standard errors, where many means are compared
+_SURE_OF_PEAK = 5.0
 _LITTLE_ESS = 0.05
 _SMALL_BIAS = 0.01
 _EQUAL = 1e-9
@@ -91,8 +92,8 @@ def _with_rollback_advice(found: Finding, batch_steps: Sequence[StepMetrics], ru
     return replace(found, advice=rollback_advice(run, found.since))
 
 
-def _hindrances(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
-    found = _no_spread(batch_steps, run) or _cut_off(batch_steps, run)
+def _hindrances(batch_steps: Sequence[StepMetrics], run: Path, enough: int = ENOUGH) -> list[Finding]:
+    found = _no_spread(batch_steps, run, enough) or _cut_off(batch_steps, run)
     if found is not None and found.name in _OF_UNTRAINED and _is_random(batch_steps[0]):
         found = replace(found, **asdict(_UNTRAINED))
     both = (found, _moved_too_far(batch_steps, run))
@@ -107,8 +108,9 @@ def explain_no_learning(
     The advice is left out if the cause is known.
     """
     batch_steps = _batch_steps(steps)
-    found, lost = _hindrances(batch_steps, run), _has_fallen(batch_steps)
-    if not found or (_has_improved(batch_steps) and not lost):
+    enough = max(1, min(ENOUGH, len(batch_steps)))
+    found, lost = _hindrances(batch_steps, run, enough), _has_fallen(batch_steps)
+    if not found or (has_improved(batch_steps) and not lost):
         return None
     how = "the progress was lost" if lost else "nothing was learned"
     first = found[0]
@@ -196,10 +198,10 @@ _ENDLESS = Reason(
 )
 
 
-def _no_spread(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
-    """Return a finding if the last batches have no differing rewards. None if the run has converged."""
+def _no_spread(batch_steps: Sequence[StepMetrics], run: Path, enough: int) -> Finding | None:
+    """Return a finding if `enough` last batches have no differing rewards. None if the run has converged."""
     steps = _last(batch_steps, lambda step: step.value("orchestrator/batch/with_spread") == 0.0)
-    if len(steps) < ENOUGH:
+    if len(steps) < enough:
         return None
     rollouts, groups = _mean(steps, "batch/rollouts"), _mean(steps, "batch/groups")
     of_training = (
@@ -215,7 +217,7 @@ def _no_spread(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
         alike=_mean(steps, "batch/alike"),
         size=rollouts / groups if groups else math.nan,
     )
-    improved = _has_improved(batch_steps) and not _has_fallen(batch_steps)
+    improved = has_improved(batch_steps) and not _has_fallen(batch_steps)
     if (reason.name == "all_solved" and len(steps) < len(batch_steps)) or (improved and std <= _EQUAL):
         return None  # the run has converged
     seen = (
@@ -228,7 +230,7 @@ def _no_spread(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
 def _cut_off(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
     """Return a finding if nearly all replies of recent batches are truncated and the reward does not rise."""
     steps = _last(batch_steps, _is_cut_off)
-    if len(steps) < ENOUGH or _has_improved(batch_steps):
+    if len(steps) < ENOUGH or has_improved(batch_steps):
         return None
     seen = f"{_mean(steps, 'is_truncated/mean'):.0%} of the replies of steps {_range(steps)} were cut off"
     if not math.isnan(length := _mean(steps, "completion_len/mean")):
@@ -350,7 +352,7 @@ def _finding(reason: Reason, steps: Sequence[StepMetrics], run: Path, seen: str)
     )
 
 
-def _has_improved(batch_steps: Sequence[StepMetrics]) -> bool:
+def has_improved(batch_steps: Sequence[StepMetrics]) -> bool:
     """Return True if the reward of the last batches is significantly higher than that of the first one."""
     return len(batch_steps) > ENOUGH and _is_higher(batch_steps[-ENOUGH:], batch_steps[:1])
 
@@ -362,6 +364,68 @@ def _has_fallen(batch_steps: Sequence[StepMetrics]) -> bool:
         return False
     best = max(windows, key=_reward)
     return all(_is_higher(best, others, _SURE_OF_BEST) for others in (batch_steps[-ENOUGH:], batch_steps[:1]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Peak:
+    """Highest mean `reward` of a run, at `step`, and its mean reward at the end, `last`."""
+
+    step: int
+    reward: float
+    last: float
+
+
+def find_fall(batch_steps: Sequence[StepMetrics]) -> Peak | None:
+    """Return the peak of a reward that fell afterward by five standard errors and a fifth, else None.
+
+    The limit is high, because many windows are compared.
+    """
+    size = max(ENOUGH, len(batch_steps) // 10)
+    windows = [batch_steps[end - size : end] for end in range(size, len(batch_steps) - size + 1)]
+    if not windows:
+        return None
+    best, last = max(windows, key=_reward), batch_steps[-size:]
+    fall = _reward(best) - _reward(last)
+    error = math.hypot(_error_of_groups(best), _error_of_groups(last))
+    lowest = min(map(_reward, [batch_steps[:1], *windows, last]))
+    if not fall > max(
+        _SURE_OF_PEAK * error, 0.2 * abs(_reward(best)), 0.5 * (_reward(best) - lowest), _EQUAL
+    ):
+        return None
+    return Peak(step=best[-1].number, reward=_reward(best), last=_reward(last))
+
+
+def describe_outcome(steps: Sequence[StepMetrics]) -> str | None:
+    """Return the reward of the first and the last batches, with the interval of the change.
+
+    None without two batches. The interval has about 95 %: two standard errors of independent groups.
+    """
+    batch_steps = _batch_steps(steps)
+    if len(batch_steps) < 2:
+        return None
+    size = max(1, min(10, len(batch_steps) // 3))
+    first, last = batch_steps[:size], batch_steps[-size:]
+    change = _reward(last) - _reward(first)
+    half = _SURE * math.hypot(_error_of_groups(first), _error_of_groups(last))
+    over = f"steps {first[0].number} to {last[-1].number}"
+    if all(step.value("orchestrator/batch/solve_all") == 1.0 for step in last):
+        over += ", every task solved"
+    return (
+        f"reward {_reward(first):.3f} at first, {_reward(last):.3f} at last: {change:+.3f} "
+        f"({change - half:+.3f} to {change + half:+.3f}; {over})"
+    )
+
+
+def _error_of_groups(steps: Sequence[StepMetrics]) -> float:
+    """Return the standard error of the mean reward of steps.
+
+    It is the larger one of the error from the spread of rewards among groups, and of that among steps.
+    """
+    groups = max(1.0, sum(step.value("orchestrator/batch/groups") or 0.0 for step in steps))
+    rewards = [reward for step in steps if (reward := step.sampled_reward) is not None]
+    among_steps = statistics.stdev(rewards) / math.sqrt(len(rewards)) if len(rewards) > 1 else 0.0
+    within = _mean(steps, "reward/std") / math.sqrt(groups)
+    return max(among_steps, 0.0 if math.isnan(within) else within)
 
 
 def _is_higher(these: Sequence[StepMetrics], others: Sequence[StepMetrics], errors: float = _SURE) -> bool:

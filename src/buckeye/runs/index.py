@@ -23,18 +23,19 @@ from buckeye.monitor.rollouts import ROLLOUTS_FOLDER, rollouts_files
 log = logging.getLogger(__name__)
 
 INDEX_FILE = "index.sqlite"
-_VERSION = 2
+_VERSION = 3
 _WAIT_SECONDS = 5.0  # for another reader that is writing the index
 _FILES = "CREATE TABLE files (path TEXT PRIMARY KEY, step INT, size INT, changed INT, unreadable INT)"
 _ROLLOUTS = (
     "CREATE TABLE rollouts (path TEXT, at INT, bytes INT, split TEXT, step INT, grp INT, number INT, "
     "env TEXT, task TEXT, dropped TEXT, reward REAL, shaped_reward REAL, advantage REAL, components TEXT, "
     "stop_reason TEXT, error TEXT, truncated INT, cut INT, retried INT, seconds REAL, sampling_seconds REAL, "
-    "turns INT, segments INT, completion_tokens INT, oldest_version INT, prompt INT, text INT, echoes INT)"
+    "turns INT, segments INT, completion_tokens INT, oldest_version INT, prompt INT, text INT, echoes INT, "
+    "ended REAL)"
 )
 _BY_STEP = "CREATE INDEX by_step ON rollouts (split, step, grp, number)"
 _MADE = (_FILES, _ROLLOUTS, _BY_STEP)
-_INSERT = f"INSERT INTO rollouts VALUES ({', '.join('?' * 28)})"  # noqa: S608  constant
+_INSERT = f"INSERT INTO rollouts VALUES ({', '.join('?' * 29)})"  # noqa: S608  constant
 _SHORTEST_ECHO = 2
 
 
@@ -61,6 +62,7 @@ class _Line(msgspec.Struct):
     cut: bool = False
     retried: bool = False
     seconds: float | None = None
+    ended: float | None = None
     sampling_seconds: float | None = None
     turns: int = 0
     completion_tokens: int = 0
@@ -182,7 +184,7 @@ def _rows(name: str, step: int, path: Path, unreadable: list[int]) -> Iterator[t
                 *(one.stop_reason, one.error, one.truncated, one.cut, one.retried),
                 *(one.seconds, one.sampling_seconds),
                 *(one.turns, len(one.text), one.completion_tokens, one.oldest_version, _hash(prompt)),
-                *(_hash("\0".join(one.text)) if one.text else None, _echoes(prompt, reply)),
+                *(_hash("\0".join(one.text)) if one.text else None, _echoes(prompt, reply), one.ended),
             )
 
 

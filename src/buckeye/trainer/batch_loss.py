@@ -41,6 +41,7 @@ from buckeye.transport.batches import Batch, Sample
 
 logger = logging.getLogger(__name__)
 
+_PROBED_SAMPLES = 8
 _OUT_OF_MEMORY = "out of memory"  # key in the sums of a step: the number of ranks that ran out of memory
 
 ReferenceLogprobs = Callable[[PackedMicroBatch, Tensor], Tensor]
@@ -94,6 +95,36 @@ class BatchLoss:
             **self._ratio_range(ranges),
             **staleness(batch),
             "zero_advantage_share": 1.0 - sum(map(has_advantage, batch.samples)) / max(1, len(batch.samples)),
+        }
+
+    def measure_change(self, batch: Batch, samples: Sequence[Sample]) -> dict[str, float]:
+        """Return how an update changed the policy, from a few of the samples passed to `backward`.
+
+        `update/logprob_change` is the root mean square of the changes d of the tokens' log-probs, in nats.
+        `update/agreement` is their cosine with the advantages A: sum(A d) / sqrt(sum(A^2) sum(d^2)). All
+        ranks must call it.
+        """
+        before = np.split(self.gather_logprobs(samples), np.cumsum([int(s.loss_mask.sum()) for s in samples]))
+        chosen = [i for i, sample in enumerate(samples) if has_advantage(sample)][:_PROBED_SAMPLES]
+
+        def work(indices: Sequence[int]) -> Mapping[str, float]:
+            probed = [chosen[i] for i in indices]
+            inputs = self._inputs([samples[i] for i in probed], batch.step)
+            known = torch.from_numpy(np.concatenate([before[i] for i in probed])).to(inputs.logprobs.device)
+            change = (inputs.logprobs - known).nan_to_num()
+            pairs = ((change, change), (inputs.advantages, inputs.advantages), (change, inputs.advantages))
+            sums = [float((a * b).double().sum()) for a, b in pairs]
+            return dict(zip(("tokens", "dd", "aa", "da"), (float(len(change)), *sums), strict=True))
+
+        with torch.no_grad():
+            token_ids = [samples[i].token_ids for i in chosen]
+            sums = run_micro_batches(self._learner, token_ids, work, ("tokens", "dd", "aa", "da"))
+        if not sums["tokens"]:
+            return {}
+        sizes = math.sqrt(sums["dd"] * sums["aa"])
+        return {
+            "update/logprob_change": math.sqrt(sums["dd"] / sums["tokens"]),
+            **({"update/agreement": sums["da"] / sizes} if sizes else {}),
         }
 
     def gather_logprobs(self, samples: Sequence[Sample]) -> npt.NDArray[np.float32]:

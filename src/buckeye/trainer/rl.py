@@ -48,6 +48,8 @@ from buckeye.version import __version__
 logger = logging.getLogger(__name__)
 
 _MAX_UNUSABLE_BATCHES = 10
+_CHANGE_INTERVAL = 32
+"""Steps between measurements of the policy change; before it, after steps 0, 1, 3, 7, ..."""
 
 
 def run_trainer(config: TrainerConfig) -> bool:
@@ -165,6 +167,9 @@ class RLTrainer:
             fault_point("trainer.step")
             heartbeat.report(f"updates the weights of step {step}")
             update = self.learner.update(record["loss"], tokens=tokens, samples=len(batch.samples))
+            if _measures_change(step):
+                with self.output.use_published_weights():
+                    update |= self.batch_loss.measure_change(validated.usable, samples)
         self._write_untrained_samples(batch, validated, skipped=bool(update["skipped"]))
         self._orchestrator_state = batch.orchestrator_state
         self._publish()
@@ -284,3 +289,8 @@ class RLTrainer:
             return
         samples = batch.samples if skipped else tuple(batch.samples[i] for i in validated.left_out)
         write_skipped_samples(self._skipped, replace(batch, samples=samples), self.receiver.identity)
+
+
+def _measures_change(step: int) -> bool:
+    """Return True if the policy change is measured after this step."""
+    return (step + 1) % _CHANGE_INTERVAL == 0 or (step < _CHANGE_INTERVAL and step & (step + 1) == 0)

@@ -38,7 +38,7 @@ def main(root: Path, chosen: list[str]) -> None:
             continue
         played = time.time()
         try:
-            found, *_ = diagnose(folder / "run", tests=name == "tokenizer of another model")
+            found = diagnose(folder / "run", tests=name == "tokenizer of another model").findings
         except Exception:
             traceback.print_exc()
             print("FAILED TO DIAGNOSE", name, flush=True)

@@ -239,8 +239,6 @@ def _engine(config: RLConfig, model: Path) -> Iterator[str]:
     service = Service(
         engine,
         model_name=str(model),
-        dtype=str(engine.decoder.cache.kv.dtype).removeprefix("torch."),
-        checksum=None,
         directory=model,
         weights_dir=config.output_dir,
         renderer=ChatRenderer(model),

@@ -14,10 +14,10 @@ from buckeye.run_files.events import write_event
 
 
 def named(run, **options):
-    found, notes, failed = diagnose(run, **options)
-    assert failed == {}
-    assert notes == []
-    return [one.name for one in found if one.confidence != "possible"]
+    done = diagnose(run, **options)
+    assert done.failed_rules == {}
+    assert done.not_looked_at == []
+    return [one.name for one in done.findings if one.confidence != "possible"]
 
 
 def swapped(advantages, rng):
@@ -50,7 +50,7 @@ PLANTED = {
 
 @pytest.mark.parametrize("name", PLANTED)
 def test_what_was_planted_is_named_first(tmp_path, name):
-    found, *_ = diagnose(make(tmp_path / "run", PLANTED[name]))
+    found = diagnose(make(tmp_path / "run", PLANTED[name])).findings
     assert found[0].name == name
     assert found[0].confidence != "possible"
     assert found[0].evidence
@@ -90,7 +90,7 @@ def test_hundreds_of_runs_that_are_right_are_not_accused(tmp_path, noise):
 @pytest.mark.parametrize("name", PLANTED)
 def test_it_is_named_whatever_the_seed(tmp_path, name):
     for seed in range(20):
-        found, *_ = diagnose(make(tmp_path / str(seed), replace(PLANTED[name], seed=seed)))
+        found = diagnose(make(tmp_path / str(seed), replace(PLANTED[name], seed=seed))).findings
         assert (seed, found[0].name) == (seed, name)
 
 

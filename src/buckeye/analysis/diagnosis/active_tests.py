@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from buckeye.analysis.diagnosis.chain import LinkReport
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.analysis.diagnosis.half_group_training import (
     Agreement,
@@ -35,6 +36,7 @@ from buckeye.trainer.model.policy import PolicyNetwork, load_policy
 from buckeye.transport.batches import Sample
 
 _MAX_SAMPLES = 16
+_FIRST_STEPS = 3
 _MIN_TOKENS = 40
 _MIN_GROUPS = 12
 _SMALL_SHARE = 0.02
@@ -42,13 +44,25 @@ _CHECK_SECONDS = 20.0
 _BELOW_CHANCE_NATS = 0.3  # nats
 
 
-def run_active_tests(facts: DiagnosisFacts) -> Iterator[Finding | str]:
-    """Yield the findings of all tests, and the reason for each test that could not run."""
-    for name, test in TESTS.items():
-        try:
-            yield from test(facts)
-        except (BuckeyeError, OSError, ValueError, LookupError, RuntimeError) as error:
-            yield f"{name}: {error}"
+def run_active_tests(facts: DiagnosisFacts, links: Mapping[str, LinkReport]) -> list[str]:
+    """Add the findings of the tests to their links. Return the reason for each test that could not run.
+
+    Links after the first broken one are not tested: what is wrong there may follow from it.
+    """
+    notes = list[str]()
+    for name, report in links.items():
+        for test in TESTS.get(name, ()):
+            try:
+                for result in test(facts):
+                    if isinstance(result, Finding):
+                        report.add(result)
+                    else:
+                        notes.append(result)
+            except (BuckeyeError, OSError, ValueError, LookupError, RuntimeError) as error:
+                notes.append(f"{test.__name__.replace('_', ' ')}: {error}")
+        if report.state == "broken":
+            break
+    return notes
 
 
 def _load(model: Path) -> PolicyNetwork:
@@ -59,7 +73,8 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     """Test for the tokenizer of another model.
 
     A model that knows its chat template assigns the prompts more than chance likelihood. With the tokens of
-    another tokenizer, the likelihood falls below chance.
+    another tokenizer, the likelihood falls below chance, and no reply is of use. A model that was trained on
+    replies only has the same likelihood, but its rewards differ.
     """
     named = facts.run.setting("trainer.model.name")
     model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.model
@@ -83,13 +98,13 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         yield "the tokenizer: too few tokens of prompts were kept"
         return
     _, high = mean_interval(values)
-    if high < -math.log(vocabulary) - _BELOW_CHANCE_NATS:
+    learns = facts.has_risen or rewards_differ(facts)
+    if high < -math.log(vocabulary) - _BELOW_CHANCE_NATS and not learns:
         yield facts.finding(
             "wrong_tokenizer",
             f"The model gives the prompts a lower log-prob ({values.mean():.1f} nats a token) than chance "
             f"({-math.log(vocabulary):.1f})",
-            f"the tokenizer ({size} tokens) belongs to another model (vocabulary of {vocabulary}); or the "
-            "model was trained on replies only",
+            f"the tokenizer ({size} tokens) belongs to another model (vocabulary of {vocabulary})",
             "copy tokenizer.json and tokenizer_config.json of this model into its directory",
             evidence=[
                 (
@@ -101,6 +116,12 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
             confidence="possible",
             logprob=float(values.mean()),
         )
+
+
+def rewards_differ(facts: DiagnosisFacts) -> bool:
+    """Return True if rewards differ in a third of the first groups."""
+    known = [step.value("orchestrator/batch/with_spread") or 0.0 for step in facts.batch_steps]
+    return float(np.mean(known[:_FIRST_STEPS] or [0.0])) > 1 / 3
 
 
 def sampler_against_weights(facts: DiagnosisFacts) -> Iterator[Finding | str]:
@@ -360,13 +381,12 @@ def _remove_largest_component(
         )
 
 
-TESTS: Mapping[str, Callable[[DiagnosisFacts], Iterator[Finding | str]]] = {
-    "tokenizer": other_tokenizer,
-    "weights": sampler_against_weights,
-    "update": updated_towards_rewards,
-    "rate": train_at_zero_rate,
-    "replay": replay_newest_step,
-    "rewards": rewards_learnable,
-    "environment": check_environments,
+TESTS: Mapping[str, Sequence[Callable[[DiagnosisFacts], Iterator[Finding | str]]]] = {
+    "model": (other_tokenizer,),
+    "environment": (check_environments,),
+    "reward": (rewards_learnable,),
+    "advantage and loss": (updated_towards_rewards, replay_newest_step),
+    "update": (train_at_zero_rate,),
+    "sync": (sampler_against_weights,),
 }
-"""Tests of `--try`, by name."""
+"""Tests of `--try`, by link."""

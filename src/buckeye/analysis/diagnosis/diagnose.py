@@ -1,166 +1,126 @@
-"""All rules in reporting order: causes that invalidate all other figures come first."""
+"""Diagnosis of a run: the chain of learning, its first broken link, and what follows from it."""
 
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 from buckeye import runs
-from buckeye.analysis.diagnosis import rollout_rules, setup_rules, token_rules
+from buckeye.analysis.diagnosis.chain import LinkReport, examine
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.base.columns import align_columns
 from buckeye.base.json_lines import printable
-from buckeye.errors import DEBUG_VARIABLE, UsageError
-from buckeye.monitor.finding import CONFIDENCES, Finding
-from buckeye.monitor.learning_findings import findings
+from buckeye.errors import UsageError
+from buckeye.monitor.finding import Finding
 from buckeye.run_files.events import read_events
 from buckeye.run_files.logs import was_logged
 
-Rule = Callable[[DiagnosisFacts], Finding | Sequence[Finding] | None]
-
 log = logging.getLogger(__name__)
 
-
-def _figures(facts: DiagnosisFacts) -> Sequence[Finding]:
-    """Return the findings from the metrics alone."""
-    return findings(facts.steps, facts.run.path)
+_WIDTH = 100  # characters of a measured quantity in the overview
 
 
-def _failed(facts: DiagnosisFacts) -> Finding | None:
-    """Return a finding if the run ended with an error and was not resumed."""
-    ends = [
-        event for event in read_events(facts.run.path) if event["event"] in ("failure", "start", "attempt")
-    ]
-    went_on = any(step.number > facts.until for step in facts.run.steps)
-    if not ends or ends[-1]["event"] != "failure" or went_on:
-        return None
-    cause = " ".join(str(ends[-1].get("cause") or "no cause is recorded").split())
-    return facts.finding(
-        "failed",
-        "The run ended with an error",
-        cause[:500],
-        "fix it, then resume with `buckeye rl resume`",
-        evidence=[
-            ("its last output", facts.command("logs")),
-            ("its events", facts.command("logs", "--events")),
-        ],
-        confidence="sure",
-    )
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """Reports of the links, in order, notes on skipped checks, and failed checks with their errors.
 
+    `failure` is the error that ended the run, if one did.
+    """
 
-RULES: tuple[Rule, ...] = (
-    _failed,
-    token_rules.unsampled_tokens,
-    token_rules.shifted_logprobs,
-    token_rules.rounded_logprobs,
-    rollout_rules.advantages_against_rewards,
-    setup_rules.kl_of_the_wrong_sign,
-    setup_rules.optimizer_state_lost,
-    setup_rules.no_assistant_header,
-    token_rules.ends_not_trained,
-    token_rules.equal_seeds,
-    token_rules.weights_do_not_arrive,
-    token_rules.mismatch_from_the_start,
-    token_rules.mismatch_grows,
-    setup_rules.bounds_too_narrow,
-    rollout_rules.grader_disagrees,
-    rollout_rules.evaluated_on_train,
-    rollout_rules.failing_rollouts,
-    rollout_rules.slow_environment,
-    rollout_rules.grader_never_pays,
-    rollout_rules.answer_in_prompt,
-    rollout_rules.duplicate_tasks,
-    setup_rules.learning_rate_too_high,
-    rollout_rules.truncated_replies,
-    _figures,
-    setup_rules.learning_rate_too_low,
-    setup_rules.training_without_transfer,
-)
-
-EXPLAINS = {
-    "mask_misplaced": (
-        "mismatch_from_the_start",
-        "temperature_mismatch",
-        "end_not_trained",
-        "mismatch_after_updates",
-    ),
-    "rounded_log_probs": ("mismatch_from_the_start", "temperature_mismatch", "mismatch_after_updates"),
-    "stale_weights": ("mismatch_after_updates", "moved_too_far", "biased"),
-    "one_engine_stale": ("mismatch_after_updates", "moved_too_far"),
-    "adapter_scale": ("mismatch_after_updates", "moved_too_far"),
-    "weights_arrive_changed": ("mismatch_after_updates", "moved_too_far"),
-    "bounds_too_narrow": ("moved_too_far", "learning_rate_too_low", "learning_rate_too_high"),
-    "equal_seeds": ("collapsed", "no_spread", "learning_rate_too_low"),
-    "kl_wrong_sign": ("learning_rate_too_high", "collapsed", "moved_too_far", "endless"),
-    "learning_rate_too_high": (
-        "collapsed",
-        "moved_too_far",
-        "endless",
-        "no_spread",
-        "none_solved",
-        "truncated",
-    ),
-    "untrained": ("truncated_replies", "learning_rate_too_low", "endless"),
-    "truncated_replies": ("truncated",),
-    "answer_in_prompt": ("no_transfer",),
-    "wrong_tokenizer": (
-        "none_solved",
-        "no_spread",
-        "endless",
-        "truncated",
-        "truncated_replies",
-        "learning_rate_too_low",
-    ),
-    "temperature_mismatch": ("mismatch_from_the_start", "mismatch_after_updates"),
-}
-"""Findings that another finding explains; these are not reported separately."""
-
-
-class Diagnosis(NamedTuple):
-    """Findings of a run, notes on skipped checks, and failed rules with their errors."""
-
-    findings: list[Finding]
-    not_looked_at: list[str]
+    links: Sequence[LinkReport]
+    not_looked_at: Sequence[str] = ()
     failed_rules: dict[str, str]
+    failure: Finding | None = None
 
-    def __str__(self) -> str:
-        """Return the findings as text, with cause, fix and evidence of each."""
-        texts = [_finding_text(number, finding) for number, finding in enumerate(self.findings, 1)]
-        if not texts:
-            texts = ["No findings, but some rules failed." if self.failed_rules else "No findings."]
-        notes = [*self.not_looked_at, *self.failures]
-        return "\n\n".join([*texts, *(f"not checked: {printable(note)}" for note in notes)])
+    @property
+    def cause(self) -> Finding | None:
+        """Error that ended the run, or what broke the first broken link."""
+        return self.failure or next((one.broken_by for one in self.links if one.broken_by is not None), None)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All findings: the cause, then those of later links, then the `possible` ones."""
+        found = [self.failure] if self.failure is not None else []
+        found += [finding for link in self.links for finding in link.findings]
+        return sorted(found, key=lambda finding: finding.confidence == "possible")
 
     @property
     def failures(self) -> list[str]:
-        """One line per failed rule, with their count."""
+        """One line per failed check, with their count."""
         return [
-            f"rule {name} failed ({number} of {len(self.failed_rules)} that did): {error}. `--debug` shows "
+            f"check {name} failed ({number} of {len(self.failed_rules)} that did): {error}. `--debug` shows "
             "where"
             for number, (name, error) in enumerate(self.failed_rules.items(), 1)
         ]
 
+    def __str__(self) -> str:
+        """Return the chain, the first broken link with cause, fix and evidence, and what follows from it."""
+        cause, rest = self.cause, [finding for finding in self.findings if finding is not self.cause]
+        parts = [align_columns([_link_row(number, link) for number, link in enumerate(self.links, 1)])]
+        if cause is None:
+            parts.append(
+                "No broken link." if not self.failed_rules else "No broken link, but some checks failed."
+            )
+        else:
+            parts.append(_finding_text("First broken link", cause))
+        later = [finding for finding in rest if finding.confidence != "possible"]
+        if later:
+            parts.append(
+                "\n".join(["What may follow from it:", *(f"  {_line(finding)}" for finding in later)])
+            )
+        parts += [_finding_text("Possible", finding) for finding in rest if finding.confidence == "possible"]
+        parts += [f"not checked: {note}" for note in [*self.not_looked_at, *self.failures]]
+        return printable("\n\n".join(parts))
 
-def _finding_text(number: int, finding: Finding) -> str:
+    def to_json(self) -> dict[str, Any]:
+        """Return the diagnosis as JSON values."""
+        return {
+            "cause": None if self.cause is None else self.cause.name,
+            "links": [
+                {
+                    "name": link.name,
+                    "state": link.state,
+                    "measured": link.measured,
+                    "findings": [finding.name for finding in link.findings],
+                }
+                for link in self.links
+            ],
+            "findings": [asdict(finding) for finding in self.findings],
+            "not_looked_at": list(self.not_looked_at),
+            "failed_rules": self.failed_rules,
+        }
+
+
+def _link_row(number: int, link: LinkReport) -> tuple[str, str, str, str]:
+    broken = link.broken_by
+    said = broken.name if broken is not None else "; ".join(link.measured)
+    said = said if len(said) <= _WIDTH else f"{said[: _WIDTH - 4]} ..."
+    return f"{number}", link.name, link.state.upper() if broken is not None else link.state, said
+
+
+def _line(finding: Finding) -> str:
+    return f"{finding.name} (steps {finding.since} to {finding.until}): {finding.seen}"
+
+
+def _finding_text(title: str, finding: Finding) -> str:
     rows = [("", "cause", finding.cause), ("", "fix", finding.advice)]
     rows += [("", "evidence", f"{evidence.fact}: {evidence.command}") for evidence in finding.evidence]
     if not finding.evidence:
         rows.append(("", "see", finding.command))
     is_one_step = finding.since == finding.until
     steps = f"step {finding.since}" if is_one_step else f"steps {finding.since} to {finding.until}"
-    head = f"{number}. {finding.name} ({finding.confidence}, {steps}): {finding.seen}"
-    return printable(f"{head}\n{align_columns(rows)}")
+    head = f"{title}: {finding.name} ({finding.confidence}, {steps}): {finding.seen}"
+    return f"{head}\n{align_columns(rows)}"
 
 
 def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -> Diagnosis:
     """Diagnose a run as of `step` (default: its current state).
 
-    Findings are sorted by confidence, then in the order of `RULES`. A failed rule does not hide the findings
-    of the others. `tests` adds the tests that separate causes, which take a minute or two with a small model.
-    Raise `UsageError` if the run does not exist. Under `--debug`, exceptions of rules propagate.
+    `tests` adds active tests for links that the records leave open; they take a minute or two with a small
+    model. Raise `UsageError` if the run does not exist. Under `--debug`, exceptions of checks propagate.
     """
     opened = runs.open(run)
     if step is not None and opened.steps and step > opened.steps[-1].number:
@@ -171,42 +131,43 @@ def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -
             hint=f"choose one of the steps {first} to {last}",
         )
     facts = DiagnosisFacts(opened) if step is None else DiagnosisFacts(opened, step)
-    found, notes, failed = list[Finding](), list[str](), dict[str, str]()
-    for rule in RULES:
-        try:
-            result = rule(facts)
-        except Exception as error:
-            if os.environ.get(DEBUG_VARIABLE):
-                raise
-            failed[rule.__name__.strip("_")] = f"{type(error).__name__}: {error}"
-            continue
-        found += [result] if isinstance(result, Finding) else result or ()
+    links, failed = examine(facts)
+    notes = list[str]()
     if tests:
         from buckeye.analysis.diagnosis.active_tests import run_active_tests
 
-        for finding in run_active_tests(facts):
-            if isinstance(finding, str):
-                notes.append(finding)
-            elif finding.name not in [earlier.name for earlier in found]:
-                found.append(finding)
-    return Diagnosis(in_order(found), [*opened.unreadable, *notes], failed)
+        notes = run_active_tests(facts, links)
+    return Diagnosis(
+        links=list(links.values()),
+        not_looked_at=[*opened.unreadable, *notes],
+        failed_rules=failed,
+        failure=_failure(facts),
+    )
 
 
-def in_order(found: Iterable[Finding]) -> list[Finding]:
-    """Return the findings by confidence, without those that another finding explains."""
-    listed = list(found)
-    explained = {
-        name
-        for finding in listed
-        if finding.confidence != "possible"
-        for name in EXPLAINS.get(finding.name, ())
-    }
-    result = [finding for finding in listed if finding.name not in explained]
-    return sorted(result, key=lambda finding: CONFIDENCES.index(finding.confidence))
+def _failure(facts: DiagnosisFacts) -> Finding | None:
+    """Return a finding if the run ended with an error and was not resumed."""
+    ends = [
+        event for event in read_events(facts.run.path) if event["event"] in ("failure", "start", "attempt")
+    ]
+    went_on = any(step.number > facts.until for step in facts.run.steps)
+    if not ends or ends[-1]["event"] != "failure" or went_on:
+        return None
+    return facts.finding(
+        "failed",
+        "The run ended with an error",
+        " ".join(str(ends[-1].get("cause") or "no cause is recorded").split()),
+        "fix it, then resume with `buckeye rl resume`",
+        evidence=[
+            ("its last output", facts.command("logs")),
+            ("its events", facts.command("logs", "--events")),
+        ],
+        confidence="sure",
+    )
 
 
-def likely_findings(run: Path) -> Sequence[Finding]:
-    """Return the findings on a run, except the `possible` ones.
+def report_findings(run: Path) -> None:
+    """Log the first broken link of a run that has ended, unless its last messages have it.
 
     A diagnosis error is logged and never ends the run.
     """
@@ -214,17 +175,11 @@ def likely_findings(run: Path) -> Sequence[Finding]:
         done = diagnose(run)
     except Exception as error:
         log.info("The diagnosis of the run failed: %s", error)
-        return ()
+        return
     for failure in done.failures:
         log.warning("Not checked: %s", failure)
-    return [finding for finding in done.findings if finding.confidence != "possible"]
-
-
-def report_findings(run: Path) -> None:
-    """Log the findings on a run that has ended, except those in its last messages."""
-    accused = likely_findings(run)
-    for finding in accused:
-        if not was_logged(run, finding.cause):
-            log.warning("Found (%s): %s", finding.confidence, finding)
-    if accused:
-        log.warning("Full diagnosis with evidence: buckeye rl diagnose %s", run)
+    if done.cause is None:
+        return
+    if not was_logged(run, done.cause.cause):
+        log.warning("Found (%s): %s", done.cause.confidence, done.cause)
+    log.warning("Full diagnosis with evidence: buckeye rl diagnose %s", run)

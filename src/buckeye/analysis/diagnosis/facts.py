@@ -1,4 +1,4 @@
-"""Input of the rules: a run up to a step, with lazily loaded parts."""
+"""Input of the checks: a run up to a step, with lazily loaded parts."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from buckeye.analysis.diagnosis.statistics import rms
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
 from buckeye.base.storage import step_directories
 from buckeye.monitor.finding import Confidence, Evidence, Finding
+from buckeye.monitor.learning_findings import findings, has_improved
 from buckeye.monitor.metrics import StepMetrics
 from buckeye.runs import Run
 from buckeye.runs.trained_step import TrainedStep
@@ -24,11 +25,18 @@ _MOST_STEPS = 14
 """Maximum number of kept batches with tokens to inspect: the first, the last, and some between."""
 _UNTIL = 2**62
 _DTYPES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
+_DTYPE_SETTINGS = ("trainer.model.compute_dtype", "trainer.weights.dtype", "inference.model.dtype")
+_EARLY = 3  # steps
+
+TRAINED = "split = 'train' AND retried = 0 AND reward IS NOT NULL AND step <= {until}"
+"""Condition of the index for rollouts with a reward."""
+RECENT = 10
+"""Number of the last steps that describe the present state of a run."""
 
 
 @dataclass(frozen=True)
 class DiagnosisFacts:
-    """Data of a run up to step `until`, for the rules."""
+    """Data of a run up to step `until`, for the checks."""
 
     run: Run
     until: int = _UNTIL
@@ -42,6 +50,21 @@ class DiagnosisFacts:
     def batch_steps(self) -> list[StepMetrics]:
         """Recorded steps with batch metrics."""
         return [step for step in self.steps if step.value("orchestrator/reward/mean") is not None]
+
+    @cached_property
+    def early(self) -> int:
+        """Last of the first steps. What is wrong there, no update has caused."""
+        return self.batch_steps[:_EARLY][-1].number if self.batch_steps else 0
+
+    @cached_property
+    def has_risen(self) -> bool:
+        """True if the reward of the last batches is significantly higher than that of the first ones."""
+        return has_improved(self.batch_steps)
+
+    @cached_property
+    def metric_findings(self) -> Sequence[Finding]:
+        """Findings from the metrics alone."""
+        return findings(self.steps, self.run.path)
 
     def values(self, name: str) -> dict[int, float]:
         """Return the values of a metric by step."""
@@ -73,10 +96,10 @@ class DiagnosisFacts:
     @cached_property
     def rounding_tolerance(self) -> float:
         """Rounding tolerance between two computations of a log-prob, in nats, from the dtypes."""
-        names = {str(self.run.setting(f"{part}.model.dtype")) for part in ("trainer", "inference")}
+        names = {str(self.run.setting(name)) for name in _DTYPE_SETTINGS}
         known = [_DTYPES[name] for name in names if name in _DTYPES]
-        device = str(self.run.setting("trainer.model.device"))
-        return max(known, default=_DTYPES["float32" if device == "cpu" else "bfloat16"])
+        devices = {self.run.setting("trainer.model.device"), *(b.record.get("device") for b in self.batches)}
+        return max(known, default=_DTYPES["float32" if "cpu" in devices else "bfloat16"])
 
     @cached_property
     def measured_tolerance(self) -> float:

@@ -53,3 +53,44 @@ def slope_interval(x: Array, y: Array, errors: float = SURE) -> tuple[float, flo
 def rms(values: Array) -> float:
     """Return the root mean square; NaN without values."""
     return math.sqrt(float(np.mean(np.square(values)))) if len(values) else math.nan
+
+
+def explained_by_window(windows: Array, features: Array, *, shuffles: int = 200) -> tuple[float, bool]:
+    """Return the adjusted R^2 of `features` f64[N, D] on their windows, and whether it is significant.
+
+    It is significant if no shuffled order of the rows explains as much.
+    """
+    _, places = np.unique(windows, return_inverse=True)
+    counts = np.bincount(places)
+    centered = features - features.mean(0)
+    total = float(np.square(centered).sum())
+    if total <= 0.0 or len(places) <= len(counts):
+        return 0.0, False
+
+    def between(order: npt.NDArray[np.int64]) -> float:
+        sums = np.zeros((len(counts), centered.shape[1]))
+        np.add.at(sums, places, centered[order])
+        return float((np.square(sums).sum(1) / counts).sum()) / total
+
+    rows, rng = np.arange(len(places)), np.random.default_rng(0)
+    share = between(rows)
+    adjusted = 1.0 - (1.0 - share) * (len(places) - 1) / (len(places) - len(counts))
+    return adjusted, all(between(rng.permutation(rows)) < share for _ in range(shuffles))
+
+
+def cross_validated_fit(features: Array, values: Array, folds: Array) -> float:
+    """Return the correlation of values f64[N] with their ridge prediction from other folds.
+
+    0 if the values or predictions are constant.
+    """
+    predicted = np.zeros(len(values))
+    for fold in np.unique(folds):
+        rest = folds != fold
+        known = features[rest]
+        ridge = known.T @ known + 0.1 * max(1.0, float(np.square(known).mean()) * len(known)) * np.eye(
+            known.shape[1]
+        )
+        predicted[~rest] = features[~rest] @ np.linalg.solve(ridge, known.T @ values[rest])
+    if min(float(predicted.std()), float(values.std())) < 1e-9:
+        return 0.0
+    return float(np.corrcoef(predicted, values)[0, 1])

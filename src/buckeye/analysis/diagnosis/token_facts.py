@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from buckeye.analysis.diagnosis.statistics import rms
 from buckeye.runs.trained_step import TrainedStep
 
 Array = npt.NDArray[Any]
 
 _MOST_TOKENS = 60_000
 """Maximum number of tokens per step, from the first samples, as whole samples."""
+_MIN_TOKENS = 40
 _BASE = 0x9E3779B97F4A7C15
 
 
@@ -63,6 +65,26 @@ class TokenFacts:
     def logprob_gap(self) -> Array:
         """Sampler minus trainer log-prob, f64[M]."""
         return self.sampler - self.trainer
+
+    def shifted_by(self, tolerance: float) -> tuple[int, float, float] | None:
+        """Return the shift by which the trainer's log-probs fit the sampler's: (places, gap, shifted gap).
+
+        None if they are within ten times `tolerance` nats, or no shift explains the difference.
+        """
+        fresh, gap = self.fresh, rms(self.logprob_gap[self.fresh])
+        if fresh.sum() < _MIN_TOKENS or not gap > 10 * tolerance:
+            return None
+        beside = fresh[1:] & fresh[:-1] & (self.sample[1:] == self.sample[:-1])
+        shifts = {
+            1: rms((self.sampler[:-1] - self.trainer[1:])[beside]),
+            -1: rms((self.sampler[1:] - self.trainer[:-1])[beside]),
+        }
+        place, least = min(shifts.items(), key=lambda item: item[1])
+        return (place, gap, least) if least < gap / 10 else None
+
+    def is_misplaced(self, tolerance: float) -> bool:
+        """Return True if the loss mask has unsampled tokens, or log-probs that belong to another token."""
+        return bool(np.mean(self.version < 0) > 0.01) or self.shifted_by(tolerance) is not None
 
     def initial_logprob_gap(self) -> Array:
         """Return sampler minus trainer log-probs of fresh tokens from the initial weights (version 0)."""

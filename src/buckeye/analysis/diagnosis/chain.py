@@ -1,0 +1,120 @@
+"""Chain of learning: nine links, each with its checks. The first broken link is the cause."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts
+from buckeye.analysis.diagnosis.links import (
+    environment,
+    loss,
+    model,
+    outcome,
+    reward,
+    sampling,
+    sync,
+    tasks,
+    update,
+)
+from buckeye.errors import DEBUG_VARIABLE
+from buckeye.monitor.finding import CONFIDENCES, Finding
+
+State = Literal["ok", "broken", "unknown"]
+
+Result = Finding | Sequence[Finding] | str | None
+"""Result of a check: findings; or the measured quantity with its reference range; or None if the run has not
+recorded enough to measure it.
+"""
+Check = Callable[[DiagnosisFacts], Result]
+
+CHAIN: Mapping[str, Sequence[Check]] = {
+    "tasks": tasks.CHECKS,
+    "model": model.CHECKS,
+    "sampling": sampling.CHECKS,
+    "environment": environment.CHECKS,
+    "reward": reward.CHECKS,
+    "advantage and loss": loss.CHECKS,
+    "update": update.CHECKS,
+    "sync": sync.CHECKS,
+    "outcome": outcome.CHECKS,
+}
+"""Checks by link. Learning needs every link, in this order."""
+
+_METRIC_FINDINGS = {
+    "no_siblings": "sampling",
+    "truncated": "sampling",
+    "untrained": "model",
+    "biased": "environment",
+    "biased_failures": "environment",
+    "constant_reward": "reward",
+    "none_solved": "reward",
+    "no_spread": "reward",
+    "all_solved": "reward",
+    "collapsed": "update",
+    "endless": "update",
+    "moved_too_far": "outcome",
+}
+"""Link of each finding from the metrics."""
+
+
+@dataclass(kw_only=True, slots=True)
+class LinkReport:
+    """What was measured of a link: quantities with their reference ranges, and findings."""
+
+    name: str
+    measured: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def state(self) -> State:
+        """`broken` with a finding that is more than possible, `unknown` if nothing could be measured."""
+        if self.broken_by is not None:
+            return "broken"
+        return "ok" if self.measured else "unknown"
+
+    @property
+    def broken_by(self) -> Finding | None:
+        """Surest finding that is more than possible; the first of several."""
+        return next((found for found in self.findings if found.confidence != "possible"), None)
+
+    def add(self, finding: Finding) -> None:
+        """Add a finding, in the order of confidence. A second finding of the same name is left out."""
+        if finding.name not in [known.name for known in self.findings]:
+            self.findings.append(finding)
+            self.findings.sort(key=lambda found: CONFIDENCES.index(found.confidence))
+
+
+def examine(facts: DiagnosisFacts) -> tuple[dict[str, LinkReport], dict[str, str]]:
+    """Return the report of each link, in order, and the errors of the checks that failed.
+
+    A failed check does not hide the results of the others. Under `--debug`, its exception propagates.
+    """
+    reports, failed = dict[str, LinkReport](), dict[str, str]()
+    for name, checks in CHAIN.items():
+        report = reports[name] = LinkReport(name=name)
+        for check in checks:
+            try:
+                result = check(facts)
+            except Exception as error:
+                if os.environ.get(DEBUG_VARIABLE):
+                    raise
+                failed[check.__name__] = f"{type(error).__name__}: {error}"
+                continue
+            if isinstance(result, str):
+                report.measured.append(result)
+            for finding in [result] if isinstance(result, Finding) else result or ():
+                if isinstance(finding, Finding):
+                    report.add(finding)
+    for finding in facts.metric_findings:
+        reports[link_of(facts, finding)].add(finding)
+    return reports, failed
+
+
+def link_of(facts: DiagnosisFacts, finding: Finding) -> str:
+    """Return the link of a finding from the metrics. What is so from the start, no update has caused."""
+    if finding.name == "collapsed" and finding.since <= facts.early:
+        return "sampling"
+    return _METRIC_FINDINGS.get(finding.name, "outcome")

@@ -1,0 +1,1 @@
+"""Checks of each link of the chain of learning."""
