@@ -7,7 +7,7 @@ import shlex
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import takewhile
+from itertools import accumulate, takewhile
 from pathlib import Path
 
 from buckeye.monitor.finding import Finding
@@ -381,18 +381,18 @@ def find_fall(batch_steps: Sequence[StepMetrics]) -> Peak | None:
     The limit is high, because many windows are compared.
     """
     size = max(ENOUGH, len(batch_steps) // 10)
-    windows = [batch_steps[end - size : end] for end in range(size, len(batch_steps) - size + 1)]
-    if not windows:
+    rewards = [reward for step in batch_steps if (reward := step.sampled_reward) is not None]
+    if len(rewards) != len(batch_steps) or len(rewards) < 2 * size:
         return None
-    best, last = max(windows, key=_reward), batch_steps[-size:]
-    fall = _reward(best) - _reward(last)
-    error = math.hypot(_error_of_groups(best), _error_of_groups(last))
-    lowest = min(map(_reward, [batch_steps[:1], *windows, last]))
-    if not fall > max(
-        _SURE_OF_PEAK * error, 0.2 * abs(_reward(best)), 0.5 * (_reward(best) - lowest), _EQUAL
-    ):
+    sums = [0.0, *accumulate(rewards)]
+    means = [(sums[end] - sums[end - size]) / size for end in range(size, len(rewards) + 1)]
+    begin = max(range(len(means) - size), key=means.__getitem__)
+    best, last, lowest = means[begin], means[-1], min(rewards[0], *means)
+    windows = (batch_steps[begin : begin + size], batch_steps[-size:])
+    limit = _SURE_OF_PEAK * math.hypot(*map(_error_of_groups, windows))
+    if not best - last > max(limit, 0.2 * abs(best), 0.5 * (best - lowest), _EQUAL):
         return None
-    return Peak(step=best[-1].number, reward=_reward(best), last=_reward(last))
+    return Peak(step=windows[0][-1].number, reward=best, last=last)
 
 
 def describe_outcome(steps: Sequence[StepMetrics]) -> str | None:

@@ -13,13 +13,13 @@ from unittest import mock
 
 import numpy as np
 import torch
-from tests.analysis.diagnosis.small_runs import Small, make_model
+from tests.analysis.diagnosis.small_runs import ENVIRONMENT, Small, make_model
 
 from buckeye.inference.client.fleet import Fleet
 from buckeye.inference.engine import adapters, engine, sampling
 from buckeye.inference.engine.weights import DecoderWeights
 from buckeye.inference.render.template import ChatTemplate
-from buckeye.orchestrator import batch, loop
+from buckeye.orchestrator import batch, loop, task_sampler
 from buckeye.trainer.losses import policy_gradient
 from buckeye.trainer.optim.optimizer import NamedOptimizer
 from buckeye.transport.batches import Batch, Sample
@@ -159,6 +159,10 @@ def rewards_out_of_order() -> Sequence[Any]:
     ]
 
 
+def tasks_in_order() -> Sequence[Any]:
+    return [mock.patch.object(task_sampler, "_epoch_order", lambda seed, size: list(range(size)))]
+
+
 def optimizer_forgets() -> Sequence[Any]:
     return [mock.patch.object(NamedOptimizer, "load_state", autospec=True)]
 
@@ -204,9 +208,43 @@ def other_tokenizer(warm: Path, folder: Path) -> Path:
     return model
 
 
+PREVIOUS = (
+    ENVIRONMENT.replace("calls = 0", "calls = 0\nbefore = ''")
+    .replace("global calls", "global calls, before")
+    .replace("        return Outcome(", "        text, before = before, text\n        return Outcome(")
+)
+"""Grades the reply of the rollout that ended before."""
+SYSTEM = ENVIRONMENT.replace(
+    'messages=({{"role"',
+    'messages=(*(({{"role": "system", "content": "Use d."}},) if split == "eval" else ()), {{"role"',
+)
+CORRECT = ENVIRONMENT.replace('{{"length": float(len(text))}}', '{{"correct": text[:3].count("a") / 3}}')
+TURNED_IN_TRAINING = ENVIRONMENT.replace(
+    "reward=float({reward})", "reward=float({reward}) * (1 if task.id.startswith('eval') else -1)"
+)
+SCALED = ENVIRONMENT.replace(
+    "load_environment():\n    return Words()",
+    "load_environment(scale, letter):\n    made = Words()\n    made.scale, made.letter = scale, letter\n"
+    "    return made",
+).replace("reward=float({reward})", "reward=self.scale * text[:3].count(self.letter) / 3")
+
+
+def two_environments(scale: float) -> tuple[str, ...]:
+    """Return the settings of two environments; the rewards of the second are `scale` times as large."""
+    words = ("--orchestrator.env.0.name", "one", "--orchestrator.env.0.args", '{"scale": 1, "letter": "a"}')
+    second = f'{{"scale": {scale}, "letter": "b"}}'
+    words += ("--orchestrator.env.1.id", "{env}", "--orchestrator.env.1.name", "two")
+    return (*words, "--orchestrator.env.1.args", second)
+
+
 BY_TASK = "text[:1] == 'abcd'[number % 4]"
 KEYED = "sum(a == b for a, b in zip(text, 'aaa' if number < 40 else 'ddd')) / 3"
 LEAK = "{'say %d aaa' % number if number < 40 else 'say %d' % number}"
+WARM_UP = (
+    *("--trainer.scheduler.type", "linear", "--trainer.scheduler.warmup", "2000"),
+    *("--trainer.scheduler.decay", "0"),
+)
+SORTED = "{'say %d' % number if number < 20 else 'what comes after a b c %d' % number}"
 ASYNC = Small(level=1, lr=2e-3)
 
 FAULTS: Mapping[str, Fault] = {
@@ -254,6 +292,29 @@ FAULTS: Mapping[str, Fault] = {
     "eval on the train split": Fault(
         Small(words=(*EVAL, "--orchestrator.eval.env.0.split", "train")), ("evaluated_on_train",)
     ),
+    "reward of the neighbor": Fault(Small(environment=PREVIOUS, steps=16), ("neighbor_reward",)),
+    "eval with a system prompt": Fault(
+        Small(environment=SYSTEM, steps=16, words=EVAL), ("evaluated_otherwise",)
+    ),
+    "temperature near 0": Fault(
+        Small(words=("--orchestrator.sampling.temperature", "0.05"), steps=16), ("temperature_too_low",)
+    ),
+    "rare rewards in pairs": Fault(Small(reward="text == 'abc'", group=2, steps=30), ("rare_rewards",)),
+    "warm-up longer than the run": Fault(Small(steps=20, words=WARM_UP), ("warmup_too_long",)),
+    "weight decay": Fault(Small(steps=20, words=("--trainer.optim.weight-decay", "20")), ("weight_decay",)),
+    "sorted tasks": Fault(Small(prompt=SORTED, steps=16), ("task_drift",), tasks_in_order),
+    "sign of the reward": Fault(
+        Small(reward="-text[:3].count('a') / 3", environment=CORRECT, steps=16), ("reward_sign",)
+    ),
+    "sign of the reward in training": Fault(
+        Small(environment=TURNED_IN_TRAINING, steps=16, words=EVAL), ("reward_sign",)
+    ),
+    "sign of the reward, nothing else known": Fault(
+        Small(reward="-text[:3].count('a') / 3", steps=16), ("reward_sign",)
+    ),
+    "one environment pays more": Fault(
+        Small(environment=SCALED, steps=16, words=two_environments(100)), ("one_environment_dominates",)
+    ),
     "environment that answers late": Fault(Small(late=1.5, steps=5), ("environment_slow",)),
 }
 
@@ -281,5 +342,7 @@ HEALTHY: Mapping[str, Small] = {
     "by the task": Small(reward=BY_TASK, lr=2e-3),
     "evaluated": Small(words=EVAL, steps=8),
     "low rate": Small(lr=1e-3, steps=16),
+    "two environments": Small(environment=SCALED, steps=16, words=two_environments(1)),
+    "noisy reward": Small(reward="text[:3].count('a') / 3 + __import__('random').gauss(0, 0.2)", steps=24),
     "slow but not late": Small(late=0.05, steps=8),
 }

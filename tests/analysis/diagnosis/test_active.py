@@ -8,7 +8,8 @@ from tests.analysis.diagnosis.small_runs import ENVIRONMENT, make_model
 from tests.setup.tuning.here import carry_out, config_of
 
 from buckeye import runs
-from buckeye.analysis.diagnosis.active_tests import rewards_learnable, run_active_tests, train_at_zero_rate
+from buckeye.analysis.diagnosis.active_tests import rewards_learnable, train_at_zero_rate
+from buckeye.analysis.diagnosis.diagnose import diagnose
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.trainer.optim.optimizer import NamedOptimizer
 
@@ -42,8 +43,9 @@ def found_of(folder, warm, reward, components="{}"):
 def test_no_test_accuses_a_healthy_run(tmp_path, warm):
     """Its model was trained on replies only, and gives prompts less than chance probability."""
     assert found_of(tmp_path, warm, A) == []
-    found = list(run_active_tests(DiagnosisFacts(runs.open(tmp_path / "run" / "out"))))
-    assert [one for one in found if not isinstance(one, str) and one.confidence != "possible"] == []
+    done = diagnose(tmp_path / "run" / "out", tests=True)
+    assert done.cause is None
+    assert "wrong_tokenizer" not in [finding.name for finding in done.findings]
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,8 @@ def accused(run):
 def test_a_planted_fault_is_named_first(tmp_path, warm, name):
     fault = FAULTS[name]
     run = play(tmp_path / "run", fault.model(warm, tmp_path), fault.small, fault.plant())
-    if "wrong_tokenizer" in fault.names:  # a model that was trained only on replies looks the same
-        found = [one.name for one in diagnose(run, tests=True).findings]
-    else:
-        found = accused(run)
+    tests = "wrong_tokenizer" in fault.names
+    found = [one.name for one in diagnose(run, tests=tests).findings]
     assert found[:1] == [next(iter(set(found[:1]) & set(fault.names)), fault.names[0])]
 
 

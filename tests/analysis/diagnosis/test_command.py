@@ -7,7 +7,8 @@ import pytest
 from tests.analysis.diagnosis.made_runs import Made, make
 from tests.command import run_here
 
-from buckeye.analysis.diagnosis.diagnose import RULES, report_findings
+from buckeye.analysis.diagnosis.chain import CHAIN
+from buckeye.analysis.diagnosis.diagnose import report_findings
 
 
 @pytest.fixture(scope="module")
@@ -22,13 +23,18 @@ def runs(tmp_path_factory):
 def test_it_says_what_why_and_what_to_do(runs):
     done = run_here("rl", "diagnose", "bad", cwd=runs)
     assert (done.returncode, done.stderr) == (1, "")
-    head, cause, fix, evidence, *_ = done.stdout.splitlines()
-    assert head.startswith("1. advantages_misplaced (sure, steps 0 to 9): ")
+    chain, broken, *_ = done.stdout.split("\n\n")
+    states = [line.split("  ")[2].strip() for line in chain.splitlines()]
+    assert [(at, state) for at, state in enumerate(states, 1) if state == "BROKEN"] == [(6, "BROKEN")]
+    head, cause, fix, evidence = broken.splitlines()
+    assert head.startswith("First broken link: advantages_misplaced (sure, steps 0 to 9): ")
     assert cause.startswith("  cause     the samples of the batch are out of order")
     assert fix.startswith("  fix       check how groups become samples")
     assert "buckeye rl rollouts bad --step 0 --group 0 --rollout 0 --json" in evidence
     good = run_here("rl", "diagnose", "good", cwd=runs)
-    assert (good.returncode, good.stdout) == (0, "No findings.\n")
+    assert good.returncode == 0
+    assert good.stdout.endswith("\n\nNo broken link.\n")
+    assert "BROKEN" not in good.stdout
 
 
 def test_json(runs):
@@ -38,6 +44,9 @@ def test_json(runs):
     (first, *_) = found["findings"]
     assert (first["name"], first["confidence"], first["until"]) == ("advantages_misplaced", "sure", 4)
     assert first["evidence"][0]["command"] == first["command"]
+    assert found["cause"] == "advantages_misplaced"
+    assert [link["name"] for link in found["links"]] == list(CHAIN)
+    assert [link["name"] for link in found["links"] if link["state"] == "broken"] == ["advantage and loss"]
 
 
 def test_what_is_damaged_is_said(runs):
@@ -78,37 +87,37 @@ def test_finding_in_the_last_lines_of_the_log_is_not_repeated(runs, caplog):
         assert caplog.messages[3:] == [found, full]
 
 
-def broken_rule(facts):
+def broken_check(facts):
     raise ZeroDivisionError("planted")
 
 
 @pytest.fixture
-def one_rule_fails(monkeypatch):
-    monkeypatch.setattr("buckeye.analysis.diagnosis.diagnose.RULES", (broken_rule, *RULES))
+def one_check_fails(monkeypatch):
+    monkeypatch.setitem(CHAIN, "tasks", (broken_check, *CHAIN["tasks"]))
 
 
-def test_a_rule_that_fails_hides_no_other(runs, one_rule_fails):
+def test_a_check_that_fails_hides_no_other(runs, one_check_fails):
     done = run_here("rl", "diagnose", "bad", cwd=runs)
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout.startswith("1. advantages_misplaced (sure, ")
-    said = "rule broken_rule failed (1 of 1 that did): ZeroDivisionError: planted. `--debug` shows where"
+    assert "\n\nFirst broken link: advantages_misplaced (sure, " in done.stdout
+    said = "check broken_check failed (1 of 1 that did): ZeroDivisionError: planted. `--debug` shows where"
     assert f"not checked: {said}\n" in done.stdout
     good = run_here("rl", "diagnose", "good", cwd=runs)
-    assert good.stdout.startswith("No findings, but some rules failed.\n")
+    assert "\n\nNo broken link, but some checks failed.\n" in good.stdout
     found = json.loads(run_here("rl", "diagnose", "good", "--json", cwd=runs).stdout)
-    assert found["failed_rules"] == {"broken_rule": "ZeroDivisionError: planted"}
+    assert found["failed_rules"] == {"broken_check": "ZeroDivisionError: planted"}
 
 
-def test_a_rule_that_fails_is_traced_with_debug(runs, one_rule_fails):
+def test_a_check_that_fails_is_traced_with_debug(runs, one_check_fails):
     done = run_here("rl", "diagnose", "bad", "--debug", cwd=runs)
     assert done.returncode == 1
     assert 'raise ZeroDivisionError("planted")' in done.stderr
 
 
-def test_a_diagnosis_that_fails_ends_nothing(runs, caplog, one_rule_fails):
+def test_a_diagnosis_that_fails_ends_nothing(runs, caplog, one_check_fails):
     with caplog.at_level(logging.INFO):
         report_findings(runs / "good")
         report_findings(runs / "none")
     failed, impossible = caplog.messages
-    assert failed.startswith("Not checked: rule broken_rule failed")
+    assert failed.startswith("Not checked: check broken_check failed")
     assert impossible.startswith("The diagnosis of the run failed: ")

@@ -20,6 +20,7 @@ Array = npt.NDArray[np.float64]
 
 _EQUAL = 1e-6
 _MIN_GROUPS = 20
+_MAX_GROUPS = 100
 _MIN_PAIRS = 10
 _FOLDS = 4
 _LEAST_SPREAD = 0.1
@@ -38,16 +39,18 @@ def neighbor_reward(facts: DiagnosisFacts) -> Finding | str | None:
     names, features = reply_features(facts)
     known = {
         (step, group, number): (reward, ended or 0.0)
-        for step, group, number, reward, ended in facts.query(
-            "SELECT step, grp, number, reward, ended FROM rollouts "  # noqa: S608
-            f"WHERE {TRAINED} AND dropped IS NULL"
+        for step in {name[0] for name in names}
+        for group, number, reward, ended in facts.query(
+            "SELECT grp, number, reward, ended FROM rollouts "  # noqa: S608
+            f"WHERE {TRAINED} AND dropped IS NULL AND step = ?",
+            step,
         )
     }
     groups = defaultdict[tuple[int, int], list[int]](list)
     for row, name in enumerate(names):
         if name in known:
             groups[name[:2]].append(row)
-    members = [np.array(rows) for rows in groups.values() if len(rows) > 1]
+    members = [np.array(rows) for rows in groups.values() if len(rows) > 1][-_MAX_GROUPS:]
     if len(members) < _MIN_GROUPS:
         return None
     order = np.concatenate(members)
