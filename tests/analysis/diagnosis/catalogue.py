@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shutil
@@ -13,7 +14,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from tests.analysis.diagnosis.small_runs import ENVIRONMENT, Small, make_model
+from tests.analysis.diagnosis.small_runs import ENVIRONMENT, Small
 
 from buckeye.inference.client.fleet import Fleet
 from buckeye.inference.engine import adapters, engine, sampling
@@ -201,10 +202,18 @@ def header_not_added() -> Sequence[Any]:
 
 
 def other_tokenizer(warm: Path, folder: Path) -> Path:
+    """Return the model with the ids of all tokens but the special ones reversed."""
     model = Path(shutil.copytree(warm, folder / "other-tokens"))
-    other = make_model(folder, "other", shift=1)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(other / name, model / name)
+    file = model / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    special = {token["id"] for token in tokenizer["added_tokens"]}
+    vocabulary = tokenizer["model"]["vocab"]
+    ids = sorted(number for number in vocabulary.values() if number not in special)
+    reversed_ids = dict(zip(ids, reversed(ids), strict=True))
+    tokenizer["model"]["vocab"] = {
+        token: reversed_ids.get(number, number) for token, number in vocabulary.items()
+    }
+    file.write_text(json.dumps(tokenizer))
     return model
 
 

@@ -93,14 +93,9 @@ class Small:
     environment: str = ENVIRONMENT
 
 
-def make_model(folder: Path, name: str = "tiny", *, seed: int = 0, shift: int = 0) -> Path:
-    """Make a tiny model that answers with three-letter words of about equal probability.
-
-    `shift` makes another tokenizer.
-    """
+def make_model(folder: Path, name: str = "tiny", *, seed: int = 0) -> Path:
+    """Make a tiny model that answers with three-letter words of about equal probability."""
     path, words = folder / name, "say 0 1 2 3 4 5 6 7 8 9 a b c d what comes after"
-    if shift:
-        words = " ".join(reversed(words.split())) + " zeta omega kappa"
     make_tiny_model(
         path,
         texts=[words] * 20,

@@ -73,8 +73,8 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
     """Test for the tokenizer of another model.
 
     A model that knows its chat template assigns the prompts more than chance likelihood. With the tokens of
-    another tokenizer, the likelihood falls below chance, and no reply is of use. A model that was trained on
-    replies only has the same likelihood, but its rewards differ.
+    another tokenizer, the likelihood falls below chance. A model that was trained on replies only has the
+    same likelihood, but learns.
     """
     named = facts.run.setting("trainer.model.name")
     model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.model
@@ -93,13 +93,16 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
         samples.append(sample)
         contexts.append(context)
     values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, contexts)])
+    spread = [
+        step.value("orchestrator/batch/with_spread") or 0.0 for step in facts.batch_steps[:_FIRST_STEPS]
+    ]
+    rewards_differ = float(np.mean(spread or [0.0])) > 1 / 3
     size = tokenizer.get_vocab_size() if tokenizer is not None else 0
     if len(values) < _MIN_TOKENS:
         yield "the tokenizer: too few tokens of prompts were kept"
         return
     _, high = mean_interval(values)
-    learns = facts.has_risen or rewards_differ(facts)
-    if high < -math.log(vocabulary) - _BELOW_CHANCE_NATS and not learns:
+    if high < -math.log(vocabulary) - _BELOW_CHANCE_NATS and not facts.has_risen:
         yield facts.finding(
             "wrong_tokenizer",
             f"The model gives the prompts a lower log-prob ({values.mean():.1f} nats a token) than chance "
@@ -113,15 +116,9 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding | str]:
                     facts.rollouts(facts.batches[0].batch.step),
                 )
             ],
-            confidence="possible",
+            confidence="possible" if rewards_differ else "likely",
             logprob=float(values.mean()),
         )
-
-
-def rewards_differ(facts: DiagnosisFacts) -> bool:
-    """Return True if rewards differ in a third of the first groups."""
-    known = [step.value("orchestrator/batch/with_spread") or 0.0 for step in facts.batch_steps]
-    return float(np.mean(known[:_FIRST_STEPS] or [0.0])) > 1 / 3
 
 
 def sampler_against_weights(facts: DiagnosisFacts) -> Iterator[Finding | str]:
