@@ -30,7 +30,7 @@ SECRETS = ("correct-horse-battery", "sk-abcdefghijklmnopqrstuvwxyz012345")
 
 
 def reported(*words, cwd):
-    with mock.patch("buckeye.ui.findings._diagnose", return_value={"findings": []}):
+    with mock.patch("buckeye.ui.findings._diagnose", return_value={"cause": None, "findings": [], "links": []}):
         return run_here("rl", "report", *words, cwd=cwd)
 
 

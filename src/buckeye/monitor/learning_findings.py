@@ -21,6 +21,7 @@ ENOUGH = 3
 _SURE = 2.0  # standard errors between two means
 _SURE_OF_BEST = 4.0  # standard errors, where many means are compared
 _SURE_OF_PEAK = 5.0
+_SURE_OF_FIRST = 3.0
 _LITTLE_ESS = 0.05
 _SMALL_BIAS = 0.01
 _EQUAL = 1e-9
@@ -376,9 +377,10 @@ class Peak:
 
 
 def find_fall(batch_steps: Sequence[StepMetrics]) -> Peak | None:
-    """Return the peak of a reward that fell afterward by five standard errors and a fifth, else None.
+    """Return the peak of a reward that fell afterward by a fifth and half of what was gained, else None.
 
-    The limit is high, because many windows are compared.
+    The fall is significant: by five standard errors, because many windows are compared, or by three if the
+    first window is the peak.
     """
     size = max(ENOUGH, len(batch_steps) // 10)
     rewards = [reward for step in batch_steps if (reward := step.sampled_reward) is not None]
@@ -389,7 +391,7 @@ def find_fall(batch_steps: Sequence[StepMetrics]) -> Peak | None:
     begin = max(range(len(means) - size), key=means.__getitem__)
     best, last, lowest = means[begin], means[-1], min(rewards[0], *means)
     windows = (batch_steps[begin : begin + size], batch_steps[-size:])
-    limit = _SURE_OF_PEAK * math.hypot(*map(_error_of_groups, windows))
+    limit = (_SURE_OF_PEAK if begin else _SURE_OF_FIRST) * math.hypot(*map(_error_of_groups, windows))
     if not best - last > max(limit, 0.2 * abs(best), 0.5 * (best - lowest), _EQUAL):
         return None
     return Peak(step=windows[0][-1].number, reward=best, last=last)

@@ -70,10 +70,10 @@ class LinkReport:
 
     @property
     def state(self) -> State:
-        """`broken` with a finding that is more than possible, `unknown` if nothing could be measured."""
+        """`broken` with a finding that is more than possible, `unknown` with others or without any measure."""
         if self.broken_by is not None:
             return "broken"
-        return "ok" if self.measured else "unknown"
+        return "ok" if self.measured and not self.findings else "unknown"
 
     @property
     def broken_by(self) -> Finding | None:

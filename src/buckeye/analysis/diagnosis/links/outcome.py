@@ -12,6 +12,8 @@ from buckeye.analysis.diagnosis.statistics import is_below, mean_interval
 from buckeye.monitor.finding import Finding
 from buckeye.monitor.learning_findings import describe_outcome, find_fall
 
+_MIN_STEPS = 10
+_NEARLY_ALL = 0.9
 _NOT_COMPARED = ("split", "num_examples", "rollouts_per_example", "seed", "limit", "name")
 
 
@@ -19,8 +21,10 @@ def reward_fell(facts: DiagnosisFacts) -> Finding | str | None:
     """Find a reward that is significantly below its earlier level."""
     peak = find_fall(facts.batch_steps)
     said = describe_outcome(facts.batch_steps)
-    if peak is None or said is None:
-        return said
+    if said is None:
+        return None
+    if peak is None:
+        return said if _is_learned(facts) else _no_rise(facts, said)
     return facts.finding(
         "reward_fell",
         f"The reward was {peak.reward:.3f} around step {peak.step}, and is {peak.last:.3f} now",
@@ -33,6 +37,24 @@ def reward_fell(facts: DiagnosisFacts) -> Finding | str | None:
         since=peak.step,
         best=peak.reward,
         last=peak.last,
+    )
+
+
+def _is_learned(facts: DiagnosisFacts) -> bool:
+    """Return True if the reward rose, every task is solved, or there were too few steps to tell."""
+    solved = facts.batch_steps[-1].value("orchestrator/batch/solve_all") or 0.0
+    return facts.has_risen or solved > _NEARLY_ALL or len(facts.batch_steps) < _MIN_STEPS
+
+
+def _no_rise(facts: DiagnosisFacts, said: str) -> Finding:
+    """Return the `possible` finding of a reward that has not risen."""
+    return facts.finding(
+        "no_rise",
+        said[0].upper() + said[1:],
+        "the reward has not risen, and no link before explains it",
+        "train longer, or with more rollouts a step; `--try` tests the links that are unknown",
+        evidence=[("the reward by step", facts.metrics("reward/mean"))],
+        confidence="possible",
     )
 
 
