@@ -76,14 +76,14 @@ class Reason:
     advice: str
 
 
-def findings(steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
+def findings(steps: Sequence[StepMetrics], run: Path, *, has_ended: bool = False) -> list[Finding]:
     """Return the problems that a run, in the directory `run`, has at the end of `steps`.
 
     Problems that prevent learning come first, then biased sampling. Steps without a recorded batch are
-    skipped.
+    skipped. A run that `has_ended` after fewer than three steps is judged by these.
     """
     batch_steps = _batch_steps(steps)
-    return [*_hindrances(batch_steps, run), *_biases(batch_steps, run)]
+    return [*_hindrances(batch_steps, run, has_ended=has_ended), *_biases(batch_steps, run)]
 
 
 def _with_rollback_advice(found: Finding, batch_steps: Sequence[StepMetrics], run: Path) -> Finding:
@@ -93,7 +93,8 @@ def _with_rollback_advice(found: Finding, batch_steps: Sequence[StepMetrics], ru
     return replace(found, advice=rollback_advice(run, found.since))
 
 
-def _hindrances(batch_steps: Sequence[StepMetrics], run: Path, enough: int = ENOUGH) -> list[Finding]:
+def _hindrances(batch_steps: Sequence[StepMetrics], run: Path, *, has_ended: bool) -> list[Finding]:
+    enough = max(1, min(ENOUGH, len(batch_steps))) if has_ended else ENOUGH
     found = _no_spread(batch_steps, run, enough) or _cut_off(batch_steps, run)
     if found is not None and found.name in _OF_UNTRAINED and _is_random(batch_steps[0]):
         found = replace(found, **asdict(_UNTRAINED))
@@ -109,8 +110,7 @@ def explain_no_learning(
     The advice is left out if the cause is known.
     """
     batch_steps = _batch_steps(steps)
-    enough = max(1, min(ENOUGH, len(batch_steps)))
-    found, lost = _hindrances(batch_steps, run, enough), _has_fallen(batch_steps)
+    found, lost = _hindrances(batch_steps, run, has_ended=True), _has_fallen(batch_steps)
     if not found or (has_improved(batch_steps) and not lost):
         return None
     how = "the progress was lost" if lost else "nothing was learned"

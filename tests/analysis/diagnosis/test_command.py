@@ -33,7 +33,7 @@ def test_it_says_what_why_and_what_to_do(runs):
     assert "buckeye rl rollouts bad --step 0 --group 0 --rollout 0 --json" in evidence
     good = run_here("rl", "diagnose", "good", cwd=runs)
     assert good.returncode == 0
-    assert good.stdout.endswith("\n\nNo broken link.\n")
+    assert "\n\nNo broken link.\n" in good.stdout
     assert "BROKEN" not in good.stdout
 
 

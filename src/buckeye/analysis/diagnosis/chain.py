@@ -70,7 +70,7 @@ class LinkReport:
 
     @property
     def state(self) -> State:
-        """`broken` with a finding that is more than possible, `unknown` with others or without any measure."""
+        """`broken` with a finding that is more than possible; `unknown` with others, or without measures."""
         if self.broken_by is not None:
             return "broken"
         return "ok" if self.measured and not self.findings else "unknown"

@@ -64,7 +64,12 @@ class DiagnosisFacts:
     @cached_property
     def metric_findings(self) -> Sequence[Finding]:
         """Findings from the metrics alone."""
-        return findings(self.steps, self.run.path)
+        return findings(self.steps, self.run.path, has_ended=self.has_ended)
+
+    @cached_property
+    def has_ended(self) -> bool:
+        """True if all steps of the run are done."""
+        return self.last + 1 >= (self.run.setting("trainer.max_steps") or math.inf)
 
     def values(self, name: str) -> dict[int, float]:
         """Return the values of a metric by step."""

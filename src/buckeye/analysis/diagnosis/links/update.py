@@ -69,9 +69,8 @@ def learning_rate_applied(facts: DiagnosisFacts) -> Finding | str | None:
     share = float(applied.mean())
     measured = f"on average {share:.0%} of the set learning rate was applied"
     scheduler = facts.run.setting("trainer.scheduler") or {}
-    ended = facts.last + 1 >= (facts.run.setting("max_steps") or facts.run.setting("trainer.max_steps") or 0)
     rising = applied[-1] > 2 * applied[0] and applied[-1] >= applied.max()
-    if share >= _LEAST_SHARE or (facts.has_risen and share > 0.1) or (rising and not ended):
+    if share >= _LEAST_SHARE or (facts.has_risen and share > 0.1) or (rising and not facts.has_ended):
         return f"{measured} (at least {_LEAST_SHARE:.0%})"
     return facts.finding(
         "warmup_too_long" if rising else "learning_rate_decayed",
