@@ -30,7 +30,8 @@ SECRETS = ("correct-horse-battery", "sk-abcdefghijklmnopqrstuvwxyz012345")
 
 
 def reported(*words, cwd):
-    with mock.patch("buckeye.ui.findings._diagnose", return_value={"cause": None, "findings": [], "links": []}):
+    diagnosed = {"cause": None, "findings": [], "links": []}
+    with mock.patch("buckeye.ui.findings._diagnose", return_value=diagnosed):
         return run_here("rl", "report", *words, cwd=cwd)
 
 
