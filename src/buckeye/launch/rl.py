@@ -41,7 +41,7 @@ from buckeye.launch.run_keys import remove_unrelated_keys, rollout_environments
 from buckeye.launch.supervisor import Supervisor
 from buckeye.launch.uploads import open_uploads
 from buckeye.launch.worker_hosts import plan_environment_processes
-from buckeye.monitor.learning_findings import describe_outcome, explain_no_learning
+from buckeye.monitor.learning_findings import explain_no_learning, outcome_of
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.monitor.metrics import StepMetrics, read_run_metrics
 from buckeye.monitor.rollouts import read_rollouts, rollout_lines, rollout_steps
@@ -206,7 +206,7 @@ def _log_result(config: RLConfig, seconds: float) -> str | None:
     """Log the result of a finished run and return the reason if nothing was learned, else None."""
     steps = read_run_metrics(config.output_dir / "metrics.jsonl").steps()
     problem = explain_no_learning(steps, config.output_dir)
-    outcome = describe_outcome(steps)
+    outcome = outcome_of(steps)
     if outcome is not None:
         log.info("Outcome: %s", outcome)
     if problem is not None:

@@ -25,7 +25,7 @@ _SURE_OF_FIRST = 3.0
 _LITTLE_ESS = 0.05
 _SMALL_BIAS = 0.01
 _EQUAL = 1e-9
-_RANDOM_LOGPROB = -4.0  # nats per sampled token of the first batch; that of a pretrained model is above -2
+RANDOM_LOGPROB = -4.0  # nats per sampled token of the first batch; that of a pretrained model is above -2
 _COLLAPSES = ("collapsed", "endless", "moved_too_far")
 
 HARDER_TASKS = "take harder tasks"
@@ -111,7 +111,7 @@ def explain_no_learning(
     """
     batch_steps = _batch_steps(steps)
     found, lost = _hindrances(batch_steps, run, has_ended=True), _has_fallen(batch_steps)
-    if not found or (has_improved(batch_steps) and not lost):
+    if not found or (_has_improved(batch_steps) and not lost):
         return None
     how = "the progress was lost" if lost else "nothing was learned"
     first = found[0]
@@ -185,7 +185,7 @@ _OF_UNTRAINED = ("truncated", "none_solved", "no_spread", "constant_reward")
 
 
 def _is_random(step: StepMetrics) -> bool:
-    return (step.value("orchestrator/logprob/mean") or 0.0) <= _RANDOM_LOGPROB
+    return (step.value("orchestrator/logprob/mean") or 0.0) <= RANDOM_LOGPROB
 
 
 def _batch_steps(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
@@ -218,7 +218,7 @@ def _no_spread(batch_steps: Sequence[StepMetrics], run: Path, enough: int) -> Fi
         alike=_mean(steps, "batch/alike"),
         size=rollouts / groups if groups else math.nan,
     )
-    improved = has_improved(batch_steps) and not _has_fallen(batch_steps)
+    improved = _has_improved(batch_steps) and not _has_fallen(batch_steps)
     if (reason.name == "all_solved" and len(steps) < len(batch_steps)) or (improved and std <= _EQUAL):
         return None  # the run has converged
     seen = (
@@ -231,7 +231,7 @@ def _no_spread(batch_steps: Sequence[StepMetrics], run: Path, enough: int) -> Fi
 def _cut_off(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | None:
     """Return a finding if nearly all replies of recent batches are truncated and the reward does not rise."""
     steps = _last(batch_steps, _is_cut_off)
-    if len(steps) < ENOUGH or has_improved(batch_steps):
+    if len(steps) < ENOUGH or _has_improved(batch_steps):
         return None
     seen = f"{_mean(steps, 'is_truncated/mean'):.0%} of the replies of steps {_range(steps)} were cut off"
     if not math.isnan(length := _mean(steps, "completion_len/mean")):
@@ -353,7 +353,7 @@ def _finding(reason: Reason, steps: Sequence[StepMetrics], run: Path, seen: str)
     )
 
 
-def has_improved(batch_steps: Sequence[StepMetrics]) -> bool:
+def _has_improved(batch_steps: Sequence[StepMetrics]) -> bool:
     """Return True if the reward of the last batches is significantly higher than that of the first one."""
     return len(batch_steps) > ENOUGH and _is_higher(batch_steps[-ENOUGH:], batch_steps[:1])
 
@@ -376,13 +376,13 @@ class Peak:
     last: float
 
 
-def find_fall(batch_steps: Sequence[StepMetrics]) -> Peak | None:
+def find_fall(batch_steps: Sequence[StepMetrics], *, least: int = ENOUGH) -> Peak | None:
     """Return the peak of a reward that fell afterward by a fifth and half of what was gained, else None.
 
     The fall is significant: by five standard errors, because many windows are compared, or by three if the
-    first window is the peak.
+    first window is the peak. Means are over `least` steps or more.
     """
-    size = max(ENOUGH, len(batch_steps) // 10)
+    size = max(least, len(batch_steps) // 10)
     rewards = [reward for step in batch_steps if (reward := step.sampled_reward) is not None]
     if len(rewards) != len(batch_steps) or len(rewards) < 2 * size:
         return None
@@ -397,25 +397,43 @@ def find_fall(batch_steps: Sequence[StepMetrics]) -> Peak | None:
     return Peak(step=windows[0][-1].number, reward=best, last=last)
 
 
-def describe_outcome(steps: Sequence[StepMetrics]) -> str | None:
-    """Return the reward of the first and the last batches, with the interval of the change.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """Mean reward of the `first` and of the `last` batches, and `half` of the interval of the change.
 
-    None without two batches. The interval has about 95 %: two standard errors of independent groups.
+    The interval has about 95 %: two standard errors of independent groups.
     """
+
+    first: float
+    last: float
+    half: float
+    over: str
+
+    @property
+    def has_risen(self) -> bool:
+        """True if the whole interval of the change is above 0."""
+        return self.last - self.first > max(self.half, _EQUAL)
+
+    def __str__(self) -> str:
+        change = self.last - self.first
+        return (
+            f"reward {self.first:.3f} at first, {self.last:.3f} at last: {change:+.3f} "
+            f"({change - self.half:+.3f} to {change + self.half:+.3f}; {self.over})"
+        )
+
+
+def outcome_of(steps: Sequence[StepMetrics]) -> Outcome | None:
+    """Return the outcome of a run; None without two batches."""
     batch_steps = _batch_steps(steps)
     if len(batch_steps) < 2:
         return None
     size = max(1, min(10, len(batch_steps) // 3))
     first, last = batch_steps[:size], batch_steps[-size:]
-    change = _reward(last) - _reward(first)
-    half = _SURE * math.hypot(_error_of_groups(first), _error_of_groups(last))
     over = f"steps {first[0].number} to {last[-1].number}"
     if all(step.value("orchestrator/batch/solve_all") == 1.0 for step in last):
         over += ", every task solved"
-    return (
-        f"reward {_reward(first):.3f} at first, {_reward(last):.3f} at last: {change:+.3f} "
-        f"({change - half:+.3f} to {change + half:+.3f}; {over})"
-    )
+    half = _SURE * math.hypot(_error_of_groups(first), _error_of_groups(last))
+    return Outcome(first=_reward(first), last=_reward(last), half=half, over=over)
 
 
 def _error_of_groups(steps: Sequence[StepMetrics]) -> float:

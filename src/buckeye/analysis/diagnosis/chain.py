@@ -46,7 +46,6 @@ CHAIN: Mapping[str, Sequence[Check]] = {
 _METRIC_FINDINGS = {
     "no_siblings": "sampling",
     "truncated": "sampling",
-    "untrained": "model",
     "biased": "environment",
     "biased_failures": "environment",
     "constant_reward": "reward",
@@ -109,7 +108,8 @@ def examine(facts: DiagnosisFacts) -> tuple[dict[str, LinkReport], dict[str, str
                 if isinstance(finding, Finding):
                     report.add(finding)
     for finding in facts.metric_findings:
-        reports[link_of(facts, finding)].add(finding)
+        if finding.name != "untrained":  # the link `model` measures it with the engine's mismatch
+            reports[link_of(facts, finding)].add(finding)
     return reports, failed
 
 

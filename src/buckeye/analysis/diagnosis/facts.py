@@ -16,7 +16,7 @@ from buckeye.analysis.diagnosis.statistics import rms
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
 from buckeye.base.storage import step_directories
 from buckeye.monitor.finding import Confidence, Evidence, Finding
-from buckeye.monitor.learning_findings import findings, has_improved
+from buckeye.monitor.learning_findings import Outcome, findings, outcome_of
 from buckeye.monitor.metrics import StepMetrics
 from buckeye.runs import Run
 from buckeye.runs.trained_step import TrainedStep
@@ -59,7 +59,17 @@ class DiagnosisFacts:
     @cached_property
     def has_risen(self) -> bool:
         """True if the reward of the last batches is significantly higher than that of the first ones."""
-        return has_improved(self.batch_steps)
+        return self.outcome is not None and self.outcome.has_risen
+
+    @cached_property
+    def outcome(self) -> Outcome | None:
+        """Change of the reward; None without two batches."""
+        return outcome_of(self.steps)
+
+    def early_mean(self, name: str) -> float | None:
+        """Return the mean of a metric over the first steps; None if it is not recorded."""
+        known = [value for step, value in self.values(name).items() if step <= self.early]
+        return float(np.mean(known)) if known else None
 
     @cached_property
     def metric_findings(self) -> Sequence[Finding]:

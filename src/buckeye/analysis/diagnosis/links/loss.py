@@ -14,6 +14,7 @@ from buckeye.monitor.finding import Finding
 _ENOUGH = 40
 """Minimum number of tokens for a finding."""
 _MIN_SAMPLES = 20
+LORA_ALPHA = "trainer.model.experimental.lora.alpha"
 
 
 def unsampled_tokens(facts: DiagnosisFacts) -> Finding | str | None:
@@ -301,6 +302,55 @@ def _narrow(loss: Mapping[str, Any]) -> bool:
     return any(bound is not None and bound < 1.01 for bound in above)
 
 
+def no_gradient(facts: DiagnosisFacts) -> Finding | str | None:
+    """Find steps with a gradient of 0 though rewards differ."""
+    spread = facts.values("orchestrator/batch/with_spread")
+    norms = [norm for step, norm in facts.values("trainer/grad_norm").items() if spread.get(step, 0.0) > 0.3]
+    if len(norms) < 3 or facts.run.setting(LORA_ALPHA) == 0:
+        return None
+    share = sum(norm == 0.0 for norm in norms) / len(norms)
+    measured = f"{share:.0%} of the steps with differing rewards have a gradient of 0"
+    if share < 0.5:
+        return f"{measured} (at most 50 %)"
+    return facts.finding(
+        "no_gradient",
+        measured[0].upper() + measured[1:],
+        "the loss leaves out all tokens that have an advantage, or advantages are lost on the way to it",
+        "check trainer.loss, orchestrator.mask_truncated_completions, and your own loss",
+        evidence=[
+            ("gradients, and the tokens that the loss leaves out", facts.metrics("grad_norm", "masked_"))
+        ],
+        confidence="sure",
+        share=share,
+    )
+
+
+def penalty_too_strong(facts: DiagnosisFacts) -> Finding | str | None:
+    """Find a KL or an entropy term that outweighs the rewards, in a run that does not learn."""
+    loss, std = facts.run.setting("trainer.loss") or {}, facts.early_mean("orchestrator/reward/std")
+    terms = [(name, float(loss.get(name) or 0.0), limit) for name, limit in _MOST_PENALTY.items()]
+    name, size, limit = max(terms, key=lambda term: term[1] / term[2])
+    if not size or not std:
+        return None
+    measured = f"{name} is {size / std:.2g} times the standard deviation of the rewards"
+    if size < limit * std or facts.has_risen:
+        return f"{measured} (at most {limit})"
+    return facts.finding(
+        "penalty_too_strong",
+        measured[0].upper() + measured[1:],
+        f"the term outweighs the rewards (trainer.loss.{name} = {size:g})",
+        f"lower trainer.loss.{name}: usual are 0.001 to 0.1" if name == "kl_coef" else "use 0 to 0.01",
+        evidence=[
+            ("the term and the reward by step", facts.metrics("reference_kl", "entropy", "reward/mean"))
+        ],
+        ratio=size / std,
+    )
+
+
+_MOST_PENALTY = {"kl_coef": 2.0, "entropy_coef": 0.3}
+"""Largest coefficients of the terms of the loss, in standard deviations of the rewards."""
+
+
 def update_against_advantages(facts: DiagnosisFacts) -> Finding | str | None:
     """Find updates that do not make tokens with a positive advantage more likely than others."""
     values = list(facts.values("trainer/update/agreement").values())
@@ -328,6 +378,8 @@ CHECKS = (
     misplaced_advantages,
     untrained_tokens,
     kl_of_the_wrong_sign,
+    penalty_too_strong,
     bounds_too_narrow,
+    no_gradient,
     update_against_advantages,
 )

@@ -7,15 +7,45 @@ from buckeye.analysis.diagnosis.prompts import prompt_tokens
 from buckeye.analysis.diagnosis.statistics import share_interval
 from buckeye.analysis.diagnosis.templates import decode_tokens, generation_header
 from buckeye.monitor.finding import Finding
+from buckeye.monitor.learning_findings import PRETRAINED, RANDOM_LOGPROB
 
 _SAMPLES = 40
+_MOST_ALIKE = 0.5
+_CERTAIN = -0.05  # nats
+_MOST_MISMATCH = 0.1
+_HIGH_TEMPERATURE = 1.5
+LOW_TEMPERATURE = 0.5
 _MIN_PROMPTS = 4
 
 
-def first_logprobs(facts: DiagnosisFacts) -> str | None:
-    """Measure the log-prob of the first sampled tokens; the findings from the metrics have the rule."""
-    value = next(iter(facts.values("orchestrator/logprob/mean").values()), None)
-    return None if value is None else f"first replies: {value:.2f} nats a token (random weights: below -4)"
+def first_replies(facts: DiagnosisFacts) -> Finding | str | None:
+    """Find first replies of random tokens, or always the same reply, though the engine is right."""
+    logprob, alike = (facts.early_mean(f"orchestrator/{name}") for name in ("logprob/mean", "batch/alike"))
+    temperature = float(facts.run.setting("orchestrator.sampling.temperature") or 1.0)
+    if logprob is None or (facts.early_mean("trainer/mismatch_kl_fresh") or 0.0) > _MOST_MISMATCH:
+        return None
+    measured = f"first replies have {logprob:.2f} nats a token"
+    evidence = [("the first replies", facts.rollouts(facts.batch_steps[0].number))]
+    if logprob <= RANDOM_LOGPROB and temperature < _HIGH_TEMPERATURE and not facts.has_risen:
+        return facts.finding(
+            "untrained",
+            f"{measured[0].upper()}{measured[1:]}: they are random tokens",
+            "these weights are untrained",
+            PRETRAINED,
+            evidence=evidence,
+            logprob=logprob,
+        )
+    if logprob > _CERTAIN and (alike or 0.0) > _MOST_ALIKE and temperature > LOW_TEMPERATURE:
+        return facts.finding(
+            "one_reply",
+            f"At first {alike:.0%} of the groups had identical rollouts, at a probability near 1",
+            "the model gives only one reply to a task, so there is nothing to compare: it was fine-tuned too "
+            "far, or on replies that are all alike",
+            "start from an earlier checkpoint of the fine-tuning, or from a model that was trained on varied "
+            "replies",
+            evidence=evidence,
+        )
+    return f"{measured} (random weights: below {RANDOM_LOGPROB:g})"
 
 
 def no_assistant_header(facts: DiagnosisFacts) -> Finding | str | None:
@@ -85,4 +115,4 @@ def prompts_lost(facts: DiagnosisFacts) -> Finding | str | None:
     )
 
 
-CHECKS = (first_logprobs, no_assistant_header, prompts_lost)
+CHECKS = (first_replies, no_assistant_header, prompts_lost)

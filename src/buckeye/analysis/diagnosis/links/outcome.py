@@ -10,7 +10,7 @@ import numpy as np
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
 from buckeye.analysis.diagnosis.statistics import is_below, mean_interval
 from buckeye.monitor.finding import Finding
-from buckeye.monitor.learning_findings import describe_outcome, find_fall
+from buckeye.monitor.learning_findings import find_fall
 
 _MIN_STEPS = 10
 _NEARLY_ALL = 0.9
@@ -20,11 +20,10 @@ _NOT_COMPARED = ("split", "num_examples", "rollouts_per_example", "seed", "limit
 def reward_fell(facts: DiagnosisFacts) -> Finding | str | None:
     """Find a reward that is significantly below its earlier level."""
     peak = find_fall(facts.batch_steps)
-    said = describe_outcome(facts.batch_steps)
-    if said is None:
+    if facts.outcome is None:
         return None
     if peak is None:
-        return said if _is_learned(facts) else _no_rise(facts, said)
+        return str(facts.outcome) if _is_learned(facts) else _no_rise(facts, str(facts.outcome))
     return facts.finding(
         "reward_fell",
         f"The reward was {peak.reward:.3f} around step {peak.step}, and is {peak.last:.3f} now",

@@ -7,13 +7,16 @@ import math
 import numpy as np
 
 from buckeye.analysis.diagnosis.facts import RECENT, TRAINED, DiagnosisFacts
+from buckeye.analysis.diagnosis.links.model import LOW_TEMPERATURE
 from buckeye.analysis.diagnosis.statistics import is_below, mean_interval, rms, share_interval, slope_interval
 from buckeye.monitor.finding import Finding
+from buckeye.monitor.learning_findings import RANDOM_LOGPROB
 
 _ENOUGH = 40
 """Minimum number of tokens for a finding."""
+_ENOUGH_OF_FAR = 12
 _MIN_REPLIES = 10
-_LOW_TEMPERATURE = 0.5
+_HIGH_TEMPERATURE = 1.5
 _MOST_ALIKE = 0.5
 
 
@@ -57,14 +60,12 @@ def equal_seeds(facts: DiagnosisFacts) -> Finding | str | None:
 
 def temperature_too_low(facts: DiagnosisFacts) -> Finding | str | None:
     """Find groups whose rollouts are identical from the start, at a low temperature."""
-    steps = [step for step in facts.batch_steps if step.number <= facts.early]
-    known = [value for step in steps if (value := step.value("orchestrator/batch/alike")) is not None]
+    alike = facts.early_mean("orchestrator/batch/alike")
     temperature = facts.run.setting("orchestrator.sampling.temperature")
-    if not known:
+    if alike is None:
         return None
-    alike = float(np.mean(known))
     measured = f"at first {alike:.0%} of the groups had identical rollouts"
-    if temperature is None or temperature > _LOW_TEMPERATURE or alike < _MOST_ALIKE:
+    if temperature is None or temperature > LOW_TEMPERATURE or alike < _MOST_ALIKE:
         return f"{measured} (at most {_MOST_ALIKE:.0%})"
     return facts.finding(
         "temperature_too_low",
@@ -75,6 +76,23 @@ def temperature_too_low(facts: DiagnosisFacts) -> Finding | str | None:
         evidence=[("the share of identical groups by step", facts.metrics("batch/alike"))],
         until=facts.early,
         share=alike,
+    )
+
+
+def temperature_too_high(facts: DiagnosisFacts) -> Finding | None:
+    """Find first replies of random tokens at a high temperature."""
+    logprob = facts.early_mean("orchestrator/logprob/mean")
+    temperature = facts.run.setting("orchestrator.sampling.temperature") or 0.0
+    if logprob is None or logprob > RANDOM_LOGPROB or temperature < _HIGH_TEMPERATURE or facts.has_risen:
+        return None
+    return facts.finding(
+        "temperature_too_high",
+        f"The first replies have {logprob:.2f} nats a token: they are random tokens",
+        f"the temperature is too high (orchestrator.sampling.temperature = {temperature:g})",
+        "use a temperature near 1",
+        evidence=[("the first replies", facts.rollouts(facts.batch_steps[0].number))],
+        until=facts.early,
+        logprob=logprob,
     )
 
 
@@ -152,7 +170,8 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Finding | str | None:
     first = tokens.fresh & (tokens.version == 0)
     sampler, trainer = tokens.sampler[first], tokens.trainer[first]
     apart, limit = rms(sampler - trainer), 3 * facts.rounding_tolerance
-    if first.sum() < _ENOUGH or tokens.is_misplaced(facts.rounding_tolerance):
+    enough = _ENOUGH if apart <= 10 * limit else _ENOUGH_OF_FAR
+    if first.sum() < enough or tokens.is_misplaced(facts.rounding_tolerance):
         return None
     if apart <= limit:
         return f"sampler and trainer {apart:.2g} nats apart on the first weights (at most {limit:g})"
@@ -197,6 +216,7 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Finding | str | None:
 CHECKS = (
     equal_seeds,
     temperature_too_low,
+    temperature_too_high,
     truncated_replies,
     rounded_logprobs,
     mismatch_from_the_start,

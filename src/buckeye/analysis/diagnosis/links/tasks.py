@@ -47,12 +47,25 @@ def duplicate_tasks(facts: DiagnosisFacts) -> Finding | str | None:
     shared = sum(row[0] for row in rows if row[0] > 1)
     if tasks < 10:
         return None
-    if share_interval(shared, tasks, 2.0)[0] < 0.3 or _same_prompt_other_task(facts):
+    pairs, differing = _graded_otherwise(facts)
+    is_incomplete = share_interval(differing, pairs, 2.0)[0] > 0.2 and _is_single_turn(facts)
+    is_shared = share_interval(shared, tasks, 2.0)[0] >= 0.3
+    if not is_shared or not pairs or (differing > 0.2 * pairs and (not is_incomplete or facts.has_risen)):
         return f"{tasks} tasks with {prompts} different prompts (at most 30 % share one)"
     _, prompt, step = max(rows)
     names = [
         name for (name,) in facts.query("SELECT DISTINCT task FROM rollouts WHERE prompt = ? LIMIT 3", prompt)
     ]
+    if is_incomplete:
+        return facts.finding(
+            "prompt_incomplete",
+            f"{tasks} tasks have {prompts} different prompts, and {differing} of {pairs} replies to "
+            "several of them got different rewards",
+            "the prompt does not say what the task is: a part is missing, or a placeholder is not filled in",
+            "read a prompt, and complete it",
+            evidence=[(f"the same prompt: {', '.join(names)}", facts.rollouts(step, "--task", names[0]))],
+            share=differing / pairs,
+        )
     return facts.finding(
         "duplicate_tasks",
         f"{tasks} tasks have {prompts} different prompts; {shared} tasks share a prompt with another",
@@ -63,8 +76,8 @@ def duplicate_tasks(facts: DiagnosisFacts) -> Finding | str | None:
     )
 
 
-def _same_prompt_other_task(facts: DiagnosisFacts) -> bool:
-    """Return True if equal replies to equal prompts score differently across tasks.
+def _graded_otherwise(facts: DiagnosisFacts) -> tuple[int, int]:
+    """Return how many replies were given to several tasks with equal prompts, and how many were graded apart.
 
     Such tasks differ in data that the prompt does not show.
     """
@@ -72,7 +85,37 @@ def _same_prompt_other_task(facts: DiagnosisFacts) -> bool:
         "SELECT max(reward) - min(reward) FROM rollouts "  # noqa: S608
         f"WHERE {TRAINED} AND text IS NOT NULL GROUP BY env, text HAVING count(DISTINCT task) > 1"
     )
-    return sum(row[0] > _EQUAL for row in rows) > 0.2 * len(rows) or not rows
+    return len(rows), sum(row[0] > _EQUAL for row in rows)
+
+
+def _is_single_turn(facts: DiagnosisFacts) -> bool:
+    ((most,),) = facts.query(f"SELECT max(turns) FROM rollouts WHERE {TRAINED}")  # noqa: S608
+    return bool(most == 1)
+
+
+def unsolved_environment(facts: DiagnosisFacts) -> Finding | str | None:
+    """Find an environment that has most of the groups, and no group with differing rewards."""
+    rows = facts.query(
+        "SELECT env, count(*), sum(spread > 1e-6), max(step) FROM (SELECT env, step, "  # noqa: S608
+        f"max(reward) - min(reward) AS spread FROM rollouts WHERE {TRAINED} GROUP BY env, step, grp) "
+        "GROUP BY env"
+    )
+    total = sum(row[1] for row in rows)
+    if len(rows) < 2 or total < _MIN_GROUPS:
+        return None
+    name, groups, useful, step = max(rows, key=lambda row: row[1] - row[2])
+    measured = f"{useful} of {groups} groups of `{name}` have differing rewards"
+    if useful or groups < max(_MIN_GROUPS, 0.5 * total):
+        return measured
+    return facts.finding(
+        "unsolved_environment",
+        f"{measured}, and it has {groups / total:.0%} of all groups",
+        f"most of the batch is spent on `{name}`, and nothing can be learned from it: its tasks are too "
+        "hard, too easy, or graded wrongly",
+        "lower its `ratio`, or use other tasks of it",
+        evidence=[(f"rollouts of `{name}`", facts.rollouts(step))],
+        share=groups / total,
+    )
 
 
 def drift(facts: DiagnosisFacts) -> Finding | str | None:
@@ -167,4 +210,4 @@ def evaluated_on_train(facts: DiagnosisFacts) -> Finding | str | None:
     )
 
 
-CHECKS = (mixed_groups, duplicate_tasks, drift, answer_in_prompt, evaluated_on_train)
+CHECKS = (mixed_groups, duplicate_tasks, unsolved_environment, drift, answer_in_prompt, evaluated_on_train)

@@ -8,13 +8,17 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
+from buckeye.analysis.diagnosis.links.loss import LORA_ALPHA
 from buckeye.analysis.diagnosis.statistics import mean_interval
 from buckeye.base.storage import read_json
 from buckeye.monitor.finding import Finding
+from buckeye.monitor.learning_findings import find_fall
+from buckeye.monitor.metrics import StepMetrics
 from buckeye.monitor.rollback import rollback_advice
 from buckeye.transport.checkpoint import list_checkpoints
 
 _ENOUGH = 20
+_AROUND = 2  # steps before and after a resume
 _EARLY = 11  # steps: a policy that is uniform before this step has collapsed, not converged
 _LEAST_SHARE = 0.3
 _MOST_DECAY = 0.1
@@ -57,6 +61,30 @@ def optimizer_state_lost(facts: DiagnosisFacts) -> Finding | str | None:
             counted=counted,
         )
     return f"the optimizer counted all steps in {looked} checkpoints" if looked else None
+
+
+def resume_lost(facts: DiagnosisFacts) -> Finding | str | None:
+    """Find a reward that falls at a resume."""
+    steps = [step for step in facts.batch_steps if step.trained is not None]
+    starts = [at for at in range(2, len(steps) - 1) if _attempt(steps[at]) != _attempt(steps[at - 1])]
+    for at in starts:
+        fall = find_fall([*steps[max(0, at - _AROUND) : at], *steps[at : at + _AROUND]], least=2)
+        if fall is None or fall.step != steps[at - 1].number:
+            continue
+        return facts.finding(
+            "resume_lost",
+            f"The reward fell from {fall.reward:.3f} to {fall.last:.3f} when the run was resumed at step "
+            f"{steps[at].number}",
+            "the resume did not restore what was learned: other weights, or a reset state",
+            "resume from an earlier checkpoint, and compare its weights with those that are served",
+            evidence=[("where the run was resumed", facts.command("logs", "--events"))],
+            since=steps[at].number,
+        )
+    return f"the reward kept its level at {len(starts)} resumes" if starts else None
+
+
+def _attempt(step: StepMetrics) -> int:
+    return int((step.trained or {}).get("attempt", 0))
 
 
 def learning_rate_applied(facts: DiagnosisFacts) -> Finding | str | None:
@@ -126,6 +154,8 @@ def learning_rate_too_low(facts: DiagnosisFacts) -> Finding | str | None:
         return measured
     rate, max_norm = facts.run.setting("trainer.optim.lr"), facts.run.setting("trainer.optim.max_norm")
     norms = list(facts.values("trainer/grad_norm").values())
+    if facts.run.setting(LORA_ALPHA) == 0:
+        rate = f"{rate}, and the adapter has alpha 0"
     clipped = max_norm and norms and np.median(norms) > 100 * max_norm
     return facts.finding(
         "updates_too_small" if clipped else "learning_rate_too_low",
@@ -239,6 +269,7 @@ def _moved(facts: DiagnosisFacts, before: np.ndarray, after: np.ndarray) -> floa
 
 CHECKS = (
     optimizer_state_lost,
+    resume_lost,
     learning_rate_applied,
     weight_decay,
     learning_rate_too_low,
