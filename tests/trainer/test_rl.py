@@ -32,6 +32,30 @@ def assert_equal(one, other) -> None:
         assert torch.equal(one[name], other[name]), name
 
 
+def test_the_change_of_the_policy_is_that_of_the_weights(tmp_path, train, batches):
+    """Recomputed with transformers from the weights before and after the last step."""
+    train(tmp_path, batches)
+    logged = records(tmp_path)
+    assert ["update/logprob_change" in record for record in logged] == [True, True, False, True]
+    advantaged = [sample for sample in batches[3].samples if sample.advantages[sample.loss_mask].any()]
+    change, advantages = [], []
+    for sample in advantaged[: max(1, len(advantaged) // 8)]:
+        ids = torch.from_numpy(sample.token_ids).long()
+        mask = torch.from_numpy(sample.loss_mask)[1:]
+        found = []
+        for step in (3, 4):
+            model = AutoModelForCausalLM.from_pretrained(tmp_path / "weights" / f"step_{step}")
+            with torch.no_grad():
+                logits = model(ids[None]).logits[0, :-1] / sample.temperature
+            found.append(logits.log_softmax(-1).gather(1, ids[1:, None])[:, 0][mask])
+        change.append(found[1] - found[0])
+        advantages.append(torch.from_numpy(sample.advantages)[1:][mask])
+    moved, given = torch.cat(change).double(), torch.cat(advantages).double()
+    assert logged[3]["update/logprob_change"] == pytest.approx(float(moved.square().mean().sqrt()), rel=1e-2)
+    cosine = float(moved @ given / (moved.norm() * given.norm()))
+    assert logged[3]["update/agreement"] == pytest.approx(cosine, abs=1e-2)
+
+
 def test_run_trains_publishes_and_checkpoints(tmp_path, train, batches, capsys):
     train(tmp_path, batches, ckpt={"interval": 2})
     assert sorted(p.name for p in (tmp_path / "weights").iterdir()) == ["step_2", "step_3", "step_4"]

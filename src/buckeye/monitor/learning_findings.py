@@ -22,6 +22,7 @@ _SURE = 2.0  # standard errors between two means
 _SURE_OF_BEST = 4.0  # standard errors, where many means are compared
 _SURE_OF_PEAK = 5.0
 _SURE_OF_FIRST = 3.0
+_ENOUGH_TO_RISE = 10  # steps
 _LITTLE_ESS = 0.05
 _SMALL_BIAS = 0.01
 _EQUAL = 1e-9
@@ -29,7 +30,7 @@ RANDOM_LOGPROB = -4.0  # nats per sampled token of the first batch; that of a pr
 _COLLAPSES = ("collapsed", "endless", "moved_too_far")
 
 HARDER_TASKS = "take harder tasks"
-EASIER_TASKS = "take easier tasks, or fine-tune first (sft)"
+EASIER_TASKS = "check that a right reply gets a reward; then take easier tasks, or fine-tune first (sft)"
 PRETRAINED = "start with `buckeye sft`, or use a pretrained model"
 MORE_TOKENS = "raise orchestrator.sampling.max_tokens"
 
@@ -218,6 +219,11 @@ def _no_spread(batch_steps: Sequence[StepMetrics], run: Path, enough: int) -> Fi
         alike=_mean(steps, "batch/alike"),
         size=rollouts / groups if groups else math.nan,
     )
+    was_cut_off = _is_cut_off(batch_steps[0])
+    if reason.name == "collapsed" and was_cut_off:
+        reason = _TRUNCATED
+    elif reason.name == "truncated" and not was_cut_off:
+        reason = _ENDLESS
     improved = _has_improved(batch_steps) and not _has_fallen(batch_steps)
     if (reason.name == "all_solved" and len(steps) < len(batch_steps)) or (improved and std <= _EQUAL):
         return None  # the run has converged
@@ -401,18 +407,26 @@ def find_fall(batch_steps: Sequence[StepMetrics], *, least: int = ENOUGH) -> Pea
 class Outcome:
     """Mean reward of the `first` and of the `last` batches, and `half` of the interval of the change.
 
-    The interval has about 95 %: two standard errors of independent groups.
+    The interval has about 95 %: two standard errors of independent groups. `solved` is the share of groups
+    with all rollouts solved in the last batches.
     """
 
     first: float
     last: float
     half: float
     over: str
+    solved: float
+    steps: int
 
     @property
     def has_risen(self) -> bool:
         """True if the whole interval of the change is above 0."""
         return self.last - self.first > max(self.half, _EQUAL)
+
+    @property
+    def is_flat(self) -> bool:
+        """True if the reward has not risen in ten steps or more, though tasks are left to solve."""
+        return self.steps >= _ENOUGH_TO_RISE and not self.has_risen and self.solved < NEARLY_ALL
 
     def __str__(self) -> str:
         change = self.last - self.first
@@ -430,10 +444,13 @@ def outcome_of(steps: Sequence[StepMetrics]) -> Outcome | None:
     size = max(1, min(10, len(batch_steps) // 3))
     first, last = batch_steps[:size], batch_steps[-size:]
     over = f"steps {first[0].number} to {last[-1].number}"
-    if all(step.value("orchestrator/batch/solve_all") == 1.0 for step in last):
+    solved = _mean(last, "batch/solve_all")
+    if solved == 1.0:
         over += ", every task solved"
     half = _SURE * math.hypot(_error_of_groups(first), _error_of_groups(last))
-    return Outcome(first=_reward(first), last=_reward(last), half=half, over=over)
+    return Outcome(
+        first=_reward(first), last=_reward(last), half=half, over=over, solved=solved, steps=len(batch_steps)
+    )
 
 
 def _error_of_groups(steps: Sequence[StepMetrics]) -> float:

@@ -105,7 +105,8 @@ class BatchLoss:
         ranks must call it.
         """
         before = np.split(self.gather_logprobs(samples), np.cumsum([int(s.loss_mask.sum()) for s in samples]))
-        chosen = [i for i, sample in enumerate(samples) if has_advantage(sample)][:_PROBED_SAMPLES]
+        chosen = [i for i, sample in enumerate(samples) if has_advantage(sample)]
+        chosen = chosen[: max(1, min(_PROBED_SAMPLES, len(chosen) // 8))]
 
         def work(indices: Sequence[int]) -> Mapping[str, float]:
             probed = [chosen[i] for i in indices]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +29,17 @@ def in_bfloat16(logprobs):
     return (np.asarray(logprobs, np.float32).view(np.uint32) & 0xFFFF0000).view(np.float32)
 
 
+def of_neighbor():
+    """Return a reward function that grades the reply before."""
+    before = [np.zeros(1)]
+
+    def reward(word, task, rng):
+        before.append(word)
+        return float(before.pop(0)[0] < 2)
+
+    return reward
+
+
 PLANTED = {
     "mask_misplaced": Made(mask=lambda mask: np.roll(mask, -1)),
     "rounded_log_probs": Made(sampled=in_bfloat16),
@@ -40,12 +52,60 @@ PLANTED = {
         sampler=lambda tables, version, number: tables[0] + 0.5 * (tables[version] - tables[0])
     ),
     "temperature_mismatch": Made(sampler=lambda tables, version, number: tables[version] / 0.7),
+    "neighbor_reward": Made(reward=of_neighbor(), steps=14),
     "grader_random": Made(reward=lambda word, task, rng: float(rng.random())),
     "grader_never_pays": Made(grade=lambda reward: 0.0),
     "duplicate_tasks": Made(prompt=lambda task: task // 4),
     "evaluated_on_train": Made(evaluated=(0, 1, 2, 3, 4)),
     "learning_rate_too_low": Made(drift=1e-5, steps=14),
 }
+
+
+TRAINER = {"model": {"dtype": "float32", "device": "cpu"}}
+FLAT = Made(steps=14, drift=0.0)
+BY_METRICS = {
+    "warmup_too_long": (
+        {"trainer": {**TRAINER, "optim": {"lr": 1e-3}, "scheduler": {"warmup": 900}, "max_steps": 14}},
+        lambda step: {"trainer": {"lr": 1e-6 * (step + 1)}},
+    ),
+    "learning_rate_decayed": (
+        {"trainer": {**TRAINER, "optim": {"lr": 1e-3}, "scheduler": {"type": "linear"}}},
+        lambda step: {"trainer": {"lr": 1e-3 * 0.2**step}},
+    ),
+    "weight_decay": (
+        {"trainer": {**TRAINER, "optim": {"lr": 1e-2, "weight_decay": 2.0}}},
+        lambda step: {"trainer": {"lr": 1e-2}},
+    ),
+    "penalty_too_strong": ({"trainer": {**TRAINER, "loss": {"kl_coef": 5.0}}}, lambda step: {}),
+    "no_gradient": ({}, lambda step: {"trainer": {"grad_norm": 0.0}}),
+    "update_against_advantages": ({}, lambda step: {"trainer": {"update/agreement": -0.2 - 0.01 * step}}),
+    "untrained": ({}, lambda step: {"orchestrator": {"logprob/mean": -5.6}}),
+    "one_reply": ({}, lambda step: {"orchestrator": {"logprob/mean": -0.01, "batch/alike": 0.9}}),
+    "temperature_too_low": (
+        {"orchestrator": {"sampling": {"temperature": 0.1}}},
+        lambda step: {"orchestrator": {"logprob/mean": -0.01, "batch/alike": 0.9}},
+    ),
+    "temperature_too_high": (
+        {"orchestrator": {"sampling": {"temperature": 5.0}}},
+        lambda step: {"orchestrator": {"logprob/mean": -5.6}},
+    ),
+}
+
+
+def with_metrics(run, metrics):
+    """Add metrics, by process, to the records of each step."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    lines = [{**line, **metrics(line["step"]).get(line["process"], {})} for line in lines]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+@pytest.mark.parametrize("name", BY_METRICS)
+def test_what_metrics_and_settings_show_is_named_first(tmp_path, name):
+    settings, metrics = BY_METRICS[name]
+    run = make(tmp_path / "run", replace(FLAT, settings=settings))
+    assert name not in [finding.name for finding in diagnose(run).findings] or name == "penalty_too_strong"
+    assert named(with_metrics(run, metrics))[0] == name
 
 
 @pytest.mark.parametrize("name", PLANTED)

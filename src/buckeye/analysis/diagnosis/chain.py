@@ -43,7 +43,7 @@ CHAIN: Mapping[str, Sequence[Check]] = {
 }
 """Checks by link. Learning needs every link, in this order."""
 
-_METRIC_FINDINGS = {
+METRIC_FINDINGS = {
     "no_siblings": "sampling",
     "truncated": "sampling",
     "biased": "environment",
@@ -76,14 +76,15 @@ class LinkReport:
 
     @property
     def broken_by(self) -> Finding | None:
-        """Surest finding that is more than possible; the first of several."""
+        """First finding that is more than possible: checks of a link are in the order of causes."""
         return next((found for found in self.findings if found.confidence != "possible"), None)
 
     def add(self, finding: Finding) -> None:
-        """Add a finding, in the order of confidence. A second finding of the same name is left out."""
-        if finding.name not in [known.name for known in self.findings]:
-            self.findings.append(finding)
-            self.findings.sort(key=lambda found: CONFIDENCES.index(found.confidence))
+        """Add a finding; `possible` ones come last. Of two with one name, the surer stays."""
+        known = next((one for one in self.findings if one.name == finding.name), None)
+        if known is None or CONFIDENCES.index(known.confidence) > CONFIDENCES.index(finding.confidence):
+            self.findings = [*(one for one in self.findings if one is not known), finding]
+            self.findings.sort(key=lambda found: found.confidence == "possible")
 
 
 def examine(facts: DiagnosisFacts) -> tuple[dict[str, LinkReport], dict[str, str]]:
@@ -117,4 +118,4 @@ def link_of(facts: DiagnosisFacts, finding: Finding) -> str:
     """Return the link of a finding from the metrics. What is so from the start, no update has caused."""
     if finding.name == "collapsed" and finding.since <= facts.early:
         return "sampling"
-    return _METRIC_FINDINGS.get(finding.name, "outcome")
+    return METRIC_FINDINGS.get(finding.name, "outcome")

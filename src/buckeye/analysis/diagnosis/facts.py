@@ -117,6 +117,11 @@ class DiagnosisFacts:
         return max(known, default=_DTYPES["float32" if "cpu" in devices else "bfloat16"])
 
     @cached_property
+    def is_mask_misplaced(self) -> bool:
+        """True if the loss mask is misplaced, so that it does not separate prompts from replies."""
+        return self.tokens.is_misplaced(self.rounding_tolerance)
+
+    @cached_property
     def measured_tolerance(self) -> float:
         """Tolerance in nats, measured on the first weights; at most `rounding_tolerance`."""
         first = self.tokens.initial_logprob_gap()

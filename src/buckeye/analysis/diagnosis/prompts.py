@@ -12,20 +12,23 @@ from buckeye.transport.batches import Sample
 
 Array = npt.NDArray[np.float64]
 
-_WIDTH = 128
+_WIDTH = 64
 _MIXER = 0x9E3779B1
 
 
 def token_features(ids: npt.NDArray[np.int32]) -> Array:
-    """Return the shares of hashed tokens, and the logarithm of their number, f64[_WIDTH + 1]."""
+    """Return the shares of hashed tokens, the hashed first token, and the logarithm of the number of tokens.
+
+    f64[2 * _WIDTH + 1]
+    """
     hashed = (ids.astype(np.uint64) * np.uint64(_MIXER) % np.uint64(2**32)) % np.uint64(_WIDTH)
-    counts = np.bincount(hashed.astype(np.int64), minlength=_WIDTH) / max(1, len(ids))
-    return np.r_[counts, np.log1p(len(ids))]
+    counts = [np.bincount(each.astype(np.int64), minlength=_WIDTH) for each in (hashed, hashed[:1])]
+    return np.r_[counts[0] / max(1, len(ids)), counts[1], np.log1p(len(ids))]
 
 
 def prompt_tokens(sample: Sample) -> npt.NDArray[np.int32]:
-    """Return the tokens before the first sampled one."""
-    places = np.flatnonzero(sample.loss_mask)
+    """Return the tokens before the first sampled one. The loss mask may be misplaced; versions are not."""
+    places = np.flatnonzero(sample.versions >= 0)
     return sample.token_ids[: places[0]] if len(places) else sample.token_ids
 
 

@@ -18,6 +18,7 @@ Array = npt.NDArray[Any]
 _MOST_TOKENS = 60_000
 """Maximum number of tokens per step, from the first samples, as whole samples."""
 _MIN_TOKENS = 40
+_UNCERTAIN = -0.5  # nats
 _BASE = 0x9E3779B97F4A7C15
 
 
@@ -84,7 +85,15 @@ class TokenFacts:
 
     def is_misplaced(self, tolerance: float) -> bool:
         """Return True if the loss mask has unsampled tokens, or log-probs that belong to another token."""
-        return bool(np.mean(self.version < 0) > 0.01) or self.shifted_by(tolerance) is not None
+        return bool(len(self) and self.unsampled.mean() > 0.01) or self.shifted_by(tolerance) is not None
+
+    @cached_property
+    def unsampled(self) -> Array:
+        """Mask bool[M] of tokens that were not sampled.
+
+        They have no version, or a sampler log-prob of 0 where the trainer is far from certain.
+        """
+        return (self.version < 0) | ((self.sampler == 0.0) & (self.trainer < _UNCERTAIN))
 
     def initial_logprob_gap(self) -> Array:
         """Return sampler minus trainer log-probs of fresh tokens from the initial weights (version 0)."""

@@ -22,7 +22,7 @@ def unsampled_tokens(facts: DiagnosisFacts) -> Finding | str | None:
     tokens = facts.tokens
     if len(tokens) < _ENOUGH:
         return None
-    unsampled = tokens.version < 0
+    unsampled = tokens.unsampled
     share = float(unsampled.mean())
     if share_interval(int(unsampled.sum()), len(tokens))[0] < 0.01:
         return f"{share:.1%} of the trained tokens were never sampled (at most 1 %)"
@@ -83,44 +83,42 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Finding | str | None:
     equal = [(step, group) for step, group, _, advantage in rows if abs(advantage) < 1e-12]
     if len(rows) < _MIN_SAMPLES:
         return None
-    name, found = ("advantage_sign", wrong) if len(wrong) >= len(equal) else ("advantages_lost", equal)
-    low = share_interval(len(found), len(rows))[0]
-    share, how = len(found) / len(rows), "the lower" if found is wrong else "the same"
+    if share_interval(len(equal), len(rows))[0] > 0.5:
+        step, group = equal[-1]
+        return facts.finding(
+            "advantages_lost",
+            f"In {len(equal)} of {len(rows)} pairs of rollouts, different rewards have the same advantage",
+            "the advantages do not depend on the rewards, so nothing is learned from them",
+            _CHECK_ADVANTAGE,
+            evidence=[_rewards_of(facts, step, group)],
+            share=len(equal) / len(rows),
+        )
+    low, share = share_interval(len(wrong), len(rows))[0], len(wrong) / len(rows)
     measured = (
-        f"in {share:.0%} of {len(rows)} pairs of rollouts, the one with the higher reward has {how} advantage"
+        f"in {share:.0%} of {len(rows)} pairs of rollouts, the one with the higher reward has the lower"
     )
-    if low < (0.02 if found is wrong else 0.5):
-        return measured
-    cause, fix = _ADVANTAGES[name if found is equal or low > 0.7 else "advantages_misplaced"]
-    step, group = found[-1]
+    if low < 0.02:
+        return f"{measured} advantage"
+    turned, (step, group) = low > 0.7, wrong[-1]
     return facts.finding(
-        name if found is equal or low > 0.7 else "advantages_misplaced",
-        measured[0].upper() + measured[1:],
-        cause,
-        fix,
-        evidence=[
-            (f"rewards and `advantages` of group {group}", facts.rollouts(step, "--group", group, "--json"))
-        ],
+        "advantage_sign" if turned else "advantages_misplaced",
+        f"{measured[0].upper()}{measured[1:]} advantage",
+        "the advantages have the wrong sign, so training makes the worst rollouts more likely"
+        if turned
+        else "advantages belong to other rollouts of the batch (wrong order)",
+        _CHECK_ADVANTAGE,
+        evidence=[_rewards_of(facts, step, group)],
         confidence="sure" if facts.run.setting("orchestrator.advantage.type") != "custom" else "likely",
         share=share,
     )
 
 
+def _rewards_of(facts: DiagnosisFacts, step: int, group: int) -> tuple[str, str]:
+    """Return the evidence that shows rewards and advantages of a group."""
+    return f"rewards and `advantages` of group {group}", facts.rollouts(step, "--group", group, "--json")
+
+
 _CHECK_ADVANTAGE = "check orchestrator.advantage, and your own advantage function"
-_ADVANTAGES = {
-    "advantage_sign": (
-        "the advantages have the wrong sign, so training makes the worst rollouts more likely",
-        _CHECK_ADVANTAGE,
-    ),
-    "advantages_lost": (
-        "the advantages do not depend on the rewards, so nothing is learned from them",
-        _CHECK_ADVANTAGE,
-    ),
-    "advantages_misplaced": (
-        "advantages belong to other rollouts of the batch (wrong order)",
-        _CHECK_ADVANTAGE,
-    ),
-}
 
 
 def misplaced_advantages(facts: DiagnosisFacts) -> Finding | str | None:

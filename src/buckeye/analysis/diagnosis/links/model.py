@@ -8,6 +8,7 @@ from buckeye.analysis.diagnosis.statistics import share_interval
 from buckeye.analysis.diagnosis.templates import decode_tokens, generation_header
 from buckeye.monitor.finding import Finding
 from buckeye.monitor.learning_findings import PRETRAINED, RANDOM_LOGPROB
+from buckeye.monitor.verdicts import NEARLY_ALL
 
 _SAMPLES = 40
 _MOST_ALIKE = 0.5
@@ -35,7 +36,13 @@ def first_replies(facts: DiagnosisFacts) -> Finding | str | None:
             evidence=evidence,
             logprob=logprob,
         )
-    if logprob > _CERTAIN and (alike or 0.0) > _MOST_ALIKE and temperature > LOW_TEMPERATURE:
+    is_cut_off = (facts.early_mean("orchestrator/is_truncated/mean") or 0.0) >= NEARLY_ALL
+    if (
+        not is_cut_off
+        and logprob > _CERTAIN
+        and (alike or 0.0) > _MOST_ALIKE
+        and temperature > LOW_TEMPERATURE
+    ):
         return facts.finding(
             "one_reply",
             f"At first {alike:.0%} of the groups had identical rollouts, at a probability near 1",
@@ -50,7 +57,7 @@ def first_replies(facts: DiagnosisFacts) -> Finding | str | None:
 
 def no_assistant_header(facts: DiagnosisFacts) -> Finding | str | None:
     """Find prompts without the assistant header of the chat template."""
-    if facts.model is None or not facts.batches:
+    if facts.model is None or not facts.batches or facts.is_mask_misplaced:
         return None
     header = generation_header(facts.model)
     contexts = list[str]()
@@ -97,7 +104,7 @@ def prompts_lost(facts: DiagnosisFacts) -> Finding | str | None:
                 by_tokens.setdefault(prompt_tokens(sample).tobytes(), set()).add(asked[group, number])
     prompts = set[int]().union(*by_tokens.values())
     lost = {prompt for of in by_tokens.values() if len(of) > 1 for prompt in of}
-    if len(prompts) < _MIN_PROMPTS:
+    if len(prompts) < _MIN_PROMPTS or facts.is_mask_misplaced:
         return None
     measured = f"{len(lost)} of {len(prompts)} prompts have the same tokens as another"
     if share_interval(len(lost), len(prompts), 2.0)[0] < 0.3:

@@ -12,8 +12,6 @@ from buckeye.analysis.diagnosis.statistics import is_below, mean_interval
 from buckeye.monitor.finding import Finding
 from buckeye.monitor.learning_findings import find_fall
 
-_MIN_STEPS = 10
-_NEARLY_ALL = 0.9
 _NOT_COMPARED = ("split", "num_examples", "rollouts_per_example", "seed", "limit", "name")
 
 
@@ -23,7 +21,7 @@ def reward_fell(facts: DiagnosisFacts) -> Finding | str | None:
     if facts.outcome is None:
         return None
     if peak is None:
-        return str(facts.outcome) if _is_learned(facts) else _no_rise(facts, str(facts.outcome))
+        return _no_rise(facts, str(facts.outcome)) if facts.outcome.is_flat else str(facts.outcome)
     return facts.finding(
         "reward_fell",
         f"The reward was {peak.reward:.3f} around step {peak.step}, and is {peak.last:.3f} now",
@@ -37,12 +35,6 @@ def reward_fell(facts: DiagnosisFacts) -> Finding | str | None:
         best=peak.reward,
         last=peak.last,
     )
-
-
-def _is_learned(facts: DiagnosisFacts) -> bool:
-    """Return True if the reward rose, every task is solved, or there were too few steps to tell."""
-    solved = facts.batch_steps[-1].value("orchestrator/batch/solve_all") or 0.0
-    return facts.has_risen or solved > _NEARLY_ALL or len(facts.batch_steps) < _MIN_STEPS
 
 
 def _no_rise(facts: DiagnosisFacts, said: str) -> Finding:

@@ -19,6 +19,7 @@ from buckeye.monitor.finding import Finding
 Array = npt.NDArray[np.float64]
 
 _EQUAL = 1e-6
+_NEARLY_ALL = 0.8
 _MIN_GROUPS = 20
 _MAX_GROUPS = 100
 _MIN_PAIRS = 10
@@ -129,6 +130,30 @@ def grader_disagrees(facts: DiagnosisFacts) -> Finding | str | None:
         evidence=[(f"the same text in group {group} of step {step}", facts.rollouts(step, "--group", group))],
         confidence="sure" if low > 0.1 else "likely",
         share=share,
+    )
+
+
+def shared_rewards(facts: DiagnosisFacts) -> Finding | str | None:
+    """Find groups in which different replies always have the same reward, of at least three values."""
+    rows = facts.query(
+        "SELECT max(reward) - min(reward), avg(reward), max(step), grp FROM rollouts "  # noqa: S608
+        f"WHERE {TRAINED} AND text IS NOT NULL GROUP BY step, grp HAVING count(DISTINCT text) > 2"
+    )
+    if len(rows) < _MIN_GROUPS:
+        return None
+    equal = [row for row in rows if row[0] < _EQUAL]
+    measured = f"in {len(equal)} of {len(rows)} groups of different replies all have the same reward"
+    values = {round(row[1], 6) for row in equal}
+    if share_interval(len(equal), len(rows), 2.0)[0] < _NEARLY_ALL or len(values) < 3:
+        return measured
+    return facts.finding(
+        "shared_rewards",
+        f"{measured[0].upper()}{measured[1:]}, and rewards have {len(values)} values",
+        "the reward does not depend on the reply, but on the task or the time: it is cached by task, or kept "
+        "in an object that all rollouts share",
+        "keep the state of a rollout in the rollout; cache rewards by task and reply",
+        evidence=[("replies and rewards", facts.rollouts(rows[-1][2], "--group", rows[-1][3]))],
+        share=len(equal) / len(rows),
     )
 
 
@@ -300,6 +325,7 @@ def one_environment_dominates(facts: DiagnosisFacts) -> Finding | str | None:
 
 CHECKS = (
     neighbor_reward,
+    shared_rewards,
     grader_disagrees,
     grader_never_pays,
     reward_sign,

@@ -11,6 +11,7 @@ from buckeye.analysis.diagnosis.links.model import LOW_TEMPERATURE
 from buckeye.analysis.diagnosis.statistics import is_below, mean_interval, rms, share_interval, slope_interval
 from buckeye.monitor.finding import Finding
 from buckeye.monitor.learning_findings import RANDOM_LOGPROB
+from buckeye.monitor.verdicts import NEARLY_ALL
 
 _ENOUGH = 40
 """Minimum number of tokens for a finding."""
@@ -109,6 +110,15 @@ def truncated_replies(facts: DiagnosisFacts) -> Finding | str | None:
         return None
     share = len(cut) / (len(cut) + len(ended))
     measured = f"{share:.0%} of the replies cut off, {len(cut_first) / max(1, len(first)):.0%} at first"
+    if min(share, len(cut_first) / max(1, len(first))) >= NEARLY_ALL:
+        return facts.finding(
+            "truncated",
+            measured,
+            "nearly every reply is cut off, from the start on",
+            "raise orchestrator.sampling.max_tokens, unless one token is the whole answer",
+            evidence=[("the replies", facts.rollouts(facts.last))],
+            confidence="possible",
+        )
     if min(share, len(cut_first) / max(1, len(first))) < 0.2 or min(len(cut), len(ended)) < _MIN_REPLIES:
         return f"{measured} (at most 20 %)"
     if facts.has_risen or not is_below([row[0] for row in cut], [row[0] for row in ended]):
@@ -171,7 +181,7 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Finding | str | None:
     sampler, trainer = tokens.sampler[first], tokens.trainer[first]
     apart, limit = rms(sampler - trainer), 3 * facts.rounding_tolerance
     enough = _ENOUGH if apart <= 10 * limit else _ENOUGH_OF_FAR
-    if first.sum() < enough or tokens.is_misplaced(facts.rounding_tolerance):
+    if first.sum() < enough or facts.is_mask_misplaced:
         return None
     if apart <= limit:
         return f"sampler and trainer {apart:.2g} nats apart on the first weights (at most {limit:g})"
@@ -191,7 +201,7 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Finding | str | None:
             facts.command("replay", "--step", 0),
         ),
     ]
-    if left < 0.1 and (high < 0.97 or low > 1.03):
+    if left < 0.1 and slope > 0.0 and (high < 0.97 or low > 1.03):
         return facts.finding(
             "temperature_mismatch",
             f"On the first weights the sampler's distribution is {'flatter' if slope < 1 else 'sharper'} "

@@ -72,6 +72,7 @@ def duplicate_tasks(facts: DiagnosisFacts) -> Finding | str | None:
         "the dataset has the same task under several ids, so a batch has fewer distinct tasks than it seems",
         "remove the duplicates from the dataset",
         evidence=[(f"the same prompt: {', '.join(names)}", facts.rollouts(step, "--task", names[0]))],
+        confidence="likely" if prompts <= 0.5 * tasks else "possible",
         share=shared / tasks,
     )
 
