@@ -47,7 +47,7 @@ _BELOW_CHANCE_NATS = 0.3  # nats
 def run_active_tests(facts: DiagnosisFacts, links: Mapping[str, LinkReport]) -> list[str]:
     """Add the findings of the tests to their links. Return the reason for each test that could not run.
 
-    Links after the first broken one are not tested: what is wrong there may follow from it.
+    Links after the first broken one are not tested: their faults may follow from it.
     """
     notes = list[str]()
     for name, report in links.items():

@@ -61,7 +61,7 @@ METRIC_FINDINGS = {
 
 @dataclass(kw_only=True, slots=True)
 class LinkReport:
-    """What was measured of a link: quantities with their reference ranges, and findings."""
+    """Measured quantities of a link, with their reference ranges, and its findings."""
 
     name: str
     measured: list[str] = field(default_factory=list)
@@ -115,7 +115,7 @@ def examine(facts: DiagnosisFacts) -> tuple[dict[str, LinkReport], dict[str, str
 
 
 def link_of(facts: DiagnosisFacts, finding: Finding) -> str:
-    """Return the link of a finding from the metrics. What is so from the start, no update has caused."""
+    """Return the link of a finding from the metrics. An update cannot cause a collapse at the start."""
     if finding.name == "collapsed" and finding.since <= facts.early:
         return "sampling"
     return METRIC_FINDINGS.get(finding.name, "outcome")

@@ -53,7 +53,7 @@ class DiagnosisFacts:
 
     @cached_property
     def early(self) -> int:
-        """Last of the first steps. What is wrong there, no update has caused."""
+        """Last of the first steps. An update cannot cause a fault there."""
         return self.batch_steps[:_EARLY][-1].number if self.batch_steps else 0
 
     @cached_property

@@ -68,7 +68,7 @@ class TokenFacts:
         return self.sampler - self.trainer
 
     def shifted_by(self, tolerance: float) -> tuple[int, float, float] | None:
-        """Return the shift by which the trainer's log-probs fit the sampler's: (places, gap, shifted gap).
+        """Return the shift that fits the trainer's log-probs to the sampler's: (places, gap, shifted gap).
 
         None if they are within ten times `tolerance` nats, or no shift explains the difference.
         """
