@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from tests.command import run_here
 from tests.places import ROOT
 
+from buckeye.cli.env_options import environment_config
 from buckeye.errors import UsageError
 from buckeye.evaluation.environment_args import environment_args
 
@@ -117,6 +118,20 @@ def test_an_argument_is_json_a_list_or_text(text, value):
 
 def test_single_arguments_win_over_the_object():
     assert environment_args(["a=2"], '{"a": 1, "b": 1}') == {"a": 2, "b": 1}
+
+
+def test_an_argument_given_twice_is_refused():
+    with pytest.raises(UsageError) as error:
+        environment_args(["reward=a.py", "reward=b.py"], None)
+    assert error.value.code == "BK-CLI-ARGUMENT"
+
+
+def test_a_file_of_rl_init_is_an_argument_of_the_mcp_environment():
+    config = environment_config("configs/server.yaml", None, {}, [])
+    assert config.id == "mcp"
+    assert (config.args["config_path"], config.args["dataset"]) == ("configs/server.yaml", "tasks.json")
+    assert environment_config("mcp", "other.json", {}, []).args == {"dataset": "other.json"}
+    assert environment_config("dakota1890", None, {"split": "eval"}, []).args == {"split": "eval"}
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text(), max_size=4))

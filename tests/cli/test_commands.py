@@ -78,7 +78,7 @@ def test_a_closed_pipe_is_not_an_error():
         ("rl", "--dataset"),
         ("rl init", "--dataset"),
         ("env play capitals.py", "--dataset"),
-        ("env check mcp", "--arg dataset=FILE"),
+        ("env check mcp", "--dataset"),
         ("eval mcp --model m", "--arg dataset=FILE"),
         ("hf", "buckeye hf FILE"),
     ],

@@ -35,6 +35,7 @@ from buckeye.cli.run_parts import (
 from buckeye.config.load import load_with_warnings
 from buckeye.config.rl import RLConfig
 from buckeye.dataset.environment import NAME as DATASET
+from buckeye.envs.registry import CALLER
 from buckeye.errors import BuckeyeError, ConfigError, UsageError
 from buckeye.launch.preflight.devices import parse_gpu_spec
 from buckeye.launch.preflight.disk import estimate_disk
@@ -266,7 +267,7 @@ def _write_and_start(
             move_unstarted_run(file.parent, also=[file])
     new_folders = [folder for folder in (file.parent, *file.parent.parents) if not folder.exists()]
     write_file(file, plan.text)
-    if not flags.quiet:
+    if not flags.quiet and all(env.id != CALLER for env in plan.config.orchestrator.env):
         print(f"{file}: written. To start this run again: buckeye rl @ {file}", file=sys.stderr)
     try:
         if machine.remote:

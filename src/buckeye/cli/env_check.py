@@ -10,12 +10,15 @@ from typing import Annotated
 import typer
 
 from buckeye.base.terminal import status_line
-from buckeye.cli.env_options import VariablesOption, variable_names
+from buckeye.cli.env_options import DatasetOption, VariablesOption, environment_config, variable_names
 from buckeye.evaluation.environment_args import ArgOption, ArgsOption, environment_args
 
 
 def env_check(
-    env_id: Annotated[str, typer.Argument(metavar="ID", help="NAME, OWNER/NAME[@VERSION], or a path.")],
+    env_id: Annotated[
+        str, typer.Argument(metavar="ID", help="NAME, OWNER/NAME[@VERSION], a path, or a file of `rl init`.")
+    ],
+    dataset: DatasetOption = None,
     arg: ArgOption = None,
     args: ArgsOption = None,
     variables: VariablesOption = None,
@@ -38,13 +41,10 @@ def env_check(
     """
     import asyncio
 
-    from buckeye.base.keys import check_variables
-    from buckeye.config.environments import EnvConfig
     from buckeye.evaluation.env_check import CheckOptions, check_environment
     from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
 
-    environment = EnvConfig(id=env_id, args=environment_args(arg, args), variables=variable_names(variables))
-    check_variables(environment.id, environment.variables)
+    environment = environment_config(env_id, dataset, environment_args(arg, args), variable_names(variables))
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
         status_line("loading") as progress,

@@ -12,7 +12,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from buckeye.base.terminal import status_line
-from buckeye.cli.env_options import VariablesOption, variable_names
+from buckeye.cli.env_options import (
+    DatasetOption,
+    VariablesOption,
+    environment_config,
+    is_mcp_file,
+    variable_names,
+)
 from buckeye.errors import RunError, UsageError
 from buckeye.evaluation.environment_args import (
     ApiKeyVarOption,
@@ -40,9 +46,7 @@ def play(
             help="Policy. Default: you, at the terminal. With --base-url: a model of it.",
         ),
     ] = None,
-    dataset: Annotated[
-        str, typer.Option(metavar="TASKS", help="Tasks for a configuration of `rl init`.")
-    ] = "tasks.json",
+    dataset: DatasetOption = None,
     arg: ArgOption = None,
     args: ArgsOption = None,
     variables: VariablesOption = None,
@@ -88,7 +92,7 @@ def play(
         raise _missing_flag("--base-url", "a model", "Name a model of the server with --policy")
     if min_reward is not None and save is None:
         raise _missing_flag("--min-reward", "--save", "Name a file with --save")
-    environment = _environment_config(env, dataset, environment_args(arg, args), variable_names(variables))
+    environment = environment_config(env, dataset, environment_args(arg, args), variable_names(variables))
     session = PlaySession(
         policy=policy,
         base_url=base_url,
@@ -121,31 +125,8 @@ def _missing_flag(flag: str, needed: str, hint: str) -> UsageError:
 
 def _no_reward_error(env: str, outcome: Outcome) -> RunError:
     action = f"check it with `buckeye env check {env}`"
-    hint = "Correct the task or its server" if _is_mcp_file(env) else f"Fix the environment, and {action}"
+    hint = "Correct the task or its server" if is_mcp_file(env) else f"Fix the environment, and {action}"
     return RunError(f"no rollout got a reward: {outcome.error}", code="BK-ENV-FAILED", hint=hint)
-
-
-def _is_mcp_file(env: str) -> bool:
-    return env.endswith((".yaml", ".yml"))
-
-
-def _environment_config(
-    env: str, dataset: str, args: dict[str, object], variables: Sequence[str]
-) -> EnvConfig:
-    """Return the settings of an environment; a file of `rl init` is an argument of the MCP environment."""
-    from buckeye.base.keys import check_variables
-    from buckeye.config.environments import EnvConfig
-    from buckeye.envs.registry import current_arguments
-    from buckeye.mcp.environment import NAME, load_environment
-
-    name = env
-    if _is_mcp_file(env):
-        name, args = (
-            NAME,
-            {"config_path": env, "dataset": dataset, **current_arguments(load_environment, args)},
-        )
-    check_variables(name, variables)
-    return EnvConfig(id=name, args=args, variables=list(variables))
 
 
 def _load_tasks(

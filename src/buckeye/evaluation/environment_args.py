@@ -28,12 +28,20 @@ ApiKeyVarOption = Annotated[
 def environment_args(pairs: Sequence[str] | None, text: str | None) -> dict[str, Any]:
     """Return the arguments of `--args` (a JSON object), updated with those of `--arg`. Raise `UsageError`."""
     args = _json_object(text) if text else {}
+    given = set[str]()
     for pair in pairs or ():
         name, equals, value = pair.partition("=")
         if not equals or not name.strip():
             raise UsageError(
                 f"--arg {pair}: not NAME=VALUE", code="BK-CLI-ARGUMENT", hint="write for example --arg seed=3"
             )
+        if name.strip() in given:
+            raise UsageError(
+                f"--arg {name.strip()} is given twice",
+                code="BK-CLI-ARGUMENT",
+                hint=f"write a list: --arg {name.strip()}=a,b",
+            )
+        given.add(name.strip())
         args[name.strip()] = _value(value)
     return args
 
