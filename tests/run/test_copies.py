@@ -9,9 +9,10 @@ import msgspec
 import psutil
 import pytest
 
+from buckeye.api.run import open_run
 from buckeye.errors import UsageError
 from buckeye.launch.resume import wait_for_leftovers
-from buckeye.run_files.known_runs import known_runs, register_run
+from buckeye.run_files.known_runs import find_run, known_runs, register_run
 from buckeye.run_files.record import (
     DIRECTORY_ID_VARIABLE,
     directory_id,
@@ -93,3 +94,16 @@ def test_copied_run_is_listed_next_to_the_original(tmp_path):
     run.rename(tmp_path / "renamed")
     register_run(tmp_path / "renamed", "cafe0001")
     assert {known.name for known in known_runs()[0]} == {"renamed", "copy"}
+
+
+def test_a_misspelled_name_of_a_run_is_corrected(tmp_path):
+    register_run(made_run(tmp_path / "sums", run_id="cafe0001"), "cafe0001")
+    with pytest.raises(UsageError) as error:
+        find_run("sum")
+    assert (error.value.code, error.value.hint) == ("BK-RUN-NOT-FOUND", "did you mean sums?")
+
+
+def test_rollouts_of_a_step_that_the_run_lacks(tmp_path):
+    with pytest.raises(UsageError) as error:
+        open_run(made_run(tmp_path / "run", run_id="cafe0001")).rollouts(step=77)
+    assert error.value.code == "BK-RUN-NO-DATA"

@@ -63,9 +63,18 @@ class TrainingRun:
         return pandas.DataFrame(rows)
 
     def rollouts(self, step: int | None = None) -> Iterator[RecordedRollout]:
-        """Yield the rollouts of a step, or of all steps."""
-        for number in rollout_steps(self.path) if step is None else [step]:
-            yield from read_rollouts(self.path, number)[0]
+        """Return the rollouts of a step, or of all steps. Raises UsageError for a step without any."""
+        steps = rollout_steps(self.path)
+        if step is not None and step not in steps:
+            known = (
+                f"choose one of the steps {steps[0]} to {steps[-1]}" if steps else "wait for the first step"
+            )
+            raise UsageError(f"{self.path} has no rollouts of step {step}", code="BK-RUN-NO-DATA", hint=known)
+        return (
+            one
+            for number in (steps if step is None else [step])
+            for one in read_rollouts(self.path, number)[0]
+        )
 
     def diagnose(self) -> Diagnosis:
         """Return the diagnosis: why the run does or does not learn. Printing it shows the findings."""

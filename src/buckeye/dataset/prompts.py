@@ -163,13 +163,14 @@ def _choose_prompt_column(source: str, rows: Sequence[Row], names: Sequence[str]
             f"{source}: several columns might be the prompt: {', '.join(found)}",
             code="BK-DATA-FORMAT",
             at=rows[0].at,
-            hint=f"choose one: --prompt-column {found[0]}",
+            hint=f"choose one: prompt_column={found[0]} (rl: --prompt-column {found[0]})",
         )
+    column = names[0] if names else "NAME"
     raise UsageError(
         f"{source}: no column with prompts was found. The first row is\n  {show_row(rows[0])}",
         code="BK-DATA-FORMAT",
         at=rows[0].at,
-        hint=f"name the column: --prompt-column {names[0] if names else 'NAME'}. Expected one of "
+        hint=f"name the column: --prompt-column {column}, or --arg prompt_column={column}. Expected one of "
         f"{', '.join(PROMPT_COLUMNS)}, or tasks of MCP servers (prompt and mcp_config)",
     )
 

@@ -12,6 +12,7 @@ import time
 import zlib
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -206,10 +207,13 @@ def find_run(name: str | None) -> Path:
             code="BK-CLI-ARGUMENT",
             hint="pass the id or the directory",
         )
+    near = get_close_matches(name, {run.name for run in runs}, 1)
     raise UsageError(
         f"the directory {name!r} has no run" if directory.is_dir() else f"no run {name!r}",
         code="BK-RUN-NOT-FOUND",
-        hint="pass the directory, the name or the id of a run; `buckeye rl list` lists them",
+        hint=f"did you mean {near[0]}?"
+        if near
+        else "pass the directory, the name or the id of a run; `buckeye rl list` lists them",
     )
 
 

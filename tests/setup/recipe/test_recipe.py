@@ -133,6 +133,13 @@ def test_config_text_contains_gpus_and_adapters(tmp_path):
     assert config.orchestrator.batch_size == 128
 
 
+def test_a_gguf_file_is_imported_first(tmp_path):
+    with pytest.raises(UsageError) as error:
+        model_facts(str(tmp_path / "Small.Q4_0.gguf"))
+    assert error.value.code == "BK-MODEL-NOT-FOUND"
+    assert "buckeye model import" in error.value.hint
+
+
 @pytest.mark.parametrize(
     ("name", "parameters", "guessed"),
     [

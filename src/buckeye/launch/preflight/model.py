@@ -10,7 +10,7 @@ from typing import Any
 
 from buckeye.base.distribution import need
 from buckeye.base.keys import key
-from buckeye.base.storage import read_json
+from buckeye.base.storage import read_json, step_directories
 from buckeye.config.adapter import is_adapter, read_base_model
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
@@ -270,7 +270,9 @@ def cached_revision(model: Path) -> str | None:
 def _no_model(name: str) -> str:
     if not Path(name).expanduser().exists():
         return f"the model directory {name} does not exist"
-    return f"{name} is not a model directory: it has no config.json"
+    weights = step_directories(Path(name).expanduser() / "weights")
+    newest = f"; the newest weights of this run are in {weights[max(weights)]}" if weights else ""
+    return f"{name} is not a model directory: it has no config.json{newest}"
 
 
 def fetch_base_model(adapter: Path) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
 import tomllib
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -254,8 +255,10 @@ def _is_path(env: str) -> bool:
 
 def _unknown_environment(env: str, image: ImageName | None) -> UsageError:
     hint = 'For an image, write my-env:latest; for a program, --command "..."'
-    if image is not None and not _is_path(env):
-        hint = f"For an image, add its tag: {env}:latest"
+    if shutil.which(env) is not None:
+        hint = f'For a program, --command "{env}"'
+    elif image is not None and not _is_path(env):
+        hint = f'For an image, add its tag: {env}:latest; for a program, --command "{env}"'
     message = f"{env}: not a folder in {Path.cwd()}, and not an image name with a tag"
     return UsageError(message, code="BK-ENV-UNKNOWN", hint=hint)
 

@@ -85,6 +85,13 @@ def model_facts(name: str) -> ModelFacts:
     shape = read_shape(path) if path is not None else None
     if shape is not None:
         return ModelFacts(name=name, path=path, parameters=shape.parameters, positions=shape.max_positions)
+    if path is None and name.endswith(".gguf"):
+        folder = Path(name).stem.lower()
+        raise UsageError(
+            f"--model {name}: a GGUF file must be imported first",
+            code="BK-MODEL-NOT-FOUND",
+            hint=f"Import it with `buckeye model import {name} {folder}`, then write --model {folder}",
+        )
     if path is None and (name.startswith((".", "/", "~")) or Path(name).exists()):
         raise UsageError(
             f"--model {name}: not a folder with a config.json",
