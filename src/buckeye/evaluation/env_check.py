@@ -148,6 +148,7 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
         asyncio.to_thread(fingerprint_in_new_process, env_id, args, names, seed, seconds, options.variables)
     )
     await asyncio.sleep(0)  # start the task now; it runs concurrently with the rollouts
+    tools = await rollout_checks.check_tools(environment)
     options.progress("comparing sequential and concurrent rollouts")
     isolated = await rollout_checks.check_isolated(environment, _ISOLATION_SHARE * options.budget)
     rollout_report = await _run_rollout_checks([environment, second], samples, options)
@@ -162,7 +163,7 @@ async def check_environment(env_id: str, args: Mapping[str, Any], options: Check
     return replace(
         rollout_report,
         sizes={sample.name: sample.size for sample in samples},
-        checks=[*checks, *isolated, *rollout_report.checks],
+        checks=[*checks, *tools, *isolated, *rollout_report.checks],
         seconds=time.monotonic() - started,
     )
 

@@ -170,15 +170,22 @@ class McpEnvironment:
 
         return await probe_isolation(next(iter(self._splits.values()), ()), self._config, seconds)
 
+    async def check_tools(self) -> None:
+        """Start servers of the tasks.
+
+        Raises UsageError if a task names a tool that none of its servers has.
+        """
+        from buckeye.mcp.rollout_resources import check_servers
+
+        await check_servers([task for tasks in self._splits.values() for task in tasks], self._config)
+
     async def check_isolation(self) -> str:
         """Test before training if rollouts share state, and return the result as one line.
 
         Raises UsageError if they do, or if a task names a tool that none of its servers has. With
         `shared_state` only the tools are checked.
         """
-        from buckeye.mcp.rollout_resources import check_servers
-
-        await check_servers([task for tasks in self._splits.values() for task in tasks], self._config)
+        await self.check_tools()
         if self._config.shared_state:
             return "isolation of rollouts not checked: shared_state is true"
         report = await self.isolation(_ISOLATION_SECONDS)

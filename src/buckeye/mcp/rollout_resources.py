@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from buckeye.config.problems import closest, suggestion
 from buckeye.errors import UsageError
 from buckeye.mcp.client.errors import McpEnvironmentError, SetupError, TaskError
 from buckeye.mcp.client.rollout_sessions import RolloutSessions, open_sessions
@@ -141,12 +142,12 @@ def _check_tools(task: McpTask, config: GymConfig, tools: Mapping[str, ToolInfo]
             raise TaskError(
                 f"{key}: no server has a tool {tool!r}",
                 code="BK-MCP-TOOL",
-                hint=f"use one of the tools: {known}",
+                hint=suggestion(closest(tool, tools)) or f"use one of the tools: {known}",
             )
 
 
 def _named_tools(task: McpTask, config: GymConfig) -> Iterator[tuple[str, str]]:
-    """Yield every tool that a rollout of the task may call, with the key that names it."""
+    """Yield every tool that the configuration or the task names, with the key that names it."""
     for action in config.actions.values():
         if action.tool is not None:
             yield f"action_mappings.{action.name}", action.tool
@@ -154,8 +155,10 @@ def _named_tools(task: McpTask, config: GymConfig) -> Iterator[tuple[str, str]]:
         for call in calls:
             yield key, call.name
     for grader in resolve_graders(task, config):
-        if grader.state is not None and grader.state.tool is not None:
-            yield f"grade {grader.name}", grader.state.tool
+        calls = (grader.calls.in_order or ()) if grader.calls is not None else ()
+        for test in (grader.calls, grader.result, grader.state, *calls):
+            if test is not None and test.tool is not None:
+                yield f"grade {grader.name}", test.tool
 
 
 def _mismatch(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 from buckeye.base.columns import counted
 from buckeye.envs.base import Environment, Probe, Task
 from buckeye.envs.scripted import FailingPolicy
+from buckeye.errors import UsageError
 from buckeye.evaluation.checks.chance import is_above
 from buckeye.evaluation.checks.result import (
     NO_ANSWERS,
@@ -192,6 +193,19 @@ async def check_errors_unscored(runner: ScriptedRunner, samples: Sequence[SplitS
     if not finished:
         return out_of_time_result(name)
     return CheckResult(name, "pass", f"{counted(len(finished), 'task')} run with a failing engine")
+
+
+async def check_tools(environment: Environment) -> list[CheckResult]:
+    """Check that the tools in tasks exist, if the environment has a member `check_tools` (as MCP does)."""
+    check: Callable[[], Awaitable[None]] | None = getattr(environment, "check_tools", None)
+    if check is None:
+        return []
+    name = "tools of tasks exist"
+    try:
+        await check()
+    except UsageError as error:
+        return [CheckResult(name, "error", str(error))]
+    return [CheckResult(name, "pass", "no unknown tool found")]
 
 
 async def check_isolated(environment: Environment, seconds: float) -> list[CheckResult]:
