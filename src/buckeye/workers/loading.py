@@ -6,7 +6,6 @@ installed by `buckeye env install`, and kinds that need no installation, run in 
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import sys
 from collections.abc import Mapping
@@ -35,6 +34,7 @@ from buckeye.errors import EnvironmentNotFoundError, UsageError
 from buckeye.workers.environment import open_worker_environment
 from buckeye.workers.installed import all_installed, find_installed
 from buckeye.workers.installed.install_source import unsupported_library_error
+from buckeye.workers.installed.store import suggest_id
 
 
 def load_environment(env_id: str, **args: Any) -> Environment:
@@ -162,17 +162,10 @@ def _not_found(env_id: str) -> EnvironmentNotFoundError:
         return EnvironmentNotFoundError(
             f"environment {env_id!r}: {unsupported.message}", code=unsupported.code, hint=unsupported.hint
         )
-    installed_by_command, _ = all_installed()
-    wanted = EnvironmentId.parse(env_id)
-    known = {name: name for name in installed_environments()} | {
-        env.name: env.id for env in installed_by_command
-    }
-    installed = sorted(known.values())
-    close_names = difflib.get_close_matches(canonicalize_name(wanted.name), known, 3, cutoff=0.5)
-    close = [known[name] for name in close_names]
-    suggestion = (
-        f"did you mean {' or '.join(close)}?" if close else f"installed: {', '.join(installed) or 'none'}"
-    )
+    installed = sorted({*installed_environments(), *(env.id for env in all_installed()[0])})
+    close = suggest_id(env_id, installed)
+    shown = "" if close else f" (installed: {', '.join(installed) or 'none'})"
     return EnvironmentNotFoundError(
-        f"environment {env_id!r} is not installed ({suggestion})", hint=install_commands(wanted)
+        f"environment {env_id!r} is not installed{shown}",
+        hint=close or install_commands(EnvironmentId.parse(env_id)),
     )

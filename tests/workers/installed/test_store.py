@@ -59,3 +59,12 @@ def test_a_damaged_record_does_not_hide_the_others(home, wording):
 def test_unknown_name_error_lists_installed_environments(home, refusal):
     with refusal(EnvironmentNotFoundError):
         get_installed("other")
+
+
+def test_name_with_a_typo_gets_only_the_correction(home):
+    with pytest.raises(EnvironmentNotFoundError) as missing:
+        get_installed("sum")
+    assert missing.value.hint == "did you mean `maker/sums`?"
+    with pytest.raises(EnvironmentNotFoundError) as missing:
+        get_installed("other/sums")
+    assert "buckeye env install other/sums" in missing.value.hint

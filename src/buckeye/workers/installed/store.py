@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -9,6 +11,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from buckeye.base.storage import remove_directory
+from buckeye.config.problems import suggestion
 from buckeye.envs.registry import EnvironmentId
 from buckeye.errors import BuckeyeError, EnvironmentNotFoundError, UsageError
 from buckeye.workers.installed.record import InstalledEnvironment, environments_home, read_record
@@ -62,9 +65,20 @@ def get_installed(env_id: str) -> InstalledEnvironment:
         names = ", ".join([*(e.name for e in valid), *(f"{name} (damaged)" for name in damaged)]) or "none"
         raise EnvironmentNotFoundError(
             f"environment {env_id!r} is not installed in {environments_home()} (installed: {names})",
-            hint=f"install it: buckeye env install {env_id}",
+            hint=suggest_id(env_id, [e.id for e in valid]) or f"install it: buckeye env install {env_id}",
         )
     return environment
+
+
+def suggest_id(env_id: str, known: Iterable[str]) -> str | None:
+    """Return a hint with the known ids whose names are close to that of `env_id`; None without any.
+
+    An equal name is of another owner, so the id has no typo.
+    """
+    ids = {canonicalize_name(known_id.rpartition("/")[2]): known_id for known_id in known}
+    name = canonicalize_name(env_id.partition("@")[0].rpartition("/")[2])
+    close = difflib.get_close_matches(name, ids, cutoff=0.8) if name not in ids else []
+    return suggestion([ids[other] for other in close])
 
 
 def remove_installed(environment: InstalledEnvironment) -> None:
