@@ -100,13 +100,6 @@ def test_ids_are_parsed():
     assert EnvironmentId.parse("b.c").module == "b_c"
 
 
-@pytest.mark.parametrize("env_id", ["configs/x.yaml", "./x.yml"])
-def test_configuration_of_rl_init_is_not_an_installable_environment(env_id):
-    with pytest.raises(EnvironmentNotFoundError) as missing:
-        load_environment(env_id)
-    assert f"config_path={env_id}" in missing.value.hint
-
-
 @pytest.mark.parametrize("env_id", ["owner/toi-env@1.0.1", "zzzzzz", "json", "./nowhere.py"])
 def test_missing_environment_error_has_a_close_name_or_else_the_install_command(env_id, monkeypatch, refusal):
     monkeypatch.setattr(loading, "installed_environments", lambda: ["toy-env", "beta"])

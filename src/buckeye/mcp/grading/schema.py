@@ -126,6 +126,11 @@ class CallsGrader(BaseConfig):
         return self
 
     @property
+    def is_limit_only(self) -> bool:
+        """True if no call is required, so that the tool need not exist."""
+        return self.at_most is not None and self.at_least is None
+
+    @property
     def call(self) -> ExpectedCall | None:
         """Call that is counted; None for any call."""
         if self.tool is None:
