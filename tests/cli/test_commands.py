@@ -88,6 +88,20 @@ def test_unknown_flag_for_tasks_suggests_the_right_one(command, right, word, tmp
     assert (done.returncode, f"Did you mean {right}?" in done.stderr) == (2, True), done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "right"),
+    [
+        ("eval mcp --model m --limit 4", "--examples"),
+        ("env play mcp --num-examples 4", "--count"),
+        ("env check mcp --limit 4", "--sample"),
+        ("eval mcp --model-path m", "--model"),
+    ],
+)
+def test_flag_of_another_program_suggests_the_one_of_the_command(command, right, tmp_path):
+    done = run_here(*command.split(), cwd=tmp_path)
+    assert (done.returncode, f"Did you mean {right}?" in done.stderr) == (2, True), done.stderr
+
+
 @pytest.mark.parametrize("command", REMOVED_COMMANDS)
 def test_a_removed_command_names_its_replacement(command, tmp_path):
     done = run_here(*command.split(), "x", "--json", cwd=tmp_path)

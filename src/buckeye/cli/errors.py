@@ -90,10 +90,12 @@ def run_typer(app: Callable[..., Any], argv: Sequence[str] | None, program: str)
 def _unknown_option(error: Any, default_hint: str) -> tuple[str, str]:
     """Return message and hint for an unknown option; the hint names similar options."""
     from buckeye.config.problems import closest, dataset_name, did_you_mean
+    from buckeye.setup.recipe.flags import usual_flag
 
     params, name = error.ctx.command.params, error.option_name.lstrip("-")
     options = [opt.lstrip("-") for param in params for opt in param.opts if opt.startswith("--")]
-    near = [f"--{option}" for option in closest(name, options)]
+    usual = usual_flag(name, lambda flag: flag[2:] in options)
+    near = [usual] if usual else [f"--{option}" for option in closest(name, options)]
     if (dataset := dataset_name(name)) and "dataset" not in options:
         files = [f"{error.ctx.command_path} FILE" for param in params if param.metavar == "TASKS"]
         near = files or ([f"--arg {dataset}=FILE"] if "arg" in options else near)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -39,8 +39,12 @@ _OTHER_NAMES = {
     "--reward": ("reward_fn", "reward_func", "reward_funcs", "reward_function", "reward_functions", "rubric"),
     "--trainer.model.experimental.lora": ("lora", "peft", "use_lora", "use_peft"),
     "--trainer.optim.lr": ("learning_rate", "lr"),
+    **dict.fromkeys(
+        ("--count", "--examples", "--sample"),
+        ("limit", "max_examples", "max_samples", "num_examples", "num_samples", "num_tasks"),
+    ),
 }
-"""Flags, and the names that other programs have for them."""
+"""Flags of commands, and the names that other programs have for them."""
 _RESUME = "--resume"
 _REMOTE_ONLY = {"host", "region", "max_price", "max_hours", "keep", "disk_gb", "identity_file"}
 _REMOTE = {"gpus"} | _REMOTE_ONLY
@@ -322,12 +326,20 @@ def _is_section(arg: str, following: Sequence[str]) -> bool:
     return value.startswith(("@", "{", "--"))
 
 
+def usual_flag(name: str, exists: Callable[[str], bool]) -> str | None:
+    """Return the existing flag that other programs call `name`, or None."""
+    field = name.replace("-", "_")
+    return next((flag for flag, others in _OTHER_NAMES.items() if field in others and exists(flag)), None)
+
+
+def _has_flag(flag: str) -> bool:
+    return _field_of(flag) is not None or resolve(RLConfig, flag[2:].split(".")).shape is not None
+
+
 def _refuse_misspelled(arg: str) -> None:
     """Raise UsageError for an unknown flag that resembles a flag of the command."""
     name = arg[2:].partition("=")[0]
-    field = name.replace("-", "_")
-    used = next((flag for flag, others in _OTHER_NAMES.items() if field in others), None)
-    if arg.startswith("--") and used is not None:
+    if arg.startswith("--") and (used := usual_flag(name, _has_flag)) is not None:
         raise UsageError(f"no such option: --{name}", code="BK-CLI-UNKNOWN", hint=f"Did you mean {used}?")
     if not arg.startswith("--") or len(arg) == 2 or "." in arg:
         return
