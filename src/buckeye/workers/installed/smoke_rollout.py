@@ -35,7 +35,7 @@ class Smoke:
     outcome: Outcome
 
     def text(self) -> str:
-        """Return a few lines for people with the prompt and the raw reward."""
+        """Return a few lines for people with the prompt and the reward."""
         question = str(self.task.messages[-1].get("content", "")) if self.task.messages else ""
         outcome = self.outcome
         return "\n".join(
@@ -43,7 +43,7 @@ class Smoke:
                 f"tasks       {self.tasks} in split {self.split!r}",
                 f"task        {self.task.id}: {json.dumps(_shorten(question), ensure_ascii=False)}",
                 f"reply       {json.dumps(REPLY)}",
-                f"reward      {outcome.reward} ({outcome.stop_reason})",
+                f"reward      {outcome.reward:g} ({outcome.stop_reason})",
                 *(f"            {name} = {value:g}" for name, value in outcome.components.items()),
             ]
         )

@@ -233,7 +233,11 @@ def _boundary(error: BaseException, default: Boundary) -> Boundary:
 
 
 def _stop_reason(state: Any) -> str:
-    return "truncated" if state.get("is_truncated") else str(state.get("stop_condition") or "done")
+    if state.get("is_truncated"):
+        return "truncated"
+    stop = str(state.get("stop_condition") or "done")
+    # `verifiers` ends a single-turn rollout by a limit of one turn
+    return "done" if stop == "max_turns_reached" and len(state["trajectory"]) == 1 else stop
 
 
 def _outcome(state: Any) -> Json:
