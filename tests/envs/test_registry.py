@@ -100,6 +100,18 @@ def test_ids_are_parsed():
     assert EnvironmentId.parse("b.c").module == "b_c"
 
 
+def test_project_with_a_missing_package_is_to_be_installed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    project = tmp_path / "uninstalled_toy"
+    project.mkdir()
+    (project / "pyproject.toml").write_text('[project]\nname = "uninstalled-toy"\n')
+    (project / "uninstalled_toy.py").write_text("import not_installed_anywhere")
+    with pytest.raises(UsageError) as missing:
+        load_environment("./uninstalled_toy")
+    assert missing.value.code == "BK-PACKAGE-MISSING"
+    assert "buckeye env install ./uninstalled_toy" in missing.value.hint
+
+
 @pytest.mark.parametrize("env_id", ["owner/toi-env@1.0.1", "zzzzzz", "json", "./nowhere.py"])
 def test_missing_environment_error_has_a_close_name_or_else_the_install_command(env_id, monkeypatch, refusal):
     monkeypatch.setattr(loading, "installed_environments", lambda: ["toy-env", "beta"])

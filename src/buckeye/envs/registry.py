@@ -13,6 +13,7 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import re
 import sys
 import tomllib
@@ -301,7 +302,12 @@ def _from_path(path: Path) -> Callable[..., Any]:
         raise EnvironmentNotFoundError(
             f"no environment at {path}: the path does not exist", hint="check the path and the current folder"
         )
-    with report_import_errors(f"the environment at {path}", path.parent if path.is_file() else path):
+    install = ""
+    if (path / "pyproject.toml").is_file():
+        command = f"buckeye env install {os.path.join('.', path)}"
+        install = f"install it with its packages, and use the id that is printed: {command}"
+    folder = path.parent if path.is_file() else path
+    with report_import_errors(f"the environment at {path}", folder, install=install):
         if path.is_file():
             module, attribute = import_file(path), "load_environment"
         else:
@@ -381,10 +387,10 @@ def _source_line(error: BaseException) -> str | None:
 
 
 @contextmanager
-def report_import_errors(subject: str, folder: Path | None = None) -> Iterator[None]:
+def report_import_errors(subject: str, folder: Path | None = None, *, install: str = "") -> Iterator[None]:
     """Convert any error of importing third-party code to a `UsageError`.
 
-    `folder` is the folder of local modules, for the message.
+    `folder` is the folder of local modules, for the message. `install` replaces the hint for a missing module.
     """
     try:
         yield
@@ -399,7 +405,7 @@ def report_import_errors(subject: str, folder: Path | None = None) -> Iterator[N
             f"{subject} needs the module {error.name!r}, which is {place}",
             code="BK-PACKAGE-MISSING",
             at=_source_line(error),
-            hint=hint,
+            hint=install or hint,
         ) from error
     except SyntaxError as error:
         in_file = error.filename is not None and Path(error.filename).is_file()  # False for code of `eval`
