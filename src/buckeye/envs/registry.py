@@ -390,7 +390,7 @@ def _source_line(error: BaseException) -> str | None:
 def report_import_errors(subject: str, folder: Path | None = None, *, install: str = "") -> Iterator[None]:
     """Convert any error of importing third-party code to a `UsageError`.
 
-    `folder` is the folder of local modules, for the message. `install` replaces the hint for a missing module.
+    `folder` is the folder of local modules, for the message. `install` replaces its hint.
     """
     try:
         yield

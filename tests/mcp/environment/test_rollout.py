@@ -155,6 +155,12 @@ def test_task_that_cannot_run_is_refused_and_not_retried(marker, way, wording, r
         asyncio.run(environment.check_isolation())
 
 
+def test_a_grader_may_limit_the_calls_of_a_tool_that_does_not_exist(marker):
+    fields = {"grade": {"calls": {"tool": "atc", "at_most": 0}}}
+    outcome = play(task(marker, **fields), Scripted(WIN, DONE), config())
+    assert outcome.error is None
+
+
 @pytest.mark.parametrize(("role", "way"), [("setup", "setup-fails"), ("evaluate", "evaluate-fails")])
 def test_task_call_with_missing_arguments_is_not_retried(marker, role, way):
     fields = {f"{role}_tool": {"name": "act"}}
