@@ -205,6 +205,13 @@ def test_resume_runs_only_missing_or_errored_rollouts(environment, tmp_path, wor
     assert (report["scored"], report["errored"], report["reward"]["value"]) == (4, 0, 1.0)
 
 
+def test_directory_with_an_evaluation_is_refused_before_anything_is_loaded(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "settings.json").write_text("{}")
+    refused = evaluate("no-such-environment", tmp_path, *NOWHERE, code=2)
+    assert "BK-FILE-EXISTS" in refused.stderr
+
+
 @pytest.mark.e2e
 @pytest.mark.smoke
 def test_interrupted_evaluation_keeps_finished_rollouts(environment, tmp_path, wording):

@@ -110,6 +110,7 @@ def run_eval(request: EvalRequest) -> EvalReport:
     Raise `UsageError` if the directory holds another evaluation, or this one without `resume`. Raise
     `RunError` if no rollout could be scored.
     """
+    _refuse_occupied(request)
     (env,) = load_environments([request.env_config], rollout_timeout=request.timeout)
     split = choose_evaluation_split(env, request.split)
     tasks = first_tasks(env, split, request.examples or -1)
@@ -157,24 +158,29 @@ def _quality_warnings(rows: Sequence[EvalRow]) -> tuple[str, ...]:
     return tuple(warnings)
 
 
+def _refuse_occupied(request: EvalRequest) -> None:
+    """Raise UsageError if the directory has other files, or an evaluation that is not to be resumed."""
+    if (request.output_dir / SETTINGS).exists():
+        if not request.resume:
+            raise UsageError(
+                f"{request.output_dir} already has an evaluation",
+                code="BK-FILE-EXISTS",
+                hint="pass --resume to continue it, or another directory with --output-dir",
+            )
+    elif request.output_dir.exists() and any(request.output_dir.iterdir()):
+        raise UsageError(
+            f"{request.output_dir} is not empty, and has no evaluation",
+            code="BK-FILE-EXISTS",
+            hint="pass another directory with --output-dir",
+        )
+
+
 def _claim_directory(request: EvalRequest, settings: Mapping[str, Any]) -> None:
     """Claim the directory for this evaluation, or check that it can be resumed."""
     path = request.output_dir / SETTINGS
     if not path.exists():
-        if request.output_dir.exists() and any(request.output_dir.iterdir()):
-            raise UsageError(
-                f"{request.output_dir} is not empty, and has no evaluation",
-                code="BK-FILE-EXISTS",
-                hint="pass another directory with --output-dir",
-            )
         write_file(path, json.dumps(settings, indent=1, ensure_ascii=False))
         return
-    if not request.resume:
-        raise UsageError(
-            f"{request.output_dir} already has an evaluation",
-            code="BK-FILE-EXISTS",
-            hint="pass --resume to continue it, or another directory with --output-dir",
-        )
     recorded: Any = None
     with suppress(ValueError):
         recorded = read_json(path)
