@@ -75,8 +75,8 @@ def suggest_id(env_id: str, known: Iterable[str]) -> str | None:
 
     An equal name is of another owner, so the id has no typo.
     """
-    ids = {canonicalize_name(known_id.rpartition("/")[2]): known_id for known_id in known}
-    name = canonicalize_name(env_id.partition("@")[0].rpartition("/")[2])
+    ids = {str(canonicalize_name(known_id.rpartition("/")[2])): known_id for known_id in known}
+    name = str(canonicalize_name(env_id.partition("@")[0].rpartition("/")[2]))
     close = difflib.get_close_matches(name, ids, cutoff=0.8) if name not in ids else []
     return suggestion([ids[other] for other in close])
 
