@@ -19,8 +19,8 @@ class Judged:
     name = "judged"
 
     def tasks(self, split):
-        names = [f"{split}-{n}" for n in range(4)]
-        return [Task(id=name, messages=({"role": "user", "content": name},)) for name in names]
+        names = [f"{split}-{n}" for n in range(100)]
+        return [Task(id=name, messages=({"role": "user", "content": name[::-1]},)) for name in names]
 
     async def rollout(self, task, policy):
         reply = await policy.chat(task.messages)
