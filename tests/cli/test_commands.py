@@ -79,7 +79,7 @@ def test_a_closed_pipe_is_not_an_error():
         ("rl init", "--dataset"),
         ("env play capitals.py", "--dataset"),
         ("env check mcp", "--dataset"),
-        ("eval mcp --model m", "--arg dataset=FILE"),
+        ("eval mcp --model m", "--dataset"),
         ("hf", "buckeye hf FILE"),
     ],
 )

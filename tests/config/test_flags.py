@@ -3,6 +3,7 @@ import pytest
 from buckeye.config.buffer import OnlineDifficultyBufferConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
+from buckeye.config.sft import SFTConfig
 from buckeye.config.trainer import SGDConfig, TrainerConfig
 
 
@@ -145,3 +146,28 @@ def test_files_are_merged_and_flags_override_them(load, folder):
     config = load(RLConfig, "@ a.toml --trainer.seed 9 --trainer @ b.toml --orchestrator")
     assert (config.trainer.optim.lr, config.trainer.optim.weight_decay) == (3.0, 2.0)
     assert (config.trainer.seed, config.orchestrator.max_steps) == (9, 5)
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (("--model", "m", "--data", "d.jsonl"), ("m", "d.jsonl")),
+        (("--model=m", "--data.path", "d.jsonl"), ("m", "d.jsonl")),
+        (("--model.name", "other", "--model", "m", "--data", "d.jsonl"), ("m", "d.jsonl")),
+    ],
+)
+def test_value_of_a_section_is_its_main_setting(load, argv, expected):
+    config = load(SFTConfig, *argv)
+    assert (config.model.name, str(config.data.path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (("--model",), "BK-CONFIG-MISSING"),
+        (("--model", "model.toml"), "BK-CLI-ARGUMENT"),
+        (("--ckpt", "somewhere"), "BK-CLI-ARGUMENT"),
+    ],
+)
+def test_section_without_a_usable_value_is_refused(refused, argv, code):
+    assert refused(SFTConfig, "--data", "d.jsonl", *argv).startswith(f"[{code}]")

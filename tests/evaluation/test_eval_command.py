@@ -10,6 +10,7 @@ import threading
 import pytest
 
 from buckeye.evaluation import chat_policy
+from buckeye.trainer.model.tiny import TinySize, make_tiny_model
 from tests.command import run_here
 from tests.evaluation.chat_server import chat_server
 from tests.small_disk import small_disk
@@ -109,6 +110,42 @@ def test_figures_by_hand(environment, tmp_path):
     assert played[0]["messages"][-1]["role"] == "assistant"
     everything = "".join(path.read_text() for path in (tmp_path / "out").iterdir())
     assert "the-secret-key" not in everything + done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("flags", "names"), [((), {"c", "d"}), (("--split", "train"), {"a", "b"})])
+def test_dataset_with_a_reward_is_evaluated_on_its_test_split(tmp_path, flags, names):
+    for split, letters in {"train": "ab", "test": "cd"}.items():
+        rows = [{"prompt": name, "answer": name.upper()} for name in letters]
+        (tmp_path / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (tmp_path / "reward.py").write_text("def score(completion, answer):\n    return completion == answer\n")
+    argv = ["eval", "--dataset", ".", "--reward", "reward.py", "--model", "m", "--json", *flags]
+    with chat_server(lambda body, _: "C") as (url, requests):
+        done = run_here(*argv, "--base-url", url, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {body["messages"][-1]["content"] for _, body in requests} == names
+    assert json.loads(done.stdout)["reward"]["value"] == (0.0 if "--split" in flags else 0.5)
+
+
+def test_one_file_without_splits_is_evaluated_whole(tmp_path):
+    rows = [{"prompt": f"Say {n}.", "answer": f"{n}"} for n in range(20)]
+    (tmp_path / "prompts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    argv = ["eval", "--dataset", "prompts.jsonl", "--reward", "exact", "--model", "m", "--json"]
+    with chat_server(lambda body, _: str(number_of(body))) as (url, requests):
+        done = run_here(*argv, "--base-url", url, cwd=tmp_path)
+    assert (done.returncode, len(requests)) == (0, 20), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (("--dataset", "d.jsonl"), "BK-CLI-MISSING"),
+        (("--reward", "r.py"), "BK-CLI-MISSING"),
+        (("letters", "--reward", "r.py", "--dataset", "d.jsonl"), "BK-CLI-CONFLICT"),
+    ],
+)
+def test_dataset_and_reward_belong_together(tmp_path, words, code):
+    done = run_here("eval", *words, "--model", "m", cwd=tmp_path)
+    assert (done.returncode, code in done.stderr) == (2, True), done.stderr
 
 
 def test_the_table(environment, tmp_path, wording):
@@ -301,12 +338,16 @@ print(json.dumps({"reward": 1.0, "components": {"tokens": len(told)}}))
 
 
 @pytest.mark.slow
-def test_agent_program_gets_log_probs_from_a_local_model(tmp_path, tiny_model):
+def test_agent_program_gets_log_probs_from_a_local_model(tmp_path):
+    size = TinySize(vocab_size=310, layers=1, hidden=64, max_length=128)
+    make_tiny_model(tmp_path / "model", texts=["say 1 2 3"] * 20, size=size, seed=0)
     (tmp_path / "agent.py").write_text(AGENT)
     tasks = [{"id": str(n), "prompt": f"Say {n}."} for n in range(2)]
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(task) + "\n" for task in tasks))
     args = {"command": ["python", str(tmp_path / "agent.py")], "tasks": str(tmp_path / "tasks.jsonl")}
-    done = evaluate("agent", tmp_path, "--args", json.dumps(args), "--model", str(tiny_model), "--json")
+    done = evaluate(
+        "agent", tmp_path, "--args", json.dumps(args), "--model", str(tmp_path / "model"), "--json"
+    )
     report = json.loads(done.stdout)
     assert (report["scored"], report["errored"], report["reward"]["value"]) == (2, 0, 1.0)
     assert 1 <= report["means"]["tokens"] <= 4

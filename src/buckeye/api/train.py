@@ -11,6 +11,7 @@ from typing import Any
 from buckeye.api.environment import Dataset, EnvironmentArguments, Rewards, flatten_settings, rows_of
 from buckeye.api.run import TrainingRun
 from buckeye.cli.composed_run import choose_output_directory
+from buckeye.dataset.environment import evaluation_split
 from buckeye.envs.registry import CALLER
 from buckeye.evaluation.chat_policy import ChatSampling
 from buckeye.evaluation.run_eval import EvalReport, EvalRequest, run_eval
@@ -104,11 +105,11 @@ def evaluate(
 
     Args:
         model: a folder, or a name on the Hugging Face hub.
-        dataset: a file, a folder, a hub id, or rows. All its rows count; none is held out.
+        dataset: a file, a folder, a hub id, or rows. No row is held out.
         reward: a function, a file, a built-in reward, or a list of them.
         env: in place of `dataset` and `reward`: an id, a path, or an environment object.
         reward_weights: the weight of each reward; 1 by default.
-        split: the split of the tasks; for a dataset that of its rows.
+        split: the split of the tasks. By default of a dataset `test` or `validation`, or else all rows.
         prompt_column: the column with the prompts.
         answer_column: the column with the answers, for built-in rewards.
         examples: the number of tasks; by default all.
@@ -143,7 +144,7 @@ def evaluate(
         model=str(model),
         base_url=None,
         api_key_var="OPENAI_API_KEY",
-        split=split if dataset is None else None,
+        split=split if dataset is None else evaluation_split(split),
         examples=examples,
         rollouts=rollouts,
         sampling=ChatSampling(temperature=temperature, top_p=None, max_tokens=max_tokens, seed=seed),

@@ -10,15 +10,21 @@ from typing import Annotated
 import typer
 
 from buckeye.base.terminal import status_line
-from buckeye.cli.env_options import DatasetOption, VariablesOption, environment_config, variable_names
+from buckeye.cli.env_options import (
+    DatasetOption,
+    EnvironmentArgument,
+    RewardOption,
+    VariablesOption,
+    environment_config,
+    variable_names,
+)
 from buckeye.evaluation.environment_args import ArgOption, ArgsOption, environment_args
 
 
 def env_check(
-    env_id: Annotated[
-        str, typer.Argument(metavar="ID", help="NAME, OWNER/NAME[@VERSION], a path, or a file of `rl init`.")
-    ],
+    env_id: EnvironmentArgument = None,
     dataset: DatasetOption = None,
+    reward: RewardOption = None,
     arg: ArgOption = None,
     args: ArgsOption = None,
     variables: VariablesOption = None,
@@ -44,7 +50,8 @@ def env_check(
     from buckeye.evaluation.env_check import CheckOptions, check_environment
     from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
 
-    environment = environment_config(env_id, dataset, environment_args(arg, args), variable_names(variables))
+    given = environment_args(arg, args)
+    environment = environment_config(env_id, dataset, reward, given, variable_names(variables))
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
         status_line("loading") as progress,

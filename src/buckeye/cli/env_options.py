@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from buckeye.base.columns import align_columns
+from buckeye.errors import UsageError
 
 if TYPE_CHECKING:
     from buckeye.config.environments import EnvConfig
@@ -28,9 +29,19 @@ VariablesOption = Annotated[
 ]
 
 
+EnvironmentArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="[ENV]", help="NAME, OWNER/NAME[@VERSION], a path, or a file of `rl init`."),
+]
 DatasetOption = Annotated[
     str | None,
-    typer.Option(metavar="TASKS", help="Tasks of an MCP environment. With a file of `rl init`: tasks.json."),
+    typer.Option(
+        metavar="FILE", help="Prompts to score with --reward; or the tasks of an MCP environment: tasks.json."
+    ),
+]
+RewardOption = Annotated[
+    list[str] | None,
+    typer.Option("--reward", metavar="FILE", help="In place of an environment: reward of --dataset."),
 ]
 
 
@@ -45,21 +56,36 @@ def is_mcp_file(env: str) -> bool:
 
 
 def environment_config(
-    env: str, dataset: str | None, args: dict[str, object], variables: Sequence[str]
+    env: str | None,
+    dataset: str | None,
+    rewards: Sequence[str] | None,
+    args: dict[str, object],
+    variables: Sequence[str],
 ) -> EnvConfig:
-    """Return the settings of an environment; a file of `rl init` is an argument of the MCP environment."""
+    """Return the settings of an environment, of a file of `rl init`, or of a dataset with its rewards.
+
+    Raises UsageError unless the options name one of them.
+    """
     from buckeye.base.keys import check_variables
     from buckeye.config.environments import EnvConfig
+    from buckeye.dataset.environment import NAME as DATASET
     from buckeye.envs.registry import current_arguments
-    from buckeye.mcp.environment import NAME, load_environment
+    from buckeye.mcp.environment import NAME as MCP
+    from buckeye.mcp.environment import load_environment
 
-    name = env
-    if is_mcp_file(env):
-        name, args = (
-            NAME,
-            {"config_path": env, "dataset": "tasks.json", **current_arguments(load_environment, args)},
+    if (env is None) != bool(rewards) or (rewards and dataset is None):
+        hint = "name an environment, or set --dataset FILE and --reward FILE"
+        raise UsageError(
+            "an environment and --reward exclude each other" if env else "no environment is named",
+            code="BK-CLI-CONFLICT" if env else "BK-CLI-MISSING",
+            hint=hint,
         )
-    if dataset is not None:
+    if env is None:
+        env, args = DATASET, {"path": dataset, "reward": list(rewards or ()), **args}
+    elif is_mcp_file(env):
+        written = {"config_path": env, "dataset": dataset or "tasks.json"}
+        env, args = MCP, written | current_arguments(load_environment, args)
+    elif dataset is not None:
         args["dataset"] = dataset
-    check_variables(name, variables)
-    return EnvConfig(id=name, args=args, variables=list(variables))
+    check_variables(env, variables)
+    return EnvConfig(id=env, args=args, variables=list(variables))

@@ -14,6 +14,8 @@ import typer
 from buckeye.base.terminal import status_line
 from buckeye.cli.env_options import (
     DatasetOption,
+    EnvironmentArgument,
+    RewardOption,
     VariablesOption,
     environment_config,
     is_mcp_file,
@@ -35,9 +37,7 @@ if TYPE_CHECKING:
 
 
 def play(
-    env: Annotated[
-        str, typer.Argument(metavar="ENV", help="NAME, OWNER/NAME[@VERSION], a path, or a file of `rl init`.")
-    ],
+    env: EnvironmentArgument = None,
     task: Annotated[str, typer.Option(metavar="N|ID", help="Task: its number from 1, or its id.")] = "1",
     policy: Annotated[
         str | None,
@@ -47,6 +47,7 @@ def play(
         ),
     ] = None,
     dataset: DatasetOption = None,
+    reward: RewardOption = None,
     arg: ArgOption = None,
     args: ArgsOption = None,
     variables: VariablesOption = None,
@@ -92,7 +93,8 @@ def play(
         raise _missing_flag("--base-url", "a model", "Name a model of the server with --policy")
     if min_reward is not None and save is None:
         raise _missing_flag("--min-reward", "--save", "Name a file with --save")
-    environment = environment_config(env, dataset, environment_args(arg, args), variable_names(variables))
+    given = environment_args(arg, args)
+    environment = environment_config(env, dataset, reward, given, variable_names(variables))
     session = PlaySession(
         policy=policy,
         base_url=base_url,
@@ -110,7 +112,7 @@ def play(
         tempfile.TemporaryDirectory(prefix="buckeye-play-") as folder,
         local_gateway([environment], Path(folder, "gateway.log"), rollouts=at_once),
     ):
-        with status_line(f"loading {env}"):
+        with status_line(f"loading {env or dataset}"):
             named, tasks, first = _load_tasks(environment, split, task, timeout)
         outcomes = asyncio.run(session.play(named, tasks, range(first, first + count)))
     if session.chats is not None:
@@ -123,9 +125,10 @@ def _missing_flag(flag: str, needed: str, hint: str) -> UsageError:
     return UsageError(f"{flag}: needs {needed}", code="BK-CLI-MISSING", hint=hint)
 
 
-def _no_reward_error(env: str, outcome: Outcome) -> RunError:
-    action = f"check it with `buckeye env check {env}`"
-    hint = "Correct the task or its server" if is_mcp_file(env) else f"Fix the environment, and {action}"
+def _no_reward_error(env: str | None, outcome: Outcome) -> RunError:
+    hint = f"Fix the environment, and check it with `buckeye env check {env}`"
+    if env is None or is_mcp_file(env):
+        hint = "Correct the reward" if env is None else "Correct the task or its server"
     return RunError(f"no rollout got a reward: {outcome.error}", code="BK-ENV-FAILED", hint=hint)
 
 

@@ -96,9 +96,8 @@ def _unknown_option(error: Any, default_hint: str) -> tuple[str, str]:
     options = [opt.lstrip("-") for param in params for opt in param.opts if opt.startswith("--")]
     usual = usual_flag(name, lambda flag: flag[2:] in options)
     near = [usual] if usual else [f"--{option}" for option in closest(name, options)]
-    if (dataset := dataset_name(name)) and "dataset" not in options:
-        files = [f"{error.ctx.command_path} FILE" for param in params if param.metavar == "TASKS"]
-        near = files or ([f"--arg {dataset}=FILE"] if "arg" in options else near)
+    if dataset_name(name) and "dataset" not in options:
+        near = [f"{error.ctx.command_path} FILE" for param in params if param.metavar == "TASKS"] or near
     return f"no such option: {error.option_name}", did_you_mean(near).strip() or default_hint
 
 

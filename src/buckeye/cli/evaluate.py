@@ -11,7 +11,14 @@ import typer
 
 from buckeye.base.columns import counted
 from buckeye.base.terminal import status_line
-from buckeye.cli.env_options import VariablesOption, variable_names
+from buckeye.cli.env_options import (
+    DatasetOption,
+    EnvironmentArgument,
+    RewardOption,
+    VariablesOption,
+    environment_config,
+    variable_names,
+)
 from buckeye.errors import UsageError
 from buckeye.evaluation.environment_args import (
     ApiKeyVarOption,
@@ -26,7 +33,9 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    env_id: Annotated[str, typer.Argument(metavar="ENV", help="NAME, OWNER/NAME[@VERSION], or a path.")],
+    env_id: EnvironmentArgument = None,
+    dataset: DatasetOption = None,
+    reward: RewardOption = None,
     model: Annotated[
         str, typer.Option(help="Model directory or hub name; with --base-url: its name on the server.")
     ] = "",
@@ -62,12 +71,21 @@ def evaluate(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Evaluate a model on an environment: reward and pass@k with intervals, and rollouts as JSON Lines."""
+    """Evaluate a model on an environment, or on a dataset with a reward.
+
+    Prints reward and pass@k with intervals; writes rollouts as JSON Lines.
+    """
+    from buckeye.dataset.environment import evaluation_split
     from buckeye.evaluation.chat_policy import ChatSampling
     from buckeye.evaluation.run_eval import EvalRequest, run_eval
 
     _check_model(model, base_url)
-    directory = output_dir or Path("outputs/evals") / _slug(f"{env_id}-{model}")
+    given = environment_args(arg, args)
+    if reward:
+        given = {"eval_path": dataset} | ({"split": split} if split else {}) | given
+        split = evaluation_split(split)
+    environment = environment_config(env_id, dataset, reward, given, variable_names(variables))
+    directory = output_dir or Path("outputs/evals") / _slug(f"{env_id or Path(dataset or '').stem}-{model}")
     sampling = ChatSampling(
         temperature=temperature,
         top_p=top_p,
@@ -76,9 +94,9 @@ def evaluate(
     )
     with status_line("loading") as show:
         request = EvalRequest(
-            env_id=env_id,
-            args=environment_args(arg, args),
-            variables=variable_names(variables),
+            env_id=environment.id,
+            args=environment.args,
+            variables=environment.variables,
             model=model,
             base_url=base_url,
             api_key_var=api_key_var,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os.path
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,8 @@ from buckeye.config.validation import format_value
 
 AT = "@"
 _ARGUMENT = "BK-CLI-ARGUMENT"
+_SHORT_FORMS = {"model": "name", "data": "path"}
+"""Section to the setting that its flag sets: `--model X` is `--model.name X`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ def parse_flags(model: type[BaseConfig], argv: Sequence[str]) -> Flags:
     `@ FILE` and `@FILE` name files, for all settings or, after the flag of a section, for that section. A
     flag is `--a.b VALUE` or `--a.b=VALUE`, with - or _ in its name. `--flag` and `--no-flag` set booleans,
     and turn optional sections on and off. Lists are `0,1`, `[0,1]`, or a repeated flag; sections may be JSON.
+    `--model VALUE` sets `model.name`, and `--data VALUE` sets `data.path`.
     """
     return _Parser(model, argv).parse()
 
@@ -158,23 +162,36 @@ class _Parser:
             self._add_file(path, self._next(), location)
             return
         text = self._next_value() if text is None else text
-        if text is None:
+        if text is None and str(path[-1]) in _SHORT_FORMS:
+            self._report_missing_value(location, f"a {_SHORT_FORMS[str(path[-1])]}")
+        elif text is None:
             self._assign(path, {}, location)
         elif text.lstrip().startswith("{") or is_none(text, shape):
             self._assign_text(path, shape, text, location)
+        elif (short := self._short_form(path, shape, text)) is not None:
+            self._assign_text(*short, text, location)
         else:
             message = f"`{location.text}` is a section, which cannot have the value {text!r}"
             hint = f"write `{location.text}.NAME VALUE` or `{location.text} @ FILE`"
             self._report(Problem(message=message, hint=hint, code=_ARGUMENT))
 
+    def _short_form(self, path: KeyPath, shape: Shape, text: str) -> tuple[KeyPath, Shape] | None:
+        """Return the setting of a section that a plain value sets, or None."""
+        name = _SHORT_FORMS.get(str(path[-1]))
+        setting = shape.find(name) if name is not None and Path(text).suffix != ".toml" else None
+        return None if name is None or setting is None else ((*path, name), setting)
+
     def _set_value(self, path: KeyPath, shape: Shape, text: str | None, location: Location) -> None:
         if bool in shape.scalars:
             self._set_boolean(path, shape, text, location)
         elif text is None and (text := self._next_value()) is None:
-            message, hint = f"`{location.text}` requires a value", f"give {shape.expected()}"
-            self._report(Problem(message=message, hint=hint, code="BK-CONFIG-MISSING"))
+            self._report_missing_value(location, shape.expected())
         else:
             self._assign_text(path, shape, text, location)
+
+    def _report_missing_value(self, location: Location, expected: str) -> None:
+        message = f"`{location.text}` requires a value"
+        self._report(Problem(message=message, hint=f"give {expected}", code="BK-CONFIG-MISSING"))
 
     def _set_boolean(self, path: KeyPath, shape: Shape, text: str | None, location: Location) -> None:
         following = self._peek()
@@ -202,6 +219,8 @@ class _Parser:
         hint = "write settings as `--NAME VALUE`, and files as `@ FILE.toml`"
         if Path(arg).suffix in (".toml", ".json"):
             hint = f"to read a file, write `@ {arg}`"
+        elif os.path.exists(os.path.join(arg, "config.json")):
+            hint = f"to name a model, write `--model {arg}`"
         self._report(Problem(message=f"unexpected argument {arg!r}", hint=hint, code=_ARGUMENT))
 
     def _assign(self, path: KeyPath, value: Any, location: Location) -> None:

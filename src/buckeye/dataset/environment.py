@@ -14,7 +14,7 @@ from buckeye.config.problems import closest, suggestion
 from buckeye.dataset.built_in import NAMES, AnswerReward, built_in_reward, is_built_in
 from buckeye.dataset.functions import Completion, FunctionReward, Reward, load_function
 from buckeye.dataset.prompts import Columns, Prompts, read_prompts
-from buckeye.dataset.rows import TRAIN
+from buckeye.dataset.rows import EVAL, TRAIN
 from buckeye.envs.base import Outcome, Policy, Reply, Task
 from buckeye.envs.outcome_validation import error_outcome, outcome_of_exception
 from buckeye.envs.stdlib_only.outcomes import OutcomeError
@@ -55,6 +55,15 @@ def load_environment(
     )
     specs = [reward] if isinstance(reward, str) else list(reward)
     return make_environment(prompts, specs, reward_weights)
+
+
+def evaluation_split(split: str | None) -> str:
+    """Return the split of the tasks to evaluate on, where `eval_path` is the dataset itself.
+
+    No row is held out then. Without a chosen `split` of the dataset, the rows are those of its split `test`
+    or `validation`, or else all rows.
+    """
+    return TRAIN if split else EVAL
 
 
 def make_environment(

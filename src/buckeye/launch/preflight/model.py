@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from buckeye.transport.checkpoint import check_shard_format
 
 MODEL, TOKENIZER = "model", "tokenizer"
 _INDEX = "model.safetensors.index.json"
-_DOWNLOAD_HINT = "check the name and the network; a gated model needs HF_TOKEN"
 
 
 # The sizes of a model, from its `config.json` and the headers of its files. The memory plan uses them.
@@ -120,7 +120,8 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
     if path is None:
         if Path(name).exists() or name.startswith((".", "/", "~")):
             return failed(MODEL, _no_model(name), "correct `model.name`", code="BK-MODEL-NOT-FOUND")
-        return skipped(MODEL, f"{name} is downloaded from the Hugging Face hub when the run starts")
+        hint = "".join(f"; did you mean {near}?" for near in _similar_directories(name))
+        return skipped(MODEL, f"{name} is downloaded from the Hugging Face hub when the run starts{hint}")
     missing = missing_files(path)
     if missing:
         return failed(
@@ -188,9 +189,24 @@ def fetch_small_files(name: str) -> Check:
         hf_hub_download(name, "config.json", token=key("HF_TOKEN") or None)
     except Exception as error:  # network, authentication, unknown id: the hub's errors vary
         return failed(
-            MODEL, f"cannot download {name}: {_first_line(error)}", _DOWNLOAD_HINT, code="BK-MODEL-NOT-FOUND"
+            MODEL,
+            f"cannot download {name}: {_first_line(error)}",
+            _download_hint(name),
+            code="BK-MODEL-NOT-FOUND",
         )
     return ok(MODEL, f"{name} is on the Hugging Face hub; it is downloaded when the run starts")
+
+
+def _download_hint(name: str) -> str:
+    similar = "".join(f"did you mean {near}? Else " for near in _similar_directories(name))
+    return f"{similar}check the name and the network; a gated model needs HF_TOKEN"
+
+
+def _similar_directories(name: str) -> list[Path]:
+    """Return the directory of a model with a similar path, if there is one."""
+    folder = Path(name).parent
+    models = {str(path.parent) for path in folder.glob("*/config.json")} if folder.is_dir() else set()
+    return [Path(near) for near in get_close_matches(name, models, 1, cutoff=0.75)]
 
 
 def _first_line(error: Exception) -> str:
@@ -337,5 +353,5 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
             f"{_first_line(error)}",
             code="BK-MODEL-NOT-FOUND",
             at=at,
-            hint=_DOWNLOAD_HINT,
+            hint=_download_hint(name),
         ) from None
