@@ -51,6 +51,12 @@ def exported(tmp_path_factory):
     return place
 
 
+def test_key_files_are_read_at_most_once_per_call_not_once_per_text(exported):
+    with mock.patch("buckeye.monitor.redact.variables", return_value={}) as read:
+        assert reported("a run", "--out", "again.html", cwd=exported).returncode == 0
+    assert read.call_count <= 5
+
+
 def test_the_file_holds_every_answer(exported):
     text = (exported / "run.html").read_text(encoding="utf-8")
     (held,) = re.findall(r'<script type="application/json" id="answers">(.*?)</script>', text, re.S)

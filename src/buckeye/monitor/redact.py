@@ -27,24 +27,25 @@ _LOGIN = re.compile(r"(?<=://)[^/@\s]+@")
 _SHORTEST_SECRET = 8
 
 
-def redact(settings: Any) -> Any:
+def redact(settings: Any, *, by_name: bool = True) -> Any:
     """Return a copy of JSON-like settings with secrets replaced by `(redacted)`.
 
     A value is secret by its name (`api_key`, `openaiApiKey`, `token`, `headers`; not a number such as
     `max_tokens`), if it equals an environment variable with such a name, if it looks like a known kind of
     key, or if it follows `Bearer`. In a URL, the login is secret, and so are query values with such names.
+    Names do not count without `by_name`: a column named `tokens` has no secrets.
     """
-    return _redacted(settings, _values_of_secret_variables())
+    return _redacted(settings, _values_of_secret_variables(), by_name)
 
 
-def _redacted(value: Any, known: frozenset[str]) -> Any:
+def _redacted(value: Any, known: frozenset[str], by_name: bool) -> Any:
     if isinstance(value, Mapping):
         return {
-            name: _hidden(item) if _is_secret(str(name)) else _redacted(item, known)
+            name: _hidden(item) if by_name and _is_secret(str(name)) else _redacted(item, known, by_name)
             for name, item in value.items()
         }
     if isinstance(value, list | tuple):
-        return [_redacted(item, known) for item in value]
+        return [_redacted(item, known, by_name) for item in value]
     if isinstance(value, str):
         return _without_secrets(value, known)
     return value

@@ -40,29 +40,25 @@ def export(run: OpenRun, path: Path) -> ExportedGroups:
     if not run.steps and not step_directories(run.path / "evals"):
         raise BuckeyeError(f"{run.path} has no recorded step yet", code="BK-RUN-NO-DATA")
     answers, exported = _answers(run)
-    write_file(path, page(_public(answers, run.path)))
+    write_file(path, page(_replaced(redact(answers, by_name=False), _shared_names(run.path))))
     return exported
 
 
-def _public(value: Any, run: Path) -> Any:
-    """Return the value with secrets and local paths removed from its texts, because users share reports.
+def _shared_names(run: Path) -> dict[str, str]:
+    """Return the local paths to replace in texts, because users share reports, and their replacements."""
+    paths = {run.absolute(): run.absolute().name, Path.home(): "~"}
+    return {str(path): name for path, name in paths.items() if len(path.parts) > 1}
 
-    Column names such as `tokens` are not treated as names of secrets.
-    """
+
+def _replaced(value: Any, names: Mapping[str, str]) -> Any:
     if isinstance(value, Mapping):
-        return {name: _public(item, run) for name, item in value.items()}
-    if isinstance(value, list | tuple) and not all(isinstance(item, str) for item in value):
-        return [_public(item, run) for item in value]
-    if isinstance(value, list | tuple):
-        return [_without_folders(item, run) for item in redact(value)]
-    return _without_folders(redact(value), run) if isinstance(value, str) else redact(value)
-
-
-def _without_folders(text: str, run: Path) -> str:
-    for path, name in ((run.absolute(), run.absolute().name), (Path.home(), "~")):
-        if len(path.parts) > 1:
-            text = text.replace(str(path), name)
-    return text
+        return {key: _replaced(item, names) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replaced(item, names) for item in value]
+    if isinstance(value, str):
+        for path, name in names.items():
+            value = value.replace(path, name)
+    return value
 
 
 def _answers(run: OpenRun) -> tuple[dict[str, Any], ExportedGroups]:
