@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from buckeye.base.columns import counted
 from buckeye.base.terminal import status_line
 from buckeye.cli.env_options import (
     DatasetOption,
@@ -27,9 +26,6 @@ from buckeye.evaluation.environment_args import (
     BaseUrlOption,
     environment_args,
 )
-
-if TYPE_CHECKING:
-    from buckeye.evaluation.run_eval import EvalReport
 
 
 def evaluate(
@@ -119,7 +115,7 @@ def evaluate(
         except KeyboardInterrupt:
             typer.echo(f"{directory}: has the finished rollouts; continue with --resume", err=True)
             raise
-    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else _report_text(report))
+    typer.echo(json.dumps(report.to_json(), ensure_ascii=False) if as_json else str(report))
 
 
 def _check_model(model: str | None, base_url: str | None) -> None:
@@ -129,27 +125,6 @@ def _check_model(model: str | None, base_url: str | None) -> None:
     if base_url is not None and not base_url.startswith(("http://", "https://")):
         hint = "Write it as http://HOST:PORT/v1"
         raise UsageError(f"--base-url: {base_url!r} is not a URL", code="BK-CLI-ARGUMENT", hint=hint)
-
-
-def _report_text(report: EvalReport) -> str:
-    figures, settings = report.figures, report.settings
-    lines = [f"{settings['env']} ({settings['split']}) with {settings['model']}", ""]
-    rows = [(name, f"{f.value:.4f}", f"[{f.low:.4f}, {f.high:.4f}]") for name, f in figures.figures.items()]
-    rows += [(name, f"{value:.4g}", "") for name, value in figures.means.items()]
-    width = max(len(name) for name, _, _ in rows)
-    lines += [f"{name:<{width}}  {value:>10}  {interval}".rstrip() for name, value, interval in rows]
-    stops = ", ".join(f"{reason} {count}" for reason, count in figures.stop_reasons.items())
-    resumed = f", {report.resumed} of them resumed" if report.resumed else ""
-    lines += [
-        "",
-        f"{counted(figures.scored, 'rollout')} of {counted(figures.tasks, 'task')} scored"
-        f"{resumed}, {figures.errored} errored; "
-        f"95 % intervals over tasks",
-        f"stop reasons: {stops}",
-    ]
-    lines += [f"error ({count}x): {error}" for error, count in figures.errors.items()]
-    lines += [f"note: {note}" for note in report.notes]
-    return "\n".join([*lines, str(report.output_dir)])
 
 
 def _slug(text: str) -> str:

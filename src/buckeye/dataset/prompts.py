@@ -163,16 +163,20 @@ def _choose_prompt_column(source: str, rows: Sequence[Row], names: Sequence[str]
             f"{source}: several columns might be the prompt: {', '.join(found)}",
             code="BK-DATA-FORMAT",
             at=rows[0].at,
-            hint=f"choose one: prompt_column={found[0]} (rl: --prompt-column {found[0]})",
+            hint=f"choose one, {_column_argument(found[0])}",
         )
     column = names[0] if names else "NAME"
     raise UsageError(
         f"{source}: no column with prompts was found. The first row is\n  {show_row(rows[0])}",
         code="BK-DATA-FORMAT",
         at=rows[0].at,
-        hint=f"name the column: --prompt-column {column}, or --arg prompt_column={column}. Expected one of "
-        f"{', '.join(PROMPT_COLUMNS)}, or tasks of MCP servers (prompt and mcp_config)",
+        hint=f"name the column, {_column_argument(column)}. Expected one of {', '.join(PROMPT_COLUMNS)}, or "
+        "tasks of MCP servers (prompt and mcp_config)",
     )
+
+
+def _column_argument(name: str) -> str:
+    return f"as `prompt_column={name}`; for `buckeye rl` as `--prompt-column {name}`"
 
 
 def _ends_with_reply(messages: Any) -> bool:

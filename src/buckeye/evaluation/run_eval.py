@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from buckeye.base.columns import counted
 from buckeye.base.keys import key_for
 from buckeye.base.storage import read_json, write_file
 from buckeye.config.environments import EnvConfig
@@ -87,9 +88,9 @@ class EvalRequest:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, repr=False)
 class EvalReport:
-    """Finished evaluation."""
+    """Finished evaluation. As text it is a table with intervals, also in a notebook."""
 
     settings: Mapping[str, Any]
     figures: Figures
@@ -102,6 +103,29 @@ class EvalReport:
         """Return the report as JSON values."""
         figures = self.figures.to_json()
         return {**self.settings, **figures, "notes": list(self.notes), "output_dir": str(self.output_dir)}
+
+    def __repr__(self) -> str:
+        figures, settings = self.figures, self.settings
+        rows = [
+            (name, f"{f.value:.4f}", f"[{f.low:.4f}, {f.high:.4f}]") for name, f in figures.figures.items()
+        ]
+        rows += [(name, f"{value:.4g}", "") for name, value in figures.means.items()]
+        width = max(len(name) for name, _, _ in rows)
+        stops = ", ".join(f"{reason} {count}" for reason, count in figures.stop_reasons.items())
+        resumed = f", {self.resumed} of them resumed" if self.resumed else ""
+        lines = [
+            f"{settings['env']} ({settings['split']}) with {settings['model']}",
+            "",
+            *(f"{name:<{width}}  {value:>10}  {interval}".rstrip() for name, value, interval in rows),
+            "",
+            f"{counted(figures.scored, 'rollout')} of {counted(figures.tasks, 'task')} scored"
+            f"{resumed}, {figures.errored} errored; 95 % intervals over tasks",
+            f"stop reasons: {stops}",
+            *(f"error ({count}x): {error}" for error, count in figures.errors.items()),
+            *(f"note: {note}" for note in self.notes),
+            str(self.output_dir),
+        ]
+        return "\n".join(lines)
 
 
 def run_eval(request: EvalRequest) -> EvalReport:

@@ -92,15 +92,20 @@ class EnvironmentPauses:
         if not all(state.pauses for state in states.values()):
             return
         last = max(states.values(), key=lambda state: state.since)
-        seconds = self._clock() - last.since
-        if any(state.works for state in states.values()) and seconds < self._settings.give_up_seconds:
-            return
-        raise FinalRunError(
-            f"all environments have failed for {seconds:.0f} s; last error: {last.last_error}",
-            code="BK-ENV-FAILED",
-            hint="run `buckeye env check` on the environment. The limit is env_pause.give_up_seconds "
-            f"({self._settings.give_up_seconds:g} s); it is 0 s until a rollout has worked",
-        )
+        if not any(state.works for state in states.values()):
+            raise FinalRunError(
+                f"no rollout has worked; last error: {last.last_error}",
+                code="BK-ENV-FAILED",
+                hint="correct the environment, and try it with `buckeye env check`",
+            )
+        seconds, limit = self._clock() - last.since, self._settings.give_up_seconds
+        if seconds >= limit:
+            raise FinalRunError(
+                f"all environments have failed for {seconds:.0f} s; last error: {last.last_error}",
+                code="BK-ENV-FAILED",
+                hint="run `buckeye env check` on the environment. The limit is env_pause.give_up_seconds "
+                f"({limit:g} s)",
+            )
 
     def metrics(self) -> dict[str, float]:
         """Return two metrics per environment: 1 if it is paused, else 0, and its pauses in a row."""

@@ -23,7 +23,9 @@ class BoundaryError(Exception):
         self.boundary, self.kind, self.message, self.trace = boundary, kind, message, tuple(trace)
 
     def __str__(self) -> str:
-        return f"{self.boundary}: {self.kind}: {self.message}{location_of(self.trace)}"
+        kind = "" if self.kind == "OutcomeError" else f"{self.kind}: "
+        place = location_of(self.trace)
+        return f"{self.boundary}: {kind}{self.message}{'' if place in self.message else place}"
 
 
 class WorkerError(BoundaryError):
