@@ -7,6 +7,7 @@ installed by `buckeye env install`, and kinds that need no installation, run in 
 from __future__ import annotations
 
 import importlib.util
+import logging
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,6 +36,8 @@ from buckeye.workers.environment import open_worker_environment
 from buckeye.workers.installed import all_installed, find_installed
 from buckeye.workers.installed.install_source import unsupported_library_error
 from buckeye.workers.installed.store import suggest_id
+
+log = logging.getLogger(__name__)
 
 
 def load_environment(env_id: str, **args: Any) -> Environment:
@@ -117,6 +120,13 @@ def _open_worker(env_id: str, args: Mapping[str, Any], settings: WorkerSettings)
     """Load the environment in a worker, with the interpreter that `_find_interpreter` returns."""
     package = _package_name(env_id)
     installed = find_installed(package)
+    if installed is not None and (edited := installed.edited_file()) is not None:
+        log.warning(
+            "Environment %s is a copy, older than %s. Install it again: buckeye env install %s --force",
+            env_id,
+            edited,
+            installed.source,
+        )
     if installed is not None and package == env_id:
         settings = replace(settings, module=installed.module)
     elif find_bundled_project(env_id) is not None:

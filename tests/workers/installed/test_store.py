@@ -2,6 +2,7 @@
 
 import json
 import os
+from datetime import datetime
 
 import pytest
 from tests.command import run_here
@@ -68,3 +69,17 @@ def test_name_with_a_typo_gets_only_the_correction(home):
     with pytest.raises(EnvironmentNotFoundError) as missing:
         get_installed("other/sums")
     assert "buckeye env install other/sums" in missing.value.hint
+
+
+@pytest.mark.parametrize(
+    ("edited", "is_stale"), [("2026-01-02T03:04:04Z", False), ("2026-01-02T03:04:06Z", True)]
+)
+def test_local_project_edited_after_its_installation_is_noticed(home, edited, is_stale):
+    project = home / "project"
+    project.mkdir()
+    code = project / "sums.py"
+    code.write_text("")
+    os.utime(code, (0, datetime.fromisoformat(edited).timestamp()))
+    record = home / "environments" / "sums" / "environment.json"
+    record.write_text(json.dumps({**json.loads(record.read_text()), "source": str(project)}))
+    assert get_installed("sums").edited_file() == (code if is_stale else None)

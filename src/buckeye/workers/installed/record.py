@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from datetime import datetime
 from pathlib import Path
@@ -19,6 +20,7 @@ ENVIRONMENTS_VARIABLE = "BUCKEYE_ENVIRONMENTS"
 RECORD = "environment.json"
 LOCK = "requirements.lock"
 VENV = "venv"
+_MOST_FILES = 1000
 
 
 class InstalledEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +59,14 @@ class InstalledEnvironment(msgspec.Struct, frozen=True, kw_only=True, forbid_unk
     def lock(self) -> Path:
         """Lock file with the exact versions."""
         return self.folder / LOCK
+
+    def edited_file(self) -> Path | None:
+        """Return a file of the local project that was edited after it was installed, or None."""
+        project, installed = Path(self.source), self.installed_at.timestamp()
+        if not project.is_absolute() or not project.is_dir():
+            return None
+        files = itertools.islice(project.rglob("*.py"), _MOST_FILES)
+        return next((path for path in files if path.stat().st_mtime > installed), None)
 
 
 def environments_home() -> Path:
