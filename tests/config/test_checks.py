@@ -58,8 +58,7 @@ def test_run_without_inference_warns_with_server_addresses():
 
 
 def test_implemented_settings_give_no_warnings():
-    words = """--trainer.optim.type muon --trainer.scheduler.type cosine --trainer.loss.ratio-type sequence
-        --trainer.loss.ratio-length-norm --trainer.loss.kl-tau 0.1 --trainer.loss.kl-mask-type masked
+    words = """--trainer.optim.type muon --trainer.scheduler.type cosine --trainer.loss.kl-coef 0.1
         --trainer.model.experimental.lora.rank 8
         --trainer.model.fsdp-cpu-offload --no-trainer.model.reshard-after-forward
         --trainer.model.reduce-dtype bfloat16 --trainer.model.dp-replicate 2
