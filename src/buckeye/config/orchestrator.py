@@ -21,7 +21,6 @@ from buckeye.config.environments import (
 from buckeye.config.rewards import (
     AdvantageConfig,
     GroupAdvantageConfig,
-    MaxRLAdvantageConfig,
     RewardShapingConfig,
 )
 from buckeye.config.shared import (
@@ -270,12 +269,5 @@ class OrchestratorConfig(BaseConfig):
                 f"`reward_shaping.overlong_cache` = {shaping.overlong_cache} is more than the maximum "
                 f"length, {longest} tokens",
                 hint="lower it",
-            )
-        if isinstance(self.advantage, MaxRLAdvantageConfig) and shaping.may_go_below_zero:
-            raise conflict(
-                "max_rl advantages require rewards of 0 or more, and `reward_shaping` can make them negative",
-                "advantage.type",
-                "reward_shaping",
-                hint='leave its penalties out, or set `advantage.type` = "group"',
             )
         return self

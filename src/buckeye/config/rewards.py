@@ -12,25 +12,14 @@ from buckeye.config.shared import BaseConfig, UserFunctionConfig, conflict, vari
 class _GroupComparison(BaseConfig):
     std_norm: Literal["local", "global"] | None = None
     """Divide by the standard deviation of the group (local) or of the batch (global)."""
-    length_weighted_mean: bool = False
-    """Weight the mean by the lengths of the replies."""
     leave_one_out: bool = False
     """Subtract the mean of the other rollouts instead of the group's."""
-    neg_clipped: bool = False
-    """Set negative advantages to 0."""
 
 
 class GroupAdvantageConfig(_GroupComparison):
     """Reward minus its group's mean."""
 
     type: Literal["group"] = "group"
-    """Computation of advantages."""
-
-
-class MaxRLAdvantageConfig(BaseConfig):
-    """Reward minus its group's mean, divided by that mean: rarely solved tasks get more weight."""
-
-    type: Literal["max_rl"] = "max_rl"
     """Computation of advantages."""
 
 
@@ -52,7 +41,6 @@ class CustomAdvantageConfig(UserFunctionConfig):
 
 AdvantageConfig = Annotated[
     Annotated[GroupAdvantageConfig, Tag("group")]
-    | Annotated[MaxRLAdvantageConfig, Tag("max_rl")]
     | Annotated[TurnAdvantageConfig, Tag("turn")]
     | Annotated[CustomAdvantageConfig, Tag("custom")],
     variant("group"),
@@ -87,12 +75,6 @@ class RewardShapingConfig(BaseConfig):
     def measures_length(self) -> bool:
         """True if a penalty depends on the length."""
         return self.overlong_cache is not None or self.length_penalty > 0
-
-    @property
-    def may_go_below_zero(self) -> bool:
-        """True if a non-negative reward can become negative."""
-        replaced_by_less = any(value < 0 for value in self.stop_reason_rewards.values())
-        return self.measures_length or replaced_by_less or any(self.stop_reason_penalties.values())
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> RewardShapingConfig:
