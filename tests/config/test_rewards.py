@@ -19,17 +19,13 @@ def test_the_type_of_advantage_may_be_left_out(load):
 
 def test_shaping_by_stop_reason(load):
     words = "--reward-shaping.stop-reason-rewards.length -0.5"
-    words += " --reward-shaping.stop-reason-penalties.turn_limit 0.2"
     shaping = load(OrchestratorConfig, words).reward_shaping
     assert shaping.stop_reason_rewards == {"length": -0.5}
-    assert shaping.stop_reason_penalties == {"turn_limit": 0.2}
 
 
 SHAPING = [
-    *("length-penalty 0.1", "overlong-cache 10", "overlong-penalty 0.5", "max-length 50"),
+    *("overlong-cache 10", "overlong-penalty 0.5", "max-length 50"),
     "overlong-cache 10 --sampling.max-tokens 9",
-    "stop-reason-rewards.a 0 --reward-shaping.stop-reason-penalties.a 1",
-    "stop-reason-penalties.a 1 --zero-truncated-completions",
 ]
 
 

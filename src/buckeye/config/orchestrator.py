@@ -103,8 +103,6 @@ class OrchestratorConfig(BaseConfig):
     """Keep or drop groups whose rewards are all equal."""
     mask_truncated_completions: bool = False
     """Do not train on truncated rollouts."""
-    zero_truncated_completions: bool = False
-    """Set the reward of truncated rollouts to 0."""
     seed: int = 42
     """Seed of task order and sampling."""
     rollout_timeout: PositiveFloat = 600.0
@@ -251,16 +249,10 @@ class OrchestratorConfig(BaseConfig):
         shaping = self.reward_shaping
         if shaping is None:
             return self
-        if self.zero_truncated_completions and (shaping.stop_reason_rewards or shaping.stop_reason_penalties):
-            raise conflict(
-                "`zero_truncated_completions` and `reward_shaping` both change rewards by stop reason",
-                hint="leave `zero_truncated_completions` out, and set length = 0.0 in "
-                "reward_shaping.stop_reason_rewards",
-            )
         longest = shaping.max_length or self.sampling.max_tokens
-        if shaping.measures_length and longest is None:
+        if shaping.overlong_cache is not None and longest is None:
             raise conflict(
-                "the length penalty in `reward_shaping` requires a maximum length",
+                "the overlong penalty in `reward_shaping` requires a maximum length",
                 hint="set reward_shaping.max_length or sampling.max_tokens",
                 code="BK-CONFIG-MISSING",
             )

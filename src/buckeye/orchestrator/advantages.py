@@ -196,7 +196,7 @@ class UserFunctionError(Exception):
 class RewardShaping:
     """Reward-shaping settings.
 
-    `max_length` is the length with the full length penalty; None: no length penalties.
+    `max_length` is the length with the full overlong penalty; None: no overlong penalty.
     """
 
     settings: RewardShapingConfig
@@ -205,31 +205,20 @@ class RewardShaping:
     def amounts(self, rollout: Scored) -> Mapping[str, float]:
         """Return the amount that each configured cause adds to the reward; 0.0 if the cause does not apply.
 
-        `stop_reason` replaces the reward or subtracts from it. `overlong` is `overlong_amount`, scaled.
-        `length` is -length_penalty * length / max_length, minus the part that `overlong` already covers.
-        `function` is the result of the user's function. Raise `UserFunctionError` if that function fails, and
-        `UsageError` if it is missing.
+        `stop_reason` replaces the reward. `overlong` is `overlong_amount`, scaled. `function` is the result
+        of the user's function. Raise `UserFunctionError` if that function fails, and `UsageError` if it is
+        missing.
         """
         settings, amounts = self.settings, {}
-        reward = rollout.reward
-        longest_reply = max(rollout.turn_lengths, default=0)
-        length = longest_reply if settings.length_of == "reply" else sum(rollout.turn_lengths)
-        by_reason = {
-            **{reason: value - reward for reason, value in settings.stop_reason_rewards.items()},
-            **{reason: -penalty for reason, penalty in settings.stop_reason_penalties.items()},
-        }
-        if by_reason:
+        if settings.stop_reason_rewards:
             reason = rollout.stop_reason
-            if rollout.truncated and reason not in by_reason:
+            if rollout.truncated and reason not in settings.stop_reason_rewards:
                 reason = TRUNCATED
-            amounts["stop_reason"] = by_reason.get(reason, 0.0)
+            amounts["stop_reason"] = settings.stop_reason_rewards.get(reason, rollout.reward) - rollout.reward
         if self.max_length is not None and settings.overlong_cache is not None:
             amounts["overlong"] = settings.overlong_penalty * overlong_amount(
-                length, self.max_length, settings.overlong_cache
+                sum(rollout.turn_lengths), self.max_length, settings.overlong_cache
             )
-        if self.max_length is not None and settings.length_penalty:
-            whole = -settings.length_penalty * length / self.max_length
-            amounts["length"] = min(0.0, whole - amounts.get("overlong", 0.0))
         if settings.function is not None:
             amounts["function"] = _user_amount(rollout, settings.function)
         return amounts
@@ -261,14 +250,11 @@ def overlong_amount(length: int, max_length: int, cache: int) -> float:
 
 
 def reward_shaping(config: OrchestratorConfig) -> RewardShaping | None:
-    """Return the configured reward shaping, including `zero_truncated_completions`; None if not configured.
+    """Return the configured reward shaping; None if not configured.
 
     Raise `UsageError` if a configured function is missing.
     """
     settings = config.reward_shaping
-    if config.zero_truncated_completions:
-        settings = settings or RewardShapingConfig()
-        settings = settings.model_copy(update={"stop_reason_rewards": {TRUNCATED: 0.0}})
     if settings is None:
         return None
     if settings.function is not None:
