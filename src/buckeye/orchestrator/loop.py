@@ -46,11 +46,11 @@ from buckeye.orchestrator.environments import (
     prompt_lengths,
 )
 from buckeye.orchestrator.evaluation_schedule import EvaluationSchedule, sampling_params
-from buckeye.orchestrator.loop_watch import LoopWatch, StepTimes, Throughput, warn_blocked_loop
+from buckeye.orchestrator.loop_watch import LoopWatch, StepTimes, Throughput
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
-from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner, RolloutRunner
+from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
 from buckeye.orchestrator.step_logs import log_first_replies, log_untrained_rollouts
 from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.orchestrator.weights_watcher import BrokenServers, WeightsWatcher
@@ -98,7 +98,7 @@ class Orchestrator:
         self.deterministic: DeterministicSampling | None = None
         self.throughput = Throughput()
         self.times = StepTimes(self.client)
-        self.loop_watch = LoopWatch(RolloutRunner._run_attempt.__code__, warn_blocked_loop)
+        self.loop_watch = LoopWatch()
         self.run_watch = RunWatch(config.output_dir)
         self._poor_steps = 0
         self.shaping = reward_shaping(config)
