@@ -58,14 +58,13 @@ def test_run_without_inference_warns_with_server_addresses():
 
 
 def test_implemented_settings_give_no_warnings():
-    words = """--trainer.optim.type muon --trainer.scheduler.type cosine --trainer.loss.ratio-type sequence
-        --trainer.loss.ratio-length-norm --trainer.loss.kl-tau 0.1 --trainer.loss.kl-mask-type masked
+    words = """--trainer.optim.type muon --trainer.scheduler.type cosine --trainer.loss.kl-coef 0.1
         --trainer.model.experimental.lora.rank 8
         --trainer.model.fsdp-cpu-offload --no-trainer.model.reshard-after-forward
         --trainer.model.reduce-dtype bfloat16 --trainer.model.dp-replicate 2
         --trainer.model.ac --trainer.model.compile --trainer-gpu-ids 1,2 --inference.parallel.dp 2
         --inference-gpu-ids 3,4 --orchestrator.eval --orchestrator.zero-spread drop
-        --orchestrator.buffer.online-difficulty-filtering --ckpt.keep 2 --ckpt.resume-step 4
+        --orchestrator.buffer.type online-difficulty --ckpt.keep 2 --ckpt.resume-step 4
         --trainer.ckpt.skip-dataloader
         --orchestrator.advantage.std-norm global --wandb --orchestrator.oversampling-factor 1.5"""
     assert _warnings(RLConfig, f"{RUN} {words}") == []

@@ -125,7 +125,6 @@ def test_variants_of_a_section(load):
     buffer = load(OrchestratorConfig, "--buffer.type online-difficulty").buffer
     assert isinstance(buffer, OnlineDifficultyBufferConfig)
     assert (buffer.min_reward, buffer.max_reward) == (0.01, 0.99)
-    assert load(OrchestratorConfig, "--buffer.online-difficulty-filtering").buffer.online_difficulty_filtering
 
 
 @pytest.mark.parametrize("reference", ["@ f.toml", "@f.toml", "--max-steps 3 @ f.toml"])

@@ -17,7 +17,6 @@ from buckeye.config.trainer import TrainerConfig
         "--loss.type gspo",
         "--loss.type cispo",
         "--loss.type reinforce",
-        "--loss.type dppo --loss.kl-tau 0",
         "--loss.type decoupled_ppo --loss.correction",
         "--loss.type ppo --loss.correction.type mask --loss.correction.low 0.1",
         "--loss.type custom --loss.import-path a.b:c --loss.kwargs.beta 2",
@@ -39,11 +38,11 @@ def test_recipe_sets_trainer_and_orchestrator_unless_set_explicitly(load):
     explicit = load(
         RLConfig,
         f"{words} --trainer.loss.type dapo --trainer.loss.clip-high 0.3 --orchestrator.zero-spread keep "
-        "--orchestrator.advantage.type max_rl",
+        "--orchestrator.advantage.type turn",
     )
     assert explicit.trainer.loss.clip_high == 0.3
     assert explicit.orchestrator.zero_spread == "keep"
-    assert explicit.orchestrator.advantage.type == "max_rl"
+    assert explicit.orchestrator.advantage.type == "turn"
     assert load(RLConfig, f"{words} --trainer.loss.type rloo").orchestrator.advantage.leave_one_out
     assert load(RLConfig, words).orchestrator.advantage.std_norm is None
 
@@ -63,7 +62,6 @@ def test_a_loss_in_a_file(load, folder):
         "--loss.type ppo --loss.correction.low 0.3",
         "--loss.type ppo --loss.correction.type mask --loss.correction.high 0.5",
         "--loss.mask-ratio-low 9",
-        "--loss.type ppo --loss.dual-clip 1",
         "--loss.reference-model m",
         "--loss.type ppo --loss.normalization-length 9",
         "--loss.type reinforce --loss.correction.high 3",

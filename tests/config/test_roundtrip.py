@@ -32,7 +32,7 @@ RUN = {
     "trainer.model.attn": st.sampled_from(["sdpa", "flash_attention_2"]),
     "trainer.model.ac": st.none() | st.just({}),
     "trainer.ckpt.keep": st.none() | counts,
-    "trainer.loss.kl_mask_type": st.sampled_from(["all", "masked", "unmasked"]),
+    "trainer.loss.kl_estimator": st.sampled_from(["k3", "k3_weighted"]),
     "trainer.scheduler": st.sampled_from([{"type": "linear", "decay": 3}, {"type": "cosine"}, {}]),
     "trainer.seed": st.integers(-(2**63), 2**63),
     "orchestrator.batch_size": counts,

@@ -55,7 +55,7 @@ def test_help_has_a_line_for_every_setting(model):
 
 def test_help_line_has_meaning_type_and_default(wording):
     text = help_text(RLConfig, "rl")
-    settings = ("--trainer.optim.lr", "--trainer.loss.kl-mask-type")
+    settings = ("--trainer.optim.lr", "--trainer.loss.kl-estimator")
     sections = ("[trainer.ckpt]", "[trainer.model.ac]", "[trainer.optim]", "[[orchestrator.env]]")
     lines = [line.strip() for line in text.splitlines()]
     assert [line for line in lines if line.startswith(settings + sections)] == wording

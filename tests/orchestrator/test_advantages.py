@@ -7,24 +7,21 @@ from hypothesis import strategies as st
 from buckeye.config.rewards import (
     CustomAdvantageConfig,
     GroupAdvantageConfig,
-    MaxRLAdvantageConfig,
     TurnAdvantageConfig,
 )
 from buckeye.envs.base import Task
-from buckeye.errors import RunError, UsageError
+from buckeye.errors import UsageError
 from buckeye.orchestrator.advantages import (
     Scored,
     batch_advantages,
     check_advantage,
     group_advantages,
     group_has_spread,
-    max_rl_advantages,
     turn_advantages,
     turn_returns,
 )
 
 REWARDS = [1.0, 0.0, 0.0, 1.0]
-LENGTHS = [10, 20, 30, 40]
 
 
 def turns(*rewards, lengths=None, replies=()):
@@ -42,36 +39,18 @@ def turns(*rewards, lengths=None, replies=()):
     [
         ({}, [0.5, -0.5, -0.5, 0.5]),
         ({"leave_one_out": True}, [2 / 3, -2 / 3, -2 / 3, 2 / 3]),
-        ({"length_weighted_mean": True}, [0.5, -0.5, -0.5, 0.5]),  # (10 + 40) / 100
         ({"std_norm": "local"}, [1.0, -1.0, -1.0, 1.0]),
-        ({"neg_clipped": True}, [0.5, 0.0, 0.0, 0.5]),
     ],
 )
 def test_group_advantages(settings, expected):
-    got = group_advantages(REWARDS, LENGTHS, GroupAdvantageConfig(**settings))
+    got = group_advantages(REWARDS, GroupAdvantageConfig(**settings))
     assert got == pytest.approx(expected, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("rewards", "lengths", "expected"),
-    [
-        ([1.0, 0.0], [10, 30], [1.0, -1.0]),  # each against the other
-        ([1.0, 0.0, 0.5], [10, 20, 10], [1 - 5 / 30, -15 / 20, 0.5 - 10 / 30]),
-        ([1.0, 0.0], [10, 0], [0.0, -1.0]),  # the second has no weight, so the first has no baseline
-        ([1.0, 0.0], [0, 0], [1.0, -1.0]),  # without lengths all weights are equal
-    ],
-)
-def test_leave_one_out_uses_the_weighted_mean_of_the_others(rewards, lengths, expected):
-    settings = GroupAdvantageConfig(length_weighted_mean=True, leave_one_out=True)
-    assert group_advantages(rewards, lengths, settings) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("settings", [{}, {"std_norm": "local"}, {"length_weighted_mean": True}])
+@pytest.mark.parametrize("settings", [{}, {"std_norm": "local"}, {"leave_one_out": True}])
 def test_equal_rewards_have_advantages_of_exactly_zero(settings):
     """In floating point, the sum of six times 0.1 divided by six is not 0.1."""
-    rewards, lengths = [0.1] * 6, [1, 2, 3, 4, 5, 6]
-    assert group_advantages(rewards, lengths, GroupAdvantageConfig(**settings)) == [0.0] * 6
-    assert max_rl_advantages(rewards) == [0.0] * 6
+    assert group_advantages([0.1] * 6, GroupAdvantageConfig(**settings)) == [0.0] * 6
 
 
 def test_no_advantage_settings_means_raw_rewards():
@@ -80,12 +59,6 @@ def test_no_advantage_settings_means_raw_rewards():
 
 def test_a_rollout_without_turns_still_counts_in_the_mean():
     assert batch_advantages([[turns(1.0), turns()]], GroupAdvantageConfig()) == [[[0.5], []]]
-
-
-def test_the_length_of_a_rollout_is_that_of_all_its_turns():
-    group = [turns(0.0, 1.0, lengths=[10, 20]), turns(0.0, lengths=[10])]
-    got = batch_advantages([group], GroupAdvantageConfig(length_weighted_mean=True))
-    assert got == [[pytest.approx([0.25, 0.25]), pytest.approx([-0.75])]]  # baseline 30 / 40
 
 
 def test_global_deviation_is_over_all_groups():
@@ -98,24 +71,8 @@ def test_global_deviation_is_over_all_groups():
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=16))
 def test_group_mean_advantages_sum_to_zero(rewards):
-    got = group_advantages(rewards, [1] * len(rewards), GroupAdvantageConfig())
+    got = group_advantages(rewards, GroupAdvantageConfig())
     assert sum(got) == pytest.approx(0.0, abs=1e-9)
-
-
-def test_max_rl_divides_by_the_mean():
-    assert max_rl_advantages([1.0, 0.0, 0.0, 0.0]) == pytest.approx([3.0, -1.0, -1.0, -1.0])  # m = 1/4
-    assert max_rl_advantages([0.5, 1.0]) == pytest.approx([-1 / 3, 1 / 3])  # m = 3/4
-    assert max_rl_advantages([0.0, 0.0]) == [0.0, 0.0]  # nothing is solved
-    assert batch_advantages([[turns(0.0, 1.0), turns(0.0)]], MaxRLAdvantageConfig()) == [[[1.0, 1.0], [-1.0]]]
-
-
-@pytest.mark.parametrize("rewards", [[-1.0, 1.0], [-1.0, 0.5], [1.0, -0.99]])
-def test_max_rl_refuses_rewards_below_zero(rewards, refusal):
-    """The last case would have advantages of 199 and -199."""
-    with pytest.raises(RunError, match=r"a rollout has -.*advantage\.type"):
-        batch_advantages([[turns(r) for r in rewards]], MaxRLAdvantageConfig())
-    with refusal(RunError):
-        group_has_spread([turns(r) for r in rewards], MaxRLAdvantageConfig())
 
 
 def test_returns_are_discounted_from_the_end():
@@ -138,9 +95,6 @@ PLAYED = [
         ({}, [[0.75, 0.5], [-0.75, -0.5], [0.0]]),  # means 0.75 (of three) and 0.5 (of two)
         ({"leave_one_out": True}, [[1.125, 1.0], [-1.125, -1.0], [0.0]]),  # times 3/2 and 2/1
         ({"std_norm": "local"}, [[0.75 / 0.375**0.5, 1.0], [-0.75 / 0.375**0.5, -1.0], [0.0]]),
-        # means (1.5 * 10 + 0.75 * 20) / 50 and 1 * 30 / 40
-        ({"length_weighted_mean": True}, [[0.9, 0.25], [-0.6, -0.75], [0.15]]),
-        ({"neg_clipped": True}, [[0.75, 0.5], [0.0, 0.0], [0.0]]),
     ],
 )
 def test_turns_are_compared_with_the_same_turn_of_the_others(settings, expected):
@@ -167,8 +121,6 @@ def test_turns_divide_by_the_deviation_of_the_batch_s_rewards():
 def test_raw_rewards_have_spread_unless_all_are_zero():
     assert group_has_spread([turns(1.0), turns(1.0)], None)
     assert not group_has_spread([turns(0.0), turns(0.0)], None)
-    assert group_has_spread([turns(1.0), turns(0.0)], MaxRLAdvantageConfig())
-    assert not group_has_spread([turns(1.0), turns(1.0)], MaxRLAdvantageConfig())
 
 
 def test_spread_of_turns_is_seen_where_rewards_are_equal():

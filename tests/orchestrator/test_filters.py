@@ -14,7 +14,7 @@ def cause(rewards, *, shaping=0.0, **settings):
 
 
 DROP = {"zero_spread": "drop"}
-DIFFICULTY = {"buffer": {"online_difficulty_filtering": True}}
+DIFFICULTY = {"buffer": {"type": "online-difficulty"}}
 BORDERS = {"buffer": {"type": "online-difficulty", "min_reward": 0.25, "max_reward": 0.75}}
 
 
@@ -56,5 +56,5 @@ def test_spread_by_turn():
 
 
 def test_errored_rollouts_are_not_counted():
-    settings = OrchestratorConfig(buffer={"online_difficulty_filtering": True})
+    settings = OrchestratorConfig(**DIFFICULTY)
     assert drop_cause(group(rollout(1.0), rollout(None), rollout(1.0)), settings) == "too_easy"

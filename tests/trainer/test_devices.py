@@ -56,7 +56,7 @@ def assert_close(found: Path, expected: Path, *, before: Path) -> None:
         {"loss": {"type": "ppo", "kl_coef": 0.1, "entropy_coef": 0.01}},
         {"optim": {"type": "muon"}, "loss": {"type": "decoupled_ppo"}},
         {"optim": {"type": "sgd"}, "loss": {"type": "gspo"}},
-        {"model": {"ac": {}}, "loss": {"type": "dppo"}},
+        {"model": {"ac": {}}, "loss": {"type": "cispo"}},
         {"model": {"experimental": {"lora": {"rank": 4}}}, "loss": {"type": "cispo", "kl_coef": 0.1}},
     ],
     ids=["adamw", "muon", "sgd", "recomputed", "lora"],

@@ -359,8 +359,8 @@ def test_samples_without_advantage_change_nothing_but_the_divisor(tmp_path, trai
     samples = list(batches[0].samples)
     samples[0] = replace(samples[0], advantages=np.zeros_like(samples[0].advantages))
     losses = []
-    for name, kl_tau in (("skipped", 0.0), ("forwarded", 1e-30)):  # with a KL term every sample counts
-        loss = {"kl_tau": kl_tau}
+    for name, bonus in (("skipped", 0.0), ("forwarded", 1e-30)):  # with an entropy bonus every sample counts
+        loss = {"entropy_coef": bonus}
         train(tmp_path / name, [replace(batches[0], samples=tuple(samples))], max_steps=1, loss=loss)
         losses.append([records(tmp_path / name)[0][key] for key in ("loss", "grad_norm")])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)

@@ -16,8 +16,6 @@ class SimpleBufferConfig(BaseConfig):
 
     type: Literal["simple"] = "simple"
     """Selection of the groups of a batch."""
-    online_difficulty_filtering: bool = False
-    """Drop groups that all rollouts solved, and groups that no rollout solved."""
 
 
 class OnlineDifficultyBufferConfig(BaseConfig):

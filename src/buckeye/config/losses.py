@@ -10,8 +10,7 @@ from buckeye.config.shared import BaseConfig, UserFunctionConfig, conflict, vari
 
 Level = Literal["token", "sequence", "geometric"]
 Normalization = Literal["token", "sequence", "constant"]
-KlEstimator = Literal["k1", "k2", "k3", "k3_weighted"]
-KlMask = Literal["all", "masked", "unmasked"]
+KlEstimator = Literal["k3", "k3_weighted"]
 ClipFraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -60,9 +59,8 @@ class BaseLossConfig(BaseConfig):
     kl_coef: NonNegativeFloat = 0.0
     """Weight of the KL divergence to the reference model. 0: no reference model."""
     kl_estimator: KlEstimator = "k3"
-    """Estimator of the KL divergence. k1: subtracted from the advantages. k2, k3: terms of the loss, correct
-    only on policy; the gradient of k3 is that of the reverse divergence. k3_weighted: k3 times the importance
-    ratio, also correct off policy."""
+    """Estimator of the KL divergence. k3: correct only on policy; its gradient is that of the reverse
+    divergence. k3_weighted: k3 times the importance ratio, also correct off policy."""
     reference_model: str | None = None
     """Reference model: a directory or a name. None: the initial model of the run."""
     entropy_coef: NonNegativeFloat = 0.0
@@ -83,20 +81,10 @@ class MaskedRatioLossConfig(BaseLossConfig):
 
     type: Literal["masked_ratio"] = "masked_ratio"
     """Name of the loss."""
-    ratio_type: Literal["token", "sequence"] = "token"
-    """Importance ratios of single tokens, or of whole sequences."""
-    ratio_length_norm: bool = False
-    """Divide the log-ratio of a sequence by its length."""
     mask_ratio_high: PositiveFloat = 8.0
     """Maximum ratio; tokens above it have no gradient."""
     mask_ratio_low: NonNegativeFloat = 0.125
     """Minimum ratio; tokens below it have no gradient."""
-    sequence_mask_ratio_low: NonNegativeFloat = 0.0
-    """Minimum ratio in a sequence. If one of its tokens is below, the sequence has no gradient. 0: off."""
-    kl_tau: NonNegativeFloat = 0.0
-    """Weight of the log-ratio to the sampler. This term makes sampled tokens less likely (see losses.md)."""
-    kl_mask_type: KlMask = "all"
-    """Tokens that kl_tau applies to."""
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> MaskedRatioLossConfig:
@@ -137,8 +125,6 @@ class ClippedRatioLossConfig(NormalizedLossConfig):
     """Clip the ratio below 1 - clip_low."""
     clip_high: NonNegativeFloat = 0.2
     """Clip the ratio above 1 + clip_high."""
-    dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Also clip the ratio above this value if the advantage is negative."""
 
 
 class PPOLossConfig(ClippedRatioLossConfig):
@@ -192,19 +178,6 @@ class CISPOLossConfig(NormalizedLossConfig):
                 hint='leave `correction` out, or set its type to "mask"',
             )
         return self
-
-
-class DPPOLossConfig(NormalizedLossConfig):
-    """Importance-weighted policy gradient without tokens whose probability changed much."""
-
-    type: Literal["dppo"] = "dppo"
-    """Name of the loss."""
-    mask_low: ClipFraction = 0.2
-    """Drop the gradient of tokens with a negative advantage whose probability fell by more than this."""
-    mask_high: ClipFraction = 0.2
-    """Drop the gradient of tokens with a positive advantage whose probability rose by more than this."""
-    kl_tau: NonNegativeFloat = 1e-3
-    """Weight of the squared log-ratio to the sampler."""
 
 
 class DecoupledPPOLossConfig(NormalizedLossConfig):
@@ -308,7 +281,6 @@ LossConfig = Annotated[
     | Annotated[DrGRPOLossConfig, Tag("dr_grpo")]
     | Annotated[GSPOLossConfig, Tag("gspo")]
     | Annotated[CISPOLossConfig, Tag("cispo")]
-    | Annotated[DPPOLossConfig, Tag("dppo")]
     | Annotated[DecoupledPPOLossConfig, Tag("decoupled_ppo")]
     | Annotated[ReinforceLossConfig, Tag("reinforce")]
     | Annotated[GRPOLossConfig, Tag("grpo")]

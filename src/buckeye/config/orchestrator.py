@@ -21,7 +21,6 @@ from buckeye.config.environments import (
 from buckeye.config.rewards import (
     AdvantageConfig,
     GroupAdvantageConfig,
-    MaxRLAdvantageConfig,
     RewardShapingConfig,
 )
 from buckeye.config.shared import (
@@ -97,15 +96,13 @@ class OrchestratorConfig(BaseConfig):
     the current batch waits for it. Always 0 in a synchronous run."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
     """Number of groups to run, relative to the groups that batches need. If too many groups
-    finish, the first are used. This favors short rollouts (metric collection/bias)."""
+    finish, the first are used. This favors short rollouts."""
     max_concurrent: PositiveInt | None = None
     """Maximum number of concurrent rollouts. None: no limit."""
     zero_spread: Literal["keep", "drop"] = "keep"
     """Keep or drop groups whose rewards are all equal."""
     mask_truncated_completions: bool = False
     """Do not train on truncated rollouts."""
-    zero_truncated_completions: bool = False
-    """Set the reward of truncated rollouts to 0."""
     seed: int = 42
     """Seed of task order and sampling."""
     rollout_timeout: PositiveFloat = 600.0
@@ -252,16 +249,10 @@ class OrchestratorConfig(BaseConfig):
         shaping = self.reward_shaping
         if shaping is None:
             return self
-        if self.zero_truncated_completions and (shaping.stop_reason_rewards or shaping.stop_reason_penalties):
-            raise conflict(
-                "`zero_truncated_completions` and `reward_shaping` both change rewards by stop reason",
-                hint="leave `zero_truncated_completions` out, and set length = 0.0 in "
-                "reward_shaping.stop_reason_rewards",
-            )
         longest = shaping.max_length or self.sampling.max_tokens
-        if shaping.measures_length and longest is None:
+        if shaping.overlong_cache is not None and longest is None:
             raise conflict(
-                "the length penalty in `reward_shaping` requires a maximum length",
+                "the overlong penalty in `reward_shaping` requires a maximum length",
                 hint="set reward_shaping.max_length or sampling.max_tokens",
                 code="BK-CONFIG-MISSING",
             )
@@ -270,12 +261,5 @@ class OrchestratorConfig(BaseConfig):
                 f"`reward_shaping.overlong_cache` = {shaping.overlong_cache} is more than the maximum "
                 f"length, {longest} tokens",
                 hint="lower it",
-            )
-        if isinstance(self.advantage, MaxRLAdvantageConfig) and shaping.may_go_below_zero:
-            raise conflict(
-                "max_rl advantages require rewards of 0 or more, and `reward_shaping` can make them negative",
-                "advantage.type",
-                "reward_shaping",
-                hint='leave its penalties out, or set `advantage.type` = "group"',
             )
         return self

@@ -16,7 +16,6 @@ from buckeye.config.rewards import (
     AdvantageConfig,
     CustomAdvantageConfig,
     GroupAdvantageConfig,
-    MaxRLAdvantageConfig,
     RewardShapingConfig,
     TurnAdvantageConfig,
 )
@@ -30,7 +29,7 @@ from buckeye.envs.stdlib_only.outcomes import (
     strip_addresses,
     to_finite_float,
 )
-from buckeye.errors import THIRD_PARTY_ERRORS, RunError, UsageError
+from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
 
 _EPSILON = 1e-8
 _NO_SPREAD = 1e-9
@@ -57,58 +56,28 @@ class Scored:
 
 
 def group_advantages(
-    rewards: Sequence[float],
-    lengths: Sequence[int],
-    settings: GroupAdvantageConfig | TurnAdvantageConfig,
+    rewards: Sequence[float], settings: GroupAdvantageConfig | TurnAdvantageConfig
 ) -> list[float]:
     """Return the advantage of each reward, before a division by the deviation of the batch.
 
     A_i = R_i - mean(R) (Shao et al. 2024, GRPO, eq. 4 without the deviation; the deviation favors easy
-    and hard prompts, Liu et al. 2025, "Dr. GRPO"). `rewards` and `lengths` (sampled tokens) are aligned.
-    Options:
+    and hard prompts, Liu et al. 2025, "Dr. GRPO"). Options:
 
-    * `length_weighted_mean`: the baseline is sum(R_i * len_i) / sum(len_i)
-    * `leave_one_out`: the baseline of i is the (weighted) mean of the others: A_i * G / (G - 1) (Kool et al.
-      2019, RLOO), A_i * N / (N - len_i) with N = sum(len_i); 0 if the others have no weight
+    * `leave_one_out`: the baseline of i is the mean of the others: A_i * G / (G - 1) (Kool et al. 2019, RLOO)
     * `std_norm = "local"`: divide by the group's population deviation
-    * `neg_clipped`: negative advantages become 0
 
     Rewards without spread have advantages of exactly 0, independent of rounding in the mean.
     """
     if not has_spread(rewards):
         return [0.0] * len(rewards)
-    weights = lengths if settings.length_weighted_mean and sum(lengths) > 0 else [1] * len(rewards)
-    total, baseline = sum(weights), statistics.fmean(rewards, weights)
+    baseline = statistics.fmean(rewards)
     advantages = [r - baseline for r in rewards]
     if settings.leave_one_out:
-        advantages = [
-            a * total / (total - w) if w < total else 0.0 for a, w in zip(advantages, weights, strict=True)
-        ]
+        advantages = [a * len(rewards) / (len(rewards) - 1) for a in advantages]
     if settings.std_norm == "local":
         deviation = statistics.pstdev(rewards)
         advantages = [a / (deviation + _EPSILON) for a in advantages]
-    if settings.neg_clipped:
-        advantages = [max(a, 0.0) for a in advantages]
     return advantages
-
-
-def max_rl_advantages(rewards: Sequence[float]) -> list[float]:
-    """Return the MaxRL advantages (Tajwar et al. 2026, arXiv 2602.02710).
-
-    A_i = (R_i - m) / m with m = mean(R); all 0 if m = 0.
-    For rewards of 0 and 1, it is the gradient of an estimate of log p(solved) instead of p(solved). Raise
-    `RunError` for a negative reward: the mean could then be arbitrarily close to 0.
-    """
-    if min(rewards) < 0:
-        raise RunError(
-            f"max_rl advantages need rewards of at least 0, and a rollout has {min(rewards):g}",
-            code="BK-ENV-REWARD",
-            hint='change the rewards of the environment, or set orchestrator.advantage.type = "group"',
-        )
-    if not has_spread(rewards):
-        return [0.0] * len(rewards)
-    mean = statistics.fmean(rewards)
-    return [(r - mean) / mean for r in rewards]
 
 
 def turn_returns(rewards: Sequence[float], discount: float) -> list[float]:
@@ -133,9 +102,7 @@ def turn_advantages(group: Sequence[Scored], settings: TurnAdvantageConfig) -> l
     advantages: list[list[float]] = [[] for _ in group]
     for turn in range(max(map(len, returns), default=0)):
         reached = [i for i, rollout_returns in enumerate(returns) if len(rollout_returns) > turn]
-        compared = group_advantages(
-            [returns[i][turn] for i in reached], [group[i].turn_lengths[turn] for i in reached], settings
-        )
+        compared = group_advantages([returns[i][turn] for i in reached], settings)
         for i, advantage in zip(reached, compared, strict=True):
             advantages[i].append(advantage)
     return advantages
@@ -197,12 +164,7 @@ def _group_turn_advantages(group: Sequence[Scored], settings: AdvantageConfig | 
     if isinstance(settings, CustomAdvantageConfig):
         return custom_advantages(group, settings)
     rewards = [rollout.reward for rollout in group]
-    if settings is None:
-        advantages = rewards
-    elif isinstance(settings, MaxRLAdvantageConfig):
-        advantages = max_rl_advantages(rewards)
-    else:
-        advantages = group_advantages(rewards, [sum(rollout.turn_lengths) for rollout in group], settings)
+    advantages = rewards if settings is None else group_advantages(rewards, settings)
     return [[a] * len(rollout.turn_rewards) for a, rollout in zip(advantages, group, strict=True)]
 
 
@@ -214,7 +176,7 @@ def has_spread(values: Sequence[float]) -> bool:
 def group_has_spread(group: Sequence[Scored], settings: AdvantageConfig | None) -> bool:
     """Return True if the group has a training signal: an advantage other than 0.
 
-    Raise `RunError` or `UsageError` if the advantages cannot be computed.
+    Raise `UsageError` if the advantages cannot be computed.
     """
     return any(abs(a) > _NO_SPREAD for turns in _group_turn_advantages(group, settings) for a in turns)
 
@@ -234,7 +196,7 @@ class UserFunctionError(Exception):
 class RewardShaping:
     """Reward-shaping settings.
 
-    `max_length` is the length with the full length penalty; None: no length penalties.
+    `max_length` is the length with the full overlong penalty; None: no overlong penalty.
     """
 
     settings: RewardShapingConfig
@@ -243,31 +205,20 @@ class RewardShaping:
     def amounts(self, rollout: Scored) -> Mapping[str, float]:
         """Return the amount that each configured cause adds to the reward; 0.0 if the cause does not apply.
 
-        `stop_reason` replaces the reward or subtracts from it. `overlong` is `overlong_amount`, scaled.
-        `length` is -length_penalty * length / max_length, minus the part that `overlong` already covers.
-        `function` is the result of the user's function. Raise `UserFunctionError` if that function fails, and
-        `UsageError` if it is missing.
+        `stop_reason` replaces the reward. `overlong` is `overlong_amount`, scaled. `function` is the result
+        of the user's function. Raise `UserFunctionError` if that function fails, and `UsageError` if it is
+        missing.
         """
         settings, amounts = self.settings, {}
-        reward = rollout.reward
-        longest_reply = max(rollout.turn_lengths, default=0)
-        length = longest_reply if settings.length_of == "reply" else sum(rollout.turn_lengths)
-        by_reason = {
-            **{reason: value - reward for reason, value in settings.stop_reason_rewards.items()},
-            **{reason: -penalty for reason, penalty in settings.stop_reason_penalties.items()},
-        }
-        if by_reason:
+        if settings.stop_reason_rewards:
             reason = rollout.stop_reason
-            if rollout.truncated and reason not in by_reason:
+            if rollout.truncated and reason not in settings.stop_reason_rewards:
                 reason = TRUNCATED
-            amounts["stop_reason"] = by_reason.get(reason, 0.0)
+            amounts["stop_reason"] = settings.stop_reason_rewards.get(reason, rollout.reward) - rollout.reward
         if self.max_length is not None and settings.overlong_cache is not None:
             amounts["overlong"] = settings.overlong_penalty * overlong_amount(
-                length, self.max_length, settings.overlong_cache
+                sum(rollout.turn_lengths), self.max_length, settings.overlong_cache
             )
-        if self.max_length is not None and settings.length_penalty:
-            whole = -settings.length_penalty * length / self.max_length
-            amounts["length"] = min(0.0, whole - amounts.get("overlong", 0.0))
         if settings.function is not None:
             amounts["function"] = _user_amount(rollout, settings.function)
         return amounts
@@ -299,14 +250,11 @@ def overlong_amount(length: int, max_length: int, cache: int) -> float:
 
 
 def reward_shaping(config: OrchestratorConfig) -> RewardShaping | None:
-    """Return the configured reward shaping, including `zero_truncated_completions`; None if not configured.
+    """Return the configured reward shaping; None if not configured.
 
     Raise `UsageError` if a configured function is missing.
     """
     settings = config.reward_shaping
-    if config.zero_truncated_completions:
-        settings = settings or RewardShapingConfig()
-        settings = settings.model_copy(update={"stop_reason_rewards": {TRUNCATED: 0.0}})
     if settings is None:
         return None
     if settings.function is not None:

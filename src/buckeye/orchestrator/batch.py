@@ -34,7 +34,7 @@ Advantages = Sequence[Sequence[Sequence[float]]]
 
 
 def advantages_of(groups: Sequence[Group], config: OrchestratorConfig) -> Advantages:
-    """Return the advantage of every turn. Raise `RunError` or `UsageError` as `batch_advantages` does."""
+    """Return the advantage of every turn. Raise `UsageError` as `batch_advantages` does."""
     return batch_advantages([[r.as_scored() for r in g.scored] for g in groups], config.advantage)
 
 

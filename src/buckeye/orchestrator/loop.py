@@ -46,12 +46,11 @@ from buckeye.orchestrator.environments import (
     prompt_lengths,
 )
 from buckeye.orchestrator.evaluation_schedule import EvaluationSchedule, sampling_params
-from buckeye.orchestrator.loop_watch import LoopWatch, StepTimes, Throughput, warn_blocked_loop
+from buckeye.orchestrator.loop_watch import LoopWatch, StepTimes, Throughput
 from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
-from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner, RolloutRunner
-from buckeye.orchestrator.sampling_bias import CollectionWatch
+from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
 from buckeye.orchestrator.step_logs import log_first_replies, log_untrained_rollouts
 from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.orchestrator.weights_watcher import BrokenServers, WeightsWatcher
@@ -99,9 +98,8 @@ class Orchestrator:
         self.deterministic: DeterministicSampling | None = None
         self.throughput = Throughput()
         self.times = StepTimes(self.client)
-        self.loop_watch = LoopWatch(RolloutRunner._run_attempt.__code__, warn_blocked_loop)
+        self.loop_watch = LoopWatch()
         self.run_watch = RunWatch(config.output_dir)
-        self.collection = CollectionWatch()
         self._poor_steps = 0
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
@@ -328,7 +326,6 @@ class Orchestrator:
             "batches/written_again": self.sender.rewritten_batches,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
             **collector.metrics(),
-            **self.collection.record(collected),
             **collected.by_environment.metrics(collected.groups),
             **self.client.metrics(),
         }

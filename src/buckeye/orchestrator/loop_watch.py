@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 
 from buckeye import inference
 from buckeye.base.distribution import CODE_FOLDER
-from buckeye.envs.stdlib_only.outcomes import author_frames, describe_frame, location_of
+from buckeye.envs.stdlib_only.outcomes import describe_frame, location_of
 from buckeye.inference.client import InferenceClient
 from buckeye.monitor.metrics import Stopwatch
 from buckeye.orchestrator import policy
@@ -38,19 +38,14 @@ _SAMPLING_CODE = (str(Path(inference.__file__).parent), policy.__file__)
 class LoopWatch:
     """Thread that detects what blocks an event loop. Call `start` and `stop` in that loop.
 
-    `rollout_code` is the code object of the function that runs a rollout; its variable `env` has the
-    environment's name. `on_blocked` is called in the loop with the environment, the code location and the
-    seconds, once for each function that has blocked for a second. The environment is "" if one of its
-    background tasks blocked.
+    It warns once about each place in the code that has blocked for a second.
     """
 
-    def __init__(self, rollout_code: CodeType, on_blocked: Callable[[str, str, float], None]) -> None:
-        self._rollout_code = rollout_code
-        self._on_blocked = on_blocked
+    def __init__(self) -> None:
         self._last_iteration = 0.0
         self._counted_until = 0.0
-        self._blocked_seconds: defaultdict[tuple[str, str], float] = defaultdict(float)
-        self._reported: set[tuple[str, str]] = set()
+        self._blocked_seconds: defaultdict[str, float] = defaultdict(float)
+        self._reported: set[str] = set()
         self._ended = threading.Event()
         self._seconds = 0.0
 
@@ -100,45 +95,34 @@ class LoopWatch:
 
     def _attribute(self, seconds: float) -> None:
         frame = sys._current_frames().get(self._thread_id)
-        source = None if frame is None else self._find_blocking_code(frame)
-        if source is None:
+        location = "" if frame is None else _find_blocking_code(frame)
+        if not location:
             return
-        self._blocked_seconds[source] += seconds
-        if self._blocked_seconds[source] >= _WARN_AFTER and source not in self._reported:
-            self._reported.add(source)
-            with suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._on_blocked, *source, self._blocked_seconds[source])
-
-    def _find_blocking_code(self, frame: FrameType) -> tuple[str, str] | None:
-        """Return the blocking environment and its code location.
-
-        None for Buckeye's own code, such as prompt rendering.
-        """
-        frames, name = list[str](), ""
-        at: FrameType | None = frame
-        while at is not None:
-            if at.f_code.co_filename.startswith(_SAMPLING_CODE):
-                return None
-            if at.f_code is self._rollout_code:
-                name = at.f_locals["env"].name
-                break
-            if not at.f_code.co_filename.startswith(_OWN_CODE):
-                frames.insert(0, describe_frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_name))
-            at = at.f_back
-        location = location_of(frames if name else author_frames(frames)).strip(" ()")
-        return (name, location) if location else None
+        self._blocked_seconds[location] += seconds
+        if self._blocked_seconds[location] >= _WARN_AFTER and location not in self._reported:
+            self._reported.add(location)
+            log.warning(
+                "An environment has blocked all other rollouts for %.1f s in total, in %s. Use `await` there "
+                "(asyncio.sleep, asynchronous clients, asyncio.to_thread), or run the environment in its own "
+                'processes: isolation = "process" and workers = N in its [[orchestrator.env]]',
+                self._blocked_seconds[location],
+                location,
+            )
 
 
-def warn_blocked_loop(env_name: str, location: str, seconds: float) -> None:
-    """Log a warning with the blocking code and the fix."""
-    log.warning(
-        "%s has blocked all other rollouts for %.1f s in total, in %s. Use `await` there (asyncio.sleep, "
-        "asynchronous clients, asyncio.to_thread), or run the environment in its own processes: "
-        'isolation = "process" and workers = N in its [[orchestrator.env]]',
-        f"Environment {env_name}" if env_name else "An environment",
-        seconds,
-        location,
-    )
+def _find_blocking_code(frame: FrameType) -> str:
+    """Return the location of the blocking code; "" for Buckeye's own code, such as prompt rendering."""
+    frames = list[str]()
+    at: FrameType | None = frame
+    while (
+        at is not None and at.f_code.co_filename != asyncio.events.__file__
+    ):  # the loop calls all code there
+        if at.f_code.co_filename.startswith(_SAMPLING_CODE):
+            return ""
+        if not at.f_code.co_filename.startswith(_OWN_CODE):
+            frames.insert(0, describe_frame(at.f_code.co_filename, at.f_lineno, at.f_code.co_name))
+        at = at.f_back
+    return location_of(frames).strip(" ()")
 
 
 class StepTimes:

@@ -27,7 +27,7 @@ CHARTS: Mapping[str, Sequence[tuple[str, str, tuple[str, ...]]]] = {
         (
             "Left out of the loss",
             "share",
-            ("trainer/masked_low", "trainer/masked_high", "trainer/masked_sequence", "trainer/clipped"),
+            ("trainer/masked_low", "trainer/masked_high", "trainer/clipped"),
         ),
         ("Gradient norm", "", ("*/grad_norm",)),
         ("Effective sample size", "share", ("trainer/effective_sample_size",)),
@@ -103,7 +103,6 @@ LABELS = {
     "trainer/weights/served_kl": "as served",
     "trainer/masked_low": "too unlikely",
     "trainer/masked_high": "too likely",
-    "trainer/masked_sequence": "whole sequences",
     "orchestrator/batch/solve_none": "all fail",
     "orchestrator/batch/solve_all": "all pass",
     "orchestrator/batch/alike": "same words",

@@ -338,7 +338,9 @@ HEALTHY: Mapping[str, Small] = {
     "LoRA, asynchronous": Small(words=LORA, lr=1e-2, level=1),
     "resumed": Small(resume_at=5, steps=10),
     "KL": Small(words=("--trainer.loss.kl-coef", "0.05")),
-    "KL, k2": Small(words=("--trainer.loss.kl-coef", "0.05", "--trainer.loss.kl-estimator", "k2")),
+    "KL, weighted": Small(
+        words=("--trainer.loss.kl-coef", "0.05", "--trainer.loss.kl-estimator", "k3_weighted")
+    ),
     "entropy bonus": Small(words=("--trainer.loss.entropy-coef", "0.01")),
     "GRPO": Small(words=("--trainer.loss.type", "grpo")),
     "Dr. GRPO": Small(words=("--trainer.loss.type", "dr_grpo"), lr=2e-3),

@@ -136,7 +136,7 @@ class ChaosRun:
             "--orchestrator.env.0.id": "chaos.py",
             "--orchestrator.batch-size": GROUPS * GROUP_SIZE,
             "--orchestrator.rollouts-per-example": GROUP_SIZE,
-            "--trainer.loss.kl-tau": "1e-30",  # samples without an advantage are trained too
+            "--trainer.loss.entropy-coef": "1e-30",  # samples without an advantage are trained too
             "--trainer.ckpt.interval": 2,
             "--supervision.heartbeat-timeout": 5,
             "--supervision.start-timeout": 60,

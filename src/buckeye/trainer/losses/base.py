@@ -37,13 +37,12 @@ class LossInputs:
 class TokenLosses:
     """Loss terms of N tokens.
 
-    `policy` [N] is the policy-gradient term, which a correction may reduce. `penalty` [N] is not corrected;
-    None means zero. `log_weights` [N] is the logarithm of the importance weight that a correction limits;
-    None means l_t. `masks` are bool[N] by name: the tokens that were masked or clipped, per reason.
+    `policy` [N] is the policy-gradient term, which a correction may reduce. `log_weights` [N] is the
+    logarithm of the importance weight that a correction limits; None means l_t. `masks` are bool[N] by name:
+    the tokens that were masked or clipped, per reason.
     """
 
     policy: Tensor
-    penalty: Tensor | None = None
     log_weights: Tensor | None = None
     masks: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -87,7 +86,7 @@ def sequence_lengths(inputs: LossInputs) -> Tensor:
     return sequence_sums(ones, inputs.sequences)[inputs.sequences]
 
 
-def sequence_log_ratios(inputs: LossInputs, *, mean: bool) -> Tensor:
-    """Return for each token the sum of l over its sequence, or its mean with `mean`; [N], detached."""
+def sequence_log_ratios(inputs: LossInputs) -> Tensor:
+    """Return for each token the mean of l over its sequence, [N], detached."""
     total = sequence_sums(log_ratios(inputs).detach(), inputs.sequences)[inputs.sequences]
-    return total / sequence_lengths(inputs) if mean else total
+    return total / sequence_lengths(inputs)

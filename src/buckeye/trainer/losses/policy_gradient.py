@@ -11,7 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ from buckeye.base.user_function import load_user_function
 from buckeye.config.losses import (
     CorrectionConfig,
     CustomLossConfig,
-    DPPOLossConfig,
-    KlMask,
     Level,
     LossConfig,
     MaskCorrectionConfig,
@@ -40,17 +38,13 @@ from buckeye.trainer.losses.base import (
     sequence_sums,
     with_gradient_of,
 )
-from buckeye.trainer.losses.regularization import regularization, with_kl_reward
+from buckeye.trainer.losses.regularization import regularization
 from buckeye.trainer.losses.statistics import REFERENCE_SUMS, SUMS, token_sums
 
 _SETTING = "trainer.loss"
-_SEQUENCE_LIMIT = 10.0
 
 CLIP_MASKS = ("clipped_low", "clipped_high")
-PPO_CLIP_MASKS = (*CLIP_MASKS, "clipped_dual")
-CISPO_CLIP_MASKS = CLIP_MASKS
-DPPO_CLIP_MASKS = ("masked_low", "masked_high")
-MASKED_RATIO_MASKS = (*DPPO_CLIP_MASKS, "masked_sequence")
+RATIO_MASKS = ("masked_low", "masked_high")
 CORRECTION_MASKS = ("corrected_low", "corrected_high")
 
 RECIPES: Mapping[str, str] = {
@@ -112,52 +106,18 @@ def reinforce_loss(inputs: LossInputs) -> TokenLosses:
     return TokenLosses(policy=-inputs.advantages * inputs.logprobs)
 
 
-def dppo_loss(
-    inputs: LossInputs, *, mask_low: float = 0.2, mask_high: float = 0.2, kl_tau: float = 1e-3
-) -> TokenLosses:
-    """Return -1{kept} r_t A_t + kl_tau l_t^2.
-
-    Masked tokens: A_t > 0 and pi_t - mu_t > mask_high, or A_t <= 0 and pi_t - mu_t < -mask_low.
-
-    |pi_t - mu_t| is the total variation distance of the two policies if all other tokens count as one token.
-    This is the binary variant of divergence PPO (Qi et al. 2026, arXiv 2602.04879). The squared log-ratio, on
-    all tokens, is the regularizer of Kimi k1.5 (arXiv 2501.12599, section 2.3.2).
-    """
-    difference, advantages = log_ratios(inputs), inputs.advantages
-    change = inputs.logprobs.detach().exp() - inputs.sampler_logprobs.exp()
-    masks = {
-        "masked_low": (advantages <= 0) & (change < -mask_low),
-        "masked_high": (advantages > 0) & (change > mask_high),
-    }
-    kept = ~(masks["masked_low"] | masks["masked_high"])
-    return TokenLosses(
-        policy=-torch.where(kept, difference.exp(), 0.0) * advantages,
-        penalty=kl_tau * difference.square() if kl_tau else None,
-        masks=masks,
-    )
-
-
 # Losses with PPO's ratio clipping.
 
 
-def ppo_loss(
-    inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None
-) -> TokenLosses:
+def ppo_loss(inputs: LossInputs, *, clip_low: float = 0.2, clip_high: float = 0.2) -> TokenLosses:
     """Return -min(r_t A_t, clip(r_t, 1 - clip_low, 1 + clip_high) A_t).
-
-    If A_t < 0 and `dual_clip` is c, it is at most -c A_t.
 
     Schulman et al. 2017, arXiv 1707.06347, eq. 7; the sampler is the old policy. With group-relative
     advantages this is GRPO (Shao et al. 2024, arXiv 2402.03300, eq. 3). With a larger `clip_high` it is DAPO
-    (Yu et al. 2025, arXiv 2503.14476, eq. 8, with 0.28). The dual clip is from Ye et al. 2020, arXiv
-    1912.09729.
+    (Yu et al. 2025, arXiv 2503.14476, eq. 8, with 0.28).
     """
-    ratios, advantages = log_ratios(inputs).exp(), inputs.advantages
-    objective, masks = _clipped_objective(ratios, advantages, clip_low, clip_high)
-    masks["clipped_dual"] = torch.zeros_like(masks["clipped_low"])
-    if dual_clip is not None:
-        masks["clipped_dual"] = (advantages < 0) & (ratios.detach() > dual_clip)
-        objective = torch.where(advantages < 0, objective.maximum(dual_clip * advantages), objective)
+    ratios = log_ratios(inputs).exp()
+    objective, masks = _clipped_objective(ratios, inputs.advantages, clip_low, clip_high)
     return TokenLosses(policy=-objective, masks=masks)
 
 
@@ -170,7 +130,7 @@ def gspo_loss(inputs: LossInputs, *, clip_low: float = 3e-4, clip_high: float = 
     sequence normalization it has the value and gradient of GSPO, eq. 5. A correction limits the sequence
     ratio.
     """
-    mean = sequence_log_ratios(inputs, mean=True)
+    mean = sequence_log_ratios(inputs)
     ratios = with_gradient_of(mean, inputs.logprobs).exp()
     objective, masks = _clipped_objective(ratios, inputs.advantages, clip_low, clip_high)
     return TokenLosses(policy=-objective, log_weights=mean, masks=masks)
@@ -237,55 +197,20 @@ def _aggregate(log_weights: Tensor, sequences: Tensor, level: Level) -> Tensor:
 
 
 def masked_ratio_loss(
-    inputs: LossInputs,
-    *,
-    ratio_type: Literal["token", "sequence"] = "token",
-    ratio_length_norm: bool = False,
-    mask_ratio_low: float = 0.125,
-    mask_ratio_high: float = 8.0,
-    sequence_mask_ratio_low: float = 0.0,
-    kl_tau: float = 0.0,
-    kl_mask_type: KlMask = "all",
+    inputs: LossInputs, *, mask_ratio_low: float = 0.125, mask_ratio_high: float = 8.0
 ) -> TokenLosses:
-    """Return -1{kept} rho_t A_t + kl_tau 1{in K} l_t.
+    """Return -1{kept} r_t A_t. A token is kept if r_t is in [mask_ratio_low, mask_ratio_high].
 
-    With `token`, rho_t = r_t. With `sequence`, all tokens of a sequence share one ratio, from s = sum_t l_t
-    or, with `ratio_length_norm`, the mean (then it is GSPO's, Zheng et al. 2025, arXiv 2507.18071, eq. 7):
-    rho_t = exp(min(log pi_t - sg[log pi_t] + sg[s], 10)).
-
-    A token is kept if rho_t is in [mask_ratio_low, mask_ratio_high], and no ratio of its sequence is below
-    `sequence_mask_ratio_low`. Nothing is clipped: a masked token has no policy gradient. This was the default
-    of launchers of late 2025, and equals two-sided IcePop ("Every Step Evolves", arXiv 2510.18855). K is the
-    set of all tokens (`all`), of the masked tokens (`masked`) or of the kept tokens (`unmasked`).
-
-    The l_t term is kept for configurations of that launcher. Its expectation under the sampler is -kl_tau
-    KL(mu || pi): it does not pull the policy toward the sampler. Leave it at 0.
+    Nothing is clipped: a masked token has no policy gradient. This was the default of launchers of late 2025,
+    and equals two-sided IcePop ("Every Step Evolves", arXiv 2510.18855).
     """
-    difference = log_ratios(inputs)
-    if ratio_type == "token":
-        ratios = difference.exp()
-    else:
-        total = sequence_log_ratios(inputs, mean=ratio_length_norm)
-        ratios = with_gradient_of(total, inputs.logprobs).clamp_max(_SEQUENCE_LIMIT).exp()
+    ratios = log_ratios(inputs).exp()
     masks = {
         "masked_low": ratios.detach() < mask_ratio_low,
         "masked_high": ratios.detach() > mask_ratio_high,
-        "masked_sequence": _smallest_in_sequence(ratios.detach(), inputs.sequences) < sequence_mask_ratio_low,
     }
-    kept = ~(masks["masked_low"] | masks["masked_high"] | masks["masked_sequence"])
-    penalty = None
-    if kl_tau:
-        chosen = {"all": torch.ones_like(kept), "masked": ~kept, "unmasked": kept}[kl_mask_type]
-        penalty = kl_tau * torch.where(chosen, difference, 0.0)
-    policy = -torch.where(kept, ratios, 0.0) * inputs.advantages
-    return TokenLosses(policy=policy, penalty=penalty, masks=masks)
-
-
-def _smallest_in_sequence(ratios: Tensor, sequences: Tensor) -> Tensor:
-    """Return for each token the smallest ratio in its sequence."""
-    count = int(sequences.max()) + 1 if len(sequences) else 0
-    smallest = ratios.new_full((count,), torch.inf).scatter_reduce(0, sequences, ratios, "amin")
-    return smallest[sequences]
+    kept = ~(masks["masked_low"] | masks["masked_high"])
+    return TokenLosses(policy=-torch.where(kept, ratios, 0.0) * inputs.advantages, masks=masks)
 
 
 # Losses by their settings.
@@ -303,13 +228,12 @@ class LossType:
 
 
 LOSS_TYPES: Mapping[str, LossType] = {
-    "masked_ratio": LossType(masked_ratio_loss, MASKED_RATIO_MASKS),
-    "ppo": LossType(ppo_loss, PPO_CLIP_MASKS),
-    "dr_grpo": LossType(ppo_loss, PPO_CLIP_MASKS),
+    "masked_ratio": LossType(masked_ratio_loss, RATIO_MASKS),
+    "ppo": LossType(ppo_loss, CLIP_MASKS),
+    "dr_grpo": LossType(ppo_loss, CLIP_MASKS),
     "gspo": LossType(gspo_loss, CLIP_MASKS),
     "decoupled_ppo": LossType(decoupled_ppo_loss, CLIP_MASKS),
-    "cispo": LossType(cispo_loss, CISPO_CLIP_MASKS),
-    "dppo": LossType(dppo_loss, DPPO_CLIP_MASKS),
+    "cispo": LossType(cispo_loss, CLIP_MASKS),
     "reinforce": LossType(reinforce_loss, ()),
 }
 """All loss types except `custom` and the recipes."""
@@ -323,15 +247,15 @@ def check_loss(config: LossConfig) -> None:
 
 def total_loss(inputs: LossInputs, config: LossConfig) -> LossSums:
     """Return the loss of a row, with correction, reference KL, entropy bonus and normalization weights."""
-    losses = _token_losses(with_kl_reward(inputs, config), config)
+    losses = _token_losses(inputs, config)
     terms, masks = losses.policy, dict(losses.masks)
     if isinstance(config, NormalizedLossConfig) and config.correction is not None:
         log_weights = losses.log_weights if losses.log_weights is not None else log_ratios(inputs)
         factors, corrected = correction_factors(log_weights, inputs.sequences, config.correction)
         terms, masks = terms * factors, {**masks, **corrected}
-    for addition in (losses.penalty, regularization(inputs, config)):
-        if addition is not None:
-            terms = terms + addition
+    regularizing = regularization(inputs, config)
+    if regularizing is not None:
+        terms = terms + regularizing
     if normalization_of(config) == "sequence":
         terms = terms / sequence_lengths(inputs)
     return LossSums(loss=terms.sum(), statistics=token_sums(inputs, masks))
@@ -350,8 +274,8 @@ def statistic_names(config: LossConfig) -> tuple[str, ...]:
 
 
 def normalization_of(config: LossConfig) -> Normalization:
-    """Return the normalization over the batch; for the default loss, its ratio type."""
-    return config.ratio_type if isinstance(config, MaskedRatioLossConfig) else config.normalization
+    """Return the normalization over the batch; the default loss is a mean over tokens."""
+    return "token" if isinstance(config, MaskedRatioLossConfig) else config.normalization
 
 
 def divisor(trained: Sequence[int], config: LossConfig, *, seq_len: int) -> float:
@@ -372,8 +296,7 @@ def divisor(trained: Sequence[int], config: LossConfig, *, seq_len: int) -> floa
 
 def needs_every_sample(config: LossConfig) -> bool:
     """Return True if samples without advantage also move the weights."""
-    penalized = isinstance(config, MaskedRatioLossConfig | DPPOLossConfig) and config.kl_tau
-    return bool(penalized or config.kl_coef or config.entropy_coef or isinstance(config, CustomLossConfig))
+    return bool(config.kl_coef or config.entropy_coef or isinstance(config, CustomLossConfig))
 
 
 def _loss_type(config: LossConfig) -> LossType:

@@ -52,7 +52,7 @@ def token_sums(inputs: LossInputs, masks: Mapping[str, Tensor]) -> dict[str, Ten
         "squared_ratio": _sum(ratios.square(), recorded),
     }
     if inputs.reference_logprobs is not None:
-        sums["reference_kl"] = estimate_kl(inputs.logprobs, inputs.reference_logprobs, "k3").sum()
+        sums["reference_kl"] = estimate_kl(inputs.logprobs, inputs.reference_logprobs).sum()
     return sums | {name: (mask & recorded).sum() for name, mask in masks.items()}
 
 

@@ -259,7 +259,7 @@ def kl_of_the_wrong_sign(facts: DiagnosisFacts) -> Finding | str | None:
 
 
 _BOUNDS = (
-    *("masked_low", "masked_high", "masked_sequence", "clipped_low", "clipped_high", "corrected_low"),
+    *("masked_low", "masked_high", "clipped_low", "clipped_high", "corrected_low"),
     "corrected_high",
 )
 """Metric names for the shares of tokens that the loss leaves out."""
