@@ -1,6 +1,9 @@
-"""Accounts of the rollouts of a batch, and the log lines about them."""
+"""Metrics of how a batch was collected: accounts of rollouts, and the length bias of dropped groups."""
 
 import logging
+import math
+import random
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -8,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from buckeye.orchestrator.collected_groups import CollectedGroups
+from buckeye.orchestrator.sampling_bias import CollectionWatch
 from buckeye.orchestrator.step_logs import log_untrained_rollouts
 
 from .made_rollouts import group, rollout
@@ -74,6 +78,47 @@ def test_account_of_attempts_adds_up(groups):
     assert account["played"] == account["trained"] + account["dropped"] + account["failed"]
 
 
+def test_collection_metrics_match_hand_computed_values():
+    batch = collected(
+        (None, group(played(1.0, 1.0, 10), played(1.0, 3.0, 30))),
+        ("stale", group(played(1.0, 6.0, 40))),
+        ("no_spread", group(played(1.0, 2.0, 20))),
+    )
+    values = CollectionWatch().record(batch)
+    assert values["collection/trained/seconds/mean"] == 2.0
+    assert values["collection/dropped/seconds/mean"] == 4.0
+    assert values["collection/finished/seconds/mean"] == pytest.approx(10 / 3)
+    assert values["collection/finished/completion_len/mean"] == pytest.approx(80 / 3)
+    assert values["collection/sampling_seconds"] == 12.0
+    assert values["collection/lost_share"] == pytest.approx(8 / 12)
+    assert not any(name.startswith("collection/bias") for name in values)  # one lost group is too few
+
+
+def test_difference_matches_welch():
+    kept, lost = [1.0, 2.0, 3.0, 2.5], [4.0, 6.0, 5.0]
+    batch = collected(
+        *[(None, group(played(1.0, seconds))) for seconds in kept],
+        *[("stale", group(played(1.0, seconds))) for seconds in lost],
+    )
+    values = CollectionWatch().record(batch)
+    error = math.sqrt(statistics.variance(kept) / 4 + statistics.variance(lost) / 3)
+    apart = statistics.fmean(kept) - statistics.fmean(lost)
+    assert values["collection/bias/seconds/errors"] == pytest.approx(apart / error)
+    everything = statistics.fmean(kept + lost)
+    assert values["collection/bias/seconds"] == pytest.approx(statistics.fmean(kept) / everything - 1)
+    assert values["collection/bias/completion_len"] == 0.0
+    assert values["collection/bias/completion_len/errors"] == 0.0
+
+
+def test_refused_prompt_does_not_count_as_length():
+    refused = rollout(None, turns=(), seconds=0.0)
+    usable = [(None, group(played(1.0, seconds))) for seconds in (9.0, 10.0, 11.0)]
+    lost = [("errored", group(refused, refused)) for _ in range(3)]
+    values = CollectionWatch().record(collected(*usable, *lost))
+    assert values["collection/finished/seconds/mean"] == 10.0
+    assert not [name for name in values if name.startswith(("collection/bias", "collection/failures/"))]
+
+
 @pytest.mark.parametrize(
     ("rollouts", "level"),
     [
@@ -98,3 +143,46 @@ def test_steps_without_training_signal_warn_at_powers_of_ten(caplog, poor_steps,
     cut_off = group(replace(played(1.0, 1.0), truncated=True), replace(played(1.0, 1.0), truncated=True))
     log_untrained_rollouts(3, collected((None, cut_off)), 0, poor_steps=poor_steps)
     assert [record.levelno for record in caplog.records] == [level]
+
+
+def test_filtered_groups_are_not_collection_bias():
+    watch = CollectionWatch()
+    for _ in range(5):
+        values = watch.record(
+            collected((None, group(played(1.0, 1.0))), ("too_easy", group(played(1.0, 9.0))))
+        )
+    assert "collection/bias/seconds" not in values
+
+
+def sampled(rng, lost_when_long):
+    """Return a batch of 16 groups, some of them lost at random or because they are long."""
+    groups = []
+    for _ in range(16):
+        seconds = rng.lognormvariate(0.0, 0.7)
+        lost = rng.random() < (0.3 if not lost_when_long else 0.05 if seconds < 1.0 else 0.5)
+        groups.append(("stale" if lost else None, group(played(1.0, seconds))))
+    return collected(*groups)
+
+
+@pytest.mark.parametrize("lost_when_long", [False, True])
+def test_bias_is_detected_and_chance_is_not(lost_when_long):
+    most = []
+    for seed in range(5):
+        rng, watch = random.Random(seed), CollectionWatch()
+        seen = [
+            watch.record(sampled(rng, lost_when_long)).get("collection/bias/seconds/errors", 0.0)
+            for _ in range(100)
+        ]
+        most.append(min(seen[20:]))
+    assert (max(most) < -4.0) if lost_when_long else (min(most) > -4.0)
+
+
+def test_failures_are_compared_with_length_and_reward():
+    batch = collected(
+        *[(None, group(played(1.0, s), played(1.0, s))) for s in (1.0, 1.2, 0.8)],
+        *[(None, group(played(0.2, s), played(None, 9.0 + s))) for s in (1.0, 1.1, 0.9)],
+    )
+    values = CollectionWatch().record(batch)
+    assert values["collection/failures/seconds"] < -0.5
+    assert values["collection/failures/seconds/errors"] < -4
+    assert values["collection/failures/reward"] == pytest.approx(1.0 / 0.6 - 1)

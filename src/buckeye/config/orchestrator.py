@@ -96,7 +96,7 @@ class OrchestratorConfig(BaseConfig):
     the current batch waits for it. Always 0 in a synchronous run."""
     oversampling_factor: Annotated[float, Field(ge=1)] = 1.0
     """Number of groups to run, relative to the groups that batches need. If too many groups
-    finish, the first are used. This favors short rollouts."""
+    finish, the first are used. This favors short rollouts (metric collection/bias)."""
     max_concurrent: PositiveInt | None = None
     """Maximum number of concurrent rollouts. None: no limit."""
     zero_spread: Literal["keep", "drop"] = "keep"

@@ -24,6 +24,7 @@ _SURE_OF_PEAK = 5.0
 _SURE_OF_FIRST = 3.0
 _ENOUGH_TO_RISE = 10  # steps
 _LITTLE_ESS = 0.05
+_SMALL_BIAS = 0.01
 _EQUAL = 1e-9
 RANDOM_LOGPROB = -4.0  # nats per sampled token of the first batch; that of a pretrained model is above -2
 _COLLAPSES = ("collapsed", "endless", "moved_too_far")
@@ -53,6 +54,16 @@ FINDING_METRICS = (
     "effective_sample_size",
     "masked_low",
     "masked_high",
+    "collection/bias/seconds",
+    "collection/bias/seconds/errors",
+    "collection/bias/completion_len",
+    "collection/bias/completion_len/errors",
+    "collection/failures/seconds",
+    "collection/failures/seconds/errors",
+    "collection/failures/completion_len",
+    "collection/failures/completion_len/errors",
+    "collection/failures/reward",
+    "collection/failures/reward/errors",
 )
 """Metrics that the findings use."""
 
@@ -69,16 +80,11 @@ class Reason:
 def findings(steps: Sequence[StepMetrics], run: Path, *, has_ended: bool = False) -> list[Finding]:
     """Return the problems that a run, in the directory `run`, has at the end of `steps`.
 
-    Steps without a recorded batch are skipped. A run that `has_ended` after fewer than three steps is judged
-    by these.
+    Problems that prevent learning come first, then biased sampling. Steps without a recorded batch are
+    skipped. A run that `has_ended` after fewer than three steps is judged by these.
     """
     batch_steps = _batch_steps(steps)
-    enough = max(1, min(ENOUGH, len(batch_steps))) if has_ended else ENOUGH
-    found = _no_spread(batch_steps, run, enough) or _cut_off(batch_steps, run)
-    if found is not None and found.name in _OF_UNTRAINED and _is_random(batch_steps[0]):
-        found = replace(found, **asdict(_UNTRAINED))
-    both = (found, _moved_too_far(batch_steps, run))
-    return [_with_rollback_advice(one, batch_steps, run) for one in both if one is not None]
+    return [*_hindrances(batch_steps, run, has_ended=has_ended), *_biases(batch_steps, run)]
 
 
 def _with_rollback_advice(found: Finding, batch_steps: Sequence[StepMetrics], run: Path) -> Finding:
@@ -86,6 +92,15 @@ def _with_rollback_advice(found: Finding, batch_steps: Sequence[StepMetrics], ru
     if found.name not in _COLLAPSES or found.since <= batch_steps[0].number:
         return found
     return replace(found, advice=rollback_advice(run, found.since))
+
+
+def _hindrances(batch_steps: Sequence[StepMetrics], run: Path, *, has_ended: bool) -> list[Finding]:
+    enough = max(1, min(ENOUGH, len(batch_steps))) if has_ended else ENOUGH
+    found = _no_spread(batch_steps, run, enough) or _cut_off(batch_steps, run)
+    if found is not None and found.name in _OF_UNTRAINED and _is_random(batch_steps[0]):
+        found = replace(found, **asdict(_UNTRAINED))
+    both = (found, _moved_too_far(batch_steps, run))
+    return [_with_rollback_advice(one, batch_steps, run) for one in both if one is not None]
 
 
 def explain_no_learning(
@@ -96,7 +111,7 @@ def explain_no_learning(
     The advice is left out if the cause is known.
     """
     batch_steps = _batch_steps(steps)
-    found, lost = findings(batch_steps, run, has_ended=True), _has_fallen(batch_steps)
+    found, lost = _hindrances(batch_steps, run, has_ended=True), _has_fallen(batch_steps)
     if not found or (_has_improved(batch_steps) and not lost):
         return None
     how = "the progress was lost" if lost else "nothing was learned"
@@ -257,6 +272,77 @@ def _moved_too_far(batch_steps: Sequence[StepMetrics], run: Path) -> Finding | N
         f"tokens were excluded, effective sample size {ess:.2f}"
     )
     return _finding(reason, far, run, seen)
+
+
+def _biases(batch_steps: Sequence[StepMetrics], run: Path) -> list[Finding]:
+    """Return findings if dropped groups or failed rollouts differ from the others.
+
+    Only the newest step is checked, because its values summarize the steps before it.
+    """
+    found = [
+        _finding(reason, batch_steps[-1:], run, f"{what} {_more_or_less(value)} {than}")
+        for step in batch_steps[-1:]
+        for kind, (reason, what, than) in _BIASES.items()
+        if (value := _sure_difference(step, kind, ("seconds", "completion_len"))) is not None
+    ]
+    for step in batch_steps[-1:]:
+        spared = _sure_difference(step, "failures", ("reward",))
+        if spared is not None and spared[1] < 0.0:
+            seen = f"Groups without failed rollouts have a {-spared[1]:.0%} lower reward than all groups"
+            found.append(_finding(_SPARED, batch_steps[-1:], run, seen))
+    return found
+
+
+_SPARED = Reason(
+    name="biased_failures",
+    cause="rollouts with low rewards fail more often, so the policy is not penalized for failures",
+    advice="see why they fail (--errored), and return a reward, not an error, if the policy causes the "
+    "failure",
+)
+
+
+_BIASES = {
+    "bias": (
+        Reason(
+            name="biased",
+            cause="the dropped groups differ from the others, so training is biased",
+            advice="lower orchestrator.oversampling_factor, raise max_off_policy_steps, or see why rollouts "
+            "fail",
+        ),
+        "The trained rollouts are",
+        "than all sampled rollouts",
+    ),
+    "failures": (
+        Reason(
+            name="biased_failures",
+            cause="failures are not random, so training is biased",
+            advice="see why they fail (--errored), or raise orchestrator.rollout_timeout",
+        ),
+        "Rollouts without an error are",
+        "than all rollouts",
+    ),
+}
+
+
+def _sure_difference(step: StepMetrics, kind: str, measures: Sequence[str]) -> tuple[str, float] | None:
+    """Return the first measure with a significant difference between kept and all rollouts.
+
+    The result is the name of the measure and the relative difference. Requires four standard errors, since
+    many steps are tested.
+    """
+    for measure in measures:
+        name = f"orchestrator/collection/{kind}/{measure}"
+        relative, errors = step.value(name), step.value(f"{name}/errors")
+        if relative is None or errors is None:
+            continue
+        if abs(errors) >= _SURE_OF_BEST and abs(relative) >= _SMALL_BIAS:
+            return measure, relative
+    return None
+
+
+def _more_or_less(found: tuple[str, float]) -> str:
+    measure, relative = found
+    return f"{abs(relative):.0%} {'longer' if relative > 0 else 'shorter'} ({measure})"
 
 
 def _finding(reason: Reason, steps: Sequence[StepMetrics], run: Path, seen: str) -> Finding:

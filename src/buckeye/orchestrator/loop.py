@@ -51,6 +51,7 @@ from buckeye.orchestrator.pauses import EnvironmentPauses
 from buckeye.orchestrator.policy import derive_seed
 from buckeye.orchestrator.rollout import Group
 from buckeye.orchestrator.rollout_runner import RecordingRolloutRunner
+from buckeye.orchestrator.sampling_bias import CollectionWatch
 from buckeye.orchestrator.step_logs import log_first_replies, log_untrained_rollouts
 from buckeye.orchestrator.task_sampler import TaskSampler
 from buckeye.orchestrator.weights_watcher import BrokenServers, WeightsWatcher
@@ -100,6 +101,7 @@ class Orchestrator:
         self.times = StepTimes(self.client)
         self.loop_watch = LoopWatch()
         self.run_watch = RunWatch(config.output_dir)
+        self.collection = CollectionWatch()
         self._poor_steps = 0
         self.shaping = reward_shaping(config)
         check_advantage(config.advantage)
@@ -326,6 +328,7 @@ class Orchestrator:
             "batches/written_again": self.sender.rewritten_batches,
             **{f"groups/dropped_{reason}": n for reason, n in collected.dropped.items()},
             **collector.metrics(),
+            **self.collection.record(collected),
             **collected.by_environment.metrics(collected.groups),
             **self.client.metrics(),
         }

@@ -142,6 +142,32 @@ def test_rare_rewards_of_one_are_no_reason_to_warn(seed):
     assert explain_no_learning(steps(*batches), RUN) is None
 
 
+def biased(kind, relative, errors, measure="seconds"):
+    name = f"collection/{kind}/{measure}"
+    return {"reward/mean": 0.3, name: relative, f"{name}/errors": errors}
+
+
+def test_what_is_trained_on_is_not_what_was_sampled(wording):
+    (finding,) = findings(steps({}, biased("bias", -0.12, -6.0)), RUN)
+    assert finding.name == "biased"
+    assert finding.seen == wording
+    (finding,) = findings(steps(biased("failures", -0.3, -9.0, "completion_len")), RUN)
+    assert str(finding) == wording
+    (finding,) = findings(steps(biased("failures", -0.2, -5.0, "reward")), RUN)
+    assert (finding.name, finding.seen) == wording
+    assert named(steps(biased("failures", 0.2, 5.0, "reward"))) == []  # failures of all lengths alike
+    assert named(steps(biased("failures", -0.2, -3.0, "reward"))) == []  # noise
+    assert named(steps(biased("bias", -0.12, -3.0))) == []  # noise
+    assert named(steps(biased("bias", -0.001, -9.0))) == []  # significant, but too small to matter
+    assert named(steps(biased("bias", -0.12, -6.0), {"reward/mean": 0.3})) == []  # the bias is over
+
+
+def test_a_bias_is_no_reason_that_nothing_was_learnt():
+    made = steps(*[{"reward/mean": 0.3, **biased("bias", -0.12, -6.0)}] * 4)
+    assert named(made) == ["biased"]
+    assert explain_no_learning(made, RUN) is None
+
+
 def test_records_of_before_say_nothing():
     """Records of earlier versions lack some of the metrics."""
     records = [{"process": "orchestrator", "step": step, "reward/mean": 0.5} for step in range(9)]

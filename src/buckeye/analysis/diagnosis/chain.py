@@ -46,6 +46,8 @@ CHAIN: Mapping[str, Sequence[Check]] = {
 METRIC_FINDINGS = {
     "no_siblings": "sampling",
     "truncated": "sampling",
+    "biased": "environment",
+    "biased_failures": "environment",
     "constant_reward": "reward",
     "none_solved": "reward",
     "no_spread": "reward",
