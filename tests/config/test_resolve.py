@@ -196,11 +196,13 @@ def test_section_that_is_off_in_one_process_is_refused(refused, folder, wording)
 
 
 def test_all_processes_are_one_wandb_run(load_run):
-    config = load_run("--wandb.name n --wandb.offline --wandb.id abc")
+    config = load_run("--wandb.name n --wandb.offline --wandb.id abc --wandb.log-extras.interval 3")
     assert config.trainer.wandb == config.orchestrator.wandb == config.wandb
     config = load_run("--trainer.wandb.name t --orchestrator.wandb.id abc")
     assert config.trainer.wandb == config.orchestrator.wandb
     assert (config.trainer.wandb.name, config.trainer.wandb.id) == ("t", "abc")
+    config = load_run("--trainer.wandb --orchestrator.wandb.log-extras None")
+    assert config.trainer.wandb.log_extras is None
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from tests.monitor.wandb_file import config as logged_config
 from tests.monitor.wandb_file import history
 
 RUN = "--trainer --orchestrator --orchestrator.rollouts-per-example 8 --output-dir"
-WORDS = "--wandb.offline --wandb.project p --wandb.name n"
+WORDS = "--wandb.offline --wandb.project p --wandb.name n --wandb.log-extras.interval 2"
 SECRETS = ("correct-horse-battery", "hunter2-in-an-argument", "header-of-a-client")
 
 
@@ -48,6 +48,16 @@ def log_run(directory, settings):
         pass
 
 
+def _write_rollouts(directory, step):
+    rollout = {"group": 0, "env": "letters", "task_id": "t", "stop_reason": "stop", "error": None}
+    lines = [
+        json.dumps({**rollout, "reward": i / 4, "completion_tokens": i, "text": [f"say {i}", "yes" * 2000]})
+        for i in range(5)
+    ]
+    directory.mkdir(exist_ok=True)
+    (directory / f"step_{step}.jsonl").write_text("\n".join(lines))
+
+
 @pytest.mark.e2e
 def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("JUDGE_API_KEY", SECRETS[0])
@@ -59,6 +69,7 @@ def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monke
     for attempt in range(2):  # the second attempt continues after the first
         with log_to_trackers([config.wandb], output_dir=tmp_path, run_id="abc", config=config):
             for step in range(2 * attempt, 2 * attempt + 2):
+                _write_rollouts(tmp_path / "rollouts", step)
                 metrics.write("orchestrator", step, {"reward/mean": step / 4})
                 metrics.write("trainer", step - 1, {"loss": 1 / step}) if step else None  # lags behind
         time.sleep(1.1)  # the library names a directory by the second
@@ -71,6 +82,15 @@ def test_one_run_with_the_numbers_of_all_processes_and_no_secret(tmp_path, monke
         [(0, 1.0, 0.0), (1, None, 0.25)],
         [(1, 0.5, None), (2, 1 / 3, 0.5), (3, None, 0.75)],
     ]
+    extras = [
+        sorted({name.partition("/")[0] for name in row} & {"samples", "distributions"}) for row in rows[0]
+    ]
+    assert extras == [["distributions", "samples"], []]
+    (table,) = files[0].parent.glob("files/media/table/samples_*.json")
+    content = json.loads(table.read_text())
+    assert content["columns"][0] == "env"
+    assert content["data"][4][2] == 1.0
+    assert content["data"][4][-1].endswith("... (2007 more characters)")
     logged = logged_config(files[0])
     assert logged["trainer"]["optim"]["type"] == "adamw"
     assert logged["orchestrator"]["env"][0]["args"]["headers"] == {"X-Key": "(redacted)"}

@@ -16,18 +16,19 @@ from buckeye.config.flags import Assignment
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.problems import Problem, conflict_problem
 from buckeye.config.settings import BY_DEFAULT, MISSING, KeyPath, Settings, flag_of
-from buckeye.config.shared import BaseConfig, CheckpointConfig, WandbConfig
+from buckeye.config.shared import BaseConfig, CheckpointConfig, WandbConfig, WandbExtrasConfig
 from buckeye.config.trainer import LoRAConfig
 
 _TRAINING = ("trainer", "orchestrator")
 _ALL = (*_TRAINING, "inference")
 
-SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb"), _TRAINING)
+SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _TRAINING)
 """Sections that are on or off for all of these processes."""
 
 
 def _fields(section: str, model: type[BaseConfig]) -> dict[str, tuple[str, ...]]:
-    return {f"{section}.{name}": _TRAINING for name in model.model_fields}
+    names = (f"{section}.{name}" for name in model.model_fields)
+    return {name: _TRAINING for name in names if name not in SECTIONS}
 
 
 SHARED: Mapping[str, tuple[str, ...]] = {
@@ -40,6 +41,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "seq_len": _TRAINING,
     **_fields("ckpt", CheckpointConfig),
     **_fields("wandb", WandbConfig),
+    **_fields("wandb.log_extras", WandbExtrasConfig),
 }
 """Settings of the run, and the processes that have a setting of that name."""
 _MAY_DIFFER = ("log.level", "seq_len")

@@ -109,6 +109,17 @@ class LogConfig(BaseConfig):
     """Minimum level of messages to show."""
 
 
+class WandbExtrasConfig(BaseConfig):
+    """Data for Weights & Biases in addition to metrics."""
+
+    samples: bool = True
+    """Log a table of sample rollouts."""
+    distributions: bool = True
+    """Log distributions of rewards and lengths."""
+    interval: PositiveInt = 10
+    """Steps between two logs of samples and distributions."""
+
+
 class WandbConfig(BaseConfig):
     """Logging to Weights & Biases, as one run for all processes."""
 
@@ -120,6 +131,8 @@ class WandbConfig(BaseConfig):
     """Write to disk only; `wandb sync` uploads it later."""
     id: str | None = None
     """Id of the run. None: derived from the output directory, so that a resumed run keeps it."""
+    log_extras: WandbExtrasConfig | None = WandbExtrasConfig()
+    """Data in addition to metrics. None: metrics only."""
 
 
 class TrackioConfig(BaseConfig):

@@ -12,6 +12,7 @@ from buckeye.base.keys import key
 from buckeye.config.shared import WandbConfig
 from buckeye.monitor.metrics import StepMetrics
 from buckeye.monitor.tracker import Tracker, error_summary, step_values
+from buckeye.monitor.wandb_samples import sample_values
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +43,11 @@ class WandbTracker(Tracker):
         log.info("Weights & Biases: offline, in %s; to send it later: wandb sync %s", folder, folder)
 
     def log(self, step: StepMetrics) -> None:
-        self._run.log({"step": step.number, **step_values(step)})
+        values = {"step": step.number, **step_values(step)}
+        extras = self.settings.log_extras
+        if "orchestrator" in step.records and extras is not None and step.number % extras.interval == 0:
+            values |= sample_values(self.output_dir, step.number, extras)
+        self._run.log(values)
 
     def finish(self, *, failed: bool) -> None:
         self._run.finish(exit_code=int(failed))

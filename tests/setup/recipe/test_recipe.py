@@ -167,6 +167,6 @@ def test_models_whose_weights_are_published_are_not_refused():
 
 
 def test_none_is_written_as_text(tmp_path):
-    words = ["--max-steps", "None", "--orchestrator.eval", "None", "--wandb", "None"]
+    words = ["--max-steps", "None", "--orchestrator.eval", "None", "--wandb.log-extras", "None"]
     config = loaded(config_text(recipe(held_out=tasks(6)), words), tmp_path)
-    assert (config.max_steps, config.orchestrator.eval, config.wandb) == (None, None, None)
+    assert (config.max_steps, config.orchestrator.eval, config.wandb.log_extras) == (None, None, None)
