@@ -13,7 +13,6 @@ from urllib.request import getproxies, proxy_bypass
 import httpx2
 
 from buckeye.base.request_gate import is_loopback
-from buckeye.mcp.client.message_streams import JsonRepairStream
 from buckeye.mcp.client.server_process import MAX_OUTPUT
 
 _POLL_SECONDS = 0.2
@@ -89,7 +88,7 @@ def _proxy_for(url: str) -> str | None:
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """HTTP transport that limits each response to `MAX_OUTPUT` bytes and repairs the JSON in it.
+    """HTTP transport that limits each response to `MAX_OUTPUT` bytes.
 
     `error_status` is the first error status in reply to a message; `describe_end` reports the last.
     """
@@ -108,9 +107,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         if response.status_code >= 400 and response.status_code not in (404, 405):
             self._last_status = response.status_code
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        is_plain = response.headers.get("content-encoding", "identity") == "identity"
-        content_type = response.headers.get("content-type", "") if is_plain else ""
-        response.stream = _BoundedStream(response.stream, self, JsonRepairStream(content_type))
+        response.stream = _BoundedStream(response.stream, self)
         return response
 
     async def aclose(self) -> None:
@@ -125,10 +122,8 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    def __init__(
-        self, stream: httpx2.AsyncByteStream, owner: BoundedTransport, body: JsonRepairStream
-    ) -> None:
-        self._stream, self._owner, self._body = stream, owner, body
+    def __init__(self, stream: httpx2.AsyncByteStream, owner: BoundedTransport) -> None:
+        self._stream, self._owner = stream, owner
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         total = 0
@@ -137,10 +132,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
             if total > MAX_OUTPUT:
                 self._owner.flood = f"a response is larger than {MAX_OUTPUT // 2**20} MiB"
                 raise httpx2.ReadError(self._owner.flood)
-            if ready := self._body.feed(chunk):
-                yield ready
-        if rest := self._body.rest():
-            yield rest
+            yield chunk
 
     async def aclose(self) -> None:
         await self._stream.aclose()
