@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from buckeye.base.process import clean_environment, run_program
 from buckeye.errors import UsageError
+from buckeye.mcp.fork_server.program import Program
 from buckeye.mcp.sandbox.runtime import (
     LaunchSpec,
     PrepareError,
@@ -100,12 +101,9 @@ class ContainerRuntime:
             argv.append("--network=none")
         for name in variables:
             argv += ["--env", name]
-        return LaunchSpec(
-            argv=(*argv, image),
-            env={**self._client_environment(), **variables},
-            cwd=session_folder,
-            on_exit=lambda: self._remove(cid),
-        )
+        env = {**self._client_environment(), **variables}
+        program = Program(argv=(*argv, image), env=env, cwd=session_folder)
+        return LaunchSpec(program=program, on_exit=lambda: self._remove(cid))
 
     async def remove_leftovers(self, is_alive: Callable[[str], bool]) -> int:
         """Remove the containers of ended gateways, and return their number."""
