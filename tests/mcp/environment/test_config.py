@@ -121,7 +121,7 @@ move
 {_tool: m, _parser: {positional: [x, x]}}
 {_tool: m, _parser: {positional: [5]}}
 {_tool: m, x: {b: 1}}
-{_tool: m, x: {from_args: [b], static: 1}}
+{_tool: m, x: {from_arg: b, static: 1}}
 {_tool: m, x: {from_arg: b, defualt: 1}}
 {_tool: m, x: {from_arg: [b]}}
 {_tool: m, x: {from_arg: b, use: true}}
@@ -130,8 +130,6 @@ move
 {_tool: m, x: {from_arg: b, transform: 'open(x)'}}
 {_tool: m, x: {from_arg: b, transform: '().__class__'}}
 {_tool: m, x: {from_arg: b, transform: 'lambda x, ctx: 1'}}
-{_tool: m, x: {from_args: []}}
-{_tool: m, x: {from_args: [b, c], defaults: [1]}}
 """.splitlines()
 
 
@@ -157,7 +155,7 @@ def test_schema_accepts_the_documented_config_and_no_invalid_actions():
     schema = jsonschema.Draft202012Validator(gym_schema())
     jsonschema.Draft202012Validator.check_schema(gym_schema())
     schema.validate(yaml.safe_load(PRINTED))
-    for action in ({}, {"_tool": "setup"}, {"_tool": "m", "x": {"fromarg": 1}}, {"_tool": "m", "_parse": {}}):
+    for action in ({}, {"_tool": 5}, {"_tool": "m", "_parser": {"by": []}}):
         assert not schema.is_valid({"action_mappings": {"a": action}})
 
 

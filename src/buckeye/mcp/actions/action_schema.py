@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Self
@@ -34,7 +34,7 @@ RESERVED_TOOLS = ("setup", "evaluate")
 _NAME = re.compile(r"[^\W\d][\w.\-/]*")
 _PARAMETER = re.compile(r"[^\W\d][\w.-]*")
 _SPECIAL = ("_tool", "_parser")
-_KINDS = ("static", "from_arg", "from_args")
+_KINDS = ("static", "from_arg")
 
 
 def _check_name(value: Any) -> Any:
@@ -91,29 +91,12 @@ class OneArgument(BaseConfig):
             raise conflict(str(error), "transform") from None
 
 
-class SeveralArguments(BaseConfig):
-    """List made from several arguments of the action."""
-
-    from_args: Annotated[ArgumentNames, Field(min_length=1)]
-    """Arguments of the action."""
-    defaults: list[Any] = Field(default_factory=list)
-    """Default value for each argument."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if len(self.defaults) not in (0, len(self.from_args)):
-            raise conflict(f"expected a list of {len(self.from_args)} values, one for each name", "defaults")
-        return self
-
-
 def _check_kind(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     kinds = [kind for kind in _KINDS if kind in value]
     if not kinds:
-        near = did_you_mean([name for key in value for name in closest(key, _KINDS, count=1)][:1])
-        message = "expected static, from_arg or from_args; for an object write static: {...}"
-        raise conflict(f"{message}.{near}" if near else message)
+        raise conflict("expected static or from_arg; for an object write static: {...}")
     if len(kinds) > 1:
         raise conflict(f"has {' and '.join(kinds)}; keep one")
     return value
@@ -128,7 +111,6 @@ _CONSTANTS = ["string", "number", "boolean", "array", "null"]
 Argument = Annotated[
     Annotated[StaticArgument, Tag("with static")]
     | Annotated[OneArgument, Tag("with from_arg")]
-    | Annotated[SeveralArguments, Tag("with from_args")]
     | Annotated[Any, WithJsonSchema({"type": _CONSTANTS}), Tag("constant")],
     Discriminator(_kind),
     BeforeValidator(_check_kind),
@@ -142,19 +124,12 @@ class ActionParser(BaseConfig):
     """Arguments that may be passed by position, in order."""
 
 
-def _arguments_are_named(schema: dict[str, Any]) -> None:
-    schema["patternProperties"] = {"^[^_]": schema["additionalProperties"]}
-    schema["additionalProperties"] = False
-
-
 class ActionTable(BaseConfig):
     """One action: its MCP tool, and a source for each argument of the tool."""
 
-    model_config = ConfigDict(extra="allow", json_schema_extra=_arguments_are_named)
+    model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Argument]
-    tool: Annotated[str, Field(min_length=1)] | None = Field(
-        alias="_tool", json_schema_extra={"not": {"pattern": f"(^|/)({'|'.join(RESERVED_TOOLS)})$"}}
-    )
+    tool: Annotated[str, Field(min_length=1)] | None = Field(alias="_tool")
     """MCP tool; null ends the rollout."""
     parser: ActionParser = Field(ActionParser(), alias="_parser")
     """Parsing of the arguments."""
@@ -189,15 +164,8 @@ class Action:
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the arguments, positional ones first."""
-        others = (name for source in self.sources.values() for name in source_names(source))
+        others = (source.from_arg for source in self.sources.values() if isinstance(source, OneArgument))
         return tuple(dict.fromkeys((*self.positional, *others)))
-
-
-def source_names(source: Any) -> Sequence[str]:
-    """Return the arguments of the action that `source` reads."""
-    if isinstance(source, OneArgument):
-        return (source.from_arg,)
-    return source.from_args if isinstance(source, SeveralArguments) else ()
 
 
 def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Problem]]:
@@ -213,15 +181,13 @@ def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Pro
             problems.append(Problem(path=(name,), message=message))
         else:
             try:
-                actions[name] = _build_action(name, ActionTable.model_validate(value))
+                table = ActionTable.model_validate(value)
             except ValidationError as error:
                 action_problems = collect_problems(ActionTable, value, error)
                 problems += [replace(problem, path=(name, *problem.path)) for problem in action_problems]
+            else:
+                positional, sources = tuple(table.parser.positional), table.__pydantic_extra__
+                actions[name] = Action(name=name, tool=table.tool, positional=positional, sources=sources)
     if DONE not in raw:
         actions[DONE] = Action(name=DONE, tool=None)
     return actions, problems
-
-
-def _build_action(name: str, table: ActionTable) -> Action:
-    positional, sources = tuple(table.parser.positional), table.__pydantic_extra__
-    return Action(name=name, tool=table.tool, positional=positional, sources=sources)

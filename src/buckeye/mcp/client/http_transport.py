@@ -13,7 +13,6 @@ from urllib.request import getproxies, proxy_bypass
 import httpx2
 
 from buckeye.base.request_gate import is_loopback
-from buckeye.mcp.client.message_streams import JsonRepairStream
 from buckeye.mcp.client.server_process import MAX_OUTPUT
 
 _POLL_SECONDS = 0.2
@@ -61,10 +60,8 @@ def explain_unreachable(url: str, error: BaseException | None, error_status: int
         return f"{address} is not a URL", "write it as `http://localhost:8765/mcp`"
     if error_status in (401, 403):
         return status, "check the key in the `headers` of the server (`rl init` takes them with `--header`)"
-    if error_status in (404, 405):
-        return f"{status}: no MCP server at this path", _FIX_URL
     if error_status is not None:
-        return f"{status}: {_first_line(error)}", "check the output of the server"
+        return f"{status}: {_first_line(error)}", f"check the output of the server, or {_FIX_URL}"
     if isinstance(error, httpx2.TransportError):
         hint = f"start the server, check that this machine can reach it, or {_FIX_URL}"
         return f"cannot connect to {address}: {_first_line(error)}", hint
@@ -89,28 +86,23 @@ def _proxy_for(url: str) -> str | None:
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """HTTP transport that limits each response to `MAX_OUTPUT` bytes and repairs the JSON in it.
+    """HTTP transport that limits each response to `MAX_OUTPUT` bytes.
 
-    `error_status` is the first error status in reply to a message; `describe_end` reports the last.
+    `error_status` is the first error status in reply to a message.
     """
 
     def __init__(self, url: str) -> None:
         self._inner = httpx2.AsyncHTTPTransport(verify=_certificates(), proxy=_proxy_for(url))
         self.flood = ""
         self.error_status: int | None = None
-        self._last_status: int | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send the request. The body of the returned response is bounded."""
         response = await self._inner.handle_async_request(request)
         if response.status_code >= 400 and request.method == "POST" and self.error_status is None:
             self.error_status = response.status_code
-        if response.status_code >= 400 and response.status_code not in (404, 405):
-            self._last_status = response.status_code
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        is_plain = response.headers.get("content-encoding", "identity") == "identity"
-        content_type = response.headers.get("content-type", "") if is_plain else ""
-        response.stream = _BoundedStream(response.stream, self, JsonRepairStream(content_type))
+        response.stream = _BoundedStream(response.stream, self)
         return response
 
     async def aclose(self) -> None:
@@ -118,17 +110,13 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     def describe_end(self) -> str:
-        """Return the server's last error status as the suffix of a message, or ""."""
-        if self._last_status in (401, 403):
-            return f"last reply: status {self._last_status}; check the key in the `headers` of the server"
-        return "" if self._last_status is None else f"last reply: status {self._last_status}"
+        """Return the first error status as the suffix of a message, or ""."""
+        return "" if self.error_status is None else f"a reply had status {self.error_status}"
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    def __init__(
-        self, stream: httpx2.AsyncByteStream, owner: BoundedTransport, body: JsonRepairStream
-    ) -> None:
-        self._stream, self._owner, self._body = stream, owner, body
+    def __init__(self, stream: httpx2.AsyncByteStream, owner: BoundedTransport) -> None:
+        self._stream, self._owner = stream, owner
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         total = 0
@@ -137,10 +125,7 @@ class _BoundedStream(httpx2.AsyncByteStream):
             if total > MAX_OUTPUT:
                 self._owner.flood = f"a response is larger than {MAX_OUTPUT // 2**20} MiB"
                 raise httpx2.ReadError(self._owner.flood)
-            if ready := self._body.feed(chunk):
-                yield ready
-        if rest := self._body.rest():
-            yield rest
+            yield chunk
 
     async def aclose(self) -> None:
         await self._stream.aclose()

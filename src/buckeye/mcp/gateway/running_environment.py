@@ -51,10 +51,7 @@ async def start_environment(
     try:
         launch = await runtime.launch(launch_request.image, root, dict(launch_request.variables))
         name = launch_request.image or runtime.name
-        if launch.program is not None:
-            process = await start_program(launch.program, name=name, preload=preload)
-        else:
-            process = await ServerProcess.start(launch.argv, env=launch.env, name=name, cwd=launch.cwd)
+        process = await start_program(launch.program, name=name, preload=preload and launch.can_fork)
     except BaseException:
         await clean_up(launch, root)
         raise

@@ -43,7 +43,6 @@ class GatewaySession:
         """Time when the client closed its stream, if it has sent no request since; monotonic seconds."""
         self._on_end = on_end
         self._requests: dict[RequestId, Channel] = {}
-        self._tokens: dict[RequestId, Channel] = {}
         self._notifications = Channel()
         self._listening = False
         self._reader = asyncio.create_task(self._read())
@@ -64,7 +63,7 @@ class GatewaySession:
         return self._notifications.dropped
 
     async def forward_request(self, frame: JsonRpcMessage, body: bytes) -> Channel:
-        """Forward a request. The returned channel receives its progress messages, and its response last.
+        """Forward a request. The returned channel receives its response last.
 
         Raises GatewayError 400 if another open request has the same id.
         """
@@ -72,8 +71,6 @@ class GatewaySession:
         if frame.id in self._requests:
             raise GatewayError(400, "id", f"The request id {frame.id!r} is in use by an open request")
         channel = self._requests[frame.id] = Channel()
-        if (token := frame.progress_token()) is not None:
-            self._tokens[token] = channel
         self.requests += 1
         await self.forward(body)
         return channel
@@ -93,9 +90,7 @@ class GatewaySession:
 
     def abandon(self, request_id: RequestId) -> None:
         """Drop a request whose client has disconnected."""
-        channel = self._requests.pop(request_id, None)
-        if channel is not None:
-            self._forget_token(channel)
+        self._requests.pop(request_id, None)
 
     def listen(self) -> Channel:
         """Return the stream: the channel of the environment's messages that belong to no request.
@@ -134,11 +129,10 @@ class GatewaySession:
         reason = ""
         try:
             while (line := await process.read_line()) is not None:
-                messages = read_line(line)
-                if not messages:
+                if (message := read_line(line)) is None:
                     process.note_garbage(line)
-                for frame, text in messages:
-                    self._deliver(frame, text)
+                else:
+                    self._deliver(*message)
         except McpEnvironmentError as fault:
             reason = str(fault)
         except (ValueError, OSError) as error:
@@ -156,19 +150,12 @@ class GatewaySession:
             request_id = next(iter(exact or similar), None)
             channel = None if request_id is None else self._requests.pop(request_id)
             if channel is not None:  # None: its client has disconnected
-                self._forget_token(channel)
                 channel.close(line)
             return
-        token = frame.progress_token()
-        channel = self._tokens.get(token) if token is not None else None
-        if channel is None and not self._listening and self._requests:
-            # without a listener, only the response to a request can carry the message: use the newest request
-            channel = next(reversed(self._requests.values()))
-        (channel or self._notifications).put(line)
-
-    def _forget_token(self, channel: Channel) -> None:
-        for token in [token for token, other in self._tokens.items() if other is channel]:
-            del self._tokens[token]
+        if self._listening or not self._requests:
+            self._notifications.put(line)
+        else:  # without a listener, only the response to a request can carry the message: the newest
+            next(reversed(self._requests.values())).put(line)
 
     def _end_details(self) -> str:
         end = self.environment.process.describe_end()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,15 @@ from typing import Any
 from pydantic import ValidationError
 
 from buckeye.base.foreign_files import NotRegularFileError, read_regular
-from buckeye.config.problems import Problem, closest, did_you_mean
+from buckeye.config.problems import Problem
 from buckeye.config.settings import KeyPath
-from buckeye.mcp.grading.schema import KINDS, METADATA_REFERENCE, Grader, last_number
+from buckeye.config.shared import BaseConfig
+from buckeye.mcp.grading.schema import METADATA_REFERENCE, Grader, Graders, last_number
 from buckeye.mcp.problems import collect_problems
+
+
+class _GraderList(BaseConfig):
+    grade: Graders
 
 
 def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], list[Problem]]:
@@ -23,32 +28,15 @@ def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], li
 
     With a `folder`, paths of function files are relative to it and become absolute.
     """
-    if raw is None:
-        return [], []
-    is_list = isinstance(raw, list)
-    graders: list[Grader] = []
-    problems: list[Problem] = []
-    for index, item in enumerate(raw if is_list else [raw]):
-        path: KeyPath = (index,) if is_list else ()
-        if not isinstance(item, Mapping):
-            problems.append(Problem(path=path, message=f"expected a table with one of {', '.join(KINDS)}"))
-            continue
-        try:
-            grader = Grader.model_validate(item)
-            if grader.python is not None and folder is not None:
-                grader = grader.model_copy(update={"python": _resolve_function(grader.python, folder)})
-            graders.append(grader)
-        except ValidationError as error:
-            item_problems = collect_problems(Grader, item, error)
-            problems += [replace(problem, path=(*path, *problem.path)) for problem in item_problems]
-        except OSError as error:
-            problems.append(Problem(path=(*path, "python"), message=str(error)))
-    return list(_name_graders(graders, problems)), problems
-
-
-def dump_graders(graders: Sequence[Grader]) -> list[dict[str, Any]]:
-    """Return the graders as a `grade` value that `read_graders` accepts."""
-    return [grader.model_dump(mode="json", exclude_unset=True) for grader in graders]
+    values = {"grade": raw}
+    try:
+        graders = _GraderList.model_validate(values).grade
+        return [_resolve_function(grader, folder) for grader in graders], []
+    except ValidationError as error:
+        problems = collect_problems(_GraderList, values, error)
+        return [], [replace(problem, path=problem.path[1:]) for problem in problems]
+    except OSError as error:
+        return [], [Problem(message=str(error))]
 
 
 def merge_graders(shared: Sequence[Grader], own: Sequence[Grader]) -> tuple[Grader, ...]:
@@ -99,10 +87,8 @@ def _look_up(name: str, metadata: Mapping[str, Any]) -> Any:
         elif isinstance(value, Mapping) and key in value:
             value = value[key]
         else:
-            keys = list(map(str, value)) if isinstance(value, Mapping) else []
-            listed = f", only: {', '.join(keys)}" if keys else ""
-            near = did_you_mean(closest(key, keys))
-            raise ValueError(f"the task's metadata has no {name!r}{listed}{near and f'.{near}'}")
+            listed = f", only: {', '.join(map(str, value))}" if isinstance(value, Mapping) and value else ""
+            raise ValueError(f"the task's metadata has no {name!r}{listed}")
     return value
 
 
@@ -112,9 +98,11 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
-def _resolve_function(import_path: str, folder: Path) -> str:
-    """Return `FILE:FUNCTION` with an absolute path. Raises OSError with a readable message."""
-    file, _, function = import_path.rpartition(":")
+def _resolve_function(grader: Grader, folder: Path | None) -> Grader:
+    """Return the grader with the absolute path of its function. Raises OSError with a readable message."""
+    if grader.python is None or folder is None:
+        return grader
+    file, _, function = grader.python.rpartition(":")
     path = (folder / Path(file).expanduser()).resolve()
     try:
         tree = ast.parse(read_regular(path))
@@ -123,31 +111,6 @@ def _resolve_function(import_path: str, folder: Path) -> str:
     except (SyntaxError, ValueError, RecursionError) as error:
         raise OSError(f"{path} is not valid Python: {error}") from None
     known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
-    for node in tree.body:
-        if isinstance(node, ast.AsyncFunctionDef) and node.name == function:
-            raise OSError(
-                f"{path}:{node.lineno}: {function} is `async def`: write `def`, and call asyncio.run in it"
-            )
     if function not in known:
-        near = did_you_mean(closest(function, known))
-        raise OSError(
-            f"{path} has no function {function}, only: {', '.join(known) or 'none'}{near and f'.{near}'}"
-        )
-    return f"{path}:{function}"
-
-
-def _name_graders(graders: Sequence[Grader], problems: list[Problem]) -> Iterator[Grader]:
-    """Yield the graders with unique names.
-
-    The default name is the kind: `reply`, then `reply_2`.
-    """
-    taken: set[str] = set()
-    for grader in graders:
-        name, count = grader.name or grader.kind, 1
-        if grader.name and name in taken:
-            problems.append(Problem(message=f"two graders have the name {name!r}"))
-        while name in taken:
-            count += 1
-            name = f"{grader.kind}_{count}"
-        taken.add(name)
-        yield grader.model_copy(update={"name": name})
+        raise OSError(f"{path} has no function `def {function}`, only: {', '.join(known) or 'none'}")
+    return grader.model_copy(update={"python": f"{path}:{function}"})

@@ -18,13 +18,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from buckeye.base.threads import finish_in_thread
+from buckeye.mcp.fork_server.program import Program
 from buckeye.mcp.images.store import Image, fetch_image
-from buckeye.mcp.sandbox.confine_command import (
-    RootFilesystem,
-    build_confine_env,
-    confine_argv,
-    sandbox_support,
-)
+from buckeye.mcp.sandbox.confine_command import RootFilesystem, build_confine_spec, sandbox_support
 from buckeye.mcp.sandbox.runtime import LaunchSpec, PrepareError, RuntimeUnavailableError, SandboxLimits
 
 _FIRST_USER = 231_072
@@ -75,8 +71,9 @@ class ChrootRuntime:
         on_exit = None if user is None or self._support.namespaces else lambda: kill_user(user)
         env = {"PATH": _PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **unpacked.variables, **variables}  # noqa: S108  a path inside the session
         root = RootFilesystem(path=session_folder / "root", layers=layers, user=user, cwd=unpacked.cwd)
-        argv = confine_argv(unpacked.argv, limits=self._limits, sandbox_support=self._support, root=root)
-        return LaunchSpec(argv=argv, env=build_confine_env(env), cwd=session_folder, on_exit=on_exit)
+        confine = build_confine_spec(limits=self._limits, sandbox_support=self._support, root=root)
+        program = Program(argv=unpacked.argv, env=env, cwd=session_folder, confine=confine)
+        return LaunchSpec(program=program, on_exit=on_exit)
 
 
 def _claim_users() -> tuple[socket.socket, Iterator[int]]:

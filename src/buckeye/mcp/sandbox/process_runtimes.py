@@ -20,7 +20,7 @@ from buckeye.base.process import clean_environment
 from buckeye.base.threads import finish_in_thread
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.mcp.fork_server.program import Program
-from buckeye.mcp.sandbox.confine_command import build_confine_spec, sandbox_support, start_command
+from buckeye.mcp.sandbox.confine_command import build_confine_spec, sandbox_support
 from buckeye.mcp.sandbox.runtime import LaunchSpec, PrepareError, SandboxLimits, cache_folder, check_output
 from buckeye.mcp.tasks.task_schema import StdioServer
 from buckeye.mcp.workdir.folder import create_workdir
@@ -139,10 +139,8 @@ def _prepare_launch(
         cwd=workdir.path,
         confine=confine,
     )
-    argv, env = start_command(program)
     # Fork only if the limits allow it: a forked session has network access, and no folder is read-only.
-    can_fork = limits.network and limits.writable is None
-    return LaunchSpec(argv=argv, env=env, cwd=workdir.path, program=program if can_fork else None)
+    return LaunchSpec(program=program, can_fork=limits.network and limits.writable is None)
 
 
 def server_command(folder: Path) -> list[str]:

@@ -46,13 +46,11 @@ class SandboxLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """Command line and environment of one session's process."""
+    """Process of one session."""
 
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    cwd: Path
-    program: Program | None = None
-    """Description of the process for the fork server; None if it must not be forked."""
+    program: Program
+    can_fork: bool = False
+    """True if the fork server may start it."""
     on_exit: Callable[[], Awaitable[None]] | None = None
     """Called after the process has ended for any reason; removes data outside the session's folder."""
 

@@ -291,6 +291,7 @@ async def _launch(make: Callable[[Path], Any], image: str) -> AsyncIterator[Serv
     """Yield the command line that starts a session in a runtime; clean up after the session."""
     from buckeye.mcp.gateway.process_folder import open_process_folder
     from buckeye.mcp.gateway.running_environment import clean_up
+    from buckeye.mcp.sandbox.confine_command import start_command
     from buckeye.mcp.sandbox.runtime import cache_folder
 
     with open_process_folder(cache_folder() / "gateway") as process_folder:
@@ -298,9 +299,9 @@ async def _launch(make: Callable[[Path], Any], image: str) -> AsyncIterator[Serv
         await runtime.prepare(image)
         session_folder = Path(tempfile.mkdtemp(dir=process_folder))
         launch = await runtime.launch(image, session_folder, {})
-        program, *args = launch.argv
+        (command, *args), env = start_command(launch.program)
         try:
-            yield escaped(StdioServer(command=program, args=args, env=dict(launch.env)))
+            yield escaped(StdioServer(command=command, args=args, env=dict(env)))
         finally:
             await clean_up(launch, session_folder)
 
