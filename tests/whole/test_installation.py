@@ -81,7 +81,7 @@ def test_what_the_pages_say_installs_what_trains(clean, page, start, place):
     assert "Qwen3" in (clean.folder / "tiny" / "config.json").read_text()
 
 
-@pytest.mark.parametrize("extra", ["", "[mcp]", "[hub]", "[remote]", "[wandb]"])
+@pytest.mark.parametrize("extra", ["", "[mcp]", "[hub]", "[remote]", "[wandb,zstd]"])
 def test_an_extra_from_an_index(clean, index, extra):
     clean.run(f"pip install --quiet --extra-index-url {index} '{DISTRIBUTION}{extra}'")
     clean.run("pip check")

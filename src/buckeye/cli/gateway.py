@@ -24,7 +24,7 @@ _Folder = Annotated[
 _Files = Annotated[
     Path | None, typer.Option(help="Initial content of a session's folder: a folder, archive or file.")
 ]
-_Runtime = Annotated[str, typer.Option(help="Runtime of images: auto, docker, podman or chroot.")]
+_Runtime = Annotated[str, typer.Option(help="Runtime of images: auto, docker, podman, apptainer or chroot.")]
 _Sessions = Annotated[int, typer.Option(min=1, help="Maximum number of parallel sessions; more wait.")]
 _QueueSeconds = Annotated[float, typer.Option(min=0, help="Seconds that a session may wait for a slot.")]
 _StartSeconds = Annotated[

@@ -267,6 +267,19 @@ def test_container_runtime_starts_container_per_session(tmp_path, name):
     assert runs[0] != runs[1]  # each has its own cidfile
 
 
+@pytest.mark.slow
+def test_apptainer_runtime_runs_contained_image(tmp_path):
+    home, env = fake_program(tmp_path, "apptainer")
+    with gateway(tmp_path, "--runtime", "apptainer", env=env) as running:
+        client = Client(running.url, **{"Mcp-Image": "org/env:1", "Env-Secret": "hush"}).open()
+        assert client.call("environment")["APPTAINERENV_SECRET"] == "hush"
+    said = [call["words"] for call in calls(home)]
+    assert next(words for words in said if words[0] == "pull")[-1] == "docker://org/env:1"
+    run = next(words for words in said if words[0] == "run")
+    assert {"--containall", "--cleanenv"} <= set(run)
+    assert run[-1].endswith(".sif")
+
+
 def test_auto_runtime_is_first_that_works(tmp_path, monkeypatch, refusal):
     home, _ = fake_program(tmp_path, "docker")
     fake_program(tmp_path, "podman")
@@ -275,9 +288,8 @@ def test_auto_runtime_is_first_that_works(tmp_path, monkeypatch, refusal):
     (home / "down").touch()
     with refusal(RuntimeUnavailableError):
         image_runtime("docker", SandboxLimits(), tmp_path)
-    (tmp_path / "bin/podman").unlink()
     with refusal(RuntimeUnavailableError):
-        image_runtime("podman", SandboxLimits(), tmp_path)
+        image_runtime("apptainer", SandboxLimits(), tmp_path)
 
 
 PROJECT = """

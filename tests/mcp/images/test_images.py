@@ -5,10 +5,14 @@ import contextlib
 import gzip
 import json
 import os
+import re
+import shutil
+import sys
 import tarfile
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.mcp.images.oci import (
@@ -24,6 +28,7 @@ from tests.mcp.images.oci import (
     symlink,
 )
 
+from buckeye.base.distribution import install_command
 from buckeye.errors import UsageError
 from buckeye.mcp.images.manifest import parse_reference
 from buckeye.mcp.images.registry import find_login
@@ -268,12 +273,23 @@ def test_layer_with_garbage_after_end_is_refused(tmp_path):
         unpack_layers([path], [digest(HELLO)], tmp_path / "root", owner=None)
 
 
-def test_unpack_refuses_zstd_layers(tmp_path):
-    path = tmp_path / "layer"
-    path.write_bytes(b"\x28\xb5\x2f\xfd" + HELLO)
-    (tmp_path / "root").mkdir()
-    with pytest.raises(PrepareError, match="layer 1: compressed with zstd"):
-        unpack_layers([path], [digest(HELLO)], tmp_path / "root", owner=None)
+def test_unpack_reads_zstd_layers(tmp_path, monkeypatch):
+    packed = zstandard.ZstdCompressor().compress(HELLO[:700]) + zstandard.compress(HELLO[700:])  # two frames
+    path, root = tmp_path / "layer", tmp_path / "root"
+    for data, says in ((packed, None), (packed[:-9], "layer 1"), (packed[:20] + b"\xff" * 40, "layer 1")):
+        root.mkdir()
+        path.write_bytes(data)
+        if says is None:
+            unpack_layers([path], [digest(HELLO)], root, owner=None)
+            assert tree(root) == tree_of_hello(tmp_path)
+        else:
+            with pytest.raises(PrepareError, match=says):
+                unpack_layers([path], [digest(HELLO)], root, owner=None)
+        shutil.rmtree(root)
+    root.mkdir()
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(PrepareError, match=re.escape(install_command("zstd"))):
+        unpack_layers([path], [digest(HELLO)], root, owner=None)
 
 
 def tree_of_hello(tmp_path):

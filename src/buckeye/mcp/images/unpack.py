@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, NoReturn
 
+from buckeye.base.distribution import install_command
 from buckeye.mcp.sandbox.runtime import PrepareError
 
 MAX_BYTES, MAX_ENTRIES = 64 * 2**30, 1_000_000
@@ -33,6 +34,7 @@ _EXTENSIONS = (
 )  # fmt: skip
 _READ_ERRORS = (tarfile.TarError, zlib.error, EOFError, OSError, OverflowError, ValueError, RecursionError)
 _MAX_NAME = 200
+_MAX_WINDOW = 2**27  # bytes of memory for zstd
 
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 _MAX_LINKS, _MAX_DEPTH = 40, 200
@@ -50,7 +52,7 @@ class Unpacked:
 def unpack_layers(
     layers: Sequence[Path], digests: Sequence[str], root: Path, *, owner: int | None
 ) -> Unpacked:
-    """Unpack layers (tar files, plain or gzip) over each other into the empty directory `root`.
+    """Unpack layers (tar files, plain, gzip or zstd) over each other into the empty directory `root`.
 
     `digests` are those of the uncompressed tar files. `owner` becomes the user and group of all files. Raises
     PrepareError for damaged, malicious or oversized layers.
@@ -116,9 +118,34 @@ def _open_root(root: Path) -> Iterator[int]:
 def _decompress(raw: IO[bytes]) -> IO[bytes]:
     magic = raw.read(4)
     raw.seek(0)
+    if magic[:2] == b"\x1f\x8b":
+        return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
     if magic == b"\x28\xb5\x2f\xfd":
-        raise PrepareError("compressed with zstd, which is not supported", hint="push the image with gzip")
-    return gzip.GzipFile(fileobj=raw) if magic[:2] == b"\x1f\x8b" else raw  # type: ignore[return-value]
+        return _Zstd(raw)  # type: ignore[return-value]
+    return raw
+
+
+class _Zstd:
+    """Stream that decompresses zstd. Raises PrepareError if no zstd package is installed."""
+
+    def __init__(self, raw: IO[bytes]) -> None:
+        try:
+            from zstandard import ZstdDecompressor, ZstdError
+        except ModuleNotFoundError:
+            raise PrepareError(
+                "compressed with zstd, and the package zstandard is not installed",
+                code="BK-PACKAGE-MISSING",
+                hint=f"install it: `{install_command('zstd')}`, or push the image with gzip",
+            ) from None
+        decompressor = ZstdDecompressor(max_window_size=_MAX_WINDOW)
+        self._stream = decompressor.stream_reader(raw, read_across_frames=True)
+        self._read_error = ZstdError
+
+    def read(self, size: int) -> bytes:
+        try:
+            return self._stream.read(size)
+        except self._read_error as error:
+            raise OSError(str(error)) from None
 
 
 class _Header(tarfile.TarInfo):

@@ -16,7 +16,7 @@ from buckeye.errors import UsageError
 from buckeye.mcp.images.local_layouts import keep_layout
 from buckeye.mcp.images.manifest import DOCKER_HUB, ImageReference, parse_reference
 from buckeye.mcp.images.registry import is_local
-from buckeye.mcp.sandbox.container_runtimes import find_program, first_available
+from buckeye.mcp.sandbox.container_runtimes import find_program
 from buckeye.mcp.sandbox.runtime import RuntimeUnavailableError, cache_folder, check_output
 
 BUILDERS = ("docker", "podman", "buildah")
@@ -34,9 +34,17 @@ def choose_builder(name: str = "auto") -> str:
     if name != "auto":
         find_program(name)
         return name
-    hint = "install one; buildah needs no daemon: `apt-get install buildah`"
-    failed = "no image builder works on this machine"
-    return Path(first_available(BUILDERS, find_program, failed, hint=hint)).name
+    reasons = []
+    for builder in BUILDERS:
+        try:
+            find_program(builder)
+            return builder
+        except RuntimeUnavailableError as error:
+            reasons.append(error.message)
+    raise RuntimeUnavailableError(
+        "no image builder works on this machine:\n  " + "\n  ".join(reasons),
+        hint="install one; buildah needs no daemon: `apt-get install buildah`",
+    )
 
 
 def build_image(folder: Path, image: str, builder: str = "auto") -> str:

@@ -1,4 +1,4 @@
-"""Runtimes for containers, with the command-line programs docker and podman."""
+"""Runtimes for containers, with the command-line programs docker, podman and apptainer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from buckeye.base.process import clean_environment, run_program
 from buckeye.errors import UsageError
@@ -22,15 +21,13 @@ from buckeye.mcp.sandbox.runtime import (
     RuntimeUnavailableError,
     SandboxLimits,
     cache_folder,
-    check_output,
 )
 
-_T = TypeVar("_T")
 _INSPECT_SECONDS = 15.0
 _PULL_SECONDS = 1800.0
 _REMOVE_SECONDS = 60.0
 _LABEL = "buckeye.gateway"
-IMAGE_RUNTIMES = ("docker", "podman", "chroot")
+IMAGE_RUNTIMES = ("docker", "podman", "apptainer", "chroot")
 """Runtimes of images, in order of preference."""
 
 
@@ -39,32 +36,24 @@ def image_runtime(name: str, limits: SandboxLimits, owner: Path) -> Runtime:
 
     Raises RuntimeUnavailableError, for `auto` with the reason of each runtime.
     """
-
-    def create(runtime: str) -> Runtime:
-        if runtime == "chroot":
-            from buckeye.mcp.sandbox.chroot_runtime import ChrootRuntime  # imports an HTTP client
-
-            return ChrootRuntime(limits, cache_folder() / "images")
-        return ContainerRuntime(runtime, limits, owner)
-
+    factories: dict[str, Callable[[], Runtime]] = {
+        "docker": lambda: ContainerRuntime("docker", limits, owner),
+        "podman": lambda: ContainerRuntime("podman", limits, owner),
+        "apptainer": lambda: ApptainerRuntime(limits, cache_folder() / "apptainer"),
+        "chroot": lambda: _chroot_runtime(limits),
+    }
     if name != "auto":
-        return create(name)
-    hint = "fix one of them, or run a program without an image: `--command` or `--dir`"
-    return first_available(IMAGE_RUNTIMES, create, "no image runtime works on this machine", hint=hint)
-
-
-def first_available(names: Sequence[str], create: Callable[[str], _T], failed: str, *, hint: str) -> _T:
-    """Return the result of `create` for the first name that works.
-
-    Raises RuntimeUnavailableError with `failed`, the reason of each name, and the hint.
-    """
+        return factories[name]()
     reasons = []
-    for name in names:
+    for create in factories.values():
         try:
-            return create(name)
+            return create()
         except RuntimeUnavailableError as error:
             reasons.append(error.message)
-    raise RuntimeUnavailableError("\n  ".join([f"{failed}:", *reasons]), hint=hint)
+    raise RuntimeUnavailableError(
+        "no image runtime works on this machine:\n  " + "\n  ".join(reasons),
+        hint="fix one of them, or run a program without an image: `--command` or `--dir`",
+    )
 
 
 class ContainerRuntime:
@@ -80,12 +69,10 @@ class ContainerRuntime:
 
     async def prepare(self, image: str) -> None:
         """Pull the image unless it exists locally. Raises PrepareError."""
-        if not image or image.startswith("-"):
-            raise UsageError(f"invalid image name {image!r}", code="BK-IMAGE", hint="write NAME:TAG")
+        _check_name(image)
         local = await _run([self._program, "image", "inspect", image], _INSPECT_SECONDS)
         if local.returncode != 0:
-            argv = [self._program, "pull", "--quiet", image]
-            await asyncio.to_thread(check_output, argv, _PULL_SECONDS, f"cannot pull image {image}")
+            await _pull([self._program, "pull", "--quiet", image], image)
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
         """Return a `docker run` command. Its argv has only the names of variables, not their values."""
@@ -132,8 +119,48 @@ class ContainerRuntime:
             await _run([self._program, "rm", "--force", cid.read_text().strip()], _REMOVE_SECONDS)
 
 
+class ApptainerRuntime:
+    """apptainer: an image becomes one file, and every session a contained process."""
+
+    name, environment_flag = "apptainer", ""
+
+    def __init__(self, limits: SandboxLimits, cache: Path) -> None:
+        """Raises RuntimeUnavailableError if the program does not work."""
+        self._limits, self._cache = limits, cache
+        self._program = find_program(self.name)
+        self.description = "a contained process for each session"
+
+    async def prepare(self, image: str) -> None:
+        """Pull the image into a file. Raises PrepareError."""
+        _check_name(image)
+        file = self._file(image)
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            part = file.with_name(f".{file.name}.tmp-{os.getpid()}")
+            await _pull([self._program, "pull", "--force", str(part), f"docker://{image}"], image)
+            part.replace(file)
+
+    async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
+        """Return an `apptainer run` command that shares only the network. Written files are temporary."""
+        argv = [self._program, "run", "--containall", "--cleanenv", "--writable-tmpfs"]
+        argv += ["--no-privs", "--no-home"]
+        if self._limits.memory is not None:
+            argv += ["--memory", str(self._limits.memory)]
+        if self._limits.cpus is not None:
+            argv += ["--cpus", f"{self._limits.cpus:g}"]
+        if not self._limits.network:
+            argv += ["--net", "--network", "none"]
+        prefixed = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
+        return LaunchSpec(
+            argv=(*argv, str(self._file(image))), env=clean_environment(prefixed), cwd=session_folder
+        )
+
+    def _file(self, image: str) -> Path:
+        return self._cache / f"{hashlib.sha256(image.encode()).hexdigest()[:32]}.sif"
+
+
 def find_program(name: str) -> str:
-    """Return the path of docker, podman or buildah. Raises RuntimeUnavailableError if it fails."""
+    """Return the path of docker, podman, apptainer or buildah. Raises RuntimeUnavailableError if it fails."""
     path = shutil.which(name)
     if path is None:
         hint = f"install {name}, or choose another program"
@@ -148,8 +175,26 @@ def find_program(name: str) -> str:
     return path
 
 
+def _check_name(image: str) -> None:
+    if not image or image.startswith("-"):
+        raise UsageError(f"invalid image name {image!r}", code="BK-IMAGE", hint="write NAME:TAG")
+
+
+async def _pull(argv: Sequence[str], image: str) -> None:
+    result = await _run(argv, _PULL_SECONDS)
+    if result.returncode != 0:
+        lines = (result.stderr.strip() or result.stdout.strip()).splitlines()[-3:]
+        raise PrepareError(f"cannot pull image {image}: {' '.join(lines)}")
+
+
 async def _run(argv: Sequence[str], seconds: float) -> subprocess.CompletedProcess[str]:
     try:
         return await asyncio.to_thread(run_program, argv, seconds=seconds)
     except subprocess.TimeoutExpired:
         raise PrepareError(f"`{Path(argv[0]).name} {argv[1]}` timed out after {seconds:g} s") from None
+
+
+def _chroot_runtime(limits: SandboxLimits) -> Runtime:
+    from buckeye.mcp.sandbox.chroot_runtime import ChrootRuntime  # imports an HTTP client
+
+    return ChrootRuntime(limits, cache_folder() / "images")
