@@ -66,6 +66,11 @@ def test_call_sends_headers_of_task():
     assert {(sent["mcp-image"], sent["authorization"]) for sent in headers} == {("org/env:1", "Bearer key")}
 
 
+def test_half_a_surrogate_pair_is_replaced():
+    with http_server("half-character") as (url, _):
+        assert play(url).text == "done \ufffd"
+
+
 @pytest.mark.parametrize(
     ("way", "error"),
     [

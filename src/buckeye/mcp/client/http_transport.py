@@ -13,6 +13,7 @@ from urllib.request import getproxies, proxy_bypass
 import httpx2
 
 from buckeye.base.request_gate import is_loopback
+from buckeye.mcp.client.message_streams import JsonRepairStream
 from buckeye.mcp.client.server_process import MAX_OUTPUT
 
 _POLL_SECONDS = 0.2
@@ -86,7 +87,7 @@ def _proxy_for(url: str) -> str | None:
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """HTTP transport that limits each response to `MAX_OUTPUT` bytes.
+    """HTTP transport that limits each response to `MAX_OUTPUT` bytes and repairs the JSON in it.
 
     `error_status` is the first error status in reply to a message.
     """
@@ -102,7 +103,9 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         if response.status_code >= 400 and request.method == "POST" and self.error_status is None:
             self.error_status = response.status_code
         assert isinstance(response.stream, httpx2.AsyncByteStream)
-        response.stream = _BoundedStream(response.stream, self)
+        is_plain = response.headers.get("content-encoding", "identity") == "identity"
+        content_type = response.headers.get("content-type", "") if is_plain else ""
+        response.stream = _BoundedStream(response.stream, self, JsonRepairStream(content_type))
         return response
 
     async def aclose(self) -> None:
@@ -115,8 +118,10 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
 
 
 class _BoundedStream(httpx2.AsyncByteStream):
-    def __init__(self, stream: httpx2.AsyncByteStream, owner: BoundedTransport) -> None:
-        self._stream, self._owner = stream, owner
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, owner: BoundedTransport, body: JsonRepairStream
+    ) -> None:
+        self._stream, self._owner, self._body = stream, owner, body
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         total = 0
@@ -125,7 +130,10 @@ class _BoundedStream(httpx2.AsyncByteStream):
             if total > MAX_OUTPUT:
                 self._owner.flood = f"a response is larger than {MAX_OUTPUT // 2**20} MiB"
                 raise httpx2.ReadError(self._owner.flood)
-            yield chunk
+            if ready := self._body.feed(chunk):
+                yield ready
+        if rest := self._body.rest():
+            yield rest
 
     async def aclose(self) -> None:
         await self._stream.aclose()

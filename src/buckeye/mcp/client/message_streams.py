@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import AsyncIterator
+import re
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,8 +13,11 @@ import anyio
 import mcp_types as types
 from mcp.shared.message import SessionMessage
 
-from buckeye.base.json_lines import parse_lenient_json
+from buckeye.base.json_lines import fix_json, parse_lenient_json
 from buckeye.mcp.client.server_process import ServerProcess
+
+_LINE_END = re.compile(rb"(?<=[\r\n])")
+_DATA = re.compile(rb"data: ?")
 
 
 @asynccontextmanager
@@ -29,9 +33,10 @@ async def open_stdio_streams(process: ServerProcess) -> AsyncIterator[Any]:
         with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
             async with inbox:
                 while (line := await process.read_line()) is not None:
-                    if (message := read_message(line)) is None:
+                    messages, is_garbage = read_messages(line)
+                    if is_garbage:
                         process.note_garbage(line)
-                    else:
+                    for message in messages:
                         await inbox.send(SessionMessage(message))
 
     async def write() -> None:
@@ -55,29 +60,70 @@ async def open_stdio_streams(process: ServerProcess) -> AsyncIterator[Any]:
                 stream.close()
 
 
-def read_message(line: bytes) -> types.JSONRPCMessage | None:
-    """Return the message in a line, or None.
+def read_messages(line: bytes) -> tuple[list[types.JSONRPCMessage], bool]:
+    """Return the messages in a line, and True if part of it is not a message.
 
     An invalid object with an id and no method becomes an error response with that id, so that the request
     fails at once.
     """
     try:
-        return types.jsonrpc_message_adapter.validate_json(line, by_name=False)
+        return [types.jsonrpc_message_adapter.validate_json(line, by_name=False)], False
     except ValueError:
         value = parse_lenient_json(line)
-    if not isinstance(value, dict) or not value.keys() & {"id", "method"}:
-        return None
-    try:
-        return types.jsonrpc_message_adapter.validate_python(value, by_name=False)
-    except ValueError:
-        return _invalid_response_error(value)
+    messages: list[types.JSONRPCMessage] = []
+    is_garbage = not value or not isinstance(value, dict | list)
+    for item in value if isinstance(value, list) else [value]:  # MCP 2025-03-26 has batches
+        if not isinstance(item, dict) or not item.keys() & {"id", "method"}:
+            is_garbage = True
+            continue
+        try:
+            messages.append(types.jsonrpc_message_adapter.validate_python(item, by_name=False))
+        except ValueError:
+            is_garbage = True
+            messages += _invalid_response_error(item)
+    return messages, is_garbage
 
 
-def _invalid_response_error(response: dict[str, Any]) -> types.JSONRPCError | None:
-    """Return an error in place of an invalid response, if it has a request id."""
+def _invalid_response_error(response: dict[str, Any]) -> Iterator[types.JSONRPCError]:
+    """Yield an error in place of an invalid response, if it has a request id."""
     request_id = None if "method" in response else response.get("id")
-    if not isinstance(request_id, int | str) or isinstance(request_id, bool):
-        return None
-    text = json.dumps(response, ensure_ascii=False)[:200]
-    error = types.ErrorData(code=types.PARSE_ERROR, message=f"the response is not an MCP message: {text}")
-    return types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
+    if isinstance(request_id, int | str) and not isinstance(request_id, bool):
+        text = json.dumps(response, ensure_ascii=False)[:200]
+        error = types.ErrorData(code=types.PARSE_ERROR, message=f"the response is not an MCP message: {text}")
+        yield types.JSONRPCError(jsonrpc="2.0", id=request_id, error=error)
+
+
+class JsonRepairStream:
+    """Repairs the JSON messages in a response body so that the SDK can read them.
+
+    `feed` returns the part that is ready, `rest` the remainder at the end of the body.
+    """
+
+    def __init__(self, content_type: str) -> None:
+        self._is_stream = content_type.lower().startswith("text/event-stream")
+        self._is_json = content_type.lower().startswith("application/json")
+        self._waiting = bytearray()
+
+    def feed(self, chunk: bytes) -> bytes:
+        """Add a chunk, and return the part of the body that is complete and not returned yet."""
+        if not (self._is_json or self._is_stream):
+            return chunk
+        self._waiting += chunk
+        if self._is_json or not (b"\n" in chunk or b"\r" in chunk):
+            return b""
+        *lines, rest = _LINE_END.split(bytes(self._waiting))
+        self._waiting = bytearray(rest)
+        return b"".join(map(_fix_event, lines))
+
+    def rest(self) -> bytes:
+        """Return the remainder after the body has ended."""
+        waiting = bytes(self._waiting)
+        return fix_json(waiting) if self._is_json else _fix_event(waiting)
+
+
+def _fix_event(line: bytes) -> bytes:
+    prefix = _DATA.match(line)
+    if prefix is None:
+        return line
+    content = line[prefix.end() :].rstrip(b"\r\n")
+    return prefix[0] + fix_json(content) + line[prefix.end() + len(content) :]

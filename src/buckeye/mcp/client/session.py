@@ -283,7 +283,7 @@ class McpSession:
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have their own deadline
             # If the task sets no key, use the key that a local gateway of this user has created. A compressed
-            # body cannot be bounded, hence "identity".
+            # body can be neither bounded nor repaired, hence "identity".
             key = local_key(API_KEY_VARIABLE, server.url)
             headers = {"Accept-Encoding": "identity"} | _with_key(server.headers, key)
             async with httpx2.AsyncClient(transport=self._http, headers=headers, timeout=timeout) as client:

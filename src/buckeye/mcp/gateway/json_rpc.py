@@ -1,4 +1,4 @@
-"""JSON-RPC messages as a proxy needs them: kind and id."""
+"""JSON-RPC messages as a proxy needs them: kind, id and progress token."""
 
 from __future__ import annotations
 
@@ -18,11 +18,21 @@ UNSUPPORTED_VERSION, SERVER_ERROR = -32022, -32000
 RequestId = int | str
 
 
+class _Meta(msgspec.Struct):
+    progress_token: RequestId | None = msgspec.field(name="progressToken", default=None)
+
+
+class _Params(msgspec.Struct):
+    meta: _Meta | None = msgspec.field(name="_meta", default=None)
+    progress_token: RequestId | None = msgspec.field(name="progressToken", default=None)
+
+
 class JsonRpcMessage(msgspec.Struct):
     """Envelope of a message. A response has no method, a notification has no id."""
 
     id: RequestId | None = None
     method: str | None = None
+    params: msgspec.Raw = msgspec.Raw(b"null")
 
     @property
     def is_request(self) -> bool:
@@ -32,8 +42,19 @@ class JsonRpcMessage(msgspec.Struct):
     def is_response(self) -> bool:
         return self.method is None and self.id is not None
 
+    def progress_token(self) -> RequestId | None:
+        """Return the progress token of a request or of a progress notification, else None."""
+        try:
+            params = msgspec.json.decode(self.params, type=_Params)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        if self.is_request:
+            return None if params.meta is None else params.meta.progress_token
+        return params.progress_token if self.method == "notifications/progress" else None
+
 
 _decode_frame = msgspec.json.Decoder(JsonRpcMessage).decode
+_decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def parse_message(body: bytes) -> JsonRpcMessage:
@@ -51,15 +72,20 @@ def parse_message(body: bytes) -> JsonRpcMessage:
     return frame
 
 
-def read_line(line: bytes) -> tuple[JsonRpcMessage, bytes] | None:
-    """Return the message in a line of an environment's output, and its text as strict JSON; None if none."""
+def read_line(line: bytes) -> list[tuple[JsonRpcMessage, bytes]]:
+    """Return the messages in a line of an environment's output, each with its text as strict JSON.
+
+    A batch (MCP 2025-03-26) has several messages; a line that is not a message has none.
+    """
     for text in (line, fix_json(line)):
         try:
-            frame = _decode_frame(text)
+            is_batch = text.lstrip()[:1] == b"["
+            texts = [bytes(item) for item in _decode_batch(text)] if is_batch else [text]
+            messages = [(_decode_frame(item), item) for item in texts]
         except (msgspec.DecodeError, RecursionError):
             continue
-        return None if frame.method is None and frame.id is None else (frame, text)
-    return None
+        return [(frame, item) for frame, item in messages if frame.method is not None or frame.id is not None]
+    return []
 
 
 def one_line(body: bytes) -> bytes:

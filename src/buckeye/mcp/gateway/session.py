@@ -43,6 +43,7 @@ class GatewaySession:
         """Time when the client closed its stream, if it has sent no request since; monotonic seconds."""
         self._on_end = on_end
         self._requests: dict[RequestId, Channel] = {}
+        self._tokens: dict[RequestId, Channel] = {}
         self._notifications = Channel()
         self._listening = False
         self._reader = asyncio.create_task(self._read())
@@ -63,7 +64,7 @@ class GatewaySession:
         return self._notifications.dropped
 
     async def forward_request(self, frame: JsonRpcMessage, body: bytes) -> Channel:
-        """Forward a request. The returned channel receives its response last.
+        """Forward a request. The returned channel receives its progress messages, and its response last.
 
         Raises GatewayError 400 if another open request has the same id.
         """
@@ -71,6 +72,8 @@ class GatewaySession:
         if frame.id in self._requests:
             raise GatewayError(400, "id", f"The request id {frame.id!r} is in use by an open request")
         channel = self._requests[frame.id] = Channel()
+        if (token := frame.progress_token()) is not None:
+            self._tokens[token] = channel
         self.requests += 1
         await self.forward(body)
         return channel
@@ -90,7 +93,9 @@ class GatewaySession:
 
     def abandon(self, request_id: RequestId) -> None:
         """Drop a request whose client has disconnected."""
-        self._requests.pop(request_id, None)
+        channel = self._requests.pop(request_id, None)
+        if channel is not None:
+            self._forget_token(channel)
 
     def listen(self) -> Channel:
         """Return the stream: the channel of the environment's messages that belong to no request.
@@ -129,10 +134,11 @@ class GatewaySession:
         reason = ""
         try:
             while (line := await process.read_line()) is not None:
-                if (message := read_line(line)) is None:
+                messages = read_line(line)
+                if not messages:
                     process.note_garbage(line)
-                else:
-                    self._deliver(*message)
+                for frame, text in messages:
+                    self._deliver(frame, text)
         except McpEnvironmentError as fault:
             reason = str(fault)
         except (ValueError, OSError) as error:
@@ -150,12 +156,19 @@ class GatewaySession:
             request_id = next(iter(exact or similar), None)
             channel = None if request_id is None else self._requests.pop(request_id)
             if channel is not None:  # None: its client has disconnected
+                self._forget_token(channel)
                 channel.close(line)
             return
-        if self._listening or not self._requests:
-            self._notifications.put(line)
-        else:  # without a listener, only the response to a request can carry the message: the newest
-            next(reversed(self._requests.values())).put(line)
+        token = frame.progress_token()
+        channel = self._tokens.get(token) if token is not None else None
+        if channel is None and not self._listening and self._requests:
+            # without a listener, only the response to a request can carry the message: use the newest request
+            channel = next(reversed(self._requests.values()))
+        (channel or self._notifications).put(line)
+
+    def _forget_token(self, channel: Channel) -> None:
+        for token in [token for token, other in self._tokens.items() if other is channel]:
+            del self._tokens[token]
 
     def _end_details(self) -> str:
         end = self.environment.process.describe_end()
