@@ -29,7 +29,6 @@ from typing import Any
 
 BUCKEYE = [sys.executable, "-m", "buckeye"]
 LIMIT = 300.0
-COUNT = "select count(*) as items from items"
 """Timeout of a command in seconds."""
 Task = tuple[str, Mapping[str, Any]]
 
@@ -154,7 +153,7 @@ SERVERS = {
         tasks=[
             (
                 "Delete the pear.",
-                {"state": {"tool": "read_query", "arguments": {"query": COUNT}, "number": 1}},
+                {"state": {"database": "shop.db", "query": "select count(*) from items", "number": 1}},
             )
         ],
         files=database,
@@ -357,7 +356,7 @@ SERVERS = {
         tasks=[
             (
                 "Delete the pear.",
-                {"state": {"tool": "read_query", "arguments": {"query": COUNT}, "number": 1}},
+                {"state": {"database": "shop.db", "query": "select count(*) from items", "number": 1}},
             ),
             ("Which tables are there?", {"result": {"tool": "list_tables", "contains": "items"}}),
         ],

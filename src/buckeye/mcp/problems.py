@@ -24,7 +24,10 @@ _EXPECTED = {
     "positional": "expected a list of names",
     "transform": 'expected an expression, such as "lambda x: x * 1000"',
     "python": "expected a file and a function in it, such as check.py:grade",
+    "sha256": f"expected 64 hexadecimal digits, {_OR_METADATA}",
     "number": f"expected a number, {_OR_METADATA}",
+    "set": f"expected a list, {_OR_METADATA}",
+    "rows": f"expected a list of rows, each a list, {_OR_METADATA}",
 }
 
 

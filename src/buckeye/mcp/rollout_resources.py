@@ -156,7 +156,8 @@ def _named_tools(task: McpTask, config: GymConfig) -> Iterator[tuple[str, str]]:
             yield key, call.name
     for grader in resolve_graders(task, config):
         required = None if grader.calls is None or grader.calls.is_limit_only else grader.calls
-        for test in (required, grader.result, grader.state):
+        in_order = (grader.calls.in_order or ()) if grader.calls is not None else ()
+        for test in (required, grader.result, grader.state, *in_order):
             if test is not None and test.tool is not None:
                 yield f"grade {grader.name}", test.tool
 

@@ -135,6 +135,7 @@ INVALID = {
     "evaluate": ({"evaluate_tool": {"name": "nothing_such"}}, {}),
     "grader": ({"grade": {"state": {"tool": "nothing_such", "contains": "x"}}}, {}),
     "calls": ({"grade": {"calls": {"tool": "atc"}}}, {}),
+    "call in order": ({"grade": {"calls": {"in_order": [{"tool": "act"}, {"tool": "atc"}]}}}, {}),
     "result": ({"grade": {"result": {"tool": "atc", "contains": "x"}}}, {}),
     "variable": ({"mcp_config": {"board": {"command": "x", "env": {"KEY": "$NO_SUCH_VARIABLE"}}}}, {}),
     "program": ({"mcp_config": {"board": {"command": "no-such-program"}}}, {}),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import sqlite3
 import sys
 import uuid
 
@@ -42,6 +43,10 @@ SECRET = "a-secret-of-the-host"
 def folder(tmp_path):
     """A rollout's folder with hostile content, next to secrets outside of it."""
     (tmp_path / "outside.txt").write_text(SECRET)
+    with sqlite3.connect(tmp_path / "outside.db") as outside:
+        outside.execute("CREATE TABLE t (x)")
+        outside.execute("INSERT INTO t VALUES (?)", [SECRET])
+    outside.close()
     work = tmp_path / "work"
     work.mkdir()
     (work / "line.txt").write_text("x" * 5_000_000)
@@ -49,9 +54,20 @@ def folder(tmp_path):
     (work / "binary").write_bytes(bytes(range(256)) * 100)
     (work / "link.txt").symlink_to(tmp_path / "outside.txt")
     (work / "folder").symlink_to(tmp_path)
+    (work / "link.db").symlink_to(tmp_path / "outside.db")
     os.mkfifo(work / "pipe")
     (work / "deep.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+    (work / "no.db").write_bytes(b"SQLite format 3\0" + b"\xff" * 5000)
+    with sqlite3.connect(work / "own.db") as own:
+        own.execute("CREATE TABLE t (x)")
+        own.execute("CREATE VIEW w AS SELECT load_extension('/tmp/x') AS x")
+    own.close()
     return work
+
+
+LARGE = "SELECT zeroblob(1000000000)"
+WRITES = "WITH n(i) AS (SELECT 1) INSERT INTO t SELECT i FROM n"
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
 
 
 @pytest.mark.slow
@@ -66,12 +82,20 @@ def folder(tmp_path):
         ({"file": "folder/outside.txt", "contains": "secret"}, 0, "folder/outside.txt is behind a symbolic"),
         ({"file": "pipe", "contains": "x"}, 0, "pipe is not a regular file"),
         ({"file": "deep.json", "json_path": "$..a"}, 0, ""),
+        ({"database": "no.db", "query": "SELECT * FROM t", "rows": []}, 0, "no.db: the query failed"),
+        ({"database": "link.db", "query": "SELECT * FROM t", "rows": []}, 0, "link.db is behind a symbolic"),
+        ({"database": "own.db", "query": "SELECT x FROM w", "rows": []}, 0, "own.db: the query failed"),
+        ({"database": "own.db", "query": ENDLESS, "rows": []}, 0, "own.db: the query failed: timeout"),
+        ({"database": "own.db", "query": LARGE, "rows": []}, 0, "own.db: the query failed"),
+        ({"database": "own.db", "query": WRITES, "rows": []}, 0, "own.db: the query failed: not authorized"),
     ],
 )
 def test_hostile_files_get_a_verdict_without_leaks(folder, state, score, explanation):
+    before = (folder / "own.db").read_bytes()
     verdict = graded({"state": state}, folder)
     assert (verdict.score, verdict.explanation[: len(explanation)]) == (score, explanation)
     assert SECRET not in verdict.explanation
+    assert (folder / "own.db").read_bytes() == before
 
 
 def test_deep_and_long_calls_score_0(folder):

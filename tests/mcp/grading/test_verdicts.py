@@ -1,6 +1,8 @@
 """Hand-made rollouts for all kinds of graders, with hand-written scores and explanations."""
 
+import hashlib
 import json
+import sqlite3
 
 import pytest
 
@@ -51,11 +53,15 @@ REPLIES = [
     ({"number": 3.14, "tolerance": 0.01}, "about 3.149", 1, "found"),
     ({"number": 3.14, "tolerance": 0.01}, "about 3.2", 0, "expected the number 3.14 within 0.01, not 3.2"),
     ({"number": "{metadata.answer}"}, "1234", 1, "found"),
+    ({"set": ["a", "b"]}, "b, a", 1, "found"),
+    ({"set": ["a", "b"]}, "- a\n- c", 0, "missing: 'b'; not expected: 'c'"),
+    ({"set": [1, 2]}, "[2, 1.0, 1]", 1, "found"),
+    ({"set": [1, 2]}, "[true, 2]", 0, "missing: 1; not expected: true"),
+    ({"set": "{metadata.items}"}, "a; b", 1, "found"),
     ({"json_path": "$.a[0]"}, 'Here:\n```json\n{"a": [5]}\n```', 1, "$.a[0] is 5"),
     ({"json_path": "$.b"}, '{"a": [5]}', 0, "no value at $.b"),
     ({"json_path": "$.a"}, "no JSON", 0, "expected JSON, found 'no JSON'"),
-    ({"json_path": "$.a[*].n", "exact": [2, 1]}, '{"a": [{"n": 2}, {"n": 1}]}', 1, "found [2, 1]"),
-    ({"exact": "{metadata.items}"}, '["a", "b"]', 1, "found"),
+    ({"json_path": "$.a[*].n", "set": [1, 2]}, '{"a": [{"n": 2}, {"n": 1}]}', 1, "found [2, 1]"),
     ({"json_path": "$.a", "exact": 5}, '{"a": 5}', 1, "found 5"),
     ({"json_path": "$.a", "number": 5}, '{"a": 6}', 0, "expected the number 5, not 6"),
 ]
@@ -64,22 +70,52 @@ TOOLS = [
     ({"calls": {"tool": "add", "at_least": 2}}, 0, "expected 2 calls of add, found 1 (1 more failed)"),
     ({"calls": {"tool": "add", "arguments": {"x": 1, "y": 2}}}, 1, "found 1 call of add with x=1, y=2"),
     ({"calls": {"tool": "add", "arguments": {"x": 5}}}, 0, "expected 1 call of add with x=5, found 0"),
+    ({"calls": {"tool": "save", "matching": {"title": {"contains": "milk"}}}}, 1, "found 1"),
+    ({"calls": {"tool": "save", "matching": {"body": {"contains": "milk"}}}}, 0, "expected 1"),
     ({"calls": {"tool": "drop", "at_most": 0}}, 1, "found 0 calls of drop"),
     ({"calls": {"at_most": 3}}, 0, "expected at most 3 calls, found 4"),
     ({"calls": {"at_most": 4}}, 1, "found 4 calls"),
+    ({"calls": {"in_order": [{"tool": "open"}, {"tool": "save"}]}}, 1, "found 4 calls"),
+    (
+        {"calls": {"in_order": [{"tool": "save"}, {"tool": "open"}]}},
+        0,
+        "found 1 of 2 calls in order; missing: open",
+    ),
     ({"result": {"tool": "save", "json_path": "$.id", "exact": 7}}, 1, "found 7"),
     ({"result": {"contains": '"ok"'}}, 1, "found"),
     ({"result": {"tool": "add", "number": 3}}, 0, "the last call of add failed: 'x is no number'"),
+    ({"result": {"tool": "add", "json_path": "$.sum", "number": 3, "any": True}}, 1, "found 3"),
+    ({"result": {"tool": "add", "number": 4, "any": True}}, 0, "none of 2 results passes"),
     ({"result": {"tool": "drop", "contains": "x"}}, 0, "no call of drop"),
 ]
 TEXT = "bread\nmilk\n"
+HASH = hashlib.sha256(TEXT.encode()).hexdigest()
+ASK = {
+    "database": "shop.db",
+    "query": "SELECT id, name FROM users WHERE id > ? ORDER BY id",
+    "parameters": [0],
+}
 STATES = [
     ({"file": "list.txt"}, 1, "list.txt exists"),
     ({"file": "none.txt"}, 0, "no such file: none.txt"),
     ({"file": "none.txt", "exists": False}, 1, "none.txt does not exist, as expected"),
     ({"file": "list.txt", "exists": False}, 0, "list.txt exists"),
     ({"file": "{workdir}/list.txt", "contains": "milk"}, 1, "found 'bread milk'"),
+    ({"file": "list.txt", "set": ["milk", "eggs"]}, 0, "missing: 'eggs'; not expected: 'bread'"),
     ({"file": "sub/data.json", "json_path": "$.n", "number": "{metadata.n}"}, 1, "found 2"),
+    ({"file": "list.txt", "sha256": HASH}, 1, "list.txt has the hash"),
+    ({"file": "list.txt", "sha256": "0" * 64}, 0, "expected list.txt with the hash 000000000000"),
+    ({**ASK, "rows": [[1, "Ann"], [2, "Bo"]]}, 1, "found the expected 2 rows"),
+    ({**ASK, "rows": [[1, "Ann"], [2, "Bo"], [3, "Cy"]]}, 0, "expected 3 rows, found 2 rows"),
+    ({**ASK, "rows": [[1, "Ann"], [2, "Bob"]]}, 0, 'row 2: expected [2, "Bob"], found [2, "Bo"]'),
+    ({**ASK, "parameters": [1], "rows": "{metadata.row}"}, 0, 'row 1: expected [1, "Ann"], found [2, "Bo"]'),
+    ({"database": "shop.db", "query": "SELECT count(*) FROM users", "number": 2}, 1, "found 2"),
+    (
+        {"database": "shop.db", "query": "SELECT * FROM no_table", "rows": []},
+        0,
+        "shop.db: the query failed: no such table",
+    ),
+    ({"database": "no.db", "query": "SELECT 1", "number": 1}, 0, "no such file: no.db"),
 ]
 
 
@@ -89,7 +125,13 @@ def folder(tmp_path_factory):
     (folder / "list.txt").write_text(TEXT)
     (folder / "sub").mkdir()
     (folder / "sub/data.json").write_text('{"n": 2}')
-    return folder
+    with sqlite3.connect(folder / "shop.db") as database:
+        database.execute("PRAGMA journal_mode = wal")
+        database.execute("CREATE TABLE users (id INTEGER, name TEXT)")
+        database.executemany("INSERT INTO users VALUES (?, ?)", [(2, "Bo"), (1, "Ann")])
+        database.commit()
+        yield folder  # its newest rows are in the write-ahead log
+    database.close()
 
 
 @pytest.mark.parametrize(("test", "reply", "score", "explanation"), REPLIES)
@@ -138,11 +180,14 @@ def test_math_grader_accepts_equal_values(expected, reply, score):
         ({"reply": {"exact": 1, "number": 2}}, ("reply", "exact")),
         ({"reply": {}}, ("reply",)),
         ({"reply": {"exact": 1}, "calls": {"at_most": 1}}, ("reply",)),
-        ({"calls": {}}, ("calls",)),
+        ({"calls": {"in_order": [{"tol": "a"}]}}, ("calls", "in_order", 0, "tool")),
         ({"calls": {"arguments": {"x": 1}}}, ("calls",)),
         ({"state": {"file": "../x"}}, ("state", "file")),
         ({"state": {"file": "a", "tool": "b"}}, ("state", "file")),
-        ({"state": {"file": "a", "exit_code": 1}}, ("state", "exit_code")),
+        ({"state": {"file": "a", "query": "SELECT 1"}}, ("state", "query")),
+        ({"state": {"database": "a", "query": "DELETE FROM t", "rows": []}}, ("state", "query")),
+        ({"state": {"database": "a", "query": "SELECT 1; SELECT 2", "rows": []}}, ("state", "query")),
+        ({"state": {"database": "a", "query": "SELECT 1"}}, ("state", "database")),
         ({"python": "check:grade"}, ("python",)),
         ({"weight": 0, "reply": {"exact": 1}}, ("weight",)),
         (5, ()),

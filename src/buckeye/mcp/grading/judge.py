@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from buckeye.base.columns import counted
-from buckeye.mcp.grading.schema import CallsGrader, Match, ResultGrader, last_number
+from buckeye.mcp.grading.schema import CallsGrader, ExpectedCall, Match, ResultGrader, last_number
 
 _REGEX_SECONDS = 2.0
 _MAX_SHOWN_CHARS = 80
@@ -89,6 +89,9 @@ def _run_test(match: Match, text: str, value: Any) -> tuple[bool, str]:
         return hit is not None, f"expected a match of {format_short(match.regex)}"
     if test == "number":
         return _is_number(match, text, value)
+    if test == "set":
+        assert isinstance(match.set, list)
+        return _is_set(match.set, text, value)
     return _is_math(str(match.math), text), f"expected a value equal to {format_short(match.math)}"
 
 
@@ -110,6 +113,27 @@ def _is_number(match: Match, text: str, value: Any) -> tuple[bool, str]:
     return is_within, f"{expected}, not {number:.15g}"
 
 
+def _is_set(expected: Sequence[Any], text: str, value: Any) -> tuple[bool, str]:
+    items = _json(text) if value is _ABSENT else value
+    if not isinstance(items, list):
+        items = [part.strip(" \t\r-*•") for part in re.split(r"[,;\n]", text)]
+        expected = [item if isinstance(item, str) else json.dumps(item) for item in expected]
+    items = [item for item in items if item != ""]
+    found, wanted = ({_key(item): item for item in side} for side in (items, expected))
+    missing = [format_short(wanted[key]) for key in wanted if key not in found]
+    surplus = [format_short(found[key]) for key in found if key not in wanted]
+    sides = (("missing", missing), ("not expected", surplus))
+    parts = [f"{label}: {', '.join(shown[:5])}" for label, shown in sides if shown]
+    return not parts, "; ".join(parts)
+
+
+def _key(item: Any) -> str:
+    """Return a key that equal items share: 1 and 1.0 are equal, 1 and true are not."""
+    if isinstance(item, float) and item.is_integer():
+        item = int(item)
+    return json.dumps(item.strip() if isinstance(item, str) else item, sort_keys=True)
+
+
 def _is_math(expected: str, text: str) -> bool:
     from math_verify import parse, verify
 
@@ -126,8 +150,18 @@ def _is_math(expected: str, text: str) -> bool:
 
 def judge_calls(grader: CallsGrader, calls: Sequence[RecordedCall]) -> GraderVerdict:
     """Return the verdict on the calls that the model made."""
-    matching = [call for call in calls if grader.tool is None or _is_call(grader, call)]
-    of_call = "" if grader.tool is None else f" of {_describe_call(grader)}"
+    if grader.in_order is not None:
+        done = 0
+        for call in calls:
+            if done < len(grader.in_order) and not call.error and _is_call(grader.in_order[done], call):
+                done += 1
+        if done < len(grader.in_order):
+            missing = _describe_call(grader.in_order[done])
+            return GraderVerdict(
+                0.0, f"found {done} of {counted(len(grader.in_order), 'call')} in order; missing: {missing}"
+            )
+    matching = [call for call in calls if grader.call is None or _is_call(grader.call, call)]
+    of_call = "" if grader.call is None else f" of {_describe_call(grader.call)}"
     if grader.at_most is not None and len(matching) > grader.at_most:
         limit = counted(grader.at_most, "call")
         return GraderVerdict(0.0, f"expected at most {limit}{of_call}, found {len(matching)}")
@@ -140,26 +174,44 @@ def judge_calls(grader: CallsGrader, calls: Sequence[RecordedCall]) -> GraderVer
     return GraderVerdict(1.0, f"found {counted(len(matching), 'call')}{of_call}")
 
 
-def _is_call(expected: CallsGrader, call: RecordedCall) -> bool:
-    return call.tool == expected.tool and all(
-        name in call.arguments and json_equal(value, call.arguments[name])
+def _is_call(expected: ExpectedCall, call: RecordedCall) -> bool:
+    if call.tool != expected.tool or any(
+        name not in call.arguments or not json_equal(value, call.arguments[name])
         for name, value in expected.arguments.items()
+    ):
+        return False
+    return all(
+        name in call.arguments and judge_text(match, *_as_text(call.arguments[name])).score == 1.0
+        for name, match in expected.matching.items()
     )
 
 
-def _describe_call(expected: CallsGrader) -> str:
+def _as_text(value: Any) -> tuple[str, Any]:
+    return (value, None) if isinstance(value, str) else (json.dumps(value, ensure_ascii=False), value)
+
+
+def _describe_call(expected: ExpectedCall) -> str:
     arguments = [f"{name}={format_short(value)}" for name, value in expected.arguments.items()]
-    return f"{expected.tool}" + (f" with {', '.join(arguments)}" if arguments else "")
+    arguments += [f"matching {name}" for name in expected.matching]
+    return expected.tool + (f" with {', '.join(arguments)}" if arguments else "")
 
 
 def judge_results(grader: ResultGrader, calls: Sequence[RecordedCall]) -> GraderVerdict:
-    """Return the verdict on the last result."""
-    last = next((call for call in reversed(calls) if grader.tool in (None, call.tool)), None)
-    if last is None:
+    """Return the verdict on the last result. With `any`, one passing result is enough."""
+    tested = [call for call in calls if grader.tool in (None, call.tool)]
+    if not tested:
         return GraderVerdict(0.0, f"no call{f' of {grader.tool}' if grader.tool else ''}")
-    if last.error:
-        return GraderVerdict(0.0, f"the last call of {last.tool} failed: {format_short(last.text)}")
-    return judge_text(grader, last.text, last.data)
+    verdict = GraderVerdict(0.0, "")
+    for call in reversed(tested):
+        if call.error:
+            verdict = GraderVerdict(0.0, f"the last call of {call.tool} failed: {format_short(call.text)}")
+        else:
+            verdict = judge_text(grader, call.text, call.data)
+        if verdict.score == 1.0 or not grader.any:
+            return verdict
+    return GraderVerdict(
+        0.0, f"none of {counted(len(tested), 'result')} passes; the first: {verdict.explanation}"
+    )
 
 
 def json_equal(expected: Any, found: Any) -> bool:

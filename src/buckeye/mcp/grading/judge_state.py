@@ -1,18 +1,26 @@
-"""Verdicts on files in a rollout's folder. Their content is untrusted."""
+"""Verdicts on files and databases in a rollout's folder. Their content is untrusted."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
+import sqlite3
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
-from buckeye.mcp.grading.judge import GraderVerdict, judge_text
+from buckeye.base.columns import counted
+from buckeye.mcp.grading.judge import GraderVerdict, format_short, json_equal, judge_text
+from buckeye.mcp.grading.read_only_sql import run_query
 from buckeye.mcp.grading.schema import StateGrader
 
 _MAX_TEXT_BYTES = 16 * 2**20
+_MAX_DATABASE_BYTES = 2**30
 _WORKDIR = "{workdir}/"
 
 
@@ -21,10 +29,12 @@ class StateFileError(Exception):
 
 
 def judge_state(grader: StateGrader, folder: Path) -> GraderVerdict:
-    """Return the verdict on a file in a rollout's folder."""
-    assert grader.file is not None
+    """Return the verdict on a file or a database in a rollout's folder."""
     try:
-        return _judge_file(grader, folder, grader.file.removeprefix(_WORKDIR))
+        if grader.file is not None:
+            return _judge_file(grader, folder, grader.file.removeprefix(_WORKDIR))
+        assert grader.database is not None
+        return _judge_database(grader, folder, grader.database.removeprefix(_WORKDIR))
     except StateFileError as error:
         return GraderVerdict(0.0, str(error))
 
@@ -35,11 +45,20 @@ def _judge_file(grader: StateGrader, folder: Path, name: str) -> GraderVerdict:
         return GraderVerdict(
             float(not exists), f"{name} {'exists' if exists else 'does not exist, as expected'}"
         )
-    if not grader.tests and grader.json_path is None:
+    if grader.sha256 is None and not grader.tests and grader.json_path is None:
         if not (folder / name).is_dir() or (folder / name).is_symlink():
             with _open_file(folder, name):
                 pass
         return GraderVerdict(1.0, f"{name} exists")
+    if grader.sha256 is not None:
+        with _open_file(folder, name) as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+        if found != grader.sha256:
+            return GraderVerdict(
+                0.0, f"expected {name} with the hash {grader.sha256[:12]}…, found {found[:12]}…"
+            )
+        if not grader.tests and grader.json_path is None:
+            return GraderVerdict(1.0, f"{name} has the hash {found[:12]}…")
     with _open_file(folder, name) as file:
         content = file.read(_MAX_TEXT_BYTES + 1)
     if len(content) > _MAX_TEXT_BYTES:
@@ -87,3 +106,38 @@ def _explain(folder: Path, name: str, error: OSError) -> str:
         if path.is_symlink():
             return f"{name} is behind a symbolic link, which is not followed"
     return f"no such file: {name}" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
+
+
+def _judge_database(grader: StateGrader, folder: Path, name: str) -> GraderVerdict:
+    assert grader.query is not None
+    with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as temporary:
+        copy = Path(temporary, "database")
+        _copy(folder, name, copy)
+        if os.path.lexists(folder / f"{name}-wal"):
+            _copy(folder, f"{name}-wal", Path(f"{copy}-wal"))
+        try:
+            rows = run_query(copy, grader.query, grader.parameters)
+        except (sqlite3.Error, ValueError, OverflowError) as error:
+            raise StateFileError(f"{name}: the query failed: {error}") from None
+    if grader.rows is None:
+        value = rows[0][0] if len(rows) == 1 and len(rows[0]) == 1 else rows
+        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return judge_text(grader, text, None if value is None or isinstance(value, str) else value)
+    expected = grader.rows
+    if len(rows) != len(expected):
+        return GraderVerdict(
+            0.0, f"expected {counted(len(expected), 'row')}, found {counted(len(rows), 'row')}"
+        )
+    for number, (wanted, row) in enumerate(zip(expected, rows, strict=True), 1):
+        if not json_equal(wanted, row):
+            return GraderVerdict(
+                0.0, f"row {number}: expected {format_short(wanted)}, found {format_short(row)}"
+            )
+    return GraderVerdict(1.0, f"found the expected {counted(len(rows), 'row')}")
+
+
+def _copy(folder: Path, name: str, to: Path) -> None:
+    with _open_file(folder, name) as file, to.open("wb") as target:
+        if os.fstat(file.fileno()).st_size > _MAX_DATABASE_BYTES:
+            raise StateFileError(f"{name} is larger than {_MAX_DATABASE_BYTES // 2**20} MiB")
+        shutil.copyfileobj(file, target)

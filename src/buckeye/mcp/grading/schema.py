@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from buckeye.config.shared import BaseConfig, conflict
+from buckeye.mcp.grading.read_only_sql import query_problem
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 METADATA_REFERENCE = re.compile(r"\{metadata\.([^{}]+)\}")
@@ -31,7 +32,7 @@ _NUMBER = re.compile(
 )
 KINDS = ("reply", "calls", "result", "state", "python")
 """Fields of a grader; exactly one is set."""
-_TESTS = ("exact", "contains", "regex", "number", "math")
+_TESTS = ("exact", "contains", "regex", "number", "set", "math")
 
 
 class Match(BaseConfig):
@@ -54,6 +55,8 @@ class Match(BaseConfig):
     """Expected value of the last number."""
     tolerance: Annotated[float, Field(ge=0)] = 1e-9
     """Maximum absolute error of the number."""
+    set: list[Any] | FromTask | None = None
+    """Expected items in any order; further items fail. The text is JSON, or split by commas or lines."""
     math: NonEmpty | None = None
     """Expected value up to mathematical equality, in LaTeX or plain: 1/2, 0.5 and \\frac{1}{2} are equal."""
 
@@ -93,6 +96,17 @@ class ReplyGrader(Match):
     _check = model_validator(mode="after")(_must_test)
 
 
+class ExpectedCall(BaseConfig):
+    """A call that the model must have made without an error."""
+
+    tool: NonEmpty
+    """MCP tool."""
+    arguments: dict[str, Any] = {}
+    """Arguments with exact values. The call may have others."""
+    matching: dict[str, Match] = {}
+    """Tests of arguments."""
+
+
 class CallsGrader(BaseConfig):
     """Test of the calls that the model made."""
 
@@ -100,17 +114,23 @@ class CallsGrader(BaseConfig):
     """MCP tool that must be called. With only `at_most`: the tool whose calls are counted (default: all)."""
     arguments: dict[str, Any] = {}
     """Arguments with exact values. The call may have others."""
+    matching: dict[str, Match] = {}
+    """Tests of arguments."""
     at_least: PositiveInt | None = None
     """Minimum number of such calls without an error; 1 unless `at_most` is set."""
     at_most: NonNegativeInt | None = None
     """Maximum number of such calls, including calls with an error."""
+    in_order: Annotated[list[ExpectedCall], Field(min_length=1)] | None = None
+    """Calls in order. Other calls may occur between them."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.tool is None and self.at_most is None:
-            raise conflict("names no calls; add tool or at_most")
-        if self.tool is None and (self.arguments or self.at_least):
-            raise conflict("required with arguments and at_least", "tool")
+        if self.tool is None and self.in_order is None and self.at_most is None:
+            raise conflict("names no calls; add tool, in_order or at_most")
+        if self.tool is None and (self.arguments or self.matching or self.at_least):
+            raise conflict("required with arguments, matching and at_least", "tool")
+        if self.in_order is not None and self.tool is not None:
+            raise conflict("has tool and in_order; write a grader for each", "tool", "in_order")
         return self
 
     @property
@@ -118,23 +138,42 @@ class CallsGrader(BaseConfig):
         """True if no call is required, so that the tool need not exist."""
         return self.at_most is not None and self.at_least is None
 
+    @property
+    def call(self) -> ExpectedCall | None:
+        """Call that is counted; None for any call."""
+        if self.tool is None:
+            return None
+        return ExpectedCall(tool=self.tool, arguments=self.arguments, matching=self.matching)
+
 
 class ResultGrader(Match):
     """Test of a call's result: the structured content of the last call, or its text."""
 
     tool: NonEmpty | None = None
     """MCP tool whose results are tested. Default: all tools."""
+    any: bool = False
+    """Pass if any of the results passes."""
 
     _check = model_validator(mode="after")(_must_test)
 
 
 class StateGrader(Match):
-    """Test of the state after the rollout: a file, a tool's result, or a program."""
+    """Test of the state after the rollout: a file, a database, a tool's result, or a program."""
 
     file: NonEmpty | None = None
     """File in the rollout's folder. Its text is tested; without a test it must exist."""
     exists: bool = True
     """false: the file must not exist."""
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$|^\{metadata\.[^{}]+\}$")] | None = None
+    """Hash of the file's content."""
+    database: NonEmpty | None = None
+    """SQLite file in the rollout's folder, opened read-only."""
+    query: NonEmpty | None = None
+    """Query to run."""
+    parameters: list[Any] = []
+    """Values for the question marks of the query."""
+    rows: list[list[Any]] | FromTask | None = None
+    """Expected rows of the query, in order."""
     tool: NonEmpty | None = None
     """MCP tool that is called after the model has finished. Its result is tested."""
     arguments: dict[str, Any] = {}
@@ -145,26 +184,37 @@ class StateGrader(Match):
     """Expected exit code of the program."""
 
     _FIELD_KINDS: ClassVar[Mapping[str, str]] = {
-        "exists": "file",
+        **dict.fromkeys(("exists", "sha256"), "file"),
+        **dict.fromkeys(("query", "parameters", "rows"), "database"),
         "arguments": "tool",
         "exit_code": "command",
     }
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        kinds = [name for name in ("file", "tool", "command") if getattr(self, name) is not None]
-        path = PurePosixPath(self.file or "")
-        if path.is_absolute() or ".." in path.parts:
-            raise conflict("must be a path inside the rollout's folder, such as notes/todo.txt", "file")
+        kinds = [name for name in ("file", "database", "tool", "command") if getattr(self, name) is not None]
+        for name in kinds[:1]:
+            path = PurePosixPath(str(getattr(self, name)))
+            if name in ("file", "database") and (path.is_absolute() or ".." in path.parts):
+                raise conflict("must be a path inside the rollout's folder, such as notes/todo.txt", name)
         if len(kinds) != 1:
             message = f"has {' and '.join(kinds)}; keep" if kinds else "needs"
-            raise conflict(f"{message} one of file, tool and command", *kinds)
+            raise conflict(f"{message} one of file, database, tool and command", *kinds)
         for name, kind in self._FIELD_KINDS.items():
             if name in self.model_fields_set and kind != kinds[0]:
                 raise conflict(f"applies to {kind} only, not to {kinds[0]}", name)
+        if self.database is not None:
+            if self.query is None or (self.rows is None and not self.tests and self.json_path is None):
+                raise conflict("needs a query, and its expected rows or a test", "database")
+            if METADATA_REFERENCE.search(self.query):
+                raise conflict(
+                    "must not contain {metadata.NAME}; write ?, and add the value to parameters", "query"
+                )
+            if (problem := query_problem(self.query)) is not None:
+                raise conflict(f"not a read-only query: {problem}", "query")
         if self.tool is not None:
             _must_test(self)
-        if not self.exists and (self.tests or self.json_path):
+        if not self.exists and (self.tests or self.json_path or self.sha256):
             raise conflict("false, so the content of the file cannot be tested", "exists")
         return self
 

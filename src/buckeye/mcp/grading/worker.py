@@ -33,7 +33,7 @@ def judge_request(request: dict[str, Any]) -> GraderVerdict:
         return judge_calls(grader.calls, calls)
     if grader.result is not None:
         return judge_results(grader.result, calls)
-    if grader.state is not None and grader.state.file:
+    if grader.state is not None and (grader.state.file or grader.state.database):
         return judge_state(grader.state, Path(request["folder"]))
     match = grader.reply or grader.state
     assert match is not None
