@@ -121,7 +121,7 @@ move
 {_tool: m, _parser: {positional: [x, x]}}
 {_tool: m, _parser: {positional: [5]}}
 {_tool: m, x: {b: 1}}
-{_tool: m, x: {from_arg: b, static: 1}}
+{_tool: m, x: {from_args: [b], static: 1}}
 {_tool: m, x: {from_arg: b, defualt: 1}}
 {_tool: m, x: {from_arg: [b]}}
 {_tool: m, x: {from_arg: b, use: true}}
@@ -130,6 +130,8 @@ move
 {_tool: m, x: {from_arg: b, transform: 'open(x)'}}
 {_tool: m, x: {from_arg: b, transform: '().__class__'}}
 {_tool: m, x: {from_arg: b, transform: 'lambda x, ctx: 1'}}
+{_tool: m, x: {from_args: []}}
+{_tool: m, x: {from_args: [b, c], defaults: [1]}}
 """.splitlines()
 
 

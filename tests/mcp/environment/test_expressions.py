@@ -27,9 +27,11 @@ def run(source, value=None, context=None):
         ("-x ** 2 if x > 2 and not x == 5 else x or 'none'", 0, "none"),
         ("0 <= x < 10", 10, False),
         ("x is None or x in ['a', 'b'] or x not in 'abc'", "a", True),
-        ("x.items()[0][-1]", {"a": "b"}, "b"),
+        ("[int(part) for part in x.split(',') if part.strip()]", "1, 2,", [1, 2]),
+        ("[v[0] + v[-1] for v in x.items()]", {"a": "b"}, ["ab"]),
         ("(x[0], x[1:], x[::-1])", "abc", ["a", "bc", "cba"]),
         ("{'text': x.strip().lower(), 'n': len(x)}", " A ", {"text": "a", "n": 3}),
+        ("f'{x}-{len(x)}!'", "ab", "ab-2!"),
         ("'-'.join(sorted(x))", ["b", "a"], "a-b"),
         ("x.replace('a', 'bb').zfill(6)", "aa", "00bbbb"),
         ("[abs(-1), min(x), max(1, 3), round(2.35, 1), sum(x)]", [4, 5], [1, 4, 3, 2.4, 9]),
@@ -63,8 +65,10 @@ REFUSED = [
     "lambda: 1",
     "lambda x, y, z: 1",
     "lambda x:",
-    "[y for y in x]",
-    "f'{x}'",
+    "[y for y in x for z in y]",
+    "[y for y, z in x]",
+    "[z for y in z]",
+    "[x for int in x if int(1)]",
     "{y for y in x}",
     "{y: y for y in x}",
     "(y for y in x)",
@@ -92,9 +96,10 @@ WITHOUT_RESULT = """
     10**600*1.0 float('inf') float('nan') -float('inf') 1e308*10 (-8)**0.5 int('9'*5000) 1/0
     x[5] x['a'] len(5) 5+'a' x.split('') x.get('a') {'a':1}.index('a')
 """
+LOOPS = ["[a for a in [a for a in 'a' * 99999] if [b for b in 'a' * 99999]]", "[a for a in 5]"]
 
 
-@pytest.mark.parametrize("source", WITHOUT_RESULT.split())
+@pytest.mark.parametrize("source", [*WITHOUT_RESULT.split(), *LOOPS])
 def test_expression_without_result_raises_soon(source):
     transform = compile_transform(source, use_context=True)
     start = time.process_time()
@@ -125,7 +130,9 @@ def larger(inner):
         joined("{}({})", st.sampled_from(FUNCTIONS), inner),
         joined("{}.{}({})", inner, st.sampled_from(METHODS), inner),
         joined("({} if {} else {})", inner, inner, inner),
+        joined("[{} for y in {}]", inner, inner),
         joined("{}[{}]", inner, inner),
+        joined('f"a{{{}}}"', st.sampled_from(["x", "ctx", "1"])),
         joined("[{}, {}]", inner, inner),
         joined("{}.__class__", inner),
     )

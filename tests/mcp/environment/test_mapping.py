@@ -22,7 +22,7 @@ click:
   _tool: computer
   _parser: {positional: [x, y]}
   action: click
-  at: {from_arg: x, transform: "[x, ctx['y']]", use_context: true}
+  at: {from_args: [x, y]}
   button: {from_arg: button, default: left}
 key:
   _tool: computer
@@ -39,7 +39,7 @@ scroll:
     use_context: true
 drag:
   _tool: computer
-  path: {from_arg: path, default: [0, 0]}
+  path: {from_args: [x, y], defaults: [0, 0]}
   options: {static: {smooth: true}}
   tags: [a, 1]
 nothing: {_tool: move, by: {from_arg: by, default: null, transform: int(x)}}
@@ -78,7 +78,7 @@ def refused(text, schemas=None):
         ('scroll("up", 3)', "computer", {"delta_y": -3}),
         ('scroll("down", 3)', "computer", {"delta_y": 3}),
         ('scroll("down")', "computer", {}),
-        ("drag()", "computer", {"path": [0, 0], "options": {"smooth": True}, "tags": ["a", 1]}),
+        ("drag(y=5)", "computer", {"path": [0, 5], "options": {"smooth": True}, "tags": ["a", 1]}),
         ("nothing()", "move", {"by": None}),
         ("nothing(by='7')", "move", {"by": 7}),
         ("stop()", None, {}),

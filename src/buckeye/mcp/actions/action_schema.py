@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Annotated, Any, Self
@@ -34,7 +34,7 @@ RESERVED_TOOLS = ("setup", "evaluate")
 _NAME = re.compile(r"[^\W\d][\w.\-/]*")
 _PARAMETER = re.compile(r"[^\W\d][\w.-]*")
 _SPECIAL = ("_tool", "_parser")
-_KINDS = ("static", "from_arg")
+_KINDS = ("static", "from_arg", "from_args")
 
 
 def _check_name(value: Any) -> Any:
@@ -91,12 +91,29 @@ class OneArgument(BaseConfig):
             raise conflict(str(error), "transform") from None
 
 
+class SeveralArguments(BaseConfig):
+    """List made from several arguments of the action."""
+
+    from_args: Annotated[ArgumentNames, Field(min_length=1)]
+    """Arguments of the action."""
+    defaults: list[Any] = Field(default_factory=list)
+    """Default value for each argument."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.defaults) not in (0, len(self.from_args)):
+            raise conflict(f"expected a list of {len(self.from_args)} values, one for each name", "defaults")
+        return self
+
+
 def _check_kind(value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value
     kinds = [kind for kind in _KINDS if kind in value]
     if not kinds:
-        raise conflict("expected static or from_arg; for an object write static: {...}")
+        near = did_you_mean([name for key in value for name in closest(key, _KINDS, count=1)][:1])
+        message = "expected static, from_arg or from_args; for an object write static: {...}"
+        raise conflict(f"{message}.{near}" if near else message)
     if len(kinds) > 1:
         raise conflict(f"has {' and '.join(kinds)}; keep one")
     return value
@@ -111,6 +128,7 @@ _CONSTANTS = ["string", "number", "boolean", "array", "null"]
 Argument = Annotated[
     Annotated[StaticArgument, Tag("with static")]
     | Annotated[OneArgument, Tag("with from_arg")]
+    | Annotated[SeveralArguments, Tag("with from_args")]
     | Annotated[Any, WithJsonSchema({"type": _CONSTANTS}), Tag("constant")],
     Discriminator(_kind),
     BeforeValidator(_check_kind),
@@ -164,8 +182,15 @@ class Action:
     @property
     def parameters(self) -> tuple[str, ...]:
         """Names of the arguments, positional ones first."""
-        others = (source.from_arg for source in self.sources.values() if isinstance(source, OneArgument))
+        others = (name for source in self.sources.values() for name in source_names(source))
         return tuple(dict.fromkeys((*self.positional, *others)))
+
+
+def source_names(source: Any) -> Sequence[str]:
+    """Return the arguments of the action that `source` reads."""
+    if isinstance(source, OneArgument):
+        return (source.from_arg,)
+    return source.from_args if isinstance(source, SeveralArguments) else ()
 
 
 def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Problem]]:

@@ -1,9 +1,10 @@
 """Transforms of a mapping: a small expression language with Python's syntax.
 
 The syntax is `lambda x: ...`, `lambda x, ctx: ...`, or only the part after the colon. The language has
-literals, arithmetic, comparisons, and / or / not, conditions, subscripts, and the functions and methods of
-`operations`. It has no loops, attributes, assignments or other names. Expressions are interpreted from their
-syntax tree; Python never runs them. Sizes are bounded, so an expression can neither hang nor fill the memory.
+literals, arithmetic, comparisons, and / or / not, conditions, subscripts, f-strings, list comprehensions, and
+the functions and methods of `operations`. It has no attributes, assignments or other names. Expressions are
+interpreted from their syntax tree; Python never runs them. Steps and sizes are bounded, so an expression can
+neither hang nor fill the memory.
 """
 
 from __future__ import annotations
@@ -22,16 +23,18 @@ from buckeye.mcp.actions.operations import (
     METHODS,
     UNARY,
     ExpressionError,
-    checked_value,
+    checked_number,
+    size_of,
 )
 
 _MAX_SOURCE_CHARS = 1000
 _MAX_DEPTH = 40
+_MAX_WORK = 1_000_000
+_STEP_WORK = 20
 _MAX_MESSAGE_CHARS = 120
 _VALUE, _CONTEXT = "x", "ctx"
-_OPERATORS: Final = (ast.operator, ast.unaryop, ast.cmpop)
-_OPERATIONS: Final = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.boolop, ast.Compare, ast.IfExp)
-_VALUES: Final = (ast.Subscript, ast.Slice, ast.List, ast.Tuple, ast.expr_context)
+_PLAIN: Final = (ast.BoolOp, ast.boolop, ast.IfExp, ast.Compare, ast.Subscript, ast.Slice)
+_DISPLAYS: Final = (ast.List, ast.Tuple, ast.JoinedStr, ast.expr_context)
 _CONSTANTS: Final = (str, int, float, bool, type(None))
 _PYTHON_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
@@ -86,6 +89,9 @@ def _check(node: ast.AST, names: set[str], depth: int) -> None:
     if isinstance(node, ast.Call):
         _check_call(node, names, depth)
         return
+    if isinstance(node, ast.ListComp):
+        _check_comprehension(node, names, depth)
+        return
     _check_node(node, names)
     for child in ast.iter_child_nodes(node):
         _check(child, names, depth + 1)
@@ -100,13 +106,21 @@ def _check_node(node: ast.AST, names: set[str]) -> None:
             raise ExpressionError(f"{node.value!r} is not allowed")
         if isinstance(node.value, float) and not math.isfinite(node.value):
             raise ExpressionError("a number is too large")
+    elif isinstance(node, ast.FormattedValue):
+        if node.format_spec is not None or node.conversion != -1:
+            raise ExpressionError("formats such as {x:5} or {x!r} are not allowed")
     elif isinstance(node, ast.Dict):
         if not all(isinstance(key, ast.Constant) and isinstance(key.value, str) for key in node.keys):
             raise ExpressionError("keys of an object must be strings in quotes")
-    elif isinstance(node, _OPERATORS):
-        if type(node) not in (*BINARY, *UNARY, *COMPARISONS):
-            raise ExpressionError(f"the operation {type(node).__name__} is not allowed")
-    elif not isinstance(node, _OPERATIONS + _VALUES):
+    elif isinstance(node, ast.BinOp | ast.UnaryOp):
+        if type(node.op) not in (BINARY if isinstance(node, ast.BinOp) else UNARY):
+            raise ExpressionError(f"the operation {type(node.op).__name__} is not allowed")
+    elif isinstance(node, ast.operator | ast.unaryop):
+        return
+    elif isinstance(node, ast.cmpop):
+        if type(node) not in COMPARISONS:
+            raise ExpressionError(f"the comparison {type(node).__name__} is not allowed")
+    elif not isinstance(node, _PLAIN + _DISPLAYS):
         raise ExpressionError(f"{_describe_node(node)} is not allowed")
 
 
@@ -123,6 +137,17 @@ def _check_call(node: ast.Call, names: set[str], depth: int) -> None:
         raise ExpressionError(f"{name} is not a function; use one of {', '.join(FUNCTIONS)}")
     for argument in node.args:
         _check(argument, names, depth + 1)
+
+
+def _check_comprehension(node: ast.ListComp, names: set[str], depth: int) -> None:
+    loop = node.generators[0]
+    if len(node.generators) != 1 or loop.is_async:
+        raise ExpressionError("only one `for` is allowed")
+    if not isinstance(loop.target, ast.Name):
+        raise ExpressionError("only a single name is allowed after `for`")
+    _check(loop.iter, names, depth + 1)
+    for part in (node.elt, *loop.ifs):
+        _check(part, {*names, loop.target.id}, depth + 1)
 
 
 def _describe_node(node: ast.AST) -> str:
@@ -146,8 +171,8 @@ def evaluate(body: ast.expr, names: Mapping[str, Any]) -> Any:
     """
     try:
         for value in names.values():
-            checked_value(value)
-        return _value(body, names)
+            size_of(value)
+        return _Evaluation().value(body, names)
     except ExpressionError:
         raise
     except KeyError as error:
@@ -161,70 +186,115 @@ def _truncate(message: str) -> str:
     return message if len(message) <= _MAX_MESSAGE_CHARS else f"{message[:_MAX_MESSAGE_CHARS]}…"
 
 
-def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.Name():
-            return names[node.id]
-        case ast.BinOp():
-            return checked_value(BINARY[type(node.op)](_value(node.left, names), _value(node.right, names)))
-        case ast.UnaryOp():
-            return checked_value(UNARY[type(node.op)](_value(node.operand, names)))
-        case ast.BoolOp():
-            return _boolean(node, names)
-        case ast.Compare():
-            return _comparison(node, names)
-        case ast.IfExp():
-            return _value(node.body if _value(node.test, names) else node.orelse, names)
-        case ast.Subscript():
-            return checked_value(_value(node.value, names)[_index(node.slice, names)])
-        case ast.Call():
-            return checked_value(_call(node, names))
-        case ast.List():
-            return checked_value([_value(item, names) for item in node.elts])
-        case ast.Tuple():
-            return checked_value(tuple(_value(item, names) for item in node.elts))
-        case ast.Dict():
-            keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
-            values = [_value(item, names) for item in node.values]
-            return checked_value(dict(zip(keys, values, strict=True)))
-    raise ExpressionError(f"{type(node).__name__} is not allowed")
+class _Evaluation:
+    """One evaluation. `work` counts a cost for each step and the size of each value that is created."""
 
+    def __init__(self) -> None:
+        self.work = 0
 
-def _boolean(node: ast.BoolOp, names: Mapping[str, Any]) -> Any:
-    value: Any = None
-    for part in node.values:
-        value = _value(part, names)
-        if bool(value) is isinstance(node.op, ast.Or):
-            return value
-    return value
+    def charge(self, work: int) -> None:
+        self.work += work
+        if self.work > _MAX_WORK:
+            raise ExpressionError("it takes too long")
 
+    def charge_value(self, value: Any) -> Any:
+        """Charge for a new value, and return it. Raises ExpressionError if it is too large."""
+        self.charge(size_of(value))
+        return checked_number(value)
 
-def _comparison(node: ast.Compare, names: Mapping[str, Any]) -> bool:
-    left = _value(node.left, names)
-    for sign, part in zip(node.ops, node.comparators, strict=True):
-        right = _value(part, names)
-        if not COMPARISONS[type(sign)](left, right):
-            return False
-        left = right
-    return True
+    def value(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        self.charge(_STEP_WORK)
+        match node:
+            case ast.Constant():
+                return node.value
+            case ast.Name():
+                return names[node.id]
+            case ast.BinOp():
+                left, right = self.value(node.left, names), self.value(node.right, names)
+                return self.charge_value(BINARY[type(node.op)](left, right))
+            case ast.UnaryOp():
+                return self.charge_value(UNARY[type(node.op)](self.value(node.operand, names)))
+            case ast.BoolOp():
+                return self.boolean(node, names)
+            case ast.Compare():
+                return self.comparison(node, names)
+            case ast.IfExp():
+                return self.value(node.body if self.value(node.test, names) else node.orelse, names)
+            case ast.Subscript():
+                return self.charge_value(self.value(node.value, names)[self.index(node.slice, names)])
+            case ast.Call():
+                return self.call(node, names)
+            case ast.ListComp():
+                return self.comprehension(node, names)
+            case _:
+                return self.charge_value(self.display(node, names))
 
+    def display(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        """Return the value of a list, tuple, object, f-string or part of an f-string."""
+        match node:
+            case ast.List() | ast.Tuple():
+                items = [self.value(item, names) for item in node.elts]
+                return items if isinstance(node, ast.List) else tuple(items)
+            case ast.Dict():
+                keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+                values = [self.value(item, names) for item in node.values]
+                return dict(zip(keys, values, strict=True))
+            case ast.JoinedStr():
+                return "".join(self.value(part, names) for part in node.values)
+            case ast.FormattedValue():
+                value = self.value(node.value, names)
+                self.charge(size_of(value))  # before the conversion
+                return str(value)
+        raise ExpressionError(f"{type(node).__name__} is not allowed")
 
-def _index(node: ast.expr, names: Mapping[str, Any]) -> Any:
-    if not isinstance(node, ast.Slice):
-        return _value(node, names)
-    bounds = (node.lower, node.upper, node.step)
-    return slice(*(None if bound is None else _value(bound, names) for bound in bounds))
+    def boolean(self, node: ast.BoolOp, names: Mapping[str, Any]) -> Any:
+        stops_at = isinstance(node.op, ast.Or)
+        value: Any = None
+        for part in node.values:
+            value = self.value(part, names)
+            if bool(value) is stops_at:
+                return value
+        return value
 
+    def comparison(self, node: ast.Compare, names: Mapping[str, Any]) -> bool:
+        left = self.value(node.left, names)
+        for sign, part in zip(node.ops, node.comparators, strict=True):
+            right = self.value(part, names)
+            self.charge(size_of(left) + size_of(right))
+            if not COMPARISONS[type(sign)](left, right):
+                return False
+            left = right
+        return True
 
-def _call(node: ast.Call, names: Mapping[str, Any]) -> Any:
-    arguments = [_value(argument, names) for argument in node.args]
-    if isinstance(node.func, ast.Name):
-        return FUNCTIONS[node.func.id](*arguments)
-    assert isinstance(node.func, ast.Attribute), "the expression was checked"
-    owner = _value(node.func.value, names)
-    function = METHODS.get(type(owner), {}).get(node.func.attr)
-    if function is None:
-        raise ExpressionError(f"{type(owner).__name__} has no {node.func.attr}")
-    return function(owner, *arguments)
+    def index(self, node: ast.expr, names: Mapping[str, Any]) -> Any:
+        if not isinstance(node, ast.Slice):
+            return self.value(node, names)
+        bounds = (node.lower, node.upper, node.step)
+        return slice(*(None if bound is None else self.value(bound, names) for bound in bounds))
+
+    def call(self, node: ast.Call, names: Mapping[str, Any]) -> Any:
+        arguments = [self.value(argument, names) for argument in node.args]
+        if isinstance(node.func, ast.Attribute):
+            owner = self.value(node.func.value, names)
+            function = METHODS.get(type(owner), {}).get(node.func.attr)
+            if function is None:
+                raise ExpressionError(f"{type(owner).__name__} has no {node.func.attr}")
+            arguments.insert(0, owner)
+        else:
+            assert isinstance(node.func, ast.Name), "the expression was checked"
+            function = FUNCTIONS[node.func.id]
+        self.charge(sum(map(size_of, arguments)))
+        return self.charge_value(function(*arguments))
+
+    def comprehension(self, node: ast.ListComp, names: Mapping[str, Any]) -> list[Any]:
+        (loop,) = node.generators
+        assert isinstance(loop.target, ast.Name), "the expression was checked"
+        items = self.value(loop.iter, names)
+        if not isinstance(items, list | tuple | str):
+            raise ExpressionError(f"for needs a list, not {type(items).__name__}")
+        results = []
+        for item in items:
+            inner = {**names, loop.target.id: item}
+            if all(self.value(test, inner) for test in loop.ifs):
+                results.append(self.value(node.elt, inner))
+        return self.charge_value(results)

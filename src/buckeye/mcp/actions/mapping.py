@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from buckeye.config.problems import closest, did_you_mean
-from buckeye.mcp.actions.action_schema import Action, OneArgument, StaticArgument
+from buckeye.mcp.actions.action_schema import (
+    Action,
+    OneArgument,
+    SeveralArguments,
+    StaticArgument,
+    source_names,
+)
 from buckeye.mcp.actions.literals import shorten
 from buckeye.mcp.actions.operations import ExpressionError
 from buckeye.mcp.actions.parser import ParsedCall
@@ -65,6 +71,8 @@ def _name_arguments(call: ParsedCall, action: Action) -> dict[str, Any]:
 
 def _build_value(source: Any, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
     """Return the value for one argument of the tool as a tuple of one; an empty tuple omits the argument."""
+    if isinstance(source, SeveralArguments):
+        return _build_list(source, given, action)
     if not isinstance(source, OneArgument):
         return (source.static if isinstance(source, StaticArgument) else source,)
     if source.from_arg not in given and "default" not in source.model_fields_set:
@@ -78,9 +86,25 @@ def _build_value(source: Any, given: Mapping[str, Any], action: Action) -> tuple
         raise ActionError(f"{action.name}: {source.from_arg} cannot be used: {error}.") from None
 
 
+def _build_list(source: SeveralArguments, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
+    if source.defaults:
+        pairs = zip(source.from_args, source.defaults, strict=True)
+        return ([given.get(name, default) for name, default in pairs],)
+    missing = [name for name in source.from_args if name not in given]
+    if not missing:
+        return ([given[name] for name in source.from_args],)
+    if len(missing) == len(source.from_args):
+        return ()
+    raise ActionError(f"{action.name} needs {', '.join(missing)} too. {_usage(action)}")
+
+
 def _action_argument_names(missing: list[str], action: Action) -> str:
     """Return the action's names of the missing tool arguments."""
-    return ", ".join(getattr(action.sources.get(name), "from_arg", name) for name in missing)
+    names = [
+        " and ".join(source_names(action.sources[name])) if name in action.sources else name
+        for name in missing
+    ]
+    return ", ".join(names)
 
 
 def _usage(action: Action) -> str:

@@ -48,9 +48,8 @@ def too_large() -> ExpressionError:
     return ExpressionError("a value is too large")
 
 
-def checked_value(value: Any) -> Any:
-    """Return the value if JSON can hold it. Raises ExpressionError if it is complex or too large."""
-    size_of(value)
+def checked_number(value: Any) -> Any:
+    """Return the value if JSON can hold it. Raises ExpressionError for a complex or too large number."""
     if isinstance(value, float) and not math.isfinite(value):
         raise too_large()
     if isinstance(value, int) and value.bit_length() > _MAX_BITS:

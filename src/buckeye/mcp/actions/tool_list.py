@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from buckeye.envs.base import Tool
-from buckeye.mcp.actions.action_schema import Action, OneArgument
+from buckeye.mcp.actions.action_schema import Action, OneArgument, SeveralArguments, source_names
 from buckeye.mcp.client.session import ToolInfo
 from buckeye.mcp.config import GymConfig, ParserConfig
 
@@ -42,12 +42,12 @@ def _parameters(action: Action, schema: Mapping[str, Any]) -> dict[str, Any]:
     properties: dict[str, Any] = {name: {} for name in action.parameters}
     required: list[str] = []
     for argument, source in action.sources.items():
-        if not isinstance(source, OneArgument):
-            continue
-        if source.transform is None:
+        if isinstance(source, OneArgument) and source.transform is None:
             properties[source.from_arg] = dict(known.get(argument) or {})
-        if argument in required_by_tool and "default" not in source.model_fields_set:
-            required.append(source.from_arg)
+        has_default = isinstance(source, OneArgument) and "default" in source.model_fields_set
+        has_defaults = isinstance(source, SeveralArguments) and source.defaults
+        if argument in required_by_tool and not (has_default or has_defaults):
+            required += source_names(source)
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return {
         "type": "object",
