@@ -47,10 +47,6 @@ _KINDS = {
     "worker trainer": "trainer",
     "worker orchestrator": "orchestrator",
 }
-_OWN_FLAGS = {
-    "rl doctor": {"sample", "json"},
-    "rl tune": {"budget", "steps", "from", "step", "output", "json"},
-}
 
 
 def problem(command):
@@ -68,15 +64,13 @@ def problem(command):
         )
     if not BY_NAME[name].takes_settings:
         return _problem_of(typer_command(name), words)
-    if name == "rl schema":
-        return "one directory" if len(words) > 1 else None
     kind = _KINDS.get(name, "rl")
     flags = {"help", "help-all", "version", "debug"} | {
         flag[2:] for flag in flag_names(configurations()[kind])
     }
     if kind == "rl":
         flags |= {flag[2:] for flag in flag_names(TrainFlags)}
-    return _problem_of_settings(words, flags | _OWN_FLAGS.get(name, set()))
+    return _problem_of_settings(words, flags)
 
 
 def follow(runner, text):

@@ -27,9 +27,9 @@ class Command:
 COMMANDS = (
     Command("rl", "train a policy", "train", takes_settings=True),
     Command("rl init", "write a configuration for an MCP server", "init"),
-    Command("rl doctor", "check the machine and a configuration before a run", "doctor", takes_settings=True),
-    Command("rl tune", "find a learning rate with short forks", "tune", takes_settings=True),
-    Command("rl schema", "print JSON Schemas of the configuration files", "schema", takes_settings=True),
+    Command("rl doctor", "check the machine and a configuration before a run", "doctor"),
+    Command("rl tune", "find a learning rate with short forks", "tune"),
+    Command("rl schema", "print JSON Schemas of the configuration files", "schema"),
     Command("rl list", "list runs", "runs"),
     Command("rl status", "show state, progress, waits and disk of a run", "runs"),
     Command("rl logs", "show logs and events of a run", "runs"),
