@@ -7,7 +7,7 @@ import shlex
 from buckeye.cli.schema import configurations
 from buckeye.cli.tree import BY_NAME, child_commands, find_command
 from buckeye.cli.typer_commands import typer_command
-from buckeye.config.help import flag_names
+from buckeye.config.help import sections_of
 from buckeye.setup.recipe.flags import TrainFlags
 
 VALUE = "\0"
@@ -20,6 +20,11 @@ _PLAIN = re.compile(
     r" (?!is\b|goes\b)[a-z@-].*?)(?= \| |[;,&>|\n`]|\. |  | \(|\.?$)",
     re.M,
 )
+
+
+def flag_names(model):
+    """Return the flags of all settings. For a list of sections they are those of its first entry."""
+    return [flag for section in sections_of(model, "") for flag, _ in section.settings]
 
 
 def commands_in(text):

@@ -7,14 +7,13 @@ from typing import get_args
 
 import pytest
 from tests.cli import printed_commands
-from tests.cli.printed_commands import commands_in, texts_of
+from tests.cli.printed_commands import commands_in, flag_names, texts_of
 from tests.places import ROOT
 from tests.whole.docs.blocks import blocks
 
 from buckeye.cli.schema import configurations
 from buckeye.cli.tree import COMMANDS
 from buckeye.cli.typer_commands import typer_command
-from buckeye.config.help import flag_names
 from buckeye.config.load import load_config
 from buckeye.envs.settings import Isolation
 from buckeye.envs.stdlib_only.outcomes import Boundary
