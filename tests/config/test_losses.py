@@ -39,11 +39,11 @@ def test_recipe_sets_trainer_and_orchestrator_unless_set_explicitly(load):
     explicit = load(
         RLConfig,
         f"{words} --trainer.loss.type dapo --trainer.loss.clip-high 0.3 --orchestrator.zero-spread keep "
-        "--orchestrator.advantage.type custom --orchestrator.advantage.import-path m:f",
+        "--orchestrator.advantage.type max_rl",
     )
     assert explicit.trainer.loss.clip_high == 0.3
     assert explicit.orchestrator.zero_spread == "keep"
-    assert explicit.orchestrator.advantage.type == "custom"
+    assert explicit.orchestrator.advantage.type == "max_rl"
     assert load(RLConfig, f"{words} --trainer.loss.type rloo").orchestrator.advantage.leave_one_out
     assert load(RLConfig, words).orchestrator.advantage.std_norm is None
 

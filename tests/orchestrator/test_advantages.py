@@ -7,16 +7,18 @@ from hypothesis import strategies as st
 from buckeye.config.rewards import (
     CustomAdvantageConfig,
     GroupAdvantageConfig,
+    MaxRLAdvantageConfig,
     TurnAdvantageConfig,
 )
 from buckeye.envs.base import Task
-from buckeye.errors import UsageError
+from buckeye.errors import RunError, UsageError
 from buckeye.orchestrator.advantages import (
     Scored,
     batch_advantages,
     check_advantage,
     group_advantages,
     group_has_spread,
+    max_rl_advantages,
     turn_advantages,
     turn_returns,
 )
@@ -69,6 +71,7 @@ def test_equal_rewards_have_advantages_of_exactly_zero(settings):
     """In floating point, the sum of six times 0.1 divided by six is not 0.1."""
     rewards, lengths = [0.1] * 6, [1, 2, 3, 4, 5, 6]
     assert group_advantages(rewards, lengths, GroupAdvantageConfig(**settings)) == [0.0] * 6
+    assert max_rl_advantages(rewards) == [0.0] * 6
 
 
 def test_no_advantage_settings_means_raw_rewards():
@@ -97,6 +100,22 @@ def test_global_deviation_is_over_all_groups():
 def test_group_mean_advantages_sum_to_zero(rewards):
     got = group_advantages(rewards, [1] * len(rewards), GroupAdvantageConfig())
     assert sum(got) == pytest.approx(0.0, abs=1e-9)
+
+
+def test_max_rl_divides_by_the_mean():
+    assert max_rl_advantages([1.0, 0.0, 0.0, 0.0]) == pytest.approx([3.0, -1.0, -1.0, -1.0])  # m = 1/4
+    assert max_rl_advantages([0.5, 1.0]) == pytest.approx([-1 / 3, 1 / 3])  # m = 3/4
+    assert max_rl_advantages([0.0, 0.0]) == [0.0, 0.0]  # nothing is solved
+    assert batch_advantages([[turns(0.0, 1.0), turns(0.0)]], MaxRLAdvantageConfig()) == [[[1.0, 1.0], [-1.0]]]
+
+
+@pytest.mark.parametrize("rewards", [[-1.0, 1.0], [-1.0, 0.5], [1.0, -0.99]])
+def test_max_rl_refuses_rewards_below_zero(rewards, refusal):
+    """The last case would have advantages of 199 and -199."""
+    with pytest.raises(RunError, match=r"a rollout has -.*advantage\.type"):
+        batch_advantages([[turns(r) for r in rewards]], MaxRLAdvantageConfig())
+    with refusal(RunError):
+        group_has_spread([turns(r) for r in rewards], MaxRLAdvantageConfig())
 
 
 def test_returns_are_discounted_from_the_end():
@@ -148,6 +167,8 @@ def test_turns_divide_by_the_deviation_of_the_batch_s_rewards():
 def test_raw_rewards_have_spread_unless_all_are_zero():
     assert group_has_spread([turns(1.0), turns(1.0)], None)
     assert not group_has_spread([turns(0.0), turns(0.0)], None)
+    assert group_has_spread([turns(1.0), turns(0.0)], MaxRLAdvantageConfig())
+    assert not group_has_spread([turns(1.0), turns(1.0)], MaxRLAdvantageConfig())
 
 
 def test_spread_of_turns_is_seen_where_rewards_are_equal():

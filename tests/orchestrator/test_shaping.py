@@ -42,12 +42,41 @@ def test_soft_overlong_punishment(length, expected):
     [
         (90, {"overlong_cache": 20, "overlong_penalty": 0.4}, {"overlong": -0.2}),
         (45, {"overlong_cache": 20, "max_length": 50}, {"overlong": -0.75}),
+        (0, {"length_penalty": 0.2}, {"length": 0.0}),
+        (50, {"length_penalty": 0.2}, {"length": -0.1}),
+        (100, {"length_penalty": 0.2}, {"length": -0.2}),
         (50, {}, {}),
     ],
 )
-def test_penalty_of_length(tokens, settings, expected):
+def test_penalties_of_length(tokens, settings, expected):
     assert amounts(tokens=tokens, **settings) == pytest.approx(expected)
     assert reward_shaping(OrchestratorConfig()) is None
+
+
+def test_length_of_rollout_or_longest_reply(refusal):
+    turns = {"turns": [30, 50, 10], "length_penalty": 0.2}
+    assert amounts(**turns) == {"length": pytest.approx(-0.2 * 0.9)}
+    assert amounts(**turns, length_of="reply") == {"length": pytest.approx(-0.2 * 0.5)}
+    assert amounts(turns=[30, 90], overlong_cache=20, length_of="reply") == {"overlong": pytest.approx(-0.5)}
+    with refusal(ValueError):
+        amounts(length_of="reply")
+
+
+@pytest.mark.parametrize(("tokens", "both"), [(50, -0.2), (82, -0.328), (90, -0.5), (100, -1.0)])
+def test_a_long_rollout_is_not_punished_twice(tokens, both):
+    """Only the larger penalty counts: 0.4 of the length, or from 80 tokens on the one that rises to 1."""
+    found = amounts(tokens=tokens, length_penalty=0.4, overlong_cache=20)
+    assert sum(found.values()) == pytest.approx(both)
+    assert all(amount <= 0.0 for amount in found.values())
+
+
+def test_a_stop_reason_replaces_the_reward_or_subtracts_from_it():
+    settings = {"stop_reason_rewards": {"length": -0.5}, "stop_reason_penalties": {"turn_limit": 0.2}}
+    assert amounts(0.25, stop_reason="turn_limit", **settings) == {"stop_reason": -0.2}
+    assert amounts(0.25, stop_reason="answered", **settings) == {"stop_reason": 0.0}
+    assert amounts(0.25, stop_reason="answered", truncated=True, **settings) == {"stop_reason": -0.75}
+    assert amounts(0.25, stop_reason="length", **settings) == {"stop_reason": -0.75}
+    assert amounts(1.0, stop_reason="turn_limit", truncated=True, **settings) == {"stop_reason": -0.2}
 
 
 def play(engine, config, environment, *, as_group=False):
@@ -115,8 +144,7 @@ def test_truncated_rollouts_can_have_shaped_reward_zero():
 
 
 def test_shaping_is_added_to_the_last_turn():
-    shaping = {"overlong_cache": 8, "max_length": 8, "overlong_penalty": 0.5}
-    config = OrchestratorConfig(reward_shaping=shaping)
+    config = OrchestratorConfig(reward_shaping={"length_penalty": 0.5, "max_length": 8})
     cut = play(CutOff(), config, Pays(1.0, [0.75, 0.25])).as_scored()  # 4 tokens of 8
     assert cut.turn_rewards == pytest.approx([0.75, 0.0])
     assert cut.reward == pytest.approx(0.75)

@@ -20,6 +20,7 @@ from buckeye.config.environments import (
 from buckeye.config.rewards import (
     AdvantageConfig,
     GroupAdvantageConfig,
+    MaxRLAdvantageConfig,
     RewardShapingConfig,
 )
 from buckeye.config.shared import (
@@ -246,19 +247,32 @@ class OrchestratorConfig(BaseConfig):
     @model_validator(mode="after")
     def _shaping_fits(self) -> OrchestratorConfig:
         shaping = self.reward_shaping
-        if shaping is None or shaping.overlong_cache is None:
+        if shaping is None:
             return self
-        longest = shaping.max_length or self.sampling.max_tokens
-        if longest is None:
+        if self.zero_truncated_completions and (shaping.stop_reason_rewards or shaping.stop_reason_penalties):
             raise conflict(
-                "`reward_shaping.overlong_cache` requires a maximum length",
+                "`zero_truncated_completions` and `reward_shaping` both change rewards by stop reason",
+                hint="leave `zero_truncated_completions` out, and set length = 0.0 in "
+                "reward_shaping.stop_reason_rewards",
+            )
+        longest = shaping.max_length or self.sampling.max_tokens
+        if shaping.measures_length and longest is None:
+            raise conflict(
+                "the length penalty in `reward_shaping` requires a maximum length",
                 hint="set reward_shaping.max_length or sampling.max_tokens",
                 code="BK-CONFIG-MISSING",
             )
-        if shaping.overlong_cache > longest:
+        if longest is not None and (shaping.overlong_cache or 0) > longest:
             raise conflict(
                 f"`reward_shaping.overlong_cache` = {shaping.overlong_cache} is more than the maximum "
                 f"length, {longest} tokens",
                 hint="lower it",
+            )
+        if isinstance(self.advantage, MaxRLAdvantageConfig) and shaping.may_go_below_zero:
+            raise conflict(
+                "max_rl advantages require rewards of 0 or more, and `reward_shaping` can make them negative",
+                "advantage.type",
+                "reward_shaping",
+                hint='leave its penalties out, or set `advantage.type` = "group"',
             )
         return self

@@ -16,6 +16,7 @@ from buckeye.config.rewards import (
     AdvantageConfig,
     CustomAdvantageConfig,
     GroupAdvantageConfig,
+    MaxRLAdvantageConfig,
     RewardShapingConfig,
     TurnAdvantageConfig,
 )
@@ -29,7 +30,7 @@ from buckeye.envs.stdlib_only.outcomes import (
     strip_addresses,
     to_finite_float,
 )
-from buckeye.errors import THIRD_PARTY_ERRORS, UsageError
+from buckeye.errors import THIRD_PARTY_ERRORS, RunError, UsageError
 
 _EPSILON = 1e-8
 _NO_SPREAD = 1e-9
@@ -89,6 +90,25 @@ def group_advantages(
     if settings.neg_clipped:
         advantages = [max(a, 0.0) for a in advantages]
     return advantages
+
+
+def max_rl_advantages(rewards: Sequence[float]) -> list[float]:
+    """Return the MaxRL advantages (Tajwar et al. 2026, arXiv 2602.02710).
+
+    A_i = (R_i - m) / m with m = mean(R); all 0 if m = 0.
+    For rewards of 0 and 1, it is the gradient of an estimate of log p(solved) instead of p(solved). Raise
+    `RunError` for a negative reward: the mean could then be arbitrarily close to 0.
+    """
+    if min(rewards) < 0:
+        raise RunError(
+            f"max_rl advantages need rewards of at least 0, and a rollout has {min(rewards):g}",
+            code="BK-ENV-REWARD",
+            hint='change the rewards of the environment, or set orchestrator.advantage.type = "group"',
+        )
+    if not has_spread(rewards):
+        return [0.0] * len(rewards)
+    mean = statistics.fmean(rewards)
+    return [(r - mean) / mean for r in rewards]
 
 
 def turn_returns(rewards: Sequence[float], discount: float) -> list[float]:
@@ -179,6 +199,8 @@ def _group_turn_advantages(group: Sequence[Scored], settings: AdvantageConfig | 
     rewards = [rollout.reward for rollout in group]
     if settings is None:
         advantages = rewards
+    elif isinstance(settings, MaxRLAdvantageConfig):
+        advantages = max_rl_advantages(rewards)
     else:
         advantages = group_advantages(rewards, [sum(rollout.turn_lengths) for rollout in group], settings)
     return [[a] * len(rollout.turn_rewards) for a, rollout in zip(advantages, group, strict=True)]
@@ -199,6 +221,8 @@ def group_has_spread(group: Sequence[Scored], settings: AdvantageConfig | None) 
 
 # Reward shaping: amounts added to the rewards of training rollouts, by cause. The raw reward is kept.
 
+TRUNCATED = "length"
+"""Stop reason of a truncated rollout if its own reason is not listed."""
 _FUNCTION = "orchestrator.reward_shaping.function"
 
 
@@ -210,29 +234,40 @@ class UserFunctionError(Exception):
 class RewardShaping:
     """Reward-shaping settings.
 
-    `max_length` is the length with the full overlong penalty. With `zeroes_truncated`, truncated rollouts get
-    a reward of 0.
+    `max_length` is the length with the full length penalty; None: no length penalties.
     """
 
     settings: RewardShapingConfig
     max_length: int | None
-    zeroes_truncated: bool
 
     def amounts(self, rollout: Scored) -> Mapping[str, float]:
         """Return the amount that each configured cause adds to the reward; 0.0 if the cause does not apply.
 
-        `stop_reason` makes the reward of a truncated rollout 0. `overlong` is `overlong_amount`, scaled.
+        `stop_reason` replaces the reward or subtracts from it. `overlong` is `overlong_amount`, scaled.
+        `length` is -length_penalty * length / max_length, minus the part that `overlong` already covers.
         `function` is the result of the user's function. Raise `UserFunctionError` if that function fails, and
         `UsageError` if it is missing.
         """
         settings, amounts = self.settings, {}
-        if self.zeroes_truncated:
-            is_truncated = rollout.truncated or rollout.stop_reason == "length"
-            amounts["stop_reason"] = -rollout.reward if is_truncated else 0.0
+        reward = rollout.reward
+        longest_reply = max(rollout.turn_lengths, default=0)
+        length = longest_reply if settings.length_of == "reply" else sum(rollout.turn_lengths)
+        by_reason = {
+            **{reason: value - reward for reason, value in settings.stop_reason_rewards.items()},
+            **{reason: -penalty for reason, penalty in settings.stop_reason_penalties.items()},
+        }
+        if by_reason:
+            reason = rollout.stop_reason
+            if rollout.truncated and reason not in by_reason:
+                reason = TRUNCATED
+            amounts["stop_reason"] = by_reason.get(reason, 0.0)
         if self.max_length is not None and settings.overlong_cache is not None:
             amounts["overlong"] = settings.overlong_penalty * overlong_amount(
-                sum(rollout.turn_lengths), self.max_length, settings.overlong_cache
+                length, self.max_length, settings.overlong_cache
             )
+        if self.max_length is not None and settings.length_penalty:
+            whole = -settings.length_penalty * length / self.max_length
+            amounts["length"] = min(0.0, whole - amounts.get("overlong", 0.0))
         if settings.function is not None:
             amounts["function"] = _user_amount(rollout, settings.function)
         return amounts
@@ -268,13 +303,12 @@ def reward_shaping(config: OrchestratorConfig) -> RewardShaping | None:
 
     Raise `UsageError` if a configured function is missing.
     """
-    if config.reward_shaping is None and not config.zero_truncated_completions:
+    settings = config.reward_shaping
+    if config.zero_truncated_completions:
+        settings = settings or RewardShapingConfig()
+        settings = settings.model_copy(update={"stop_reason_rewards": {TRUNCATED: 0.0}})
+    if settings is None:
         return None
-    settings = config.reward_shaping or RewardShapingConfig()
     if settings.function is not None:
         _load_shaping_function(settings.function)
-    return RewardShaping(
-        settings=settings,
-        max_length=settings.max_length or config.sampling.max_tokens,
-        zeroes_truncated=config.zero_truncated_completions,
-    )
+    return RewardShaping(settings=settings, max_length=settings.max_length or config.sampling.max_tokens)
