@@ -65,7 +65,7 @@ def test_implemented_settings_give_no_warnings():
         --trainer.model.reduce-dtype bfloat16 --trainer.model.dp-replicate 2
         --trainer.model.ac --trainer.model.compile --trainer-gpu-ids 1,2 --inference.parallel.dp 2
         --inference-gpu-ids 3,4 --orchestrator.eval --orchestrator.zero-spread drop
-        --ckpt.keep 2 --ckpt.resume-step 4
+        --orchestrator.buffer.online-difficulty-filtering --ckpt.keep 2 --ckpt.resume-step 4
         --trainer.ckpt.skip-dataloader
         --orchestrator.advantage.std-norm global --wandb --orchestrator.oversampling-factor 1.5"""
     assert _warnings(RLConfig, f"{RUN} {words}") == []

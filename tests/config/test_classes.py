@@ -38,7 +38,7 @@ SECTIONS = [
     (TrainerConfig, "--scheduler.type linear --optim.type muon"),
     (TrainerConfig, "--scheduler.type cosine --optim.type sgd"),
     (TrainerConfig, "--optim.type adamw8bit"),
-    (OrchestratorConfig, "--eval"),
+    (OrchestratorConfig, "--eval --buffer.type online-difficulty"),
 ]
 
 

@@ -1,5 +1,6 @@
 import pytest
 
+from buckeye.config.buffer import OnlineDifficultyBufferConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import SGDConfig, TrainerConfig
@@ -120,6 +121,10 @@ def test_variants_of_a_section(load):
     assert load(TrainerConfig, "--optim.lr 3e-6").optim.type == "adamw"
     assert load(TrainerConfig, "--optim.momentum 0.5 --optim.type sgd").optim == SGDConfig(momentum=0.5)
     assert load(TrainerConfig, "--scheduler.type linear --scheduler.decay 3").scheduler.decay == 3
+    buffer = load(OrchestratorConfig, "--buffer.type online-difficulty").buffer
+    assert isinstance(buffer, OnlineDifficultyBufferConfig)
+    assert (buffer.min_reward, buffer.max_reward) == (0.01, 0.99)
+    assert load(OrchestratorConfig, "--buffer.online-difficulty-filtering").buffer.online_difficulty_filtering
 
 
 @pytest.mark.parametrize("reference", ["@ f.toml", "@f.toml", "--max-steps 3 @ f.toml"])

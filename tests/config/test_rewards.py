@@ -2,6 +2,7 @@
 
 import pytest
 
+from buckeye.config.buffer import OnlineDifficultyBufferConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rewards import GroupAdvantageConfig, MaxRLAdvantageConfig, TurnAdvantageConfig
 
@@ -56,3 +57,9 @@ def test_conflicting_reward_settings_are_refused(refused, words, wording):
 def test_max_rl_accepts_shaping_that_stays_above_zero(load):
     words = "--advantage.type max_rl --reward-shaping.stop-reason-rewards.length 0.25"
     assert load(OrchestratorConfig, words).advantage == MaxRLAdvantageConfig()
+
+
+def test_online_difficulty_limits_are_set(load):
+    words = "--buffer.type online-difficulty --buffer.max-reward 0.9"
+    config = load(OrchestratorConfig, words)
+    assert config.buffer == OnlineDifficultyBufferConfig(max_reward=0.9)

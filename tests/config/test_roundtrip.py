@@ -38,6 +38,7 @@ RUN = {
     "orchestrator.batch_size": counts,
     "orchestrator.max_steps": st.none() | counts,
     "orchestrator.advantage": st.none() | st.just({"std_norm": "global", "leave_one_out": True}),
+    "orchestrator.buffer": st.sampled_from([{"type": "online-difficulty"}, {}]),
     "orchestrator.eval": st.none() | st.just({"interval": 3, "env": [{"id": "e"}]}),
     "orchestrator.env": st.lists(
         st.fixed_dictionaries(

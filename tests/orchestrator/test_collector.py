@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from buckeye.base import heartbeat
+from buckeye.config.buffer import SimpleBufferConfig
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.envs.base import Outcome
@@ -241,8 +242,9 @@ def test_run_ends_with_the_reason_if_all_groups_are_dropped(reward, refusal):
             await policy.chat(task.messages)
             return Outcome(reward=reward)
 
+    drop = SimpleBufferConfig(online_difficulty_filtering=True)
     with refusal(FinalRunError):
-        first_batch(Constant(), zero_spread="drop")
+        first_batch(Constant(), buffer=drop)
 
 
 async def test_weights_deadline_starts_after_an_evaluation(refusal, weight_waits):

@@ -14,6 +14,8 @@ def cause(rewards, *, shaping=0.0, **settings):
 
 
 DROP = {"zero_spread": "drop"}
+DIFFICULTY = {"buffer": {"online_difficulty_filtering": True}}
+BORDERS = {"buffer": {"type": "online-difficulty", "min_reward": 0.25, "max_reward": 0.75}}
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,15 @@ DROP = {"zero_spread": "drop"}
         ([0.0, 0.0], {**DROP, "advantage": None}, "no_spread"),
         ([0.5, 0.5], {**DROP, "shaping": 0.1}, None),
         ([0.5, 0.6], {**DROP, "shaping": 0.1}, "no_spread"),
+        ([0.0, 0.0], DIFFICULTY, "too_hard"),
+        ([1.0, 1.0], DIFFICULTY, "too_easy"),
+        ([0.0, 1.0], DIFFICULTY, None),
+        ([0.5, 0.5], DIFFICULTY, None),
+        ([0.0, 0.375], BORDERS, "too_hard"),  # 0.1875
+        ([0.0, 0.5], BORDERS, None),  # a mean of exactly min_reward is kept
+        ([1.0, 0.5], BORDERS, None),
+        ([1.0, 0.75], BORDERS, "too_easy"),  # 0.875
+        ([0.25, 0.25], {**BORDERS, "shaping": 0.5}, None),  # difficulty uses the raw reward
     ],
 )
 def test_groups_that_are_dropped(rewards, settings, expected):
@@ -45,5 +56,5 @@ def test_spread_by_turn():
 
 
 def test_errored_rollouts_are_not_counted():
-    settings = OrchestratorConfig(zero_spread="drop")
-    assert drop_cause(group(rollout(1.0), rollout(None), rollout(1.0)), settings) == "no_spread"
+    settings = OrchestratorConfig(buffer={"online_difficulty_filtering": True})
+    assert drop_cause(group(rollout(1.0), rollout(None), rollout(1.0)), settings) == "too_easy"

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from buckeye.config.buffer import BufferConfig, SimpleBufferConfig
 from buckeye.config.environments import (
     AllOrCount,
     EnvConfig,
@@ -135,6 +136,8 @@ class OrchestratorConfig(BaseConfig):
     """Changes to the rewards of training rollouts."""
     advantage: AdvantageConfig | None = GroupAdvantageConfig()
     """Computation of advantages from rewards. None: advantages are the rewards."""
+    buffer: BufferConfig = SimpleBufferConfig()
+    """Selection of the groups of a batch."""
     eval: EvalConfig | None = None
     """Evaluation during training."""
     ckpt: CheckpointConfig | None = CheckpointConfig()

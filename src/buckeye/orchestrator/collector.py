@@ -31,6 +31,8 @@ _POLL_SECONDS = 1.0
 _ADVICE = {
     "errored": "run `buckeye env check` on the environment",
     "stale": "raise max_off_policy_steps, or lower oversampling_factor: rollouts take too long",
+    "too_easy": "use harder tasks: the model solves nearly all of these",
+    "too_hard": "use easier tasks, or fine-tune first: the model solves nearly none of these",
     "no_spread": "raise rollouts_per_example, or use tasks that the model sometimes solves: "
     "rollouts of a task get equal rewards",
 }

@@ -132,6 +132,7 @@ def drift(facts: DiagnosisFacts) -> Finding | str | None:
     measured = f"{max(0.0, share):.2f} of the variance of the prompts lies between batches"
     if not is_significant or share < _MOST_DRIFT:
         return f"{measured} (at most {_MOST_DRIFT})"
+    buffer = facts.run.setting("orchestrator.buffer.type")
     return facts.finding(
         "task_drift",
         measured,
@@ -141,7 +142,7 @@ def drift(facts: DiagnosisFacts) -> Finding | str | None:
             ("prompts of the first step", facts.rollouts(int(steps[0]))),
             ("prompts of the last step", facts.rollouts(int(steps[-1]))),
         ],
-        confidence="likely",
+        confidence="likely" if buffer in (None, "simple") else "possible",
         share=share,
     )
 
