@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from buckeye.base.faults import FAULTS, FAULTS_DONE, POINTS
+from buckeye.base.faults import FAULTS, FAULTS_DONE
 from buckeye.base.process import RunIdentity
 from buckeye.errors import CheckpointError
 from buckeye.transport.checkpoint import (
@@ -169,9 +169,7 @@ def test_killed_writer_leaves_the_old_or_the_new_and_earlier_checkpoints(tmp_pat
     marks.mkdir()
     _save(root, 2)
     _save(root, 4)
-    environment = {**os.environ, FAULTS_DONE: str(marks)} | (
-        {FAULTS: f"{when}=kill"} if when in POINTS else {}
-    )
+    environment = {**os.environ, FAULTS_DONE: str(marks), FAULTS: f"{when}=kill"}
     command = [sys.executable, "-c", _DYING, str(root), when]
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
     info = resolve_checkpoint(root, -1)

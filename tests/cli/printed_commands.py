@@ -7,7 +7,7 @@ import shlex
 from buckeye.cli.schema import configurations
 from buckeye.cli.tree import BY_NAME, child_commands, find_command
 from buckeye.cli.typer_commands import typer_command
-from buckeye.config.help import flag_names
+from buckeye.config.help import sections_of
 from buckeye.setup.recipe.flags import TrainFlags
 
 VALUE = "\0"
@@ -20,6 +20,11 @@ _PLAIN = re.compile(
     r" (?!is\b|goes\b)[a-z@-].*?)(?= \| |[;,&>|\n`]|\. |  | \(|\.?$)",
     re.M,
 )
+
+
+def flag_names(model):
+    """Return the flags of all settings. For a list of sections they are those of its first entry."""
+    return [flag for section in sections_of(model, "") for flag, _ in section.settings]
 
 
 def commands_in(text):
@@ -47,10 +52,6 @@ _KINDS = {
     "worker trainer": "trainer",
     "worker orchestrator": "orchestrator",
 }
-_OWN_FLAGS = {
-    "rl doctor": {"sample", "json"},
-    "rl tune": {"budget", "steps", "from", "step", "output", "json"},
-}
 
 
 def problem(command):
@@ -68,15 +69,13 @@ def problem(command):
         )
     if not BY_NAME[name].takes_settings:
         return _problem_of(typer_command(name), words)
-    if name == "rl schema":
-        return "one directory" if len(words) > 1 else None
     kind = _KINDS.get(name, "rl")
     flags = {"help", "help-all", "version", "debug"} | {
         flag[2:] for flag in flag_names(configurations()[kind])
     }
     if kind == "rl":
         flags |= {flag[2:] for flag in flag_names(TrainFlags)}
-    return _problem_of_settings(words, flags | _OWN_FLAGS.get(name, set()))
+    return _problem_of_settings(words, flags)
 
 
 def follow(runner, text):

@@ -5,7 +5,9 @@ import subprocess
 import tarfile
 import tomllib
 
-from buckeye.base import distribution
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
 from buckeye.base.distribution import requirements
 from buckeye.remote.bootstrap import EXTRAS, SetupStep, setup_steps
 from buckeye.remote.software import pinned_requirements
@@ -61,8 +63,9 @@ def test_everything_the_package_declares_is_installed_and_nothing_of_itself():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     needed = requirements(EXTRAS)
+    names = {canonicalize_name(Requirement(line).name) for line in needed}
     for line in (*project["dependencies"], *extras["model"], *extras["mcp"], *extras["remote"]):
-        assert line.startswith("buckeye-rl[") or line in needed
+        assert line.startswith("buckeye-rl[") or canonicalize_name(Requirement(line).name) in names
     assert not [line for line in needed if line.startswith("buckeye")]
 
 
@@ -76,7 +79,6 @@ def test_another_machine_gets_what_only_its_platform_needs(tmp_path, monkeypatch
         "Requires-Dist: b>=2; (sys_platform == 'elsewhere') and extra == 'mcp'\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(distribution, "__file__", str(tmp_path / "site/buckeye/base/distribution.py"))
     assert requirements(["train"]) == ["a>=1", 'b>=2; sys_platform == "elsewhere"']
 
 

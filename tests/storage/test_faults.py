@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -45,17 +44,6 @@ def test_fault_happens_once_at_its_passage(tmp_path, written, code, printed):
     assert (result.returncode, result.stdout) == (code, printed), result.stderr
     again = _run(tmp_path, written)
     assert (again.returncode, again.stdout) == (0, "1\n2\n3\n"), again.stderr
-
-
-def test_listed_points_are_those_in_the_code():
-    source = Path(faults.__file__).parents[1]
-    called = {
-        name
-        for folder in (source, *source.parents[1].glob("packages/*/src"))
-        for path in folder.rglob("*.py")
-        for name in re.findall(r'fault_point\(\s*"([^"]+)"', path.read_text(encoding="utf-8"))
-    }
-    assert called == set(faults.POINTS)
 
 
 def test_write_file_leaves_nothing_on_a_full_disk(tmp_path, monkeypatch, refusal):

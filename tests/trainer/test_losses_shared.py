@@ -136,28 +136,7 @@ def rloo(ratio, advantage, sequence):
     return -advantage * (-1.0 + math.log(ratio)), -advantage
 
 
-def tis(ratio, advantage, sequence):
-    """Return -sg[min(r, C)] A log pi with C = 2, and its slope."""
-    weight = min(ratio, 2.0)
-    return -weight * advantage * (-1.0 + math.log(ratio)), -weight * advantage
-
-
-def icepop(ratio, advantage, sequence):
-    """Return IcePop's term and slope (arXiv 2510.18855): -r A for r from 0.5 to 5, else 0."""
-    kept = 0.5 <= ratio <= 5.0
-    return -ratio * advantage * kept, -ratio * advantage * kept
-
-
-def areal(ratio, advantage, sequence):
-    """Return AReaL's term and slope for fresh tokens (arXiv 2505.24298).
-
-    The proximal policy is pi, so u = 1; the weight is r, up to 5.
-    """
-    kept = ratio <= 5.0
-    return -ratio * advantage * kept, -ratio * advantage * kept
-
-
-TERMS = {term.__name__: term for term in (grpo, dapo, rloo, tis, icepop, areal)}
+TERMS = {term.__name__: term for term in (grpo, dapo, rloo)}
 
 
 @pytest.mark.parametrize("name", RECIPES)

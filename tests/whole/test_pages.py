@@ -3,13 +3,13 @@
 import re
 
 import pytest
+from tests.cli.printed_commands import flag_names
 
 from buckeye.cli.help import show_page
 from buckeye.cli.rl_page import FLAGS, SETTINGS
 from buckeye.cli.settings_help import show_help
 from buckeye.cli.tree import COMMANDS
 from buckeye.cli.typer_commands import typer_command
-from buckeye.config.help import flag_names
 from buckeye.config.rl import RLConfig
 from buckeye.config.sft import SFTConfig
 from buckeye.errors import UsageError

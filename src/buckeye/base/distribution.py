@@ -10,7 +10,6 @@ import re
 import shlex
 import shutil
 import sys
-import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from copy import copy
@@ -150,15 +149,7 @@ def _installer() -> list[str]:
 
 
 def _declared_requirements() -> tuple[list[str], dict[str, list[str]]]:
-    """Return the required and the optional dependencies, by extra.
-
-    In a source tree they are read from its pyproject.toml.
-    """
-    project = Path(__file__).parents[3] / "pyproject.toml"
-    if project.is_file():
-        values = tomllib.loads(project.read_text(encoding="utf-8")).get("project", {})
-        if values.get("name") == DISTRIBUTION:
-            return values["dependencies"], values["optional-dependencies"]
+    """Return the required and the optional dependencies, by extra."""
     try:
         distribution = metadata.distribution(DISTRIBUTION)
     except metadata.PackageNotFoundError:

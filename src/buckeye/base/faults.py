@@ -8,119 +8,41 @@ directory `BUCKEYE_FAULTS_DONE`, regardless of processes and restarts: the first
 from __future__ import annotations
 
 import errno
-import functools
 import os
-import re
 import signal
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-
-from buckeye.errors import UsageError
 
 FAULTS = "BUCKEYE_FAULTS"
 FAULTS_DONE = "BUCKEYE_FAULTS_DONE"
 
-POINTS = {
-    "storage.temporary_written": "a file or directory is written under its temporary name, not yet flushed",
-    "storage.before_rename": "the file or directory is flushed to the disk, not yet renamed",
-    "storage.after_rename": "the file or directory has its name, and its folder is not yet flushed",
-    "checkpoint.captured": "the trainer has copied its state, and has not written it",
-    "checkpoint.files": "some files of a checkpoint are written, not all",
-    "checkpoint.before_commit": "all files of a checkpoint are written, except COMMITTED",
-    "checkpoint.committed": "a checkpoint is complete; older ones are not yet deleted",
-    "store.upload": "a file of a checkpoint is in the object store, maybe not all",
-    "store.before_commit": "all files of a checkpoint are in the object store, except COMMITTED",
-    "store.committed": "a checkpoint is in the object store; older ones are not yet deleted from it",
-    "store.deleted": "an object of an old checkpoint is deleted, maybe not all",
-    "store.download": "a file of a checkpoint is downloaded, maybe not all",
-    "weights.publish": "a step is done; its weights are not yet written",
-    "weights.published": "the weights of a step are written, not yet announced",
-    "batch.write": "a batch is complete in memory",
-    "batch.written": "a batch is written; its effects are not yet recorded",
-    "rollouts.write": "the text of a step's rollouts is about to be written",
-    "trainer.step": "the gradients of a step are computed; the optimizer has not used them",
-    "trainer.oom": "the trainer is about to compute the gradients of a micro-batch",
-}
-"""Names of all fault points, with the state at each one."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fault:
-    """Failure at visit number `visit` (from 1) of one process to `point`. `mark` is its unique name."""
-
-    point: str
-    kind: str
-    visit: int
-    mark: str
-
-
-_CODE = "BK-CONFIG-VALUE"
-_ENTRY = re.compile(r"^([a-z_.]+)=([a-z]+)(?:@([1-9]\d*))?$")
 _visits: Counter[str] = Counter()
 
 
 def fault_point(name: str) -> None:
     """Fail here if `BUCKEYE_FAULTS` requests it.
 
-    Raises `OSError` (no space), `RuntimeError`, `UsageError` for an unknown name, or torch's
-    `OutOfMemoryError`.
+    Raise `OSError` (no space), `RuntimeError`, or torch's `OutOfMemoryError`.
     """
     text = os.environ.get(FAULTS)
     if not text:
         return
-    if name not in POINTS:
-        raise UsageError(
-            f"unknown fault point {name}", code=_CODE, hint="add it to POINTS in buckeye/base/faults.py"
-        )
     _visits[name] += 1
-    for fault in read_faults(text):
-        if (fault.point, fault.visit) == (name, _visits[name]) and _is_first_to_mark(fault):
-            _KINDS[fault.kind]()
+    for number, entry in enumerate(text.replace(" ", "").split(","), start=1):
+        fault, _, visit = entry.partition("@")
+        point, _, kind = fault.partition("=")
+        if point == name and int(visit or 1) == _visits[name] and _is_first(f"{number}-{entry}"):
+            _KINDS[kind]()
 
 
-@functools.cache
-def read_faults(text: str) -> tuple[Fault, ...]:
-    """Parse a value of `BUCKEYE_FAULTS`. Raise `UsageError` for an invalid entry."""
-    return tuple(_parse_fault(entry.strip(), number) for number, entry in enumerate(text.split(","), start=1))
-
-
-def _parse_fault(entry: str, number: int) -> Fault:
-    match = _ENTRY.match(entry)
-    if match is None:
-        hint = "write POINT=KIND@VISIT, as storage.before_rename=kill@2"
-        raise UsageError(f"invalid entry {entry!r}", code=_CODE, at=FAULTS, hint=hint)
-    point, kind, visit = match.groups()
-    for name, value, known in (("point", point, POINTS), ("kind", kind, _KINDS)):
-        if value not in known:
-            hint = f"use one of {', '.join(known)}"
-            raise UsageError(f"unknown {name} {value!r}", code=_CODE, at=FAULTS, hint=hint)
-    return Fault(point=point, kind=kind, visit=int(visit or 1), mark=f"{number}-{entry}")
-
-
-def _is_first_to_mark(fault: Fault) -> bool:
+def _is_first(mark: str) -> bool:
+    """Return True for the first process of a run that leaves this mark."""
     try:
-        handle = os.open(_marks_folder() / fault.mark, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+        Path(os.environ[FAULTS_DONE], mark).touch(exist_ok=False)
     except FileExistsError:
         return False
-    os.close(handle)
     return True
-
-
-def _marks_folder() -> Path:
-    directory = os.environ.get(FAULTS_DONE)
-    if not directory or not Path(directory).is_dir():
-        raise UsageError(
-            f"{FAULTS} requires {FAULTS_DONE}, a directory for the marks of past faults",
-            code=_CODE,
-            hint=f"set {FAULTS_DONE} to an existing directory",
-        )
-    return Path(directory)
-
-
-def _signal(number: signal.Signals) -> None:
-    os.kill(os.getpid(), number)
 
 
 def _no_space() -> None:
@@ -138,15 +60,10 @@ def _error() -> None:
 
 
 _KINDS: dict[str, Callable[[], None]] = {
-    "kill": lambda: _signal(signal.SIGKILL),
-    "stop": lambda: _signal(signal.SIGSTOP),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+    "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP),
     "nospace": _no_space,
     "oom": _out_of_memory,
     "error": _error,
     "exit": lambda: os._exit(1),
 }
-
-
-if FAULTS in os.environ:  # report mistakes at the start, not at the point
-    read_faults(os.environ[FAULTS])
-    _marks_folder()

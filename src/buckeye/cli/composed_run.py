@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import sys
-import tempfile
+import tomllib
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -32,11 +32,12 @@ from buckeye.cli.run_parts import (
     find_parts,
     refuse_prompts,
 )
-from buckeye.config.load import load_with_warnings
+from buckeye.config.load import load_settings
 from buckeye.config.rl import RLConfig
+from buckeye.config.settings import Layer, Location, Settings
 from buckeye.dataset.environment import NAME as DATASET
 from buckeye.envs.registry import CALLER
-from buckeye.errors import BuckeyeError, ConfigError, UsageError
+from buckeye.errors import BuckeyeError, UsageError
 from buckeye.launch.preflight.devices import parse_gpu_spec
 from buckeye.launch.preflight.disk import estimate_disk
 from buckeye.mcp.environment import NAME as MCP
@@ -64,7 +65,7 @@ from buckeye.setup.recipe.run_plan import RunPlan, plan_json, plan_text
 from buckeye.setup.recipe.sizes import choose_sizes
 from buckeye.setup.recipe.training_machine import TrainingMachine, devices_text, local_machine, remote_machine
 
-_COMPOSED = "the composed configuration"
+_COMPOSED = Location("the composed configuration", Layer.FILE)
 
 Start = Callable[[RLConfig, list[str]], int]
 
@@ -225,18 +226,11 @@ def _refuse_used(folder: Path) -> None:
 
 
 def _load_text(text: str, *, dry_run: bool) -> RLConfig:
-    with tempfile.TemporaryDirectory(prefix="buckeye-rl-") as folder:
-        file = Path(folder, RUN_CONFIG)
-        file.write_text(text, encoding="utf-8")
-        location = re.compile(re.escape(str(file)) + r"(:\d+)?")  # temporary, so useless to users
-        try:
-            config, warnings = load_with_warnings(RLConfig, ["@", str(file), f"--dry-run={dry_run}".lower()])
-        except ConfigError as error:
-            at = error.at and location.sub(_COMPOSED, error.at)
-            message = location.sub(_COMPOSED, error.message)
-            raise ConfigError(message, code=error.code, at=at, hint=error.hint) from None
+    settings = Settings()
+    settings.put((), tomllib.loads(text) | {"dry_run": dry_run}, _COMPOSED)
+    config, warnings = load_settings(RLConfig, settings)
     for warning in warnings:
-        print(f"warning: {location.sub(_COMPOSED, warning)}", file=sys.stderr)
+        print(f"warning: {warning}", file=sys.stderr)
     return config
 
 

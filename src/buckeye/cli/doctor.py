@@ -1,4 +1,4 @@
-"""`rl doctor [CONFIG]`: check the machine and a configuration before anything is started."""
+"""`rl doctor [CONFIG ...]`: check the machine and a configuration before anything is started."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Annotated
+
+import typer
 
 from buckeye.base.columns import counted
 from buckeye.base.terminal import status_line
@@ -18,27 +21,23 @@ from buckeye.evaluation import doctor_checks
 from buckeye.launch.preflight.check import Check
 from buckeye.launch.preflight.doctor import CHECKS, PreflightContext, run_preflight_checks
 
-HELP = """\
-usage: rl doctor [CONFIG ...] [--sample N] [--json]
-
-Checks this machine, and whether a run with this configuration would work on it. CONFIG is the same as for
-`rl`: `@ file.toml`, `--trainer @ train.toml`, flags. Without CONFIG, only the machine is checked.
-
-  --sample N   also run N groups of every environment with the model, to check that rewards differ
-  --json       print JSON
-
-Exit code 0 if no check failed (warnings do not count), 1 if a check failed, 2 for wrong usage."""
-
 _WIDTH_WITHOUT_TERMINAL = 110
 
 
-def doctor(argv: list[str]) -> int:
-    """Run the checks and print them; return the exit code."""
-    if "--help" in argv or "-h" in argv:
-        print(HELP)
-        return 0
-    settings, as_json, sample = _split_args(argv)
-    config = load(RLConfig, settings, "rl doctor") if settings else None
+def doctor(
+    context: typer.Context,
+    sample: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="Also run N groups of every environment with the model."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> int:
+    """Check this machine, and whether a run with this configuration would work on it.
+
+    CONFIG is the same as for `rl`: `@ file.toml`, `--trainer @ train.toml`, flags. Without CONFIG, only the
+    machine is checked. Exit code 1 if a check failed; warnings do not count.
+    """
+    config = load(RLConfig, context.args, "rl doctor") if context.args else None
     if config is not None and config.dry_run:
         message = "`rl doctor`: does not accept --dry-run"
         raise UsageError(
@@ -50,8 +49,8 @@ def doctor(argv: list[str]) -> int:
             message, code="BK-CLI-MISSING", hint="Add a configuration, as for `rl`: `@ run.toml`"
         )
     with status_line("checking the machine") as progress:
-        context = PreflightContext(config=config, sample=sample, progress=progress)
-        checks = run_preflight_checks(context, "doctor", [*CHECKS, *doctor_checks.CHECKS])
+        preflight = PreflightContext(config=config, sample=sample or 0, progress=progress)
+        checks = run_preflight_checks(preflight, "doctor", [*CHECKS, *doctor_checks.CHECKS])
     if as_json:
         print(json.dumps([asdict(check) for check in checks], ensure_ascii=False))
     else:
@@ -90,23 +89,6 @@ def _wrap(start: str, text: str, width: int) -> list[str]:
         break_on_hyphens=False,
         break_long_words=False,
     )
-
-
-def _split_args(argv: Sequence[str]) -> tuple[list[str], bool, int]:
-    """Return the args of the configuration, True if `--json` was given, and the value of `--sample`."""
-    settings, sample = [], 0
-    pending = iter(argv)
-    for arg in pending:
-        name, equals, value = arg.partition("=")
-        if name == "--sample":
-            count = value if equals else next(pending, "")
-            if not count.isdigit() or int(count) < 1:
-                message = f"`rl doctor --sample`: {count!r} is not a number of groups"
-                raise UsageError(message, code="BK-CLI-ARGUMENT", hint="Write a number, such as 8")
-            sample = int(count)
-        elif arg != "--json":
-            settings.append(arg)
-    return settings, "--json" in argv, sample
 
 
 def _width() -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from buckeye.base.storage import write_file
-from buckeye.cli.help import show_page
-from buckeye.cli.settings_help import asks_for_help
 from buckeye.config.inference import InferenceConfig
 from buckeye.config.orchestrator import OrchestratorConfig
 from buckeye.config.rl import RLConfig
@@ -15,34 +16,22 @@ from buckeye.config.schema import json_schema
 from buckeye.config.sft import SFTConfig
 from buckeye.config.shared import BaseConfig
 from buckeye.config.trainer import TrainerConfig
-from buckeye.errors import UsageError
 from buckeye.mcp.config import gym_schema
 
-_DESCRIPTION = (
-    "Print the JSON Schemas of all configuration files as one object. With DIR, write one file each, for "
-    "editors that complete and check keys."
-)
 
-
-def schema(argv: list[str]) -> int:
-    """Print the JSON Schemas of all configuration files, or write one file each."""
-    if asks_for_help(argv):
-        show_page("usage: rl schema [DIR]", _DESCRIPTION, {})
-        return 0
+def schema(
+    directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="Write one file each here.")] = None,
+) -> None:
+    """Print the JSON Schemas of all configuration files, for editors that complete and check keys."""
     schemas = {name: json_schema(model) for name, model in configurations().items()} | {"gym": gym_schema()}
-    if not argv:
+    if directory is None:
         print(json.dumps(schemas, indent=1))
-        return 0
-    if len(argv) > 1 or argv[0].startswith("-"):
-        message = f"`rl schema`: unexpected arguments: {' '.join(argv)}"
-        raise UsageError(message, code="BK-CLI-ARGUMENT", hint="Write `rl schema` or `rl schema DIR`")
-    directory = Path(argv[0])
+        return
     directory.mkdir(parents=True, exist_ok=True)
     for name, content in schemas.items():
         path = directory / f"{name}.schema.json"
         write_file(path, json.dumps(content, indent=1) + "\n")
         print(path)
-    return 0
 
 
 def configurations() -> dict[str, type[BaseConfig]]:

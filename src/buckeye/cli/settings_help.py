@@ -8,18 +8,17 @@ from buckeye.cli.help import Rows, show_page
 from buckeye.cli.rl_page import show_rl_page
 from buckeye.config.help import (
     CONFIG_USAGE,
-    flag_names,
     help_text,
     sections_named,
     sections_of,
     summary_of,
 )
 from buckeye.config.rl import RLConfig
-from buckeye.config.settings import dotted
-from buckeye.config.shared import BaseConfig, TrackedConfig
+from buckeye.config.shared import BaseConfig
 
 _HELP_ALL = "--help-all"
 _HELP = ("--help", "-h")
+_FOOTER = "{prog} --help-all: all settings. --version; --debug adds tracebacks to errors."
 
 
 def asks_for_help(argv: Sequence[str]) -> bool:
@@ -51,7 +50,7 @@ def _show_page(model: type[BaseConfig], prog: str) -> None:
         f"Sections ({prog} --help SECTION)": _section_rows(model),
     }
     usage = f"usage: {prog} [@ FILE.toml ...] [--NAME VALUE ...]"
-    show_page(usage, summary_of(model), parts, f"{CONFIG_USAGE}\n\n{_footer(model, prog)}")
+    show_page(usage, summary_of(model), parts, f"{CONFIG_USAGE}\n\n{_FOOTER.format(prog=prog)}")
 
 
 def _section_rows(model: type[BaseConfig]) -> Rows:
@@ -63,15 +62,3 @@ def _show_section(model: type[BaseConfig], prog: str, name: str) -> None:
     sections = sections_named(model, prog, name)
     parts: dict[str, Rows] = {f"{section.title} {section.text}": section.settings for section in sections}
     show_page(f"usage: {prog} [--NAME VALUE ...]", "", parts)
-
-
-def _footer(model: type[BaseConfig], prog: str) -> str:
-    sections = dict.fromkeys(dotted(part.path[:1]) for part in sections_of(model, prog) if part.path)
-    names = ", ".join(
-        sorted(sections, key=TrackedConfig.model_fields.__contains__)
-    )  # inherited settings last
-    count = len(set(flag_names(model)))
-    return (
-        f"{prog} {_HELP_ALL}: all {count} settings. {prog} --help SECTION: {names}. "
-        "--version; --debug adds tracebacks to errors."
-    )

@@ -1,6 +1,6 @@
 """The tree of commands: every command with a short summary.
 
-Help reads only this table, so that it is fast. `commands.py` has the functions.
+Help reads only this table, so that it is fast. `commands.py` imports the modules.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A command; its `name` is without `buckeye`: `rl init`.
+    """A command; its `name` is without `buckeye`: `rl init`. Its function is in `module` of this package.
 
     With `takes_settings` its flags are settings: the function gets the args after its name and returns the
     exit code. Other functions have parameters that typer parses.
@@ -19,59 +19,62 @@ class Command:
 
     name: str
     summary: str
+    module: str
     takes_settings: bool = False
     hidden: bool = False
 
 
 COMMANDS = (
-    Command("rl", "train a policy", takes_settings=True),
-    Command("rl init", "write a configuration for an MCP server"),
-    Command("rl doctor", "check the machine and a configuration before a run", takes_settings=True),
-    Command("rl tune", "find a learning rate with short forks", takes_settings=True),
-    Command("rl schema", "print JSON Schemas of the configuration files", takes_settings=True),
-    Command("rl list", "list runs"),
-    Command("rl status", "show state, progress, waits and disk of a run"),
-    Command("rl logs", "show logs and events of a run"),
-    Command("rl stop", "checkpoint and stop a run"),
-    Command("rl resume", "resume from the newest checkpoint"),
-    Command("rl fork", "start a new run from a checkpoint"),
-    Command("rl clean", "delete files that a run no longer needs"),
-    Command("rl rollouts", "read, filter and export rollouts"),
-    Command("rl compare", "compare two runs"),
-    Command("rl diagnose", "find out why a run does not learn"),
-    Command("rl replay", "recompute a training step"),
-    Command("rl report", "write a run as one HTML file"),
-    Command("rl pods list", "list rented machines and their cost"),
-    Command("rl pods offers", "list machines for rent"),
-    Command("rl pods attach", "open the terminal of a remote run"),
-    Command("rl pods terminate", "end a rented machine"),
-    Command("rl pods gc", "end rented machines without a run"),
-    Command("env new", "create a new environment"),
-    Command("env check", "check for exploitable rewards and leaks"),
-    Command("env play", "run rollouts with a person, random actions or a model"),
-    Command("env build", "build an image and write buckeye.lock.yaml"),
-    Command("env push", "push an image to a registry"),
-    Command("env install", "install an environment in a separate interpreter"),
-    Command("env list", "list installed environments"),
-    Command("env remove", "remove an installed environment"),
-    Command("env trust", "trust the programs and addresses of a dataset"),
-    Command("hf", "publish tasks as a dataset, on the hub or in a folder"),
-    Command("eval", "evaluate a model on an environment"),
-    Command("sft", "fine-tune a model on chats", takes_settings=True),
-    Command("chat", "chat with a model"),
-    Command("serve", "serve a model to OpenAI clients", takes_settings=True),
-    Command("export", "export a checkpoint as a Hugging Face model"),
-    Command("gateway", "serve MCP environments at one address"),
-    Command("auth set", "store a key"),
-    Command("auth status", "list the known keys and their sources"),
-    Command("model tiny", "create a small model with random weights"),
-    Command("model import", "convert a GGUF file to a model directory"),
-    Command("vllm install", "install vLLM in a separate environment"),
-    Command("ui", "inspect runs in a browser"),
-    Command("demo", "train a small model and show that it improved"),
-    Command("explain", "explain an error code or a finding"),
-    Command("worker trainer", "run the trainer of a run", takes_settings=True, hidden=True),
-    Command("worker orchestrator", "run the orchestrator of a run", takes_settings=True, hidden=True),
+    Command("rl", "train a policy", "train", takes_settings=True),
+    Command("rl init", "write a configuration for an MCP server", "init"),
+    Command("rl doctor", "check the machine and a configuration before a run", "doctor"),
+    Command("rl tune", "find a learning rate with short forks", "tune"),
+    Command("rl schema", "print JSON Schemas of the configuration files", "schema"),
+    Command("rl list", "list runs", "runs"),
+    Command("rl status", "show state, progress, waits and disk of a run", "runs"),
+    Command("rl logs", "show logs and events of a run", "runs"),
+    Command("rl stop", "checkpoint and stop a run", "runs"),
+    Command("rl resume", "resume from the newest checkpoint", "runs"),
+    Command("rl fork", "start a new run from a checkpoint", "runs"),
+    Command("rl clean", "delete files that a run no longer needs", "runs"),
+    Command("rl rollouts", "read, filter and export rollouts", "rollouts"),
+    Command("rl compare", "compare two runs", "compare"),
+    Command("rl diagnose", "find out why a run does not learn", "diagnose"),
+    Command("rl replay", "recompute a training step", "replay"),
+    Command("rl report", "write a run as one HTML file", "ui"),
+    Command("rl pods list", "list rented machines and their cost", "pods"),
+    Command("rl pods offers", "list machines for rent", "pods"),
+    Command("rl pods attach", "open the terminal of a remote run", "pods"),
+    Command("rl pods terminate", "end a rented machine", "pods"),
+    Command("rl pods gc", "end rented machines without a run", "pods"),
+    Command("env new", "create a new environment", "env"),
+    Command("env check", "check for exploitable rewards and leaks", "env_check"),
+    Command("env play", "run rollouts with a person, random actions or a model", "env_play"),
+    Command("env build", "build an image and write buckeye.lock.yaml", "env_image"),
+    Command("env push", "push an image to a registry", "env_image"),
+    Command("env install", "install an environment in a separate interpreter", "env_installed"),
+    Command("env list", "list installed environments", "env_installed"),
+    Command("env remove", "remove an installed environment", "env_installed"),
+    Command("env trust", "trust the programs and addresses of a dataset", "env"),
+    Command("hf", "publish tasks as a dataset, on the hub or in a folder", "hf"),
+    Command("eval", "evaluate a model on an environment", "evaluate"),
+    Command("sft", "fine-tune a model on chats", "sft", takes_settings=True),
+    Command("chat", "chat with a model", "model"),
+    Command("serve", "serve a model to OpenAI clients", "worker", takes_settings=True),
+    Command("export", "export a checkpoint as a Hugging Face model", "model"),
+    Command("gateway", "serve MCP environments at one address", "gateway"),
+    Command("auth set", "store a key", "auth"),
+    Command("auth status", "list the known keys and their sources", "auth"),
+    Command("model tiny", "create a small model with random weights", "model"),
+    Command("model import", "convert a GGUF file to a model directory", "model"),
+    Command("vllm install", "install vLLM in a separate environment", "vllm"),
+    Command("ui", "inspect runs in a browser", "ui"),
+    Command("demo", "train a small model and show that it improved", "demo"),
+    Command("explain", "explain an error code or a finding", "explain"),
+    Command("worker trainer", "run the trainer of a run", "worker", takes_settings=True, hidden=True),
+    Command(
+        "worker orchestrator", "run the orchestrator of a run", "worker", takes_settings=True, hidden=True
+    ),
 )
 
 BY_NAME = {command.name: command for command in COMMANDS}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import json
 import os
@@ -10,38 +9,37 @@ import re
 import shlex
 import sys
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated
+
+import typer
 
 from buckeye.base.json_lines import printable
-from buckeye.cli.help import show_page
 from buckeye.cli.load import load
 from buckeye.config.rl import RLConfig
 from buckeye.errors import UsageError
 
-_DESCRIPTION = """\
-Find a learning rate for a run with short forks of it: first by the policy change per step, on the batches of
-one fork that does not train, then by the rewards of forks that train. CONFIG is the same as for `rl`:
-`@ run.toml`, flags. Writes the setting to a new file. Exit code 1 if the first fork fails."""
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(s|m|h)")
 _UNIT_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-_OPTIONS = (
-    ("--budget TIME", "Approximate time, such as 90s, 10m or 1h. (default 10m)"),
-    ("-o, --output DIR", "New folder. (default OUTPUT_DIR-tune)"),
-    ("--json", "Print one JSON object."),
-)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"`rl tune`: {message}", code="BK-CLI-ARGUMENT", hint="See `buckeye rl tune --help`")
+def tune(
+    context: typer.Context,
+    budget: Annotated[
+        str, typer.Option(metavar="TIME", help="Approximate time, such as 90s, 10m or 1h.")
+    ] = "10m",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="New folder. Default: OUTPUT_DIR-tune."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find a learning rate for a run with short forks of it.
 
-    def print_help(self, file: object = None) -> None:
-        show_page("usage: rl tune CONFIG ... [OPTIONS]", _DESCRIPTION, {"Options": _OPTIONS})
-
-
-def tune(argv: list[str]) -> int:
-    """Find a learning rate and print it; return the exit code."""
-    flags, settings = _parser().parse_known_args(argv)
+    First by the policy change per step, on the batches of one fork that does not train, then by the rewards
+    of forks that train. CONFIG is the same as for `rl`: `@ run.toml`, flags. Writes the setting to a new
+    file. Exit code 1 if the first fork fails.
+    """
+    settings, seconds = context.args, _parse_seconds(budget)
     if not settings:
         hint = "Add one, as for `rl`: `buckeye rl tune @ run.toml`"
         raise UsageError("`rl tune`: the configuration is missing", code="BK-CLI-MISSING", hint=hint)
@@ -59,13 +57,13 @@ def tune(argv: list[str]) -> int:
     out = config.output_dir.absolute()
     result = Tuning(
         config=config,
-        root=(flags.output or out.with_name(f"{out.name}-tune")).absolute(),
-        budget=flags.budget,
+        root=(output or out.with_name(f"{out.name}-tune")).absolute(),
+        budget=seconds,
         tell=lambda line: print(printable(line), file=sys.stderr, flush=True),
     ).run()
-    if flags.json:
+    if as_json:
         print(json.dumps(dataclasses.asdict(result)))
-        return 0
+        return
     reason = "highest reward of the forks"
     if not result.by_training:
         reason = "usual policy change per step; no fork learned significantly"
@@ -75,21 +73,13 @@ def tune(argv: list[str]) -> int:
         end = f", {result.reward_at_end:.3g} in the last quarter of the best fork"
     print(f"Mean reward: {result.reward_at_start:.3g} before training{end}.")
     print(f"To train with it: {shlex.join(['buckeye', 'rl', *settings, '@', result.file])}")
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser("rl tune", allow_abbrev=False)
-    parser.add_argument("--budget", type=_parse_seconds, default="10m")
-    parser.add_argument("-o", "--output", type=Path)
-    parser.add_argument("--json", action="store_true")
-    return parser
 
 
 def _parse_seconds(text: str) -> float:
     match = _TIME.fullmatch(text)
     if match is None or float(match[1]) <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time, such as 90s, 10m or 1h")
+        hint = "Write a number and a unit, such as 90s, 10m or 1h"
+        raise UsageError(f"--budget: {text!r} is not a time", code="BK-CLI-ARGUMENT", hint=hint)
     return float(match[1]) * _UNIT_SECONDS[match[2]]
 
 

@@ -13,8 +13,8 @@ from buckeye.cli.errors import run_typer
 from buckeye.cli.help import show_page
 
 _VALUES = {"path": "PATH", "str": "TEXT", "list[str]": "TEXT", "int": "N", "float": "X"}
-_ACCEPTS_SETTINGS = {"rl resume"}
-"""Commands that also accept the flags of settings."""
+_ACCEPTS_SETTINGS = {"rl doctor", "rl resume", "rl tune"}
+"""Commands that also accept files and flags of settings."""
 
 
 class PageCommand(TyperCommand):
@@ -24,7 +24,8 @@ class PageCommand(TyperCommand):
         """Print the usage, the description, the arguments and the options."""
         shown = [param for param in self.get_params(ctx) if not getattr(param, "hidden", False)]
         arguments = [param for param in shown if param.param_type_name == "argument"]
-        usage = [ctx.command_path, *(_argument_text(param) for param in arguments), "[OPTIONS]"]
+        usage = [ctx.command_path, *(_argument_text(param) for param in arguments)]
+        usage += [*(["[CONFIG ...]"] if ctx.allow_extra_args else []), "[OPTIONS]"]
         show_page(
             f"usage: {' '.join(usage)}",
             self.help or "",

@@ -16,14 +16,6 @@ from buckeye.config.shared import BaseConfig
 from buckeye.config.structure import Shape, fields_of
 from buckeye.errors import UsageError
 
-_FLAG_WIDTH = 38
-_USAGE = """\
-usage: {prog} [@ FILE.toml ...] [--SECTION @ FILE.toml ...] [--NAME VALUE ...]
-
-{summary}
-
-{syntax}
-"""
 CONFIG_USAGE = """\
 Files are TOML or JSON. A later file overrides an earlier one, and flags override files. Write --a.b VALUE or
 --a.b=VALUE, --flag or --no-flag, lists as 0,1 or [0,1], and None for no value. The flag of a section without
@@ -56,15 +48,12 @@ class Section:
 
 
 def help_text(model: type[BaseConfig], prog: str) -> str:
-    """Return the help as plain text: usage of `prog`, then one line per setting, section by section."""
-    lines = [_USAGE.format(prog=prog, summary=summary_of(model), syntax=CONFIG_USAGE)]
+    """Return all settings as plain text, one per line, section by section."""
+    lines = []
     for section in sections_of(model, prog):
         lines.append(f"{section.title} {section.text}".rstrip())
-        for flag, text in section.settings:
-            name = f"  {flag}"
-            lines.append(f"{name:<{_FLAG_WIDTH}}{' ' if len(name) < _FLAG_WIDTH else '  '}{text}")
-        lines.append("")
-    return "\n".join(lines).rstrip()
+        lines += [f"  {flag}  {text}" for flag, text in section.settings]
+    return "\n".join(lines)
 
 
 def sections_of(model: type[BaseConfig], prog: str) -> list[Section]:
@@ -89,11 +78,6 @@ def sections_named(model: type[BaseConfig], prog: str, name: str) -> list[Sectio
         hint = f"{f'{near} ' if near else ''}`{prog} --help` lists all sections"
         raise UsageError(f"{prog} has no section {name!r}", code="BK-CLI-ARGUMENT", hint=hint)
     return matching
-
-
-def flag_names(model: type[BaseConfig]) -> list[str]:
-    """Return the flags of all settings. For a list of sections they are those of its first entry."""
-    return [flag for section in sections_of(model, "") for flag, _ in section.settings]
 
 
 def summary_of(model: type[BaseConfig]) -> str:

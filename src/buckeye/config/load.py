@@ -49,7 +49,17 @@ def load_with_warnings(model: type[T], argv: Sequence[str]) -> tuple[T, list[str
 
     Raise `ConfigError` with every problem found.
     """
-    settings, problems = _read_sources(model, argv)
+    return load_settings(model, *_read_sources(model, argv))
+
+
+def load_settings(
+    model: type[T], settings: Settings, problems: Sequence[Problem] = ()
+) -> tuple[T, list[str]]:
+    """Return the configuration of raw settings, which are completed in place, and its warnings.
+
+    Raise `ConfigError` with the given problems and every problem found.
+    """
+    replace_none_texts(settings, model)
     config, invalid = validate(model, settings, resolve_run if issubclass(model, RLConfig) else None)
     if config is None or problems:
         raise config_error([*problems, *invalid])
@@ -85,5 +95,4 @@ def _read_sources(model: type[BaseConfig], argv: Sequence[str]) -> tuple[Setting
     if unreadable:
         raise config_error([*unreadable, *flags.problems])
     problems = [*flags.problems, *apply_flags(flags.assignments, settings)]
-    replace_none_texts(settings, model)
     return settings, problems

@@ -246,35 +246,6 @@ class RLOOLossConfig(ReinforceLossConfig):
     """Name of the loss."""
 
 
-class TISLossConfig(CISPOLossConfig):
-    """Policy gradient with importance weights of at most 2: truncated importance sampling."""
-
-    type: Literal["tis"] = "tis"  # type: ignore[assignment]
-    """Name of the loss."""
-    clip_high: NonNegativeFloat = 1.0
-    """Clip the weight above 1 + clip_high."""
-
-
-class IcePopLossConfig(MaskedRatioLossConfig):
-    """Importance-weighted policy gradient with the limits of IcePop (arXiv 2510.18855)."""
-
-    type: Literal["icepop"] = "icepop"  # type: ignore[assignment]
-    """Name of the loss."""
-    mask_ratio_high: PositiveFloat = 5.0
-    """Maximum ratio; tokens above it have no gradient."""
-    mask_ratio_low: NonNegativeFloat = 0.5
-    """Minimum ratio; tokens below it have no gradient."""
-
-
-class AReaLLossConfig(DecoupledPPOLossConfig):
-    """Decoupled PPO as in AReaL (arXiv 2505.24298). Tokens with a weight above 5 have no gradient."""
-
-    type: Literal["areal"] = "areal"  # type: ignore[assignment]
-    """Name of the loss."""
-    correction: CorrectionConfig | None = MaskCorrectionConfig(low=0.0, high=5.0)
-    """Limits on the importance weights between sampler and trainer."""
-
-
 LossConfig = Annotated[
     Annotated[MaskedRatioLossConfig, Tag("masked_ratio")]
     | Annotated[PPOLossConfig, Tag("ppo")]
@@ -286,9 +257,6 @@ LossConfig = Annotated[
     | Annotated[GRPOLossConfig, Tag("grpo")]
     | Annotated[DAPOLossConfig, Tag("dapo")]
     | Annotated[RLOOLossConfig, Tag("rloo")]
-    | Annotated[TISLossConfig, Tag("tis")]
-    | Annotated[IcePopLossConfig, Tag("icepop")]
-    | Annotated[AReaLLossConfig, Tag("areal")]
     | Annotated[CustomLossConfig, Tag("custom")],
     variant("masked_ratio"),
 ]

@@ -6,12 +6,9 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from buckeye.config.settings import KeyPath, Layer, Location, dotted, flag_of
 from buckeye.errors import ConfigError
-
-Level = Literal["error", "warning"]
 
 _TASK_FILE_NAMES = {"tasks", "taskset", "task_set", "task_file", "tasks_file", "dataset"}
 """Names for a task file. Flags and arguments call it `dataset`."""
@@ -23,7 +20,7 @@ class Problem:
     """Problem of the setting at `path` (empty: of the whole configuration).
 
     `location` is the file line or the flag that sets it. `message` names the setting, or begins with "is" or
-    "must"; then the key is put before it. A warning does not stop the run.
+    "must"; then the key is put before it.
     """
 
     path: KeyPath = ()
@@ -31,7 +28,6 @@ class Problem:
     message: str
     hint: str | None = None
     code: str = "BK-CONFIG-VALUE"
-    level: Level = "error"
 
     @property
     def at(self) -> str | None:

@@ -6,7 +6,7 @@ import statistics
 import pytest
 from tests.setup.tuning.here import config_of
 
-from buckeye.cli.tune import tune as command
+from buckeye.cli.typer_commands import run
 from buckeye.setup.tuning import tune
 from buckeye.setup.tuning.forks import Fork
 
@@ -52,7 +52,7 @@ def test_tune_prints_the_rewards(tuned, tmp_path, monkeypatch, capsys, wording):
     argv = ["@", str(tmp_path / "run" / "run.toml"), "--output", str(tmp_path / "tuned")]
     found, _ = tuned(0.6)
     monkeypatch.setattr(tune.Tuning, "run", lambda self: found)
-    assert command(argv) == 0
+    assert run("rl tune", argv, "rl tune") == 0
     assert capsys.readouterr().out.splitlines()[1] == wording
-    assert command([*argv, "--json"]) == 0
+    assert run("rl tune", [*argv, "--json"], "rl tune") == 0
     assert json.loads(capsys.readouterr().out)["reward_at_end"] == found.reward_at_end

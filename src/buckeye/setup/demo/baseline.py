@@ -1,31 +1,29 @@
-"""Baselines for the held-out tasks: exact match of the best policy that does not read the task."""
+"""Baseline for the held-out tasks: exact match of the best policy that does not read the task."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from buckeye.envs.base import TRAIN, Environment, Task
 from buckeye.evaluation.checks.samples import SplitSample, family_of, probes_of, sample_splits
 from buckeye.evaluation.checks.scripted_runner import ScriptedRunner
 from buckeye.evaluation.content_free import (
-    ContentFreeScore,
     choose_constant_replies,
     content_free_policies,
     score_content_free,
 )
-from buckeye.setup.demo.held_out import Part
 
 _MAX_TASKS = 200
 """Maximum tasks per family and split for each policy."""
 
 
-async def measure_baselines(
+async def measure_baseline(
     environment: Environment, split: str, evaluated: Collection[str], *, seed: int = 0
-) -> Mapping[Part, float]:
+) -> float:
     """Run every content-free policy of `buckeye env check` on the evaluated tasks of a split.
 
-    Returns the exact match of the best policy for each part. The policies are made from train tasks only.
+    Returns the exact match of the best policy. The policies are made from train tasks only.
     Raises UsageError without a train split.
     """
     runner = ScriptedRunner(environment)
@@ -33,7 +31,13 @@ async def measure_baselines(
     content_free = content_free_policies(environment, train, probes=probes_of(environment), seed=seed)
     policies = await choose_constant_replies(runner, content_free, train)
     tasks = [task for task in environment.tasks(split) if task.id in evaluated]
-    return _best_of_parts(await score_content_free(runner, policies, _samples(tasks)))
+    passed, scored = defaultdict[str, float](float), defaultdict[str, int](int)
+    for score in await score_content_free(runner, policies, _samples(tasks)):
+        if score.scored:
+            passed[score.policy] += score.exact * score.scored
+            scored[score.policy] += score.scored
+    # a task that a policy could not answer counts as failed
+    return max(passed.values()) / max(scored.values())
 
 
 def _samples(tasks: Sequence[Task]) -> list[SplitSample]:
@@ -47,15 +51,3 @@ def _samples(tasks: Sequence[Task]) -> list[SplitSample]:
         SplitSample(name=split, size=len(tasks), scanned=(), families=families)
         for split, families in cells.items()
     ]
-
-
-def _best_of_parts(scores: Sequence[ContentFreeScore]) -> dict[Part, float]:
-    passed: dict[Part, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    scored: dict[Part, dict[str, int]] = defaultdict(lambda: defaultdict(int))
-    for score in scores:
-        if score.scored:
-            for part in ((None, None), (score.family, None), (None, score.split)):
-                passed[part][score.policy] += score.exact * score.scored
-                scored[part][score.policy] += score.scored
-    # a task that a policy could not answer counts as failed
-    return {part: max(counts.values()) / max(scored[part].values()) for part, counts in passed.items()}

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from buckeye.base.storage import read_json, write_directory, write_file
 from buckeye.monitor.intervals import Estimate
-from buckeye.setup.demo.baseline import measure_baselines
-from buckeye.setup.demo.held_out import HeldOutRow, exact_table, make_rows, read_held_out_tasks
+from buckeye.setup.demo.baseline import measure_baseline
+from buckeye.setup.demo.held_out import HeldOutResult, compare_held_out, exact_table, read_held_out_tasks
 from buckeye.setup.demo.stages import ENVIRONMENT, DemoPaths, weights
 from buckeye.version import __version__
 from buckeye.workers.loading import load_environment
@@ -20,30 +19,23 @@ from buckeye.workers.loading import load_environment
 
 def write_results(paths: DemoPaths, *, seconds: float) -> str:
     """Write summary.json and model/, and return the table to print."""
-    before, after = (
-        read_held_out_tasks(paths.rollouts("before")),
-        read_held_out_tasks(paths.rollouts("after")),
-    )
+    before = read_held_out_tasks(paths.rollouts("before"))
+    after = read_held_out_tasks(paths.rollouts("after"))
     settings = read_json(paths.settings("after"))
     environment = load_environment(ENVIRONMENT, **settings["args"])
-    rows = make_rows(before, after, asyncio.run(measure_baselines(environment, settings["split"], after)))
-    write_file(paths.root / "summary.json", json.dumps(_summary(rows, seconds), indent=1))
-    table = exact_table(rows)
+    baseline = asyncio.run(measure_baseline(environment, settings["split"], after))
+    result = compare_held_out(before, after, baseline)
+    write_file(paths.root / "summary.json", json.dumps(_summary(result, seconds), indent=1))
+    table = exact_table(result)
     _export_model(paths, table)
     return table
 
 
-def _summary(rows: Sequence[HeldOutRow], seconds: float) -> dict[str, Any]:
-    total = rows[-1]
+def _summary(result: HeldOutResult, seconds: float) -> dict[str, Any]:
     return {
-        "before": _score(total.before),
-        "after": _score(total.after),
-        "content_free": {"exact": total.baseline},
-        "families": {
-            row.label: {"before": _score(row.before), "after": _score(row.after)}
-            for row in rows
-            if row.part[0] is not None
-        },
+        "before": _score(result.before),
+        "after": _score(result.after),
+        "content_free": {"exact": result.baseline},
         "seconds": round(seconds, 1),
     }
 

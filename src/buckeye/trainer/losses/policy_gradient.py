@@ -51,9 +51,6 @@ RECIPES: Mapping[str, str] = {
     "grpo": "ppo",
     "dapo": "ppo",
     "rloo": "reinforce",
-    "tis": "cispo",
-    "icepop": "masked_ratio",
-    "areal": "decoupled_ppo",
 }
 """Loss type of each paper's recipe. A recipe is a loss type with other defaults."""
 
