@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 
 from buckeye.cli.help import show_group
+from buckeye.cli.removed import removed_command_error
 from buckeye.cli.tree import BY_NAME, GROUPS, child_commands, command_lines, find_command
 
 _HELP = ("--help", "-h")
@@ -82,6 +83,8 @@ def _refuse_unknown(command: str, args: Sequence[str]) -> None:
         return
     from buckeye.errors import UsageError
 
+    if removed := removed_command_error([*command.split(), *args]):
+        raise removed
     known = child_commands(command)
     near = get_close_matches(args[0], known, 1)
     suggestion = " ".join(filter(None, ("buckeye", command, *near)))

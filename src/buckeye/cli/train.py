@@ -25,6 +25,9 @@ def rl(argv: list[str]) -> int:
     if asks_for_help(argv):
         show_help(RLConfig, "rl", argv)
         return 0
+    if any(arg.partition("=")[0] == "--launcher" for arg in argv):
+        hint = "For Ray, add --cluster.engine ray; for Slurm, run `sbatch examples/slurm/job.sh`"
+        raise UsageError("--launcher was removed", code="BK-CLI-REMOVED", hint=hint)
     args = parse_train_args(argv)
     if args.is_composed:
         from buckeye.cli.composed_run import run_composed
