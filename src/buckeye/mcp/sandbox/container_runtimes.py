@@ -151,9 +151,8 @@ class ApptainerRuntime:
         if not self._limits.network:
             argv += ["--net", "--network", "none"]
         prefixed = {f"APPTAINERENV_{name}": value for name, value in variables.items()}
-        return LaunchSpec(
-            argv=(*argv, str(self._file(image))), env=clean_environment(prefixed), cwd=session_folder
-        )
+        file, env = str(self._file(image)), clean_environment(prefixed)
+        return LaunchSpec(program=Program(argv=(*argv, file), env=env, cwd=session_folder))
 
     def _file(self, image: str) -> Path:
         return self._cache / f"{hashlib.sha256(image.encode()).hexdigest()[:32]}.sif"
