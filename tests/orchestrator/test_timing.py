@@ -54,8 +54,6 @@ def test_times_by_cause(clock):
         "sampler/idle_ratio": (0.25 + 1.0) / 2,
         "time/rollout/sampling/mean": 2.5,
         "time/rollout/environment/mean": 1.5,
-        "queue/age_seconds/mean": 2.5,
-        "queue/age_seconds/max": 4.0,
     }
     clock.seconds += 4.0
     client.sampled_tokens += 8

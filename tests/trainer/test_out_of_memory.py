@@ -79,7 +79,7 @@ def _records(run: Path, process: str = "trainer"):
 
 def _assert_same_training(run: Path, undisturbed: Path) -> None:
     for one, other in zip(_records(run), _records(undisturbed), strict=True):
-        for name in ("loss", "entropy", "grad_norm", "mismatch_kl", "tokens_computed", "ratio_max"):
+        for name in ("loss", "entropy", "grad_norm", "mismatch_kl", "tokens_computed", "ratio_mean"):
             assert one[name] == pytest.approx(other[name], rel=1e-4), name
     one, other = (
         load_file(r / "weights" / f"step_{STEPS}" / "model.safetensors") for r in (run, undisturbed)

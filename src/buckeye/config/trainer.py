@@ -17,9 +17,6 @@ Dtype = Literal["float32", "bfloat16"]
 class CompileConfig(BaseConfig):
     """`torch.compile` of the model."""
 
-    fullgraph: bool = False
-    """Fail on graph breaks."""
-
 
 class ActivationCheckpointConfig(BaseConfig):
     """Recomputation of activations in the backward pass, to save memory."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import statistics
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Set
@@ -121,15 +120,12 @@ class GroupCollector:
     def metrics(self) -> dict[str, float]:
         """Return the metrics of pauses, of groups skipped during a pause, and of groups in flight."""
         passed_over = {f"env/{name}/passed_over": n for name, n in self._passed_over.items()}
-        seconds = [flight.seconds for flight in self._in_flight.values()]
         return {
             **self._pauses.metrics(),
             **passed_over,
             "groups/started": self._started,
             "groups/in_flight": len(self._in_flight),
             "groups/buffered": len(self._finished),
-            "collection/in_flight/seconds/mean": statistics.fmean(seconds) if seconds else 0.0,
-            "collection/in_flight/seconds/max": max(seconds, default=0.0),
         }
 
     @property

@@ -161,18 +161,11 @@ class StepTimes:
 
 
 def rollout_times(groups: Sequence[Group]) -> dict[str, float]:
-    """Return the mean seconds per rollout in the environment and in sampling, and the age of finished groups.
-
-    The age of a group is the time between its end and its use.
-    """
+    """Return the mean seconds per rollout in the environment and in sampling."""
     rollouts = [r for g in groups for r in g.scored]
-    now = time.monotonic()
-    ages = [now - max(r.end_time for r in g.rollouts) for g in groups]
     return {
         "time/rollout/sampling/mean": statistics.fmean(r.sampling_seconds for r in rollouts),
         "time/rollout/environment/mean": statistics.fmean(r.seconds - r.sampling_seconds for r in rollouts),
-        "queue/age_seconds/mean": statistics.fmean(ages),
-        "queue/age_seconds/max": max(ages),
     }
 
 

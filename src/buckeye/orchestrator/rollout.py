@@ -133,11 +133,6 @@ class Group:
         return [attempt for rollout in self.rollouts for attempt in (*rollout.earlier_attempts, rollout)]
 
     @property
-    def failed_attempts(self) -> list[Rollout]:
-        """Attempts without a reward."""
-        return [attempt for attempt in self.attempts if attempt.reward is None]
-
-    @property
     def scored(self) -> list[Rollout]:
         """Rollouts with a reward."""
         return [r for r in self.rollouts if r.reward is not None]
@@ -175,7 +170,7 @@ class InFlightGroup:
         self.attempts = 0
         """Number of finished attempts at its rollouts, including failed ones."""
         self._current_version = current_version
-        self._first_start: tuple[int, float] | None = None
+        self._first_version: int | None = None
         self._sessions: list[SamplingSession] = []
         self._aborting: list[asyncio.Task[None]] = []
 
@@ -185,17 +180,12 @@ class InFlightGroup:
 
         It is the version when the first rollout started, or the current version before that.
         """
-        return self._current_version() if self._first_start is None else self._first_start[0]
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the first rollout started; 0.0 before."""
-        return 0.0 if self._first_start is None else asyncio.get_running_loop().time() - self._first_start[1]
+        return self._current_version() if self._first_version is None else self._first_version
 
     def begin(self) -> None:
         """Record the start of a rollout; the first one fixes `version`."""
-        if self._first_start is None:
-            self._first_start = self._current_version(), asyncio.get_running_loop().time()
+        if self._first_version is None:
+            self._first_version = self._current_version()
 
     def add_session(self, session: SamplingSession) -> None:
         """Register an inference session whose requests are aborted when the group is cut."""

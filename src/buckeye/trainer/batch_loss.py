@@ -32,7 +32,7 @@ from buckeye.trainer.data.packing import (
 from buckeye.trainer.learner import Learner, Work
 from buckeye.trainer.losses.base import LossInputs
 from buckeye.trainer.losses.policy_gradient import divisor, needs_every_sample, statistic_names, total_loss
-from buckeye.trainer.losses.statistics import averages, ratio_range
+from buckeye.trainer.losses.statistics import averages
 from buckeye.trainer.micro_batch_size import is_out_of_memory
 from buckeye.trainer.model.adapter_files import merge_adapter_into
 from buckeye.trainer.model.policy import load_policy
@@ -72,15 +72,12 @@ class BatchLoss:
         loss = self._config.loss
         trained = [int(s.loss_mask.sum()) for s in batch.samples]
         scale = divisor(trained, loss, seq_len=self._config.seq_len)
-        ranges = [(math.inf, -math.inf)]
-
         self.logprobs.clear()
 
         def work(indices: Sequence[int]) -> Mapping[str, float]:
             inputs = self._inputs([samples[i] for i in indices], batch.step)
             counts = [int(samples[i].loss_mask.sum()) for i in indices]
             self.logprobs.update(zip(indices, inputs.logprobs.detach().split(counts), strict=True))
-            ranges.append(ratio_range(inputs))
             sums = total_loss(inputs, loss)
             scaled = sums.loss / scale
             scaled.backward()
@@ -92,7 +89,6 @@ class BatchLoss:
         return {
             "loss": sums.pop("loss"),
             **averages(sums),
-            **self._ratio_range(ranges),
             **staleness(batch),
             "zero_advantage_share": 1.0 - sum(map(has_advantage, batch.samples)) / max(1, len(batch.samples)),
         }
@@ -151,12 +147,6 @@ class BatchLoss:
         reference = None if self._reference is None else self._reference(row, temperatures)
         logprobs, entropies = policy(row, temperatures)
         return _loss_inputs(row, samples, step, logprobs, entropies, reference)
-
-    def _ratio_range(self, ranges: Sequence[tuple[float, float]]) -> dict[str, float]:
-        lows, highs = zip(*ranges, strict=True)
-        ranges_of_ranks = self._learner.ranks.all_gather(torch.tensor([min(lows), max(highs)]))
-        lowest, highest = torch.stack(ranges_of_ranks).T
-        return {"ratio_min": float(lowest.min()), "ratio_max": float(highest.max())}
 
 
 def run_micro_batches(

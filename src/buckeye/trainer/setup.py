@@ -17,7 +17,7 @@ from buckeye.config.trainer import (
     SchedulerConfig,
     TrainerConfig,
 )
-from buckeye.errors import CheckpointError, UsageError
+from buckeye.errors import CheckpointError
 from buckeye.monitor.log import run_log, setup_logging
 from buckeye.trainer.learner import Learner
 from buckeye.trainer.micro_batch_size import load_micro_batch_size
@@ -167,17 +167,10 @@ def _load_policy(source: str, config: TrainerConfig | SFTConfig, ranks: Ranks) -
             offload=model.ac_offloading is not None and ranks.device.type == "cuda",
         )
     if model.compile is not None:
-        if model.compile.fullgraph and not policy.flash:
-            raise UsageError(
-                "fullgraph needs flash attention on a GPU",
-                code="BK-CONFIG-CONFLICT",
-                at="trainer.model.compile.fullgraph",
-                hint="set trainer.model.attn = 'flash_attention_2' on a GPU, or leave fullgraph out",
-            )
         # with flash attention one graph is valid for all layers and for rows of any layout
         parts = policy.model.base_model.layers if policy.flash else [policy.model.base_model]
         for part in parts:
-            part.compile(fullgraph=model.compile.fullgraph, dynamic=True)
+            part.compile(dynamic=True)
     return policy
 
 

@@ -56,20 +56,6 @@ def token_sums(inputs: LossInputs, masks: Mapping[str, Tensor]) -> dict[str, Ten
     return sums | {name: (mask & recorded).sum() for name, mask in masks.items()}
 
 
-@torch.no_grad()
-def ratio_range(inputs: LossInputs) -> tuple[float, float]:
-    """Return the smallest and largest ratio over tokens of samples with an advantage.
-
-    Return (inf, -inf) without such tokens.
-    """
-    ratios, recorded = log_ratios(inputs).exp(), with_advantage(inputs)
-    if not len(ratios):
-        return torch.inf, -torch.inf
-    low = torch.where(recorded, ratios, torch.inf).min()
-    high = torch.where(recorded, ratios, -torch.inf).max()
-    return float(low), float(high)
-
-
 def averages(sums: Mapping[str, float]) -> dict[str, float]:
     """Convert a batch's sums (all rows, all ranks) to its record of means per token.
 
