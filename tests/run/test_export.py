@@ -138,8 +138,9 @@ def test_the_best_checkpoint_by_evaluation_as_a_model_that_loads(reinforced, tin
     umask = os.umask(0o022)
     os.umask(umask)
     assert {p.stat().st_mode & 0o777 for p in exported.directory.iterdir()} == {0o666 & ~umask}
-    told = re.search(r"KL divergence from the checkpoint (\S+) nats a token$", said[1])
+    told = re.search(r"KL divergence from the checkpoint (\S+) nats a token, on \d+ tokens of (.*)$", said[1])
     assert 0 <= float(told[1]) < 1e-6
+    assert told[2] == wording
 
 
 def test_the_card_says_what_was_done_and_nothing_of_this_machine(reinforced, tiny_model, monkeypatch):
@@ -283,7 +284,7 @@ def test_an_adapter_alone_and_merged(adapted, tiny_model):
     merged, said = _export(adapted, step="last", merge_lora=True)
     assert merged.directory == adapted / "exports" / "step_2-merged"  # next to the adapter
     assert not merged.adapter
-    assert "KL divergence from the checkpoint" in said[-1]
+    assert "chats.jsonl" in said[-1]
     base, whole = (load_file(d / "model.safetensors") for d in (tiny_model, merged.directory))
     assert base.keys() == whole.keys()
     changed = {name for name in base if not torch.equal(base[name], whole[name])}

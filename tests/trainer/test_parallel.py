@@ -16,7 +16,7 @@ from buckeye.config.trainer import ModelConfig
 from buckeye.errors import UsageError
 from buckeye.launch.preflight.model import fetch_model
 from buckeye.monitor.metrics import read_run_metrics
-from buckeye.trainer.output.checkpoint_export import write_model
+from buckeye.trainer.output.checkpoint_export import ComparisonTexts, write_model
 from buckeye.trainer.output.state import OPTIMIZER_DIRECTORY
 from buckeye.trainer.parallel.shards import load_shards
 from buckeye.trainer.rl import run_trainer
@@ -150,7 +150,12 @@ def test_two_shards_equal_one_rank(tmp_path, tiny_model, batches):
     assert all(torch.equal(loaded[name], tensor) for name, tensor in weights(two).items())
     assert AutoTokenizer.from_pretrained(directory).chat_template
     (two / "exported").mkdir()
-    assert write_model(trainer_state_directory(info), two / "exported", dtype=None).dtype == "float32"
+    assert (
+        write_model(
+            trainer_state_directory(info), two / "exported", dtype=None, passages=ComparisonTexts()
+        ).dtype
+        == "float32"
+    )
 
 
 @pytest.mark.slow

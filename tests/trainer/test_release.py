@@ -9,7 +9,7 @@ from buckeye.config.trainer import LoRAConfig
 from buckeye.trainer.model import policy as model
 from buckeye.trainer.model.adapter_files import save_adapter
 from buckeye.trainer.model.lora import add_adapter
-from buckeye.trainer.output.checkpoint_export import write_model
+from buckeye.trainer.output.checkpoint_export import ComparisonTexts, write_model
 from buckeye.trainer.output.hf_directory import read_tokenizer_files
 
 
@@ -17,7 +17,7 @@ from buckeye.trainer.output.hf_directory import read_tokenizer_files
 def test_bfloat16_model_is_exported(tmp_path, tiny_model, monkeypatch, dtype):
     monkeypatch.setattr(model, "auto_compute_dtype", lambda parameters, device: torch.bfloat16)
     shutil.copytree(tiny_model, tmp_path / "state" / "model")
-    verified = write_model(tmp_path / "state", tmp_path / "out", dtype=dtype)
+    verified = write_model(tmp_path / "state", tmp_path / "out", dtype=dtype, passages=ComparisonTexts())
     assert verified.dtype == (dtype or "float32")
     assert verified.divergence < (1e-3 if dtype else 1e-6)
 
@@ -29,7 +29,7 @@ def test_export_copies_every_chat_template(tmp_path, tiny_model):
     written.parent.mkdir()
     written.write_text("with tools")
     (model_folder / "additional_chat_templates" / "notes.txt").write_text("of no use")
-    write_model(tmp_path / "state", tmp_path / "out", dtype=None)
+    write_model(tmp_path / "state", tmp_path / "out", dtype=None, passages=ComparisonTexts())
     folder = tmp_path / "out" / "additional_chat_templates"
     assert [(file.name, file.read_text()) for file in folder.iterdir()] == [("tool_use.jinja", "with tools")]
     files = read_tokenizer_files(str(tmp_path / "out"))

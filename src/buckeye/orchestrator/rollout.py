@@ -133,6 +133,11 @@ class Group:
         return [attempt for rollout in self.rollouts for attempt in (*rollout.earlier_attempts, rollout)]
 
     @property
+    def failed_attempts(self) -> list[Rollout]:
+        """Attempts without a reward."""
+        return [attempt for attempt in self.attempts if attempt.reward is None]
+
+    @property
     def scored(self) -> list[Rollout]:
         """Rollouts with a reward."""
         return [r for r in self.rollouts if r.reward is not None]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from buckeye.base.hub import HubRepository, is_hub_name
 from buckeye.base.storage import write_directory
@@ -20,6 +21,7 @@ from buckeye.runs.checkpoint_facts import (
     read_config,
 )
 from buckeye.runs.model_card import model_card
+from buckeye.runs.training_data import read_comparison_texts
 from buckeye.transport.checkpoint import (
     CheckpointInfo,
     Score,
@@ -27,6 +29,9 @@ from buckeye.transport.checkpoint import (
     trainer_state_directory,
     verify_checkpoint,
 )
+
+if TYPE_CHECKING:
+    from buckeye.trainer.output.checkpoint_export import ComparisonTexts
 
 _ADAPTER_CONFIG = "adapter_config.json"
 
@@ -87,7 +92,8 @@ def export_model(request: ExportRequest, tell: Callable[[str], None]) -> Exporte
         raise UsageError(f"{directory} exists", code="BK-FILE-EXISTS", hint="name another directory with -o")
     else:
         title = hub.name.partition("/")[2] if hub is not None else directory.name
-        _export(request, choice, scores, base, directory, title=title, tell=tell)
+        passages = read_comparison_texts(request.run, kind, config, choice.info.step)
+        _export(request, choice, scores, base, passages, directory, title=title, tell=tell)
     url = None
     if hub is not None:
         tell(f"uploading to {hub.name} ({hub.visibility})")
@@ -138,6 +144,7 @@ def _export(
     choice: CheckpointChoice,
     scores: Sequence[Score],
     base: str,
+    passages: ComparisonTexts,
     directory: Path,
     *,
     title: str,
@@ -149,7 +156,7 @@ def _export(
     verified: list[str] = []
 
     def fill(temporary: Path) -> None:
-        verified.append(_write(state, temporary, base, merge_lora=request.merge_lora, tell=tell))
+        verified.append(_write(state, temporary, base, passages, merge_lora=request.merge_lora, tell=tell))
         card = model_card(
             request.run,
             choice,
@@ -168,6 +175,7 @@ def _write(
     state: Path,
     out: Path,
     base: str,
+    passages: ComparisonTexts,
     *,
     merge_lora: bool,
     tell: Callable[[str], None],
@@ -191,9 +199,9 @@ def _write(
         dtype = _base_dtype(base)
         if dtype is None:
             tell(f"{base} was not found: writing the weights in float32")
-        verified = write_model(state, out, dtype=dtype)
+        verified = write_model(state, out, dtype=dtype, passages=passages)
     elif merge_lora:
-        verified = write_merged(state, out, base=fetch_model(base))
+        verified = write_merged(state, out, base=fetch_model(base), passages=passages)
     else:
         folder, is_here = fetch_model(base), is_local(base)
         if is_here:
@@ -207,6 +215,7 @@ def _write(
             base=folder,
             base_name=str(folder) if is_here else base,
             revision=None if is_here else cached_revision(folder),
+            passages=passages,
         )
     if verified.divergence > weight_rounding.KL_WARNING_THRESHOLD:
         exact = "; the adapter alone is exact (without --merge-lora)" if merge_lora else ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from buckeye.base.foreign_files import NotRegularFileError, list_regular_files
 from buckeye.errors import RunError, UsageError
+from buckeye.trainer.data.chat_data import ChatFormat
 from buckeye.trainer.model.adapter_files import (
     ADAPTER_DIRECTORY,
     CONFIG_FILE,
@@ -25,9 +26,12 @@ from buckeye.trainer.model.policy import PolicyNetwork, load_policy
 from buckeye.trainer.output.hf_directory import read_tokenizer_files, save_model, write_tokenizer_files
 from buckeye.transport.checkpoint import MODEL_DIRECTORY
 
+_PASSAGES = 4
+_CONTEXT = 1024
+"""Maximum number of tokens of a passage that the models read: its last ones."""
 _COMPARED = 128
-"""Number of token ids, spread over the vocabulary, that the models read. After each one the whole next-token
-distribution is compared; with a vocabulary of 150,000 they take 80 MB.
+"""Number of last tokens of a passage at which the two models are compared. At each one the whole next-token
+distribution is compared; with a vocabulary of 150,000 a passage takes 80 MB.
 """
 _ROUNDING_FLOAT32 = 1e-5
 """Largest KL divergence that rounding explains if weights are stored as they were trained. Log-probs differ
@@ -39,61 +43,79 @@ becomes nearly twice or half as likely. A larger divergence means another policy
 """
 
 _Distributions = Callable[[Sequence[int]], Tensor]
-"""Function: token ids -> next-token log-probs [tokens, vocabulary], float32, after each id."""
+"""Function: token ids -> next-token log-probs [tokens, vocabulary], float32, after each of the last ids."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComparisonTexts:
+    """Texts for the comparison of two models.
+
+    Either `texts` as a model reads them, or conversations (`chats`), or neither. `source` describes them in
+    messages.
+    """
+
+    texts: Sequence[str] = ()
+    chats: Sequence[Mapping[str, Any]] = ()
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
     """Result of loading an exported model.
 
-    `divergence` is KL(checkpoint || exported) of the next token in nats per token, the mean over token ids
-    spread over the vocabulary. `dtype` is the stored dtype of the weights.
+    `divergence` is KL(checkpoint || exported) of the next token in nats per token, the mean over `tokens`
+    positions of `source`. `dtype` is the stored dtype of the weights.
     """
 
     dtype: str
     divergence: float
+    tokens: int
+    source: str
 
     def __str__(self) -> str:
         return (
-            f"loads with transformers; KL divergence from the checkpoint {self.divergence:.1e} nats a token"
+            f"loads with transformers; KL divergence from the checkpoint {self.divergence:.1e} nats a token, "
+            f"on {self.tokens} tokens of {self.source}"
         )
 
 
-def write_model(state: Path, out: Path, *, dtype: str | None) -> Verified:
-    """Write the model of a checkpoint's trainer part to `out` as `dtype` (None: as trained), and verify it.
+def write_model(state: Path, out: Path, *, dtype: str | None, passages: ComparisonTexts) -> Verified:
+    """Write the model of a checkpoint's trainer part to `out` as `dtype` (None: as trained).
 
-    Raise `RunError` if the written model differs.
+    Verify it on `passages`. Raise `RunError` if the written model differs.
     """
     source = state / MODEL_DIRECTORY
     policy = load_policy(str(source), torch.device("cpu"), compute_dtype="float32")
-    reference = _Reference(_policy_distributions(policy), policy.model.config)
+    reference = _Reference(_policy_distributions(policy), source, passages, policy.model.config)
     stored = getattr(torch, dtype) if dtype is not None else torch.float32
     save_model(policy.model, read_tokenizer_files(str(source)), out, dtype=stored)
     del policy
     return reference.verify(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), out)
 
 
-def write_merged(state: Path, out: Path, *, base: Path) -> Verified:
-    """Write the model of an adapter checkpoint to `out`, merged into `base`, and verify it.
+def write_merged(state: Path, out: Path, *, base: Path, passages: ComparisonTexts) -> Verified:
+    """Write the model of an adapter checkpoint to `out`, merged into `base`, and verify it on `passages`.
 
     Raise `RunError` if the written model differs.
     """
     adapter = state / ADAPTER_DIRECTORY
-    reference = _adapter_reference(base, adapter)
+    reference = _adapter_reference(base, adapter, passages)
     merge_adapter(str(base), adapter, out)
     write_tokenizer_files(out, read_tokenizer_files(str(adapter)))
     return reference.verify(AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32), out)
 
 
-def write_adapter(state: Path, out: Path, *, base: Path, base_name: str, revision: str | None) -> Verified:
-    """Write the adapter of a checkpoint to `out` in peft's format, and verify it.
+def write_adapter(
+    state: Path, out: Path, *, base: Path, base_name: str, revision: str | None, passages: ComparisonTexts
+) -> Verified:
+    """Write the adapter of a checkpoint to `out` in peft's format, and verify it on `passages`.
 
     Its configuration names `base_name` as the base: a directory, or a hub name with a `revision`. Raise
     `UsageError` if `base` is another model, `RunError` if the written adapter differs.
     """
     adapter = state / ADAPTER_DIRECTORY
     check_adapter_base(adapter, str(base))
-    reference = _adapter_reference(base, adapter)
+    reference = _adapter_reference(base, adapter, passages)
     try:
         list(list_regular_files(adapter))
     except NotRegularFileError as error:
@@ -115,12 +137,18 @@ def is_adapter_checkpoint(state: Path) -> bool:
 
 
 class _Reference:
-    """Next-token distributions of a checkpoint's model."""
+    """Next-token distributions of a checkpoint's model on passages."""
 
-    def __init__(self, model: _Distributions, config: Any) -> None:
-        count = min(_COMPARED, config.max_position_embeddings)
-        self._token_ids = [i * config.vocab_size // count for i in range(count)]
-        self._expected = model(self._token_ids)
+    def __init__(
+        self, model: _Distributions, tokenizer: Path, passages: ComparisonTexts, config: Any
+    ) -> None:
+        context = min(_CONTEXT, config.max_position_embeddings)
+        token_ids = [ids[-context:] for ids in _token_ids(passages, tokenizer) if ids]
+        self._source = passages.source if token_ids else "arbitrary token ids (the run has no texts)"
+        self._passages = token_ids or [
+            [i * config.vocab_size // _COMPARED for i in range(_COMPARED)][-context:]
+        ]
+        self._expected = [model(ids) for ids in self._passages]
 
     def verify(self, model: Any, directory: Path) -> Verified:
         """Compare with a transformers model that was written to `directory`, and load its tokenizer.
@@ -129,22 +157,40 @@ class _Reference:
         """
         AutoTokenizer.from_pretrained(directory)
         stored = _stored_dtype(directory)
-        exported, expected = _model_distributions(model)(self._token_ids), self._expected
-        found = float((expected.exp() * (expected - exported)).sum(-1).double().mean())
-        divergence = max(0.0, found) if found == found else found  # rounding may make it negative
+        exported = _model_distributions(model)
+        total, tokens = 0.0, 0
+        for ids, expected in zip(self._passages, self._expected, strict=True):
+            total += float((expected.exp() * (expected - exported(ids))).sum(-1).double().sum())
+            tokens += len(expected)
+        divergence = max(0.0, total / tokens) if total == total else total  # rounding may make it negative
         limit = _ROUNDING_FLOAT32 if stored == "float32" else _ROUNDING_HALF
         if not divergence <= limit:  # written so that NaN is rejected too
             raise RunError(
                 f"the exported model differs from the checkpoint: KL divergence {divergence:.2g} nats a "
-                f"token; rounding to {stored} explains at most {limit:g}; nothing was kept",
+                f"token on {tokens} tokens of {self._source}; rounding to {stored} explains at most "
+                f"{limit:g}; nothing was kept",
                 code="BK-CHECKPOINT",
             )
-        return Verified(dtype=stored, divergence=divergence)
+        return Verified(dtype=stored, divergence=divergence, tokens=tokens, source=self._source)
 
 
-def _adapter_reference(base: Path, adapter: Path) -> _Reference:
+def _token_ids(passages: ComparisonTexts, tokenizer: Path) -> list[list[int]]:
+    """Return the token ids of the passages. Skip those that the chat template rejects."""
+    encode = AutoTokenizer.from_pretrained(tokenizer).encode
+    token_ids = [encode(text, add_special_tokens=False) for text in passages.texts[:_PASSAGES]]
+    if passages.chats:
+        try:
+            chat_format = ChatFormat(str(tokenizer))
+            for chat in passages.chats[:_PASSAGES]:
+                token_ids += [sample.token_ids.tolist() for sample in chat_format.samples(chat)[-1:]]
+        except UsageError:
+            return token_ids
+    return token_ids
+
+
+def _adapter_reference(base: Path, adapter: Path, passages: ComparisonTexts) -> _Reference:
     model = _load_adapted_model(base, adapter)
-    return _Reference(_model_distributions(model), model.config)
+    return _Reference(_model_distributions(model), adapter, passages, model.config)
 
 
 def _load_adapted_model(base: Path, adapter: Path) -> Any:
@@ -157,7 +203,7 @@ def _load_adapted_model(base: Path, adapter: Path) -> Any:
 def _policy_distributions(policy: PolicyNetwork) -> _Distributions:
     @torch.no_grad()
     def distributions(ids: Sequence[int]) -> Tensor:
-        hidden = policy.hidden_states(torch.tensor(ids, device=policy.device), [len(ids)])
+        hidden = policy.hidden_states(torch.tensor(ids, device=policy.device), [len(ids)])[-_COMPARED:]
         return (hidden @ policy.head_weight.to(hidden.dtype).T).float().log_softmax(-1)
 
     policy.model.eval()
@@ -167,7 +213,7 @@ def _policy_distributions(policy: PolicyNetwork) -> _Distributions:
 def _model_distributions(model: Any) -> _Distributions:
     @torch.no_grad()
     def distributions(ids: Sequence[int]) -> Tensor:
-        return model(torch.tensor([list(ids)])).logits[0].float().log_softmax(-1)
+        return model(torch.tensor([list(ids)]), logits_to_keep=_COMPARED).logits[0].float().log_softmax(-1)
 
     model.eval()
     return distributions
