@@ -140,21 +140,14 @@ def evaluate(
     request = EvalRequest(
         env_id=env_id,
         args=args,
-        variables=(),
         model=str(model),
-        base_url=None,
-        api_key_var="OPENAI_API_KEY",
         split=split if dataset is None else evaluation_split(split),
         examples=examples,
         rollouts=rollouts,
         sampling=ChatSampling(temperature=temperature, top_p=None, max_tokens=max_tokens, seed=seed),
         seed=seed,
         max_concurrent=max_concurrent,
-        timeout=600.0,
-        retries=1,
-        pass_reward=1.0,
         output_dir=_new_folder(arguments.name) if output_dir is None else Path(output_dir),
-        resume=False,
     )
     CALLER_ENVIRONMENTS.extend([environment] if environment is not None else [])
     try:

@@ -42,6 +42,8 @@ def compare_runs(
 
 
 def _comparison_lines(comparison: RunComparison) -> Iterator[str]:
+    from buckeye.analysis.comparison.compare import step_range_text
+
     yield from (comparison.verdict.sentence, "", f"A  {comparison.a}", f"B  {comparison.b}", "")
     yield from _difference_table("settings", comparison.settings)
     for name, changes in comparison.changes.items():
@@ -51,8 +53,9 @@ def _comparison_lines(comparison: RunComparison) -> Iterator[str]:
     yield from _difference_table("versions", comparison.versions)
     yield from _difference_table("machines", comparison.machines)
     yield from _task_lines(comparison)
-    yield from _evaluation_table(comparison)
-    yield from _reward_table(comparison)
+    versions = [(f"version {row.version}", row) for row in comparison.evaluations]
+    yield from _figure_table("evaluation", versions)
+    yield from _figure_table("reward by step", [(step_range_text(part), part) for part in comparison.parts])
     yield from (f"not compared: {reason}" for reason in comparison.unreadable)
 
 
@@ -78,26 +81,15 @@ def _task_lines(comparison: RunComparison) -> Iterator[str]:
         yield f"{kind}: {tasks.a} in A, {tasks.b} in B, {tasks.shared} in both{changed}"
 
 
-def _evaluation_table(comparison: RunComparison) -> Iterator[str]:
+def _figure_table(title: str, figures: Sequence[tuple[str, Any]]) -> Iterator[str]:
     from buckeye.analysis.comparison.compare import shown
 
-    if comparison.evaluations:
+    if figures:
         rows = [
-            (f"  version {row.version}", shown(row.a), shown(row.b), shown(row.difference, sign=True))
-            for row in comparison.evaluations
+            (f"  {name}", shown(figure.a), shown(figure.b), shown(figure.difference, sign=True))
+            for name, figure in figures
         ]
-        yield "\n" + align_columns([("evaluation", "A", "B", "B - A"), *rows])
-
-
-def _reward_table(comparison: RunComparison) -> Iterator[str]:
-    from buckeye.analysis.comparison.compare import shown, step_range_text
-
-    if comparison.parts:
-        rows = [
-            (f"  {step_range_text(part)}", shown(part.a), shown(part.b), shown(part.difference, sign=True))
-            for part in comparison.parts
-        ]
-        yield "\n" + align_columns([("reward by step", "A", "B", "B - A"), *rows])
+        yield "\n" + align_columns([(title, "A", "B", "B - A"), *rows])
 
 
 COMMANDS = {"rl compare": compare_runs}

@@ -22,7 +22,6 @@ from buckeye.cli.dry_run import describe_run, leave_no_files, print_problems, ru
 from buckeye.cli.env_image import push_if_needed
 from buckeye.cli.remote import show_remote, start_remote
 from buckeye.cli.run_parts import (
-    FoundParts,
     PartSearch,
     StarterWrittenError,
     ask_machine,
@@ -35,7 +34,6 @@ from buckeye.cli.run_parts import (
 from buckeye.config.load import load_settings
 from buckeye.config.rl import RLConfig
 from buckeye.config.settings import Layer, Location, Settings
-from buckeye.dataset.environment import NAME as DATASET
 from buckeye.envs.registry import CALLER
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.launch.preflight.devices import parse_gpu_spec
@@ -57,7 +55,6 @@ from buckeye.setup.recipe.environment import (
     dataset_environment,
     loaded_environment,
     mcp_environment,
-    parse_environment,
 )
 from buckeye.setup.recipe.flags import TrainArgs, TrainFlags
 from buckeye.setup.recipe.model import model_facts, refuse_hosted
@@ -83,7 +80,7 @@ def run_composed(args: TrainArgs, start: Start) -> int:
 def _compose_and_run(args: TrainArgs, flags: TrainFlags, start: Start) -> int:
     found = find_parts()
     if flags.model is not None:
-        refuse_hosted(flags.model, _environment_args(flags, found))
+        refuse_hosted(flags.model)
     machine = _find_machine(flags)  # raises before any prompt or search if the machine is impossible
     search = PartSearch(
         flags=flags, found=found, is_interactive=can_prompt(yes=flags.yes, as_json=flags.as_json)
@@ -125,20 +122,6 @@ def _find_environment(search: PartSearch) -> RunEnvironment:
         refuse_prompts(flags.dataset)
     config = find_config(search)
     return mcp_environment(config, find_dataset(search, config))
-
-
-def _environment_args(flags: TrainFlags, found: FoundParts) -> list[str]:
-    """Return the args of `buckeye eval` for the environment of a run."""
-    if flags.env is not None:
-        env_id, args = parse_environment(flags.env)
-    elif flags.reward:
-        env_id, args = DATASET, {"path": flags.dataset, "reward": flags.reward}
-    else:
-        dataset = flags.dataset or next(iter(found.datasets), "tasks.json")
-        config = flags.config or next(iter(found.configs), Path("configs/my-env.yaml"))
-        env_id, args = MCP, {"dataset": dataset, "config_path": str(config)}
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in args.items()}
-    return [env_id, *(word for name, text in texts.items() for word in ("--arg", f"{name}={text}"))]
 
 
 def _find_machine(flags: TrainFlags) -> TrainingMachine:

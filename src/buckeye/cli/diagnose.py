@@ -8,16 +8,12 @@ from typing import Annotated
 import typer
 
 from buckeye import runs
+from buckeye.cli.env_options import RunArgument
 from buckeye.run_files.known_runs import find_run
 
 
 def diagnose_run(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN", help="Run directory, name or id. Default: ./outputs, or the newest run."
-        ),
-    ] = None,
+    run: RunArgument = None,
     step: Annotated[
         int | None, typer.Option(min=0, help="Diagnose the run as it was after this step.")
     ] = None,

@@ -1,4 +1,4 @@
-"""Options and tables that the commands on environments share."""
+"""Arguments, options and tables that several commands share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print rows on stdout, under a header, in aligned columns."""
     print(align_columns([header, *rows]))
 
+
+RunArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="Run directory, name or id. Default: ./outputs, or the newest run."),
+]
+"""An existing run that may be left out."""
 
 VariablesOption = Annotated[
     list[str] | None,

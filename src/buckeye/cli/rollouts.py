@@ -18,6 +18,7 @@ from buckeye import runs
 from buckeye.analysis.rollout_export.export import Format, export_rollouts, unreadable_in
 from buckeye.base.columns import align_columns, counted
 from buckeye.base.json_lines import printable
+from buckeye.cli.env_options import RunArgument
 from buckeye.errors import BuckeyeError, UsageError
 from buckeye.monitor.metrics import StepMetrics, read_run_metrics
 from buckeye.monitor.rollouts import (
@@ -72,12 +73,7 @@ class RolloutFilter:
 
 
 def rollouts(
-    run: Annotated[
-        _OptionalText,
-        typer.Argument(
-            metavar="RUN", help="Run directory, name or id. Default: ./outputs, or the newest run."
-        ),
-    ] = None,
+    run: RunArgument = None,
     step: Annotated[int | None, typer.Option(min=0, help="Step, as in the log. Default: the newest.")] = None,
     group: Annotated[int | None, typer.Option(min=0, help="List the rollouts of this group.")] = None,
     rollout: Annotated[

@@ -18,6 +18,7 @@ import typer
 from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.base.json_lines import printable
+from buckeye.cli.env_options import RunArgument
 from buckeye.cli.run_texts import (
     cleaning_table,
     event_line,
@@ -38,10 +39,6 @@ from buckeye.runs.stop import continuation, stop_run
 
 _FOLLOW_SECONDS = 0.3
 
-_Run = Annotated[
-    str | None,
-    typer.Argument(metavar="RUN", help="Run directory, name or id. Default: ./outputs, or the newest run."),
-]
 _NamedRun = Annotated[str, typer.Argument(metavar="RUN", help="Run directory, name or id.")]
 _Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -64,7 +61,7 @@ def list_runs(as_json: _Json = False) -> None:
 
 
 def status(
-    run: _Run = None,
+    run: RunArgument = None,
     as_json: _Json = False,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh until the run ends.")] = False,
     interval: Annotated[float, typer.Option(min=0.2, help="Seconds between refreshes.")] = 2.0,
@@ -85,7 +82,7 @@ def status(
 
 
 def logs(
-    run: _Run = None,
+    run: RunArgument = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the log, across resumes.")] = False,
     process: Annotated[
         str | None,

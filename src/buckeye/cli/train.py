@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from buckeye.base.distribution import need
@@ -16,7 +15,6 @@ from buckeye.errors import UsageError
 from buckeye.launch.preflight.check import Check
 from buckeye.setup.recipe.flags import parse_train_args
 
-Start = Callable[[RLConfig, list[str]], int]
 _HINT = "Fix these; `buckeye rl doctor` with the same configuration shows all checks"
 
 
@@ -48,11 +46,6 @@ def rl(argv: list[str]) -> int:
             show=lambda: show_remote(file, config, flags, resume=resume),
             start=lambda: start_remote(file, flags, resume=resume),
         )
-    return start_or_show(config, settings, as_json=as_json)
-
-
-def start_or_show(config: RLConfig, settings: list[str], *, as_json: bool = False) -> int:
-    """Start a run on this machine, or show it. `settings` are the args that it was loaded from."""
     program = ["rl"] if Path(sys.argv[0]).name == "rl" else ["buckeye", "rl"]
     command = [*program, *settings]
     return run_or_show(

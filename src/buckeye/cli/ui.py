@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from buckeye.base.disk import is_disk_full
+from buckeye.cli.env_options import RunArgument
 from buckeye.cli.errors import write_error
 from buckeye.errors import UsageError
 
@@ -39,12 +40,7 @@ def ui(
 
 
 def report(
-    run: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="RUN", help="Run directory, name or id. Default: ./outputs, or the newest run."
-        ),
-    ] = None,
+    run: RunArgument = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", metavar="FILE.html", help=f"Default: {_FILE} in the run directory."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final
@@ -104,9 +105,9 @@ class Settings:
             for path in self._below(at):
                 del self.locations[path]
         if at:
-            _assign(self._parent(at), at[-1], _copy(value))
+            _assign(self._parent(at), at[-1], deepcopy(value))
         else:
-            self.values = _copy(value)
+            self.values = deepcopy(value)
         self.locations.update({at + path: location for path, location in locations.items()})
 
     def _parent(self, path: KeyPath) -> Any:
@@ -157,9 +158,3 @@ def _assign(parent: Any, key: str | int, value: Any) -> None:
         parent.append(value)
     else:
         parent[key] = value
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    return [_copy(item) for item in value] if isinstance(value, list) else value

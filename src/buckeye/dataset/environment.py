@@ -128,13 +128,14 @@ class WeightedReward:
 class DatasetEnvironment:
     """Environment that asks each prompt once and grades the reply by rewards."""
 
+    _group_size = 1
+    """Replies that a reward needs in one call."""
+
     def __init__(
         self, name: str, splits: Mapping[str, Sequence[Task]], rewards: Sequence[WeightedReward]
     ) -> None:
         self.name = name
         self._splits = splits
-        self._group_size = 1
-        """Replies that a reward needs in one call."""
         self._rewards = rewards
 
     @property
@@ -210,11 +211,7 @@ class GroupDatasetEnvironment(DatasetEnvironment):
     A pending outcome carries its reply as JSON, so that no state remains of a group that is dropped.
     """
 
-    def __init__(
-        self, name: str, splits: Mapping[str, Sequence[Task]], rewards: Sequence[WeightedReward]
-    ) -> None:
-        super().__init__(name, splits, rewards)
-        self._group_size = 2
+    _group_size = 2
 
     async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
         """Call the policy once, and leave its reply pending."""

@@ -17,6 +17,7 @@ from typing import Any
 from buckeye.base.columns import counted
 from buckeye.base.disk import human_bytes
 from buckeye.base.distribution import need
+from buckeye.config.config_files import read_text
 from buckeye.config.problems import closest, suggestion
 from buckeye.errors import UsageError
 from buckeye.mcp.tasks.dataset import find_taskset
@@ -166,7 +167,7 @@ def _read_file(path: Path) -> dict[str | None, list[Row]]:
         )
     if path.suffix == ".parquet":
         return {None: list(_parquet_rows(path))}
-    text = _read_text(path)
+    text = read_text(str(path))
     if not text.strip():
         raise UsageError(f"{path} is empty", code="BK-DATA-FORMAT", hint="add rows with prompts")
     if path.suffix in (".csv", ".tsv"):
@@ -174,17 +175,6 @@ def _read_file(path: Path) -> dict[str | None, list[Row]]:
     if path.suffix == ".json" and not _is_json_lines(text):
         return _json_rows(text, path)
     return {None: _json_lines_rows(text, path)}
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = error.object[: error.start].count(b"\n") + 1
-        raise row_error("the file is not UTF-8 text", f"{path}:{line}", "save the file as UTF-8") from None
-    except OSError as error:
-        code = "BK-FILE-PERMISSION" if isinstance(error, PermissionError) else "BK-FILE-UNREADABLE"
-        raise UsageError(f"cannot read {path}: {error.strerror}", code=code) from None
 
 
 def _is_json_lines(text: str) -> bool:

@@ -47,21 +47,21 @@ class EvalRequest:
 
     env_id: str
     args: Mapping[str, Any]
-    variables: Sequence[str]
+    variables: Sequence[str] = ()
     model: str
-    base_url: str | None
-    api_key_var: str
+    base_url: str | None = None
+    api_key_var: str = "OPENAI_API_KEY"
     split: str | None
     examples: int | None
     rollouts: int
     sampling: ChatSampling
     seed: int
     max_concurrent: int
-    timeout: float
-    retries: int
-    pass_reward: float
+    timeout: float = 600.0
+    retries: int = 1
+    pass_reward: float = 1.0
     output_dir: Path
-    resume: bool
+    resume: bool = False
     progress: Callable[[int, int], None] = field(compare=False, default=lambda done, total: None)
     on_retry: Callable[[str], None] = field(compare=False, default=lambda text: None)
 

@@ -157,13 +157,13 @@ def test_model_facts_reads_the_size_from_the_name(name, parameters, guessed):
 @pytest.mark.parametrize("name", ["gpt-4o-mini", "openai/o3", "claude-sonnet-4-5", "google/gemini-2.5-pro"])
 def test_models_without_public_weights_are_refused(name, refusal):
     with refusal(UsageError):
-        refuse_hosted(name, ["mcp", "--arg", "dataset=my tasks.json", "--arg", "config_path=configs/e.yaml"])
+        refuse_hosted(name)
 
 
 def test_models_whose_weights_are_published_are_not_refused():
     published = ("openai/gpt-oss-20b", "gpt2", "EleutherAI/gpt-j-6b", "google/gemma-3-1b-it")
     for name in (*published, *(name for name, _ in SUGGESTED)):
-        refuse_hosted(name, ["mcp"])
+        refuse_hosted(name)
 
 
 def test_none_is_written_as_text(tmp_path):

@@ -11,7 +11,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
@@ -25,27 +24,13 @@ from buckeye.transport.checkpoint import list_checkpoints
 ENVIRONMENT = "harleycooper/dakota1890"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
 class DemoPaths:
-    """Paths of the files and folders of the demonstration."""
+    """Paths of the files and folders of the demonstration in the folder `root`."""
 
-    root: Path
-
-    @property
-    def base(self) -> Path:
-        return self.root / "base"
-
-    @property
-    def chats(self) -> Path:
-        return self.root / "demonstrations.jsonl"
-
-    @property
-    def sft(self) -> Path:
-        return self.root / "sft"
-
-    @property
-    def rl(self) -> Path:
-        return self.root / "rl"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.base, self.sft, self.rl, self.model = root / "base", root / "sft", root / "rl", root / "model"
+        self.chats = root / "demonstrations.jsonl"
 
     def evals(self, name: str) -> Path:
         return self.root / f"evals-{name}"
@@ -61,10 +46,6 @@ class DemoPaths:
     def figures(self, name: str) -> Path:
         """Return the file with the figures, which exists after a complete evaluation."""
         return self.evals(name) / "figures.json"
-
-    @property
-    def model(self) -> Path:
-        return self.root / "model"
 
 
 def config_file(name: str) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,25 +33,19 @@ SUGGESTED = (
 """Public models that the embedded engine supports, with the hardware they suit."""
 
 
-def refuse_hosted(model: str, environment: Sequence[str]) -> None:
-    """Raise UsageError if only a service has the weights of `model`.
-
-    The hint has the command that evaluates it. `environment` has the args of this command that name the
-    environment.
-    """
+def refuse_hosted(model: str) -> None:
+    """Raise UsageError, with the command that evaluates it, if only a service has the weights of `model`."""
     service = next((service for service in _SERVICES if re.match(service[1], model, re.I)), None)
     if service is None:
         return
     name, _, base_url, key = service
-    argv = ["buckeye", "eval", environment[0], "--model", model.rpartition("/")[2]]
-    argv += ["--base-url", base_url, *([] if name == "OpenAI" else ["--api-key-var", key])]
-    argv += environment[1:]
+    key_flag = "" if name == "OpenAI" else f" --api-key-var {key}"
     raise UsageError(
         f"--model {model}: cannot be trained, because {name} does not publish its weights",
         code="BK-MODEL-UNSUPPORTED",
         hint="Use a model with public weights, such as --model Qwen/Qwen3-0.6B.\n"
-        f"To evaluate this one on these tasks (with {key} set):\n"
-        f"  {shlex.join(argv)}",
+        f"To evaluate this one (with {key} set):\n"
+        f"  buckeye eval ENV --model {shlex.quote(model.rpartition('/')[2])} --base-url {base_url}{key_flag}",
     )
 
 
