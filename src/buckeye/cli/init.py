@@ -101,7 +101,10 @@ def write_and_try_config(prepared: PreparedConfig, *, try_all: bool) -> TrialRes
         raise write_error(path, error, hint="Name another file with -o") from None
     typer.echo(summary_text(prepared.generated, path, prepared.files))
     result = try_config(prepared, load_gym_config(path), try_all=try_all)
-    typer.echo(trials_text(result, prepared.source.display_name))
+    without_failed = prepared.command_without({trial.action for trial in result.failed})
+    if without_failed and try_all:
+        without_failed = (*without_failed, "--try-all")
+    typer.echo(trials_text(result, prepared.source.display_name, without_failed))
     return result
 
 

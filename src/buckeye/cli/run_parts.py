@@ -125,6 +125,13 @@ def _create_config(search: PartSearch) -> Path:
                 hint = "Write it, or name another one with --config"
                 raise UsageError(f"{prepared.path} was not written", code="BK-CLI-MISSING", hint=hint)
         result = write_and_try_config(prepared, try_all=False)
+        failed = {trial.action for trial in result.failed}
+        can_continue = bool(prepared.command_without(failed)) and search.is_interactive
+        if failed and can_continue and confirm(f"Continue without {', '.join(sorted(failed))}?"):
+            actions = prepared.generated.plan.actions
+            tools = [action.tool.name for action in actions if action.name in failed]
+            prepared = prepare_config(env, command=command, exclude=tools, force=True)
+            result = write_and_try_config(prepared, try_all=False)
         if not result.passed:
             hint = f"Check {prepared.path}, then run `buckeye rl` again"
             raise UsageError("the scripted rollout failed", code="BK-ENV-FAILED", hint=hint)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -295,16 +296,22 @@ def test_trial_distinguishes_worked_refused_failed_and_not_tried(init):
     assert Path("configs/tool_server.yaml").exists()
 
 
-def test_failure_of_a_crashing_tool_names_the_flag_that_excludes_it(init, wording):
-    code, printed = init(tools=[tool("click"), tool("crash"), EVALUATE])
+def test_printed_command_excludes_a_crashing_tool(init, wording, tmp_path):
+    code, printed = init("--exclude", "wave", tools=[tool("click"), tool("crash"), tool("wave"), EVALUATE])
     assert code == 1
-    assert printed[printed.index("Failed: ") :] == wording
-    code, printed = init("--exclude", "crash", "--force", tools=[tool("click"), tool("crash"), EVALUATE])
+    *said, command = printed.splitlines()
+    assert (
+        "\n".join(said[said.index(next(line for line in said if line.startswith("Failed: "))) :]) == wording
+    )
+    argv = shlex.split(command)
+    assert argv[:3] == ["buckeye", "rl", "init"]
+    assert argv[-5:] == ["--exclude", "wave", "--exclude", "crash", "--force"]
+    code, printed = init(*argv[3:])
     assert (code, endings(printed)) == (0, {"click": "worked"})
 
 
-def test_run_writes_a_configuration_if_the_user_confirms(init, monkeypatch, tmp_path):
-    init("--dry-run", tools=[tool("click"), EVALUATE])
+def test_run_continues_without_a_crashing_tool(init, monkeypatch, tmp_path):
+    init("--dry-run", tools=[tool("click"), tool("crash"), EVALUATE])
     questions = []
     monkeypatch.setattr(
         run_parts, "prompt_for_text", lambda text: f"{sys.executable} {tmp_path / 'tool_server.py'}"
@@ -313,8 +320,14 @@ def test_run_writes_a_configuration_if_the_user_confirms(init, monkeypatch, tmp_
     search = run_parts.PartSearch(flags=TrainFlags(), found=run_parts.find_parts(), is_interactive=True)
     config = load_gym_config(run_parts.find_config(search))
     assert set(config.actions) == {"click", "done"}
-    assert len(questions) == 1
+    assert len(questions) == 2
     assert run_parts._first_task("p", config)["grade"] == [{"calls": {"tool": "click"}}]
+
+
+def test_no_command_is_printed_if_all_tools_crash(init):
+    code, printed = init(tools=[tool("crash"), EVALUATE])
+    assert code == 1
+    assert "--exclude" not in printed
 
 
 def test_result_that_reports_an_error_is_refused(init):

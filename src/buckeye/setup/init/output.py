@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from buckeye.base.columns import counted
@@ -26,8 +27,8 @@ def summary_text(generated: GeneratedConfig, path: Path, files: Path | None) -> 
     return "\n".join(lines)
 
 
-def trials_text(result: TrialResult, environment: str) -> str:
-    """Return the result of the scripted rollout."""
+def trials_text(result: TrialResult, environment: str, without_failed: Sequence[str] = ()) -> str:
+    """Return the result of the scripted rollout; `without_failed` is the command without failed actions."""
     lines = [f"Scripted rollout on {environment}"]
     width = max((len(trial.action) for trial in result.trials), default=0)
     for trial in result.trials:
@@ -41,7 +42,7 @@ def trials_text(result: TrialResult, environment: str) -> str:
     if result.passed:
         lines.append("Passed: the calls reached the tools, and done() ended the rollout.")
     else:
-        lines.append(f"Failed: {_failure_text(result)}")
+        lines.append(f"Failed: {_failure_text(result, without_failed)}")
     return "\n".join(lines)
 
 
@@ -51,15 +52,16 @@ def next_step_text(path: Path, tasks: Path | None) -> str:
     return f"Next: train on tasks from a JSON file or a dataset (`buckeye hf`)\n  {shlex.join(train)}"
 
 
-def _failure_text(result: TrialResult) -> str:
+def _failure_text(result: TrialResult, without_failed: Sequence[str]) -> str:
     if result.problem:
         return f"{result.problem}\nThe configuration was written. Check the environment."
     if result.failed:
         calls = "\n".join(f"  {trial.call or trial.action}: {trial.message}" for trial in result.failed)
-        return (
-            f"{counted(len(result.failed), 'call')} did not succeed\n{calls}\nThe configuration was written. "
-            "Fix the server, or leave a tool out with --exclude TOOL, then retry with --force."
-        )
+        text = f"{counted(len(result.failed), 'call')} did not succeed\n{calls}\n"
+        text += "The configuration was written. Fix the server, then retry with --force."
+        if without_failed:
+            text += f"\nTo continue without the failed actions:\n  {shlex.join(without_failed)}"
+        return text
     if all(trial.ending == "not tried" for trial in result.trials):
         return "no action was tried. Check the lines marked CHECK in the file, or add --include TOOL."
     if result.stop_reason != "done":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,8 @@ _FETCHERS = ("npx", "uvx", "uv", "pipx", "bunx", "pnpm", "yarn", "deno")
 class PreparedConfig:
     """A generated configuration that is not yet written, and its inputs.
 
-    `path` is the file to write, and `files` the folder for copies of the user's files.
+    `path` is the file to write, and `files` the folder for copies of the user's files. `argv` is the command
+    that generates the configuration again.
     """
 
     generated: GeneratedConfig
@@ -47,6 +48,16 @@ class PreparedConfig:
     files: Path | None
     tasks: Sequence[McpTask]
     task_file: Path | None
+    argv: Sequence[str]
+
+    def command_without(self, actions: Collection[str]) -> tuple[str, ...]:
+        """Return the command that leaves out these actions; () if no actions would be left."""
+        planned = self.generated.plan.actions
+        tools = [action.tool.name for action in planned if action.name in actions]
+        if len(tools) == len(planned):
+            return ()
+        flags = [arg for tool in tools for arg in ("--exclude", tool)]
+        return (*self.argv, *flags, "--force")
 
 
 def prepare_config(
@@ -64,6 +75,7 @@ def prepare_config(
 
     Raises UsageError. An existing output file is reported before anything is started.
     """
+    argv = _command_line(env, command, headers or {}, output, tasks, include, exclude)
     if env is None and command is None and tasks is not None:
         task_list = read_tasks(tasks)
         source = source_of_tasks(task_list)
@@ -86,7 +98,25 @@ def prepare_config(
         files=files,
         tasks=task_list,
         task_file=tasks,
+        argv=argv,
     )
+
+
+def _command_line(
+    env: str | None,
+    command: str | None,
+    headers: Mapping[str, str],
+    output: Path | None,
+    tasks: Path | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+) -> tuple[str, ...]:
+    """Return the command line with these arguments."""
+    options = [("--command", command), ("--output", output), ("--dataset", tasks)]
+    options += [("--header", f"{name}={value}") for name, value in headers.items()]
+    options += [("--include", tool) for tool in include] + [("--exclude", tool) for tool in exclude]
+    flags = [arg for flag, value in options if value is not None for arg in (flag, str(value))]
+    return ("buckeye", "rl", "init", *([env] if env is not None else []), *flags)
 
 
 def read_tasks(file: Path) -> list[McpTask]:
