@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -130,7 +131,7 @@ def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -
             code="BK-RUN-NO-DATA",
             hint=f"choose one of the steps {first} to {last}",
         )
-    facts = DiagnosisFacts(opened) if step is None else DiagnosisFacts(opened, step)
+    facts = DiagnosisFacts(opened, sys.maxsize if step is None else step)
     links, failed = examine(facts)
     notes = list[str]()
     if tests:
@@ -153,17 +154,8 @@ def _failure(facts: DiagnosisFacts) -> Finding | None:
     went_on = any(step.number > facts.until for step in facts.run.steps)
     if not ends or ends[-1]["event"] != "failure" or went_on:
         return None
-    return facts.finding(
-        "failed",
-        "The run ended with an error",
-        " ".join(str(ends[-1].get("cause") or "no cause is recorded").split()),
-        "fix it, then resume with `buckeye rl resume`",
-        evidence=[
-            ("its last output", facts.command("logs")),
-            ("its events", facts.command("logs", "--events")),
-        ],
-        confidence="sure",
-    )
+    cause = " ".join(str(ends[-1].get("cause") or "no cause is recorded").split())
+    return facts.finding("failed", "the run ended with an error", cause=cause, confidence="sure")
 
 
 def report_findings(run: Path) -> None:
