@@ -24,7 +24,6 @@ from buckeye.analysis.diagnosis.half_group_training import (
     train_on_half,
 )
 from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms
-from buckeye.analysis.diagnosis.templates import load_tokenizer_file
 from buckeye.analysis.replay.retrain import masked_logprobs, measure_policy_changes
 from buckeye.base.storage import step_directory
 from buckeye.config.load import load_config
@@ -75,7 +74,7 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding]:
     model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.model
     if model is None or not facts.batches:
         raise LookupError("no model was found, or no batch was kept")
-    tokenizer, policy = load_tokenizer_file(model), _load(model)
+    policy = _load(model)
     vocabulary = int(policy.model.config.vocab_size)
     samples = [
         sample
@@ -91,12 +90,11 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding]:
         raise LookupError("too few tokens of prompts were kept")
     spread = [step.value("orchestrator/batch/with_spread") or 0.0 for step in facts.batch_steps]
     rewards_differ = float(np.mean(spread[:_FIRST_STEPS] or [0.0])) > 1 / 3
-    size = tokenizer.get_vocab_size() if tokenizer is not None else 0
     if mean_interval(values)[1] < -math.log(vocabulary) - _BELOW_CHANCE_NATS and not facts.has_risen:
         yield facts.finding(
             "wrong_tokenizer",
             f"the model gives the prompts a lower log-prob ({values.mean():.1f} nats a token) than chance "
-            f"({-math.log(vocabulary):.1f}); tokenizer of {size} tokens, vocabulary of {vocabulary}",
+            f"({-math.log(vocabulary):.1f})",
             facts.batches[0].batch.step,
             confidence="possible" if rewards_differ else "likely",
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,6 +23,7 @@ from buckeye.monitor.learning_findings import Outcome, findings, outcome_of
 from buckeye.monitor.metrics import StepMetrics
 from buckeye.runs import Run
 from buckeye.runs.trained_step import TrainedStep
+from buckeye.transport.batches import Sample
 
 _MOST_STEPS = 14
 """Maximum number of kept batches with tokens to inspect: the first, the last, and some between."""
@@ -34,6 +36,9 @@ _EVALUATED = "split = 'eval' AND reward IS NOT NULL AND step <= {until}"
 RECENT = 10
 """Number of the last steps that describe the present state of a run."""
 
+Place = tuple[int, int, int]
+"""Step, group and number of a rollout."""
+
 Result = Finding | str | None
 """Result of a check: a finding; or the measured quantity with its reference range; or None if the run has not
 recorded enough to measure it.
@@ -45,7 +50,7 @@ class DiagnosisFacts:
     """Data of a run up to step `until`, for the checks."""
 
     run: Run
-    until: int
+    until: int = sys.maxsize
 
     @cached_property
     def steps(self) -> list[StepMetrics]:
@@ -121,6 +126,21 @@ class DiagnosisFacts:
             places = np.linspace(0, len(kept) - 1, _MOST_STEPS - 4).round().astype(int)
             kept = sorted({*kept[:2], *kept[-2:], *(kept[place] for place in places)})
         return [found for step in kept if (found := self.run.trained(step)) is not None]
+
+    def samples(
+        self, columns: str, batches: Sequence[TrainedStep] | None = None
+    ) -> Iterator[tuple[Place, Sample, tuple[Any, ...]]]:
+        """Yield the samples of batches (default: `batches`) with their places, and columns of the index."""
+        for kept in self.batches if batches is None else batches:
+            rows = self.query(
+                f"SELECT grp, number, {columns} FROM rollouts "  # noqa: S608  constant
+                "WHERE {trained} AND dropped IS NULL AND step = ?",
+                kept.batch.step,
+            )
+            known = {row[:2]: row[2:] for row in rows}
+            for sample, origin in zip(kept.batch.samples, kept.origins, strict=False):
+                if origin[:2] in known:
+                    yield (kept.batch.step, *origin[:2]), sample, known[origin[:2]]
 
     @cached_property
     def tokens(self) -> TokenFacts:

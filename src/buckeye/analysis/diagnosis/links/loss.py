@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Place, Result
 from buckeye.analysis.diagnosis.statistics import mean_interval, rms, share_interval, slope_interval
 
 _MIN_TOKENS = 40
@@ -79,23 +80,12 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Result:
 
 def misplaced_advantages(facts: DiagnosisFacts) -> Result:
     """Find samples whose advantage differs from the advantage of their rollout."""
-    wrong, count = list[tuple[int, int, int]](), 0
-    for batch in facts.batches:
-        computed = {
-            (group, number): advantage
-            for group, number, advantage in facts.query(
-                "SELECT grp, number, advantage FROM rollouts WHERE {trained} AND dropped IS NULL "
-                "AND turns = 1 AND step = ?",
-                batch.batch.step,
-            )
-        }
-        for sample, (group, number, _, _) in zip(batch.batch.samples, batch.origins, strict=False):
-            expected = computed.get((group, number))
-            if expected is None or not sample.loss_mask.any():
-                continue
+    wrong, count = list[Place](), 0
+    for place, sample, (advantage, turns) in facts.samples("advantage, turns"):
+        if advantage is not None and turns == 1 and sample.loss_mask.any():
             count += 1
-            if abs(float(sample.advantages[sample.loss_mask].mean()) - expected) > 1e-4 * (1 + abs(expected)):
-                wrong.append((batch.batch.step, group, number))
+            apart = abs(float(sample.advantages[sample.loss_mask].mean()) - advantage)
+            wrong += [place] if apart > 1e-4 * (1 + abs(advantage)) else []
     return facts.share_finding(
         "advantages_misplaced",
         wrong,
@@ -110,26 +100,21 @@ def misplaced_advantages(facts: DiagnosisFacts) -> Result:
 
 def untrained_tokens(facts: DiagnosisFacts) -> Result:
     """Find sampled tokens that are missing in the loss mask: the end of replies, or many of them."""
-    known = {
-        tuple(place): (tokens, turns)
-        for *place, tokens, turns in facts.query(
-            "SELECT step, grp, number, completion_tokens, turns FROM rollouts WHERE {trained} "
-            "AND dropped IS NULL AND truncated = 0 AND cut = 0"
-        )
-    }
-    trained = dict[tuple[int, int, int], int]()
-    for batch in facts.batches:
-        for sample, (group, number, _, _) in zip(batch.batch.samples, batch.origins, strict=False):
-            place = (batch.batch.step, group, number)
-            trained[place] = trained.get(place, 0) + int(sample.loss_mask.sum())
-    ended = [place for place, count in trained.items() if count and place in known]
-    without_end = [place for place in ended if known[place][0] - trained[place] == known[place][1]]
+    sampled, trained, turns_of = dict[Place, int](), Counter[Place](), dict[Place, int]()
+    for place, sample, (tokens, turns, is_incomplete) in facts.samples(
+        "completion_tokens, turns, truncated OR cut"
+    ):
+        if not is_incomplete:
+            sampled[place], turns_of[place] = tokens, turns
+            trained[place] += int(sample.loss_mask.sum())
+    ended = [place for place, count in trained.items() if count]
+    without_end = [place for place in ended if sampled[place] - trained[place] == turns_of[place]]
     if len(ended) < 10:
         return None
     if share_interval(len(without_end), len(ended))[0] >= 0.7:
         seen = f"in {len(without_end)} of {len(ended)} complete replies, one token per turn is not trained"
         return facts.finding("end_not_trained", seen, *without_end[0], confidence="sure")
-    share = sum(trained[place] for place in ended) / max(1, sum(known[place][0] for place in ended))
+    share = sum(trained[place] for place in ended) / max(1, sum(sampled[place] for place in ended))
     measured = f"{share:.0%} of the sampled tokens of complete replies are trained (at least 70 %)"
     if share < 0.7:
         return facts.finding("tokens_not_trained", measured, facts.batches[-1].batch.step)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
+from tokenizers import Tokenizer
+
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.prompts import prompt_tokens
-from buckeye.analysis.diagnosis.templates import decode_tokens, generation_header
+from buckeye.inference.render.template_files import read_template
 from buckeye.monitor.learning_findings import RANDOM_LOGPROB
 from buckeye.monitor.verdicts import NEARLY_ALL
 
@@ -37,36 +41,37 @@ def no_assistant_header(facts: DiagnosisFacts) -> Result:
     """Find prompts without the assistant header of the chat template."""
     if facts.model is None or not facts.batches or facts.is_mask_misplaced:
         return None
-    header, last, without, count = generation_header(facts.model), facts.batches[-1], [], 0
-    if not header or not header.strip():
+    try:
+        template = read_template(facts.model)
+        tokenizer = Tokenizer.from_file(str(facts.model / "tokenizer.json"))
+    except Exception:  # the library raises no narrower class
         return None
+    header = (template.header or "").strip() if template is not None else ""
+    if not header:
+        return None
+    last = facts.batches[-1]
     places = [origin[:2] for origin in last.origins] or [(0, 0)] * len(last.batch.samples)
-    for sample, place in zip(last.batch.samples[:_SAMPLES], places, strict=False):
-        text = decode_tokens(facts.model, prompt_tokens(sample)) if sample.loss_mask.any() else None
-        if text is not None:
-            count += 1
-            without += [] if text.rstrip().endswith(header.strip()) else [(last.batch.step, *place)]
-    what = f"prompts without the header of a reply ({header.strip()!r})"
+    known = [at for at, sample in enumerate(last.batch.samples[:_SAMPLES]) if sample.loss_mask.any()]
+    prompts = [prompt_tokens(last.batch.samples[at]).tolist() for at in known]
+    texts = tokenizer.decode_batch(prompts, skip_special_tokens=False)
+    without = [
+        (last.batch.step, *places[at])
+        for at, text in zip(known, texts, strict=True)
+        if not text.rstrip().endswith(header)
+    ]
+    what = f"prompts without the header of a reply ({header!r})"
     return facts.share_finding(
-        "no_assistant_header", without, count, what, most=0.3, least=3, confidence="sure"
+        "no_assistant_header", without, len(known), what, most=0.3, least=3, confidence="sure"
     )
 
 
 def prompts_lost(facts: DiagnosisFacts) -> Result:
     """Find prompts that differ as messages, but are equal as tokens."""
-    by_tokens = dict[bytes, set[int]]()
-    for batch in facts.batches:
-        asked = {
-            (group, number): prompt
-            for group, number, prompt in facts.query(
-                "SELECT grp, number, prompt FROM rollouts WHERE split = 'train' AND step = ? AND retried = 0 "
-                "AND dropped IS NULL AND prompt IS NOT NULL",
-                batch.batch.step,
-            )
-        }
-        for sample, (group, number, segment, _) in zip(batch.batch.samples, batch.origins, strict=False):
-            if segment == 0 and sample.loss_mask.any() and (group, number) in asked:
-                by_tokens.setdefault(prompt_tokens(sample).tobytes(), set()).add(asked[group, number])
+    by_tokens, known = defaultdict[bytes, set[int]](set), set[tuple[int, ...]]()
+    for place, sample, (prompt,) in facts.samples("prompt"):
+        if place not in known and prompt is not None and sample.loss_mask.any():
+            by_tokens[prompt_tokens(sample).tobytes()].add(prompt)
+        known.add(place)
     prompts = set[int]().union(*by_tokens.values())
     lost = set[int]().union(*(equal for equal in by_tokens.values() if len(equal) > 1))
     if facts.is_mask_misplaced:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Result
-from buckeye.analysis.diagnosis.prompts import reply_features
-from buckeye.analysis.diagnosis.statistics import cross_validated_fit, is_below, share_interval
+from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Place, Result
+from buckeye.analysis.diagnosis.prompts import token_features
+from buckeye.analysis.diagnosis.statistics import centered, cross_validated_fit, is_below, share_interval
 from buckeye.monitor.finding import Finding
 
 _EQUAL = 1e-6
@@ -35,28 +35,21 @@ def neighbor_reward(facts: DiagnosisFacts) -> Result:
     neighbors: in the group, and in the order in which rollouts ended. Groups of one fold are predicted from
     the others.
     """
-    names, features = reply_features(facts)
-    known = {
-        (step, group, number): (reward, ended or 0.0)
-        for step in {name[0] for name in names}
-        for group, number, reward, ended in facts.query(
-            "SELECT grp, number, reward, ended FROM rollouts "
-            "WHERE {trained} AND dropped IS NULL AND step = ?",
-            step,
-        )
-    }
+    found = dict[Place, tuple[npt.NDArray[np.float64], float, float]]()
+    for place, sample, (reward, at) in facts.samples("reward, coalesce(ended, 0.0)"):
+        if place not in found:
+            found[place] = (token_features(sample.token_ids[sample.loss_mask]), reward, at)
     groups = defaultdict[tuple[int, int], list[int]](list)
-    for row, name in enumerate(names):
-        if name in known:
-            groups[name[:2]].append(row)
+    for row, (step, group, _) in enumerate(found):
+        groups[step, group].append(row)
     members = [np.array(rows) for rows in groups.values() if len(rows) > 1][-_MAX_GROUPS:]
     if len(members) < _MIN_GROUPS:
         return None
     order = np.concatenate(members)
-    rewards, ended = np.array([known.get(name, (math.nan, 0.0)) for name in names]).T
-    centered = np.concatenate([rewards[rows] - rewards[rows].mean() for rows in members])
+    features, rewards, ended = (np.array(column) for column in zip(*found.values(), strict=True))
+    relative = np.concatenate([rewards[rows] - rewards[rows].mean() for rows in members])
     folds = np.concatenate([np.full(len(rows), at % _FOLDS) for at, rows in enumerate(members)])
-    if centered.std() < _EQUAL:
+    if relative.std() < _EQUAL:
         return None
     by_time = order[np.argsort(ended[order], kind="stable")]
     neighbors = {
@@ -67,14 +60,14 @@ def neighbor_reward(facts: DiagnosisFacts) -> Result:
 
     def fit(rows: npt.NDArray[np.int64]) -> float:
         chosen = features[rows[order]]
-        return cross_validated_fit(chosen - chosen.mean(0), centered, folds)
+        return cross_validated_fit(chosen - chosen.mean(0), relative, folds)
 
-    own = fit(np.arange(len(names)))
+    own = fit(np.arange(len(found)))
     which, best = max(((which, fit(rows)) for which, rows in neighbors.items()), key=lambda item: item[1])
     measured = f"rewards correlate {own:.2f} with their own replies, {best:.2f} with a neighbor's"
     if best < 0.3 or best < own + 8 / math.sqrt(len(order)):
         return measured
-    return facts.finding("neighbor_reward", f"{measured}: {which}", *names[order[-1]][:2])
+    return facts.finding("neighbor_reward", f"{measured}: {which}", *list(found)[order[-1]])
 
 
 def _shift(rings: Sequence[npt.NDArray[np.int64]], places: int) -> npt.NDArray[np.int64]:
@@ -178,9 +171,7 @@ def _only_negative(facts: DiagnosisFacts) -> Finding | None:
 
 def _correlation_in_groups(rows: npt.NDArray[np.float64]) -> float | None:
     """Return the correlation of the first two columns, centered by the third; None if one is constant."""
-    _, places = np.unique(rows[:, 2], return_inverse=True)
-    counts = np.bincount(places)
-    first, second = (column - (np.bincount(places, column) / counts)[places] for column in rows[:, :2].T)
+    first, second = (centered(column, rows[:, 2]) for column in rows[:, :2].T)
     if len(rows) < 40 or min(first.std(), second.std()) < _EQUAL:
         return None
     return float(np.corrcoef(first, second)[0, 1])

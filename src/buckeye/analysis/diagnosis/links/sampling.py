@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from buckeye.analysis.diagnosis.links.model import HIGH_TEMPERATURE, LOW_TEMPERA
 from buckeye.analysis.diagnosis.statistics import is_below, rms, share_interval, slope_interval
 from buckeye.monitor.learning_findings import RANDOM_LOGPROB
 from buckeye.monitor.verdicts import NEARLY_ALL
+from buckeye.transport.batches import Sample
 
 _ENOUGH = 40
 """Minimum number of tokens for a finding."""
@@ -23,17 +25,15 @@ def equal_seeds(facts: DiagnosisFacts) -> Result:
     """Find groups with identical rollouts that are too unlikely under the policy."""
     alike = surprising = groups = step = 0
     nats = 0.0
-    for batch in facts.batches:
-        members: dict[int, list[int]] = {}
-        for number, origin in enumerate(batch.origins):
-            members.setdefault(origin[0], []).append(number)
-        for found in members.values():
-            first, *others = (batch.batch.samples[number] for number in found)
-            groups += bool(others)
-            if others and all(np.array_equal(first.token_ids, other.token_ids) for other in others):
-                chance = len(others) * float(first.logprobs[first.loss_mask].sum())
-                alike, nats, step = alike + 1, nats - chance, batch.batch.step
-                surprising += chance < -math.log(100)
+    members = defaultdict[tuple[int, int], list[Sample]](list)
+    for (number, group, _), sample, _ in facts.samples("task"):
+        members[number, group].append(sample)
+    for (number, _), (first, *others) in members.items():
+        groups += bool(others)
+        if others and all(np.array_equal(first.token_ids, other.token_ids) for other in others):
+            chance = len(others) * float(first.logprobs[first.loss_mask].sum())
+            alike, nats, step = alike + 1, nats - chance, number
+            surprising += chance < -math.log(100)
     if not groups:
         return None
     measured = f"{alike} of {groups} groups identical"

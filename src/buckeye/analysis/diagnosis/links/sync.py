@@ -16,14 +16,14 @@ def weights_do_not_arrive(facts: DiagnosisFacts) -> Result:
 
     The trainer's log-probs of these tokens moved. The sampler's did not, not as much, or not on all engines.
     """
-    change = facts.tokens.changes
+    sampler, trainer, sample = facts.tokens.changes
     first = facts.tokens.initial_logprob_gap()
     if len(first) >= _ENOUGH and rms(first) > 3 * facts.rounding_tolerance:
         return None  # they already disagree on the initial weights
-    clear = np.abs(change.trainer) > max(10 * facts.measured_tolerance, 0.01)
+    clear = np.abs(trainer) > max(10 * facts.measured_tolerance, 0.01)
     if clear.sum() < 10:
         return None
-    sampler, trainer, sample = change.sampler[clear], change.trainer[clear], change.sample[clear]
+    sampler, trainer, sample = sampler[clear], trainer[clear], sample[clear]
     tolerance = np.maximum(facts.measured_tolerance, 0.02 * np.abs(trainer))
     stale, exact = np.abs(sampler) <= tolerance, np.abs(sampler - trainer) <= tolerance
     measured = f"{exact.mean():.0%} of {len(exact)} recurring tokens moved as in the trainer"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Result
-from buckeye.analysis.diagnosis.prompts import prompt_features
+from buckeye.analysis.diagnosis.prompts import prompt_tokens, token_features
 from buckeye.analysis.diagnosis.statistics import explained_by_window, is_below, share_interval
+from buckeye.transport.batches import Sample
 
 _EQUAL = 1e-6
 _MOST_DRIFT = 0.15
@@ -80,7 +81,11 @@ def drift(facts: DiagnosisFacts) -> Result:
     The measured quantity is the adjusted R^2 of the prompts' features on the batches. In a random order it is
     0 on average. It is compared with shuffled orders.
     """
-    steps, features = prompt_features(facts)
+    first = dict[tuple[int, int], Sample]()
+    for (step, group, _), sample, _ in facts.samples("task"):
+        first.setdefault((step, group), sample)
+    steps = [step for step, _ in first]
+    features = np.array([token_features(prompt_tokens(sample)) for sample in first.values()])
     if len(steps) < _MIN_GROUPS or len(set(steps)) < 4:
         return None
     share, is_significant = explained_by_window(np.array(steps), features)

@@ -127,12 +127,12 @@ def _moves(facts: DiagnosisFacts) -> tuple[float, str] | None:
     recorded = list(facts.values("trainer/update/logprob_change").values())
     if len(recorded) >= 3:
         return float(np.mean(recorded)), "measured after updates"
-    change = facts.tokens.changes
+    _, moved, _ = facts.tokens.changes
     steps = facts.last - facts.batch_steps[0].number if facts.batch_steps else 0
-    if len(change) < _ENOUGH or steps < 1:
+    if len(moved) < _ENOUGH or steps < 1:
         return None
-    high = float(np.sqrt(max(0.0, mean_interval(np.square(change.trainer), 3.0)[1])))
-    return (high / steps if high <= 0.05 else 1.0), f"{len(change)} recurring tokens"
+    high = float(np.sqrt(max(0.0, mean_interval(np.square(moved), 3.0)[1])))
+    return (high / steps if high <= 0.05 else 1.0), f"{len(moved)} recurring tokens"
 
 
 def learning_rate_too_high(facts: DiagnosisFacts) -> Result:
