@@ -40,16 +40,10 @@ CHAIN: Mapping[str, Sequence[Check]] = {
 """Checks by link. Learning needs every link, in this order."""
 
 METRIC_FINDINGS = {
-    "no_siblings": "sampling",
-    "truncated": "sampling",
-    "biased": "environment",
-    "biased_failures": "environment",
-    "constant_reward": "reward",
-    "none_solved": "reward",
-    "no_spread": "reward",
-    "all_solved": "reward",
-    "collapsed": "update",
-    "endless": "update",
+    **dict.fromkeys(("no_siblings", "truncated"), "sampling"),
+    **dict.fromkeys(("biased", "biased_failures"), "environment"),
+    **dict.fromkeys(("constant_reward", "none_solved", "no_spread", "all_solved"), "reward"),
+    **dict.fromkeys(("collapsed", "endless"), "update"),
     "moved_too_far": "outcome",
 }
 """Link of each finding from the metrics."""

@@ -64,7 +64,7 @@ class KeptBatch:
 
     def sums(self, values: Sequence[float]) -> Values:
         """Return the sum per rollout, f64[R], of one value per sample."""
-        return np.bincount(self.rollout, np.asarray(values, float), minlength=len(self.group))
+        return np.bincount(self.rollout, values, minlength=len(self.group)).astype(float)
 
     @cached_property
     def members(self) -> Sequence[npt.NDArray[np.int64]]:

@@ -23,15 +23,12 @@ def failing_rollouts(facts: DiagnosisFacts) -> Result:
     )
     failed = [row for row in rows if row[0]]
     common = Counter(error for _, error, _ in failed if error).most_common(1)
+    what = "".join(
+        ["recent rollouts have no reward", *(f"; most often: {error[:200]}" for error, _ in common)]
+    )
+    places = [(step,) for _, _, step in failed]
     return facts.share_finding(
-        "rollouts_fail",
-        [(step,) for _, _, step in failed],
-        len(rows),
-        "".join(["recent rollouts have no reward", *(f"; most often: {error[:200]}" for error, _ in common)]),
-        most=0.1,
-        least=30,
-        errors=SURE,
-        confidence="sure",
+        "rollouts_fail", places, len(rows), what, most=0.1, least=30, errors=SURE, confidence="sure"
     )
 
 

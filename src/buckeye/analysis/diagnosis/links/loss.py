@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Place, Result
-from buckeye.analysis.diagnosis.statistics import mean_interval, rms, share_interval, slope_interval
+from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms, share_interval, slope_interval
 
 _MIN_TOKENS = 40
-_MIN_SAMPLES = 20
+_MIN_PAIRS = 20
 LORA_ALPHA = "trainer.model.experimental.lora.alpha"
 
 
@@ -57,7 +57,7 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Result:
     )
     wrong = [(step, group) for step, group, reward, advantage in rows if reward * advantage < -1e-12]
     equal = [(step, group) for step, group, _, advantage in rows if abs(advantage) < 1e-12]
-    if len(rows) < _MIN_SAMPLES:
+    if len(rows) < _MIN_PAIRS:
         return None
     if share_interval(len(equal), len(rows))[0] > 0.5:
         seen = f"in {len(equal)} of {len(rows)} pairs of rollouts, different rewards have the same advantage"
@@ -86,39 +86,29 @@ def misplaced_advantages(facts: DiagnosisFacts) -> Result:
             count += 1
             apart = abs(float(sample.advantages[sample.loss_mask].mean()) - advantage)
             wrong += [place] if apart > 1e-4 * (1 + abs(advantage)) else []
+    what = "samples have an advantage that differs from that of their rollout"
     return facts.share_finding(
-        "advantages_misplaced",
-        wrong,
-        count,
-        "samples have an advantage that differs from that of their rollout",
-        most=0.05,
-        least=_MIN_SAMPLES,
-        errors=4.0,
-        confidence="sure",
+        "advantages_misplaced", wrong, count, what, most=0.05, least=20, errors=SURE, confidence="sure"
     )
 
 
 def untrained_tokens(facts: DiagnosisFacts) -> Result:
     """Find sampled tokens that are missing in the loss mask: the end of replies, or many of them."""
-    sampled, trained, turns_of = dict[Place, int](), Counter[Place](), dict[Place, int]()
-    for place, sample, (tokens, turns, is_incomplete) in facts.samples(
-        "completion_tokens, turns, truncated OR cut"
-    ):
+    sampled, trained = dict[Place, tuple[int, int]](), Counter[Place]()
+    for place, sample, (is_incomplete, *row) in facts.samples("truncated OR cut, completion_tokens, turns"):
         if not is_incomplete:
-            sampled[place], turns_of[place] = tokens, turns
+            sampled[place] = (row[0], row[1])
             trained[place] += int(sample.loss_mask.sum())
     ended = [place for place, count in trained.items() if count]
-    without_end = [place for place in ended if sampled[place] - trained[place] == turns_of[place]]
+    without_end = [place for place in ended if sampled[place][0] - trained[place] == sampled[place][1]]
     if len(ended) < 10:
         return None
     if share_interval(len(without_end), len(ended))[0] >= 0.7:
         seen = f"in {len(without_end)} of {len(ended)} complete replies, one token per turn is not trained"
         return facts.finding("end_not_trained", seen, *without_end[0], confidence="sure")
-    share = sum(trained[place] for place in ended) / max(1, sum(sampled[place] for place in ended))
+    share = sum(trained[place] for place in ended) / max(1, sum(sampled[place][0] for place in ended))
     measured = f"{share:.0%} of the sampled tokens of complete replies are trained (at least 70 %)"
-    if share < 0.7:
-        return facts.finding("tokens_not_trained", measured, facts.batches[-1].batch.step)
-    return measured
+    return measured if share >= 0.7 else facts.finding("tokens_not_trained", measured, ended[-1][0])
 
 
 def kl_of_the_wrong_sign(facts: DiagnosisFacts) -> Result:

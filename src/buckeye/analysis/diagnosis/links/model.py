@@ -76,14 +76,9 @@ def prompts_lost(facts: DiagnosisFacts) -> Result:
     lost = set[int]().union(*(equal for equal in by_tokens.values() if len(equal) > 1))
     if facts.is_mask_misplaced:
         return None
+    places, what = [(facts.last,)] * len(lost), "prompts have the same tokens as another"
     return facts.share_finding(
-        "prompts_lost",
-        [(facts.batches[-1].batch.step,)] * len(lost),
-        len(prompts),
-        "prompts have the same tokens as another",
-        most=0.3,
-        least=4,
-        confidence="sure",
+        "prompts_lost", places, len(prompts), what, most=0.3, least=4, confidence="sure"
     )
 
 

@@ -44,27 +44,25 @@ def equal_seeds(facts: DiagnosisFacts) -> Result:
     )
 
 
-def temperature_too_low(facts: DiagnosisFacts) -> Result:
-    """Find groups whose rollouts are identical from the start, at a low temperature."""
-    alike = facts.early_mean("orchestrator/batch/alike")
-    temperature = facts.run.setting("orchestrator.sampling.temperature")
+def temperature(facts: DiagnosisFacts) -> Result:
+    """Find first replies that are random at a high temperature, or identical at a low one."""
+    logprob, alike = (facts.early_mean(f"orchestrator/{name}") for name in ("logprob/mean", "batch/alike"))
+    setting = facts.run.setting("orchestrator.sampling.temperature") or 1.0
+    if (
+        logprob is not None
+        and logprob <= RANDOM_LOGPROB
+        and setting >= HIGH_TEMPERATURE
+        and not facts.has_risen
+    ):
+        seen = f"the first replies have {logprob:.2f} nats a token, at a temperature of {setting:g}"
+        return facts.finding("temperature_too_high", seen, facts.batch_steps[0].number, until=facts.early)
     if alike is None:
         return None
     measured = f"at first {alike:.0%} of the groups had identical rollouts"
-    if temperature is None or temperature > LOW_TEMPERATURE or alike < _MOST_ALIKE:
+    if setting > LOW_TEMPERATURE or alike < _MOST_ALIKE:
         return f"{measured} (at most {_MOST_ALIKE:.0%})"
-    seen = f"{measured}, at a temperature of {temperature:g}"
+    seen = f"{measured}, at a temperature of {setting:g}"
     return facts.finding("temperature_too_low", seen, until=facts.early)
-
-
-def temperature_too_high(facts: DiagnosisFacts) -> Result:
-    """Find first replies of random tokens at a high temperature."""
-    logprob = facts.early_mean("orchestrator/logprob/mean")
-    temperature = facts.run.setting("orchestrator.sampling.temperature") or 0.0
-    if logprob is None or logprob > RANDOM_LOGPROB or temperature < HIGH_TEMPERATURE or facts.has_risen:
-        return None
-    seen = f"the first replies have {logprob:.2f} nats a token, at a temperature of {temperature:g}"
-    return facts.finding("temperature_too_high", seen, facts.batch_steps[0].number, until=facts.early)
 
 
 def truncated_replies(facts: DiagnosisFacts) -> Result:
@@ -134,8 +132,7 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Result:
 
 CHECKS = (
     equal_seeds,
-    temperature_too_low,
-    temperature_too_high,
+    temperature,
     truncated_replies,
     rounded_logprobs,
     mismatch_from_the_start,

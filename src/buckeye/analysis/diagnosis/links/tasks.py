@@ -122,27 +122,25 @@ def answer_in_prompt(facts: DiagnosisFacts) -> Result:
 
 def evaluated_on_train(facts: DiagnosisFacts) -> Result:
     """Find evaluation prompts that are also training prompts."""
+    query = (
+        "SELECT prompt, max(step), task FROM rollouts WHERE split = ? AND retried = 0 "
+        "AND prompt IS NOT NULL AND step <= {until} GROUP BY prompt"
+    )
     trained, evaluated = (
-        {
-            prompt: (step, task)
-            for prompt, step, task in facts.query(
-                "SELECT prompt, max(step), task FROM rollouts WHERE split = ? AND retried = 0 "
-                "AND prompt IS NOT NULL AND step <= {until} GROUP BY prompt",
-                split,
-            )
-        }
+        {prompt: (step, task) for prompt, step, task in facts.query(query, split)}
         for split in ("train", "eval")
     )
     both = [trained[prompt] for prompt in evaluated if prompt in trained]
+    places, task = [(step,) for step, _ in both], both[0][1] if both else ""
     return facts.share_finding(
         "evaluated_on_train",
-        [(step,) for step, _ in both],
+        places,
         len(evaluated),
         "evaluation prompts are also trained on",
         most=0.2,
         least=3,
         confidence="sure",
-        task=both[0][1] if both else "",
+        task=task,
     )
 
 
