@@ -71,7 +71,7 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding]:
     same likelihood, but learns.
     """
     named = facts.run.setting("trainer.model.name")
-    model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.model
+    model = Path(str(named)) if named and Path(str(named)).is_dir() else facts.run.tokenizer_directory
     if model is None or not facts.batches:
         raise LookupError("no model was found, or no batch was kept")
     policy = _load(model)

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import numpy as np
 from buckeye.analysis.diagnosis.statistics import rms, share_interval
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
 from buckeye.base.explanations import explanations, list_items
-from buckeye.base.storage import step_directories
 from buckeye.monitor.finding import Confidence, Evidence, Finding
 from buckeye.monitor.learning_findings import Outcome, findings, outcome_of
 from buckeye.monitor.metrics import StepMetrics
@@ -169,14 +167,6 @@ class DiagnosisFacts:
             if len(first) >= 20
             else self.rounding_tolerance
         )
-
-    @cached_property
-    def model(self) -> Path | None:
-        """Directory with the model's tokenizer: the last published weights, or the initial model."""
-        published = list(step_directories(self.run.path / "weights").values())
-        named = self.run.setting("trainer.model.name") or self.run.setting("model.name")
-        there = [*reversed(published), *([Path(named)] if named else [])]
-        return next((path for path in there if (path / "tokenizer.json").is_file()), None)
 
     def finding(
         self,

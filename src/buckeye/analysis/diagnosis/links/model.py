@@ -39,11 +39,12 @@ def first_replies(facts: DiagnosisFacts) -> Result:
 
 def no_assistant_header(facts: DiagnosisFacts) -> Result:
     """Find prompts without the assistant header of the chat template."""
-    if facts.model is None or not facts.batches or facts.is_mask_misplaced:
+    model = facts.run.tokenizer_directory
+    if model is None or not facts.batches or facts.is_mask_misplaced:
         return None
     try:
-        template = read_template(facts.model)
-        tokenizer = Tokenizer.from_file(str(facts.model / "tokenizer.json"))
+        template = read_template(model)
+        tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
     except Exception:  # the library raises no narrower class
         return None
     header = (template.header or "").strip() if template is not None else ""
