@@ -76,16 +76,11 @@ def other_tokenizer(facts: DiagnosisFacts) -> Iterator[Finding]:
         raise LookupError("no model was found, or no batch was kept")
     policy = _load(model)
     vocabulary = int(policy.model.config.vocab_size)
-    samples = [
-        sample
-        for sample in facts.batches[0].batch.samples[:_MAX_SAMPLES]
-        if sample.loss_mask.any() and sample.loss_mask.argmax() > 2
-    ]
-    positions = [np.arange(len(sample.token_ids)) for sample in samples]
-    prompts = [
-        (at > 0) & (at < sample.loss_mask.argmax()) for sample, at in zip(samples, positions, strict=True)
-    ]
-    values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples, prompts)])
+    samples = [sample for sample in facts.batches[0].batch.samples if sample.loss_mask.argmax() > 2]
+    prompts = [~np.logical_or.accumulate(sample.loss_mask) for sample in samples[:_MAX_SAMPLES]]
+    for prompt in prompts:
+        prompt[0] = False  # no log-prob
+    values = np.concatenate([np.empty(0), *masked_logprobs(policy, samples[:_MAX_SAMPLES], prompts)])
     if len(values) < _MIN_TOKENS:
         raise LookupError("too few tokens of prompts were kept")
     spread = [step.value("orchestrator/batch/with_spread") or 0.0 for step in facts.batch_steps]

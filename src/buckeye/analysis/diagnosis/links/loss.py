@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any
+from itertools import combinations, groupby, islice
+from operator import itemgetter
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from buckeye.analysis.diagnosis.statistics import SURE, mean_interval, rms, shar
 
 _MIN_TOKENS = 40
 _MIN_PAIRS = 20
+_MAX_PAIRS = 100_000
 LORA_ALPHA = "trainer.model.experimental.lora.alpha"
 
 
@@ -44,27 +45,29 @@ def shifted_logprobs(facts: DiagnosisFacts) -> Result:
 
 def advantages_against_rewards(facts: DiagnosisFacts) -> Result:
     """Find groups in which the rollout with the higher reward has the lower advantage, or the same."""
-    # CROSS and the plus make SQLite look up each rollout's group instead of joining all pairs of rollouts
     rows = facts.query(
-        "SELECT a.step, a.grp, a.shaped_reward - b.shaped_reward, a.advantage - b.advantage FROM rollouts a "
-        "CROSS JOIN rollouts b ON b.split = a.split AND b.step = +a.step AND b.grp = a.grp AND b.at > a.at "
-        "AND b.path = a.path WHERE a.split = 'train' AND a.dropped IS NULL AND b.dropped IS NULL "
-        "AND a.retried = 0 AND b.retried = 0 AND a.turns = 1 "
-        "AND b.turns = 1 AND a.step <= {until} AND a.step > ? AND abs(a.shaped_reward - b.shaped_reward) "
-        "> 1e-6 "
-        "AND a.advantage IS NOT NULL AND b.advantage IS NOT NULL LIMIT 100000",
+        "SELECT step, grp, shaped_reward, advantage FROM rollouts WHERE {trained} AND dropped IS NULL "
+        "AND turns = 1 AND shaped_reward IS NOT NULL AND advantage IS NOT NULL AND step > ? "
+        "ORDER BY step, grp",
         facts.last - 30,
     )
-    wrong = [(step, group) for step, group, reward, advantage in rows if reward * advantage < -1e-12]
-    equal = [(step, group) for step, group, _, advantage in rows if abs(advantage) < 1e-12]
-    if len(rows) < _MIN_PAIRS:
+    compared = (
+        (group, a[2] - b[2], a[3] - b[3])
+        for group, members in groupby(rows, key=itemgetter(0, 1))
+        for a, b in combinations(members, 2)
+        if abs(a[2] - b[2]) > 1e-6
+    )
+    pairs = list(islice(compared, _MAX_PAIRS))
+    wrong = [group for group, reward, advantage in pairs if reward * advantage < -1e-12]
+    equal = [group for group, _, advantage in pairs if abs(advantage) < 1e-12]
+    if len(pairs) < _MIN_PAIRS:
         return None
-    if share_interval(len(equal), len(rows))[0] > 0.5:
-        seen = f"in {len(equal)} of {len(rows)} pairs of rollouts, different rewards have the same advantage"
+    if share_interval(len(equal), len(pairs))[0] > 0.5:
+        seen = f"in {len(equal)} of {len(pairs)} pairs of rollouts, different rewards have the same advantage"
         return facts.finding("advantages_lost", seen, *equal[-1])
-    low, share = share_interval(len(wrong), len(rows))[0], len(wrong) / len(rows)
+    low, share = share_interval(len(wrong), len(pairs))[0], len(wrong) / len(pairs)
     measured = (
-        f"in {share:.0%} of {len(rows)} pairs of rollouts, the one with the higher reward has the lower "
+        f"in {share:.0%} of {len(pairs)} pairs of rollouts, the one with the higher reward has the lower "
         "advantage"
     )
     if low < 0.02:
@@ -156,18 +159,14 @@ def bounds_too_narrow(facts: DiagnosisFacts) -> Result:
     known = [abs(value) for step in trained if (value := step.value("trainer/mismatch_kl")) is not None]
     if len(shares) < 3 or not known:
         return None
-    is_narrow = _is_narrow(facts.run.setting("trainer.loss") or {})
+    loss = facts.run.setting("trainer.loss") or {}
+    ratio, clip = loss.get("mask_ratio_high"), loss.get("clip_high")
+    is_narrow = (ratio is not None and ratio < 1.01) or (clip is not None and clip < 0.01)
     measured = f"{np.median(shares):.0%} of the trained tokens outside the bounds of the loss"
     if np.median(shares) < 0.3 or not (np.median(known) <= 0.02 or is_narrow):
         return f"{measured} (at most 30 %)"
     seen = f"{measured}, at a mismatch of only {np.median(known):.2g} nats"
     return facts.finding("bounds_too_narrow", seen, confidence="sure")
-
-
-def _is_narrow(loss: Mapping[str, Any]) -> bool:
-    """Return True if the upper bound of a ratio is within 0.01 of 1."""
-    ratio, clip = loss.get("mask_ratio_high"), loss.get("clip_high")
-    return (ratio is not None and ratio < 1.01) or (clip is not None and clip < 0.01)
 
 
 def no_gradient(facts: DiagnosisFacts) -> Result:
