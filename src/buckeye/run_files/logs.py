@@ -155,7 +155,7 @@ class _LogFile:
     """Growing log of a process; `now` is the time of its last line.
 
     `<process>.stdout` has the time of day in each line, and the date follows from the attempt's start. All
-    processes share `run.log`, with dated lines, of which the launcher's are read.
+    processes share `run.log`, with dated lines. Only the launcher's lines are read from it.
     """
 
     def __init__(self, path: Path, process: str, started: float) -> None:
