@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import difflib
-import re
-from importlib import resources
 from typing import Annotated
 
 import typer
 
+from buckeye.base.explanations import explanations
 from buckeye.config.problems import did_you_mean
 from buckeye.errors import UsageError
-
-_HEADING = re.compile(r"^## (.+)$", re.M)
-_PART = re.compile(r"^# .+", re.M)
 
 
 def explain(
@@ -36,14 +32,6 @@ def explain(
         hint = did_you_mean(near).strip() or "`buckeye explain` lists all"
         raise UsageError(f"no error code or finding is named {code!r}", code="BK-CLI-ARGUMENT", hint=hint)
     typer.echo(f"{names[wanted]}\n\n{known[names[wanted]]}")
-
-
-def explanations() -> dict[str, str]:
-    """Return the text about each error code and each finding, in the order of the file."""
-    text = resources.files("buckeye").joinpath("explanations.md").read_text(encoding="utf-8")
-    pieces = _HEADING.split(text)[1:]
-    sections = zip(pieces[::2], pieces[1::2], strict=True)
-    return {name: _PART.split(body)[0].strip() for name, body in sections}
 
 
 COMMANDS = {"explain": explain}

@@ -61,12 +61,12 @@ def report(
     if out is not None and out.exists():
         raise UsageError(f"--out {out}: the file exists", code="BK-FILE-EXISTS", hint="Name another file")
     try:
-        exported = export(OpenRun(opened.path.absolute().name, opened.path), path)
+        groups, total = export(OpenRun(opened.path.absolute().name, opened.path), path)
     except OSError as error:
         if is_disk_full(error):
             raise
         raise write_error(path, error, hint="Name another file with -o") from None
-    typer.echo(f"{path}: contains the texts of {exported.groups} of {exported.total} groups")
+    typer.echo(f"{path}: contains the texts of {groups} of {total} groups")
 
 
 COMMANDS = {"ui": ui, "rl report": report}

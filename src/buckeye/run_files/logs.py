@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from buckeye.run_files.directory import LOG_FOLDER, RUN_FILE, attempt_logs, earl
 
 LAUNCHER = "rl"
 
-_CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d) ")
+_CLOCK = re.compile(r"([01]\d|2[0-3]):([0-5]\d):([0-5]\d) ")
 _DATED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \[([^\]]+)\] (.*)")
 _HALF_A_DAY = timedelta(hours=12)
 _VISIBLE_LINES = 60  # the screen shows a part of them
@@ -86,7 +85,7 @@ def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[lis
     starts = attempt_starts(output_dir)
     started = int(starts[max(starts)])
     launcher = _launcher_log(output_dir, starts[max(starts)])
-    open_files: dict[Path, _Source] = {}
+    open_files: dict[Path, _LogFile] = {}
     while True:
         present = {path.resolve() for path in sorted((output_dir / LOG_FOLDER).glob("*.stdout"))}
         new = sorted(present - set(open_files))
@@ -94,8 +93,8 @@ def follow_logs(output_dir: Path, *, process: str | None = None) -> Iterator[lis
             starts = attempt_starts(output_dir)
         for path in new:
             with suppress(FileNotFoundError):  # not created yet, or deleted
-                open_files[path] = _ProcessLog(path, _start_of(path, starts))
-        sources = [launcher, *open_files.values()] if launcher is not None else list(open_files.values())
+                open_files[path] = _LogFile(path, path.stem, _start_of(path, starts))
+        sources = [*launcher, *open_files.values()]
         lines = [line for source in sources for line in source.new(whole=True) if line.time >= started]
         yield _in_order(lines, process)
         open_files = {path: source for path, source in open_files.items() if path in present}
@@ -123,7 +122,7 @@ def _start_of(path: Path, starts: Mapping[int, float]) -> float:
     return starts.get(int(number) if number.isdigit() else -1, starts[max(starts)])
 
 
-def _sources(output_dir: Path, starts: Mapping[int, float], chosen: int) -> list[_Source]:
+def _sources(output_dir: Path, starts: Mapping[int, float], chosen: int) -> list[_LogFile]:
     """Return the logs of an attempt.
 
     A server that outlives its attempt keeps writing to the folder of the attempt that started it, so the
@@ -133,14 +132,13 @@ def _sources(output_dir: Path, starts: Mapping[int, float], chosen: int) -> list
     for attempt in sorted(number for number in starts if number <= chosen):
         for path in attempt_logs(output_dir, attempt).glob("*.stdout"):
             newest[path.name] = (path, starts[attempt])
-    launcher = _launcher_log(output_dir, starts[chosen])
-    processes = [_ProcessLog(path, started) for _, (path, started) in sorted(newest.items())]
-    return [launcher, *processes] if launcher is not None else [*processes]
+    processes = [_LogFile(path, path.stem, started) for _, (path, started) in sorted(newest.items())]
+    return [*_launcher_log(output_dir, starts[chosen]), *processes]
 
 
-def _launcher_log(output_dir: Path, started: float) -> _LauncherLog | None:
+def _launcher_log(output_dir: Path, started: float) -> list[_LogFile]:
     path = run_log(output_dir)
-    return _LauncherLog(path, started) if path.exists() else None
+    return [_LogFile(path, LAUNCHER, started)] if path.exists() else []
 
 
 def _matches(process: str, name: str) -> bool:
@@ -153,12 +151,18 @@ def _in_order(lines: list[LogLine], process: str | None) -> list[LogLine]:
     return sorted(selected, key=lambda line: int(line.time))
 
 
-class _Source(ABC):
-    """Growing log file of `process`; `now` is the time of its last line."""
+class _LogFile:
+    """Growing log of a process; `now` is the time of its last line.
+
+    `<process>.stdout` has the time of day in each line, and the date follows from the attempt's start. All
+    processes share `run.log`, with dated lines. Only the launcher's lines are read from it.
+    """
 
     def __init__(self, path: Path, process: str, started: float) -> None:
         self.process = process
         self.now = datetime.fromtimestamp(started)
+        self._started = self.now.replace(microsecond=0)
+        self._is_own_line = process != LAUNCHER
         self._file = path.open("rb")
         self._rest = b""
 
@@ -167,55 +171,27 @@ class _Source(ABC):
         data = self._rest + self._file.read()
         end = data.rfind(b"\n") + 1 if whole else len(data)
         self._rest = data[end:]
-        return self._lines(data[:end].decode(errors="replace").splitlines())
+        read = self._read_dated if self.process == LAUNCHER else self._read_clock
+        texts = map(read, data[:end].decode(errors="replace").splitlines())
+        return [LogLine(self.now.timestamp(), self.process, text) for text in texts if self._is_own_line]
 
-    @abstractmethod
-    def _lines(self, texts: list[str]) -> list[LogLine]:
-        """Return the log lines among these texts, with their times."""
+    def _read_clock(self, text: str) -> str:
+        """Set the time from the time of day in a line, and return the line."""
+        if match := _CLOCK.match(text):
+            hour, minute, second = map(int, match.groups())
+            time = self.now.replace(hour=hour, minute=minute, second=second, microsecond=0)
+            self.now = max(self.now, time + timedelta(days=1) if self.now - time > _HALF_A_DAY else time)
+        return text
 
-
-class _ProcessLog(_Source):
-    """Log in `<process>.stdout`. Lines have the time of day; the date follows from the attempt's start."""
-
-    def __init__(self, path: Path, started: float) -> None:
-        super().__init__(path, path.stem, started)
-
-    def _lines(self, texts: list[str]) -> list[LogLine]:
-        lines = []
-        for text in texts:
-            if match := _CLOCK.match(text):
-                hour, minute, second = map(int, match.groups())
-                self._set_clock(hour, minute, second)
-            lines.append(LogLine(self.now.timestamp(), self.process, text))
-        return lines
-
-    def _set_clock(self, hour: int, minute: int, second: int) -> None:
-        if hour > 23 or minute > 59 or second > 59:
-            return
-        time = self.now.replace(hour=hour, minute=minute, second=second, microsecond=0)
-        self.now = max(self.now, time + timedelta(days=1) if self.now - time > _HALF_A_DAY else time)
-
-
-class _LauncherLog(_Source):
-    """Launcher lines in `run.log`, which all processes share. Lines have a date."""
-
-    def __init__(self, path: Path, started: float) -> None:
-        super().__init__(path, LAUNCHER, started)
-        self._started = datetime.fromtimestamp(started).replace(microsecond=0)
-        self._is_own_line = False
-
-    def _lines(self, texts: list[str]) -> list[LogLine]:
-        lines = []
-        for text in texts:
-            if match := _DATED.match(text):
-                stamp, process, text = match.groups()
-                time = datetime.fromisoformat(stamp)
-                self._is_own_line = process == LAUNCHER and time >= self._started
-                self.now = max(self.now, time)
-                text = f"{stamp.partition(' ')[2]} {text}"
-            if self._is_own_line:
-                lines.append(LogLine(self.now.timestamp(), self.process, text))
-        return lines
+    def _read_dated(self, text: str) -> str:
+        """Set the time and the process from a dated line, and return it without its date."""
+        if match := _DATED.match(text):
+            stamp, process, text = match.groups()
+            time = datetime.fromisoformat(stamp)
+            self._is_own_line = process == LAUNCHER and time >= self._started
+            self.now = max(self.now, time)
+            text = f"{stamp.partition(' ')[2]} {text}"
+        return text
 
 
 def prune_logs(output_dir: Path, keep: int | None) -> None:

@@ -82,6 +82,14 @@ class Run:
         return self.index.execute(sql, values).fetchall()
 
     @property
+    def tokenizer_directory(self) -> Path | None:
+        """Directory with a tokenizer: the newest weights, else the initial model; None without one."""
+        named = self.setting("trainer.model.name") or self.setting("model.name")
+        published = reversed(step_directories(self.path / "weights").values())
+        folders = [*published, *([Path(named)] if isinstance(named, str) else [])]
+        return next((folder for folder in folders if (folder / "tokenizer.json").is_file()), None)
+
+    @property
     def kept_steps(self) -> list[int]:
         """Steps whose batch was kept, in order."""
         return list(step_directories(self.path / "trained"))

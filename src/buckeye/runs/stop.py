@@ -81,7 +81,13 @@ def stop_run(
         else:
             _ask(record, left)
         patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
-        _wait_until_gone(output_dir, record, _KILL_SECONDS if now else patience, tell)
+        patience = _KILL_SECONDS if now else patience
+        if titles := _wait(lambda: ", ".join(each.title for each in processes_left(record)), patience, tell):
+            raise RunError(
+                f"{output_dir} did not end within {human_duration(patience)}; still running: {titles}",
+                code="BK-RUN-STALLED",
+                hint=f"to kill them: buckeye rl stop {output_dir} --now",
+            )
     state = _settle(output_dir, "killed by `stop --now`" if now and left else None)
     return StopResult(state=state, was_running=bool(left), checkpoint_step=newest_step(output_dir))
 
@@ -94,17 +100,13 @@ def continuation(output_dir: Path, extra: Sequence[str]) -> Continuation:
     """
     record = read_record(output_dir)
     state = record.actual_state()
-    if state in ACTIVE_STATES and record.elsewhere:
-        raise UsageError(
-            f"{output_dir} is {state} on {record.host}, by its last report",
-            code="BK-RUN-ACTIVE",
-            hint=_if_it_ended(record),
-        )
     if state in ACTIVE_STATES:
+        progress = f"see its progress: buckeye rl status {output_dir}"
         raise UsageError(
-            f"{output_dir} is already {state}",
+            f"{output_dir} is already {state}"
+            + (f" on {record.host}, by its last report" if record.elsewhere else ""),
             code="BK-RUN-ACTIVE",
-            hint=f"see its progress: buckeye rl status {output_dir}",
+            hint=_if_it_ended(record) if record.elsewhere else progress,
         )
     if state == "finished" and not extra:
         raise UsageError(
@@ -141,25 +143,38 @@ def _stop_elsewhere(
         )
     request_stop(output_dir)
     patience = timeout if timeout is not None else record.stop_seconds + _AFTER_TRAINER_SECONDS
-    started, told = time.monotonic(), float("-inf")
-    while (found := read_record(output_dir)).state in ACTIVE_STATES:
-        waited, silent = time.monotonic() - started, time.time() - last_seen(output_dir)
-        if waited > patience or (timeout is None and silent > STALE_SECONDS):
-            withdraw_stop(output_dir)
-            raise RunError(
-                f"{output_dir} did not end within {human_duration(waited)}, and {record.host} has not "
-                f"reported for {human_duration(silent)}: it does not see this directory, or is down",
-                code="BK-RUN-STALLED",
-                hint=_if_it_ended(record),
-            )
-        if time.monotonic() - told > _TELL_SECONDS:
-            tell(
-                f"waiting for {record.host} to stop it ({human_duration(waited)} of at most "
-                f"{human_duration(patience)}); it is {found.state}, seen {human_duration(silent)} ago"
-            )
-            told = time.monotonic()
-        time.sleep(_POLL_SECONDS)
+
+    def pending() -> str:
+        is_silent = timeout is None and time.time() - last_seen(output_dir) > STALE_SECONDS
+        is_active = read_record(output_dir).state in ACTIVE_STATES
+        return f"{record.host} to stop it" if is_active and not is_silent else ""
+
+    _wait(pending, patience, tell)
+    found = read_record(output_dir)
+    if found.state in ACTIVE_STATES:
+        withdraw_stop(output_dir)
+        silent = human_duration(time.time() - last_seen(output_dir))
+        raise RunError(
+            f"{output_dir} did not end, and {record.host} has not reported for {silent}: it does not see "
+            "this directory, or is down",
+            code="BK-RUN-STALLED",
+            hint=_if_it_ended(record),
+        )
     return StopResult(state=found.actual_state(), was_running=True, checkpoint_step=newest_step(output_dir))
+
+
+def _wait(pending: Callable[[], str], patience: float, tell: Callable[[str], None]) -> str:
+    """Wait until `pending` returns "". Return its last text when `patience` (seconds) is over."""
+    started, told, told_at = time.monotonic(), "", 0.0
+    while what := pending():
+        waited = time.monotonic() - started
+        if waited > patience:
+            return what
+        if what != told or time.monotonic() - told_at > _TELL_SECONDS:
+            tell(f"waiting for {what} ({human_duration(waited)} of at most {human_duration(patience)})")
+            told, told_at = what, time.monotonic()
+        time.sleep(_POLL_SECONDS)
+    return ""
 
 
 def _if_it_ended(record: RunRecord) -> str:
@@ -227,27 +242,6 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
             code="BK-FILE-PERMISSION",
             hint="stop the run as that user",
         ) from None
-
-
-def _wait_until_gone(
-    output_dir: Path, record: RunRecord, patience: float, tell: Callable[[str], None]
-) -> None:
-    started = time.monotonic()
-    told = ""
-    told_at = started
-    while left := processes_left(record):
-        waited = time.monotonic() - started
-        titles = ", ".join(each.title for each in left)
-        if waited > patience:
-            raise RunError(
-                f"{output_dir} did not end within {human_duration(patience)}; still running: {titles}",
-                code="BK-RUN-STALLED",
-                hint=f"to kill them: buckeye rl stop {output_dir} --now",
-            )
-        if titles != told or time.monotonic() - told_at > _TELL_SECONDS:
-            tell(f"waiting for {titles} ({human_duration(waited)} of at most {human_duration(patience)})")
-            told, told_at = titles, time.monotonic()
-        time.sleep(_POLL_SECONDS)
 
 
 def _settle(output_dir: Path, reason: str | None) -> RunState:

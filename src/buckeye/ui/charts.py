@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import statistics
+import tomllib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -16,109 +18,9 @@ from buckeye.monitor.intervals import mean_over_tasks
 from buckeye.monitor.metrics import RECORD_KEYS, StepMetrics
 from buckeye.ui.run_catalog import OpenRun
 
-CHARTS: Mapping[str, Sequence[tuple[str, str, tuple[str, ...]]]] = {
-    "Stability": (
-        ("Entropy", "nats/token", ("trainer/entropy", "trainer/entropy_fresh")),
-        (
-            "Mismatch of sampler and trainer",
-            "KL, nats/token",
-            ("trainer/mismatch_kl", "trainer/mismatch_kl_fresh", "trainer/weights/served_kl"),
-        ),
-        (
-            "Left out of the loss",
-            "share",
-            ("trainer/masked_low", "trainer/masked_high", "trainer/clipped"),
-        ),
-        ("Gradient norm", "", ("*/grad_norm",)),
-        ("Effective sample size", "share", ("trainer/effective_sample_size",)),
-        ("Learning rate", "", ("*/lr",)),
-        ("Loss", "", ("*/loss", "validation/*")),
-    ),
-    "Rollouts": (
-        (
-            "Groups without spread",
-            "share",
-            ("orchestrator/batch/solve_none", "orchestrator/batch/solve_all", "orchestrator/batch/alike"),
-        ),
-        ("Length", "tokens", ("orchestrator/completion_len/mean", "orchestrator/completion_len/max")),
-        ("Cut off", "share", ("orchestrator/is_truncated/mean",)),
-        ("Dropped groups", "groups", ("orchestrator/groups/dropped_*",)),
-        (
-            "Not trained on",
-            "rollouts",
-            (
-                "orchestrator/rollouts/dropped",
-                "orchestrator/rollouts/failed",
-                "orchestrator/rollouts/errored",
-            ),
-        ),
-        ("Staleness", "versions", ("trainer/staleness_mean", "trainer/staleness_max")),
-        ("Components of the reward", "", ("orchestrator/metrics/*",)),
-        ("Environments", "mean reward, with dropped groups", ("orchestrator/env/*/reward/played",)),
-    ),
-    "Performance": (
-        (
-            "Idle time",
-            "share of the time",
-            ("trainer/idle_ratio", "orchestrator/sampler/idle_ratio"),
-        ),
-        (
-            "Throughput",
-            "tokens/s",
-            (
-                "orchestrator/perf/throughput",
-                "orchestrator/sampler/tokens_per_second",
-                "sft/tokens_per_second",
-            ),
-        ),
-        (
-            "A step of the trainer",
-            "s",
-            ("trainer/time/wait", "trainer/time/compute", "trainer/time/publish", "trainer/time/checkpoint"),
-        ),
-        (
-            "A step of the orchestrator",
-            "s",
-            (
-                "orchestrator/time/wait_for_rollouts",
-                "orchestrator/time/wait_for_weights",
-                "orchestrator/time/evaluate",
-                "orchestrator/time/loop_held_up",
-            ),
-        ),
-        (
-            "A rollout",
-            "s",
-            ("orchestrator/time/rollout/sampling/mean", "orchestrator/time/rollout/environment/mean"),
-        ),
-        ("Memory", "GiB", ("*/peak_memory_gib",)),
-    ),
-}
-"""Charts of the overview by section: title, unit, and metric names, where `*` matches any text."""
-
-LABELS = {
-    "trainer/entropy_fresh": "current weights",
-    "trainer/mismatch_kl": "all tokens",
-    "trainer/mismatch_kl_fresh": "current weights",
-    "trainer/weights/served_kl": "as served",
-    "trainer/masked_low": "too unlikely",
-    "trainer/masked_high": "too likely",
-    "orchestrator/batch/solve_none": "all fail",
-    "orchestrator/batch/solve_all": "all pass",
-    "orchestrator/batch/alike": "same words",
-    "orchestrator/completion_len/mean": "mean",
-    "orchestrator/completion_len/max": "longest",
-    "orchestrator/is_truncated/mean": "cut off",
-    "trainer/staleness_mean": "mean",
-    "trainer/staleness_max": "oldest",
-    "trainer/idle_ratio": "trainer",
-    "orchestrator/sampler/idle_ratio": "engines",
-    "orchestrator/perf/throughput": "whole run",
-    "orchestrator/sampler/tokens_per_second": "sampled",
-    "orchestrator/time/rollout/sampling/mean": "sampling",
-    "orchestrator/time/rollout/environment/mean": "environment",
-}
-"""Labels of chart lines whose metric names are not clear enough."""
+_CHARTS: Mapping[str, Any] = tomllib.loads(
+    resources.files("buckeye.ui").joinpath("charts.toml").read_text(encoding="utf-8")
+)
 _BEGINNINGS = re.compile(r"^[^/]+/(?:time/|metrics/|rollouts/|groups/dropped_|env/(?=.*/reward/played$))?")
 _ENDINGS = re.compile(r"/reward/played$")
 
@@ -139,32 +41,33 @@ def overview(run: OpenRun) -> dict[str, Any]:
     """Return the charts of the overview that have data, with steps, rewards and evaluations."""
     steps = run.steps
     names = names_in(steps)
-    sections = [
-        {"title": section, "charts": [chart for column in charts if (chart := _chart(steps, names, *column))]}
-        for section, charts in CHARTS.items()
-    ]
+    sections = defaultdict[str, list[dict[str, Any]]](list)
+    for described in _CHARTS["charts"]:
+        if (chart := _chart(steps, names, described)) is not None:
+            sections[described["section"]].append(chart)
     return {
         "steps": [step.number for step in steps],
         "times": [_time(step) for step in steps],
         "trained": [step.trained is not None for step in steps],
         "reward": [step.reward for step in steps],
-        "sections": [section for section in sections if section["charts"]],
+        "sections": [{"title": title, "charts": charts} for title, charts in sections.items()],
         "evaluations": list(_evaluations(run.path)),
         "names": names,
     }
 
 
 def _chart(
-    steps: Sequence[StepMetrics], names: Sequence[str], title: str, unit: str, patterns: Sequence[str]
+    steps: Sequence[StepMetrics], names: Sequence[str], described: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    wanted = [name for pattern in patterns for name in names if fnmatchcase(name, pattern)]
+    wanted = [name for pattern in described["names"] for name in names if fnmatchcase(name, pattern)]
     found = columns(steps, wanted[:_MOST_SERIES])
     if not found:
         return None
     for column in found:
         shorter = _ENDINGS.sub("", _BEGINNINGS.sub("", column["name"]))
-        column["label"] = LABELS.get(column["name"], shorter.replace("_", " "))
-    return {"title": title, "unit": unit, "series": found, "more": max(0, len(wanted) - _MOST_SERIES)}
+        column["label"] = _CHARTS["labels"].get(column["name"], shorter.replace("_", " "))
+    more = max(0, len(wanted) - _MOST_SERIES)
+    return {"title": described["title"], "unit": described["unit"], "series": found, "more": more}
 
 
 def columns(steps: Sequence[StepMetrics], names: Sequence[str]) -> list[dict[str, Any]]:

@@ -7,7 +7,6 @@ import hashlib
 import re
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -27,21 +26,16 @@ _SCRIPT = re.compile(r'<script src="([^"]+)" defer></script>\n')
 _STYLE = re.compile(r'<link rel="stylesheet" href="([^"]+)">')
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ExportedGroups:
-    """Number of groups whose texts are in the file, and the total number of groups."""
+def export(run: OpenRun, path: Path) -> tuple[int, int]:
+    """Write a run to one file. Return the number of groups whose texts are in it, and of all groups.
 
-    groups: int
-    total: int
-
-
-def export(run: OpenRun, path: Path) -> ExportedGroups:
-    """Write a run to one file. Raise `BuckeyeError` for a run without any recorded step."""
+    Raise `BuckeyeError` for a run without any recorded step.
+    """
     if not run.steps and not step_directories(run.path / "evals"):
         raise BuckeyeError(f"{run.path} has no recorded step yet", code="BK-RUN-NO-DATA")
-    answers, exported = _answers(run)
+    answers = _answers(run)
     write_file(path, page(_replaced(redact(answers, by_name=False), _shared_names(run.path))))
-    return exported
+    return answers["export"]["groups"], answers["export"]["of"]
 
 
 def _shared_names(run: Path) -> dict[str, str]:
@@ -61,7 +55,7 @@ def _replaced(value: Any, names: Mapping[str, str]) -> Any:
     return value
 
 
-def _answers(run: OpenRun) -> tuple[dict[str, Any], ExportedGroups]:
+def _answers(run: OpenRun) -> dict[str, Any]:
     """Return all answers, keyed by the address that the page requests."""
     answers: dict[str, Any] = {"runs": {"runs": [summary(run)], "only": run.name}}
     for name in _WHOLE:
@@ -79,9 +73,8 @@ def _answers(run: OpenRun) -> tuple[dict[str, Any], ExportedGroups]:
                 break
             answers |= found
             room, held = room - size, held + 1
-    exported = ExportedGroups(groups=held, total=len(groups["step"]))
-    answers["export"] = {"exported": time.time(), "groups": exported.groups, "of": exported.total}
-    return answers, exported
+    answers["export"] = {"exported": time.time(), "groups": held, "of": len(groups["step"])}
+    return answers
 
 
 def _texts(run: OpenRun, asked: Mapping[str, Any]) -> dict[str, Any]:

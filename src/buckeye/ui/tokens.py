@@ -7,7 +7,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from buckeye.base.storage import step_directories
 from buckeye.errors import UsageError
 from buckeye.runs import Run
 from buckeye.ui.rollouts import RolloutAddress
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
 _MOST_TOKENS = 40_000
 _LARGEST_TOKENIZER = 200_000_000  # bytes
 _FILE = "tokenizer.json"
+_COLUMNS = ("trained", "reason", "sampler_logprob", "trainer_logprob", "advantage", "version", "turn")
 
 
 def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
@@ -43,20 +43,8 @@ def tokens(run: OpenRun, asked: RolloutAddress) -> dict[str, Any]:
         begin, end = int(step.starts[at]), int(step.starts[at + 1])
         end, left = min(end, begin + left), left - (end - begin)
         ids = [int(token_id) for token_id in columns["token_id"][begin:end]]
-        samples.append(
-            {
-                "segment": segment,
-                "ids": ids,
-                "texts": decode(ids) if decode else None,
-                "trained": columns["trained"][begin:end].tolist(),
-                "reason": columns["reason"][begin:end].tolist(),
-                **{
-                    name: _values(columns[name], begin, end)
-                    for name in ("sampler_logprob", "trainer_logprob", "advantage", "version")
-                },
-                "turn": columns["turn"][begin:end].tolist(),
-            }
-        )
+        shown = {name: _values(columns[name], slice(begin, end)) for name in _COLUMNS}
+        samples.append({"segment": segment, "ids": ids, "texts": decode(ids) if decode else None, **shown})
         if left <= 0:
             break
     if not samples:
@@ -76,22 +64,19 @@ def _step(run: OpenRun, opened: Run, number: int) -> tuple[TrainedStep, Mapping[
     return kept
 
 
-def _values(column: Any, begin: int, end: int) -> list[Any]:
-    """Return the values of a nullable column, with None for nulls."""
-    values, absent = column
-    known = zip(values[begin:end].tolist(), absent[begin:end].tolist(), strict=True)
-    return [None if gone else value for value, gone in known]
+def _values(column: Any, rows: slice) -> list[Any]:
+    """Return the values of a column, with None for the nulls of a nullable one."""
+    if not isinstance(column, tuple):
+        return list(column[rows].tolist())
+    known = zip(column[0][rows].tolist(), column[1][rows].tolist(), strict=True)
+    return [None if is_null else value for value, is_null in known]
 
 
 def _tokenizer_file(run: Run) -> Path | None:
     """Return the tokenizer of the newest weights, else of the initial model; None without one."""
-    folders = [path for _, path in sorted(step_directories(run.path / "weights").items(), reverse=True)]
+    if run.tokenizer_directory is not None:
+        return run.tokenizer_directory / _FILE
     name = run.setting("trainer.model.name") or run.setting("model.name")
-    if isinstance(name, str):
-        folders.append(Path(name))
-    for folder in folders:
-        if (folder / _FILE).is_file():
-            return folder / _FILE
     with suppress(ImportError, ValueError, OSError):
         from huggingface_hub import try_to_load_from_cache
 

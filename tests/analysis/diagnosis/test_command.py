@@ -28,9 +28,11 @@ def test_it_says_what_why_and_what_to_do(runs):
     assert [(at, state) for at, state in enumerate(states, 1) if state == "BROKEN"] == [(6, "BROKEN")]
     head, cause, fix, evidence = broken.splitlines()
     assert head.startswith("First broken link: advantages_misplaced (sure, steps 0 to 9): ")
-    assert cause.startswith("  cause     the samples of the batch are out of order")
-    assert fix.startswith("  fix       check how groups become samples")
-    assert "buckeye rl rollouts bad --step 0 --group 0 --rollout 0 --json" in evidence
+    assert cause.startswith("  cause     advantages belong to other rollouts of the batch")
+    assert fix.startswith(
+        "  fix       return the advantages of your own function in the order of the rollouts"
+    )
+    assert "buckeye rl rollouts bad --step 0 --group 0 --json" in evidence
     good = run_here("rl", "diagnose", "good", cwd=runs)
     assert good.returncode == 0
     assert "\n\nNo broken link.\n" in good.stdout

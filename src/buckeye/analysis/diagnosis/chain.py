@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from buckeye.analysis.diagnosis.facts import DiagnosisFacts
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.links import (
     environment,
     loss,
@@ -24,10 +24,6 @@ from buckeye.monitor.finding import CONFIDENCES, Finding
 
 State = Literal["ok", "broken", "unknown"]
 
-Result = Finding | Sequence[Finding] | str | None
-"""Result of a check: findings; or the measured quantity with its reference range; or None if the run has not
-recorded enough to measure it.
-"""
 Check = Callable[[DiagnosisFacts], Result]
 
 CHAIN: Mapping[str, Sequence[Check]] = {
@@ -44,16 +40,10 @@ CHAIN: Mapping[str, Sequence[Check]] = {
 """Checks by link. Learning needs every link, in this order."""
 
 METRIC_FINDINGS = {
-    "no_siblings": "sampling",
-    "truncated": "sampling",
-    "biased": "environment",
-    "biased_failures": "environment",
-    "constant_reward": "reward",
-    "none_solved": "reward",
-    "no_spread": "reward",
-    "all_solved": "reward",
-    "collapsed": "update",
-    "endless": "update",
+    **dict.fromkeys(("no_siblings", "truncated"), "sampling"),
+    **dict.fromkeys(("biased", "biased_failures"), "environment"),
+    **dict.fromkeys(("constant_reward", "none_solved", "no_spread", "all_solved"), "reward"),
+    **dict.fromkeys(("collapsed", "endless"), "update"),
     "moved_too_far": "outcome",
 }
 """Link of each finding from the metrics."""
@@ -105,9 +95,8 @@ def examine(facts: DiagnosisFacts) -> tuple[dict[str, LinkReport], dict[str, str
                 continue
             if isinstance(result, str):
                 report.measured.append(result)
-            for finding in [result] if isinstance(result, Finding) else result or ():
-                if isinstance(finding, Finding):
-                    report.add(finding)
+            elif result is not None:
+                report.add(result)
     for finding in facts.metric_findings:
         if finding.name != "untrained":  # the link `model` measures it with the engine's mismatch
             reports[link_of(facts, finding)].add(finding)

@@ -58,20 +58,19 @@ class Diagnosis:
 
     def __str__(self) -> str:
         """Return the chain, the first broken link with cause, fix and evidence, and what follows from it."""
-        cause, rest = self.cause, [finding for finding in self.findings if finding is not self.cause]
+        cause, others = self.cause, [finding for finding in self.findings if finding is not self.cause]
         parts = [align_columns([_link_row(number, link) for number, link in enumerate(self.links, 1)])]
-        if cause is None:
-            parts.append(
-                "No broken link." if not self.failed_rules else "No broken link, but some checks failed."
-            )
-        else:
+        if cause is not None:
             parts.append(_finding_text("First broken link", cause))
-        later = [finding for finding in rest if finding.confidence != "possible"]
-        if later:
+        else:
             parts.append(
-                "\n".join(["What may follow from it:", *(f"  {_line(finding)}" for finding in later)])
+                "No broken link, but some checks failed." if self.failed_rules else "No broken link."
             )
-        parts += [_finding_text("Possible", finding) for finding in rest if finding.confidence == "possible"]
+        later = [finding for finding in others if finding.confidence != "possible"]
+        if later:
+            lines = (f"  {found.name} ({_steps(found)}): {found.seen}" for found in later)
+            parts.append("\n".join(["What may follow from it:", *lines]))
+        parts += [_finding_text("Possible", finding) for finding in others if finding not in later]
         parts += [f"not checked: {note}" for note in [*self.not_looked_at, *self.failures]]
         return printable("\n\n".join(parts))
 
@@ -101,19 +100,16 @@ def _link_row(number: int, link: LinkReport) -> tuple[str, str, str, str]:
     return f"{number}", link.name, link.state.upper() if broken is not None else link.state, said
 
 
-def _line(finding: Finding) -> str:
-    return f"{finding.name} (steps {finding.since} to {finding.until}): {finding.seen}"
+def _steps(finding: Finding) -> str:
+    is_one_step = finding.since == finding.until
+    return f"step {finding.since}" if is_one_step else f"steps {finding.since} to {finding.until}"
 
 
 def _finding_text(title: str, finding: Finding) -> str:
-    rows = [("", "cause", finding.cause), ("", "fix", finding.advice)]
-    rows += [("", "evidence", f"{evidence.fact}: {evidence.command}") for evidence in finding.evidence]
-    if not finding.evidence:
-        rows.append(("", "see", finding.command))
-    is_one_step = finding.since == finding.until
-    steps = f"step {finding.since}" if is_one_step else f"steps {finding.since} to {finding.until}"
-    head = f"{title}: {finding.name} ({finding.confidence}, {steps}): {finding.seen}"
-    return f"{head}\n{align_columns(rows)}"
+    shown = [("evidence", f"{evidence.fact}: {evidence.command}") for evidence in finding.evidence]
+    rows = [("cause", finding.cause), ("fix", finding.advice), *(shown or [("see", finding.command)])]
+    head = f"{title}: {finding.name} ({finding.confidence}, {_steps(finding)}): {finding.seen}"
+    return f"{head}\n{align_columns([('', *row) for row in rows])}"
 
 
 def diagnose(run: str | Path, *, step: int | None = None, tests: bool = False) -> Diagnosis:
@@ -153,17 +149,8 @@ def _failure(facts: DiagnosisFacts) -> Finding | None:
     went_on = any(step.number > facts.until for step in facts.run.steps)
     if not ends or ends[-1]["event"] != "failure" or went_on:
         return None
-    return facts.finding(
-        "failed",
-        "The run ended with an error",
-        " ".join(str(ends[-1].get("cause") or "no cause is recorded").split()),
-        "fix it, then resume with `buckeye rl resume`",
-        evidence=[
-            ("its last output", facts.command("logs")),
-            ("its events", facts.command("logs", "--events")),
-        ],
-        confidence="sure",
-    )
+    cause = " ".join(str(ends[-1].get("cause") or "no cause is recorded").split())
+    return facts.finding("failed", "the run ended with an error", cause=cause, confidence="sure")
 
 
 def report_findings(run: Path) -> None:

@@ -3,35 +3,44 @@
 from __future__ import annotations
 
 import math
+import re
 import shlex
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from buckeye.analysis.diagnosis.statistics import rms
+from buckeye.analysis.diagnosis.statistics import rms, share_interval
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
-from buckeye.base.storage import step_directories
+from buckeye.base.explanations import explanations, list_items
 from buckeye.monitor.finding import Confidence, Evidence, Finding
 from buckeye.monitor.learning_findings import Outcome, findings, outcome_of
 from buckeye.monitor.metrics import StepMetrics
 from buckeye.runs import Run
 from buckeye.runs.trained_step import TrainedStep
+from buckeye.transport.batches import Sample
 
 _MOST_STEPS = 14
 """Maximum number of kept batches with tokens to inspect: the first, the last, and some between."""
-_UNTIL = 2**62
 _DTYPES = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.03}
 _DTYPE_SETTINGS = ("trainer.model.compute_dtype", "trainer.weights.dtype", "inference.model.dtype")
 _EARLY = 3  # steps
 
-TRAINED = "split = 'train' AND retried = 0 AND reward IS NOT NULL AND step <= {until}"
-"""Condition of the index for rollouts with a reward."""
+_TRAINED = "split = 'train' AND retried = 0 AND reward IS NOT NULL AND step <= {until}"
+_EVALUATED = "split = 'eval' AND reward IS NOT NULL AND step <= {until}"
 RECENT = 10
 """Number of the last steps that describe the present state of a run."""
+
+Place = tuple[int, int, int]
+"""Step, group and number of a rollout."""
+
+Result = Finding | str | None
+"""Result of a check: a finding; or the measured quantity with its reference range; or None if the run has not
+recorded enough to measure it.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,7 +48,7 @@ class DiagnosisFacts:
     """Data of a run up to step `until`, for the checks."""
 
     run: Run
-    until: int = _UNTIL
+    until: int = sys.maxsize
 
     @cached_property
     def steps(self) -> list[StepMetrics]:
@@ -86,8 +95,21 @@ class DiagnosisFacts:
         return {step.number: value for step in self.steps if (value := step.value(name)) is not None}
 
     def query(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        """Return rows of the index. `{until}` in the query is replaced by the last step to include."""
+        """Return rows of the index.
+
+        In the query, `{trained}` and `{evaluated}` are conditions for rollouts with a reward, and `{until}`
+        is the last step to include.
+        """
+        sql = sql.replace("{trained}", _TRAINED).replace("{evaluated}", _EVALUATED)
         return self.run.query(sql.replace("{until}", str(self.until)), *values)
+
+    @cached_property
+    def evaluations(self) -> list[list[float]]:
+        """Rewards of each evaluation, in order."""
+        found = dict[int, list[float]]()
+        for step, reward in self.query("SELECT step, reward FROM rollouts WHERE {evaluated} ORDER BY step"):
+            found.setdefault(step, []).append(reward)
+        return list(found.values())
 
     @cached_property
     def last(self) -> int:
@@ -102,6 +124,21 @@ class DiagnosisFacts:
             places = np.linspace(0, len(kept) - 1, _MOST_STEPS - 4).round().astype(int)
             kept = sorted({*kept[:2], *kept[-2:], *(kept[place] for place in places)})
         return [found for step in kept if (found := self.run.trained(step)) is not None]
+
+    def samples(
+        self, columns: str, batches: Sequence[TrainedStep] | None = None
+    ) -> Iterator[tuple[Place, Sample, tuple[Any, ...]]]:
+        """Yield the samples of batches (default: `batches`) with their places, and columns of the index."""
+        for kept in self.batches if batches is None else batches:
+            rows = self.query(
+                f"SELECT grp, number, {columns} FROM rollouts "  # noqa: S608  constant
+                "WHERE {trained} AND dropped IS NULL AND step = ?",
+                kept.batch.step,
+            )
+            known = {row[:2]: row[2:] for row in rows}
+            for sample, origin in zip(kept.batch.samples, kept.origins, strict=False):
+                if origin[:2] in known:
+                    yield (kept.batch.step, *origin[:2]), sample, known[origin[:2]]
 
     @cached_property
     def tokens(self) -> TokenFacts:
@@ -131,50 +168,81 @@ class DiagnosisFacts:
             else self.rounding_tolerance
         )
 
-    @cached_property
-    def model(self) -> Path | None:
-        """Directory with the model's tokenizer: the last published weights, or the initial model."""
-        published = list(step_directories(self.run.path / "weights").values())
-        named = self.run.setting("trainer.model.name") or self.run.setting("model.name")
-        there = [*reversed(published), *([Path(named)] if named else [])]
-        return next((path for path in there if (path / "tokenizer.json").is_file()), None)
-
-    def command(self, command: str, *words: Any) -> str:
-        """Return a `buckeye rl` command line on this run."""
-        return shlex.join(["buckeye", "rl", command, str(self.run.path), *map(str, words)])
-
-    def rollouts(self, step: int, *words: Any) -> str:
-        """Return the command that shows the rollouts of a step."""
-        return self.command("rollouts", "--step", step, *words)
-
-    def metrics(self, *names: str) -> str:
-        """Return the command that prints the records with these metrics (regular expressions)."""
-        return shlex.join(["grep", "-E", f'"({"|".join(names)})"', str(self.run.path / "metrics.jsonl")])
-
     def finding(
         self,
         name: str,
         seen: str,
-        cause: str,
-        advice: str,
-        *,
-        evidence: Sequence[tuple[str, str]],
+        *place: int,
         confidence: Confidence = "likely",
         since: int | None = None,
         until: int | None = None,
-        **figures: float,
+        cause: str = "",
+        advice: str = "",
+        **words: str,
     ) -> Finding:
-        """Return a finding. `evidence` pairs facts with commands that show them, the strongest first."""
+        """Return a finding with cause, advice and evidence from its section in `explanations.md`.
+
+        `place` is the step (default: the last one), the group and the rollout in the commands of the
+        evidence, and `words` has other values in them. Evidence with an unknown value is left out.
+        """
         until = self.last if until is None else until
+        places = zip("NGR", place or (self.last,), strict=False)
+        values = {"RUN": shlex.quote(str(self.run.path)), **{key: str(number) for key, number in places}}
+        values |= {key.upper(): shlex.quote(word) for key, word in words.items()}
+        items = (item.removesuffix("`").partition(": `") for item in list_items(name, "Evidence"))
+        evidence = tuple(
+            Evidence(fact=_clause(fact), command=_filled(command, values))
+            for fact, _, command in items
+            if set(_BLANK.findall(command)) <= values.keys()
+        )
+        fix = _filled(" ".join(list_items(name, "What to do")), {"RUN": values["RUN"]})
         return Finding(
             name=name,
             since=min(until, (self.steps[0].number if self.steps else 0) if since is None else since),
             until=until,
-            seen=seen,
-            figures={key: value for key, value in figures.items() if math.isfinite(value)},
-            cause=cause,
-            advice=advice,
-            command=evidence[0][1],
+            seen=seen[:1].upper() + seen[1:],
+            figures={},
+            cause=cause or _clause(explanations()[name].partition("\n")[0]),
+            advice=advice or _clause(fix),
+            command=evidence[0].command,
             confidence=confidence,
-            evidence=tuple(Evidence(fact=fact, command=command) for fact, command in evidence),
+            evidence=evidence,
         )
+
+    def share_finding(
+        self,
+        name: str,
+        places: Sequence[tuple[int, ...]],
+        count: int,
+        what: str,
+        *,
+        most: float,
+        least: int,
+        errors: float = 2.0,
+        confidence: Confidence = "likely",
+        task: str = "",
+    ) -> Result:
+        """Return a finding if more than a share `most` of `count` cases are at `places`, by `errors` errors.
+
+        `what` is the rest of the sentence on these cases. None with fewer than `least` cases.
+        """
+        if count < least:
+            return None
+        seen = f"{len(places)} of {count} {what}"
+        if share_interval(len(places), count, errors)[0] < most:
+            return f"{seen} (at most {100 * most:.0f} %)"
+        return self.finding(name, seen, *places[0], confidence=confidence, task=task)
+
+
+_BLANK = re.compile(r"\b(?:RUN|N|G|R|TASK|ENV)\b")
+"""Placeholders in the commands of `explanations.md`."""
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    return _BLANK.sub(lambda blank: values.get(blank[0], blank[0]), text)
+
+
+def _clause(sentence: str) -> str:
+    """Return a sentence as a clause: without its period, and in lower case unless it begins with a name."""
+    is_name = sentence[:1] == "`" or sentence[1:2].isupper()
+    return (sentence if is_name else sentence[:1].lower() + sentence[1:]).removesuffix(".")

@@ -15,11 +15,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 
 import numpy as np
 import numpy.typing as npt
 
 from buckeye.analysis.diagnosis.facts import DiagnosisFacts
+from buckeye.analysis.diagnosis.statistics import centered
 from buckeye.analysis.replay.retrain import masked_logprobs, trainer_from
 from buckeye.runs.trained_step import TrainedStep
 from buckeye.trainer.model.policy import PolicyNetwork
@@ -62,9 +64,7 @@ class KeptBatch:
 
     def sums(self, values: Sequence[float]) -> Values:
         """Return the sum per rollout, f64[R], of one value per sample."""
-        found = np.zeros(len(self.group))
-        np.add.at(found, self.rollout, values)
-        return found
+        return np.bincount(self.rollout, values, minlength=len(self.group)).astype(float)
 
     @cached_property
     def members(self) -> Sequence[npt.NDArray[np.int64]]:
@@ -73,10 +73,7 @@ class KeptBatch:
 
     def center_by_group(self, values: Values) -> Values:
         """Return the values f64[R] minus their group means."""
-        found = np.array(values, float)
-        for members in self.members:
-            found[members] -= found[members].mean()
-        return found
+        return centered(values, self.group)
 
     def without(self, name: str, weight: float) -> Values:
         """Return the rewards f64[R] minus one weighted component."""
@@ -88,10 +85,8 @@ class KeptBatch:
         The advantages are the values minus the mean of the group's trained rollouts, scaled to the RMS of the
         real advantages. They are 0 for held-out rollouts.
         """
-        found = np.zeros(len(values))
-        for members in self.members:
-            trained = members[::2]
-            found[trained] = values[trained] - values[trained].mean()
+        found, trained = np.zeros(len(values)), np.concatenate([members[::2] for members in self.members])
+        found[trained] = centered(values[trained], self.group[trained])
         size, real = (math.sqrt(float(np.mean(each**2))) for each in (found, self.advantages))
         found *= real / size if size > _ZERO else 0.0
         samples = [
@@ -129,9 +124,9 @@ def find_consecutive_batches(facts: DiagnosisFacts) -> list[KeptBatch]:
 
     It ends after `_MAX_STEPS` batches, or when the trainer's time for them exceeds `_MAX_SECONDS`.
     """
-    kept = [step for step in facts.run.kept_steps if step <= facts.until]
-    starts = {0, *(one.step for one in list_checkpoints(facts.run.path / "checkpoints"))}
-    rows = [_row(kept, step) for step in kept if step in starts]
+    kept = {step for step in facts.run.kept_steps if step <= facts.until}
+    starts = {0, *(one.step for one in list_checkpoints(facts.run.path / "checkpoints"))} & kept
+    rows = [list(takewhile(kept.__contains__, range(start, start + _MAX_STEPS))) for start in sorted(starts)]
     found, seconds = list[KeptBatch](), 0.0
     for number in max(rows, key=len, default=[]):
         step = facts.run.trained(number)
@@ -142,32 +137,18 @@ def find_consecutive_batches(facts: DiagnosisFacts) -> list[KeptBatch]:
     return found
 
 
-def _row(kept: Sequence[int], first: int) -> list[int]:
-    """Return up to `_MAX_STEPS` kept steps from `first` on, without a gap."""
-    return [step for step in range(first, first + _MAX_STEPS) if set(range(first, step + 1)) <= set(kept)]
-
-
 def _kept_batch(facts: DiagnosisFacts, step: TrainedStep) -> KeptBatch:
-    names = [origin[:2] for origin in step.origins]
-    order = {name: at for at, name in enumerate(dict.fromkeys(names))}
-    groups = {group: at for at, group in enumerate(dict.fromkeys(group for group, _ in order))}
-    rows = {
-        (group, number): (reward, json.loads(components or "{}"))
-        for group, number, reward, components in facts.query(
-            "SELECT grp, number, reward, components FROM rollouts WHERE split = 'train' AND step = ? "
-            "AND dropped IS NULL AND retried = 0",
-            step.batch.step,
-        )
-    }
-    earned = [rows[name] for name in order]
+    places, samples, rows = zip(*facts.samples("reward, components", [step]), strict=True)
+    rollouts, first, rollout = np.unique(places, axis=0, return_index=True, return_inverse=True)
+    scores = [json.loads(rows[at][1] or "{}") for at in first]
     return KeptBatch(
-        batch=step.batch,
-        rollout=np.array([order[name] for name in names], np.int64),
-        group=np.array([groups[group] for group, _ in order], np.int64),
-        rewards=np.array([reward for reward, _ in earned], float),
+        batch=replace(step.batch, samples=samples),
+        rollout=rollout.reshape(-1),
+        group=np.unique(rollouts[:, 1], return_inverse=True)[1],
+        rewards=np.array([rows[at][0] for at in first], float),
         components={
-            name: np.array([components.get(name, 0.0) for _, components in earned], float)
-            for name in sorted({name for _, components in earned for name in components})
+            name: np.array([components.get(name, 0.0) for components in scores], float)
+            for name in sorted(set[str]().union(*scores))
         },
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +49,12 @@ def slope_interval(x: Array, y: Array, errors: float = SURE) -> tuple[float, flo
     residual = y - slope * x
     half = errors * math.sqrt(float((residual * residual * x * x).sum())) / total  # heteroscedastic (White)
     return slope - half, slope + half
+
+
+def centered(values: Array, groups: npt.NDArray[Any]) -> Array:
+    """Return values minus the mean of their group."""
+    _, places = np.unique(groups, return_inverse=True)
+    return values - (np.bincount(places, values) / np.bincount(places))[places]
 
 
 def rms(values: Array) -> float:

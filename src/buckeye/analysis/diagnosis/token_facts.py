@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from buckeye.analysis.diagnosis.statistics import rms
+from buckeye.analysis.diagnosis.statistics import centered, rms
 from buckeye.runs.trained_step import TrainedStep
 
 Array = npt.NDArray[Any]
@@ -19,22 +20,6 @@ _MOST_TOKENS = 60_000
 """Maximum number of tokens per step, from the first samples, as whole samples."""
 _MIN_TOKENS = 40
 _UNCERTAIN = -0.5  # nats
-_BASE = 0x9E3779B97F4A7C15
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Change:
-    """Log-prob changes of tokens that were sampled after equal text at two versions of the weights.
-
-    `sampler` and `trainer` are the changes of their log-probs. `sample` is the rollout of the later token.
-    """
-
-    sampler: Array
-    trainer: Array
-    sample: Array
-
-    def __len__(self) -> int:
-        return len(self.sampler)
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +27,7 @@ class TokenFacts:
     """Columns over all M tokens in the loss mask.
 
     `step`; `sample`, unique over all steps; `key`, equal for equal tokens after equal text; `context`, equal
-    for equal preceding text; `sampler` and `trainer` log-probs (NaN if not computed); `advantage`; `version`.
+    for equal preceding text; `sampler` and `trainer` log-probs (NaN if not computed); `version`.
     """
 
     step: Array
@@ -51,7 +36,6 @@ class TokenFacts:
     context: Array
     sampler: Array
     trainer: Array
-    advantage: Array
     version: Array
 
     def __len__(self) -> int:
@@ -106,73 +90,52 @@ class TokenFacts:
         distribution cancels. Contexts with a single token are left out.
         """
         rows = np.flatnonzero(chosen)
-        _, places = np.unique(
-            np.stack([self.context[rows], self.version[rows].astype(np.uint64)]), axis=1, return_inverse=True
-        )
+        _, places = np.unique(np.stack([self.context[rows], self.version[rows]]), axis=1, return_inverse=True)
         places = places.reshape(-1)
-        counts = np.bincount(places)
-        kept = counts[places] > 1
-        return tuple(  # type: ignore[return-value]
-            (values[rows] - (np.bincount(places, values[rows]) / counts)[places])[kept]
-            for values in (self.sampler, self.trainer)
-        )
+        kept = np.bincount(places)[places] > 1
+        sampler, trainer = (centered(values[rows], places)[kept] for values in (self.sampler, self.trainer))
+        return sampler, trainer
 
     @cached_property
-    def changes(self) -> Change:
-        """Changes from the first to the last version.
+    def changes(self) -> tuple[Array, Array, Array]:
+        """Changes from the first to the last version, of tokens that recur after equal text in fresh batches.
 
-        Covers tokens that recur after equal text in fresh batches.
+        The log-prob changes of sampler and trainer, and the sample of the later token.
         """
         rows = np.flatnonzero(self.fresh)
         rows = rows[np.lexsort((self.version[rows], self.key[rows]))]
-        keys = self.key[rows]
-        begins = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else np.empty(0, int)
-        ends = np.r_[begins[1:], len(keys)].astype(int) - 1
-        first, last = rows[begins], rows[ends] if len(keys) else rows[begins]
+        begins = np.flatnonzero(np.diff(self.key[rows], prepend=self.key[rows][:1] - 1))
+        first, last = rows[begins], rows[np.r_[begins[1:], len(rows)] - 1] if len(rows) else rows
         moved = self.version[last] > self.version[first]
         first, last = first[moved], last[moved]
-        return Change(
-            sampler=self.sampler[last] - self.sampler[first],
-            trainer=self.trainer[last] - self.trainer[first],
-            sample=self.sample[last],
-        )
+        changes = (values[last] - values[first] for values in (self.sampler, self.trainer))
+        return *changes, self.sample[last]  # type: ignore[return-value]
 
 
 def token_facts(batches: Sequence[TrainedStep]) -> TokenFacts:
     """Return the trained tokens of batches as columns."""
-    parts, samples = list[tuple[Array, ...]](), 0
+    parts = [(np.empty(0, int),) * 4 + (np.empty(0),) * 2 + (np.empty(0, int),)]
     for batch in batches:
-        whole = int(np.searchsorted(batch.starts, _MOST_TOKENS, side="right")) - 1
-        until = int(batch.starts[max(1, whole)]) if len(batch.starts) > 1 else 0
-        mask = batch.column("loss_mask")[:until].astype(bool)
-        numbers = batch.sample_numbers[:until]
-        parts.append(
-            (
-                np.full(int(mask.sum()), batch.batch.step),
-                numbers[mask] + samples,
-                *(column[mask] for column in _keys(batch, until)),
-                batch.column("logprobs")[:until][mask].astype(float),
-                batch.logprobs[:until][mask].astype(float),
-                batch.column("advantages")[:until][mask].astype(float),
-                batch.column("versions")[:until][mask],
+        for number, sample in enumerate(batch.batch.samples):
+            begin, end = batch.starts[number : number + 2]
+            if number and end > _MOST_TOKENS:
+                break
+            mask = sample.loss_mask
+            keys = _keys(sample.token_ids.tolist())
+            parts.append(
+                (
+                    np.full(int(mask.sum()), batch.batch.step),
+                    np.full(int(mask.sum()), len(parts)),
+                    keys[1:][mask],
+                    keys[:-1][mask],
+                    sample.logprobs[mask].astype(float),
+                    batch.logprobs[begin:end][mask].astype(float),
+                    sample.versions[mask],
+                )
             )
-        )
-        samples += len(batch.starts)
-    if not parts:
-        return TokenFacts(*(np.empty(0) for _ in range(8)))
     return TokenFacts(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
 
-def _keys(batch: TrainedStep, until: int) -> tuple[Array, Array]:
-    """Return u64 hashes of the ids up to each token, with and without it: sums of mixed ids and positions."""
-    ids = batch.column("token_ids")[:until].astype(np.uint64)
-    places = batch.positions[:until].astype(np.uint64)
-    mixed = (ids + np.uint64(1)) * np.uint64(_BASE) + places * np.uint64(0xBF58476D1CE4E5B9)
-    mixed ^= mixed >> np.uint64(31)
-    mixed *= np.uint64(0x94D049BB133111EB)
-    mixed ^= mixed >> np.uint64(29)
-    sums = np.cumsum(mixed, dtype=np.uint64)
-    starts = batch.starts[:-1][batch.starts[:-1] < until]
-    before = np.where(starts > 0, sums[np.maximum(starts, 1) - 1], np.uint64(0))
-    keys = sums - before[batch.sample_numbers[:until]]
-    return keys, keys - mixed
+def _keys(ids: Sequence[int]) -> Array:
+    """Return hashes i64[T + 1] of the first 0 to T ids."""
+    return np.fromiter(accumulate(ids, lambda seen, token: hash((seen, token)), initial=0), np.int64)

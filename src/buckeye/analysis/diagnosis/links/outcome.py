@@ -7,158 +7,93 @@ from typing import Any
 
 import numpy as np
 
-from buckeye.analysis.diagnosis.facts import DiagnosisFacts
+from buckeye.analysis.diagnosis.facts import DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.statistics import is_below, mean_interval
-from buckeye.monitor.finding import Finding
 from buckeye.monitor.learning_findings import find_fall
 
 _NOT_COMPARED = ("split", "num_examples", "rollouts_per_example", "seed", "limit", "name")
 
 
-def reward_fell(facts: DiagnosisFacts) -> Finding | str | None:
-    """Find a reward that is significantly below its earlier level."""
+def reward_fell(facts: DiagnosisFacts) -> Result:
+    """Find a reward that is significantly below its earlier level, or that has not risen (`possible`)."""
     peak = find_fall(facts.batch_steps)
     if facts.outcome is None:
         return None
+    if peak is None and facts.outcome.is_flat:
+        return facts.finding("no_rise", str(facts.outcome), confidence="possible")
     if peak is None:
-        return _no_rise(facts, str(facts.outcome)) if facts.outcome.is_flat else str(facts.outcome)
-    return facts.finding(
-        "reward_fell",
-        f"The reward was {peak.reward:.3f} around step {peak.step}, and is {peak.last:.3f} now",
-        f"something broke the policy after step {peak.step}",
-        f"resume from a checkpoint of about step {peak.step}, with a lower trainer.optim.lr",
-        evidence=[
-            ("reward, entropy and gradient by step", facts.metrics("reward/mean", "entropy", "grad_norm")),
-            ("what happened in the run", facts.command("logs", "--events")),
-        ],
-        since=peak.step,
-        best=peak.reward,
-        last=peak.last,
-    )
+        return str(facts.outcome)
+    seen = f"the reward was {peak.reward:.3f} around step {peak.step}, and is {peak.last:.3f} now"
+    return facts.finding("reward_fell", seen, since=peak.step)
 
 
-def _no_rise(facts: DiagnosisFacts, said: str) -> Finding:
-    """Return the `possible` finding of a reward that has not risen."""
-    return facts.finding(
-        "no_rise",
-        said[0].upper() + said[1:],
-        "the reward has not risen, and no link before explains it",
-        "train longer, or with more rollouts a step; `--try` tests the links that are unknown",
-        evidence=[("the reward by step", facts.metrics("reward/mean"))],
-        confidence="possible",
-    )
-
-
-def evaluated_otherwise(facts: DiagnosisFacts) -> Finding | str | None:
+def evaluated_otherwise(facts: DiagnosisFacts) -> Result:
     """Find conditions of the evaluation that training lacks: prompts, arguments, limits."""
-    trains = {_name(env): env for env in facts.run.setting("orchestrator.env") or []}
+    trains = {str(env.get("id")): env for env in facts.run.setting("orchestrator.env") or []}
     evals = facts.run.setting("orchestrator.eval.env") or []
     if not trains or not evals:
         return None
     differences = list(_other_settings(trains, evals))
-    prompts = _system_prompts(facts)
-    if prompts is not None and prompts[0] != prompts[1]:
-        train, evaluated = prompts
+    train, evaluated = _system_prompt(facts, "train"), _system_prompt(facts, "eval")
+    if train is not None and evaluated is not None and train != evaluated:
         differences.insert(0, f"system prompt {evaluated[:80]!r} in evaluation, {train[:80]!r} in training")
     elif not differences or not _evaluation_lags(facts):
         return f"{len(differences)} differences between the conditions of evaluation and training"
-    return facts.finding(
-        "evaluated_otherwise",
-        f"Evaluation and training differ: {'; '.join(differences)}",
-        "the evaluation does not measure what is trained",
-        "give [[orchestrator.env]] and [[orchestrator.eval.env]] the same arguments, prompts and limits",
-        evidence=[
-            ("a rollout of training", facts.rollouts(facts.last)),
-            ("both settings", f"grep -n '' {facts.run.path / 'configs' / 'rl.json'}"),
-        ],
-    )
-
-
-def _name(env: Mapping[str, Any]) -> str:
-    return str(env.get("id"))
+    return facts.finding("evaluated_otherwise", f"Evaluation and training differ: {'; '.join(differences)}")
 
 
 def _other_settings(trains: Mapping[str, Any], evals: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the differences between the settings of an environment in evaluation and in training."""
     for env in evals:
-        train = trains.get(_name(env))
+        train = trains.get(str(env.get("id")))
         if train is None:
-            yield f"`{_name(env)}` is not trained"
+            yield f"`{env.get('id')}` is not trained"
             continue
-        ours, theirs = ({**(one.get("args") or {})} for one in (train, env))
-        ours["max_turns"], theirs["max_turns"] = train.get("max_turns"), env.get("max_turns")
+        ours, theirs = (
+            {**(one.get("args") or {}), "max_turns": one.get("max_turns")} for one in (train, env)
+        )
         for key in sorted(ours.keys() | theirs.keys()):
             if key not in _NOT_COMPARED and ours.get(key) != theirs.get(key):
                 yield f"{key} is {theirs.get(key)!r} in evaluation, {ours.get(key)!r} in training"
 
 
-def _system_prompts(facts: DiagnosisFacts) -> tuple[str, str] | None:
-    """Return the most common system prompt of training and of evaluation, "" for none; None if unknown."""
-    found = list[str]()
-    for split in ("train", "eval"):
-        rows = facts.query(
-            "SELECT path, at, bytes, grp, number FROM rollouts WHERE split = ? AND reward IS NOT NULL "
-            "AND step <= {until} ORDER BY step DESC, grp LIMIT 9",
-            split,
-        )
-        messages = [
-            one.messages for row in rows if (one := facts.run.text_at(*row)) is not None and one.messages
-        ]
-        if len(messages) < 3:
-            return None
-        systems = [
-            str(each[0].get("content")) if each[0].get("role") == "system" else "" for each in messages
-        ]
-        found.append(max(set(systems), key=systems.count) if len(set(systems)) < len(systems) else "")
-    return found[0], found[1]
+def _system_prompt(facts: DiagnosisFacts, split: str) -> str | None:
+    """Return the most common system prompt of a split, "" for none; None if unknown."""
+    rows = facts.query(
+        "SELECT path, at, bytes, grp, number FROM rollouts WHERE split = ? AND reward IS NOT NULL "
+        "AND step <= {until} ORDER BY step DESC, grp LIMIT 9",
+        split,
+    )
+    rollouts = [facts.run.text_at(*row) for row in rows]
+    first = [rollout.messages[0] for rollout in rollouts if rollout is not None and rollout.messages]
+    if len(first) < 3:
+        return None
+    systems = [str(message.get("content")) if message.get("role") == "system" else "" for message in first]
+    return max(set(systems), key=systems.count) if len(set(systems)) < len(systems) else ""
 
 
 def _evaluation_lags(facts: DiagnosisFacts) -> bool:
     """Return True if training improves and the evaluation does not."""
-    rows = facts.query(
-        "SELECT step, reward FROM rollouts WHERE split = 'eval' AND reward IS NOT NULL AND step <= {until}"
-    )
-    steps = sorted({step for step, _ in rows})
-    if len(steps) < 2 or not facts.has_risen:
-        return False
-    first, last = ([reward for step, reward in rows if step == at] for at in (steps[0], steps[-1]))
-    return not is_below(first, last, 2.0)
+    rewards = facts.evaluations
+    return len(rewards) > 1 and facts.has_risen and not is_below(rewards[0], rewards[-1], 2.0)
 
 
-def training_without_transfer(facts: DiagnosisFacts) -> Finding | str | None:
+def training_without_transfer(facts: DiagnosisFacts) -> Result:
     """Find a training reward that rises while the reward on held-out tasks does not."""
-    rows = facts.query(
-        "SELECT step, avg(reward), count(reward) FROM rollouts WHERE split = 'eval' AND step <= {until} "
-        "GROUP BY step"
-    )
     rewards = [reward for step in facts.batch_steps if (reward := step.sampled_reward) is not None]
-    if len(rows) < 2 or len(rewards) < 6 or min(row[2] for row in rows) < 10:
+    evaluations = facts.evaluations
+    if len(evaluations) < 2 or len(rewards) < 6 or min(map(len, evaluations)) < 10:
         return None
-    third = max(2, len(rewards) // 3)
-    first, last = (_evaluated(facts, rows[at][0]) for at in (0, -1))
+    third, first = max(2, len(rewards) // 3), float(np.mean(evaluations[0]))
     gained = float(np.mean(rewards[-third:]) - np.mean(rewards[:third]))
-    low, high = mean_interval(last, 2.0)
+    low, high = mean_interval(evaluations[-1], 2.0)
     measured = (
-        f"training gained {gained:.2f}, the held-out tasks {np.mean(last) - np.mean(first):.2f} "
-        f"({low:.2f} to {high:.2f} now, {np.mean(first):.2f} at the start)"
+        f"training gained {gained:.2f}, the held-out tasks {np.mean(evaluations[-1]) - first:.2f} "
+        f"({low:.2f} to {high:.2f} now, {first:.2f} at the start)"
     )
-    if not is_below(rewards[:third], rewards[-third:], 3.0) or float(np.mean(first)) + 0.3 * gained < high:
+    if not is_below(rewards[:third], rewards[-third:], 3.0) or first + 0.3 * gained < high:
         return measured
-    return facts.finding(
-        "no_transfer",
-        measured[0].upper() + measured[1:],
-        "the policy does not generalize: a leak, a grader that can be gamed, or too few tasks",
-        "read the rollouts with the highest rewards; `buckeye env check` finds leaks and gaming",
-        evidence=[("training and evaluation by step", facts.metrics("reward/mean", 'eval/[^"]*'))],
-        gained=gained,
-    )
-
-
-def _evaluated(facts: DiagnosisFacts, step: int) -> Sequence[float]:
-    rows = facts.query(
-        "SELECT reward FROM rollouts WHERE split = 'eval' AND reward IS NOT NULL AND step = ?", step
-    )
-    return [row[0] for row in rows]
+    return facts.finding("no_transfer", measured)
 
 
 CHECKS = (evaluated_otherwise, training_without_transfer, reward_fell)
