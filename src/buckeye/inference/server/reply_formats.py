@@ -300,8 +300,7 @@ class ChatCompletionFormat(ReplyFormat):
         reply = self._replies[choice.index]
         if choice.finish_reason is None:
             return reply.feed(choice.text.take())
-        cut = choice.text.text if choice.text.stopped else None
-        part = reply.finish(choice.text.take(final=True), choice.token_ids, cut=cut)
+        part = reply.finish(choice.text.take(final=True))
         if part.calls:
             self._with_calls.add(choice.index)
         return part
