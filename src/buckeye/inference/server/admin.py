@@ -200,13 +200,17 @@ class AdapterRoutes:
         self._lock = asyncio.Lock()
 
     async def load(self, service: Service, request: Request) -> Response:
-        """Apply an adapter to the weights, between two decode steps.
+        """Apply an adapter to the weights, between two decode steps, in place of any other adapter.
 
         An adapter with a manifest is checked against it.
         """
         body = parse_request(await read_body(request), LoadAdapterRequest)
         async with self._lock:
-            _check_adapter_name(service, body)
+            if body.lora_name == service.model_name:
+                raise InvalidRequestError(
+                    f"`lora_name` is {body.lora_name!r}, the name of the served model",
+                    hint="choose another name",
+                )
             folder = _weights_folder(service, body.lora_path)
             checkpoint = await asyncio.to_thread(AdaptedCheckpoint, service.directory, folder)
             await _install(service, checkpoint)
@@ -222,23 +226,6 @@ class AdapterRoutes:
             await _install(service, Checkpoint(service.directory))
             service.checksum, service.adapter = None, None
         return json_response({"status": "unloaded"})
-
-
-def _check_adapter_name(service: Service, body: LoadAdapterRequest) -> None:
-    name, loaded = body.lora_name, service.adapter
-    if name == service.model_name:
-        raise InvalidRequestError(
-            f"`lora_name` is {name!r}, the name of the served model", hint="choose another name"
-        )
-    if loaded is not None and loaded != name:
-        raise InvalidRequestError(
-            f"cannot load the adapter {name!r}: {loaded!r} is loaded, and the server applies one at a time",
-            hint="POST /v1/unload_lora_adapter first",
-        )
-    if loaded is not None and not body.load_inplace:
-        raise InvalidRequestError(
-            f"the adapter {loaded!r} is loaded already", hint="send `load_inplace`: true to replace it"
-        )
 
 
 async def _install(service: Service, checkpoint: Checkpoint) -> None:

@@ -78,7 +78,7 @@ class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/load_lora_adapter: a directory in peft's format, and its model name for requests.
 
-    `load_inplace` replaces a loaded adapter of this name.
+    A loaded adapter is always replaced; `load_inplace` is vLLM's field for it.
     """
 
     lora_name: Annotated[str, Meta(min_length=1)]
