@@ -21,7 +21,6 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 
 MAX_SECONDS = 2.0
 """Maximum processor time of one rendering; a conversation of 100,000 tokens takes a hundredth of it."""
@@ -83,8 +82,6 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": TEMPLATE_DATE.strftime,
-            "dict": _make_dict,
-            "namespace": _Namespace,
         }
         del self.globals["lipsum"]
         self._current = threading.local()
@@ -205,30 +202,6 @@ class _Generation(Extension):
 
     def _text(self, caller: Callable[[], str]) -> str:
         return caller()
-
-
-class _Namespace(Namespace):
-    """Namespace of jinja2, without names that have a meaning in Python."""
-
-    def __init__(*args: Any, **kwargs: Any) -> None:
-        # so that `self` can be a keyword
-        attributes = dict(*args[1:], **kwargs)
-        for name in attributes:
-            _check_name(name)
-        Namespace.__init__(args[0], attributes)
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
-        super().__setitem__(name, value)
-
-
-def _check_name(name: Any) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"{name!r} begins with an underscore")
-
-
-def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
-    return dict(*args, **kwargs)
 
 
 def _raise_exception(message: str) -> None:
