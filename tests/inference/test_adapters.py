@@ -71,10 +71,11 @@ def reference(model, prompt, generation):
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
+def base(tmp_path_factory, tokenizer):
     """Base model with heads of 32, the smallest size that vLLM supports."""
     model, directory = build_model("qwen3-wide", seed=11), tmp_path_factory.mktemp("base")
     model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
     return TinyModel(directory, model)
 
 

@@ -149,8 +149,6 @@ async def _respond(
     *,
     stream: bool,
 ) -> ASGIApp:
-    if stops:
-        service.require_text()  # without text no stop string can be found
     sequences = service.sequences(
         reply.prompts,
         sampling,
