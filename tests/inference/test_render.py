@@ -248,6 +248,7 @@ COSTLY = {
     "a format": "{{ '{:>99999999999}'.format(1) }}",
     "a format in a format": "{{ '{:>{}}'.format(1, 10**11) }}",
     "a format of old": "{{ '%099999999999d' % 3 }}",
+    "a format with zeros": "{{ '%000000000000099999999d' % 3 }}",
     "a filter of formats": "{{ '%*d' | format(10**11, 3) }}",
     "replacing": "{% set x = 'x' * 10**6 %}{{ x.replace('x', x) }}",
     "joining": "{{ range(99999) | list | join('x' * 10**7) }}",
