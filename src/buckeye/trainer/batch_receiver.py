@@ -16,7 +16,6 @@ from buckeye.trainer.parallel.ranks import Ranks
 from buckeye.trainer.quarantine import quarantine_batch
 from buckeye.transport.batches import (
     Batch,
-    list_other_runs_batches,
     pack_samples,
     read_batch,
     unpack_samples,
@@ -97,19 +96,6 @@ class BatchReceiver:
                     reported - started,
                     self.timeout_seconds,
                 )
-
-    def warn_about_other_runs(self) -> None:
-        """Log a warning if the directory has batches of other runs or attempts; they are not read."""
-        if not self.ranks.is_rank_zero:
-            return
-        steps = list_other_runs_batches(self.root, identity=self.identity)
-        if steps:
-            logger.warning(
-                "Ignoring %d batches of other runs or attempts in %s: steps %s",
-                len(steps),
-                self.root,
-                ", ".join(map(str, steps)),
-            )
 
     def _poll(self, wait: _Wait) -> tuple[_PollResult, Batch | None, TransportError | None]:
         """Poll for the batch for up to one second. Ranks other than rank 0 only report stop requests."""

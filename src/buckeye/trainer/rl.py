@@ -117,7 +117,6 @@ class RLTrainer:
 
     def run(self) -> bool:
         """Publish the initial weights, then turn batches into weights. Return True if all steps are done."""
-        self.receiver.warn_about_other_runs()
         if self.ranks.is_rank_zero:  # an earlier attempt may have gone further; these steps are trained again
             remove_trained_batches(self._trained, self.step)
         self._publish()

@@ -94,11 +94,6 @@ def batch_bytes(batch: Batch) -> int:
     return bytes_per_token * sum(len(sample.token_ids) for sample in batch.samples)
 
 
-def list_other_runs_batches(root: Path, *, identity: RunIdentity) -> list[int]:
-    """Return the steps of batches that another run or attempt wrote; they are never read."""
-    return [step for step, path in storage.step_directories(root).items() if _owner(path) != identity]
-
-
 def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
     """Return the batch of a step. None if it does not exist yet, or was written by another run or attempt.
 

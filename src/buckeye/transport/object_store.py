@@ -184,8 +184,8 @@ class CheckpointStore:
     def download(self, info: CheckpointInfo, root: Path) -> None:
         """Download a checkpoint to `root`, verified, in one atomic step.
 
-        Intact files of an interrupted download or of the existing step directory are reused. Raise
-        `CheckpointError` for a damaged file, and `DiskFullError`.
+        Intact files of an interrupted download are reused. Raise `CheckpointError` for a damaged file, and
+        `DiskFullError`.
         """
         manifest = self.manifest(info)
         final, incoming = storage.step_directory(root, info.step), root / f".{info.path.name}{DOWNLOAD}"
@@ -196,11 +196,9 @@ class CheckpointStore:
         log.info("Downloading the checkpoint of step %d: %s", info.step, size)
 
         def get(file: str) -> None:
-            local, target = final / file, incoming / file
+            target = incoming / file
             try:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                if _size(local) == manifest.sizes[file] and not target.exists():
-                    storage.link_or_copy(str(local), str(target))
                 self._get(f"{self._root}/{info.path}/{file}", target, manifest.files[file])
             except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
                 raise _damage(f"{self.url}/{info.path} has conflicting file names: {error}") from None
@@ -357,12 +355,8 @@ def _is_file_name(part: str) -> bool:
     return part not in ("", ".", "..") and len(part) <= 255 and part.isprintable() and "\\" not in part
 
 
-def _size(path: Path) -> int | None:
-    return path.stat().st_size if path.is_file() else None
-
-
 def _check_room(manifest: StoreManifest, incoming: Path, source: str) -> None:
-    downloaded = sum(_size(path) or 0 for path in incoming.rglob("*"))
+    downloaded = sum(path.stat().st_size for path in incoming.rglob("*") if path.is_file())
     needed, free = sum(manifest.sizes.values()) - downloaded, free_bytes(incoming)
     if needed + reserve_bytes(incoming) > free:
         raise DiskFullError(

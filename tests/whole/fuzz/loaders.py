@@ -287,7 +287,6 @@ def _put_batch(folder):
 
 def _batch(folder):
     root = folder / "batches"
-    batches.list_other_runs_batches(root, identity=RUN)
     return batches.read_batch(root, 2, identity=RUN)
 
 

@@ -25,24 +25,27 @@ class ParsedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedMessage:
-    """Parsed reply. `reasoning` may be None: the model did not write it separately."""
+    """Parsed reply, without its reasoning."""
 
     content: str
-    reasoning: str | None = None
     calls: tuple[ParsedCall, ...] = ()
 
 
-def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
+def split_reasoning(text: str, *, opened: bool, ends_at_call: bool = False) -> tuple[str | None, str]:
     """Split a reply into reasoning and content.
 
-    `opened`: the prompt has started the reasoning. Unclosed reasoning takes the whole text.
+    `opened`: the prompt has started the reasoning. Unclosed reasoning takes the whole text, or with
+    `ends_at_call` the text before the first `<tool_call>`.
     """
     body = text.lstrip()
     if body.startswith("<think>"):
         body = body.removeprefix("<think>")
     elif not opened:
         return None, text
-    reasoning, _, content = body.partition("</think>")
+    reasoning, end, content = body.partition("</think>")
+    if not end and ends_at_call:
+        reasoning, call, rest = body.partition("<tool_call>")
+        content = call + rest
     return reasoning.strip("\n"), content.lstrip("\n")
 
 
@@ -63,39 +66,33 @@ def parse_bare_call(text: str) -> ParsedMessage:
 
 def read_call(text: str) -> ParsedCall:
     """Parse a call from JSON with a `name` and `arguments` (or `parameters`)."""
+    unreadable = ParsedCall(name="", arguments=text.strip())
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        value = None
+        return unreadable
     fields = value if isinstance(value, dict) else {}
-    return make_call(fields.get("name"), fields.get("arguments", fields.get("parameters", {})), raw=text)
-
-
-def make_call(name: Any, arguments: Any, *, raw: str) -> ParsedCall:
-    """Return a call from its parsed parts.
-
-    `raw` is the original text, kept if the parts do not form a call.
-    """
-    unreadable = ParsedCall(name="", arguments=raw.strip())
+    name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters", {}))
     if not isinstance(name, str) or not name:
         return unreadable
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(arguments, str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
     try:
-        (name + text).encode()
+        (name + arguments).encode()
     except UnicodeEncodeError:  # half a surrogate pair, which tokenizers cannot encode
         return unreadable
-    return ParsedCall(name=name, arguments=text)
+    return ParsedCall(name=name, arguments=arguments)
 
 
-def to_openai_message(parsed: ParsedMessage, *, first_call: int) -> dict[str, Any]:
+def to_openai_message(parsed: ParsedMessage, reasoning: str | None, *, first_call: int) -> dict[str, Any]:
     """Return the assistant message in OpenAI's format.
 
-    Call ids are numbered from `first_call` within a conversation. They have nine letters and digits, since
-    some templates accept no other length.
+    `reasoning` is None if the model did not write it separately. Call ids are numbered from `first_call`
+    within a conversation. They have nine letters and digits, since some templates accept no other length.
     """
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
-    if parsed.reasoning is not None:
-        message["reasoning_content"] = parsed.reasoning
+    if reasoning is not None:
+        message["reasoning_content"] = reasoning
     if parsed.calls:
         message["tool_calls"] = [
             {

@@ -40,7 +40,7 @@ class Service:
         model_name: str,
         directory: Path,
         weights_dir: Path,
-        renderer: ChatRenderer | None,
+        renderer: ChatRenderer,
         seed: int | None,
     ) -> None:
         self.engine = engine
@@ -62,32 +62,12 @@ class Service:
         """True during shutdown: running requests finish, new ones are refused."""
         self.unfinished = 0
         """Number of sequences of open requests."""
-        self._renderer = renderer
+        self.renderer = renderer
         self._seeds = random.Random(seed)  # noqa: S311, not used for secrets
 
-    @property
-    def renderer(self) -> ChatRenderer:
-        """Renderer with the tokenizer. Raises `UsageError` if the model has none."""
-        self.require_text()
-        assert self._renderer is not None
-        return self._renderer
-
-    def require_text(self) -> None:
-        """Raise `UsageError` if tokens cannot be converted to text."""
-        if self._renderer is None:
-            raise InvalidRequestError(
-                "this model has no tokenizer", hint="send token ids, and request token ids"
-            )
-
     def decode(self, ids: Seq[int]) -> str:
-        """Return the text of tokens without special ones; empty without a tokenizer."""
-        if self._renderer is None:
-            return ""
-        return self._renderer.decode([token for token in ids if token not in self._hidden])
-
-    def token_text(self, token_id: int) -> str:
-        """Return the text of one token, or `token_id:<id>` without a tokenizer."""
-        return self._renderer.token_text(token_id) if self._renderer else f"token_id:{token_id}"
+        """Return the text of tokens without special ones."""
+        return self.renderer.decode([token for token in ids if token not in self._hidden])
 
     def prompts(self, prompt: str | list[Any]) -> list[list[int]]:
         """Return the token ids of every prompt of a completion request."""
@@ -111,39 +91,20 @@ class Service:
         return self.renderer.render(self.plain_messages(messages), tools)
 
     def plain_messages(self, messages: Seq[ChatMessage]) -> list[dict[str, Any]]:
-        """Return messages in the form of chat templates.
-
-        Raise `UsageError` if they cannot fit the context.
-        """
-        plain = [message.to_template_message() for message in messages]
-        self._check_characters(sum(len(message["content"]) for message in plain))
-        return plain
+        """Return messages in the form of chat templates."""
+        return [message.to_template_message() for message in messages]
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the token ids of a text.
 
         With `special`, include the tokens that the tokenizer adds around it.
         """
-        self._check_characters(len(text))
         return self.renderer.tokenizer.encode(text, add_special_tokens=special)
 
     def check_ids(self, ids: Seq[int]) -> None:
         """Raise `UsageError` for token ids outside the vocabulary."""
         if ids and (min(ids) < 0 or max(ids) >= self.spec.vocab_size):
             raise InvalidRequestError(f"a token id is outside the vocabulary of {self.spec.vocab_size}")
-
-    def _check_characters(self, count: int) -> None:
-        """Reject a text that cannot fit, before tokenizing it takes seconds."""
-        if count > self.max_len * self._longest_token:
-            raise InvalidRequestError(
-                f"the prompt has {count} characters; the context is {self.max_len} tokens of at most "
-                f"{self._longest_token} characters each",
-                code="BK-PROMPT-TOO-LONG",
-            )
-
-    @cached_property
-    def _longest_token(self) -> int:
-        return max(map(len, self.renderer.tokenizer.get_vocab()))
 
     @cached_property
     def _hidden(self) -> frozenset[int]:
