@@ -19,11 +19,11 @@ def renderers(tmp_path_factory):
     return {name: ChatRenderer(save_family(name, tmp_path_factory.mktemp(name))) for name in FAMILIES}
 
 
-def read(renderer, pieces, *, tools=(FIND,), first_call_only=False):
+def read(renderer, pieces, *, tools=(FIND,), cut=None, first_call_only=False):
     """Return the parts parsed from each piece, and the whole reply: (reasoning, content, calls)."""
     reply = StreamingReplyParser(renderer, renderer.render(ASK_DOG, tools), first_call_only=first_call_only)
     parts = [reply.feed(piece) for piece in pieces[:-1]]
-    parts.append(reply.finish(pieces[-1]))
+    parts.append(reply.finish(pieces[-1], renderer.encode("".join(pieces)), cut=cut))
     whole = (
         "".join(part.reasoning for part in parts),
         "".join(part.content for part in parts),
@@ -45,7 +45,7 @@ def test_forced_call_is_parsed_with_its_start(renderers, family, name, said):
     bare = renderer.template.call_format == "json"
     text = said.replace("X", "parameters" if bare else "arguments") + ("" if bare else "\n</tool_call>")
     reply = StreamingReplyParser(renderer, conversation, reply_start=reply_start, first_call_only=True)
-    parts = [reply.feed(text[:9]), reply.finish(text[9:])]
+    parts = [reply.feed(text[:9]), reply.finish(text[9:], renderer.encode(text), cut=None)]
     assert [(part.reasoning, part.content) for part in parts] == [("", "")] * 2
     (call,) = parts[-1].calls
     assert call["function"] == {"name": "find", "arguments": '{"word": "dog"}'}
@@ -97,11 +97,9 @@ def test_only_the_first_call_is_kept_without_parallel_calls(renderers):
     assert read(renderers["qwen3"], [CALL, CALL], first_call_only=True)[1][2] == ["find"]
 
 
-@pytest.mark.parametrize("closed", [False, True])
-def test_call_ends_reasoning_that_is_not_closed(renderers, closed):
-    pieces = ["<think>\nI look.", CALL, "\n</think>\n\nIt is." if closed else ""]
-    whole = read(renderers["qwen3"], pieces)[1]
-    assert whole == ((f"I look.{CALL}", "It is.", []) if closed else ("I look.", "", ["find"]))
+def test_call_after_a_stop_string_is_dropped(renderers):
+    whole = read(renderers["qwen3"], ["I look. ", ""], cut="I look. ")[1]
+    assert whole == ("", "I look. ", [])
 
 
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<", "tool_call>"]

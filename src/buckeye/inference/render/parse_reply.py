@@ -31,21 +31,17 @@ class ParsedMessage:
     calls: tuple[ParsedCall, ...] = ()
 
 
-def split_reasoning(text: str, *, opened: bool, ends_at_call: bool = False) -> tuple[str | None, str]:
+def split_reasoning(text: str, *, opened: bool) -> tuple[str | None, str]:
     """Split a reply into reasoning and content.
 
-    `opened`: the prompt has started the reasoning. Unclosed reasoning takes the whole text, or with
-    `ends_at_call` the text before the first `<tool_call>`.
+    `opened`: the prompt has started the reasoning. Unclosed reasoning takes the whole text.
     """
     body = text.lstrip()
     if body.startswith("<think>"):
         body = body.removeprefix("<think>")
     elif not opened:
         return None, text
-    reasoning, end, content = body.partition("</think>")
-    if not end and ends_at_call:
-        reasoning, call, rest = body.partition("<tool_call>")
-        content = call + rest
+    reasoning, _, content = body.partition("</think>")
     return reasoning.strip("\n"), content.lstrip("\n")
 
 

@@ -125,13 +125,13 @@ class ChatRenderer:
     def parse_text(self, conversation: Conversation, text: str) -> dict[str, Any]:
         """Return a reply's text as an assistant message; `parse` describes it."""
         reasoning = None
-        tagged = bool(conversation.tools) and self.template.call_format == "tagged"
         if self.template.supports_reasoning:
-            opened = starts_reasoning(conversation.text)
-            reasoning, text = split_reasoning(text, opened=opened, ends_at_call=tagged)
+            reasoning, text = split_reasoning(text, opened=starts_reasoning(conversation.text))
         parsed = ParsedMessage(content=text)
         if conversation.tools:
-            parsed = parse_tagged_calls(text) if tagged else parse_bare_call(text)
+            parsed = (
+                parse_bare_call(text) if self.template.call_format == "json" else parse_tagged_calls(text)
+            )
         return to_openai_message(parsed, reasoning, first_call=count_calls(conversation.messages))
 
     def encode(self, text: str) -> list[int]:

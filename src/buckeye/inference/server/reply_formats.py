@@ -300,7 +300,8 @@ class ChatCompletionFormat(ReplyFormat):
         reply = self._replies[choice.index]
         if choice.finish_reason is None:
             return reply.feed(choice.text.take())
-        part = reply.finish(choice.text.take(final=True))
+        cut = choice.text.text if choice.text.stopped else None
+        part = reply.finish(choice.text.take(final=True), choice.token_ids, cut=cut)
         if part.calls:
             self._with_calls.add(choice.index)
         return part

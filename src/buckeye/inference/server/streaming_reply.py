@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from buckeye.inference.engine.detokenizer import partial_length
 from buckeye.inference.render import ChatRenderer, Conversation
-from buckeye.inference.render.parse_reply import split_reasoning
 from buckeye.inference.render.renderer import EMPTY_REPLY_START, ReplyStart
 from buckeye.inference.render.template import starts_reasoning
 
@@ -48,56 +47,113 @@ class StreamingReplyParser:
         self._renderer = renderer
         self._conversation = conversation
         self._first_call_only = first_call_only
-        self._supports_reasoning = template.supports_reasoning
         self._starts_reasoning = starts_reasoning(conversation.text)
         self._calls = template.call_format if conversation.tools else None
-        self._text = ""
-        self._reasoning = self._content = ""
-        """Reasoning and content released before."""
+        self._state: Literal["start", "reasoning", "content", "held"] = (
+            "start" if template.supports_reasoning else "content"
+        )
+        self._pending = ""
+        self._begun = False
+        """True if the current reasoning or content has more than its leading line breaks."""
+        self._after_reasoning = False
+        self._released = ""
+        """Content released before."""
+        self._reply_start = reply_start
         self.feed(reply_start.text)
 
     def feed(self, text: str) -> ReplyPart:
         """Process text and return the part that is now certain."""
-        self._text += text
-        reasoning, content = self._certain_parts()
-        part = ReplyPart(reasoning=reasoning[len(self._reasoning) :], content=content[len(self._content) :])
-        self._reasoning, self._content = reasoning, content
-        return part
+        self._pending += text
+        reasoning = content = ""
+        if self._state == "start":
+            self._start()
+        if self._state == "reasoning":
+            reasoning = self._take_reasoning()
+        if self._state == "content":
+            content = self._take_content()
+        self._released += content
+        return ReplyPart(reasoning=reasoning, content=content)
 
-    def finish(self, text: str) -> ReplyPart:
-        """Process the last text; return the remaining part and the calls."""
-        self._text += text
-        message = self._renderer.parse_text(self._conversation, self._text)
-        calls = tuple(message.get("tool_calls", ()))
-        reasoning, content = message.get("reasoning_content") or "", message["content"]
-        released = self._content.lstrip() if calls else self._content
+    def finish(self, text: str, sampled_ids: Sequence[int], *, cut: str | None) -> ReplyPart:
+        """Process the last text; return the remaining part and the calls.
+
+        `cut` is the whole text of a reply that a stop string has ended. The token ids then continue beyond
+        the reply.
+        """
+        part, rest = self.feed(text), self._rest(sampled_ids, cut)
         return ReplyPart(
-            reasoning=reasoning[len(self._reasoning) :],
-            content=content[len(released) :] if content.startswith(released) else "",
-            calls=calls[: 1 if self._first_call_only else None],
+            reasoning=part.reasoning + rest.reasoning, content=part.content + rest.content, calls=rest.calls
         )
 
-    def _certain_parts(self) -> tuple[str, str]:
-        """Return the reasoning and the content that later text cannot change."""
-        body = self._text.lstrip()
-        if not self._supports_reasoning:
-            return "", self._certain_content(self._text)
-        if _THINK.startswith(body):
-            return "", ""
-        if (body.startswith(_THINK) or self._starts_reasoning) and _END_THINK not in body:
-            markers = (_END_THINK, _CALL) if self._calls == "tagged" else (_END_THINK,)
-            body = body.removeprefix(_THINK)
-            return body[: _certain_length(body, markers)].strip("\n"), ""
-        reasoning, content = split_reasoning(self._text, opened=self._starts_reasoning)
-        return reasoning or "", self._certain_content(content)
+    def _rest(self, sampled_ids: Sequence[int], cut: str | None) -> ReplyPart:
+        if cut is None:
+            message = self._renderer.parse(self._conversation, [*self._reply_start.ids, *sampled_ids])
+        else:
+            message = self._renderer.parse_text(self._conversation, self._reply_start.text + cut)
+        calls = tuple(message.get("tool_calls", ()))[: 1 if self._first_call_only else None]
+        if self._state == "reasoning" or (self._state == "start" and self._starts_reasoning):
+            # a call inside the reasoning has ended it
+            rest = "" if calls else self._pending
+            return ReplyPart(reasoning=rest.rstrip("\n") if self._begun else rest.strip("\n"), calls=calls)
+        return ReplyPart(content=self._content_around_calls(message) if calls else self._pending, calls=calls)
 
-    def _certain_content(self, content: str) -> str:
+    def _start(self) -> None:
+        body = self._pending.lstrip()
+        if body.startswith(_THINK):
+            self._pending = body.removeprefix(_THINK)
+            self._state = "reasoning"
+        elif not _THINK.startswith(body):
+            self._state = "reasoning" if self._starts_reasoning else "content"
+
+    def _take_reasoning(self) -> str:
+        self._skip_line_breaks()
+        end = self._pending.find(_END_THINK)
+        if end >= 0:
+            reasoning = self._pending[:end].rstrip("\n")
+            self._pending = self._pending[end + len(_END_THINK) :]
+            self._state, self._begun, self._after_reasoning = "content", False, True
+            return reasoning
+        markers = (_END_THINK, _CALL) if self._calls == "tagged" else (_END_THINK,)
+        end = _certain_length(self._pending, markers)
+        return self._release(len(self._pending[:end].rstrip("\n")))
+
+    def _take_content(self) -> str:
+        if self._after_reasoning:
+            self._skip_line_breaks()
         if self._calls is None:
-            return content
-        if self._calls == "json":  # a call is one JSON object; any other text is content
-            body = content.lstrip()
-            return "" if not body or body.startswith("{") else content
-        return content[: _certain_length(content, (_CALL,))].rstrip()
+            return self._release(len(self._pending))
+        if self._calls == "json":
+            return self._content_or_json()
+        if _CALL in self._pending:
+            self._state = "held"
+        end = _certain_length(self._pending, (_CALL,))
+        return self._release(len(self._pending[:end].rstrip()))
+
+    def _content_or_json(self) -> str:
+        """Return content unless the reply may be a call.
+
+        A call is one JSON object; any other text is content.
+        """
+        body = self._pending.lstrip()
+        if not body or body.startswith("{"):
+            return ""
+        self._calls = None
+        return self._release(len(self._pending))
+
+    def _skip_line_breaks(self) -> None:
+        if not self._begun:
+            self._pending = self._pending.lstrip("\n")
+            self._begun = bool(self._pending)
+
+    def _release(self, length: int) -> str:
+        text, self._pending = self._pending[:length], self._pending[length:]
+        return text
+
+    def _content_around_calls(self, message: dict[str, Any]) -> str:
+        """Return the content between and after the calls that was not released before."""
+        released = self._released.lstrip()
+        content: str = message["content"]
+        return content[len(released) :] if content.startswith(released) else ""
 
 
 def _certain_length(text: str, markers: Sequence[str]) -> int:
