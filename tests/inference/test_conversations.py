@@ -50,9 +50,18 @@ def calls(message):
     return [(c["function"]["name"], c["function"]["arguments"]) for c in message.get("tool_calls", ())]
 
 
-def test_call_is_read_with_another_template(tmp_path):
+@pytest.mark.parametrize(
+    ("family", "library"), [("qwen3", "qwen3"), ("llama3", "llama-3"), ("qwen2.5", None)]
+)
+def test_family_is_found_by_its_template(renderers, family, library):
+    found = renderers[family].family
+    assert (found and found.name) == library
+
+
+def test_fine_tune_with_another_template_has_no_family(tmp_path):
     template = "{{ 'Hello! ' }}" + (save_family("qwen3", tmp_path) / "chat_template.jinja").read_text()
     renderer = ChatRenderer(save_family("qwen3", tmp_path, template))
+    assert renderer.family is None
     assert calls(reply(renderer, CALL["tagged"])) == [("find", '{"word": "dog"}')]
 
 

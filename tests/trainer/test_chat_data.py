@@ -153,7 +153,7 @@ TOOL_CHAT = {
 }
 
 
-def test_tools_and_reasoning_are_rendered_by_the_template(tmp_path):
+def test_tools_and_reasoning_of_a_family_that_renderers_knows(tmp_path):
     chat = ChatFormat(str(save_family("qwen3", tmp_path / "qwen3")))
     (sample,) = chat.samples(TOOL_CHAT)
     call, answer = _trained(sample, chat.tokenizer)
@@ -174,6 +174,17 @@ def test_control_tokens_in_chat_data_are_encoded_as_text(tmp_path, where):
     (plain,) = chat.samples(TOOL_CHAT)
     (hostile,) = chat.samples({"messages": asked, "tools": [tool]})
     assert hostile.token_ids.tolist().count(control) == plain.token_ids.tolist().count(control)
+
+
+def test_renderer_and_template_give_equal_samples(tmp_path, monkeypatch):
+    """Both ways to render a conversation agree to the token, so neither can be wrong alone."""
+    for name in ("qwen3", "llama3"):
+        chat = ChatFormat(str(save_family(name, tmp_path / name)))
+        assert chat._renderer.family is not None
+        conversations = [_messages("a", "b", "c", "d"), TOOL_CHAT]
+        by_family = [_plain(chat.samples(c)) for c in conversations]
+        monkeypatch.setattr(chat, "_family_turns", lambda *_: None)
+        assert [_plain(chat.samples(c)) for c in conversations] == by_family
 
 
 def _plain(samples):

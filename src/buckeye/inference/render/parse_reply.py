@@ -25,9 +25,10 @@ class ParsedCall:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedMessage:
-    """Parsed reply, without its reasoning."""
+    """Parsed reply. `reasoning` may be None: the model did not write it separately."""
 
     content: str
+    reasoning: str | None = None
     calls: tuple[ParsedCall, ...] = ()
 
 
@@ -62,33 +63,39 @@ def parse_bare_call(text: str) -> ParsedMessage:
 
 def read_call(text: str) -> ParsedCall:
     """Parse a call from JSON with a `name` and `arguments` (or `parameters`)."""
-    unreadable = ParsedCall(name="", arguments=text.strip())
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
-        return unreadable
+        value = None
     fields = value if isinstance(value, dict) else {}
-    name, arguments = fields.get("name"), fields.get("arguments", fields.get("parameters", {}))
+    return make_call(fields.get("name"), fields.get("arguments", fields.get("parameters", {})), raw=text)
+
+
+def make_call(name: Any, arguments: Any, *, raw: str) -> ParsedCall:
+    """Return a call from its parsed parts.
+
+    `raw` is the original text, kept if the parts do not form a call.
+    """
+    unreadable = ParsedCall(name="", arguments=raw.strip())
     if not isinstance(name, str) or not name:
         return unreadable
-    if not isinstance(arguments, str):
-        arguments = json.dumps(arguments, ensure_ascii=False)
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     try:
-        (name + arguments).encode()
+        (name + text).encode()
     except UnicodeEncodeError:  # half a surrogate pair, which tokenizers cannot encode
         return unreadable
-    return ParsedCall(name=name, arguments=arguments)
+    return ParsedCall(name=name, arguments=text)
 
 
-def to_openai_message(parsed: ParsedMessage, reasoning: str | None, *, first_call: int) -> dict[str, Any]:
+def to_openai_message(parsed: ParsedMessage, *, first_call: int) -> dict[str, Any]:
     """Return the assistant message in OpenAI's format.
 
-    `reasoning` is None if the model did not write it separately. Call ids are numbered from `first_call`
-    within a conversation. They have nine letters and digits, since some templates accept no other length.
+    Call ids are numbered from `first_call` within a conversation. They have nine letters and digits, since
+    some templates accept no other length.
     """
     message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
-    if reasoning is not None:
-        message["reasoning_content"] = reasoning
+    if parsed.reasoning is not None:
+        message["reasoning_content"] = parsed.reasoning
     if parsed.calls:
         message["tool_calls"] = [
             {

@@ -15,7 +15,9 @@ from typing import Any
 
 from buckeye.base.storage import utf8
 from buckeye.envs.base import Message, Tool
+from buckeye.errors import UsageError
 from buckeye.inference.engine.architecture import eos_token_ids
+from buckeye.inference.render.families import FamilyParser, find_family
 from buckeye.inference.render.parse_reply import (
     ParsedMessage,
     count_calls,
@@ -28,6 +30,9 @@ from buckeye.inference.render.template import ChatTemplate, starts_reasoning
 from buckeye.inference.render.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
+
+TEXT_CALL_FAMILIES = (None, "qwen3", "prime-qwen3", "llama-3")
+"""Families that write reasoning and calls as plain text of a reply."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +70,11 @@ class ChatRenderer:
     def vocab_size(self) -> int:
         """Number of token ids of the tokenizer."""
         return len(self.tokenizer)
+
+    @cached_property
+    def family(self) -> FamilyParser | None:
+        """Reply parser of `renderers`, or None if it does not support this template."""
+        return find_family(self.tokenizer, self.model_path, self.template)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Conversation:
         """Return the prompt for the next assistant message.
@@ -120,19 +130,20 @@ class ChatRenderer:
 
         An unreadable call has the name "" and the original text as its arguments. Never raises.
         """
-        return self.parse_text(conversation, self.decode(self._without_stop(sampled_ids)))
+        parsed = None
+        if self.family is not None:
+            parsed = self.family.parse(sampled_ids, conversation.ids, conversation.tools)
+        if parsed is None:
+            parsed = self._parse_text(conversation, self.decode(self._without_stop(sampled_ids)))
+        return to_openai_message(parsed, first_call=count_calls(conversation.messages))
 
     def parse_text(self, conversation: Conversation, text: str) -> dict[str, Any]:
-        """Return a reply's text as an assistant message; `parse` describes it."""
-        reasoning = None
-        if self.template.supports_reasoning:
-            reasoning, text = split_reasoning(text, opened=starts_reasoning(conversation.text))
-        parsed = ParsedMessage(content=text)
-        if conversation.tools:
-            parsed = (
-                parse_bare_call(text) if self.template.call_format == "json" else parse_tagged_calls(text)
-            )
-        return to_openai_message(parsed, reasoning, first_call=count_calls(conversation.messages))
+        """Return a reply's text as an assistant message, for a reply that a stop string has cut.
+
+        An unreadable call has the name "" and the original text as its arguments.
+        """
+        parsed = self._parse_text(conversation, text)
+        return to_openai_message(parsed, first_call=count_calls(conversation.messages))
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text.
@@ -151,6 +162,17 @@ class ChatRenderer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens included. Invalid UTF-8 becomes U+FFFD."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _parse_text(self, conversation: Conversation, text: str) -> ParsedMessage:
+        reasoning = None
+        if self.template.supports_reasoning:
+            reasoning, text = split_reasoning(text, opened=starts_reasoning(conversation.text))
+        parsed = ParsedMessage(content=text)
+        if conversation.tools:
+            parsed = (
+                parse_bare_call(text) if self.template.call_format == "json" else parse_tagged_calls(text)
+            )
+        return ParsedMessage(content=parsed.content, reasoning=reasoning, calls=parsed.calls)
 
     def _after_reply(self, text: str, reply: Message) -> tuple[str, str] | None:
         """Split `text`, which starts with the reply, into the end-of-turn token and the rest.
@@ -199,9 +221,15 @@ EMPTY_REPLY_START = ReplyStart()
 def call_start(renderer: ChatRenderer, conversation: Conversation, name: str | None) -> ReplyStart:
     """Return the start of a call of the tool `name`, or of any tool with None.
 
-    It leaves no room for reasoning.
+    It leaves no room for reasoning. Raise `UsageError` for a family that does not write calls as text.
     """
-    template = renderer.template
+    family, template = renderer.family, renderer.template
+    if (family.name if family else None) not in TEXT_CALL_FAMILIES:
+        raise UsageError(
+            "`tool_choice` cannot force a call of this model: its family does not write calls as text",
+            code="BK-INFERENCE-REQUEST",
+            hint="use auto or none",
+        )
     thought = ""
     if starts_reasoning(conversation.text):
         thought = "\n</think>\n\n"

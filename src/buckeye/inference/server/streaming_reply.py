@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from buckeye.inference.engine.detokenizer import partial_length
 from buckeye.inference.render import ChatRenderer, Conversation
-from buckeye.inference.render.renderer import EMPTY_REPLY_START, ReplyStart
+from buckeye.inference.render.renderer import EMPTY_REPLY_START, TEXT_CALL_FAMILIES, ReplyStart
 from buckeye.inference.render.template import starts_reasoning
 
 _THINK, _END_THINK, _CALL = "<think>", "</think>", "<tool_call>"
@@ -32,7 +32,8 @@ class ReplyPart:
 class StreamingReplyParser:
     """Parser of a reply's text in pieces. The joined parts do not depend on the sizes of the pieces.
 
-    If tools were offered, text is held back where a call may begin. The reply starts with `reply_start`.
+    If tools were offered, text is held back where a call may begin. If the model does not write reasoning and
+    calls as text, nothing is released before the end. The reply starts with `reply_start`.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class StreamingReplyParser:
         reply_start: ReplyStart = EMPTY_REPLY_START,
         first_call_only: bool,
     ) -> None:
-        template = renderer.template
+        family, template = renderer.family, renderer.template
         self._renderer = renderer
         self._conversation = conversation
         self._first_call_only = first_call_only
+        self._as_text = (family.name if family else None) in TEXT_CALL_FAMILIES
         self._starts_reasoning = starts_reasoning(conversation.text)
         self._calls = template.call_format if conversation.tools else None
         self._state: Literal["start", "reasoning", "content", "held"] = (
@@ -64,6 +66,8 @@ class StreamingReplyParser:
     def feed(self, text: str) -> ReplyPart:
         """Process text and return the part that is now certain."""
         self._pending += text
+        if not self._as_text:
+            return ReplyPart()
         reasoning = content = ""
         if self._state == "start":
             self._start()
@@ -91,6 +95,9 @@ class StreamingReplyParser:
         else:
             message = self._renderer.parse_text(self._conversation, self._reply_start.text + cut)
         calls = tuple(message.get("tool_calls", ()))[: 1 if self._first_call_only else None]
+        if not self._as_text:
+            reasoning = message.get("reasoning_content") or ""
+            return ReplyPart(reasoning=reasoning, content=message["content"], calls=calls)
         if self._state == "reasoning" or (self._state == "start" and self._starts_reasoning):
             # a call inside the reasoning has ended it
             rest = "" if calls else self._pending

@@ -43,7 +43,8 @@ class ChatSample:
 class ChatFormat:
     """Chat format of a model.
 
-    The model's chat template renders messages. Prompts equal those of reinforcement learning and serving.
+    The `renderers` library renders known model families, the model's chat template the others. Prompts equal
+    those of reinforcement learning and serving.
     """
 
     def __init__(self, model: str) -> None:
@@ -75,9 +76,35 @@ class ChatFormat:
         trained = [is_trained(messages[i]) for i in indices]
         if not any(trained):
             return []
-        return _join_turns(list(self._turns(messages, indices, tools)), trained)
+        turns = self._family_turns(messages, indices, tools)
+        if turns is None:
+            turns = list(self._template_turns(messages, indices, tools))
+        return _join_turns(turns, trained)
 
-    def _turns(
+    def _family_turns(
+        self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
+    ) -> list[_Turn] | None:
+        """Return the turns as rendered by `renderers`, or None if it does not support them."""
+        family = self._renderer.family
+        escaper = self._renderer.template.escaper
+        pairs = [(escaper.escape_message(message), message) for message in messages]
+        pairs += [(escaper.escape_tool(tool), tool) for tool in tools]
+        if family is None or any(escaped != original for escaped, original in pairs):
+            return None  # the library parses control tokens anywhere in the text
+        turns: list[_Turn] = []
+        ids: list[int] = []
+        for index in indices:
+            turn = family.training_turn(messages[: index + 1], tools)
+            if turn is None:
+                return None
+            prompt, reply = turn
+            continues = bool(ids) and prompt[: len(ids)] == ids
+            context = prompt[len(ids) :] if continues else prompt
+            turns.append(_Turn(context=context, reply=reply, continues=continues))
+            ids = [*prompt, *reply]
+        return turns
+
+    def _template_turns(
         self, messages: Sequence[Any], indices: Sequence[int], tools: Sequence[Any]
     ) -> Iterator[_Turn]:
         """Yield each turn as the text that the template adds to the rendered prompt before it.
