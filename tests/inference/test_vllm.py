@@ -22,6 +22,7 @@ from buckeye.inference.client import SamplingParams
 from buckeye.inference.vllm.interpreter import PYTHON_VARIABLE, VllmInstallation, find_vllm, require_vllm
 from buckeye.inference.vllm.server import (
     PLUGIN,
+    check_extra,
     vllm_command,
     vllm_environment,
 )
@@ -78,7 +79,7 @@ GPU, LONG, KV = {"cpu": False}, {"model": {"max_model_len": 9000}}, "--kv-cache-
         (GPU, "--dtype", "auto"),
         (GPU, "--enforce-eager", None),
         ({"vllm": {"max_num_batched_tokens": 8192}}, "--max-num-batched-tokens", "8192"),
-        ({"vllm": {"enable_sleep_mode": False}}, "--no-enable-sleep-mode", ...),
+        ({"vllm": {"enable_lora": False}}, "--no-enable-lora", ...),
         ({"vllm": {"hf_overrides": {"a": 1}}}, "--hf-overrides", '{"a": 1}'),
         ({}, "--enable-prefix-caching", None),
         (LONG, "--no-enable-chunked-prefill", ...),
@@ -124,20 +125,11 @@ def test_command_enables_lora_for_the_adapter_rank(fake_vllm):
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "logprobs_mode",
-        "port",
-        "max_lora_rank",
-        "pipeline_parallel_size",
-        "hf_token",
-        "uds",
-        "logits_processors",
-    ],
+    "name", ["logprobs_mode", "port", "max_lora_rank", "hf_token", "uds", "logits_processors"]
 )
-def test_reserved_vllm_keys_are_refused(fake_vllm, name, refusal):
+def test_reserved_vllm_keys_are_refused(name, refusal):
     with refusal(UsageError):
-        command(fake_vllm, vllm={name: "x"})
+        check_extra({name: "x"})
 
 
 def test_the_key_is_in_the_environment_and_not_in_the_command(fake_vllm):
@@ -149,7 +141,7 @@ def test_the_key_is_in_the_environment_and_not_in_the_command(fake_vllm):
     assert not any(KEY in word for word in command(fake_vllm))
 
 
-def test_a_model_on_two_nodes_is_started_by_ray_in_the_python_of_vllm(fake_vllm):
+def test_a_model_on_two_nodes_is_started_by_ray_in_the_python_of_vllm(fake_vllm, refusal):
     words = command(fake_vllm, cpu=False, parallel={"tp": 8, "pp": 2})
     assert value_of(words, "--tensor-parallel-size") == "8"
     assert value_of(words, "--pipeline-parallel-size") == "2"
@@ -160,6 +152,8 @@ def test_a_model_on_two_nodes_is_started_by_ray_in_the_python_of_vllm(fake_vllm)
     job = json.loads(environment["RAY_JOB_CONFIG_JSON_ENV_VAR"])["runtime_env"]
     assert job["py_executable"] == str(PYTHON)
     assert str(PLUGIN) in job["env_vars"]["PYTHONPATH"]
+    with refusal(UsageError):
+        check_extra({"pipeline_parallel_size": 2})
 
 
 def test_missing_vllm_is_refused_with_the_install_command(monkeypatch, tmp_path, refusal):

@@ -36,6 +36,27 @@ _SERVER = "buckeye_vllm_server"
 _CPU_CACHE_GB = 1
 _CPU_BATCHED_TOKENS = 4096
 _LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+_BUCKEYE_KEYS = {
+    "model": "inference.model.name",
+    "served_model_name": "inference.model.name",
+    "host": "inference.server.host",
+    "port": "inference.server.port",
+    "api_key": "inference.server.api_key_var",
+    "dtype": "inference.model.dtype",
+    "max_model_len": "inference.model.max_model_len",
+    "max_num_seqs": "inference.max_num_seqs",
+    "enforce_eager": "inference.model.enforce_eager",
+    "trust_remote_code": "inference.model.trust_remote_code",
+    "tensor_parallel_size": "inference.parallel.tp",
+    "data_parallel_size": "inference.parallel.dp",
+    "pipeline_parallel_size": "inference.parallel.pp",
+    "gpu_memory_utilization": "inference.gpu_memory_utilization",
+    "seed": "inference.seed",
+    "kv_cache_memory_bytes": "inference.kv_cache_gb",
+    "max_lora_rank": "inference.max_lora_rank",
+    "enable_auto_tool_choice": "inference.model.enable_auto_tool_choice",
+    "tool_call_parser": "inference.model.tool_call_parser",
+}
 _FIXED = {
     "logprobs_mode": "processed_logprobs",
     "generation_config": "vllm",
@@ -48,20 +69,21 @@ _FIXED = {
 """Settings that training depends on: log-probs of the sampling distribution, token ids in and out, weight
 updates in flight.
 """
+_MULTI_NODE = {"distributed_executor_backend": "ray"}
+_REMOVE = "remove it"
 _UNSUPPORTED = {
-    **dict.fromkeys(("api_key", "hf_token"), "the list of processes would show it"),
-    "uds": "Buckeye connects to the server by host and port",
-    "headless": "Buckeye needs the HTTP server",
-    "logits_processors": "it changes the sampling distribution, but not the trainer's",
-    "root_path": "Buckeye needs vLLM's default paths",
-    "api_server_count": "weights are replaced through one API server",
-    "data_parallel_size": "inference.parallel.dp starts a server for each replica",
+    "hf_token": ("the list of processes would show it", "set HF_TOKEN in the environment instead"),
+    "uds": ("Buckeye connects to the server by host and port", _REMOVE),
+    "headless": ("Buckeye needs the HTTP server", _REMOVE),
+    "logits_processors": ("it changes the sampling distribution, but not the trainer's", _REMOVE),
+    "root_path": ("Buckeye needs vLLM's default paths", _REMOVE),
+    "api_server_count": ("weights are replaced through one API server", "set inference.parallel.dp instead"),
     **dict.fromkeys(
         ("ssl_keyfile", "ssl_certfile", "ssl_ca_certs", "ssl_cert_reqs", "ssl_ciphers", "enable_ssl_refresh"),
-        "Buckeye connects by plain HTTP",
+        ("Buckeye connects by plain HTTP", "put a proxy with TLS in front of the server"),
     ),
 }
-"""Keys of `[inference.vllm]` that cannot be passed on, and the reason."""
+"""Keys that cannot be passed on: the reason, and what to do."""
 
 
 def serve_vllm(
@@ -142,6 +164,7 @@ def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Pat
     Raise `UsageError` for a key of `[inference.vllm]` that Buckeye sets itself, and for an adapter rank that
     vLLM does not support.
     """
+    check_extra(config.vllm)
     model = config.model
     cache_gb = config.kv_cache_gb or (_CPU_CACHE_GB if cpu else None)  # otherwise vLLM takes most of the RAM
     arguments: dict[str, Any] = {
@@ -156,26 +179,24 @@ def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Pat
         "enforce_eager": cpu or model.enforce_eager or None,
         "trust_remote_code": model.trust_remote_code or None,
         "tensor_parallel_size": config.parallel.tp,
-        "pipeline_parallel_size": config.parallel.pp if config.parallel.pp > 1 else None,
-        "distributed_executor_backend": "ray" if config.parallel.pp > 1 else None,
+        **({"pipeline_parallel_size": config.parallel.pp, **_MULTI_NODE} if config.parallel.pp > 1 else {}),
         "gpu_memory_utilization": None if cpu else config.gpu_memory_utilization,
         "kv_cache_memory_bytes": None if cache_gb is None else int(cache_gb * 1e9),
-        "enable_lora": True if config.max_lora_rank else None,
-        "max_lora_rank": _supported_rank(config.max_lora_rank),
+        **_adapter_arguments(config.max_lora_rank),
         "enable_auto_tool_choice": model.enable_auto_tool_choice or None,
         "tool_call_parser": model.tool_call_parser if model.enable_auto_tool_choice else None,
+        **(_single_pass_arguments(config, directory) if cpu else {}),
         **_FIXED,
+        **config.vllm,
     }
-    _check_extra(config.vllm, arguments)
-    arguments |= {**(_single_pass_arguments(config, directory) if cpu else {}), **config.vllm}
     flags = [flag for name, value in arguments.items() for flag in _flags(name, value)]
     return [str(vllm.python), "-m", _SERVER, *flags]
 
 
-def _supported_rank(rank: int | None) -> int | None:
-    """Return the rank to reserve for LoRA adapters of up to `rank`: vLLM supports only some ranks."""
+def _adapter_arguments(rank: int | None) -> dict[str, Any]:
+    """Return the settings for LoRA adapters of up to this rank: vLLM supports only some ranks."""
     if rank is None:
-        return None
+        return {}
     supported = next((known for known in _LORA_RANKS if known >= rank), None)
     if supported is None:
         raise UsageError(
@@ -183,7 +204,7 @@ def _supported_rank(rank: int | None) -> int | None:
             code="BK-CONFIG-VALUE",
             hint="train an adapter of a lower rank",
         )
-    return supported
+    return {"enable_lora": True, "max_lora_rank": supported}
 
 
 def _single_pass_arguments(config: InferenceConfig, directory: Path) -> dict[str, Any]:
@@ -237,16 +258,22 @@ def vllm_environment(
     return environment
 
 
-def _check_extra(extra: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for a key of `[inference.vllm]` that is one of `arguments`, or unsupported."""
+def check_extra(extra: Mapping[str, Any]) -> None:
+    """Raise `UsageError` for a key of `[inference.vllm]` that cannot be passed on.
+
+    The hint names the key to set instead.
+    """
     for key in extra:
-        if key in arguments:
-            problem = "is set by Buckeye, from [inference] or because training depends on it"
+        if key in _FIXED:
+            problem, hint = "is set by Buckeye, because training depends on it", _REMOVE
         elif key in _UNSUPPORTED:
-            problem = f"is not supported: {_UNSUPPORTED[key]}"
+            reason, hint = _UNSUPPORTED[key]
+            problem = f"is not supported: {reason}"
+        elif key in _BUCKEYE_KEYS:
+            problem, hint = f"is set by {_BUCKEYE_KEYS[key]}", f"set {_BUCKEYE_KEYS[key]} instead"
         else:
             continue
-        raise UsageError(f"inference.vllm.{key} {problem}", code="BK-CONFIG-CONFLICT", hint="remove it")
+        raise UsageError(f"inference.vllm.{key} {problem}", code="BK-CONFIG-CONFLICT", hint=hint)
 
 
 def _flags(name: str, value: object) -> list[str]:
