@@ -43,7 +43,7 @@ def test_a_configuration(runner):
     done = doctor(runner, "--json")
     found = states(done)
     assert found["tokenizer"] == found["memory"] == found["disk"] == "ok"
-    assert found["model"] == "ok"
+    assert found["model"] == "warning"  # its weights are untrained
     assert found["environment letters.py"] in ("ok", "warning")
     assert found["group spread"] == "skipped"
     assert done.returncode == 0

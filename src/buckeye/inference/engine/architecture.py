@@ -133,7 +133,13 @@ def tensor_shapes(directory: Path) -> dict[str, list[int]]:
 
     Reads only their headers; empty without such files. Raise `UsageError` for an incomplete file.
     """
-    shapes: dict[str, list[int]] = {}
+    headers = _tensor_headers(directory).values()
+    return {name: entry["shape"] for header in headers for name, entry in header.items()}
+
+
+def _tensor_headers(directory: Path) -> dict[Path, dict[str, dict[str, Any]]]:
+    """Return the entries of all tensors by file. Raise `UsageError` for an incomplete file."""
+    headers: dict[Path, dict[str, dict[str, Any]]] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
             if not file.is_file():  # opening a pipe would block
@@ -142,14 +148,44 @@ def tensor_shapes(directory: Path) -> dict[str, list[int]]:
                 length = int.from_bytes(handle.read(8), "little")
                 header = json.loads(handle.read(min(length, _MAX_HEADER_BYTES)))
             header.pop("__metadata__", None)
-            found = {name: entry["shape"] for name, entry in header.items()}
-            if not all(map(_is_shape, found.values())):
+            if not all(_is_shape(entry["shape"]) for entry in header.values()):
                 raise ValueError("a shape must be a list of whole numbers")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             message = f"{file} is not a complete safetensors file"
             raise UsageError(message, code="BK-MODEL-DAMAGED", hint=_FETCH_AGAIN) from None
-        shapes |= found
-    return shapes
+        headers[file] = header
+    return headers
+
+
+def is_untrained(directory: Path) -> bool:
+    """Return True if the weights of a model are as they were initialized: all norms have equal elements.
+
+    Training moves them. Return False if they cannot be read.
+    """
+    try:
+        return _has_initial_norms(directory)
+    except (OSError, UsageError, KeyError, ValueError, TypeError):
+        return False
+
+
+def _has_initial_norms(directory: Path) -> bool:
+    has_norms = False
+    for file, header in _tensor_headers(directory).items():
+        with file.open("rb") as handle:
+            start = int.from_bytes(handle.read(8), "little") + 8
+            for name, entry in header.items():
+                if name.endswith("norm.weight") and len(entry["shape"]) == 1 and entry["shape"][0] > 1:
+                    first, end = entry["data_offsets"]
+                    handle.seek(start + first)
+                    if not _is_constant(handle.read(end - first), entry["shape"][0]):
+                        return False
+                    has_norms = True
+    return has_norms
+
+
+def _is_constant(data: bytes, elements: int) -> bool:
+    """Return True if the elements of a tensor are equal."""
+    return data == data[: len(data) // elements] * elements
 
 
 def read_model_config(path: Path) -> dict[str, Any]:

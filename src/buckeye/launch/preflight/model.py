@@ -16,11 +16,13 @@ from buckeye.config.adapter import is_adapter, read_base_model
 from buckeye.config.rl import RLConfig
 from buckeye.config.trainer import LoRAConfig
 from buckeye.errors import InferenceError, UsageError
-from buckeye.inference.engine.architecture import check_sizes, read_spec
+from buckeye.inference.engine.architecture import check_sizes, is_untrained, read_spec
 from buckeye.inference.render.template import PROBE_QUESTION, PROBE_SYSTEM
 from buckeye.inference.render.template_files import TEMPLATE_FILE, read_template
 from buckeye.launch.preflight.check import Check, failed, failed_with, ok, skipped, warning
 from buckeye.launch.preflight.disk import count_parameters
+from buckeye.monitor.learning_findings import PRETRAINED
+from buckeye.transport.checkpoint import check_shard_format
 
 MODEL, TOKENIZER = "model", "tokenizer"
 _INDEX = "model.safetensors.index.json"
@@ -128,7 +130,12 @@ def check_model(config: RLConfig, *, vllm: bool) -> Check:
             "download or copy the model again",
             code="BK-MODEL-DAMAGED",
         )
-    return _check_architecture(config, path, vllm=vllm)
+    check = _check_architecture(config, path, vllm=vllm)
+    ckpt = config.trainer.ckpt
+    is_new = ckpt is None or ckpt.resume_step is None
+    if check.state == "ok" and is_new and is_untrained(path):
+        return warning(MODEL, f"{check.seen}: these weights are untrained", PRETRAINED)
+    return check
 
 
 def missing_files(path: Path) -> list[str]:
@@ -313,6 +320,7 @@ def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name
     need("torch", f"A model ({name})")
     path = find_model(name, revision)
     if path is not None:
+        check_shard_format(path.parent)
         return path
     if is_adapter(name):
         raise UsageError(
