@@ -76,7 +76,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
     else:
         host_target(request.host)
     project = read_project(config_path, resume=resume)
-    check_single_node(project.config.cluster, hosts=len(request.host) or 1)
+    check_single_node(project.config.cluster)
     minutes = dead_man_minutes()
     with lock_directory(project.output_dir):
         if not resume:
@@ -93,7 +93,6 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
             _machine(request, project, job_id, recorder.tell) as pod,
             restored_handlers(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # the loop resets them
         ):
-            check_single_node(project.config.cluster, hosts=len(pod.ssh))
             dead_man = None if request.keep else pod.dead_man_timer(minutes)
             try:
                 return asyncio.run(_RemoteRun(pod, project, job_id, dead_man, recorder).carry_out())
@@ -341,13 +340,13 @@ def _noted(recorder: RemoteRunRecorder, command_to_continue: Callable[[], str]) 
     recorder.update(state="over")
 
 
-def check_single_node(cluster: ClusterConfig, *, hosts: int) -> None:
+def check_single_node(cluster: ClusterConfig) -> None:
     """Raise UsageError for a run on several nodes."""
-    if max(hosts, cluster.nodes) > 1:
+    if cluster.nodes > 1:
         raise UsageError(
-            f"--provider trains on one machine, and this run has {max(hosts, cluster.nodes)}",
+            f"--provider trains on one machine, and this run has {cluster.nodes}",
             code="BK-CONFIG-CONFLICT",
-            hint="name one --host and set cluster.nodes = 1, or set cluster.engine on a cluster",
+            hint="set cluster.nodes = 1, or set cluster.engine on a cluster",
         )
 
 
