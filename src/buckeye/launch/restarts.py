@@ -11,7 +11,7 @@ from pathlib import Path
 from buckeye.config.supervision import SupervisionConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.exit_reason import (
-    OomKills,
+    count_oom_kills,
     describe_exit,
     exit_error_code,
     explain_exit,
@@ -99,7 +99,7 @@ class FailureHandler:
     limits: SupervisionConfig
     output_dir: Path
     note: Callable[[str, str], None]
-    _oom_kills: OomKills = field(default_factory=OomKills.read)
+    _oom_kills: int | None = field(default_factory=count_oom_kills)
 
     def restart_delay(
         self, child: Child, budget: RestartBudget, now: float, *, step: int, restarted: str = "it"
@@ -123,7 +123,7 @@ class FailureHandler:
             *(text, restarted, decision.delay, decision.count),
             *(self.limits.max_restarts, self.limits.restart_window / 60),
         )
-        self._oom_kills = OomKills.read()
+        self._oom_kills = count_oom_kills()
         self.note(child.role.title, describe_exit(child, code))
         return decision.delay
 
