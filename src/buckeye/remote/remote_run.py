@@ -38,7 +38,7 @@ from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.rental import Machine, dead_man_minutes, host_target, own_host, rent_pod
 from buckeye.remote.start_check import check_start
 from buckeye.remote.teardown import restored_handlers
-from buckeye.remote.upload import UploadCounts, send_project
+from buckeye.remote.upload import send_project
 from buckeye.run_files.directory import (
     RUN_FILE,
     check_unused,
@@ -214,10 +214,8 @@ class _RemoteRun:
                 self._notes.tell(f"Attention: {software.attention}")
             job = self._job(await jobs.remote_home(self._link), software.python)
             self._notes.tell(f"Sending new and changed files to {self._link.target} ...")
-            sent = await send_project(
-                self._link, job.python, jobs.project_folder(job), self._project.manifest
-            )
-            self._notes.tell(_sent_text(sent))
+            folder = jobs.project_folder(job)
+            self._notes.tell(await send_project(self._link, job.python, folder, self._project.manifest))
             await jobs.prepare(self._link, job, self._settings(job, software))
             await jobs.start(self._link, job, self._secrets())
             self._remember(job)
@@ -378,13 +376,6 @@ def _tell_project(project: Project) -> None:
         )
     if project.config.trainer.ckpt is None:
         _tell("warning: the run writes no checkpoints (trainer.ckpt): if the machine is lost, so is the run.")
-
-
-def _sent_text(sent: UploadCounts) -> str:
-    return (
-        f"Sent {counted(sent.files, 'file')}, {human_bytes(sent.bytes)}; {sent.unchanged} unchanged, "
-        f"{sent.removed} removed"
-    )
 
 
 def _tell(text: str) -> None:
