@@ -20,6 +20,7 @@ EventKind = Literal[
     "attempt",
     "process",
     "ready",
+    "settings",
     "restart",
     "stall",
     "checkpoint",
