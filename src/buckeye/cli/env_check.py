@@ -16,7 +16,6 @@ from buckeye.cli.env_options import (
     RewardOption,
     VariablesOption,
     environment_config,
-    variable_names,
 )
 from buckeye.evaluation.environment_args import ArgOption, ArgsOption, environment_args
 
@@ -51,7 +50,7 @@ def env_check(
     from buckeye.launch.mcp_gateways import DEFAULT_ROLLOUTS, local_gateway
 
     given = environment_args(arg, args)
-    environment = environment_config(env_id, dataset, reward, given, variable_names(variables))
+    environment = environment_config(env_id, dataset, reward, given, variables)
     with (
         tempfile.TemporaryDirectory(prefix="buckeye-check-") as folder,
         status_line("loading") as progress,

@@ -66,7 +66,7 @@ def environment_config(
     dataset: str | None,
     rewards: Sequence[str] | None,
     args: dict[str, object],
-    variables: Sequence[str],
+    variables: Sequence[str] | None,
 ) -> EnvConfig:
     """Return the settings of an environment, of a file of `rl init`, or of a dataset with its rewards.
 
@@ -93,5 +93,6 @@ def environment_config(
         env, args = MCP, written | current_arguments(load_environment, args)
     elif dataset is not None:
         args["dataset"] = dataset
-    check_variables(env, variables)
-    return EnvConfig(id=env, args=args, variables=list(variables))
+    names = variable_names(variables)
+    check_variables(env, names)
+    return EnvConfig(id=env, args=args, variables=names)

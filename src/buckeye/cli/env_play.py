@@ -19,7 +19,6 @@ from buckeye.cli.env_options import (
     VariablesOption,
     environment_config,
     is_mcp_file,
-    variable_names,
 )
 from buckeye.errors import RunError, UsageError
 from buckeye.evaluation.environment_args import (
@@ -51,9 +50,7 @@ def play(
     arg: ArgOption = None,
     args: ArgsOption = None,
     variables: VariablesOption = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split of the tasks. Default: train, or else eval.")
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Split of tasks. Default: train, else eval.")] = None,
     count: Annotated[
         int, typer.Option("--count", "-n", min=1, help="Number of rollouts, on consecutive tasks.")
     ] = 1,
@@ -62,9 +59,7 @@ def play(
     ] = 4,
     base_url: BaseUrlOption = None,
     api_key_var: ApiKeyVarOption = "OPENAI_API_KEY",
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Temperature of a model; 0: greedy.")
-    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="Temperature; 0: greedy.")] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Maximum tokens of a reply of a model.")
     ] = None,
@@ -94,7 +89,7 @@ def play(
     if min_reward is not None and save is None:
         raise _missing_flag("--min-reward", "--save", "Name a file with --save")
     given = environment_args(arg, args)
-    environment = environment_config(env, dataset, reward, given, variable_names(variables))
+    environment = environment_config(env, dataset, reward, given, variables)
     session = PlaySession(
         policy=policy,
         base_url=base_url,

@@ -16,7 +16,6 @@ from buckeye.cli.env_options import (
     RewardOption,
     VariablesOption,
     environment_config,
-    variable_names,
 )
 from buckeye.errors import UsageError
 from buckeye.evaluation.environment_args import (
@@ -40,31 +39,23 @@ def evaluate(
     arg: ArgOption = None,
     args: ArgsOption = None,
     variables: VariablesOption = None,
-    split: Annotated[
-        str | None, typer.Option(help="Split of the tasks. Default: eval, or else train.")
-    ] = None,
+    split: Annotated[str | None, typer.Option(help="Split of tasks. Default: eval, else train.")] = None,
     examples: Annotated[
         int | None, typer.Option("--examples", "-n", min=1, help="Number of tasks. Default: all.")
     ] = None,
     rollouts: Annotated[int, typer.Option("--rollouts", "-r", min=1, help="Rollouts per task.")] = 1,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Sampling temperature; 0: greedy.")
-    ] = None,
+    temperature: Annotated[float | None, typer.Option(min=0.0, help="Temperature; 0: greedy.")] = None,
     top_p: Annotated[float | None, typer.Option(min=0.0, max=1.0, help="Nucleus sampling threshold.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Maximum tokens of a reply.")] = None,
     seed: Annotated[int, typer.Option(help="Sampling seed, for a local model.")] = 0,
     max_concurrent: Annotated[int, typer.Option(min=1, help="Maximum number of parallel rollouts.")] = 16,
     timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of a rollout, in seconds.")] = 600.0,
-    retries: Annotated[
-        int, typer.Option(min=0, help="Retries of a rollout that failed before its last reply.")
-    ] = 1,
+    retries: Annotated[int, typer.Option(min=0, help="Retries of a failed rollout.")] = 1,
     pass_reward: Annotated[float, typer.Option(help="Minimum reward that counts as a pass.")] = 1.0,
     output_dir: Annotated[
         Path | None, typer.Option(help="Folder of the results. Default: outputs/evals/ENV-MODEL.")
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Run only the rollouts that the folder does not have.")
-    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Run the missing rollouts only.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Evaluate a model on an environment, or on a dataset with a reward.
@@ -78,9 +69,9 @@ def evaluate(
     _check_model(model, base_url)
     given = environment_args(arg, args)
     if reward:
-        given = {"eval_path": dataset} | ({"split": split} if split else {}) | given
+        given |= {"eval_path": dataset, "split": split}
         split = evaluation_split(split)
-    environment = environment_config(env_id, dataset, reward, given, variable_names(variables))
+    environment = environment_config(env_id, dataset, reward, given, variables)
     directory = output_dir or Path("outputs/evals") / _slug(f"{env_id or Path(dataset or '').stem}-{model}")
     sampling = ChatSampling(
         temperature=temperature,
