@@ -211,7 +211,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 def _token_ids(service: Service, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None:
         return service.encode(body.prompt, special=body.add_special_tokens)
-    messages = service.plain_messages(body.messages or [])
+    messages = [message.to_template_message() for message in body.messages or []]
     template = service.renderer.template
     return service.renderer.encode(
         template.text(messages, body.tools or [], prompt=body.add_generation_prompt)

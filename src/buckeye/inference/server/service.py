@@ -88,11 +88,7 @@ class Service:
 
     def conversation(self, messages: Seq[ChatMessage], tools: Seq[Tool]) -> Conversation:
         """Return the prompt of a chat. Raise `UsageError` if the chat template rejects it."""
-        return self.renderer.render(self.plain_messages(messages), tools)
-
-    def plain_messages(self, messages: Seq[ChatMessage]) -> list[dict[str, Any]]:
-        """Return messages in the form of chat templates."""
-        return [message.to_template_message() for message in messages]
+        return self.renderer.render([message.to_template_message() for message in messages], tools)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the token ids of a text.
