@@ -88,19 +88,42 @@ class Service:
 
     def conversation(self, messages: Seq[ChatMessage], tools: Seq[Tool]) -> Conversation:
         """Return the prompt of a chat. Raise `UsageError` if the chat template rejects it."""
-        return self.renderer.render([message.to_template_message() for message in messages], tools)
+        return self.renderer.render(self.plain_messages(messages), tools)
+
+    def plain_messages(self, messages: Seq[ChatMessage]) -> list[dict[str, Any]]:
+        """Return messages in the form of chat templates.
+
+        Raise `UsageError` if they cannot fit the context.
+        """
+        plain = [message.to_template_message() for message in messages]
+        self._check_characters(sum(len(message["content"]) for message in plain))
+        return plain
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Return the token ids of a text.
 
         With `special`, include the tokens that the tokenizer adds around it.
         """
+        self._check_characters(len(text))
         return self.renderer.tokenizer.encode(text, add_special_tokens=special)
 
     def check_ids(self, ids: Seq[int]) -> None:
         """Raise `UsageError` for token ids outside the vocabulary."""
         if ids and (min(ids) < 0 or max(ids) >= self.spec.vocab_size):
             raise InvalidRequestError(f"a token id is outside the vocabulary of {self.spec.vocab_size}")
+
+    def _check_characters(self, count: int) -> None:
+        """Reject a text that cannot fit, before tokenizing it takes seconds."""
+        if count > self.max_len * self._longest_token:
+            raise InvalidRequestError(
+                f"the prompt has {count} characters; the context is {self.max_len} tokens of at most "
+                f"{self._longest_token} characters each",
+                code="BK-PROMPT-TOO-LONG",
+            )
+
+    @cached_property
+    def _longest_token(self) -> int:
+        return max(map(len, self.renderer.tokenizer.get_vocab()))
 
     @cached_property
     def _hidden(self) -> frozenset[int]:
