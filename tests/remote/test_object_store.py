@@ -460,7 +460,7 @@ def test_the_end_of_a_run_does_not_wait_for_ever(tmp_path, url, quick, monkeypat
     assert going.pending_steps == []
 
 
-def test_uploads_that_are_behind_begin_with_the_newest(tmp_path, url, quick, caplog):
+def test_uploads_that_are_behind_say_so_and_begin_with_the_newest(tmp_path, url, quick, caplog, wording):
     run = made(tmp_path / "run")
     for step in (2, 4, 6, 8):
         save(run, step)
@@ -468,6 +468,7 @@ def test_uploads_that_are_behind_begin_with_the_newest(tmp_path, url, quick, cap
     with CheckpointUploader(run, CheckpointStore(url), keep=2, exit_timeout=20):
         pass
     texts = [record.getMessage() for record in caplog.records]
+    assert texts[0] == wording
     begun = [text.partition(":")[0][-1] for text in texts if text.startswith("Uploading")]
     assert begun == ["8", "6"]
     assert told(run)["committed"] == 8

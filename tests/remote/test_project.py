@@ -200,7 +200,8 @@ def test_there_is_nothing_to_resume(project, refusal):
         read_project(project(), resume=True)
 
 
-def test_a_run_on_several_nodes_does_not_travel(refusal):
-    check_single_node(ClusterConfig())
+@pytest.mark.parametrize(("nodes", "hosts"), [(1, 2), (2, 1), (2, 2)])
+def test_a_run_on_several_nodes_does_not_travel(nodes, hosts, refusal):
+    check_single_node(ClusterConfig(), hosts=1)
     with refusal(UsageError):
-        check_single_node(ClusterConfig(nodes=2))
+        check_single_node(ClusterConfig(nodes=nodes), hosts=hosts)

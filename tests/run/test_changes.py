@@ -1,26 +1,20 @@
 """Recorded configuration of a run, and detection of changes to it."""
 
 import json
-import os
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from buckeye.base.process import RunIdentity
 from buckeye.config.load import load_config, to_json
 from buckeye.config.rl import RLConfig
 from buckeye.launch.changed_settings import (
     changed_settings,
-    read_earlier_start,
+    former_configs,
+    record_config,
     settings_history,
     to_recorded_form,
 )
-from buckeye.launch.heartbeats import Heartbeat
-from buckeye.launch.plan import Role
-from buckeye.launch.recorder import Recorder
 from buckeye.launch.resume import make_resume_args
-from buckeye.run_files.events import write_event
+from buckeye.runs.fork import fork_run
 from buckeye.ui.endpoints import call_endpoint
 from buckeye.ui.run_catalog import OpenRun
 from tests.command import run_here
@@ -34,7 +28,7 @@ def config(words):
 
 
 def record(directory, words):
-    (directory / "configs").mkdir(parents=True, exist_ok=True)
+    (directory / "configs").mkdir(parents=True)
     (directory / "configs" / "rl.json").write_text(to_json(to_recorded_form(config(words))))
 
 
@@ -79,51 +73,64 @@ def test_make_resume_args_replaces_start_flags(words, kept):
     assert make_resume_args(words.split()) == [*kept.split(), "--resume"]
 
 
-def ready_child():
-    heartbeat = Heartbeat(pid=os.getpid(), progress=0, doing="a step", on=None, since=0.0, ready=True)
-    return SimpleNamespace(
-        key=(0, os.getpid()),
-        role=Role(kind="trainer", index=0, argv=()),
-        process=SimpleNamespace(pid=os.getpid()),
-        heartbeats=SimpleNamespace(newest=heartbeat),
-        stdout=Path("trainer.stdout"),
-        is_local=True,
-    )
+def rates(directory):
+    return [(change.step, change.key, change.old, change.new) for change in settings_history(directory)]
 
 
-def resume(directory, words, step):
-    settings = config(f"--output-dir {directory} {words}")
-    identity = RunIdentity(run_id="a" * 8, attempt=2)
-    recorder = Recorder(settings, identity, (), step, earlier=read_earlier_start(directory))
-    recorder.observe(SimpleNamespace(children=[ready_child()]))
+def start(directory, monkeypatch, words, since):
+    monkeypatch.chdir(directory)
+    record_config(config(words), since=since)
+    return directory / "out"
 
 
-def test_history_has_the_settings_of_all_steps(tmp_path):
-    run = made_run(tmp_path / "out")
-    record(run, "--trainer.optim.lr 1")
-    assert settings_history(run) == []
-    resume(run, "--trainer.optim.lr 1 --resume", 3)  # nothing changed
-    assert settings_history(run) == []
-    resume(run, "--trainer.optim.lr 2 --max-steps 9", 5)
-    resume(run, "--trainer.optim.lr 3 --max-steps 9", 8)
-    assert [(change.step, change.change) for change in settings_history(run)] == [
-        (5, "trainer.optim.lr: 1.0 -> 2.0"),
-        (5, "trainer.max_steps: null -> 9"),
-        (8, "trainer.optim.lr: 2.0 -> 3.0"),
-    ]
+def test_history_has_the_settings_of_all_steps(tmp_path, monkeypatch):
+    run = start(tmp_path, monkeypatch, "--trainer.optim.lr 1", None)
+    assert rates(run) == []
+    start(tmp_path, monkeypatch, "--trainer.optim.lr 1 --resume", 3)  # nothing changed
+    assert (rates(run), former_configs(run)) == ([], {})
+    start(tmp_path, monkeypatch, "--trainer.optim.lr 2 --max-steps 9", 5)
+    assert rates(run) == [(5, "trainer.optim.lr", 1.0, 2.0), (5, "trainer.max_steps", None, 9)]
+    start(tmp_path, monkeypatch, "--trainer.optim.lr 3 --max-steps 9", 8)
+    first, second = former_configs(run).values()
+    assert [json.loads(path.read_text())["trainer"]["optim"]["lr"] for path in (first, second)] == [1.0, 2.0]
+    assert [(change[0], change[3]) for change in rates(run)] == [(5, 2.0), (5, 9), (8, 3.0)]
 
 
-def test_history_leaves_out_invalid_events(tmp_path):
-    write_event(tmp_path, "settings", attempt=2, step="5", changes="none")
-    assert settings_history(tmp_path) == []
+@pytest.mark.parametrize(
+    ("since", "history"),
+    [(8, [(5, 1.0, 2.0), (8, 2.0, 4.0)]), (5, [(5, 1.0, 4.0)]), (2, [(2, 1.0, 4.0)]), (0, [])],
+)
+def test_history_forgets_the_steps_that_a_resume_discards(tmp_path, monkeypatch, since, history):
+    for rate, step in ((1, None), (2, 5), (3, 8), (4, since)):
+        run = start(tmp_path, monkeypatch, f"--trainer.optim.lr {rate}", step)
+    assert [(step, old, new) for step, _, old, new in rates(run)] == history
+
+
+def test_history_of_damaged_files_is_empty(tmp_path, monkeypatch):
+    run = start(tmp_path, monkeypatch, "--trainer.optim.lr 1", None)
+    start(tmp_path, monkeypatch, "--trainer.optim.lr 2", 5)
+    (run / "configs" / "rl_before_step_5.json").write_text("{")
+    (run / "configs" / "rl_before_step_x.json").write_text("{}")
+    assert rates(run) == []
 
 
 def test_compare_and_the_page_show_which_steps_ran_with_which_settings(tmp_path, monkeypatch, wording):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
+    for name, later in (("a", "0.5"), ("b", "1")):
         made_run(tmp_path / name, run_id=f"{name * 8}")
-    write_event(tmp_path / "a", "settings", attempt=2, step=4, changes=["trainer.optim.lr: 1 -> 0.5"])
+        words = f"--output-dir {name} --trainer.optim.lr"
+        start(tmp_path, monkeypatch, f"{words} 1", None)
+        start(tmp_path, monkeypatch, f"{words} {later}", 4)
     done = run_here("rl", "compare", "a", "b", cwd=tmp_path)
     assert [line for line in done.stdout.splitlines() if line.startswith("settings of")] == wording
     settings = call_endpoint(OpenRun("a", tmp_path / "a"), "settings", {})
-    assert settings["changes"] == [{"step": 4, "change": "trainer.optim.lr: 1 -> 0.5"}]
+    assert settings["changes"] == [{"step": 4, "key": "trainer.optim.lr", "old": 1.0, "new": 0.5}]
+
+
+@pytest.mark.parametrize(("step", "changed"), [("10", 5), ("5", 5), ("3", 3)])
+def test_fork_keeps_the_history_of_its_steps(tmp_path, monkeypatch, step, changed):
+    run = made_run(tmp_path / "out", checkpoints=(3, 5, 10))
+    for rate, since in ((1, None), (2, 5), (3, 20)):
+        start(tmp_path, monkeypatch, f"--trainer.optim.lr {rate}", since)
+    forked = fork_run(run, step=step, target=tmp_path / "forked")
+    assert min(former_configs(forked)) == changed
+    assert max(former_configs(forked)) <= int(step)

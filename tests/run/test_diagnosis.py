@@ -7,6 +7,7 @@ import pytest
 
 from buckeye.launch import exit_reason as module
 from buckeye.launch.exit_reason import (
+    OomKills,
     describe_exit,
     exit_error_code,
     explain_exit,
@@ -14,7 +15,7 @@ from buckeye.launch.exit_reason import (
 )
 from tests.run.conftest import role
 
-FEW = 5
+FEW = OomKills(in_cgroup=2, on_machine=5)
 
 
 @pytest.fixture
@@ -44,12 +45,17 @@ def test_explain_exit_shows_exit_code_and_last_lines(ended, tmp_path, wording):
 
 
 @pytest.mark.parametrize(
-    "count",
-    [6, None, FEW],
-    ids=["one more", "unknown", "no more"],
+    "counts",
+    [
+        OomKills(in_cgroup=3, on_machine=6),
+        OomKills(in_cgroup=2, on_machine=6),
+        OomKills(in_cgroup=None, on_machine=None),
+        FEW,
+    ],
+    ids=["of the cgroup", "of the machine", "unknown", "neither"],
 )
-def test_explain_exit_names_out_of_memory_kills(ended, tmp_path, monkeypatch, count, wording):
-    monkeypatch.setattr(module, "count_oom_kills", lambda: count)
+def test_explain_exit_names_out_of_memory_kills(ended, tmp_path, monkeypatch, counts, wording):
+    monkeypatch.setattr(module.OomKills, "read", classmethod(lambda cls: counts))
     child = ended("import os; os.kill(os.getpid(), 9)")
     child.memory = 3_100_000_000
     assert say(child, tmp_path) == wording

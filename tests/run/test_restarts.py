@@ -74,7 +74,7 @@ def test_server_is_not_restarted_after_equal_errors(processes, tmp_path, refusal
 
 def test_server_is_not_restarted_if_restarts_are_off(processes, tmp_path):
     processes.start(server("raise SystemExit(1)"))
-    limits = SupervisionConfig(max_restarts=0)
+    limits = SupervisionConfig(restart=False)
     with pytest.raises(RunError) as caught:
         tend_until(Restarts(processes, tmp_path, limits, note=print), lambda: False)
     assert caught.value.code == "BK-RUN-PROCESS"

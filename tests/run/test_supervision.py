@@ -13,7 +13,7 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.e2e
 QUICK = ("--supervision.heartbeat-timeout", 4)
-PATIENT = ("--trainer.dist-timeout-seconds", 7200, "--supervision.max-restarts", 0)
+PATIENT = ("--trainer.dist-timeout-seconds", 7200, "--supervision.restart", "false")
 SOON = ("--ckpt.interval", 3)
 
 

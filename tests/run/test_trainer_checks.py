@@ -1,19 +1,27 @@
 """Warnings of a dry run about settings that only a trainer with its model would refuse."""
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
 from buckeye.errors import ConfigError
-from buckeye.launch.preflight.trainer_checks import trainer_warnings
+from buckeye.launch.preflight.trainer_checks import reference_warnings, trainer_warnings
+from buckeye.transport.checkpoint.base_digest import BASE_DIGEST_KEY, base_digest
 
 LORA = "--trainer.model.experimental.lora.target-modules"
+
+
+@pytest.fixture(autouse=True)
+def _offline(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
 
 
 def warned(words, model=None, *, on_gpu=False):
     argv = ["--trainer", "--orchestrator", *words.split()]
     config = load_config(RLConfig, argv)
-    return trainer_warnings(config, model, on_gpu=on_gpu)
+    return [*trainer_warnings(config, model, on_gpu=on_gpu), *reference_warnings(config.trainer.loss)]
 
 
 CUSTOM = "--trainer.loss.type custom --trainer.loss.import-path"
@@ -26,10 +34,11 @@ CUSTOM = "--trainer.loss.type custom --trainer.loss.import-path"
         f"{CUSTOM} no.such.module:f",
         f"{CUSTOM} json.decoder:f",
         "--orchestrator.advantage.type custom --orchestrator.advantage.import-path no/own.py:f",
+        "--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model ./gone",
         f"{LORA} q_proj,query",
         f"{LORA} embed_tokens",
     ],
-    ids=["no file", "no module", "no function", "advantage", "unknown layer", "embeddings"],
+    ids=["no file", "no module", "no function", "advantage", "reference", "unknown layer", "embeddings"],
 )
 def test_trainer_warnings_report_invalid_settings(tiny_model, words, wording):
     assert warned(words, tiny_model) == wording
@@ -39,8 +48,41 @@ def test_trainer_warnings_are_empty_for_valid_settings(tiny_model, tmp_path):
     (tmp_path / "loss.py").write_text("from math import sqrt as f\n")
     assert warned(f"{CUSTOM} {tmp_path}/loss.py:f") == []
     assert warned(f"{CUSTOM} json.decoder:scanstring") == []
+    words = f"--trainer.loss.kl-coef 0.1 --trainer.loss.reference-model {tiny_model}"
+    assert warned(words, tiny_model) == []
     assert warned(f"{LORA} q_proj,layers.0.mlp.up_proj", tiny_model) == []
     assert warned(f"{LORA} whatever", None) == []  # the model is not available locally
+
+
+Q = "model.layers.0.self_attn.q_proj"
+ADAPTERS = {
+    "of this model": (Q, [4, 64], "here", None),
+    "of unknown weights": (Q, [4, 64], None, None),
+    "of other weights": (Q, [4, 64], "f" * 64, "other weights"),
+    "of a wider model": (Q, [4, 128], None, "another model"),
+    "of a deeper model": (Q.replace("0", "7"), [4, 64], None, "does not exist"),
+    "of modules that files name otherwise": ("model.layers.0.mlp.experts.gate_up", [4, 64], None, None),
+    "without its weights": (None, None, None, "has no adapter_model.safetensors"),
+}
+
+
+@pytest.mark.parametrize(("module", "shape", "base", "said"), ADAPTERS.values(), ids=ADAPTERS)
+def test_initial_adapter_of_another_model_is_reported(tiny_model, tmp_path, module, shape, base, said):
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "org/base"}')
+    if module is not None:
+        digest = base_digest(str(tiny_model)) if base == "here" else base
+        tensors = {f"base_model.model.{module}.lora_A.weight": np.zeros(shape, np.float32)}
+        metadata = None if digest is None else {BASE_DIGEST_KEY: digest}
+        save_file(tensors, tmp_path / "adapter_model.safetensors", metadata=metadata)
+    found = warned(f"--trainer.model.adapter {tmp_path} --model.name {tiny_model}", tiny_model)
+    assert [said in line for line in found] == [True] * (said is not None), found
+
+
+def test_damaged_adapter_is_reported(tiny_model, tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0{")
+    (line,) = warned(f"--trainer.model.adapter {tmp_path} --model.name {tiny_model}", tiny_model)
+    assert "cannot read the adapter" in line
 
 
 def test_adamw8bit_with_sharded_model_is_refused(refusal, wording):

@@ -48,7 +48,8 @@ def _comparison_lines(comparison: RunComparison) -> Iterator[str]:
     yield from _difference_table("settings", comparison.settings)
     for name, changes in comparison.changes.items():
         for change in changes:
-            yield f"settings of {name.upper()} changed at step {change.step}: {change.change}"
+            values = f"{_shorten(change.old)} -> {_shorten(change.new)}"
+            yield f"settings of {name.upper()} changed at step {change.step}: {change.key}: {values}"
     yield from _difference_table("versions", comparison.versions)
     yield from _difference_table("machines", comparison.machines)
     yield from _task_lines(comparison)

@@ -42,7 +42,7 @@ def _remote_request(flags: TrainFlags) -> RemoteRequest:
     return RemoteRequest(
         gpus=parse_gpu_spec(flags.gpus) if flags.gpus is not None else None,
         provider="ssh" if flags.provider == "ssh" else "prime",
-        host=flags.host,
+        host=tuple(flags.host),
         max_price=flags.max_price,
         max_hours=flags.max_hours,
         keep=flags.keep,

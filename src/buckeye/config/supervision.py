@@ -10,9 +10,11 @@ from buckeye.config.shared import BaseConfig
 class SupervisionConfig(BaseConfig):
     """Timeouts of unresponsive processes, and limits on restarts."""
 
+    restart: bool = True
+    """Restart processes that end or stall: a server alone, trainer and orchestrator from the newest
+    checkpoint. False: end the run."""
     max_restarts: NonNegativeInt = 5
-    """Maximum number of restarts within restart_window of processes that end or stall. A new checkpoint
-    resets the count. 0: end the run."""
+    """Maximum number of restarts within restart_window. A new checkpoint resets the count."""
     restart_window: PositiveFloat = 600.0
     """Seconds after which a restart no longer counts."""
     heartbeat_timeout: PositiveFloat = 30.0

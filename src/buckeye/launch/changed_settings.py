@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from pydantic import ValidationError
 
 from buckeye.base.storage import read_json, write_file
@@ -18,7 +17,6 @@ from buckeye.config.rl import RLConfig
 from buckeye.config.structure import drop_unknown, shape_of
 from buckeye.errors import UsageError
 from buckeye.monitor.redact import redact
-from buckeye.run_files.events import read_events
 from buckeye.run_files.record import RunRecord, read_record
 
 RECORDED_CONFIG = Path("configs", "rl.json")
@@ -34,31 +32,68 @@ _START_SETTINGS = {"clean", "dry_run", "output_dir", "resume", "resume_step"}
 
 @dataclass(frozen=True, slots=True)
 class SettingChange:
-    """Setting that a resume at `step` changed for the following steps, as `KEY: OLD -> NEW`."""
+    """Setting that a resume at `step` changed: the steps from there on ran with `new`."""
 
     step: int
-    change: str
+    key: str
+    old: Any
+    new: Any
 
 
-class _SettingsEvent(msgspec.Struct):
-    step: int
-    changes: list[str]
+def record_config(config: RLConfig, *, since: int | None = None) -> None:
+    """Write the configuration to the run directory as the configuration of the run.
 
-
-def record_config(config: RLConfig) -> None:
-    """Write the configuration to the run directory as the configuration of the run."""
+    If it differs from that of the steps before `since`, the step at which the run was resumed, that one is
+    kept, too.
+    """
+    if since is not None:
+        _keep_former_config(config, since)
     write_file(config.output_dir / RECORDED_CONFIG, to_json(to_recorded_form(config)), mode=0o600)
 
 
+def _keep_former_config(config: RLConfig, since: int) -> None:
+    output_dir, kept = config.output_dir, config.output_dir / former_config(since)
+    discarded = [path for step, path in former_configs(output_dir).items() if step >= since]
+    current = to_recorded_form(config).model_dump(mode="json")
+    try:
+        former = _completed(read_json(next(iter(discarded), output_dir / RECORDED_CONFIG)))
+    except (OSError, ValueError):  # the start of the run has reported it
+        former = current
+    if since and compare_settings(former, current):
+        write_file(kept, json.dumps(former, indent=2, ensure_ascii=False) + "\n", mode=0o600)
+        discarded = [path for path in discarded if path != kept]
+    for path in discarded:
+        path.unlink(missing_ok=True)
+
+
+def former_config(step: int) -> Path:
+    """Return the path in the run directory of the configuration that the steps before `step` ran with."""
+    return RECORDED_CONFIG.with_name(f"rl_before_step_{step}.json")
+
+
+def former_configs(output_dir: Path) -> dict[int, Path]:
+    """Return the kept configurations of a run by the step before which each was replaced, in order."""
+    folder = output_dir / RECORDED_CONFIG.parent
+    paths = {path.stem.rpartition("_")[2]: path for path in folder.glob("rl_before_step_*.json")}
+    return {int(step): paths[step] for step in sorted(filter(str.isdecimal, paths), key=int)}
+
+
 def settings_history(output_dir: Path) -> list[SettingChange]:
-    """Return the changes of settings by resumes, in order, without secrets. Invalid events are left out."""
-    found = []
-    for event in read_events(output_dir):
-        if event["event"] == "settings":
-            with suppress(msgspec.ValidationError):
-                valid = msgspec.convert(event, _SettingsEvent)
-                found += [SettingChange(valid.step, change) for change in valid.changes]
-    return found
+    """Return the changes of settings by resumes, in order, without secrets.
+
+    A setting shared by several processes appears once. Unreadable files are left out.
+    """
+    configs = []
+    for step, path in [*former_configs(output_dir).items(), (0, output_dir / RECORDED_CONFIG)]:
+        try:
+            configs.append((step, _completed(read_json(path))))
+        except (OSError, ValueError):
+            continue
+    return [
+        SettingChange(step, key, old, new)
+        for (step, former), (_, later) in pairwise(configs)
+        for key, old, new in distinct_changes(compare_settings(former, later))
+    ]
 
 
 def distinct_changes(changes: list[tuple[str, Any, Any]]) -> list[tuple[str, Any, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+from dataclasses import dataclass
 from pathlib import Path
 
 from buckeye.base.disk import free_bytes, human_bytes
@@ -16,13 +17,17 @@ _CLOCK = re.compile(r"^\d\d:\d\d:\d\d +")
 _ERROR_LINE = re.compile(r"error|exception|cannot|failed", re.IGNORECASE)
 
 
-def count_oom_kills() -> int | None:
-    """Return the number of out-of-memory kills on this machine, also in containers; None if unreadable."""
-    try:
-        match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
-    except OSError:
-        return None
-    return int(match[1]) if match is not None else None
+@dataclass(frozen=True, slots=True)
+class OomKills:
+    """Out-of-memory kills so far, in this process's cgroup and on the machine; None if unreadable."""
+
+    in_cgroup: int | None
+    on_machine: int | None
+
+    @classmethod
+    def read(cls) -> OomKills:
+        """Return the current counts."""
+        return cls(_count(_cgroup_file()), _count(Path("/proc/vmstat")))
 
 
 def describe_exit(child: Child, code: int) -> str:
@@ -56,10 +61,10 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def explain_exit(child: Child, code: int, earlier: int | None, output_dir: Path) -> str:
+def explain_exit(child: Child, code: int, earlier: OomKills, output_dir: Path) -> str:
     """Return how a child ended, the probable reason, and its last lines of output.
 
-    `earlier` is the number of out-of-memory kills when the child was started, or at the last diagnosis.
+    `earlier` holds the counts of kills from when the child was started, or from the last diagnosis.
     """
     parts = [describe_exit(child, code)]
     if code == -signal.SIGKILL and child.kill_reason is None and child.is_local:
@@ -87,8 +92,34 @@ def find_reported_error(child: Child, code: int) -> str | None:
     return f"{child.role.kind}: {last}" if _ERROR_LINE.search(last) else None
 
 
-def _kill_cause(earlier: int | None) -> str:
-    current = count_oom_kills()
-    if earlier is not None and current is not None and current > earlier:
+def _kill_cause(earlier: OomKills) -> str:
+    current = OomKills.read()
+    if _has_increased(earlier.in_cgroup, current.in_cgroup):
+        return "out of memory: the limit of this container or job was exceeded"
+    if _has_increased(earlier.on_machine, current.on_machine):
         return "probably out of memory: the kernel has just killed a process for lack of memory"
     return "sender unknown: a user, or the kernel if memory ran out"
+
+
+def _has_increased(earlier: int | None, current: int | None) -> bool:
+    return earlier is not None and current is not None and current > earlier
+
+
+def _count(path: Path | None) -> int | None:
+    """Return the number of kills in a file with a line `oom_kill NUMBER`, or None."""
+    text = _find_in(path, r"^oom_kill (\d+)$")
+    return None if text is None else int(text)
+
+
+def _cgroup_file() -> Path | None:
+    """Return the path of `memory.events` of this process's cgroup (version 2), or None."""
+    cgroup = _find_in(Path("/proc/self/cgroup"), r"^0::/*(.*)$")
+    return None if cgroup is None else Path("/sys/fs/cgroup", cgroup, "memory.events")
+
+
+def _find_in(path: Path | None, pattern: str) -> str | None:
+    try:
+        match = re.search(pattern, path.read_text(), re.MULTILINE) if path is not None else None
+    except OSError:
+        return None
+    return match[1] if match else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -41,6 +41,7 @@ class _FailureMessage(msgspec.Struct, kw_only=True):
 
 
 _BLOCKED = "was blocked for {:.0f} s by code that does not await"
+HealthProblem = Literal["not_started", "silent", "stalled", "blocked"]
 
 
 @dataclass(slots=True)
@@ -122,25 +123,27 @@ class HeartbeatReader:
             self.progressed = now
 
 
-def find_health_problem(reader: HeartbeatReader, limits: SupervisionConfig, now: float) -> str | None:
-    """Return the reason why a process is unhealthy, or None if it is healthy.
+def find_health_problem(
+    reader: HeartbeatReader, limits: SupervisionConfig, now: float
+) -> tuple[HealthProblem, str] | None:
+    """Return the reason why a process is unhealthy, as a kind and as a predicate, or None if it is healthy.
 
-    The reason follows the title in messages: `sent no heartbeat for 31 s`. A process has not sent its first
-    heartbeat in time; it is suspended or hangs; it works but makes no progress; or its event loop does not
-    run.
+    "not_started": no first heartbeat within the start timeout. "silent": its heartbeats ended, because it is
+    suspended or hangs. "stalled": it works but makes no progress. "blocked": its event loop does not run. The
+    predicate follows the title in messages: `sent no heartbeat for 31 s`.
     """
     if reader.last_heartbeat is None:
         seconds = now - reader.started
         is_late = seconds > limits.start_timeout
-        return f"sent no heartbeat within {seconds:.0f} s of its start" if is_late else None
+        return ("not_started", f"sent no heartbeat within {seconds:.0f} s of its start") if is_late else None
     progressed = reader.progressed if reader.waits_on is None else None
-    deadlines: tuple[tuple[float | None, float, str], ...] = (
-        (reader.last_heartbeat, limits.heartbeat_timeout, "sent no heartbeat for {:.0f} s"),
-        (progressed, limits.stall_timeout, "made no progress for {:.0f} s"),
-        (reader.pulse, limits.stall_timeout, _BLOCKED),
+    deadlines: tuple[tuple[HealthProblem, float | None, float, str], ...] = (
+        ("silent", reader.last_heartbeat, limits.heartbeat_timeout, "sent no heartbeat for {:.0f} s"),
+        ("stalled", progressed, limits.stall_timeout, "made no progress for {:.0f} s"),
+        ("blocked", reader.pulse, limits.stall_timeout, _BLOCKED),
     )
-    for since, timeout, predicate in deadlines:
+    for problem, since, timeout, predicate in deadlines:
         if since is not None and now - since > timeout:
             doing = reader.newest.doing if reader.newest is not None else "unknown"
-            return f"{predicate.format(now - since)} (last activity: {doing})"
+            return problem, f"{predicate.format(now - since)} (last activity: {doing})"
     return None

@@ -47,9 +47,12 @@ class Host(ABC):
     def __init__(self, head: str) -> None:
         self._head = head
 
-    @cached_property
     def facts(self) -> HostFacts:
-        """Version, devices and addresses of the host."""
+        """Return the version, devices and addresses of the host."""
+        return self._facts
+
+    @cached_property
+    def _facts(self) -> HostFacts:
         return msgspec.convert(self._request("facts", self._head), HostFacts)
 
     def choose_ports(self, count: int) -> list[int]:
@@ -87,7 +90,7 @@ class OtherNodes:
 
 def make_plan_node(number: int, host: Host) -> PlanNode:
     """Return a node with the data for `make_plan`."""
-    facts = host.facts
+    facts = host.facts()
     return PlanNode(
         name=f"node {number} ({facts.name})",
         machine=Machine(cores=facts.cores, gpus=facts.gpus),

@@ -46,21 +46,33 @@ _CONNECT_SECONDS = 2.0
 
 
 @contextmanager
-def local_gateway(environments: Sequence[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
-    """Start the gateways of `plan_gateways` for rollouts in this process, and end them with the context.
+def task_gateway(
+    environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int
+) -> Iterator[dict[str, str]]:
+    """Ensure that a gateway listens where the tasks of MCP environments expect one on this machine.
 
-    Their output is appended to `log_file`. Their key, unless one is set, is in `os.environ` meanwhile. They
-    also end with this process. Raises RunError, with its last lines, if one does not become ready.
+    A gateway started here has room for `rollouts` concurrent rollouts. Yields additional variables for
+    processes that run the tasks. If no gateway key is set, they contain the key of the gateway: of the one
+    that is started here, or of the user's gateway that is already listening. Raises UsageError for tasks that
+    cannot be read, and for a listening gateway that expects another key.
     """
-    planned = plan_gateways(environments, rollouts=rollouts)
-    with ExitStack() as stack:
-        for role in planned.roles:
-            stack.enter_context(_running_gateway(role, planned.env, log_file))
-        os.environ.update(planned.env)
+    known = variables()
+    servers, args = _find_requirements(environments, known, rollouts)
+    key = _missing_key(servers, known)
+    with ensure_gateway(servers, log_file, args=args, env=key) as started:
+        _check_keys(servers, started, {**known, **key})
+        yield key
+
+
+@contextmanager
+def local_gateway(environments: Iterable[EnvConfig], log_file: Path, *, rollouts: int) -> Iterator[None]:
+    """Run `task_gateway` for rollouts in this process, and set its key in `os.environ` meanwhile."""
+    with task_gateway(environments, log_file, rollouts=rollouts) as key:
+        os.environ.update(key)
         try:
             yield
         finally:
-            for name in planned.env:
+            for name in key:
                 del os.environ[name]
 
 
@@ -75,15 +87,16 @@ def plan_gateways(environments: Sequence[EnvConfig], *, rollouts: int) -> Enviro
     _check_placement(environments, known)
     servers, args = _find_requirements(environments, known, rollouts)
     ports = _unused_ports(servers)
-    key = _missing_key(servers, known, needs_new=bool(ports))
-    for url, server in servers.items():
-        if _local_port(url) not in ports:
-            _check_key(url, server, {**known, **key})
-    roles = [
-        Role(kind="gateway", index=index, argv=(*_COMMAND, "--port", str(port), *args), port=port)
-        for index, port in enumerate(ports)
-    ]
-    return EnvironmentProcesses(roles=tuple(roles), env=key)
+    key = _missing_key(servers, known)
+    _check_keys(servers, ports, {**known, **key})
+    return EnvironmentProcesses(
+        roles=tuple(_gateway_role(index, port, args) for index, port in enumerate(ports)), env=key
+    )
+
+
+def _gateway_role(index: int, port: int, args: Sequence[str]) -> Role:
+    argv = (*_COMMAND, "--port", str(port), *args)
+    return Role(kind="gateway", index=index, argv=argv, port=port)
 
 
 def _check_placement(environments: Iterable[EnvConfig], known: Mapping[str, str]) -> None:
@@ -100,15 +113,18 @@ def _check_placement(environments: Iterable[EnvConfig], known: Mapping[str, str]
             )
 
 
-def _missing_key(servers: Iterable[str], known: Mapping[str, str], *, needs_new: bool) -> dict[str, str]:
+def _missing_key(servers: Iterable[str], known: Mapping[str, str]) -> dict[str, str]:
     """Return the variable with the gateway key; empty if a key is set already.
 
     The key is that of a listening gateway, or a new one if a gateway is to be started.
     """
     if known.get(API_KEY_VARIABLE):
         return {}
-    generated = (local_key(API_KEY_VARIABLE, address) for address in servers)
-    key = next(filter(None, generated), secrets.token_urlsafe(24) if needs_new else "")
+    addresses = list(servers)
+    generated = (local_key(API_KEY_VARIABLE, address) for address in addresses)
+    key = next(filter(None, generated), "")
+    if not key and _unused_ports(addresses):
+        key = secrets.token_urlsafe(24)
     return {API_KEY_VARIABLE: key} if key else {}
 
 
@@ -124,6 +140,13 @@ def _find_requirements(
     for name in sorted({name for server in all_servers for name in parse_variable_headers(server.headers)}):
         args += ["--variable", name]
     return servers, tuple(args)
+
+
+def _check_keys(servers: Mapping[str, HttpServer], started: Sequence[int], known: Mapping[str, str]) -> None:
+    """Raise UsageError if a gateway that was already listening rejects the key of the tasks."""
+    for url, server in servers.items():
+        if _local_port(url) not in started:
+            _check_key(url, server, known)
 
 
 def mcp_tasks(environments: Iterable[EnvConfig]) -> list[McpTask]:
@@ -211,6 +234,24 @@ def _check_key(url: str, server: HttpServer, known: Mapping[str, str]) -> None:
         )
 
 
+@contextmanager
+def ensure_gateway(
+    urls: Iterable[str], log_file: Path, *, args: Sequence[str] = (), env: Mapping[str, str] | None = None
+) -> Iterator[list[int]]:
+    """Ensure that a server listens on every address of this machine among `urls`.
+
+    The URLs are those of the tasks' servers. Where none listens, start a gateway with the flags `args` and
+    the variables `env` in addition to those of this process. Its output is appended to `log_file`. It ends
+    with the context, or with this process. Yields the ports where a gateway was started. Raises RunError,
+    with its last lines, if one does not become ready.
+    """
+    ports = _unused_ports(urls)
+    with ExitStack() as stack:
+        for port in ports:
+            stack.enter_context(_running_gateway(port, log_file, args, env or {}))
+        yield ports
+
+
 def _unused_ports(urls: Iterable[str]) -> list[int]:
     """Return the ports of this machine among the URLs on which no server listens."""
     ports = {port for url in urls if (port := _local_port(url)) is not None}
@@ -237,12 +278,13 @@ def _has_listener(port: int) -> bool:
 
 
 @contextmanager
-def _running_gateway(role: Role, env: Mapping[str, str], log_file: Path) -> Iterator[None]:
-    assert role.port is not None
+def _running_gateway(
+    port: int, log_file: Path, args: Sequence[str], env: Mapping[str, str]
+) -> Iterator[None]:
     log_file.parent.mkdir(parents=True, exist_ok=True)
     with log_file.open("ab") as output:
         process = ChildProcess(
-            role.argv,
+            [*_COMMAND, "--port", str(port), *args],
             stdout=output,
             stderr=subprocess.STDOUT,
             env={
@@ -253,14 +295,12 @@ def _running_gateway(role: Role, env: Mapping[str, str], log_file: Path) -> Iter
             },
         )
     try:
-        _wait_until_ready(process, role.port, log_file)
-        log.info("Started a gateway for the tasks on port %d (log: %s)", role.port, log_file)
+        _wait_until_ready(process, port, log_file)
+        log.info("Started a gateway for the tasks on port %d (log: %s)", port, log_file)
         yield
     finally:
         if not process.end(_STOP_SECONDS, session=False):
-            log.warning(
-                "Killing the gateway on port %d: it did not end within %g s", role.port, _STOP_SECONDS
-            )
+            log.warning("Killing the gateway on port %d: it did not end within %g s", port, _STOP_SECONDS)
 
 
 def _wait_until_ready(process: ChildProcess, port: int, log_file: Path) -> None:

@@ -17,7 +17,7 @@ from buckeye.base.distribution import code_digest, versions
 from buckeye.base.process import RunIdentity, usable_cores
 from buckeye.base.storage import step_directories
 from buckeye.config.rl import RLConfig
-from buckeye.launch.changed_settings import changed_settings, record_config
+from buckeye.launch.changed_settings import record_config
 from buckeye.launch.processes import Child, Processes
 from buckeye.run_files.events import EventKind, write_event
 from buckeye.run_files.record import (
@@ -126,13 +126,10 @@ class Recorder:
         if self._config is None:
             return
         try:
-            changes = changed_settings(self._output_dir, self._config)
-            record_config(self._config)
+            record_config(self._config, since=self.record.start_step)
         except OSError as error:
             self._warn_once(error)
             return
-        if changes:
-            self.note("settings", step=self.record.start_step, changes=changes)
         self._config = None
         self._update(**self._command)
 

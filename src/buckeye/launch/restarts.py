@@ -11,7 +11,7 @@ from pathlib import Path
 from buckeye.config.supervision import SupervisionConfig
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.exit_reason import (
-    count_oom_kills,
+    OomKills,
     describe_exit,
     exit_error_code,
     explain_exit,
@@ -28,6 +28,14 @@ NODE_RETRY_SECONDS = 1.0
 """Delay before the next try if the node of a process was absent."""
 _MAX_DELAY = 60.0
 _MAX_REPEATED_ERRORS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """A restart after `delay` seconds, the `count`th that counts against the limit."""
+
+    delay: float
+    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +60,8 @@ class RestartBudget:
     _last: tuple[str, int] | None = None
     _repeats: int = 0  # consecutive ends with the same cause, at most one step apart
 
-    @property
-    def used(self) -> int:
-        """Number of restarts that count against the limit."""
-        return len(self._ends)
-
-    def decide(self, now: float, *, cause: str | None, step: int) -> float | GiveUp:
-        """Return the delay before the restart of a process that ended at the time `now`.
+    def decide(self, now: float, *, cause: str | None, step: int) -> Restart | GiveUp:
+        """Return the decision after a process ended at the time `now`.
 
         `cause` is the error that the process itself reported, or None if it was killed. `step` is the
         number of steps that the run had finished.
@@ -78,7 +81,8 @@ class RestartBudget:
                 "fix the cause, or raise `supervision.max_restarts`",
             )
         self._ends.append(now)
-        return min(_MAX_DELAY, _FIRST_DELAY * 2 ** (self.used - 1))
+        count = len(self._ends)
+        return Restart(min(_MAX_DELAY, _FIRST_DELAY * 2 ** (count - 1)), count)
 
     def refill(self) -> None:
         """Allow all restarts again, after progress of the run."""
@@ -95,7 +99,7 @@ class FailureHandler:
     limits: SupervisionConfig
     output_dir: Path
     note: Callable[[str, str], None]
-    _oom_kills: int | None = field(default_factory=count_oom_kills)
+    _oom_kills: OomKills = field(default_factory=OomKills.read)
 
     def restart_delay(
         self, child: Child, budget: RestartBudget, now: float, *, step: int, restarted: str = "it"
@@ -109,19 +113,19 @@ class FailureHandler:
         code, failure = child.returncode, child.heartbeats.failure
         assert code is not None
         text, error_code = explain_exit(child, code, self._oom_kills, self.output_dir), exit_error_code(child)
-        if code == UsageError.exit_code or (failure and failure.final):
+        if not self.limits.restart or code == UsageError.exit_code or (failure and failure.final):
             raise RunError(text, code=error_code)
         decision = budget.decide(now, cause=find_reported_error(child, code), step=step)
         if isinstance(decision, GiveUp):
             raise RunError(f"{text}\nNot restarted: {decision.reason}", code=error_code, hint=decision.hint)
         log.warning(
             "%s\nRestarting %s in %g s (restart %d of at most %d within %g minutes)",
-            *(text, restarted, decision, budget.used),
+            *(text, restarted, decision.delay, decision.count),
             *(self.limits.max_restarts, self.limits.restart_window / 60),
         )
-        self._oom_kills = count_oom_kills()
+        self._oom_kills = OomKills.read()
         self.note(child.role.title, describe_exit(child, code))
-        return decision
+        return decision.delay
 
     def new_budget(self) -> RestartBudget:
         """Return a full budget."""

@@ -17,7 +17,7 @@ from buckeye.config.inference import InferenceConfig
 from buckeye.config.load import to_json
 from buckeye.errors import RunError
 from buckeye.inference.client import InferenceClient
-from buckeye.launch.exit_reason import count_oom_kills, exit_error_code, explain_exit
+from buckeye.launch.exit_reason import OomKills, exit_error_code, explain_exit
 from buckeye.launch.plan import Role
 from buckeye.launch.preflight.devices import this_machine
 from buckeye.launch.preflight.ports import Ports
@@ -44,7 +44,7 @@ async def served_model(path: Path, *, config: InferenceConfig | None = None) -> 
     """
     key = secrets.token_urlsafe(24)
     with closing(Ports()) as ports, tempfile.TemporaryDirectory(prefix="buckeye-serve-") as scratch:
-        (port,), directory, oom_kills = ports.choose(1), Path(scratch), count_oom_kills()
+        (port,), directory, oom_kills = ports.choose(1), Path(scratch), OomKills.read()
 
         def check() -> None:
             for child in processes.children:

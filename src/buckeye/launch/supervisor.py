@@ -125,7 +125,7 @@ class Supervisor:
             if child.key not in previous:
                 self._processes.request_stacks(child)
             elif now >= kill_time:
-                self._processes.kill(child, problem)
+                self._processes.kill(child, problem[1])
 
     def _report_stall(self, now: float) -> None:
         texts = [describe_wait(wait, time.time()) for wait in waits(self._recorder.record)]

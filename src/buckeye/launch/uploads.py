@@ -47,13 +47,14 @@ _MAX_FINAL_TRIES = 3  # once the run has ended, for uploads that the store denie
 class State(msgspec.Struct, kw_only=True, frozen=True):
     """State of the uploads of a run.
 
-    `committed` is the step of the newest checkpoint in the store. `waiting` lists the steps still to upload.
-    `failures` counts consecutive failures; `error` is the last one.
+    `committed` is the step of the newest checkpoint in the store. `waiting` lists the steps still to upload,
+    and `uploading` is the one in progress. `failures` counts consecutive failures; `error` is the last one.
     """
 
     url: str
     committed: int | None = None
     waiting: list[int] = []
+    uploading: int | None = None
     failures: int = 0
     error: str | None = None
 
@@ -142,6 +143,12 @@ class CheckpointUploader:
             self._stored |= _keys(local)  # never uploaded: skip
             self._prune(stored)
             return False
+        if len(pending) > 1:
+            log.warning(
+                "Uploads are behind: steps %s are not in %s yet",
+                ", ".join(str(info.step) for info in pending),
+                self._store.url,
+            )
         self._upload(pending[-1], local)
         self._prune(self._store.list_checkpoints())
         return True
@@ -165,6 +172,7 @@ class CheckpointUploader:
     def _upload(self, info: CheckpointInfo, local: Sequence[CheckpointInfo]) -> None:
         step, started, size = info.step, time.monotonic(), size_of(info.path)
         log.info("Uploading the checkpoint of step %d: %s", step, human_bytes(size))
+        self._set_state(uploading=step)
         try:
             with _locked(info.path):
                 commit = read_commit(info.path)
@@ -180,6 +188,8 @@ class CheckpointUploader:
                 raise
             log.info("Checkpoint of step %d was deleted before its upload", step)
             return
+        finally:
+            self._set_state(uploading=None)
         seconds, failures = time.monotonic() - started, self._state.failures
         log.info("Uploaded the checkpoint of step %d: %s in %.1f s", step, human_bytes(sent), seconds)
         metrics = MetricsLog(self._run / "metrics.jsonl")
@@ -244,8 +254,11 @@ def describe(state: State) -> str:
     parts = [
         f"newest checkpoint: step {state.committed}" if state.committed is not None else "no checkpoint yet"
     ]
-    if state.waiting:
-        parts.append(f"waiting: steps {', '.join(map(str, state.waiting))}")
+    if state.uploading is not None:
+        parts.append(f"uploading step {state.uploading}")
+    waiting = [str(step) for step in state.waiting if step != state.uploading]
+    if waiting:
+        parts.append(f"waiting: steps {', '.join(waiting)}")
     if state.failures:
         parts.append(f"{state.failures} consecutive failures: {state.error}")
     return f"{state.url}: {'; '.join(parts)}"

@@ -22,7 +22,7 @@ class RemoteRequest:
     """Machine, price and time of a remote run. Prices are in US dollars an hour for the whole machine."""
 
     provider: Literal["prime", "ssh"] = "prime"
-    host: str | None = None
+    host: tuple[str, ...] = ()
     """`[user@]host[:port]`, for the provider `ssh`."""
     region: tuple[str, ...] = ()
     gpus: GpuSpec | None = None

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 # Parsing of ssh addresses, in the forms of users and providers.
 
-_TARGET = re.compile(
-    r"(?:ssh\s+)?(?:(?P<user>[a-z_][\w.\-]{0,31})@)?"
-    r"(?:\[(?P<six>[0-9a-f:.]{2,45})\]|(?P<host>[a-z0-9](?:[a-z0-9.\-]{0,252}[a-z0-9])?))"
-    r"(?::(?P<port>\d{1,5}))?(?:\s+-p\s*(?P<flag>\d{1,5}))?\s*",
-    re.ASCII | re.IGNORECASE,
+_USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,31}")
+_HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.\-]{0,252}[A-Za-z0-9])?")
+_ADDRESS6 = re.compile(r"[0-9A-Fa-f:.]{2,45}")
+_PLACE = re.compile(
+    r"(?:(?P<user>[^@\s]+)@)?(?:\[(?P<six>[^\]]+)\]|(?P<host>[^\[\]:\s]+))(?::(?P<port>\d+))?"
 )
 
 
@@ -38,11 +38,41 @@ def parse_target(text: str) -> SshTarget:
     An IPv6 address is in brackets. Raises ValueError for anything but a plain address, because its parts
     become arguments of programs.
     """
-    match = _TARGET.fullmatch(text)
-    port = int(match["flag"] or match["port"] or 22) if match is not None else 0
-    if match is None or not 1 <= port <= 65535:
-        raise ValueError(f"expected [user@]host[:port], not {text!r}")
-    return SshTarget(user=match["user"] or "root", host=match["six"] or match["host"], port=port)
+    words = shlex.split(text)
+    if words[:1] == ["ssh"]:
+        words = words[1:]
+    port: str | None = None
+    places = []
+    while words:
+        word = words.pop(0)
+        if word == "-p":
+            port = words.pop(0) if words else ""
+        elif word.startswith("-p"):
+            port = word[2:]
+        else:
+            places.append(word)
+    if len(places) != 1:
+        raise ValueError(f"expected user@host and a port, not {text!r}")
+    match = _PLACE.fullmatch(places[0])
+    if match is None:
+        raise ValueError(f"{places[0]!r} is not [user@]host[:port]")
+    return SshTarget(
+        user=_checked(_USER, match["user"] or "root", "user name"),
+        host=_checked(_ADDRESS6 if match["six"] else _HOST, match["six"] or match["host"], "host"),
+        port=_port(port if port is not None else match["port"] or "22"),
+    )
+
+
+def _checked(pattern: re.Pattern[str], word: str, what: str) -> str:
+    if pattern.fullmatch(word) is None:
+        raise ValueError(f"{word!r} is not a {what}")
+    return word
+
+
+def _port(word: str) -> int:
+    if not (word.isascii() and word.isdecimal() and 1 <= int(word) <= 65535):
+        raise ValueError(f"{word!r} is not a port (1 to 65535)")
+    return int(word)
 
 
 # The private key that opens a pod, and its public key.

@@ -33,7 +33,7 @@ def describe_remote_run(
     project = make_project(config, config_path, resume=resume)
     parts, warnings, errors = [_sent_text(project)], [], []
     try:
-        check_single_node(config.cluster)
+        check_single_node(config.cluster, hosts=len(request.host) or 1)
     except UsageError as error:
         errors.append(str(error))
     try:
@@ -53,19 +53,20 @@ def describe_remote_run(
 
 def _machine_text(project: Project, request: RemoteRequest) -> str:
     if request.provider == "ssh":
-        return f"would be used: {host_target(request.host)}; nothing is rented"
+        host_target(request.host)
+        return f"would be used: {', '.join(request.host)}; nothing is rented"
     needed = project.disk_gb if request.disk_gb is None else request.disk_gb
     with PrimeProvider(prime_account()) as provider:
-        offers, left_out = find_offers(provider, request, disk_gb=needed)
-    first = offers[0]
+        fitting = find_offers(provider, request, disk_gb=needed)
+    first = fitting.offers[0]
     hours = "" if request.max_hours is None else f", for at most {counted(request.max_hours, 'hour')}"
     lines = [
-        offer_table(offers),
+        offer_table(fitting.offers),
         f"would be ordered now: {first.gpus} from {first.cloud} with {needed} GB of disk, "
         f"{price_text(first)}{hours}",
     ]
-    if left_out:
-        lines.append(f"left out: {left_out_text(left_out)}")
+    if fitting.left_out:
+        lines.append(f"left out: {left_out_text(fitting.left_out)}")
     return "\n".join(lines)
 
 

@@ -54,7 +54,13 @@ def list_open_pods(provider: PrimeProvider, ledger: Ledger) -> list[OpenPod]:
 
 def find_pod(pods: Sequence[OpenPod], word: str) -> OpenPod:
     """Return the pod with this name, or whose id or run id begins with `word`. Raises UsageError."""
-    matches = [pod for pod in pods if _is_named(pod.entry, word)]
+    matches = [pod for pod in pods if pod.entry.name == word]
+    if not matches and len(word) >= _SHORTEST:
+        matches = [
+            pod
+            for pod in pods
+            if (pod.entry.pod_id or "").startswith(word) or pod.entry.run_id.startswith(word)
+        ]
     if len(matches) == 1:
         return matches[0]
     names = ", ".join(pod.entry.name for pod in matches or pods)
@@ -64,11 +70,6 @@ def find_pod(pods: Sequence[OpenPod], word: str) -> OpenPod:
         )
     known = f"your pods: {names}" if names else "you have no pods"
     raise UsageError(f"no pod is named {word}", code="BK-POD-NOT-FOUND", hint=known)
-
-
-def _is_named(entry: PodEntry, word: str) -> bool:
-    ids = (entry.pod_id or "", entry.run_id) if len(word) >= _SHORTEST else ()
-    return entry.name == word or any(known.startswith(word) for known in ids)
 
 
 def end_open_pod(
@@ -85,10 +86,10 @@ def end_open_pod(
     """
     if not pod.may_cost:
         return ledger.end(pod.entry, outcome=pod.state)
-    ended, interrupted = end_pod(provider, ledger, pod.entry, outcome=outcome, tell=tell)
-    if interrupted:
+    ended = end_pod(provider, ledger, pod.entry, outcome=outcome, tell=tell)
+    if ended.interrupted:
         raise KeyboardInterrupt
-    return ended
+    return ended.entry
 
 
 def _seen(provider: PrimeProvider, ledger: Ledger, entry: PodEntry, there: Sequence[Pod]) -> OpenPod:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from buckeye.base.columns import align_columns, counted
 from buckeye.errors import RemoteError, UsageError
@@ -13,13 +14,16 @@ from buckeye.remote.base import Offer, RemoteRequest
 from buckeye.remote.providers.prime import PrimeProvider
 
 
-def find_offers(
-    provider: PrimeProvider, request: RemoteRequest, *, disk_gb: int
-) -> tuple[list[Offer], Counter[str]]:
-    """Return the provider's current offers that fit, cheapest first, and the number of others by reason.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FittingOffers:
+    """The offers that fit, cheapest first, and the number of others by reason."""
 
-    Raises RemoteError, with the reasons, if none fits.
-    """
+    offers: tuple[Offer, ...]
+    left_out: Counter[str]
+
+
+def find_offers(provider: PrimeProvider, request: RemoteRequest, *, disk_gb: int) -> FittingOffers:
+    """Return the provider's current offers that fit. Raises RemoteError, with reasons, if none does."""
     gpus = request.gpus
     if gpus is None or not gpus.type:
         raise UsageError(
@@ -32,13 +36,8 @@ def find_offers(
     fitting = [offer for offer in offers if reasons[id(offer)] is None]
     left_out = Counter(reason for reason in reasons.values() if reason is not None)
     if not fitting:
-        others = f"; left out: {left_out_text(left_out)}" if left_out else ""
-        raise RemoteError(
-            f"{provider.name} offers no {gpus} that fits now{others}",
-            code="BK-OFFER-NONE",
-            hint="change the flags or try later; `prime availability list` shows all offers",
-        )
-    return sorted(fitting, key=_order), left_out
+        raise RemoteError(_nothing_fits(provider, gpus, request, offers, left_out), code="BK-OFFER-NONE")
+    return FittingOffers(offers=tuple(sorted(fitting, key=_order)), left_out=left_out)
 
 
 def confirm_price(offer: Offer) -> bool:
@@ -113,3 +112,25 @@ def _order(offer: Offer) -> tuple[float, bool, str, str]:
         offer.cloud,
         str(offer.row.get("cloudId")),
     )
+
+
+def _nothing_fits(
+    provider: PrimeProvider,
+    gpus: GpuSpec,
+    request: RemoteRequest,
+    offers: Sequence[Offer],
+    left_out: Counter[str],
+) -> str:
+    if not offers:
+        return (
+            f"{provider.name} offers no {gpus.type} now. Try another type, or later; "
+            "`prime availability list` shows what there is."
+        )
+    message = (
+        f"{provider.name} offers no {gpus} that fits: of {len(offers)} offers, {left_out_text(left_out)}."
+    )
+    right = [offer for offer in offers if str(offer.gpus) == str(gpus) and offer.unfit is None]
+    if request.max_price is not None and right:
+        cheapest = min(right, key=_order)
+        message += f" The cheapest costs {price_text(cheapest)} (--max-price), in {cheapest.region}."
+    return message

@@ -38,7 +38,7 @@ from buckeye.remote.providers.prime_account import prime_account
 from buckeye.remote.rental import Machine, dead_man_minutes, host_target, own_host, rent_pod
 from buckeye.remote.start_check import check_start
 from buckeye.remote.teardown import restored_handlers
-from buckeye.remote.upload import send_project
+from buckeye.remote.upload import UploadCounts, send_project
 from buckeye.run_files.directory import (
     RUN_FILE,
     check_unused,
@@ -76,7 +76,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
     else:
         host_target(request.host)
     project = read_project(config_path, resume=resume)
-    check_single_node(project.config.cluster)
+    check_single_node(project.config.cluster, hosts=len(request.host) or 1)
     minutes = dead_man_minutes()
     with lock_directory(project.output_dir):
         if not resume:
@@ -93,6 +93,7 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
             _machine(request, project, job_id, recorder.tell) as pod,
             restored_handlers(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # the loop resets them
         ):
+            check_single_node(project.config.cluster, hosts=len(pod.ssh))
             dead_man = None if request.keep else pod.dead_man_timer(minutes)
             try:
                 return asyncio.run(_RemoteRun(pod, project, job_id, dead_man, recorder).carry_out())
@@ -214,8 +215,10 @@ class _RemoteRun:
                 self._notes.tell(f"Attention: {software.attention}")
             job = self._job(await jobs.remote_home(self._link), software.python)
             self._notes.tell(f"Sending new and changed files to {self._link.target} ...")
-            folder = jobs.project_folder(job)
-            self._notes.tell(await send_project(self._link, job.python, folder, self._project.manifest))
+            sent = await send_project(
+                self._link, job.python, jobs.project_folder(job), self._project.manifest
+            )
+            self._notes.tell(_sent_text(sent))
             await jobs.prepare(self._link, job, self._settings(job, software))
             await jobs.start(self._link, job, self._secrets())
             self._remember(job)
@@ -338,13 +341,13 @@ def _noted(recorder: RemoteRunRecorder, command_to_continue: Callable[[], str]) 
     recorder.update(state="over")
 
 
-def check_single_node(cluster: ClusterConfig) -> None:
+def check_single_node(cluster: ClusterConfig, *, hosts: int) -> None:
     """Raise UsageError for a run on several nodes."""
-    if cluster.nodes > 1:
+    if max(hosts, cluster.nodes) > 1:
         raise UsageError(
-            f"--provider trains on one machine, and this run has {cluster.nodes}",
+            f"--provider trains on one machine, and this run has {max(hosts, cluster.nodes)}",
             code="BK-CONFIG-CONFLICT",
-            hint="set cluster.nodes = 1, or set cluster.engine on a cluster",
+            hint="name one --host and set cluster.nodes = 1, or set cluster.engine on a cluster",
         )
 
 
@@ -376,6 +379,13 @@ def _tell_project(project: Project) -> None:
         )
     if project.config.trainer.ckpt is None:
         _tell("warning: the run writes no checkpoints (trainer.ckpt): if the machine is lost, so is the run.")
+
+
+def _sent_text(sent: UploadCounts) -> str:
+    return (
+        f"Sent {counted(sent.files, 'file')}, {human_bytes(sent.bytes)}; {sent.unchanged} unchanged, "
+        f"{sent.removed} removed"
+    )
 
 
 def _tell(text: str) -> None:

@@ -90,14 +90,14 @@ def dead_man_minutes() -> float:
     return minutes
 
 
-def host_target(host: str | None) -> SshTarget:
+def host_target(hosts: Sequence[str]) -> SshTarget:
     """Return the address of the user's host, `[user@]host[:port]`. Raises UsageError for an invalid one."""
-    if not host:
+    if not hosts:
         raise UsageError(
             "--provider ssh needs --host", code="BK-CLI-MISSING", hint="add --host user@host[:port]"
         )
     try:
-        return parse_target(host)
+        return parse_target(hosts[0])
     except ValueError as error:
         hint = "write --host user@host or --host user@host:port"
         raise UsageError(str(error), code="BK-CLI-ARGUMENT", at="--host", hint=hint) from None
@@ -212,11 +212,11 @@ class _Rental:
                 raise
 
     def _offers(self) -> Sequence[Offer]:
-        offers, left_out = find_offers(self.provider, self.request, disk_gb=self.disk_gb)
-        self.tell(offer_table(offers))
-        if left_out:
-            self.tell(f"Left out: {left_out_text(left_out)}")
-        return offers
+        fitting = find_offers(self.provider, self.request, disk_gb=self.disk_gb)
+        self.tell(offer_table(fitting.offers))
+        if fitting.left_out:
+            self.tell(f"Left out: {left_out_text(fitting.left_out)}")
+        return fitting.offers
 
     def _ask(self, offer: Offer) -> None:
         """Request confirmation of the price, unless the user has confirmed an equal or higher one.
@@ -342,10 +342,10 @@ class _Rental:
 
     def _end(self, entry: PodEntry, outcome: str) -> None:
         """End the pod. Raises KeyboardInterrupt if Ctrl-C was pressed meanwhile, even if it has ended."""
-        ended, interrupted = end_pod(self.provider, self.ledger, entry, outcome=outcome, tell=self.tell)
-        self.entry = ended
-        self.tell(f"{cost_text(ended, time.time())}. The pod is gone.")
-        if interrupted:
+        ended = end_pod(self.provider, self.ledger, entry, outcome=outcome, tell=self.tell)
+        self.entry = ended.entry
+        self.tell(f"{cost_text(ended.entry, time.time())}. The pod is gone.")
+        if ended.interrupted:
             raise KeyboardInterrupt
 
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 
 from buckeye.errors import RemoteError
@@ -18,6 +19,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 _CHECKS_WITHOUT_ID = 4  # an interrupted order may still create its pod
 
 
+@dataclass(frozen=True, slots=True)
+class EndedPod:
+    """The record of an ended pod; `interrupted` is True if Ctrl-C was pressed meanwhile."""
+
+    entry: PodEntry
+    interrupted: bool
+
+
 def end_pod(
     provider: PrimeProvider,
     ledger: Ledger,
@@ -25,10 +34,8 @@ def end_pod(
     *,
     outcome: str,
     tell: Callable[[str], None],
-) -> tuple[PodEntry, bool]:
+) -> EndedPod:
     """End every pod with the entry's name, wait until the provider lists none of them, and record the end.
-
-    Return the record, and True if Ctrl-C was pressed meanwhile.
 
     The first Ctrl-C only shows a warning; the next one stops waiting. Raises RemoteError if the end is not
     confirmed after ten minutes, or if a retry cannot help. The message has the possible cost and the command
@@ -38,7 +45,7 @@ def end_pod(
     while True:
         try:
             _end_all(provider, entry, tell)
-            return ledger.end(entry, outcome=outcome), interrupted
+            return EndedPod(ledger.end(entry, outcome=outcome), interrupted)
         except KeyboardInterrupt:
             if interrupted:
                 tell(still_running_text(entry))

@@ -7,11 +7,10 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from buckeye.base.columns import counted
-from buckeye.base.disk import human_bytes
 from buckeye.errors import RemoteError
 from buckeye.remote.connection import LostConnectionError, SshConnection
 from buckeye.remote.job import read_answer
@@ -22,8 +21,18 @@ _SECONDS = 3600.0
 _ANSWER_SECONDS = 300.0
 
 
-async def send_project(link: SshConnection, python: str, folder: str, manifest: Manifest) -> str:
-    """Make the remote `folder` equal to the manifest. Return a message with the counts of files and bytes.
+@dataclass(frozen=True, slots=True)
+class UploadCounts:
+    """Counts of the sent files and bytes, and of the files that were already there or were removed."""
+
+    files: int
+    bytes: int
+    unchanged: int
+    removed: int
+
+
+async def send_project(link: SshConnection, python: str, folder: str, manifest: Manifest) -> UploadCounts:
+    """Make the remote `folder` equal to the manifest.
 
     `python` is a remote interpreter with this version of Buckeye. Raises LostConnectionError, and RemoteError
     for failures on the other machine.
@@ -47,9 +56,11 @@ async def send_project(link: SshConnection, python: str, folder: str, manifest: 
                 count += len(piece)
         process.stdin.write_eof()
         done = await _answer(process, link, folder)
-    return (
-        f"Sent {counted(len(needed), 'file')}, {human_bytes(count)}; {len(digests) - len(needed)} unchanged, "
-        f"{int(done['removed'])} removed"
+    return UploadCounts(
+        files=int(done["received"]),
+        bytes=count,
+        unchanged=len(digests) - len(needed),
+        removed=int(done["removed"]),
     )
 
 

@@ -20,7 +20,6 @@ EventKind = Literal[
     "attempt",
     "process",
     "ready",
-    "settings",
     "restart",
     "stall",
     "checkpoint",

@@ -12,6 +12,7 @@ import msgspec
 
 from buckeye.base.storage import link_or_copy, read_json, step_directory, write_directory, write_file
 from buckeye.errors import CheckpointError, UsageError
+from buckeye.launch.changed_settings import former_config, former_configs
 from buckeye.run_files.directory import RUN_FILE
 from buckeye.run_files.events import write_event
 from buckeye.run_files.known_runs import register_run
@@ -41,6 +42,7 @@ def fork_run(output_dir: Path, *, step: str, target: Path | None) -> Path:
         write_record(directory, forked)
         _write_identity(directory, forked)
         _copy_config(absolute, directory, final)
+        _copy_former_configs(absolute, directory, info.step)
         checkpoint = step_directory(directory / "checkpoints", info.step)
         shutil.copytree(info.path, checkpoint, copy_function=link_or_copy)
         write_event(directory, "fork", attempt=forked.attempt, source=str(absolute), step=info.step)
@@ -93,3 +95,9 @@ def _copy_config(source: Path, directory: Path, final: Path) -> None:
     write_file(
         directory / "configs" / "rl.json", json.dumps(config, indent=2, ensure_ascii=False) + "\n", mode=0o600
     )
+
+
+def _copy_former_configs(source: Path, directory: Path, step: int) -> None:
+    """Copy the configurations that the steps before `step` ran with."""
+    for since, path in reversed(former_configs(source).items()):
+        write_file(directory / former_config(min(since, step)), path.read_bytes(), mode=0o600)

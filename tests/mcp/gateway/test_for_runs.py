@@ -18,8 +18,7 @@ from tests.workers.workers.test_elsewhere import site
 
 from buckeye.config.environments import EnvConfig, TrainEnvConfig
 from buckeye.errors import RunError, UsageError
-from buckeye.launch import mcp_gateways
-from buckeye.launch.mcp_gateways import local_gateway
+from buckeye.launch.mcp_gateways import ensure_gateway, task_gateway
 from buckeye.launch.worker_hosts import plan_environment_processes
 
 pytestmark = pytest.mark.e2e
@@ -32,45 +31,45 @@ def answers(port):
         return False
 
 
-def mcp_environment(folder, servers):
-    task = {"prompt": "Win.", "mcp_config": servers, "evaluate_tool": {"name": "evaluate"}}
-    (folder / "tasks.json").write_text(json.dumps(task))
-    return EnvConfig(id="buckeye/buckeye-vf-gym@1", args={"taskset": str(folder / "tasks.json")})
-
-
-def test_local_gateway_starts_only_for_local_urls_and_sets_key(tmp_path, monkeypatch):
+def test_task_gateway_starts_only_for_local_urls_and_sets_key(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("BUCKEYE_API_KEY", raising=False)
     log = tmp_path / "log"
-    far = {"far": {"url": "https://mcp.example/mcp"}}
-    with local_gateway([mcp_environment(tmp_path, far)], log, rollouts=8):
-        assert not log.exists()
+    with ensure_gateway(["", "http://[", "https://mcp.example/mcp"], log) as started:
+        assert started == []
+    assert not log.exists()
     port = free_port()
     url, headers = f"http://127.0.0.1:{port}/mcp", {"Authorization": "Bearer $buckeye_API_KEY"}
     servers = {"far": "https://mcp.example/mcp", "near": url, "too": url.replace("127.0.0.1", "localhost")}
-    served = {name: {"url": address, "headers": headers} for name, address in servers.items()}
+    task = {
+        "prompt": "Win.",
+        "mcp_config": {name: {"url": address, "headers": headers} for name, address in servers.items()},
+        "evaluate_tool": {"name": "evaluate"},
+    }
+    (tmp_path / "tasks.json").write_text(json.dumps(task))
     played = [
         EnvConfig(id="sub/deep/env.py"),
         EnvConfig(id="harleycooper/dakota1890", args={"taskset": "no such file"}),
-        mcp_environment(tmp_path, served),
+        EnvConfig(id="buckeye/buckeye-vf-gym@1", args={"taskset": str(tmp_path / "tasks.json")}),
     ]
-    with local_gateway(played[:2], log, rollouts=8):
-        assert "BUCKEYE_API_KEY" not in os.environ
-    with local_gateway(played, log, rollouts=100):
-        key = os.environ["BUCKEYE_API_KEY"]
+    with task_gateway(played[:2], log, rollouts=8) as nothing:
+        assert nothing == {}
+    with task_gateway(played, log, rollouts=100) as given:
+        (key,) = given.values()
+        assert given == {"BUCKEYE_API_KEY": key}
         authorized = {"Authorization": f"Bearer {key}"}
         assert httpx.post(url, json={}).status_code == 401
         assert httpx.post(url, json={}, headers=authorized).status_code != 401
         status = httpx.get(url.replace("/mcp", "/status"), headers=authorized).json()
         assert status["limit"] == 200
-        with local_gateway(played, log, rollouts=8):
-            assert os.environ["BUCKEYE_API_KEY"] == key
-        with monkeypatch.context() as changed:
-            changed.setattr(mcp_gateways, "local_key", lambda *_: None)  # a gateway of another user
-            for wrong in ({}, {"BUCKEYE_API_KEY": "another"}):
-                changed.setattr(mcp_gateways, "variables", lambda wrong=wrong: wrong)
-                with pytest.raises(UsageError, match="key"), local_gateway(played, log, rollouts=8):
-                    pass
+        for wrong in (None, "another"):
+            if wrong is not None:
+                monkeypatch.setenv("BUCKEYE_API_KEY", wrong)
+            with pytest.raises(UsageError, match="key"), task_gateway(played, log, rollouts=8):
+                pass
+        monkeypatch.setenv("BUCKEYE_API_KEY", key)
+        with task_gateway(played, log, rollouts=8) as again:
+            assert again == {}
     assert not answers(port)
     assert "Gateway stopped" in log.read_text()
     assert key not in log.read_text()
@@ -79,24 +78,21 @@ def test_local_gateway_starts_only_for_local_urls_and_sets_key(tmp_path, monkeyp
 @pytest.mark.e2e
 def test_gateway_that_cannot_start_is_run_error_with_reason(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(mcp_gateways, "_COMMAND", (sys.executable, "-c", "raise SystemExit('out of luck')"))
-    environment = mcp_environment(tmp_path, {"near": {"url": f"http://127.0.0.1:{free_port()}/mcp"}})
-    needed = local_gateway([environment], tmp_path / "log", rollouts=1)
-    with pytest.raises(RunError, match="exit code 1") as failure, needed:
+    url = f"http://127.0.0.1:{free_port()}/mcp"
+    words = ["--command", "no-such-program"]
+    needed = ensure_gateway([url], tmp_path / "log", args=words)
+    with pytest.raises(RunError, match="exit code 2") as failure, needed:
         pass
-    assert "out of luck" in str(failure.value)
+    assert "'no-such-program'" in str(failure.value)
 
 
 @pytest.mark.e2e
 def test_gateway_ends_when_run_is_killed(tmp_path):
     port = free_port()
-    mcp_environment(tmp_path, {"near": {"url": f"http://127.0.0.1:{port}/mcp"}})
     script = (
         "import sys, time\nfrom pathlib import Path\n"
-        "from buckeye.config.environments import EnvConfig\n"
-        "from buckeye.launch.mcp_gateways import local_gateway\n"
-        "environment = EnvConfig(id='buckeye/buckeye-vf-gym@1', args={'taskset': 'tasks.json'})\n"
-        "with local_gateway([environment], Path('log'), rollouts=1):\n"
+        "from buckeye.launch.mcp_gateways import ensure_gateway\n"
+        f"with ensure_gateway(['http://127.0.0.1:{port}/mcp'], Path('log'), args=['--command', 'cat']):\n"
         "    print('ready', flush=True)\n    time.sleep(600)\n"
     )
     env = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}

@@ -349,11 +349,11 @@ def test_remote_run_gets_the_file_and_all_flags(rl, project, remote, wording):
         True,
         True,
     )
-    assert (request.max_price, request.max_hours, request.host) == (5, 2, None)
+    assert (request.max_price, request.max_hours, request.host) == (5, 2, ())
 
     words = ("--provider", "ssh", "--host", "me@there:2222", "--host", "you@here", "--identity-file", "key")
     assert rl("@", str(path), *words, "--yes")[0] == 0
-    assert (remote[1][0], remote[1][1].host) == (path, "you@here")
+    assert (remote[1][0], remote[1][1].host) == (path, ("me@there:2222", "you@here"))
     code, _, err = rl("@", str(path), *words, "--max-steps", "3")
     assert (code, len(remote)) == (2, 2)
     assert err == wording

@@ -47,7 +47,7 @@ def other_nodes(config: RLConfig) -> Iterator[OtherNodes]:
 
 
 def _check_versions(number: int, host: Host) -> None:
-    facts, python = host.facts, sys.version.split()[0]
+    facts, python = host.facts(), sys.version.split()[0]
     if facts.version != __version__ or _minor(facts.python) != _minor(python):
         raise UsageError(
             f"node {number} ({facts.name}) has Buckeye {facts.version} and Python {facts.python}; this host "
@@ -88,7 +88,7 @@ def _check_shared_directory(nodes: OtherNodes, folder: Path) -> None:
         for number, host in sorted(nodes.hosts.items()):
             if not host.sees(probe, content):
                 raise UsageError(
-                    f"node {number} ({host.facts.name}) cannot read {folder} of this host",
+                    f"node {number} ({host.facts().name}) cannot read {folder} of this host",
                     code="BK-CLUSTER",
                     hint="set `output_dir` to a path on a file system that all nodes share",
                 )

@@ -71,14 +71,31 @@ def _connect(setting: str, timeout: float) -> Any:
     os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # for Ray's messages about its nodes
     try:
         ray.init(address, log_to_driver=False, configure_logging=False, namespace="buckeye")
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except ConnectionError as error:
         raise UsageError(
-            f"cannot connect to the Ray cluster: {' '.join(str(error).split())}",
+            f"no Ray cluster found: {_error_line(error)}",
             code="BK-CLUSTER",
             at=f"cluster.ray_address = {setting}",
             hint="start a cluster on this host (`ray start --head`), join one (`ray start --address "
             "HOST:PORT`), or pass its address: `--cluster.ray-address HOST:PORT`. A cluster with a token "
-            "needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN. All nodes need the same Python, Ray and Buckeye",
+            "needs RAY_AUTH_MODE=token and RAY_AUTH_TOKEN",
+        ) from None
+    except ValueError as error:
+        if "ray[client]" not in str(error):
+            raise
+        raise UsageError(
+            f"{address} needs the Ray client, which is not installed",
+            code="BK-PACKAGE-MISSING",
+            hint="install it (`pip install 'ray[client]'`), or pass HOST:PORT on a host of the cluster",
+        ) from None
+    except RuntimeError as error:
+        if "ersion mismatch" not in str(error):
+            raise
+        raise UsageError(
+            f"versions of this host and of the Ray cluster at {address} differ: "
+            + " ".join(str(error).split()),
+            code="BK-PACKAGE-VERSION",
+            hint="install the same Python, Ray and Buckeye on all nodes",
         ) from None
     return ray
 

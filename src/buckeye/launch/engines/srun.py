@@ -163,12 +163,14 @@ class SrunHost(Host):
             )
             if result.returncode == 0:
                 return json.loads(result.stdout.splitlines()[-1])
-        except (OSError, ValueError, IndexError, subprocess.TimeoutExpired) as error:
+        except subprocess.TimeoutExpired:
             raise RunError(
-                f"no valid reply from node {self._name}: {error}",
+                f"no reply from node {self._name} within {self._timeout:.0f} s",
                 code="BK-CLUSTER",
                 hint="check the node, or raise `cluster.join_timeout`",
             ) from None
+        except (OSError, ValueError, IndexError) as error:
+            raise RunError(f"no valid reply from node {self._name}: {error}", code="BK-CLUSTER") from None
         stderr = result.stderr.strip()[-_MAX_SHOWN_CHARACTERS:]
         raise RunError(
             f"srun failed on node {self._name} with exit code {result.returncode}:\n{stderr}",

@@ -94,32 +94,43 @@ def check_disk(config: RLConfig, estimate: DiskEstimate) -> Check:
     A shortage is a failure only if the run is certain to write the files. With `disk.check` off, every
     shortage is a warning.
     """
-    table = disk_table(config, estimate)
+    lines = disk_table(config, estimate).splitlines()
     if estimate.total is None:
         return skipped(DISK, "the size of the model is unknown until it is downloaded")
-    certain = _missing_bytes(config, estimate, [need for need in estimate.needs if not need.at_most])
-    possible = _missing_bytes(config, estimate, estimate.needs)
+    certain = [need for need in estimate.needs if not need.at_most]
+    shortage = _shortage(config, estimate, certain, "needs")
     do = "lower the settings in the list, or choose another `--output-dir`"
-    where = f"more than the free space of {config.output_dir}:\n{table}"
-    if certain > 0 and config.disk.check:
-        seen = f"the run needs {human_bytes(certain)} {where}"
-        return failed(DISK, seen, f"{do}; to start anyway: `--disk.check false`")
-    if possible > 0:
-        verb, missing = ("needs", certain) if certain > 0 else ("may need", possible)
-        return warning(DISK, f"the run {verb} {human_bytes(missing)} {where}", do)
+    if shortage is not None and config.disk.check:
+        return failed(DISK, shortage, f"{do}; to start anyway: `--disk.check false`", lines)
+    possible_shortage = shortage or _shortage(config, estimate, estimate.needs, "may need")
+    if possible_shortage is not None:
+        return warning(DISK, possible_shortage, do, lines)
     needed, free = human_bytes(estimate.total), human_bytes(free_bytes(config.output_dir))
-    return ok(DISK, f"needs up to {needed}, {free} free", table.splitlines())
+    return ok(DISK, f"needs up to {needed}, {free} free", lines)
 
 
-def _missing_bytes(config: RLConfig, estimate: DiskEstimate, needs: Sequence[DiskNeed]) -> int:
-    """Return by how many bytes the needs exceed the free space; 0 or less if they fit."""
+def _shortage(config: RLConfig, estimate: DiskEstimate, needs: Sequence[DiskNeed], verb: str) -> str | None:
     free, reserve = free_bytes(config.output_dir), reserve_bytes(config.output_dir)
-    existing = {need: _existing_bytes(config, need) for need in estimate.needs}
+    sizes = {need: need.size for need in needs if need.size}
     if config.clean:  # existing files will be deleted
-        added = sum(need.size or 0 for need in needs) - sum(existing.values())
+        freed = sum(_existing_bytes(config, need) for need in estimate.needs)
+        missing = sum(sizes.values()) + reserve - free - freed
     else:
-        added = sum(max(0, (need.size or 0) - existing[need]) for need in needs)
-    return added + reserve - free
+        added = sum(max(0, size - _existing_bytes(config, need)) for need, size in sizes.items())
+        missing = added + reserve - free
+    if missing <= 0:
+        return None
+    lines = [f"the run {verb} {human_bytes(missing)} more than the free space of {config.output_dir}:"]
+    for need, size in sizes.items():
+        existing = _existing_bytes(config, need)
+        state = "to be deleted" if config.clean else "existing"
+        note = f", {human_bytes(existing)} {state}" if existing else ""
+        lines.append(
+            f"  {need.kind}: {human_bytes(size)} ({need.calculation}){note}; lower with `{need.setting}`"
+        )
+    lines.append(f"  reserve: {human_bytes(reserve)}")
+    lines.append(f"  free: {human_bytes(free)}")
+    return "\n".join(lines)
 
 
 def _existing_bytes(config: RLConfig, need: DiskNeed) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from buckeye.config.rl import RLConfig
-from buckeye.launch.preflight.check import Check, failed
+from buckeye.launch.preflight.check import Check, failed, warning
 from buckeye.launch.preflight.device_checks import check_cores, check_gpus, check_memory_plan, check_processes
 from buckeye.launch.preflight.devices import Gpu, gpus
 from buckeye.launch.preflight.disk import check_disk, estimate_disk
@@ -37,7 +37,7 @@ from buckeye.launch.preflight.software_checks import (
     uses_vllm,
 )
 from buckeye.launch.preflight.task_checks import check_tasks, check_tasks_quickly
-from buckeye.launch.preflight.trainer_checks import trainer_warnings
+from buckeye.launch.preflight.trainer_checks import reference_warnings, trainer_warnings
 
 Occasion = Literal["start", "dry run", "doctor"]
 _EVERY_TIME: Sequence[Occasion] = ("start", "dry run", "doctor")
@@ -121,9 +121,10 @@ def _model_on_hub(context: PreflightContext) -> Iterable[Check]:
 
 
 def _settings(context: PreflightContext) -> Iterable[Check]:
-    """Yield failures for settings that the trainer rejects."""
+    """Yield failures for settings that the trainer rejects, and warnings for models that it must download."""
     problems = trainer_warnings(context.run, context.model_path, on_gpu=bool(context.gpus))
     yield from (failed("settings", line, "") for line in problems)
+    yield from (warning("settings", line, "") for line in reference_warnings(context.run.trainer.loss))
 
 
 def _tasks(context: PreflightContext) -> Iterable[Check]:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from buckeye.base.user_function import find_missing_function
+from buckeye.config.losses import LossConfig
 from buckeye.config.rl import RLConfig
 from buckeye.config.shared import UserFunctionConfig
-from buckeye.errors import InferenceError
+from buckeye.errors import InferenceError, UsageError
 from buckeye.inference.engine.architecture import read_model_config, tensor_shapes
 from buckeye.launch.preflight.disk import matches_module_name
+from buckeye.launch.preflight.model import find_model
 from buckeye.trainer.model.trainable import untrainable_reasons
+from buckeye.transport.checkpoint.base_digest import base_digest, read_base_digest
 
 _OUTER_MODULES = ("embed_tokens", "lm_head")  # not hidden layers
 
@@ -33,7 +37,16 @@ def trainer_warnings(config: RLConfig, model_path: Path | None, *, on_gpu: bool)
     if shapes and lora is not None:
         matrices = [name.rpartition(".")[0] for name, shape in shapes.items() if len(shape) == 2]
         warnings += _target_warnings(lora.target_modules, matrices)
+    if config.trainer.model.adapter is not None and model_path is not None:
+        warnings += _adapter_warnings(config.trainer.model.adapter, config.trainer.model.name, shapes)
     return warnings
+
+
+def reference_warnings(loss: LossConfig) -> list[str]:
+    """Return a line if the trainer must download the reference model of the loss, else nothing."""
+    if loss.reference_model is None or find_model(loss.reference_model) is not None:
+        return []
+    return [f"trainer.loss.reference_model: {loss.reference_model} is not on this machine: it is downloaded"]
 
 
 def _function_warnings(config: RLConfig) -> Iterator[str]:
@@ -65,6 +78,41 @@ def _sharding_warnings(config: RLConfig, *, on_gpu: bool) -> Iterator[str]:
             "trainer.optim.type: adamw8bit does not support a model that is sharded over GPUs; set "
             'trainer.model.sharding = "none", or use adamw'
         )
+
+
+def _adapter_warnings(adapter: Path, model: str, shapes: Mapping[str, Sequence[int]]) -> Iterator[str]:
+    """Yield the reason why an initial adapter does not belong to the model.
+
+    Its matrices do not fit, or it was trained on other weights. Unknown weights are not compared.
+    """
+    file = adapter / "adapter_model.safetensors"
+    where = f"trainer.model.adapter: {adapter}"
+    if not file.is_file():
+        yield f"{where} has no {file.name}"
+        return
+    try:
+        matrices, recorded = tensor_shapes(adapter), read_base_digest(file)
+    except (UsageError, OSError, ValueError) as error:
+        yield f"{where}: cannot read the adapter: {error}"
+        return
+    kinds = {_kind(name) for name in shapes}
+    for name, shape in matrices.items():
+        module, marker, letter = name.removeprefix("base_model.model.").partition(".lora_")
+        weight = f"{module}.weight"
+        if not marker or _kind(weight) not in kinds:  # parameter names in files may differ from module names
+            continue
+        size = shape[1 if letter.startswith("A") else 0] if len(shape) == 2 else 0
+        if size not in shapes.get(weight, ()):
+            state = f"has shape {list(shapes[weight])}" if weight in shapes else "does not exist"
+            yield f"{where} is for another model: {name} has shape {list(shape)}; {weight} of {model} {state}"
+            return
+    if None not in (recorded, base_digest(model)) and recorded != base_digest(model):
+        yield f"{where} was trained on other weights than {model}: set model.name to its base model"
+
+
+def _kind(name: str) -> str:
+    """Return a parameter name with `#` in place of layer numbers."""
+    return re.sub(r"\d+", "#", name)
 
 
 def _target_warnings(targets: Collection[str], matrices: Collection[str]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 1. stdin: a line of JSON, `{"files": {path: sha256}, "links": {path: target}, "folders": [path]}`; `folders`
 are empty ones. 2. stdout: `{"needed": paths}`, the files that are missing or different. 3. stdin: a tar
-archive of these files. 4. stdout: `{"removed"}`, a count.
+archive of these files. 4. stdout: `{"received", "removed"}`, two counts.
 
 The format of answers is that of `send`. Files of an earlier manifest
 that the new one lacks are removed; files that a run wrote are not touched.
@@ -44,7 +44,7 @@ def receive(folder: Path, source: BinaryIO, answers: BinaryIO) -> None:
     for name, target in links.items():
         write_link(folder / name, target)
     write_file(folder / _RECORD, json.dumps(sorted({*files, *links})))
-    send(answers, {"removed": removed})
+    send(answers, {"received": len(needed), "removed": removed})
 
 
 def _check_name(name: str) -> None:

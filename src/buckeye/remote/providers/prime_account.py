@@ -69,8 +69,6 @@ def _stored() -> dict[str, str]:
     path = Path.home() / ".prime" / "config.json"
     try:
         found: Any = read_json(path)
-        if not isinstance(found, dict):
-            raise ValueError("not a JSON object")
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
@@ -79,6 +77,12 @@ def _stored() -> dict[str, str]:
             code="BK-FILE-UNREADABLE",
             hint="run `prime login` to write it again",
         ) from None
+    if not isinstance(found, dict):
+        raise UsageError(
+            f"{path} is not a JSON object",
+            code="BK-FILE-FORMAT",
+            hint="run `prime login` to write it again",
+        )
     return {name: value for name, value in found.items() if isinstance(value, str)}
 
 
@@ -88,12 +92,17 @@ def _checked_url(text: str) -> str:
         parts = urlsplit(url)
     except ValueError:
         parts = urlsplit("")
-    is_local = parts.scheme == "http" and parts.hostname in _LOOPBACK
-    if not parts.hostname or not (parts.scheme == "https" or is_local):
+    if parts.scheme not in ("http", "https") or not parts.hostname:
         raise UsageError(
-            f"PRIME_API_BASE_URL={text} is not an https URL: the key would be sent unencrypted",
+            f"PRIME_API_BASE_URL={text} is not a URL",
             code="BK-CONFIG-VALUE",
-            hint=f"write https://; the default is {_DEFAULT_URL}",
+            hint=f"the default is {_DEFAULT_URL}",
+        )
+    if parts.scheme == "http" and parts.hostname not in _LOOPBACK:
+        raise UsageError(
+            f"PRIME_API_BASE_URL={text} would send the key unencrypted",
+            code="BK-CONFIG-VALUE",
+            hint="write https://",
         )
     return url
 

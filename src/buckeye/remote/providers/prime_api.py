@@ -224,7 +224,7 @@ class PrimeApi:
 def error_text(body: str) -> str:
     """Return the message in the body of an error.
 
-    A list of fields with their errors is returned unchanged.
+    The service sends either one text, or a list of fields with their errors, in two formats.
     """
     try:
         found = json.loads(body)
@@ -232,7 +232,18 @@ def error_text(body: str) -> str:
         return body
     if not isinstance(found, dict):
         return body
+    fields = found.get("errors") or found.get("detail")
+    if isinstance(fields, list):
+        return "; ".join(map(_field_text, fields))
     for key in ("detail", "message", "error"):
         if isinstance(found.get(key), str):
             return str(found[key])
     return body
+
+
+def _field_text(field: Any) -> str:
+    if not isinstance(field, dict):
+        return str(field)
+    place = field.get("param") or ".".join(map(str, field.get("loc") or ()))
+    reason = field.get("details") or field.get("msg") or "is wrong"
+    return f"{place}: {reason}" if place else str(reason)

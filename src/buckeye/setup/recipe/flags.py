@@ -97,7 +97,7 @@ class TrainFlags(BaseConfig):
     """Stop the run after this time."""
     keep: bool = False
     """Do not end the rented machine; it continues to cost."""
-    host: str | None = None
+    host: list[str] = Field(default_factory=list)
     """Host for ssh: [USER@]HOST[:PORT]."""
     region: list[str] = Field(default_factory=list)
     """Rent only in these regions."""

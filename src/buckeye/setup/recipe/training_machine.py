@@ -81,7 +81,7 @@ def local_machine(requested: GpuSpec | None) -> TrainingMachine:
     return TrainingMachine(name=name, gpus=requested, cores=cores, problem=problem)
 
 
-def remote_machine(provider: str, requested: GpuSpec | None, host: str | None) -> TrainingMachine:
+def remote_machine(provider: str, requested: GpuSpec | None, hosts: list[str]) -> TrainingMachine:
     """Return a remote machine. Raises UsageError if flags to find one are missing."""
     if provider == "prime":
         hint = "Add number and type: --gpus 2xA100"
@@ -90,7 +90,7 @@ def remote_machine(provider: str, requested: GpuSpec | None, host: str | None) -
         if not requested.type:
             message = f"--provider prime: --gpus {requested.count} has no type"
             raise UsageError(message, code="BK-CLI-MISSING", hint=hint)
-        if host is not None:
+        if hosts:
             raise UsageError(
                 "--host and --provider prime exclude each other",
                 code="BK-CLI-CONFLICT",
@@ -98,10 +98,10 @@ def remote_machine(provider: str, requested: GpuSpec | None, host: str | None) -
             )
         name = f"{requested}, rented from Prime Intellect"
         return TrainingMachine(name=name, gpus=requested, remote=True)
-    if host is None:
+    if not hosts:
         hint = "Add --host USER@HOST"
         raise UsageError("--provider ssh: needs --host", code="BK-CLI-MISSING", hint=hint)
-    return TrainingMachine(name=f"{host}, by ssh", gpus=requested, remote=True)
+    return TrainingMachine(name=f"{', '.join(hosts)}, by ssh", gpus=requested, remote=True)
 
 
 def devices_text(machine: TrainingMachine, layout: GpuLayout | None, parameters: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from functools import cache
 from pathlib import Path
 
@@ -11,6 +12,17 @@ BASE_DIGEST_KEY = "buckeye_base"
 
 _SAMPLES = 64
 _SAMPLE_BYTES = 4096
+
+
+def read_base_digest(adapter_file: Path) -> str | None:
+    """Return the digest of an adapter's base model, or None if the file has none.
+
+    Raise `OSError` or `ValueError` for a damaged file.
+    """
+    with adapter_file.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    digest = (header.get("__metadata__") or {}).get(BASE_DIGEST_KEY)
+    return digest if isinstance(digest, str) else None
 
 
 @cache

@@ -54,7 +54,7 @@ async function settingsPage(main, run) {
   }
   fill();
   const status = await currentStatus(run);
-  const changes = told.changes.map((one) => h("p", { className: "path" }, `from step ${one.step}: `, h("code", {}, ...visible(one.change))));
+  const changes = told.changes.map((one) => h("p", { className: "path" }, `from step ${one.step}: `, h("code", {}, ...visible(`${one.key}: ${JSON.stringify(one.old)} → ${JSON.stringify(one.new)}`))));
   main.replaceChildren(h("section", { className: "page" }, h("h1", { className: "hidden" }, `${run}: settings`), h("p", { className: "muted path" }, ...visible(status.directory), status.host ? ` on ${status.host}` : ""), ...changes,
     h("div", { className: "bar" }, find, h("span", { className: "muted" }, all.length > 1 ? `${all.length} settings` : "no settings are recorded")), h("div", { className: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "setting"), h("th", { scope: "col" }, "value"))), rows))));
 }
