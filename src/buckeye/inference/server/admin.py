@@ -71,7 +71,6 @@ async def metrics(service: Service, request: Request) -> Response:
         "vllm:num_requests_running": len(engine.running),
         "vllm:num_requests_waiting": len(engine.waiting),
         "vllm:kv_cache_usage_perc": engine.running.usage,
-        "buckeye:generation_tokens_per_second": engine.tokens_per_second,
         "buckeye:weight_version": engine.version,
         "buckeye:paused": int(engine.is_paused),
         "vllm:prompt_tokens_total": counters["prompt_tokens"],
@@ -132,10 +131,7 @@ class WeightUpdate:
         return json_response({"status": "updated", "checksum": self._checked[1].checksum})
 
     async def finish(self, service: Service, request: Request) -> Response:
-        """Replace the engine's weights between two decode steps and set their version.
-
-        The default version is the step in their manifest.
-        """
+        """Replace the engine's weights between two decode steps and set their version."""
         body = parse_request(await read_body(request), FinishUpdateRequest)
         if self._checked is None:
             raise InvalidRequestError(
@@ -143,7 +139,7 @@ class WeightUpdate:
                 hint="POST /update_weights first",
             )
         weights, manifest = self._checked
-        version = _parse_version(body.weight_version, manifest.step, "weight_version")
+        version = _parse_version(body.weight_version, "weight_version")
         await asyncio.wrap_future(service.engine.install_weights(weights, version))
         service.checksum, service.adapter = manifest.checksum, None
         self._checked = None
@@ -188,7 +184,7 @@ async def weight_info(service: Service, request: Request) -> Response:
 async def update_weight_version(service: Service, request: Request) -> Response:
     """Set the version of the current weights."""
     requested = parse_request(await read_body(request), WeightVersionRequest).new_version
-    version = _parse_version(requested, service.engine.version, "new_version")
+    version = _parse_version(requested, "new_version")
     await asyncio.wrap_future(service.engine.set_version(version))
     return json_response({"success": True, "new_version": str(version)})
 
@@ -240,10 +236,9 @@ async def _install(service: Service, checkpoint: Checkpoint) -> None:
 
 
 async def abort_requests(service: Service, request: Request) -> Response:
-    """Abort requests by id, or all."""
+    """Abort requests by id."""
     body = parse_request(await read_body(request), AbortRequest)
-    ids = list(service.requests) if body.request_ids is None else body.request_ids
-    known = [request_id for request_id in ids if request_id in service.requests]
+    known = [request_id for request_id in body.request_ids if request_id in service.requests]
     service.engine.abort([sequence for request_id in known for sequence in service.requests[request_id]])
     return json_response({"aborted": known})
 
@@ -285,9 +280,9 @@ def _prepare(service: Service, directory: Path) -> ModelWeights | Checkpoint:
     return weights.prepare(checkpoint)
 
 
-def _parse_version(value: str | int | None, default: int, field: str) -> int:
+def _parse_version(value: str | int, field: str) -> int:
     try:
-        version = default if value is None else int(value)
+        version = int(value)
     except ValueError:
         raise InvalidRequestError(f"`{field}` must be a whole number, not {value!r}") from None
     if not 0 <= version < 2**63:

@@ -197,10 +197,7 @@ async def tokenize(service: Service, request: Request) -> Response:
     body = parse_request(await read_body(request), TokenizeRequest)
     service.check_model(body.model)
     ids = _token_ids(service, body)
-    texts = [service.token_text(token) for token in ids] if body.return_token_strs else None
-    return json_response(
-        {"count": len(ids), "max_model_len": service.max_len, "tokens": ids, "token_strs": texts}
-    )
+    return json_response({"count": len(ids), "max_model_len": service.max_len, "tokens": ids})
 
 
 async def detokenize(service: Service, request: Request) -> Response:

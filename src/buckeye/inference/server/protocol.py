@@ -21,7 +21,6 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool = True
     """Applies to a `prompt`; messages have the special tokens of the chat template."""
     add_generation_prompt: bool = True
-    return_token_strs: bool | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -54,7 +53,7 @@ class UpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class FinishUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /finish_weight_update."""
 
-    weight_version: str | int | None = None
+    weight_version: str | int
 
 
 class WeightVersionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -68,14 +67,12 @@ class RpcRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     method: str
     args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    timeout: float | None = None
 
 
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /abort_requests; without ids, abort all."""
+    """POST /abort_requests."""
 
-    request_ids: list[str] | None = None
+    request_ids: list[str]
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
