@@ -1,4 +1,4 @@
-"""The reason why a process of a run ended, as far as this machine shows it."""
+"""The reason why a process of a run ended: its exit code, memory kills, a full disk, and its last output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ERROR_LINE = re.compile(r"error|exception|cannot|failed", re.IGNORECASE)
 
 
 def count_oom_kills() -> int | None:
-    """Return the number of out-of-memory kills on this machine, also in containers; None if unreadable."""
+    """Return the number of out-of-memory kills on this machine and in its containers, or None if unknown."""
     try:
         match = re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE)
     except OSError:
@@ -26,7 +26,7 @@ def count_oom_kills() -> int | None:
 
 
 def describe_exit(child: Child, code: int) -> str:
-    """Return one sentence, such as `Inference 0 was killed by SIGKILL`."""
+    """Return a sentence about the end of a child, such as `Inference 0 was killed by SIGKILL`."""
     if child.kill_reason is not None:
         predicate = f"{child.kill_reason} and was killed"
     elif code < 0:
@@ -34,14 +34,14 @@ def describe_exit(child: Child, code: int) -> str:
     elif code == EXIT_INTERRUPTED:
         predicate = "was interrupted"
     elif code == 0:
-        predicate = "ended before the run"
+        predicate = "ended with exit code 0 before the run finished"
     else:
         predicate = f"failed with exit code {code}"
     return f"{child.role.title.capitalize()} {predicate}"
 
 
 def exit_error_code(child: Child) -> str:
-    """Return the error code for the end of a child: the code that it reported, if any."""
+    """Return the error code for the end of a child: the code that it reported, else a general one."""
     if child.heartbeats.failure is not None:
         return child.heartbeats.failure.code
     if child.process.lost is not None:
@@ -59,7 +59,7 @@ def _signal_name(number: int) -> str:
 def explain_exit(child: Child, code: int, earlier: int | None, output_dir: Path) -> str:
     """Return how a child ended, the probable reason, and its last lines of output.
 
-    `earlier` is the number of out-of-memory kills when the child was started, or at the last diagnosis.
+    `earlier` is an earlier result of `count_oom_kills`, from the start or from the last restart.
     """
     parts = [describe_exit(child, code)]
     if code == -signal.SIGKILL and child.kill_reason is None and child.is_local:
@@ -76,7 +76,7 @@ def explain_exit(child: Child, code: int, earlier: int | None, output_dir: Path)
 def find_reported_error(child: Child, code: int) -> str | None:
     """Return the error that the process itself reported, or None if it was killed from outside.
 
-    Equal errors give equal texts.
+    The text has neither a time nor the number of the process, so that repeated errors have equal texts.
     """
     if code < 0 or code == EXIT_INTERRUPTED or child.kill_reason is not None:
         return None
