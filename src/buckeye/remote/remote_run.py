@@ -55,7 +55,7 @@ _CONNECT_SECONDS = 600.0  # a rented machine may still boot
 _HOST_CONNECT_SECONDS = 30.0  # for a host of the user
 _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 20.0
-_MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1  # before max_hours are over, to checkpoint and fetch it
+_MARGIN_SECONDS, _MARGIN_SHARE = 600.0, 0.1  # before max_hours end, for the last checkpoint
 _STOPPED = (0, 128 + signal.SIGTERM)  # the second code: the run was stopped before it handled signals
 
 Tell = Callable[[str], None]
@@ -89,7 +89,9 @@ def run_remote(config_path: Path, request: RemoteRequest, *, resume: bool = Fals
         recorder = RemoteRunRecorder(project.output_dir, run_id, _tell)
         register_run(project.output_dir, run_id)
         with (
-            _noted(recorder, lambda: _command_to_continue(project, config_path, request, resume=resume)),
+            _recorded_end(
+                recorder, lambda: _command_to_continue(project, config_path, request, resume=resume)
+            ),
             _machine(request, project, job_id, recorder.tell) as pod,
             restored_handlers(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),  # the loop resets them
         ):
@@ -138,7 +140,7 @@ class _RemoteRun:
         )
 
     async def carry_out(self) -> int:
-        """From the first connection to the last file."""
+        """Carry out the run, from the first connection to the last download, and return its exit code."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._interrupt)
@@ -158,7 +160,7 @@ class _RemoteRun:
     def _interrupt(self) -> None:
         """Ask the job for a checkpoint at the first signal, and end the run at the next one.
 
-        Without a job, the first signal ends the run. Later signals do not interrupt the end of the job.
+        Without a job, the first signal ends the run. While the run is ending, signals have no effect.
         """
         if self._follower is not None and not self._follower.stop.is_set():
             self._notes.tell(
@@ -167,13 +169,16 @@ class _RemoteRun:
             self._notes.update(stopping=True)
             self._follower.stop.set()
         elif self._leaving:
-            self._notes.tell("It is ending already.")
+            self._notes.tell("The run is already ending.")
         elif self._work is not None:
             self._leaving = True
             self._work.cancel()
 
     async def _watch_pod(self) -> None:
-        """Raises PodGoneError when the machine is gone. Before its hours are over the run is stopped."""
+        """Check the machine repeatedly, and stop the run shortly before `max_hours` end.
+
+        Raises PodGoneError if the machine is gone, and RemoteError after `max_hours`.
+        """
         told = ""
         while True:
             self._stop_in_time()
@@ -184,7 +189,7 @@ class _RemoteRun:
             except RemoteError as error:
                 if self._pod.expires is not None and time.time() >= self._pod.expires:
                     raise
-                if str(error) != told:  # the provider may be out for a while, and the machine be well
+                if str(error) != told:  # once per error: the machine may work without the provider's API
                     self._notes.tell(f"warning: {error}")
                 told = str(error)
             await asyncio.sleep(_CHECK_SECONDS)
@@ -253,7 +258,7 @@ class _RemoteRun:
 
     async def _follow(self, job: RemoteJob) -> int:
         output = self._project.output_dir
-        (output / REMOTE_LOG).unlink(missing_ok=True)  # of the machine before
+        (output / REMOTE_LOG).unlink(missing_ok=True)  # log of an earlier machine
         self._follower = Follower(self._link, job, output, screen=sys.stdout.buffer, tell=self._notes.tell)
         code = await self._follower.until_end()
         await jobs.forget_secrets(self._link, job)
@@ -261,15 +266,15 @@ class _RemoteRun:
         return EXIT_INTERRUPTED if self._follower.stop.is_set() and code in _STOPPED else code
 
     def _sent(self) -> set[str]:
-        """Return the files of the run directory that were sent from this machine."""
+        """Return the sent files of the run directory that the remote machine does not change."""
         prefix = f"{self._project.remote_output_dir}/"
         names = [name for name in self._project.manifest.files if name.startswith(prefix)]
-        return {name.removeprefix(prefix) for name in names} - _records(self._project.output_dir)
+        return {name.removeprefix(prefix) for name in names} - _resumed_files(self._project.output_dir)
 
     def _remember(self, job: RemoteJob) -> None:
-        """Record what the run is and where it is, for people and other commands.
+        """Record the configuration, the command and the remote job in the local run directory.
 
-        The record of this machine is trusted, not that of the remote machine.
+        Other commands trust these local records, and not those that the remote machine writes.
         """
         record_config(self._project.config)
         self._notes.update(
@@ -293,7 +298,7 @@ class _RemoteRun:
         )
 
     async def _leave(self, job: RemoteJob) -> None:
-        """Stop the job and delete the keys on a machine that is not ended."""
+        """Stop the job and delete its keys, because a host or a kept pod continues to exist."""
         self._notes.tell(f"Ending: stopping the remote job, at most {_LAST_SECONDS:.0f} s")
         with suppress(BuckeyeError, OSError, TimeoutError):
             async with asyncio.timeout(_LAST_SECONDS):
@@ -302,8 +307,8 @@ class _RemoteRun:
                 await jobs.forget_secrets(self._link, job)
 
 
-def _records(output: Path) -> set[str]:
-    """Return the files of a resumed run that were sent. The machine extends them, and they come back."""
+def _resumed_files(output: Path) -> set[str]:
+    """Return the files of a resumed run, which the machine extends; for a new run, return no files."""
     if not (output / RUN_FILE).exists():
         return set()
     return {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()} - {
@@ -321,8 +326,8 @@ def _ids(project: Project, *, resume: bool) -> tuple[str, str]:
 
 
 @contextmanager
-def _noted(recorder: RemoteRunRecorder, command_to_continue: Callable[[], str]) -> Iterator[None]:
-    """Record the end and report how to continue. It is the outermost step: ending a machine may fail too."""
+def _recorded_end(recorder: RemoteRunRecorder, command_to_continue: Callable[[], str]) -> Iterator[None]:
+    """Record the end and report how to continue, also if it was not possible to end the machine."""
     try:
         yield
     except BaseException as error:
@@ -344,7 +349,7 @@ def check_single_node(cluster: ClusterConfig) -> None:
         raise UsageError(
             f"--provider trains on one machine, and this run has {cluster.nodes}",
             code="BK-CONFIG-CONFLICT",
-            hint="set cluster.nodes = 1, or set cluster.engine on a cluster",
+            hint="set cluster.nodes = 1, or leave --provider out to train on a cluster",
         )
 
 
@@ -371,7 +376,7 @@ def _tell_project(project: Project) -> None:
     _tell(f"To send: {counted(len(manifest.files), 'file')}, {human_bytes(manifest.size)}, of {project.root}")
     if manifest.outside:
         _tell(
-            f"warning: {len(manifest.outside)} links to the outside are not sent: "
+            f"warning: {len(manifest.outside)} links to files outside of the project are not sent: "
             f"{', '.join(manifest.outside[:5])}"
         )
     if project.config.trainer.ckpt is None:

@@ -35,9 +35,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """A ready pod, which exists as long as its context, or a host of the user.
+    """A machine to train on: a ready pod, or a host of the user.
 
-    Times are in seconds since the epoch.
+    A pod exists until the context of `rent_pod` ends. Times are in seconds since the epoch.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Machine:
 
 
 def dead_man_minutes() -> float:
-    """Return the minutes without a heartbeat until the timer acts. Raises UsageError for a wrong value."""
+    """Return the minutes without a heartbeat after which a run is ended. Raises UsageError if invalid."""
     text = os.environ.get(_DEAD_MAN_VARIABLE, str(_DEAD_MAN_MINUTES))
     try:
         minutes = float(text)
@@ -221,7 +221,7 @@ class _Rental:
     def _ask(self, offer: Offer) -> None:
         """Request confirmation of the price, unless the user has confirmed an equal or higher one.
 
-        `--yes` confirms `--max-price`. Without `--max-price`, it confirms the price of the first offer.
+        `--yes` confirms prices up to `--max-price`, or without it, up to the price of the first offer.
         """
         if self.confirmed is not None and offer.price_per_hour <= self.confirmed:
             return
@@ -278,7 +278,7 @@ class _Rental:
         )
 
     def _wait_ready(self, offer: Offer, pod_id: str, expires: float | None) -> PodStatus:
-        """Wait until a pod has an ssh address, for at most half an hour, and until `expires`.
+        """Wait until a pod has an ssh address, for at most half an hour, but not after `expires`.
 
         Raises PodGoneError if the pod will never be ready, OfferRefusedError if it does not match the offer,
         and other RemoteError if the wait is too long.
@@ -341,7 +341,7 @@ class _Rental:
                 self.provider.terminate(pod.id)
 
     def _end(self, entry: PodEntry, outcome: str) -> None:
-        """End the pod. Raises KeyboardInterrupt if Ctrl-C was pressed meanwhile, even if it has ended."""
+        """End the pod. Then raise KeyboardInterrupt if Ctrl-C was pressed meanwhile."""
         ended, interrupted = end_pod(self.provider, self.ledger, entry, outcome=outcome, tell=self.tell)
         self.entry = ended
         self.tell(f"{cost_text(ended, time.time())}. The pod is gone.")
