@@ -42,7 +42,7 @@ def play(
         str | None,
         typer.Option(
             metavar="random|MODEL",
-            help="Policy. Default: you, at the terminal. With --base-url: a model of it.",
+            help="Policy. Default: you, at the terminal. With --base-url: a model of that server.",
         ),
     ] = None,
     dataset: DatasetOption = None,

@@ -1,4 +1,4 @@
-"""Parts of a run for `buckeye rl`: given as flags, found in the working directory, or created now."""
+"""Environment, tasks, model and machine for `buckeye rl`: from flags, the working directory, or prompts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ from buckeye.setup.recipe.model import SUGGESTED, default_model
 _STARTER = Path("tasks.json")
 _ANOTHER = "another"
 _MODEL_FOLDERS = ("*", "models/*")
-_DATASET_KINDS = "a JSON file, a folder of `buckeye hf --no-push`, or ORG/NAME on the Hugging Face hub"
+_DATASET_KINDS = (
+    "a JSON file, a folder that `buckeye hf --no-push` wrote, or ORG/NAME on the Hugging Face hub"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,7 @@ class StarterWrittenError(Exception):
 
 
 def refuse_prompts(name: str) -> None:
-    """Raise UsageError if a dataset has prompts without tasks of MCP servers: they need a reward."""
+    """Raise UsageError if the rows of a dataset are prompts, which need a reward, and not MCP tasks."""
     path = find_taskset(name)
     if path.exists() and path.suffix not in SUFFIXES and not path.is_dir():
         return
@@ -60,7 +62,7 @@ def refuse_prompts(name: str) -> None:
     columns = find_columns(name, rows)
     if columns.kind == "tasks":
         return
-    answer = f" `{columns.answer}` has answers, so --reward exact is a start." if columns.answer else ""
+    answer = f" `{columns.answer}` has answers: try --reward exact first." if columns.answer else ""
     raise UsageError(
         f"{name} has {columns.kind} (column `{columns.prompt}`), and no reward is set",
         code="BK-CLI-MISSING",
@@ -160,7 +162,10 @@ def _is_command(answer: str) -> bool:
 
 
 def find_dataset(search: PartSearch, config: Path) -> str:
-    """Return the tasks; write them as a dataset if they do not name a server. Raises UsageError."""
+    """Return the name or path of the dataset. Raises UsageError.
+
+    If tasks do not name a server, write them as a dataset with the server of the lock file.
+    """
     name = search.flags.dataset or _choose_dataset(search, config)
     path = find_taskset(name)
     if not path.exists():
@@ -242,8 +247,8 @@ def _create_dataset(search: PartSearch, tasks: Path, name: str) -> str:
 def find_model(search: PartSearch, *, on_gpu: bool) -> str:
     """Return the model: given as a flag, chosen by the user, the only local one, or the default.
 
-    Local models are those that no run has written. The default depends on the kind of machine. Raises
-    UsageError if there are several and the user cannot be prompted.
+    Local models are in the working directory or in `models/`, not in the output of a run. The default
+    depends on the kind of machine. Raises UsageError if there are several and the user cannot be prompted.
     """
     requested, local = search.flags.model, search.found.models
     if requested is not None:
@@ -275,7 +280,7 @@ def ask_machine(flags: TrainFlags, local: str) -> TrainFlags:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FoundParts:
-    """Parts found in the working directory: paths relative to it, best first."""
+    """Parts found in the working directory, as paths relative to it. The newest model is first."""
 
     lock: EnvironmentLock | None
     configs: tuple[Path, ...]

@@ -105,7 +105,7 @@ def logs(
     if events:
         if follow or process is not None:
             hint = "Leave --follow and --process out"
-            raise UsageError("--events shows recorded events", code="BK-CLI-CONFLICT", hint=hint)
+            raise UsageError("--events excludes --follow and --process", code="BK-CLI-CONFLICT", hint=hint)
         _print_events(directory, attempt=attempt, as_json=as_json)
         return
     if follow and attempt is not None:
@@ -182,7 +182,7 @@ def clean(
     ] = None,
     as_json: _Json = False,
 ) -> None:
-    """Delete files that a run does not need; of an active run, those it does not use. Asks first."""
+    """Delete unneeded files of a run, but no files that an active run uses. Asks first."""
     directory = find_run(run)
     kinds = _kinds(only, checkpoints)
     if not (dry_run or yes) and (as_json or not sys.stdin.isatty()):

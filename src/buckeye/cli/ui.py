@@ -66,7 +66,7 @@ def report(
         if is_disk_full(error):
             raise
         raise write_error(path, error, hint="Name another file with -o") from None
-    typer.echo(f"{path}: contains the texts of {groups} of {total} groups")
+    typer.echo(f"{path}: contains the rollout texts of {groups} of {total} groups")
 
 
 COMMANDS = {"ui": ui, "rl report": report}

@@ -73,8 +73,8 @@ class InferenceConfig(BaseConfig):
     max_num_seqs: PositiveInt = 128
     """Maximum number of sequences generated at a time."""
     kv_cache_gb: PositiveFloat | None = None
-    """Memory of the KV cache in GB. None: on a GPU what gpu_memory_utilization leaves, on a CPU a quarter of
-    the RAM (vLLM: 1 GB)."""
+    """Memory of the KV cache in GB. None on a GPU: the part of gpu_memory_utilization that the weights do not
+    use. None on a CPU: a quarter of the RAM (vLLM: 1 GB)."""
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.9
     """Fraction of GPU memory for the engine. Default 0.4 if the trainer uses the same GPU."""
     seed: int | None = None

@@ -23,7 +23,7 @@ _TRAINING = ("trainer", "orchestrator")
 _ALL = (*_TRAINING, "inference")
 
 SECTIONS: Mapping[str, tuple[str, ...]] = dict.fromkeys(("ckpt", "wandb", "wandb.log_extras"), _TRAINING)
-"""Sections that are on or off for all of these processes."""
+"""Optional sections. Each is on for all of its processes, or off for all of them."""
 
 
 def _fields(section: str, model: type[BaseConfig]) -> dict[str, tuple[str, ...]]:
@@ -81,7 +81,7 @@ def _paths(name: str, roles: Sequence[str]) -> tuple[KeyPath, list[KeyPath]]:
 
 
 def _add_processes(settings: Settings) -> None:
-    """Add the processes with their defaults: inference only if no servers elsewhere are named."""
+    """Add the processes with their defaults; no inference if the orchestrator uses other servers."""
     for role in _TRAINING if settings.has(_SERVERS) else _ALL:
         if not settings.has((role,)):
             settings.put((role,), {}, BY_DEFAULT)
@@ -131,7 +131,7 @@ def _share_section(settings: Settings, path: KeyPath, members: Sequence[KeyPath]
     run, entries = _entry(settings, path), _entries(settings, members)
     if run is not None and run.value is None and all(_is_below(e, run) for e in entries):
         for member in members:
-            if _has_room(settings, member):
+            if _can_set(settings, member):
                 settings.put(member, None, run.location)
         return
     on = [e for e in (run, *entries) if e is not None and isinstance(e.value, dict)]
@@ -168,7 +168,7 @@ def _share(settings: Settings, name: str, path: KeyPath, members: Sequence[KeyPa
 def _impose(settings: Settings, run: Assignment, members: Sequence[KeyPath]) -> Iterator[Problem]:
     """Set the run's value for all members.
 
-    Yield a conflict if an equal or higher layer set one differently.
+    Yield a conflict if a member has another value, from an equal or higher layer.
     """
     for member in _entries(settings, members):
         if _is_same(run.value, member.value):
@@ -183,12 +183,12 @@ def _impose(settings: Settings, run: Assignment, members: Sequence[KeyPath]) -> 
 def _fill(settings: Settings, source: Assignment | None, members: Sequence[KeyPath]) -> None:
     """Set the absent members, if their section exists or can be created."""
     for path in members:
-        if source is not None and settings.get(path) is MISSING and _has_room(settings, path):
+        if source is not None and settings.get(path) is MISSING and _can_set(settings, path):
             settings.put(path, source.value, source.location)
 
 
-def _has_room(settings: Settings, path: KeyPath) -> bool:
-    """Return True if the sections of a path are on; a process's own section is never created."""
+def _can_set(settings: Settings, path: KeyPath) -> bool:
+    """Return True if the sections above a path are on or can be created; those of a process cannot."""
     above = [settings.get(path[:length]) for length in range(1, len(path))]
     if path[0] in _ALL and above[0] is MISSING:
         return False

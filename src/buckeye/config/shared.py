@@ -21,7 +21,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 CONFLICT = "conflict"
-"""Error type in pydantic of `conflict`."""
+"""Type of the pydantic errors that `conflict` returns."""
 
 
 class BaseConfig(BaseModel):
@@ -34,7 +34,7 @@ class BaseConfig(BaseModel):
     def warnings(self) -> Iterator[str]:
         """Yield a message on each valid setting with a possibly unexpected effect.
 
-        It names the setting in backticks, before any other.
+        The message has the name of that setting in backticks, before the names of other settings.
         """
         yield from ()
 
@@ -49,8 +49,8 @@ def conflict(
 ) -> PydanticCustomError:
     """Return an error for conflicting settings, to raise in a validator.
 
-    `fields` are those settings; by default, those in backticks in `message`. Fields in backticks in `message`
-    and `hint` become full keys: `lr` becomes `trainer.optim.lr`.
+    `fields` are these settings. Default: all that `message` names in backticks. Names in backticks in
+    `message` and `hint` become full keys: `lr` becomes `trainer.optim.lr`.
     """
     named = list(fields) or named_settings(message)
     context = {"message": message, "fields": named, "hint": hint, "code": code}
@@ -58,7 +58,7 @@ def conflict(
 
 
 def variant(default: str) -> Discriminator:
-    """Return a discriminator of a union's classes by `type`, which may be omitted for the default one."""
+    """Return a discriminator that selects a class of a union by `type`, or `default` without `type`."""
 
     def tag(value: Any) -> str | None:
         if isinstance(value, dict):
@@ -69,7 +69,7 @@ def variant(default: str) -> Discriminator:
 
 
 class UserFunctionConfig(BaseConfig):
-    """User function."""
+    """Function of the user, and its keyword arguments."""
 
     import_path: str
     """Function to load: `module:function` or `path/to/file.py:function`."""
@@ -190,8 +190,8 @@ class CheckpointConfig(BaseConfig):
             raise conflict(  # the address may contain a key, so it is not shown
                 "`store` is not a valid address: expected s3://bucket/prefix or gs://bucket/prefix, with a "
                 "prefix of A-Z a-z 0-9 . _ = + - /",
-                hint="use one prefix per run; set credentials as for the tools of the store, and another "
-                "endpoint in AWS_ENDPOINT_URL",
+                hint="use one prefix per run; set credentials where the store's own tools read them, and the "
+                "address of another S3 service in AWS_ENDPOINT_URL",
                 code="BK-CONFIG-VALUE",
             )
         return self

@@ -40,8 +40,8 @@ class Recorder:
     """Recorder of a run's processes, and of new weights and checkpoints in its directory.
 
     A write error does not end the run: the first one is logged as a warning. The command and the
-    configuration are recorded when all processes are ready. A resume with settings that a trainer rejects
-    does not change them. `earlier` is the record of an earlier start.
+    configuration are recorded when all processes are ready: if a trainer rejects the settings of a resume,
+    the earlier ones remain recorded. `earlier` is the record of an earlier start.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Recorder:
             self._update()
 
     def record_attempt(self, identity: RunIdentity, resumed_step: int | None) -> None:
-        """Record a new attempt within this start of the run."""
+        """Record a new attempt: this launcher restarts the trainer and the orchestrator."""
         self.record = msgspec.structs.replace(self.record, attempt=identity.attempt)
         self.note("attempt", resumed_step=resumed_step)
         self._update(state="starting", start_step=resumed_step or 0, started=time.time())
@@ -134,7 +134,7 @@ class Recorder:
         self._update(**self._command)
 
     def _observe_children(self, children: Sequence[Child]) -> bool:
-        """Return True if the set of processes has changed, or one of them became ready."""
+        """Update the records of the processes; return True if their set has changed, or one became ready."""
         previous, self._processes = self._processes, {}
         for child in children:
             record = previous.get(child.key) or self._first_record(child)
@@ -180,7 +180,7 @@ class Recorder:
         )
 
     def _observe_files(self) -> None:
-        """Record new versions. A directory with a new inode is a new version, even of an existing step."""
+        """Record new weights and checkpoints. A new inode means a new directory, even for a recorded step."""
         for folder, previous in self._seen.items():
             current = self._versions(folder)
             for step, inode in current.items():
@@ -229,8 +229,8 @@ class Recorder:
 def _start_times(child: Child) -> tuple[float, float]:
     """Return the start time of a child in seconds since the epoch, and its `birth_time`.
 
-    For a child on another node, return the current time and 0. Raises psutil.NoSuchProcess if the child has
-    ended.
+    `birth_time` distinguishes it from later processes with an equal pid. For a child on another node,
+    return the current time and 0. Raises psutil.NoSuchProcess if the child has ended.
     """
     pid = child.process.pid
     if not child.is_local:

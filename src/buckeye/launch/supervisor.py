@@ -92,9 +92,9 @@ class Supervisor:
             self._trained, self._stepped, self._is_stall_reported = trained, now, False
         self._furthest = max(self._furthest, step)
         if self._furthest >= self._refilled_at + _PROGRESS_STEPS:
-            self._refill()
+            self._refill_restart_budgets()
 
-    def _refill(self) -> None:
+    def _refill_restart_budgets(self) -> None:
         self._refilled_at = self._furthest
         self._restarts.refill()
         self._attempts.refill()
@@ -109,7 +109,7 @@ class Supervisor:
         )
         if newest > self._committed:
             self._committed = newest
-            self._refill()
+            self._refill_restart_budgets()
         if now - self._stepped > self._limits.stall_timeout / 2 and not self._is_stall_reported:
             self._is_stall_reported = True
             self._report_stall(now)

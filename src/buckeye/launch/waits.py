@@ -12,7 +12,7 @@ from buckeye.run_files.record import RunRecord
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """`who` waits for `what` of `whom`, since a time in seconds.
+    """Wait of `who` for `what` from `whom`. It began at the time `since`, in seconds.
 
     If the process works instead, `whom` is None, and `what` is its work.
     """

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import asyncssh
 
 
-# Parsing of ssh addresses, in the forms of users and providers.
+# Parsing of ssh addresses, as users and providers write them.
 
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,31}")
 _HOST = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.\-]{0,252}[A-Za-z0-9])?")
@@ -91,7 +91,7 @@ def find_private_key(asked: Path | None, account: Path | None, home: Path) -> Pa
         if path is not None and (path != usual or usual.is_file()):
             check_identity_file(path.expanduser(), at=where)
             return path.expanduser()
-    return _made(home / "ssh" / "id_ed25519")
+    return _own_key(home / "ssh" / "id_ed25519")
 
 
 def public_key(path: Path) -> str | None:
@@ -110,7 +110,7 @@ def public_key(path: Path) -> str | None:
         return None
 
 
-def _made(path: Path) -> Path:
+def _own_key(path: Path) -> Path:
     """Return a key without a passphrase that only this user can read; create it if it does not exist."""
     import asyncssh
 
@@ -152,7 +152,7 @@ def _host_name(target: SshTarget) -> str:
 
 
 _CONNECT_SECONDS = 20.0
-_KEEPALIVE_SECONDS, _KEEPALIVES = 5.0, 3  # a silent peer counts as lost after their product
+_KEEPALIVE_SECONDS, _KEEPALIVES = 5.0, 3  # a peer that is silent for 15 s (their product) is lost
 _SESSIONS = 8  # servers allow ten per connection
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _TELL_SECONDS = 5.0
@@ -325,7 +325,7 @@ class SshConnection:
         class Client(asyncssh.SSHClient):
             def validate_host_public_key(self, host: str, addr: str, port: int, key: Any) -> bool:
                 if met:
-                    return False  # called for every unknown key, also if the server's key has changed
+                    return False  # asyncssh asks about keys that are not trusted: this server has a new key
                 first.append(" ".join(key.export_public_key().decode().split()[:2]))
                 return True
 
@@ -353,7 +353,7 @@ class SshConnection:
                 hint=f"if it was reinstalled, delete its line from {self._known_hosts}",
             ) from None
         except asyncssh.PermissionDenied as error:
-            key = self._identity or "the keys of ssh"
+            key = self._identity or "ssh's default keys"
             raise RemoteError(
                 f"{self.target} refused the login with {key}: {error.reason}",
                 code="BK-REMOTE-CONNECTION",

@@ -111,7 +111,7 @@ def parse_shape(config: Mapping[str, Any], *, parameters: int | None = None) -> 
     )
 
 
-# Checks of the model, from its small files alone.
+# Checks of the model, which do not load all its weights.
 
 
 def check_model(config: RLConfig, *, vllm: bool) -> Check:
@@ -257,10 +257,10 @@ def check_template(path: Path) -> Check:
             TOKENIZER,
             f"the chat template ignores add_generation_prompt; Buckeye adds the header "
             f"{template.missing_header!r} to prompts",
-            f"add it under `if add_generation_prompt` in {TEMPLATE_FILE}, for other servers",
+            f"other servers do not add it: write it in {TEMPLATE_FILE}, under `if add_generation_prompt`",
         )
     if system_problem is not None:
-        return ok(TOKENIZER, f"found a chat template without system messages: {system_problem}")
+        return ok(TOKENIZER, f"found a chat template, which cannot render system messages: {system_problem}")
     return ok(TOKENIZER, "found a chat template")
 
 
@@ -300,9 +300,9 @@ def fetch_base_model(adapter: Path) -> Path:
 
 
 def fetch_served_model(name: str, *, at: str = "model.name") -> Path:
-    """Return the directory to serve: of a model, or of an adapter whose base is downloaded if necessary.
+    """Return the directory of a model or adapter to serve; download the model or base model if necessary.
 
-    `at` is the location of the name, for errors.
+    `at` is the setting or flag with the name, for errors.
     """
     if not is_adapter(name):
         return fetch_model(name, at=at)
@@ -313,7 +313,7 @@ def fetch_served_model(name: str, *, at: str = "model.name") -> Path:
 def fetch_model(name: str, revision: str | None = None, *, at: str = "model.name") -> Path:
     """Return the local directory of a model; download it from the Hugging Face hub if necessary.
 
-    `at` is the location of the name, for errors.
+    `at` is the setting or flag with the name, for errors.
 
     Raises UsageError if it is neither local nor on the hub, or if torch is not installed.
     """

@@ -1,9 +1,11 @@
 """Answer requests about a job: `python -m buckeye.remote.pod.agent JOB`, one JSON object per line.
 
-Each request is a heartbeat of the supervisor. `{"ask": "look"}` -> the state of the job and its files.
-`{"ask": "read", "path", "offset", "length"}` -> bytes of a file. `{"ask": "stop"}` -> the job gets SIGTERM.
-`path` is relative to the
-output directory, or `@log` for the output of the job.
+Each request counts as a heartbeat of the local process that supervises the job. The requests are:
+
+- `{"ask": "look"}`: return the state of the job, and a list of its files.
+- `{"ask": "read", "path", "offset", "length"}`: return bytes of a file. `path` is relative to the output
+  directory, or `@log` for the output of the job.
+- `{"ask": "stop"}`: send SIGTERM to the job.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ class Agent:
 
     def _look(self) -> dict[str, Any]:
         rc = self._folder / "rc"
-        held = is_locked(self._folder / "lock")  # before rc, which is written before the lock is released
+        held = is_locked(self._folder / "lock")  # check first: a job writes rc, then releases the lock
         code = int(rc.read_text()) if rc.exists() else None
         log = self._folder / "log"
         ended = self._folder / "dead_man"

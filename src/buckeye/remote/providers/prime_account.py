@@ -18,7 +18,7 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrimeAccount:
-    """An account; `url` ends before `/api/v1`."""
+    """An account at Prime Intellect. `url` does not include `/api/v1`."""
 
     api_key: str = field(repr=False)
     url: str = _DEFAULT_URL
@@ -53,9 +53,9 @@ def prime_account() -> PrimeAccount:
 
 
 def _ssh_key(asked: str | None, stored: str | None) -> Path | None:
-    """Return the private key that was chosen.
+    """Return the path of the private key that the user chose, or None.
 
-    `prime` stores `~/.ssh/id_rsa` as its default: without that file, no key was chosen.
+    `prime` stores `~/.ssh/id_rsa` if the user chose no key. This path counts only if the file exists.
     """
     named = asked or stored
     if not named:

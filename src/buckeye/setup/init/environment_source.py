@@ -38,14 +38,14 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 class EnvironmentSource:
     """An environment to configure.
 
-    `open_server` yields a server for one session, each time it is entered. `other_servers` are further
+    Each call of `open_server` returns a context with a server for one session. `other_servers` are further
     servers that its tasks use. `tools` are from a lock file that has all schemas. `tasks` is a task file in
     the same folder.
 
-    `task_server` is the server in the form of a task's `mcp_config`; None for images and folders. `paths` has
-    the user's paths in the server's command, by their names in a rollout's folder. `files` is a folder with
-    copies of these paths. `uncopied_address` is a URL in the command: its data is not copied. `notes` are
-    for the user.
+    `task_server` is the server in the form of a task's `mcp_config`; None for images and folders. `paths`
+    maps names in a rollout's folder to the user's files and folders that the server's command contains.
+    `files` is a folder with copies of these paths. `uncopied_address` is a URL in the command: its data is
+    not copied. `notes` are for the user.
     """
 
     environment: EnvironmentName
@@ -63,7 +63,10 @@ class EnvironmentSource:
 
 
 def find_source(env: str | None, *, command: str | None, headers: Mapping[str, str]) -> EnvironmentSource:
-    """Return the environment without starting it. Raises UsageError unless exactly one is named."""
+    """Return the environment of `env` or `command`, without starting it.
+
+    Raises UsageError unless exactly one of the two is given and valid.
+    """
     need("mcp", "An MCP environment")
     if (env is None) == (command is None):
         raise UsageError(
@@ -307,7 +310,7 @@ async def _launch(make: Callable[[Path], Any], image: str) -> AsyncIterator[Serv
 
 
 def escaped(server: StdioServer) -> StdioServer:
-    """Return the server with dollar signs escaped, so that they do not begin a variable of a task."""
+    """Return the server with `$` written as `$$`, because tasks replace variables such as `$NAME`."""
     return StdioServer(
         command=server.command.replace("$", "$$"),
         args=[arg.replace("$", "$$") for arg in server.args],

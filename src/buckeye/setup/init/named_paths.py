@@ -80,7 +80,10 @@ def _is_launcher(arg: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PortableCommand:
-    """A command line with `{workdir}` in place of its paths, and these paths by their name in that folder."""
+    """A command line, in which paths in the folder `{workdir}` replace the user's paths.
+
+    `paths` maps names in `{workdir}` to the user's paths.
+    """
 
     argv: tuple[str, ...]
     paths: dict[str, Path]
@@ -126,7 +129,10 @@ def _split_path(arg: str, *, follows_flag: bool, is_container: bool) -> tuple[st
 
 
 def _workdir_path(path: Path, paths: dict[str, Path]) -> str:
-    """Return the path of a copy in `{workdir}`; add it to `paths`, unless one of these paths contains it."""
+    """Return the path in `{workdir}` for a copy of `path`.
+
+    Add `path` to `paths`, unless it does not exist, or a folder in `paths` contains it.
+    """
     for name, known in paths.items():
         if path.is_relative_to(known):
             return str(Path(WORKDIR, name, path.relative_to(known)))

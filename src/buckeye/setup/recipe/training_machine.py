@@ -12,12 +12,12 @@ from buckeye.launch.preflight.devices import gpus as present_gpus
 
 _MAX_PARAMETERS_ON_CPU = 20_000_000  # two cores train such a model in minutes
 _TRAINED_BYTES = 16  # per parameter: weights, gradients and AdamW's two moments in float32
-_CAST_BYTES = 2  # per parameter: a copy in bfloat16, of layers that are gathered whole
+_CAST_BYTES = 2  # per parameter: the weights in bfloat16, for the computation
 _SERVED_BYTES = 2
 _TRAINER_ROOM = 0.75  # share of a GPU's memory; activations and logits take the rest
 _ENGINE_ROOM = 0.6  # share for weights; keys and values of rollouts take the rest
 _SHARED_ROOM = 0.4  # share for the engine if one GPU samples and trains
-_TRAINING_SHARE = 4  # at least one GPU in this many trains
+_TRAINING_SHARE = 4  # of n GPUs, at least n // 4 train
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,7 @@ class TrainingMachine:
     """A machine for a run.
 
     `gpus` are the GPUs to use, or None, and `ids` their device ids. `name` is its name in the plan.
-    `problem` is the reason why it is unavailable, for a plan that is only shown.
+    `problem` is the error if it lacks the requested GPUs; `--dry-run` shows the plan nevertheless.
     """
 
     name: str
@@ -114,7 +114,7 @@ def devices_text(machine: TrainingMachine, layout: GpuLayout | None, parameters:
         return f"{machine.cores} cores, no GPU{advice}"
     if layout.is_shared:
         return f"GPU {_ids(layout.inference)} samples and trains"
-    tp = f" ({layout.tp} hold one copy)" if layout.tp > 1 else ""
+    tp = f" ({layout.tp} per copy of the model)" if layout.tp > 1 else ""
     return f"GPU {_ids(layout.inference)} sample{tp}, GPU {_ids(layout.trainer)} train"
 
 
