@@ -31,9 +31,9 @@ def evaluated_otherwise(facts: DiagnosisFacts) -> Result:
     """Find conditions of the evaluation that training lacks: prompts, arguments, limits."""
     trains = {str(env.get("id")): env for env in facts.run.setting("orchestrator.env") or []}
     evals = facts.run.setting("orchestrator.eval.env") or []
-    if not trains or not evals:
+    if not trains or not facts.evaluations:
         return None
-    differences = list(_other_settings(trains, evals))
+    differences = [*_other_settings(trains, evals), *_harder_sampling(facts)]
     train, evaluated = _system_prompt(facts, "train"), _system_prompt(facts, "eval")
     if train is not None and evaluated is not None and train != evaluated:
         differences.insert(0, f"system prompt {evaluated[:80]!r} in evaluation, {train[:80]!r} in training")
@@ -55,6 +55,15 @@ def _other_settings(trains: Mapping[str, Any], evals: Sequence[Mapping[str, Any]
         for key in sorted(ours.keys() | theirs.keys()):
             if key not in _NOT_COMPARED and ours.get(key) != theirs.get(key):
                 yield f"{key} is {theirs.get(key)!r} in evaluation, {ours.get(key)!r} in training"
+
+
+def _harder_sampling(facts: DiagnosisFacts) -> Iterator[str]:
+    """Yield the sampling settings that make evaluations harder: a higher temperature, shorter replies."""
+    for name, sign in (("temperature", 1.0), ("max_tokens", -1.0)):
+        trained = facts.run.setting(f"orchestrator.sampling.{name}")
+        evaluated = facts.run.setting(f"orchestrator.eval.sampling.{name}")
+        if trained is not None and evaluated is not None and sign * (evaluated - trained) > 0:
+            yield f"{name} is {evaluated:g} in evaluation, {trained:g} in training"
 
 
 def _system_prompt(facts: DiagnosisFacts, split: str) -> str | None:
@@ -84,14 +93,17 @@ def training_without_transfer(facts: DiagnosisFacts) -> Result:
     evaluations = facts.evaluations
     if len(evaluations) < 2 or len(rewards) < 6 or min(map(len, evaluations)) < 10:
         return None
-    third, first = max(2, len(rewards) // 3), float(np.mean(evaluations[0]))
-    gained = float(np.mean(rewards[-third:]) - np.mean(rewards[:third]))
+    third, early = max(2, len(rewards) // 3), max(2, len(rewards) // 8)
+    first, gained = (
+        float(np.mean(evaluations[0])),
+        float(np.mean(rewards[-third:]) - np.mean(rewards[:early])),
+    )
     low, high = mean_interval(evaluations[-1], 2.0)
     measured = (
         f"training gained {gained:.2f}, the held-out tasks {np.mean(evaluations[-1]) - first:.2f} "
         f"({low:.2f} to {high:.2f} now, {first:.2f} at the start)"
     )
-    if not is_below(rewards[:third], rewards[-third:], 3.0) or first + 0.3 * gained < high:
+    if not is_below(rewards[:early], rewards[-third:], 2.0) or first + 0.3 * gained < high:
         return measured
     return facts.finding("no_transfer", measured)
 

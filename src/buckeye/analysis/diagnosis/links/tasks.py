@@ -41,7 +41,9 @@ def duplicate_tasks(facts: DiagnosisFacts) -> Result:
     )
     pairs, differing = len(spreads), sum(row[0] > _EQUAL for row in spreads)
     is_single_turn = all(row[3] == 1 for row in rows)
-    is_incomplete = share_interval(differing, pairs, 2.0)[0] > 0.2 and is_single_turn
+    if not is_single_turn:  # later turns may show what distinguishes the tasks
+        return f"{tasks} tasks with {prompts} different first prompts"
+    is_incomplete = share_interval(differing, pairs, 2.0)[0] > 0.2
     is_shared = share_interval(shared, tasks, 2.0)[0] >= 0.3
     if not is_shared or not pairs or (differing > 0.2 * pairs and (not is_incomplete or facts.has_risen)):
         return f"{tasks} tasks with {prompts} different prompts (at most 30 % share one)"
@@ -124,7 +126,8 @@ def evaluated_on_train(facts: DiagnosisFacts) -> Result:
     """Find evaluation prompts that are also training prompts."""
     query = (
         "SELECT prompt, max(step), task FROM rollouts WHERE split = ? AND retried = 0 "
-        "AND prompt IS NOT NULL AND step <= {until} GROUP BY prompt"
+        "AND prompt IS NOT NULL AND step <= {until} GROUP BY prompt "
+        "HAVING max(turns) = 1 OR count(DISTINCT task) = 1"
     )
     trained, evaluated = (
         {prompt: (step, task) for prompt, step, task in facts.query(query, split)}
