@@ -152,9 +152,6 @@ class TrainArgs:
             raise config_error(parsed.problems)
         for assignment in parsed.assignments:
             flag, path = assignment.location.text, assignment.path
-            if path == ("model",) and not assignment.value:
-                hint = "Name a folder, or a model on the Hugging Face hub"
-                raise UsageError("--model has no value", code="BK-CLI-MISSING", hint=hint)
             if path in _REPLACED:
                 reason, hint = _REPLACED[path]
                 raise UsageError(f"{flag}: {reason}", code="BK-CLI-CONFLICT", hint=hint)
