@@ -93,7 +93,7 @@ def test_turn_rewards_beyond_the_limit_are_added_to_the_last_turn(echo):
 def test_configured_or_installed_interpreter_is_used(echo, monkeypatch):
     with pytest.raises(UsageError, match="/bin/false"):
         open_environment(echo, {}, WorkerSettings(python=Path("/bin/false")))
-    installed = SimpleNamespace(python=Path("/bin/false"), module="their_module")
+    installed = SimpleNamespace(python=Path("/bin/false"), module="their_module", edited_file=lambda: None)
     monkeypatch.setattr(loading, "find_installed", lambda env_id: installed)
     with pytest.raises(UsageError, match="/bin/false"):
         load_environment("somebody/their-environment")
