@@ -16,14 +16,14 @@ class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Called function; `arguments` is JSON text, or the unreadable original text."""
+    """Called function. `arguments` is JSON text, or the model's original text if it cannot be parsed."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool call of the assistant. Clients that join stream events may leave an `index`."""
+    """Tool call of the assistant. `index` is ignored: some clients copy it from stream events."""
 
     id: str
     type: Literal["function"] = "function"
@@ -34,7 +34,8 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Chat message.
 
-    Accepts empty fields of other servers, because clients send back the messages that they received.
+    Accepts the empty fields that other servers add to replies, such as `refusal`. Clients send a reply back
+    in the next request.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]

@@ -85,7 +85,7 @@ _ERROR_TYPES = {
 
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Sampling fields common to all three kinds of token requests."""
+    """Sampling fields common to generate, completion and chat requests."""
 
     max_tokens: MaxTokens | None = None
     min_tokens: MinTokens = 0
@@ -150,7 +150,10 @@ class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
 
 
 class CompletionRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. A prompt is a text or token ids; a list of prompts is admitted together."""
+    """POST /v1/completions. A prompt is a text or token ids.
+
+    A list of prompts is accepted or rejected as a whole.
+    """
 
     prompt: str | list[Any]
     logprobs: TopLogprobs | None = None
@@ -232,7 +235,7 @@ def convert_request(fields: Any, kind: type[RequestT]) -> RequestT:
 def check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] | None) -> None:
     """Raise `ValueError` for messages or tools that no template can render.
 
-    The conversion reports this error to the client.
+    `convert_request` reports this error as an `InvalidRequestError`.
     """
     if not messages:
         raise ValueError("`messages` is empty")
@@ -254,7 +257,7 @@ def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[
             if value is not None and value not in _NEUTRAL[name]:
                 raise InvalidRequestError(f"`{name}` is not supported by this server", hint="leave it out")
         elif name not in IGNORED_FIELDS:
-            kept[name] = value  # unknown: the conversion reports it
+            kept[name] = value  # unknown: `convert_request` rejects it
     return kept
 
 
@@ -312,7 +315,7 @@ def completion_logprobs(
     *,
     offset: int = 0,
 ) -> dict[str, Any]:
-    """Return the `logprobs` of a completion. `offset` is the position of its first token in the text."""
+    """Return the `logprobs` of a completion. `offset` is the number of characters before it."""
     return {
         "tokens": texts,
         "token_logprobs": list(map(finite_logprob, logprobs)),

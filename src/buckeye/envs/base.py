@@ -37,7 +37,7 @@ def _has_parts(message: Message) -> bool:
 
 
 def find_non_text_part(content: Sequence[Any]) -> tuple[int, str] | None:
-    """Return the number and type of the first part that is not text; None if all are."""
+    """Return position (from 1) and type of the first part that is not text; None if all parts are text."""
     for number, part in enumerate(content, start=1):
         kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
@@ -122,7 +122,7 @@ class CallOptions:
     stop: tuple[str, ...] = ()
     """The reply ends before the first of these texts."""
     stop_token_ids: tuple[int, ...] = ()
-    """The reply also ends with the first of these tokens, in addition to the model's."""
+    """Token ids that end the reply, in addition to the end tokens of the model."""
     must_call: bool = False
     """True if the reply must be a tool call."""
     tool: str | None = None
@@ -132,12 +132,13 @@ class CallOptions:
     trained: bool = True
     """True if the reply is recorded as part of the rollout.
 
-    The reply of an opponent, for example, is neither trained nor counted.
+    If false, the reply is not trained and does not count toward the limits on turns and tokens. Example:
+    the reply of an opponent.
     """
 
 
 DEFAULT_OPTIONS = CallOptions()
-"""Options of a call that requests nothing beyond its messages."""
+"""Default options of a call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,12 +147,12 @@ class Outcome:
 
     An errored rollout has an `error` and no `reward`: it is never scored 0. `components` are logged but not
     rewarded. `stop_reason` is a short text such as "answered" or "truncated". The optional `turn_rewards`
-    have one entry per call of `Policy.chat` and add up to `reward`. `boundary` is the part that failed.
-    Failures of the boundary "task" are not retried, because the task is invalid.
+    have one entry per call of `Policy.chat` and add up to `reward`. `boundary` is the part of the rollout
+    that failed. Failures of the boundary "task" are not retried, because the task is invalid.
 
-    `pending` is the id that a `GroupEnvironment` gives a rollout without a reward until its group is
+    `pending` is the id of a rollout of a `GroupEnvironment` that gets its reward when its group is
     finished. `explanations` maps names of components to their reasons as text. `trace` has the frames of an
-    error, outermost first. The caller of the environment sets it.
+    error, outermost first. The caller of the environment sets `trace`.
     """
 
     reward: float | None
@@ -205,7 +206,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class OptionsPolicy(Protocol):
-    """Policy that supports the options of a call. Other policies ignore them."""
+    """Policy with a method `ask` that accepts options. Other policies have only `chat`, without options."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Sample the next assistant message without options.
@@ -231,12 +232,15 @@ class OptionsPolicy(Protocol):
 
 @runtime_checkable
 class ToolAwarePolicy(Protocol):
-    """Policy that needs the callable tools even if only the prompt describes them, such as a human policy."""
+    """Policy that needs a list of the callable tools, such as a human policy.
+
+    If the prompt describes the tools as text, `chat` does not get this list.
+    """
 
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
         """Set the callable tools.
 
-        `form` is the template of a reply; its `{call}` means `name(argument=value, ...)`.
+        `form` is the text of a reply, with `{call}` in place of a call `name(argument=value, ...)`.
         """
         ...
 

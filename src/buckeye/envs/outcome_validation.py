@@ -1,4 +1,4 @@
-"""Validation of the outcomes that environments return."""
+"""Validation of outcomes that environments return, and the outcomes of rollouts that raise an error."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _MISSING = re.compile(r"missing|must be set|not set|credential|KeyError|not foun
 
 
 def validate_outcome(outcome: object, environment: object = None) -> Outcome:
-    """Return the outcome with plain numbers and texts.
+    """Return a validated outcome, with every number as a float.
 
-    An invalid outcome becomes an error that names the field. Errored outcomes have no components. Messages
-    describe the `environment` that returned the outcome.
+    An invalid outcome becomes an error that names the field. Errored outcomes have no components. If
+    `outcome` is not an `Outcome`, the error names the method of `environment` that returned it.
     """
     if not isinstance(outcome, Outcome):
         return error_outcome("score", outcome_error_text(outcome, environment))

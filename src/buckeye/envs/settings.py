@@ -1,4 +1,4 @@
-"""Settings of environments that run in worker processes."""
+"""Settings for the execution of environments, in this process or in workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 PLACEMENT_VARIABLE = "BUCKEYE_PLACED"
-"""Environment variable with `nodes` and `address` of each environment of a run, as JSON by environment name.
+"""Environment variable with a JSON object: it maps each environment's name to its `nodes` and `address`.
 """
 Isolation = Literal["auto", "none", "process"]
 
@@ -21,11 +21,12 @@ class WorkerSettings:
 
     With `isolation` "none" the environment runs in this process, with "process" in workers. With "auto",
     Buckeye environments that can be imported run in this process. `python` is the interpreter of the workers.
-    Its default is that of the installed environment, else `sys.executable`. `processes` is the number of
-    workers. A worker and its children may use `max_memory_bytes` of memory, and write `max_output_bytes` per
-    minute. `variables` are the environment variables that the worker may see, in addition to those it needs
-    to run. `sampling` is passed to the environment (`temperature`, `max_tokens`), which may ignore it. The
-    output goes to files named after `log_name` in `log_dir`, if set.
+    By default it is the interpreter of the installed environment, or `sys.executable`. `processes` is the
+    number of workers. A worker and its children may use `max_memory_bytes` of memory, and write
+    `max_output_bytes` per minute. `variables` are the environment variables that the worker may see, in
+    addition to those it needs to run. `sampling` is passed to the environment (`temperature`, `max_tokens`),
+    which may ignore it. If `log_dir` is set, workers write their output to files in it, named after
+    `log_name`.
     """
 
     isolation: Isolation = "auto"
@@ -46,11 +47,11 @@ class WorkerSettings:
     rollout_timeout: float = 3600.0
     """A rollout that takes longer is cancelled and has no reward."""
     start_timeout: float = 60.0
-    """Timeout for the interpreter's first reply."""
+    """Timeout for the first message of a started worker."""
     load_timeout: float = 900.0
     """Timeout for loading the environment, which may download its data."""
     tasks_timeout: float = 900.0
-    """Timeout for the tasks of a split."""
+    """Timeout for listing the tasks of a split."""
     score_timeout: float = 600.0
     """Timeout for scoring a group."""
     cancel_timeout: float = 10.0
@@ -60,12 +61,13 @@ class WorkerSettings:
     heartbeat_timeout: float = 60.0
     """A worker without a message for this long is replaced."""
     max_failures: int = 5
-    """After this number of consecutive workers without a finished rollout, starts are delayed.
+    """Maximum number of consecutive workers that end before they finish a rollout. After that, rollouts fail
+    during the pause before the next start.
     """
     log_dir: Path | None = None
     log_name: str = "environment"
     module: str | None = None
-    """Module of an installed environment, if it does not follow from its id."""
+    """Module of an installed environment. None: the module that its id names."""
     adapter: Path | None = None
     """Python file that defines how the environment is run, in place of the bundled adapters."""
 
@@ -77,5 +79,5 @@ def read_placement(name: str) -> dict[str, Any]:
 
 
 def with_variables(names: Sequence[str]) -> WorkerSettings:
-    """Return worker settings with these variables. With any, the environment runs in a worker process."""
+    """Return worker settings with these variables. With variables, the environment runs in a worker."""
     return WorkerSettings(isolation="process" if names else "auto", variables=tuple(names))

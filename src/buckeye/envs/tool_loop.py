@@ -50,7 +50,7 @@ class ToolPlay:
 
     @property
     def components(self) -> dict[str, float]:
-        """Counts for an `Outcome`."""
+        """Return the counts as `components` of an `Outcome`."""
         counts = {"n_turns": self.n_turns, "tool_calls": self.tool_calls, "tool_errors": self.tool_errors}
         return {name: float(count) for name, count in counts.items()}
 

@@ -95,11 +95,11 @@ class DefaultsConfig(BaseConfig):
     setup_timeout: PositiveFloat = 120.0
     """Timeout in seconds for the start of the servers, and for each setup call."""
     tool_timeout: PositiveFloat = 60.0
-    """Timeout in seconds for a call of the model, or an evaluation call."""
+    """Timeout in seconds for a tool call of the model, or a call of `evaluate_tool`."""
     max_result_chars: PositiveInt = 8000
     """Maximum length of a call result in characters. Longer results are cut before the model reads them."""
     preload: bool = True
-    """Import the libraries of a Python server once and fork its sessions from that process.
+    """Import the libraries of a Python server once in a process, and fork this process for each session.
 
     Applies to servers that a task starts as a command. If false, every session starts a new process.
     """
@@ -129,10 +129,10 @@ class GymConfig(BaseConfig):
     """Initial content of every rollout's folder, unless its task sets another.
 
     It is a folder, an archive, a script that creates files in its current directory, or a single file. A
-    relative path is relative to this file.
+    relative path starts at the folder of the configuration file.
     """
     shared_state: bool = False
-    """Allow rollouts to see each other's changes, so that training continues although they share state."""
+    """Allow training although rollouts share state: skip the isolation check."""
     grade: Graders = []
     """Graders of all tasks: one grader or a list."""
     defaults: DefaultsConfig = DefaultsConfig()

@@ -1,8 +1,8 @@
 """Batches from the orchestrator to the trainer: `<root>/step_<N>/{batch.safetensors, manifest.json}`.
 
-Training on batch N (counted from 0) turns weights version N into version N+1. A trained batch is kept with
-the trainer's results (21 bytes per token) until it is pruned: `<kept>/step_<N>/{batch.safetensors,
-manifest.json, trained.safetensors, record.json}`.
+Training on batch N (counted from 0) turns weights version N into version N+1. A trained batch and the
+trainer's results are kept until they are pruned: `<kept>/step_<N>/{batch.safetensors, manifest.json,
+trained.safetensors, record.json}`. Together they have at most 21 bytes per token.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Sample:
 class Batch:
     """Samples of one optimizer step.
 
-    `orchestrator_state` (JSON) is the orchestrator's state right after it emitted this batch, so that the
-    trainer can commit a checkpoint of both.
+    `orchestrator_state` (JSON) is the orchestrator's state right after it emitted this batch. The trainer
+    commits it in a checkpoint, together with its own state.
     """
 
     step: int
@@ -110,7 +110,7 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
         samples = unpack_samples(data)
         state = manifest["orchestrator_state"]
     except FileNotFoundError as error:
-        # checking for the manifest only here would race with a batch that is just being published
+        # use the name in the error: a batch that is being published may have a manifest by now
         if Path(error.filename).name == DATA:
             raise _damage(f"{directory} has a manifest but no {DATA}: the file was deleted") from None
         return None
@@ -126,7 +126,7 @@ def remove_batch(root: Path, step: int) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TrainedBatch:
-    """Trainer's results for a batch, at the weights before the step.
+    """Trainer's results for a batch, computed with the weights before the step.
 
     `samples` i32[K] are the batch indices of the samples that went through the model. `logprobs` f32[M] are
     the log-probs of their M trained tokens, sample after sample. `record` (JSON) has the step's metrics.

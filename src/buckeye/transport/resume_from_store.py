@@ -21,9 +21,9 @@ _START_SECONDS = 30.0
 
 
 def restore_from_store(output_dir: Path, url: str, resume_step: int | None) -> None:
-    """Download the checkpoint of `resume_step` unless the local one is complete and at least as new.
+    """Download the stored checkpoint of `resume_step`, unless a complete local one is at least as new.
 
-    Also restore a missing `run.json`.
+    -1 means the newest checkpoint. None means a new run: download nothing. Also restore a missing `run.json`.
 
     Raise `UsageError` if the store belongs to another run. Also raise `StoreError` and `DiskFullError`.
     """
@@ -58,7 +58,7 @@ def _check_same_run(
 ) -> None:
     """Raise `UsageError` unless the store and the directory belong to one run.
 
-    A directory without a run gets the run of the store.
+    If the directory has no `run.json`, restore it from the store.
     """
     run_id = _read_run_id(output_dir)
     if newest is None and not is_new_run:

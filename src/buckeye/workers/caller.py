@@ -1,4 +1,4 @@
-"""Environment object of the process that started a run, served to the run over the worker protocol.
+"""Server that gives a run access to an environment object of the process that started the run.
 
 The run connects to this process like to a worker host. The object stays in this process and is not pickled.
 """
@@ -42,7 +42,7 @@ class EnvironmentServer:
         threading.Thread(target=self._accept, name="buckeye-environment", daemon=True).start()
 
     def variables(self) -> Mapping[str, str]:
-        """Return the environment variables of a run that uses the environment, under the id CALLER."""
+        """Return the environment variables that connect a run's environment CALLER to this server."""
         place = {"address": LOOPBACK, "nodes": [[LOOPBACK, self._listener.getsockname()[1]]]}
         return {WORKERS_KEY: self._key, PLACEMENT_VARIABLE: json.dumps({CALLER: place})}
 

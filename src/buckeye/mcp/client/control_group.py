@@ -1,7 +1,7 @@
 """Control group (cgroup v2) for a server and all processes that it starts.
 
-It is used if this process may create control groups. A program can leave its process group or clear a marked
-environment variable, but it cannot leave its control group.
+Servers get a control group if this process may create one. A program can leave its process group, or clear
+the environment variable that marks its processes. It cannot leave its control group.
 """
 
 from __future__ import annotations

@@ -43,5 +43,5 @@ def check_task_graders(tasks: Iterable[McpTask], config: GymConfig) -> None:
                 f"task {task.id}: grade {grader.name} reads the rollout's folder, but no server is started "
                 "as a command",
                 code="BK-GRADER",
-                hint="call a tool of the servers for grading: state: {tool: ...}",
+                hint="read the state with a tool call instead: `state: {tool: ...}`",
             )

@@ -1,7 +1,7 @@
 """Comparison of several rollouts of one task, to separate shared state from noise.
 
-Noise, such as times and random names, differs between all rollouts. Shared state is detected by its order
-over the rollouts: it grows, counts, or changes once and stays changed.
+Noise, such as times and random names, differs between all rollouts. Shared state changes in the
+order of the rollouts: an output grows, a number counts up, or a value changes once and persists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ProbeRollout:
     """One rollout for the comparison.
 
     `outputs` has a name and a text for each output, in order. `mark` is a word that only this rollout has
-    written. `processes` are the last process ids of the system before and after it.
+    written. `processes` are the newest process ids of the system before and after the rollout.
     """
 
     outputs: Sequence[tuple[str, str]]
@@ -54,7 +54,7 @@ def find_suspicious_outputs(
     """Return the outputs in which rollouts seem to share state.
 
     `before` has two rollouts that ran alone. `after` has rollouts that ran alone after the `parallel`
-    rollouts. With one rollout in `after` the result is a suspicion; with nine it is confirmed.
+    rollouts. One rollout in `after` gives only a suspicion; nine confirm it.
     """
     findings = []
     for index, (name, _) in enumerate(before[0].outputs):
@@ -71,7 +71,7 @@ def find_suspicious_outputs(
 
 
 def _normalize_output(rollout: ProbeRollout, index: int) -> str:
-    """Return an output with noise and the rollout's own word replaced by fixed names."""
+    """Return an output with fixed texts in place of noise and of the rollout's `mark`."""
     if index >= len(rollout.outputs):
         return "(the rollout had ended)"
     return _NOISE.sub("#", rollout.outputs[index][1].replace(rollout.mark, _OWN_WORD))
@@ -80,8 +80,8 @@ def _normalize_output(rollout: ProbeRollout, index: int) -> str:
 def _mask_process_ids(texts: Sequence[str], rollouts: Sequence[ProbeRollout]) -> list[str]:
     """Return the texts with process ids replaced by `#`.
 
-    A number counts as a process id only if, in every rollout, the number at this position is a process id
-    that was assigned during the rollout. A small number could be a process id by chance.
+    A number is replaced if every rollout has, at its position, the id of a process that started during that
+    rollout. A match in only one rollout could be chance.
     """
     tokens = [list(_TOKEN.finditer(text)) for text in texts]
     if len({len(matches) for matches in tokens}) > 1:
@@ -127,7 +127,7 @@ def _find_shared_state(before: list[str], parallel: list[str], after: list[str])
 def _changes_once(alone: Sequence[str], parallel: Sequence[str], before: int) -> bool:
     """Return True if a value changes once, or only in parallel rollouts.
 
-    A change in the rollouts that ran alone must follow the first one or the parallel ones, and persist.
+    The rollouts that ran alone may have one change: after the first rollout, or after the parallel rollouts.
     """
     changes = [index for index in range(1, len(alone)) if alone[index] != alone[index - 1]]
     if not changes:
@@ -152,7 +152,7 @@ def _grows(before: Sequence[int], parallel: Sequence[int], after: Sequence[int])
 
 
 def _counts(alone: Sequence[str], parallel: int) -> bool:
-    """Return True if the numbers change by a constant step per rollout. Parallel rollouts count as steps."""
+    """Return True if each rollout, also each parallel one, changes the number by the same step."""
     try:
         numbers = [float(text) for text in alone]
     except ValueError:

@@ -29,7 +29,7 @@ _INSPECT_SECONDS = 30.0
 def choose_builder(name: str = "auto") -> str:
     """Return the builder `name`, or for `auto` the first that works.
 
-    Raises RuntimeUnavailableError, for `auto` with the reason of each builder.
+    Raises RuntimeUnavailableError if no builder works. For `auto`, the message has the reason for each one.
     """
     if name != "auto":
         find_program(name)

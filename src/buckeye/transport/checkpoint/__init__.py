@@ -149,7 +149,7 @@ def _committed_attempt(path: Path) -> int | None:
 
 
 def is_complete(info: CheckpointInfo) -> bool:
-    """Return True if all files of a checkpoint exist; False also after its deletion."""
+    """Return True if a checkpoint is committed and all its files exist. Their content is not checked."""
     try:
         files = read_commit(info.path)["files"]
     except CheckpointError:
@@ -278,8 +278,8 @@ def _hashes(directory: Path) -> dict[str, str]:
 class Score:
     """Evaluation of one environment after `step` steps, by the run's `attempt`.
 
-    `restarts` maps each attempt up to `attempt` that has resumed to its resume step. `exact` is the share of
-    rollouts with full reward and its 95 % interval, None if not measured.
+    `restarts` maps each attempt that resumed from a checkpoint to the step of this checkpoint. `exact` is the
+    share of rollouts with full reward and its 95 % interval, None if not measured.
     """
 
     environment: str
@@ -292,9 +292,9 @@ class Score:
     exact: tuple[float, float, float] | None = None
 
     def is_of(self, info: CheckpointInfo) -> bool:
-        """Return True if the evaluated weights and a checkpoint belong to one line of training.
+        """Return True if the evaluated attempt wrote the checkpoint or continued from it.
 
-        If a later attempt resumed from before the checkpoint, they do not.
+        It did not continue from it if any later attempt resumed from an earlier step.
         """
         between = range(info.attempt + 1, self.attempt + 1)
         return self.attempt >= info.attempt and all(self.restarts.get(a, -1) >= info.step for a in between)

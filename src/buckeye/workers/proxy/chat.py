@@ -48,7 +48,7 @@ def openai_usage(replies: Sequence[Reply]) -> dict[str, int]:
 
 
 def openai_events(parts: Sequence[dict[str, Any]]) -> list[bytes]:
-    """Return server-sent events of OpenAI's older routes, with the final `[DONE]`."""
+    """Return the server-sent events of a response, with the final `[DONE]`."""
     return [*(b"data: " + msgspec.json.encode(part) + b"\n\n" for part in parts), b"data: [DONE]\n\n"]
 
 
@@ -117,7 +117,7 @@ class _ResponseFormat:
         return {**self._head, "object": "chat.completion.chunk", "choices": choices}
 
     def _finish_reason(self, parts: ReplyParts) -> str:
-        # as in OpenAI's API: with a named function every reply is a call, and the finish reason stays "stop"
+        # OpenAI's API also returns "stop" if the request names the function to call
         if parts.ending == "calls":
             return "stop" if self._is_tool_forced else "tool_calls"
         return parts.ending

@@ -1,4 +1,4 @@
-"""Environment written for Buckeye, in a separate interpreter that has Buckeye installed."""
+"""Adapter of environments written for Buckeye. The worker's interpreter must have Buckeye installed."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def has_entry_point(env_id: str) -> bool:
 def is_written_for_buckeye(module: ModuleType) -> bool:
     """Return True if a module without an entry point has a Buckeye environment.
 
-    It must define `load_environment`, and must not have imported verifiers.
+    The module must define `load_environment`. The process must not have imported verifiers.
     """
     has_loader = callable(getattr(module, "load_environment", None))
     return has_loader and "verifiers" not in sys.modules and importlib.util.find_spec("buckeye") is not None
@@ -83,27 +83,27 @@ class BuckeyeEnvironment(Adapter):
         in_group = self._scores_groups and context.get("keep_for_group")
         run = self._env.rollout_in_group if in_group else self._env.rollout
         try:
-            outcome = run(self._own_task(task), _Policy(self._base, endpoint))
+            outcome = run(self._decode_task(task), _Policy(self._base, endpoint))
             outcome = await outcome if inspect.isawaitable(outcome) else outcome
         except ModelError as error:
             return raised("model", error)
         except Exception as error:
             return raised("step", error)
-        return self._sent(outcome)
+        return self._encode_outcome(outcome)
 
     async def score_group(self, task: Json, handles: Sequence[str]) -> list[Json]:
         kept = [self._base.Outcome(reward=None, pending=handle) for handle in handles]
         try:
-            outcomes = await self._env.finish_group(self._own_task(task), kept)
+            outcomes = await self._env.finish_group(self._decode_task(task), kept)
         except Exception as error:
             return [raised("score", error)] * len(handles)
-        return [self._sent(outcome) for outcome in outcomes]
+        return [self._encode_outcome(outcome) for outcome in outcomes]
 
-    def _own_task(self, task: Json) -> Any:
+    def _decode_task(self, task: Json) -> Any:
         return self._base.Task(id=task["id"], messages=tuple(task["messages"]), data=task["data"])
 
-    def _sent(self, outcome: Any) -> Json:
-        """Return an outcome of the environment in the form that is sent."""
+    def _encode_outcome(self, outcome: Any) -> Json:
+        """Return an outcome in the JSON form of the worker protocol."""
         if not isinstance(outcome, self._base.Outcome):
             return failed("score", "OutcomeError", outcome_error_text(outcome, self._env))
         if outcome.error is not None:
@@ -116,8 +116,8 @@ class BuckeyeEnvironment(Adapter):
     async def check_isolation(self) -> Json | None:
         """Run the isolation check of the environment; None if it has no such check.
 
-        Returns the report as `result`. If the environment must not be trained, returns the reason as
-        `refused` with the error's `code`.
+        Returns the report as `result`. If the check fails, returns the message of the error as
+        `refused`, and its `code`.
         """
         check = getattr(self._env, "check_isolation", None)
         if check is None:
@@ -138,7 +138,10 @@ class _Policy:
     async def chat(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] = ()
     ) -> Any:
-        """Return the model's reply. Its text is reasoning and answer, without markers. Raises ModelError."""
+        """Return the model's reply. Raises ModelError.
+
+        Its text is the reasoning followed by the answer, without the markers of the chat template.
+        """
         plain_messages = [dict(message) for message in messages]
         reply = await chat(self._endpoint, plain_messages, tools=[dict(tool) for tool in tools])
         reasoning = reply.message.get("reasoning_content") or ""

@@ -1,4 +1,4 @@
-"""Client of a rollout's model for adapters that run turns themselves; standard library only."""
+"""HTTP client for adapters that call the model directly. It uses only the standard library."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 
 class ModelError(Exception):
-    """The endpoint gave no reply. The message has its status and text."""
+    """Failed call of the endpoint. The message has the HTTP status and text of the response, if any."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ async def chat(
 ) -> ModelReply:
     """Return the next assistant message of a conversation. Raises ModelError.
 
-    A message that is not `trained` is not recorded.
+    If `trained` is false, the message is not recorded as part of the rollout.
     """
     body: Json = {"model": endpoint["model"], "messages": list(messages), **endpoint.get("sampling", {})}
     if tools:
