@@ -127,11 +127,13 @@ def test_an_argument_given_twice_is_refused():
 
 
 def test_a_file_of_rl_init_is_an_argument_of_the_mcp_environment():
-    config = environment_config("configs/server.yaml", None, {}, [])
+    config = environment_config("configs/server.yaml", None, None, {}, [])
     assert config.id == "mcp"
     assert (config.args["config_path"], config.args["dataset"]) == ("configs/server.yaml", "tasks.json")
-    assert environment_config("mcp", "other.json", {}, []).args == {"dataset": "other.json"}
-    assert environment_config("dakota1890", None, {"split": "eval"}, []).args == {"split": "eval"}
+    assert environment_config("mcp", "other.json", None, {}, []).args == {"dataset": "other.json"}
+    assert environment_config("dakota1890", None, None, {"split": "eval"}, []).args == {"split": "eval"}
+    written = environment_config(None, "a.jsonl", ["exact"], {"split": "test"}, [])
+    assert written.args == {"path": "a.jsonl", "reward": ["exact"], "split": "test"}
 
 
 @given(st.dictionaries(st.text(), st.none() | st.booleans() | st.integers() | st.text(), max_size=4))
