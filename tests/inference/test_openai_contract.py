@@ -249,12 +249,12 @@ def test_a_completion_of_text_and_of_ids(client, server, name):
 def test_messages_as_tokens(client, server, name):
     with server.http() as http:
         chat = {"model": name, "messages": ASK_DOG, "tools": [FIND]}
-        counted = http.post("/tokenize", json=chat).json()
+        counted = http.post("/tokenize", json=chat | {"return_token_strs": True}).json()
         bare = http.post("/tokenize", json=chat | {"add_generation_prompt": False}).json()
     answer = client.chat.completions.create(model=name, messages=ASK_DOG, tools=[FIND], **GREEDY)
     assert counted["count"] == len(counted["tokens"]) == answer.usage.prompt_tokens
     assert counted["max_model_len"] == CONTEXT
-    assert len(counted["tokens"]) == counted["count"]
+    assert len(counted["token_strs"]) == counted["count"]
     assert bare["tokens"] == counted["tokens"][: bare["count"]]
     assert bare["count"] < counted["count"]
 

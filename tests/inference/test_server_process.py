@@ -178,14 +178,16 @@ def test_server_that_cannot_start_prints_one_error(qwen3, tmp_path, config, code
 
 
 @pytest.mark.e2e
-def test_a_server_takes_new_weights_and_ends_cleanly(chat_model, make_model, tmp_path):
-    """A stream that is open at the stop gets a final event."""
+def test_a_server_takes_new_weights_and_ends_cleanly(qwen3, make_model, tmp_path):
+    """The model has no tokenizer: ids in, ids out. A stream that is open at the stop gets a final event."""
     new = make_model("qwen3", seed=3)
     path = publish(new, tmp_path, 7)
     with (
-        Server(chat_model.directory, tmp_path / "run", weights_dir=str(tmp_path), max_num_seqs=2) as server,
+        Server(qwen3.directory, tmp_path / "run", weights_dir=str(tmp_path), max_num_seqs=2) as server,
         server.http() as http,
     ):
+        refused = http.post("/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}]})
+        assert (refused.status_code, "tokenizer" in refused.text) == (400, True)
         post(http, "/start_weight_update")
         post(http, "/update_weights", update_info={"path": str(path)})
         assert generate(http)[0]["weight_versions"][0]["version"] == "0"  # the version has not changed yet

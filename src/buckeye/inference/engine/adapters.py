@@ -83,9 +83,13 @@ class AdaptedCheckpoint(Checkpoint):
         self, name: str, sides: Mapping[str, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return A and B of a tensor. Raise `TransportError` if their shapes do not fit the tensor."""
-        a, b = sides.get("A"), sides.get("B")
-        if a is None or b is None or a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
-            raise self._error(f"the two matrices of {name} do not fit each other, or one is missing")
+        if sides.keys() != {"A", "B"}:
+            raise self._error(f"one of the two matrices of {name} is missing")
+        a, b = sides["A"], sides["B"]
+        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != b.shape[1]:
+            raise self._error(
+                f"the matrices of {name}, {list(a.shape)} and {list(b.shape)}, do not fit each other"
+            )
         self._check_target(name, (b.shape[0], a.shape[1]))
         return a, b
 

@@ -8,6 +8,7 @@ sequence runs.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
@@ -33,6 +34,7 @@ PauseMode = Literal["keep", "wait", "abort"]
 # Maximum prompt tokens per prefill before the next decode step, without and with running sequences.
 _PREFILL_TOKENS = 8192
 _PREFILL_TOKENS_WHILE_DECODING = 1024
+_RATE_WINDOW = 1.0
 
 
 class Engine:
@@ -48,6 +50,7 @@ class Engine:
         """Counts: prompt_tokens (of admitted prompts), prefill_tokens (computed prompt tokens, recomputed
         ones included), generation_tokens, and finished_<reason>.
         """
+        self.tokens_per_second = 0.0
         self.deliver: Callable[[list[Sequence]], None] = notify
         """The engine's thread calls it once per step with the updated sequences."""
         self._commands = CommandQueue()
@@ -60,6 +63,7 @@ class Engine:
         self._batch: SamplingBatch | None = None
         self._updated: list[Sequence] = []
         self._stopped = False
+        self._window_tokens, self._window_seconds = 0, 0.0
 
     # --- any thread ---
 
@@ -136,15 +140,19 @@ class Engine:
         self._commands.run_pending(block=block and not self._has_work())
         if self._has_work():
             heartbeat.report(f"serves {len(self.running) + len(self.waiting)} requests")
+            started = time.perf_counter()
+            count = 0
             try:
                 self._refresh_stale_cache()
                 self._admit()
+                count = len(self.running)
                 self._decode()
             except torch.AcceleratorError:
                 raise  # the GPU rejects all further work of this process: only a new process can serve
             except Exception:  # any other error ends only the affected requests
                 log.exception("A decode step failed; aborting %d running sequences", len(self.running))
                 self._fail_running("the engine failed in a decode step; see its log")
+            self._measure(count, time.perf_counter() - started)
         self._settle_pause()
         self._flush_updates()
         return self._has_work()
@@ -283,6 +291,13 @@ class Engine:
             sequence.token_ids.append(int(running.tokens[sequence.slot, position]))
             sequence.logprobs.append(float(running.logprobs[sequence.slot, position]))
             self._updated.append(sequence)
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        self._window_tokens += tokens
+        self._window_seconds += seconds
+        if self._window_seconds >= _RATE_WINDOW:
+            self.tokens_per_second = self._window_tokens / self._window_seconds
+            self._window_tokens, self._window_seconds = 0, 0.0
 
     # --- endings ---
 

@@ -289,15 +289,22 @@ class _Reader:
         self._base = base
 
     def model(self) -> ModelWeights:
-        embed = self._base_or_own(self._base and self._base.embed, _EMBED)
+        embed = self.embed()
         return ModelWeights(
             directory=self._checkpoint.directory,
             base=self._base,
             embed=embed,
             layers=tuple(self.layer(index) for index in range(self._spec.num_layers)),
-            final_norm=self._base_or_own(self._base and self._base.final_norm, _FINAL_NORM),
+            final_norm=self.final_norm(),
             head=self.head(embed),
         )
+
+    def embed(self) -> torch.Tensor:
+        return self._base_or_own(self._base and self._base.embed, _EMBED)
+
+    def final_norm(self) -> torch.Tensor:
+        """Return the norm before the head."""
+        return self._base_or_own(self._base and self._base.final_norm, _FINAL_NORM)
 
     def head(self, embed: torch.Tensor) -> Projection:
         """Return the head; a tied one is the embedding in another layout."""

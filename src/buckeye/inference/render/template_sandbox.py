@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 import threading
 import time
@@ -22,6 +21,7 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 MAX_SECONDS = 2.0
 """Maximum processor time of one rendering; a conversation of 100,000 tokens takes a hundredth of it."""
@@ -33,12 +33,12 @@ depend on the date: otherwise a run over midnight, or a resumed run, would chang
 """
 _MAX_SOURCE = 2**20
 _DIGITS = re.compile(r"\d+")
-_LARGE = frozenset(
-    (
-        *("center", "ljust", "rjust", "zfill", "expandtabs", "indent", "wordwrap", "truncate", "tojson"),
-        *("round", "batch", "slice", "replace", "join", "format", "format_map"),
-    )
+_NESTED = re.compile(r"\{[^{}]*\{")
+_SIZES = frozenset(
+    "center ljust rjust zfill expandtabs indent wordwrap batch slice round tojson truncate".split()  # noqa: SIM905
 )
+"""Methods and filters with an argument that determines the length of their result."""
+_LARGE = _SIZES | {"replace", "join", "format", "format_map"}
 """Methods and filters with results that may be much longer than their input."""
 _LOOP_FILTER = "buckeye-loop"  # not a name that a template can write
 
@@ -83,19 +83,21 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.globals |= {
             "raise_exception": _raise_exception,
             "strftime_now": TEMPLATE_DATE.strftime,
+            "dict": _make_dict,
+            "namespace": _Namespace,
         }
         del self.globals["lipsum"]
         self._current = threading.local()
 
     def begin(self) -> None:
         """Start the budget of a rendering in this thread."""
-        self._current.end = time.thread_time() + MAX_SECONDS
+        self._current.budget = _Budget()
 
     def spend(self) -> None:
-        """Check the budget of processor time; called at every step of a template."""
-        end = getattr(self._current, "end", None)  # unset while the template is compiled
-        if end is not None and time.thread_time() > end:
-            raise TooCostlyError(f"it takes more than {MAX_SECONDS:g} s")
+        """Check the budget; called at every step of a template."""
+        budget = getattr(self._current, "budget", None)
+        if budget is not None:  # unset while the template is compiled
+            budget.check()
 
     def joined(self, join: Callable[[Iterable[Any]], str], parts: Iterable[Any]) -> str:
         """Return `join` of parts, if their total length is within the limit."""
@@ -135,12 +137,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Return the items of a loop; each iteration is checked against the budget."""
         if isinstance(items, jinja2.Undefined):
             return items  # raises an error that names the undefined value
-        return self._checked_items(items)
-
-    def _checked_items(self, items: Iterable[Any]) -> Iterator[Any]:
-        for item in items:
-            self.spend()
-            yield item
+        return _LoopItems(items, self.spend)
 
     def _bounded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         large = name in _LARGE
@@ -153,6 +150,43 @@ class _Environment(ImmutableSandboxedEnvironment):
             return function(*args, **kwargs)
 
         return bounded
+
+
+class _LoopItems:
+    """Items of a loop; `spend` is called for each."""
+
+    def __init__(self, items: Iterable[Any], spend: Callable[[], None]) -> None:
+        self._items = items
+        self._spend = spend
+
+    def __iter__(self) -> Iterator[Any]:
+        for item in self._items:
+            self._spend()
+            yield item
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]  # `loop.length` expects a TypeError without one
+
+
+class _Budget:
+    """Budget of this thread's processor time, measured only occasionally.
+
+    On a busy machine wall time passes without work.
+    """
+
+    def __init__(self) -> None:
+        self._end = time.perf_counter() + MAX_SECONDS
+        self._begun = time.thread_time()
+
+    def check(self) -> None:
+        """Raise `TooCostlyError` if the budget is spent."""
+        now = time.perf_counter()
+        if now < self._end:
+            return
+        left = MAX_SECONDS - (time.thread_time() - self._begun)
+        if left <= 0:
+            raise TooCostlyError(f"it takes more than {MAX_SECONDS:g} s")
+        self._end = now + left
 
 
 class _Generation(Extension):
@@ -171,6 +205,30 @@ class _Generation(Extension):
 
     def _text(self, caller: Callable[[], str]) -> str:
         return caller()
+
+
+class _Namespace(Namespace):
+    """Namespace of jinja2, without names that have a meaning in Python."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        # so that `self` can be a keyword
+        attributes = dict(*args[1:], **kwargs)
+        for name in attributes:
+            _check_name(name)
+        Namespace.__init__(args[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"{name!r} begins with an underscore")
+
+
+def _make_dict(*args: Any, **kwargs: Any) -> dict[Any, Any]:
+    return dict(*args, **kwargs)
 
 
 def _raise_exception(message: str) -> None:
@@ -197,20 +255,30 @@ def _check_operation(operator: str, left: Any, right: Any) -> None:
         sized, count = (left, right) if _is_sized(left) else (right, left)
         _check_length(len(sized) * _number(count) if _is_sized(sized) else _size(left) + _size(right))
     elif operator == "%" and isinstance(left, str):
-        _check_call("format", [left, *(right if isinstance(right, tuple) else [right])])
+        _check_format(left, right if isinstance(right, tuple) else [right])
     else:
         _check_length(_size(left) + _size(right))
 
 
 def _check_call(name: str, given: list[Any]) -> None:
-    """Reject a method or filter with a large number, a long product, or a large width in a format."""
-    _check_length(max(map(_number, given[1:]), default=0))
-    sizes = [len(value) for value in given if _is_sized(value)]
-    _check_length(math.prod(sizes) if len(sizes) > 1 else 0, 2**36)
-    if name.startswith("format"):
-        _check_length(
-            max((int(min(float(digits), 1e9)) for digits in _DIGITS.findall(str(given[0]))), default=0)
-        )
+    """Reject a method or filter with a too large result."""
+    if name in _SIZES:
+        _check_length(max((_number(value) for value in given[1:]), default=0))
+    elif name in ("replace", "join"):
+        sizes = [len(value) for value in given if _is_sized(value)]
+        _check_length(functools.reduce(int.__mul__, sizes, 1) if len(sizes) > 1 else 0, 2**36)
+    elif name in ("format", "format_map") and given and isinstance(given[0], str):
+        _check_format(given[0], given[1:])
+
+
+def _check_format(text: str, values: Iterable[Any]) -> None:
+    """Check format widths: numbers in the text, or, with `*` and `{:{}}`, among the values."""
+    widths = [
+        int(digits[-9:]) if len(digits) <= 9 else MAX_CHARACTERS + 1 for digits in _DIGITS.findall(text)
+    ]
+    if "*" in text or _NESTED.search(text):
+        widths += [_number(value) for value in values]
+    _check_length(max(widths, default=0))
 
 
 def _check_length(length: int, limit: int = MAX_CHARACTERS) -> None:

@@ -71,6 +71,7 @@ async def metrics(service: Service, request: Request) -> Response:
         "vllm:num_requests_running": len(engine.running),
         "vllm:num_requests_waiting": len(engine.waiting),
         "vllm:kv_cache_usage_perc": engine.running.usage,
+        "buckeye:generation_tokens_per_second": engine.tokens_per_second,
         "buckeye:weight_version": engine.version,
         "buckeye:paused": int(engine.is_paused),
         "vllm:prompt_tokens_total": counters["prompt_tokens"],
@@ -131,7 +132,10 @@ class WeightUpdate:
         return json_response({"status": "updated", "checksum": self._checked[1].checksum})
 
     async def finish(self, service: Service, request: Request) -> Response:
-        """Replace the engine's weights between two decode steps and set their version."""
+        """Replace the engine's weights between two decode steps and set their version.
+
+        The default version is the step in their manifest.
+        """
         body = parse_request(await read_body(request), FinishUpdateRequest)
         if self._checked is None:
             raise InvalidRequestError(
@@ -139,7 +143,7 @@ class WeightUpdate:
                 hint="POST /update_weights first",
             )
         weights, manifest = self._checked
-        version = _parse_version(body.weight_version, "weight_version")
+        version = _parse_version(body.weight_version, manifest.step, "weight_version")
         await asyncio.wrap_future(service.engine.install_weights(weights, version))
         service.checksum, service.adapter = manifest.checksum, None
         self._checked = None
@@ -184,7 +188,7 @@ async def weight_info(service: Service, request: Request) -> Response:
 async def update_weight_version(service: Service, request: Request) -> Response:
     """Set the version of the current weights."""
     requested = parse_request(await read_body(request), WeightVersionRequest).new_version
-    version = _parse_version(requested, "new_version")
+    version = _parse_version(requested, service.engine.version, "new_version")
     await asyncio.wrap_future(service.engine.set_version(version))
     return json_response({"success": True, "new_version": str(version)})
 
@@ -200,17 +204,13 @@ class AdapterRoutes:
         self._lock = asyncio.Lock()
 
     async def load(self, service: Service, request: Request) -> Response:
-        """Apply an adapter to the weights, between two decode steps, in place of any other adapter.
+        """Apply an adapter to the weights, between two decode steps.
 
         An adapter with a manifest is checked against it.
         """
         body = parse_request(await read_body(request), LoadAdapterRequest)
         async with self._lock:
-            if body.lora_name == service.model_name:
-                raise InvalidRequestError(
-                    f"`lora_name` is {body.lora_name!r}, the name of the served model",
-                    hint="choose another name",
-                )
+            _check_adapter_name(service, body)
             folder = _weights_folder(service, body.lora_path)
             checkpoint = await asyncio.to_thread(AdaptedCheckpoint, service.directory, folder)
             await _install(service, checkpoint)
@@ -228,6 +228,23 @@ class AdapterRoutes:
         return json_response({"status": "unloaded"})
 
 
+def _check_adapter_name(service: Service, body: LoadAdapterRequest) -> None:
+    name, loaded = body.lora_name, service.adapter
+    if name == service.model_name:
+        raise InvalidRequestError(
+            f"`lora_name` is {name!r}, the name of the served model", hint="choose another name"
+        )
+    if loaded is not None and loaded != name:
+        raise InvalidRequestError(
+            f"cannot load the adapter {name!r}: {loaded!r} is loaded, and the server applies one at a time",
+            hint="POST /v1/unload_lora_adapter first",
+        )
+    if loaded is not None and not body.load_inplace:
+        raise InvalidRequestError(
+            f"the adapter {loaded!r} is loaded already", hint="send `load_inplace`: true to replace it"
+        )
+
+
 async def _install(service: Service, checkpoint: Checkpoint) -> None:
     """Replace the engine's weights and keep their version."""
     weights = service.engine.decoder.weights
@@ -236,9 +253,10 @@ async def _install(service: Service, checkpoint: Checkpoint) -> None:
 
 
 async def abort_requests(service: Service, request: Request) -> Response:
-    """Abort requests by id."""
+    """Abort requests by id, or all."""
     body = parse_request(await read_body(request), AbortRequest)
-    known = [request_id for request_id in body.request_ids if request_id in service.requests]
+    ids = list(service.requests) if body.request_ids is None else body.request_ids
+    known = [request_id for request_id in ids if request_id in service.requests]
     service.engine.abort([sequence for request_id in known for sequence in service.requests[request_id]])
     return json_response({"aborted": known})
 
@@ -280,9 +298,9 @@ def _prepare(service: Service, directory: Path) -> ModelWeights | Checkpoint:
     return weights.prepare(checkpoint)
 
 
-def _parse_version(value: str | int, field: str) -> int:
+def _parse_version(value: str | int | None, default: int, field: str) -> int:
     try:
-        version = int(value)
+        version = default if value is None else int(value)
     except ValueError:
         raise InvalidRequestError(f"`{field}` must be a whole number, not {value!r}") from None
     if not 0 <= version < 2**63:

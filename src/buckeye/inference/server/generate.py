@@ -149,6 +149,8 @@ async def _respond(
     *,
     stream: bool,
 ) -> ASGIApp:
+    if stops:
+        service.require_text()  # without text no stop string can be found
     sequences = service.sequences(
         reply.prompts,
         sampling,
@@ -197,7 +199,10 @@ async def tokenize(service: Service, request: Request) -> Response:
     body = parse_request(await read_body(request), TokenizeRequest)
     service.check_model(body.model)
     ids = _token_ids(service, body)
-    return json_response({"count": len(ids), "max_model_len": service.max_len, "tokens": ids})
+    texts = [service.token_text(token) for token in ids] if body.return_token_strs else None
+    return json_response(
+        {"count": len(ids), "max_model_len": service.max_len, "tokens": ids, "token_strs": texts}
+    )
 
 
 async def detokenize(service: Service, request: Request) -> Response:
@@ -211,7 +216,7 @@ async def detokenize(service: Service, request: Request) -> Response:
 def _token_ids(service: Service, body: TokenizeRequest) -> list[int]:
     if body.prompt is not None:
         return service.encode(body.prompt, special=body.add_special_tokens)
-    messages = [message.to_template_message() for message in body.messages or []]
+    messages = service.plain_messages(body.messages or [])
     template = service.renderer.template
     return service.renderer.encode(
         template.text(messages, body.tools or [], prompt=body.add_generation_prompt)

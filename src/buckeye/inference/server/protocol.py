@@ -21,6 +21,7 @@ class TokenizeRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     add_special_tokens: bool = True
     """Applies to a `prompt`; messages have the special tokens of the chat template."""
     add_generation_prompt: bool = True
+    return_token_strs: bool | None = None
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -53,7 +54,7 @@ class UpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class FinishUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /finish_weight_update."""
 
-    weight_version: str | int
+    weight_version: str | int | None = None
 
 
 class WeightVersionRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -67,18 +68,20 @@ class RpcRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     method: str
     args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    timeout: float | None = None
 
 
 class AbortRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /abort_requests."""
+    """POST /abort_requests; without ids, abort all."""
 
-    request_ids: list[str]
+    request_ids: list[str] | None = None
 
 
 class LoadAdapterRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/load_lora_adapter: a directory in peft's format, and its model name for requests.
 
-    A loaded adapter is always replaced; `load_inplace` is vLLM's field for it.
+    `load_inplace` replaces a loaded adapter of this name.
     """
 
     lora_name: Annotated[str, Meta(min_length=1)]

@@ -236,7 +236,7 @@ class CompletionFormat(ReplyFormat):
         return {"text": text}, bool(text)
 
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
-        text, sampled = self._service.renderer.token_text, list(choice.sampled(start, end))
+        text, sampled = self._service.token_text, list(choice.sampled(start, end))
         texts, offset = [text(token) for token, _, _ in sampled], choice.text_offset
         choice.text_offset += sum(map(len, texts))
         best = [self._most_likely(*entry) for entry in sampled] if self.top_logprobs else None
@@ -244,7 +244,7 @@ class CompletionFormat(ReplyFormat):
 
     def _most_likely(self, token: int, logprob: float, best: Seq[tuple[int, float]]) -> dict[str, float]:
         """Return the most likely tokens by text, plus the sampled one, which need not be among them."""
-        text = self._service.renderer.token_text
+        text = self._service.token_text
         return {text(other): finite_logprob(value) for other, value in best} | {text(token): logprob}
 
 
@@ -307,7 +307,7 @@ class ChatCompletionFormat(ReplyFormat):
         return part
 
     def _logprobs(self, choice: Choice, start: int, end: int) -> dict[str, Any]:
-        text = self._service.renderer.token_text
+        text = self._service.token_text
         return chat_logprobs(
             (text(token), logprob, [(text(other), value) for other, value in best])
             for token, logprob, best in choice.sampled(start, end)

@@ -79,7 +79,7 @@ def _run(config: InferenceConfig, adapter: Path | None, rules: AccessRules) -> N
         model_name=config.model.name,
         directory=directory,
         weights_dir=config.weights_dir or config.output_dir,
-        renderer=ChatRenderer(directory),
+        renderer=_load_renderer(directory),
         seed=config.seed,
     )
     service.adapter = str(adapter) if adapter is not None else None
@@ -245,6 +245,13 @@ class HttpThread:
 def _on_stop_signal(stop: Callable[[], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda _number, _frame: stop())
+
+
+def _load_renderer(directory: Path) -> ChatRenderer | None:
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        log.warning("%s has no tokenizer: requests and replies are token ids only", directory)
+        return None
+    return ChatRenderer(directory)
 
 
 def _device(name: str) -> torch.device:

@@ -40,7 +40,7 @@ class Service:
         model_name: str,
         directory: Path,
         weights_dir: Path,
-        renderer: ChatRenderer,
+        renderer: ChatRenderer | None,
         seed: int | None,
     ) -> None:
         self.engine = engine
@@ -62,12 +62,32 @@ class Service:
         """True during shutdown: running requests finish, new ones are refused."""
         self.unfinished = 0
         """Number of sequences of open requests."""
-        self.renderer = renderer
+        self._renderer = renderer
         self._seeds = random.Random(seed)  # noqa: S311, not used for secrets
 
+    @property
+    def renderer(self) -> ChatRenderer:
+        """Renderer with the tokenizer. Raises `UsageError` if the model has none."""
+        self.require_text()
+        assert self._renderer is not None
+        return self._renderer
+
+    def require_text(self) -> None:
+        """Raise `UsageError` if tokens cannot be converted to text."""
+        if self._renderer is None:
+            raise InvalidRequestError(
+                "this model has no tokenizer", hint="send token ids, and request token ids"
+            )
+
     def decode(self, ids: Seq[int]) -> str:
-        """Return the text of tokens without special ones."""
-        return self.renderer.decode([token for token in ids if token not in self._hidden])
+        """Return the text of tokens without special ones; empty without a tokenizer."""
+        if self._renderer is None:
+            return ""
+        return self._renderer.decode([token for token in ids if token not in self._hidden])
+
+    def token_text(self, token_id: int) -> str:
+        """Return the text of one token, or `token_id:<id>` without a tokenizer."""
+        return self._renderer.token_text(token_id) if self._renderer else f"token_id:{token_id}"
 
     def prompts(self, prompt: str | list[Any]) -> list[list[int]]:
         """Return the token ids of every prompt of a completion request."""
