@@ -16,8 +16,8 @@ from buckeye.config.shared import BaseConfig, conflict
 from buckeye.config.validation import validate
 from buckeye.config.yaml_source import read_yaml
 from buckeye.mcp.actions.action_schema import Action, ActionTable, compile_actions
-from buckeye.mcp.grading.grader_parser import read_graders
-from buckeye.mcp.grading.schema import Graders
+from buckeye.mcp.grading.grader_parser import dump_graders, read_graders
+from buckeye.mcp.grading.schema import Grader
 from buckeye.mcp.workdir.initial_files import resolve_files
 
 ReplyFormat = Literal["xml", "tools"]
@@ -133,7 +133,7 @@ class GymConfig(BaseConfig):
     """
     shared_state: bool = False
     """Allow training although rollouts share state: skip the isolation check."""
-    grade: Graders = []
+    grade: Any = None
     """Graders of all tasks: one grader or a list."""
     defaults: DefaultsConfig = DefaultsConfig()
     """Limits of a rollout."""
@@ -154,6 +154,14 @@ class GymConfig(BaseConfig):
             raise config_error(_locate(problems, _ACTIONS, Settings()))
         return actions
 
+    @cached_property
+    def graders(self) -> Sequence[Grader]:
+        """Graders of `grade`. Raises ConfigError for an invalid grader."""
+        graders, problems = read_graders(self.grade)
+        if problems:
+            raise config_error(_locate(problems, _GRADE, Settings()))
+        return graders
+
 
 def load_gym_config(path: Path) -> GymConfig:
     """Load a YAML or JSON configuration file.
@@ -161,23 +169,26 @@ def load_gym_config(path: Path) -> GymConfig:
     Raises ConfigError that lists every problem with file, line and key.
     """
     settings = read_yaml(path)
-    grade = settings.values.pop(_GRADE, None)
     config, problems = validate(GymConfig, settings)
     raw = settings.values.get(_ACTIONS)
     _, action_problems = compile_actions(raw) if isinstance(raw, dict) else ({}, [])
-    graders, grader_problems = read_graders(grade, path.absolute().parent)
+    graders, grader_problems = read_graders(settings.values.get(_GRADE), path.absolute().parent)
     problems += _locate(action_problems, _ACTIONS, settings) + _locate(grader_problems, _GRADE, settings)
     if config is None or problems:
         file = Location(str(path), Layer.FILE)
         raise config_error(replace(problem, location=problem.location or file) for problem in problems)
-    return resolve_files(config.model_copy(update={_GRADE: graders}), path)
+    config = config.model_copy(update={_GRADE: dump_graders(graders)}) if graders else config
+    return resolve_files(config, path)
 
 
 def gym_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of the configuration file, for editors."""
     schema = GymConfig.model_json_schema()
-    action = ActionTable.model_json_schema()
-    schema["$defs"] |= action.pop("$defs") | {ActionTable.__name__: action}
+    for part in (Grader, ActionTable):
+        part_schema = part.model_json_schema()
+        schema["$defs"] |= part_schema.pop("$defs") | {part.__name__: part_schema}
+    grader = {"$ref": "#/$defs/Grader"}
+    schema["properties"][_GRADE] |= {"anyOf": [grader, {"type": "array", "items": grader}, {"type": "null"}]}
     schema["properties"][_ACTIONS]["additionalProperties"] = {"$ref": "#/$defs/ActionTable"}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
 

@@ -227,7 +227,7 @@ def test_function_paths_are_relative_to_the_file(tmp_path):
         ("check.py:later", "has no function `def later`, only: grade"),
     ):
         (problem,) = read_graders([{"python": import_path}], tmp_path)[1]
-        assert problem.path == ()
+        assert problem.path == (0, "python")
         assert message in problem.message
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,8 @@ from pydantic import ValidationError
 from buckeye.base.foreign_files import NotRegularFileError, read_regular
 from buckeye.config.problems import Problem
 from buckeye.config.settings import KeyPath
-from buckeye.config.shared import BaseConfig
-from buckeye.mcp.grading.schema import METADATA_REFERENCE, Grader, Graders, last_number
+from buckeye.mcp.grading.schema import KINDS, METADATA_REFERENCE, Grader, last_number
 from buckeye.mcp.problems import collect_problems
-
-
-class _GraderList(BaseConfig):
-    grade: Graders
 
 
 def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], list[Problem]]:
@@ -28,15 +23,32 @@ def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], li
 
     With a `folder`, paths of function files are relative to it and become absolute.
     """
-    values = {"grade": raw}
-    try:
-        graders = _GraderList.model_validate(values).grade
-        return [_resolve_function(grader, folder) for grader in graders], []
-    except ValidationError as error:
-        problems = collect_problems(_GraderList, values, error)
-        return [], [replace(problem, path=problem.path[1:]) for problem in problems]
-    except OSError as error:
-        return [], [Problem(message=str(error))]
+    if raw is None:
+        return [], []
+    is_list = isinstance(raw, list)
+    graders: list[Grader] = []
+    problems: list[Problem] = []
+    for index, item in enumerate(raw if is_list else [raw]):
+        path: KeyPath = (index,) if is_list else ()
+        if not isinstance(item, Mapping):
+            problems.append(Problem(path=path, message=f"expected a table with one of {', '.join(KINDS)}"))
+            continue
+        try:
+            grader = Grader.model_validate(item)
+            if grader.python is not None and folder is not None:
+                grader = grader.model_copy(update={"python": _resolve_function(grader.python, folder)})
+            graders.append(grader)
+        except ValidationError as error:
+            item_problems = collect_problems(Grader, item, error)
+            problems += [replace(problem, path=(*path, *problem.path)) for problem in item_problems]
+        except OSError as error:
+            problems.append(Problem(path=(*path, "python"), message=str(error)))
+    return list(_name_graders(graders, problems)), problems
+
+
+def dump_graders(graders: Sequence[Grader]) -> list[dict[str, Any]]:
+    """Return the graders as a `grade` value that `read_graders` accepts."""
+    return [grader.model_dump(mode="json", exclude_unset=True) for grader in graders]
 
 
 def merge_graders(shared: Sequence[Grader], own: Sequence[Grader]) -> tuple[Grader, ...]:
@@ -98,11 +110,9 @@ def _as_text(value: Any) -> str:
     return str(value)
 
 
-def _resolve_function(grader: Grader, folder: Path | None) -> Grader:
-    """Return the grader with the absolute path of its function. Raises OSError with a readable message."""
-    if grader.python is None or folder is None:
-        return grader
-    file, _, function = grader.python.rpartition(":")
+def _resolve_function(import_path: str, folder: Path) -> str:
+    """Return `FILE:FUNCTION` with an absolute path. Raises OSError with a readable message."""
+    file, _, function = import_path.rpartition(":")
     path = (folder / Path(file).expanduser()).resolve()
     try:
         tree = ast.parse(read_regular(path))
@@ -113,4 +123,21 @@ def _resolve_function(grader: Grader, folder: Path | None) -> Grader:
     known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
     if function not in known:
         raise OSError(f"{path} has no function `def {function}`, only: {', '.join(known) or 'none'}")
-    return grader.model_copy(update={"python": f"{path}:{function}"})
+    return f"{path}:{function}"
+
+
+def _name_graders(graders: Sequence[Grader], problems: list[Problem]) -> Iterator[Grader]:
+    """Yield the graders with unique names.
+
+    The default name is the kind: `reply`, then `reply_2`.
+    """
+    taken: set[str] = set()
+    for grader in graders:
+        name, count = grader.name or grader.kind, 1
+        if grader.name and name in taken:
+            problems.append(Problem(message=f"two graders have the name {name!r}"))
+        while name in taken:
+            count += 1
+            name = f"{grader.kind}_{count}"
+        taken.add(name)
+        yield grader.model_copy(update={"name": name})

@@ -8,15 +8,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from buckeye.config.shared import BaseConfig, conflict
 from buckeye.mcp.grading.read_only_sql import query_problem
@@ -256,32 +248,6 @@ class Grader(BaseConfig):
     def needs_folder(self) -> bool:
         """True if the grader reads the rollout's folder."""
         return self.state is not None and self.state.tool is None
-
-
-def _as_list(value: Any) -> Any:
-    return [] if value is None else value if isinstance(value, list) else [value]
-
-
-def _name_graders(graders: list[Grader]) -> list[Grader]:
-    """Return the graders with unique names. The default name is the kind: `reply`, then `reply_2`."""
-    named: dict[str, Grader] = {}
-    for grader in graders:
-        name, count = grader.name or grader.kind, 1
-        if grader.name and name in named:
-            raise conflict(f"two graders have the name {name!r}")
-        while name in named:
-            count += 1
-            name = f"{grader.kind}_{count}"
-        named[name] = grader.model_copy(update={"name": name})
-    return list(named.values())
-
-
-Graders = Annotated[
-    list[Grader],
-    BeforeValidator(_as_list, json_schema_input_type=Grader | list[Grader] | None),
-    AfterValidator(_name_graders),
-]
-"""Graders with unique names. A single one may be written without a list."""
 
 
 def last_number(text: str) -> float | None:

@@ -16,7 +16,7 @@ def resolve_graders(task: McpTask, config: GymConfig) -> Sequence[Grader]:
 
     Raises UsageError for a missing or invalid value.
     """
-    graders = merge_graders(config.grade, task.grade)
+    graders = merge_graders(config.graders, task.graders)
     filled = []
     for grader in graders:
         try:

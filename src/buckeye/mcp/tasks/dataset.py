@@ -42,7 +42,7 @@ def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask
     """
     pyarrow, parquet = _pyarrow()
     all_tasks = [task for tasks in splits.values() for task in tasks]
-    extra = [name for name in (GRADE, FILES) if any(getattr(task, name) for task in all_tasks)]
+    extra = [name for name in (GRADE, FILES) if any(getattr(task, name) is not None for task in all_tasks)]
     columns = [*COLUMNS, *extra]
     schema = pyarrow.schema([(column, pyarrow.string()) for column in columns])
 
@@ -259,7 +259,7 @@ def _images(server: HttpServer) -> list[str]:
 
 
 def _list_graders(task: McpTask) -> list[str]:
-    return [call.name for call in task.evaluate_tool] + [f"grade.{grader.name}" for grader in task.grade]
+    return [call.name for call in task.evaluate_tool] + [f"grade.{grader.name}" for grader in task.graders]
 
 
 def _list_servers(tasks: Sequence[McpTask]) -> list[str]:

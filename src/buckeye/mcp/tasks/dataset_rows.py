@@ -64,7 +64,7 @@ def read_with_lock(path: Path, lock: EnvironmentLock | None) -> tuple[list[McpTa
 def check_portable(tasks: Iterable[McpTask], path: Path) -> None:
     """Raise UsageError for a task that depends on something on this machine that a dataset cannot hold."""
     for task in tasks:
-        if any(grader.python is not None for grader in task.grade):
+        if any(grader.python is not None for grader in task.graders):
             raise UsageError(
                 f"{path}: task {task.id} has a Python grader, which a dataset cannot contain",
                 code="BK-GRADER",
@@ -82,8 +82,6 @@ def check_portable(tasks: Iterable[McpTask], path: Path) -> None:
 def as_row(task: McpTask) -> dict[str, str | None]:
     """Return a task as columns of a dataset. Nested values are JSON texts, and a missing setup is null."""
     values = task.model_dump(exclude_defaults=True)
-    if task.grade:
-        values[GRADE] = [grader.model_dump(mode="json", exclude_unset=True) for grader in task.grade]
     columns = (*COLUMNS, *(name for name in (GRADE, FILES) if values.get(name) is not None))
     values |= {name: None for name in COLUMNS if name not in values}
     for name in ("setup_tool", "evaluate_tool"):

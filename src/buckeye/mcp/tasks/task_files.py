@@ -15,7 +15,7 @@ from buckeye.config.line_numbers import json_line_numbers
 from buckeye.config.problems import Problem
 from buckeye.config.settings import KeyPath, dotted
 from buckeye.errors import UsageError
-from buckeye.mcp.grading.grader_parser import read_graders
+from buckeye.mcp.grading.grader_parser import dump_graders, read_graders
 from buckeye.mcp.problems import collect_problems, format_value
 from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.mcp.workdir.initial_files import resolve_files
@@ -122,7 +122,7 @@ def _resolve_graders(values: dict[str, Any], folder: Path | None) -> list[Proble
     """Return the problems of the graders. Without problems, function paths in `values` become absolute."""
     graders, problems = read_graders(values.get("grade"), folder)
     if graders and not problems:
-        values["grade"] = graders
+        values["grade"] = dump_graders(graders)
     problems = [replace(problem, path=("grade", *problem.path)) for problem in problems]
     if folder is None and any(grader.python is not None for grader in graders):
         message = "a dataset cannot contain Python functions"

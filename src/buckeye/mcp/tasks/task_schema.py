@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from buckeye.config.shared import BaseConfig
-from buckeye.mcp.grading.schema import Graders
+from buckeye.config.settings import dotted
+from buckeye.config.shared import BaseConfig, conflict
+from buckeye.mcp.grading.grader_parser import read_graders
+from buckeye.mcp.grading.schema import Grader
 
 NAME, ARGUMENTS = "name", "arguments"
 NonEmpty = Annotated[str, Field(min_length=1)]
@@ -81,7 +83,7 @@ class McpTask(BaseConfig):
     """Calls that prepare the environment, in order."""
     evaluate_tool: list[ToolCall] = []
     """Calls that grade the final state, in order; the last result is the reward. Optional with graders."""
-    grade: Graders = []
+    grade: Any = None
     """Graders, one or a list. They are added to the configuration's graders, or replace those of equal name.
     """
     files: NonEmpty | None = None
@@ -103,6 +105,17 @@ class McpTask(BaseConfig):
             if field in values and values[field] is None:
                 del values[field]
         return values
+
+    @model_validator(mode="after")
+    def _check_grade(self) -> Self:
+        for problem in read_graders(self.grade)[1]:
+            raise conflict(f"{dotted(('grade', *problem.path))}: {problem.message}", "grade")
+        return self
+
+    @property
+    def graders(self) -> Sequence[Grader]:
+        """Graders of `grade`."""
+        return read_graders(self.grade)[0]
 
 
 def call_arguments(call: ToolCall, input_schema: Mapping[str, Any]) -> dict[str, Any]:
