@@ -157,7 +157,7 @@ def test_schema_accepts_the_documented_config_and_no_invalid_actions():
     schema = jsonschema.Draft202012Validator(gym_schema())
     jsonschema.Draft202012Validator.check_schema(gym_schema())
     schema.validate(yaml.safe_load(PRINTED))
-    for action in ({}, {"_tool": 5}, {"_tool": "m", "_parser": {"by": []}}):
+    for action in ({}, {"_tool": "setup"}, {"_tool": "m", "x": {"fromarg": 1}}, {"_tool": "m", "_parse": {}}):
         assert not schema.is_valid({"action_mappings": {"a": action}})
 
 

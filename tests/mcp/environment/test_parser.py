@@ -41,10 +41,10 @@ def problem(text, parser=PLAIN):
     [
         ("", []),
         ("1, -2,+3", [1, -2, 3]),
-        ("1.5, .5, 5., 1e3, -2.5E-1, 1_000", [1.5, 0.5, 5.0, 1000.0, -0.25, 1000]),
+        ("1.5, .5, 5., 1e3, -2.5E-1, 0x1F, 1_000", [1.5, 0.5, 5.0, 1000.0, -0.25, 31, 1000]),
         ("true, True, false, False, null, None", [True, True, False, False, None, None]),
         ("\"a, 'b')\", '(\"'", ["a, 'b')", '("']),
-        (r'"a\"b\\c\n\té\x41\/", "\d\ ' + '\nnext"', ['a"b\\c\n\téA/', "\\d\\ \nnext"]),
+        (r'"a\"b\\c\n\té\x41\/\101", "\d\ ' + '\nnext"', ['a"b\\c\n\té\x41/A', "\\d\\ \nnext"]),
         ('"😀", "\\U0001F600"', ["😀", "😀"]),
         ('"one\ntwo"', ["one\ntwo"]),
         ('"""a "quoted" text""", \'\'\'it\'s\'\'\'', ['a "quoted" text', "it's"]),

@@ -142,12 +142,19 @@ class ActionParser(BaseConfig):
     """Arguments that may be passed by position, in order."""
 
 
+def _arguments_are_named(schema: dict[str, Any]) -> None:
+    schema["patternProperties"] = {"^[^_]": schema["additionalProperties"]}
+    schema["additionalProperties"] = False
+
+
 class ActionTable(BaseConfig):
     """One action: its MCP tool, and a source for each argument of the tool."""
 
-    model_config = ConfigDict(extra="allow")
+    model_config = ConfigDict(extra="allow", json_schema_extra=_arguments_are_named)
     __pydantic_extra__: dict[str, Argument]
-    tool: Annotated[str, Field(min_length=1)] | None = Field(alias="_tool")
+    tool: Annotated[str, Field(min_length=1)] | None = Field(
+        alias="_tool", json_schema_extra={"not": {"pattern": f"(^|/)({'|'.join(RESERVED_TOOLS)})$"}}
+    )
     """MCP tool; null ends the rollout."""
     parser: ActionParser = Field(ActionParser(), alias="_parser")
     """Parsing of the arguments."""
@@ -206,13 +213,15 @@ def compile_actions(raw: Mapping[str, Any]) -> tuple[dict[str, Action], list[Pro
             problems.append(Problem(path=(name,), message=message))
         else:
             try:
-                table = ActionTable.model_validate(value)
+                actions[name] = _build_action(name, ActionTable.model_validate(value))
             except ValidationError as error:
                 action_problems = collect_problems(ActionTable, value, error)
                 problems += [replace(problem, path=(name, *problem.path)) for problem in action_problems]
-            else:
-                positional, sources = tuple(table.parser.positional), table.__pydantic_extra__
-                actions[name] = Action(name=name, tool=table.tool, positional=positional, sources=sources)
     if DONE not in raw:
         actions[DONE] = Action(name=DONE, tool=None)
     return actions, problems
+
+
+def _build_action(name: str, table: ActionTable) -> Action:
+    positional, sources = tuple(table.parser.positional), table.__pydantic_extra__
+    return Action(name=name, tool=table.tool, positional=positional, sources=sources)

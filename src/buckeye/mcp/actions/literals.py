@@ -12,11 +12,12 @@ _CALL_NAME = re.compile(r"[^\W\d][\w.\-/]*")
 _KEYWORD = re.compile(r"([^\W\d][\w.-]*)\s*=(?!=)")
 _WORD = re.compile(r"[^\W\d][\w.-]*")
 _NUMBER = re.compile(
-    r"[+-]?(?:(?:0|[1-9](?:_?\d)*)(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)(?![\w.])",
+    r"[+-]?(?:0[xX][0-9a-fA-F]+|(?:0|[1-9](?:_?\d)*)(?:\.\d*)?(?:[eE][+-]?\d+)?|\.\d+(?:[eE][+-]?\d+)?)(?![\w.])",
     re.ASCII,
 )
 _QUOTE = re.compile(r"\"\"\"|'''|\"|'")
 _HEXADECIMAL = re.compile(r"[0-9a-fA-F]+")
+_OCTAL = re.compile(r"[0-7]{1,3}")
 _WORDS: Final = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
 _ESCAPES: Final = {
     "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "v": "\v", "a": "\a",
@@ -174,7 +175,10 @@ class _Reader:
     def number(self, digits: str) -> int | float:
         if len(digits) > _MAX_DIGITS:
             raise self.error("the number is too long")
-        value = float(digits) if re.search(r"[.eE]", digits) else int(digits)
+        if "x" in digits.lower():
+            value: int | float = int(digits, 16)
+        else:
+            value = float(digits) if re.search(r"[.eE]", digits) else int(digits)
         if not math.isfinite(value):
             raise self.error("the number is too large")
         self.position += len(digits)
@@ -218,5 +222,8 @@ class _Reader:
                 raise self.error(f"expected {_HEX_LENGTHS[sign]} hexadecimal digits", self.position - 1)
             self.position = digits.end()
             return chr(int(digits[0], 16))
+        if (octal := _OCTAL.match(self.text, self.position)) is not None:
+            self.position = octal.end()
+            return chr(int(octal[0], 8))
         self.position += len(sign)
         return _ESCAPES.get(sign, f"\\{sign}")

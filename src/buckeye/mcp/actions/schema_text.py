@@ -20,6 +20,7 @@ _FOR_EXAMPLE = re.compile(
     r"(?:e\.g\.|i\.e\.|for example|such as|for instance|like|example:)[\s,:]*(['\"`])([^'\"`]{1,60})\1", re.I
 )
 _IN_BRACKETS = re.compile(r"\((['\"`])([\w-]{1,30})\1\)")
+_FORMS = {"HH:MM:SS": "12:00:00", "HH:MM": "12:00", "YYYY-MM-DD": "2026-01-31"}
 _MAX_CHOICES = 12
 _MAX_CHOICES_CHARS = 300
 _MAX_DEFAULT_CHARS = 60
@@ -202,6 +203,14 @@ def _example(schema: Any, root: Schema, depth: int) -> Any:
     return _example_of_type(kinds, schema, root, depth)
 
 
+def _find_example_text(schema: Schema) -> str | None:
+    """Return an example text that the description gives, or an example of the format that it names."""
+    described = sanitize_text(str(schema.get("description") or ""))
+    if (match := _FOR_EXAMPLE.search(described) or _IN_BRACKETS.search(described)) is not None:
+        return match[2]
+    return next((text for form, text in _FORMS.items() if form in described), None)
+
+
 def _example_of_type(kind: Any, schema: Schema, root: Schema, depth: int) -> Any:
     if kind in ("integer", "number"):
         return _number(schema, whole=kind == "integer")
@@ -214,9 +223,8 @@ def _example_of_type(kind: Any, schema: Schema, root: Schema, depth: int) -> Any
     if kind == "object":
         known = schema.get("properties") or {}
         return {name: _example(known.get(name), root, depth + 1) for name in schema.get("required") or ()}
-    described = sanitize_text(str(schema.get("description") or ""))
-    if (mentioned := _FOR_EXAMPLE.search(described) or _IN_BRACKETS.search(described)) is not None:
-        return mentioned[2]
+    if (mentioned := _find_example_text(schema)) is not None:
+        return mentioned
     if "pattern" in schema:
         raise NoExampleError("the text must match a pattern")
     return _PLACEHOLDERS.get(str(schema.get("format")), "." * max(3, _count(schema, "minLength")))

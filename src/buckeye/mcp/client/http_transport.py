@@ -61,8 +61,10 @@ def explain_unreachable(url: str, error: BaseException | None, error_status: int
         return f"{address} is not a URL", "write it as `http://localhost:8765/mcp`"
     if error_status in (401, 403):
         return status, "check the key in the `headers` of the server (`rl init` takes them with `--header`)"
+    if error_status in (404, 405):
+        return f"{status}: no MCP server at this path", _FIX_URL
     if error_status is not None:
-        return f"{status}: {_first_line(error)}", f"check the output of the server, or {_FIX_URL}"
+        return f"{status}: {_first_line(error)}", "check the output of the server"
     if isinstance(error, httpx2.TransportError):
         hint = f"start the server, check that this machine can reach it, or {_FIX_URL}"
         return f"cannot connect to {address}: {_first_line(error)}", hint

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from buckeye.base.foreign_files import NotRegularFileError, read_regular
-from buckeye.config.problems import Problem
+from buckeye.config.problems import Problem, closest, did_you_mean
 from buckeye.config.settings import KeyPath
 from buckeye.mcp.grading.schema import KINDS, METADATA_REFERENCE, Grader, last_number
 from buckeye.mcp.problems import collect_problems
@@ -99,8 +99,10 @@ def _look_up(name: str, metadata: Mapping[str, Any]) -> Any:
         elif isinstance(value, Mapping) and key in value:
             value = value[key]
         else:
-            listed = f", only: {', '.join(map(str, value))}" if isinstance(value, Mapping) and value else ""
-            raise ValueError(f"the task's metadata has no {name!r}{listed}")
+            keys = list(map(str, value)) if isinstance(value, Mapping) else []
+            listed = f", only: {', '.join(keys)}" if keys else ""
+            near = did_you_mean(closest(key, keys))
+            raise ValueError(f"the task's metadata has no {name!r}{listed}{near and f'.{near}'}")
     return value
 
 

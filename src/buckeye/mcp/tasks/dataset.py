@@ -32,6 +32,7 @@ _ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 _FILE_SUFFIXES = (*_ROW_SUFFIXES, ".parquet")
 _MAX_DOWNLOAD_BYTES = 4 * 2**30
 _EVAL_PREFIXES = (TEST, "eval", "validation")
+_SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"))
 
 
 def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask]], *, replace: bool) -> None:
@@ -213,12 +214,15 @@ def is_archive(files: str) -> bool:
 def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str = "") -> str:
     """Return the README.md of a dataset: facts and usage. Equal tasks give equal text."""
     all_tasks = [task for tasks in splits.values() for task in tasks]
+    size = next((label for limit, label in _SIZES if len(all_tasks) < limit), "n>1M")
     head = [
         "---",
         "configs:",
         "- config_name: default",
         "  data_files:",
         *(line for split in splits for line in (f"  - split: {split}", f"    path: {_FOLDER}/{split}-*")),
+        "size_categories:",
+        f"- {size}",
         "tags:",
         "- mcp",
         "- reinforcement-learning",
@@ -284,10 +288,16 @@ def _read_parquet(file: Path) -> list[dict[str, Any]]:
     _, parquet = _pyarrow()
     try:
         rows: list[dict[str, Any]] = parquet.ParquetFile(file).read().to_pylist()
+    except FileNotFoundError:
+        raise UsageError(
+            f"no such file: {file}",
+            code="BK-DATA-NOT-FOUND",
+            hint=f"check the path (current directory: {Path.cwd()})",
+        ) from None
     except Exception as error:  # for any error of the library, the file is at fault
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
-            f"cannot read the parquet file {file}: {reason}",
+            f"{file} is not a valid parquet file: {reason}",
             code="BK-DATA-FORMAT",
             hint="write the dataset again with `buckeye hf`",
         ) from None

@@ -10,7 +10,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from buckeye.base.storage import write_file
 from buckeye.config.problems import Problem, config_error
@@ -23,17 +23,6 @@ from buckeye.errors import ConfigError
 LOCK_FILE = "buckeye.lock.yaml"
 VERSION = 1
 NonEmpty = Annotated[str, Field(min_length=1)]
-
-
-def _check_time(text: str) -> str:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        raise conflict(f"is {text!r}; expected a time, such as 2026-01-31T12:00:00+00:00") from None
-    return text
-
-
-Time = Annotated[str, AfterValidator(_check_time)]
 
 
 class ToolEntry(BaseConfig):
@@ -58,8 +47,13 @@ class PrimaryDataset(BaseConfig):
     """Name on the hub, or name of the folder."""
     task_count: NonNegativeInt
     """Number of tasks over all splits."""
-    updated_at: Time
+    updated_at: str
     """Time of the last update. Buckeye writes it with its time zone."""
+
+    @model_validator(mode="after")
+    def _check_time(self) -> Self:
+        _check_time("updated_at", self.updated_at)
+        return self
 
 
 class EnvironmentLock(BaseConfig):
@@ -75,9 +69,9 @@ class EnvironmentLock(BaseConfig):
     """Tools of the environment; None until they are known."""
     start_seconds: NonNegativeFloat | None = None
     """Seconds to start the environment and list its tools."""
-    built_at: Time | None = None
+    built_at: str | None = None
     """Time when the image was built."""
-    pushed_at: Time | None = None
+    pushed_at: str | None = None
     """Time when the image was pushed to its registry."""
     primary_dataset: PrimaryDataset | None = None
     """Tasks that belong to the environment."""
@@ -88,6 +82,8 @@ class EnvironmentLock(BaseConfig):
             raise conflict(
                 f"is {self.image!r}; expected an image reference, such as my-org/my-env:latest", "image"
             )
+        for field in ("built_at", "pushed_at"):
+            _check_time(field, getattr(self, field))
         return self
 
     @property
@@ -103,6 +99,13 @@ class EnvironmentLock(BaseConfig):
             return self.image_name.tagged == image and self.built_at is not None
         built, pushed = (datetime.fromisoformat(text) for text in (self.built_at, self.pushed_at))
         return built.timestamp() > pushed.timestamp()
+
+
+def _check_time(field: str, text: str | None) -> None:
+    try:
+        datetime.fromisoformat(text or "2000-01-01")
+    except ValueError:
+        raise conflict(f"is {text!r}; expected a time, such as 2026-01-31T12:00:00+00:00", field) from None
 
 
 def read_lock(path: Path) -> EnvironmentLock:
