@@ -79,7 +79,12 @@ async def run_rollout(task: McpTask, config: GymConfig, policy: Policy) -> Outco
     lost = {SERVER_LOST: "; ".join(counts.lost_calls)} if counts.lost_calls else {}
     return Outcome(
         reward=config.rubric.weights.mean(parts),
-        components={**completion.components, **parts, **_build_components(counts)},
+        components={
+            **completion.components,
+            **parts,
+            **_build_components(counts),
+            **resources.workdir.metrics,
+        },
         stop_reason=stop_reason,
         explanations=completion.explanations | lost,
     )

@@ -231,9 +231,11 @@ def test_function_paths_are_relative_to_the_file(tmp_path):
         assert message in problem.message
 
 
-GRADES = """
+GRADES = """import asyncio
+async def later(): return 1.0
 def nothing(**_): pass
 def text(**_): return "good"
+def coroutine(**_): return later()
 """
 
 
@@ -242,10 +244,11 @@ def text(**_): return "good"
     [
         ("nothing", "nothing returned NoneType: expected a number"),
         ("text", "text returned str: expected a number"),
+        ("coroutine", "coroutine returned coroutine: expected a number"),
     ],
 )
 def test_function_without_score_is_reported(tmp_path, function, message):
     (tmp_path / "check.py").write_text(GRADES)
     with pytest.raises(TypeError) as caught:
-        python_runner._call_function(str(tmp_path / "check.py"), function, {"workdir": "/"})
+        python_runner._call_function(str(tmp_path / "check.py"), function, {"workdir": None})
     assert str(caught.value).startswith(message)

@@ -197,6 +197,8 @@ def test_initial_files_are_copied_and_never_changed(folder, kind, tmp_path):
         outcome, (notes, *_) = play(task(files=str(files)), "notes()", "add('second')")
         assert (notes, outcome.components["notes"]) == ("first", 2.0)
     assert before == (files.read_bytes() if files.is_file() else (folder / "notes.txt").read_bytes())
+    assert outcome.components["workdir_bytes"] == (11.0 if kind == "folder" else 6.0)
+    assert outcome.components["workdir_seconds"] > 0
 
 
 def test_folder_is_copied_with_modes_and_links(folder, tmp_path):

@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 
 MAX_MESSAGES, MAX_BYTES = 1000, 8 * 2**20
-"""Limits of waiting messages. Above them, the oldest messages are dropped.
+"""Limits of waiting messages. Above them, the oldest messages are dropped and counted.
 
 Responses are never dropped.
 """
@@ -23,6 +23,7 @@ class Channel:
         """True if no more messages are accepted; some may still wait."""
         self.broken = False
         """True if the gateway closed it before the environment responded."""
+        self.dropped = 0
 
     def put(self, message: bytes) -> None:
         """Add a message. The oldest messages are dropped to make room."""
@@ -32,6 +33,7 @@ class Channel:
         self._bytes += len(message)
         while len(self._waiting) > MAX_MESSAGES or (self._bytes > MAX_BYTES and len(self._waiting) > 1):
             self._bytes -= len(self._waiting.popleft())
+            self.dropped += 1
         self._changed.set()
 
     def close(self, last: bytes | None = None, *, broken: bool = False) -> None:

@@ -96,6 +96,7 @@ class Gateway:
                     "seconds": round(now - session.started_at, 1),
                     "idle_seconds": round(now - session.last_used, 1),
                     "requests": session.requests,
+                    "dropped_messages": session.dropped,
                     "lines_that_are_no_messages": session.environment.process.garbage_lines,
                 }
                 for session in self._sessions.values()
@@ -144,6 +145,8 @@ class Gateway:
         seconds = time.monotonic() - session.started_at
         counts = session.name, seconds, session.requests
         log.info("Session %s ended after %.1f s and %d requests: %s", *counts, reason)
+        if session.dropped:
+            log.warning("Session %s: dropped %d unread messages", session.name, session.dropped)
         self._run(self._stop(session))
 
     async def _stop(self, session: GatewaySession) -> None:

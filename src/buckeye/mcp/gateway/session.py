@@ -58,6 +58,11 @@ class GatewaySession:
         """True if a client waits for a response or listens to the stream."""
         return bool(self._requests) or self._listening
 
+    @property
+    def dropped(self) -> int:
+        """Number of messages of the stream that were dropped because no client read them."""
+        return self._notifications.dropped
+
     async def forward_request(self, frame: JsonRpcMessage, body: bytes) -> Channel:
         """Forward a request. The returned channel receives its progress messages, and its response last.
 

@@ -30,7 +30,7 @@ class FinishedRollout:
     messages: Sequence[Message]
     reply: str
     calls: Sequence[RecordedCall]
-    workdir: Path
+    workdir: Path | None
     call_tool: Callable[[str, Mapping[str, Any], float], Awaitable[CallResult]]
 
 
@@ -46,7 +46,7 @@ def record_call(tool: str, arguments: Mapping[str, Any], result: CallResult) -> 
 
 async def run_grader(grader: Grader, rollout: FinishedRollout) -> GraderVerdict:
     """Return a grader's verdict on a rollout. References in the grader must be filled. Raises GraderError."""
-    if grader.needs_folder and rollout.workdir.is_symlink():
+    if grader.needs_folder and rollout.workdir is not None and rollout.workdir.is_symlink():
         return GraderVerdict(0.0, "the rollout's folder was replaced by a link")
     request: dict[str, Any] = {"grader": grader.model_dump(mode="json", exclude_unset=True)}
     if grader.python is not None:
@@ -55,12 +55,15 @@ async def run_grader(grader: Grader, rollout: FinishedRollout) -> GraderVerdict:
         request |= {"text": rollout.reply}
     elif grader.state is None:
         request |= {"calls": [asdict(call) for call in rollout.calls]}
+    elif grader.needs_folder and rollout.workdir is None:
+        raise GraderError("the grader reads the rollout's folder, but no server is started as a command")
     elif grader.state.tool is not None:
         result = await _call_tool(grader, grader.state, rollout)
         if result.is_error:
             return GraderVerdict(0.0, f"{grader.state.tool} failed: {result.text[:200]}")
         request |= {"text": result.text, "data": result.structured}
     elif grader.state.command is not None:
+        assert rollout.workdir is not None
         argv = [arg.replace(_WORKDIR, str(rollout.workdir)) for arg in grader.state.command]
         process = await run_command(argv, rollout.workdir, grader.timeout)
         if process.code != grader.state.exit_code:
@@ -92,5 +95,5 @@ def _arguments(rollout: FinishedRollout) -> dict[str, Any]:
         "messages": list(rollout.messages),
         "calls": [{"tool": call.tool, "arguments": call.arguments} for call in rollout.calls],
         "results": [{"text": call.text, "data": call.data, "error": call.error} for call in rollout.calls],
-        "workdir": str(rollout.workdir),
+        "workdir": None if rollout.workdir is None else str(rollout.workdir),
     }

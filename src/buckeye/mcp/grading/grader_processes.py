@@ -159,8 +159,9 @@ async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> Comm
 async def run_function(import_path: str, arguments: Mapping[str, Any], seconds: float) -> GraderVerdict:
     """Return the verdict of a user's function, given as `FILE:FUNCTION`. Raises GraderError."""
     file, _, function = import_path.rpartition(":")
-    folder = Path(arguments["workdir"])
-    return _verdict_of(await run_script(_RUNNER, (file, function), arguments, seconds, folder))
+    folder = arguments["workdir"]
+    reply = await run_script(_RUNNER, (file, function), arguments, seconds, folder and Path(folder))
+    return _verdict_of(reply)
 
 
 async def run_script(

@@ -34,7 +34,8 @@ def _call_function(file: str, function: str, arguments: dict[str, Any]) -> dict[
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    arguments["workdir"] = Path(arguments["workdir"])
+    if arguments["workdir"] is not None:
+        arguments["workdir"] = Path(arguments["workdir"])
     returned = getattr(module, function)(**arguments)
     score, explanation = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")
     if not isinstance(score, int | float) or not math.isfinite(score):

@@ -32,6 +32,7 @@ _MAX_CALLS = 24
 _MAX_LISTED = 8
 _WORD = "‹word›"
 _CONSTRAINTS = ("enum", "const", "format", "pattern", "examples")
+_NOT_COMPARED = {"workdir_seconds", "workdir_bytes"}
 _Call = tuple[str, dict[str, Any]]
 
 
@@ -135,7 +136,7 @@ class _Comparison:
             outputs.append((policy.current_call, f"{type(fault).__name__}: {fault}"))
         else:
             numbers = {"reward": outcome.reward, **outcome.components}
-            outputs += [(name, str(value)) for name, value in numbers.items()]
+            outputs += [(name, str(value)) for name, value in numbers.items() if name not in _NOT_COMPARED]
         self.rollouts += 1
         processes = (first_process, _last_process_id())
         return ProbeRollout(outputs=outputs, mark=policy.mark, processes=processes)

@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -39,16 +40,24 @@ class Workdir:
     """Folder of one rollout.
 
     `path` has the task's files; servers start there. `root` is its parent, with other data of the rollout:
-    home folder, temporary files, caches. `limit` is the maximum size in bytes.
+    home folder, temporary files, caches. `seconds` and `bytes` are the cost of copying the files. `limit` is
+    the maximum size in bytes.
     """
 
     root: Path
     limit: int = 2**30
+    seconds: float = 0.0
+    bytes: int = 0
 
     @property
     def path(self) -> Path:
         """Path that replaces `{workdir}`."""
         return self.root / "work"
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Components for the rollout's outcome: cost of copying the files. Empty without files."""
+        return {"workdir_seconds": self.seconds, "workdir_bytes": float(self.bytes)} if self.bytes else {}
 
     def expand_workdir(self, value: Any) -> Any:
         """Return `value` with `{workdir}` in its strings replaced by the path. Keys stay unchanged."""
@@ -100,14 +109,14 @@ def create_workdir(root: Path, files: str | None, limit: SizeLimit) -> Workdir:
 
     Raises BuckeyeError and OSError.
     """
+    started = time.monotonic()
     try:
         (root / "work").mkdir()
-        if files is not None:
-            copy_tree(_prepare_once(files, limit), root / "work", limit)
+        copied = copy_tree(_prepare_once(files, limit), root / "work", limit) if files is not None else 0
     except BaseException:
         remove_tree(root)
         raise
-    return Workdir(root=root, limit=limit.bytes)
+    return Workdir(root=root, limit=limit.bytes, seconds=time.monotonic() - started, bytes=copied)
 
 
 def _remove(root: Path, task: str) -> None:

@@ -117,8 +117,8 @@ def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     return entry.replace(uid=0, gid=0, uname="", gname="", mtime=modified, deep=False)
 
 
-def copy_tree(source: Path, to: Path, limit: SizeLimit) -> None:
-    """Copy a folder's content into an empty folder.
+def copy_tree(source: Path, to: Path, limit: SizeLimit) -> int:
+    """Copy a folder's content into an empty folder, and return the number of bytes.
 
     Copies are never hard links, because servers write to them. Raises UsageError above the limit and for
     special files.
@@ -143,6 +143,7 @@ def copy_tree(source: Path, to: Path, limit: SizeLimit) -> None:
         limit.check(source, total, entries)
     for path in reversed([path for path in _walk(source) if path.is_dir() and not path.is_symlink()]):
         shutil.copystat(path, to / path.relative_to(source))
+    return total
 
 
 def _walk(folder: Path) -> Iterator[Path]:
