@@ -164,7 +164,7 @@ def test_python_grader_returns_score_or_raises(folder, tmp_path):
     for function, message in (
         ("fails", r"KeyError: 'key' \(check.py:9\)"),
         ("leaves", "ended with exit code 0, without a result"),
-        ("words", "words returned str: expected a number"),
+        ("words", r"words \(check.py:12\) returned 'good': expected a number"),
         ("hangs", "no result within 1 s"),
     ):
         seconds = 1.0 if function == "hangs" else 60.0

@@ -223,8 +223,8 @@ def test_function_paths_are_relative_to_the_file(tmp_path):
         file.write("async def later(**given):\n    return 1.0\n")
     for import_path, message in (
         ("none.py:grade", "cannot read"),
-        ("check.py:grad", "has no function `def grad`, only: grade"),
-        ("check.py:later", "has no function `def later`, only: grade"),
+        ("check.py:grad", "Did you mean grade?"),
+        ("check.py:later", "check.py:3: later is `async def`"),
     ):
         (problem,) = read_graders([{"python": import_path}], tmp_path)[1]
         assert problem.path == (0, "python")
@@ -236,18 +236,22 @@ async def later(): return 1.0
 def nothing(**_): pass
 def text(**_): return "good"
 def coroutine(**_): return later()
+def explained(**_): return later(), "because"
+def thing(**_): return object()
 """
 
 
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("nothing", "nothing returned NoneType: expected a number"),
-        ("text", "text returned str: expected a number"),
-        ("coroutine", "coroutine returned coroutine: expected a number"),
+        ("nothing", "nothing (check.py:3) returned None: expected a number"),
+        ("text", "text (check.py:4) returned 'good': expected a number"),
+        ("coroutine", "coroutine (check.py:5) returned a coroutine that was not awaited"),
+        ("explained", "explained (check.py:6) returned a coroutine that was not awaited"),
+        ("thing", "thing (check.py:7) returned <object object>: expected a number"),
     ],
 )
-def test_function_without_score_is_reported(tmp_path, function, message):
+def test_function_without_score_is_reported_with_its_line(tmp_path, function, message):
     (tmp_path / "check.py").write_text(GRADES)
     with pytest.raises(TypeError) as caught:
         python_runner._call_function(str(tmp_path / "check.py"), function, {"workdir": None})

@@ -91,19 +91,22 @@ def _proxy_for(url: str) -> str | None:
 class BoundedTransport(httpx2.AsyncBaseTransport):
     """HTTP transport that limits each response to `MAX_OUTPUT` bytes and repairs the JSON in it.
 
-    `error_status` is the first error status in reply to a message.
+    `error_status` is the first error status in reply to a message; `describe_end` reports the last.
     """
 
     def __init__(self, url: str) -> None:
         self._inner = httpx2.AsyncHTTPTransport(verify=_certificates(), proxy=_proxy_for(url))
         self.flood = ""
         self.error_status: int | None = None
+        self._last_status: int | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Send the request. The body of the returned response is bounded."""
         response = await self._inner.handle_async_request(request)
         if response.status_code >= 400 and request.method == "POST" and self.error_status is None:
             self.error_status = response.status_code
+        if response.status_code >= 400 and response.status_code not in (404, 405):
+            self._last_status = response.status_code
         assert isinstance(response.stream, httpx2.AsyncByteStream)
         is_plain = response.headers.get("content-encoding", "identity") == "identity"
         content_type = response.headers.get("content-type", "") if is_plain else ""
@@ -115,8 +118,10 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     def describe_end(self) -> str:
-        """Return the first error status as the suffix of a message, or ""."""
-        return "" if self.error_status is None else f"a reply had status {self.error_status}"
+        """Return the server's last error status as the suffix of a message, or ""."""
+        if self._last_status in (401, 403):
+            return f"last reply: status {self._last_status}; check the key in the `headers` of the server"
+        return "" if self._last_status is None else f"last reply: status {self._last_status}"
 
 
 class _BoundedStream(httpx2.AsyncByteStream):

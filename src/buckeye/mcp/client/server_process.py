@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -33,6 +34,13 @@ MAX_GARBAGE = 10_000
 
 _CHUNK = 64 * 1024
 _TAIL = 2_000
+_LOCATIONS = re.compile(
+    r"^[\s|+]*(?:Exception Group )?Traceback \(most recent call last\):\n"
+    r"|^(?:[\s|]*\| )?  File \".*\", line \d+.*\n(?:(?:[\s|]*\| )? {4}(?!\s*\|).*\n)*",
+    re.MULTILINE,
+)
+"""Traceback lines that give the location of an error, not the error itself."""
+_NEEDS_MCP_1 = re.compile(r"'Server' object has no attribute")
 
 
 class ServerProcess:
@@ -150,7 +158,7 @@ class ServerProcess:
             count = f"{self.garbage_lines} lines of stdout are not MCP messages"
             parts.append(f"{count}, the last: {self._last_garbage()!r}")
         if tail := self._stderr_tail.decode("utf-8", "replace").strip():
-            parts.append(f"stderr ends with:\n{tail}")
+            parts.append(f"stderr ends with:\n{_shorten_stderr(tail)}")
         return "; ".join(parts)
 
     async def wait_for_exit(self, seconds: float = 1.0) -> None:
@@ -200,3 +208,15 @@ class ServerProcess:
     def _set_flood(self, reason: str) -> None:
         self.fault = OutputFloodError(f"server {self._name!r} {reason}")
         self.kill()
+
+
+def _shorten_stderr(tail: str) -> str:
+    """Return the end of stderr without tracebacks, with a hint for a known error."""
+    complete = tail.partition("\n")[2] if len(tail) >= _TAIL - 4 else tail
+    text = _LOCATIONS.sub("", f"{complete}\n").strip() or tail
+    if _NEEDS_MCP_1.search(text):
+        text += (
+            "\nThe server needs version 1 of the library mcp: run `pip install 'mcp<2'` in its environment, "
+            "or start it with `uvx --with 'mcp<2' ...`"
+        )
+    return text

@@ -123,8 +123,16 @@ def _resolve_function(import_path: str, folder: Path) -> str:
     except (SyntaxError, ValueError, RecursionError) as error:
         raise OSError(f"{path} is not valid Python: {error}") from None
     known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    for node in tree.body:
+        if isinstance(node, ast.AsyncFunctionDef) and node.name == function:
+            raise OSError(
+                f"{path}:{node.lineno}: {function} is `async def`: write `def`, and call asyncio.run in it"
+            )
     if function not in known:
-        raise OSError(f"{path} has no function `def {function}`, only: {', '.join(known) or 'none'}")
+        near = did_you_mean(closest(function, known))
+        raise OSError(
+            f"{path} has no function {function}, only: {', '.join(known) or 'none'}{near and f'.{near}'}"
+        )
     return f"{path}:{function}"
 
 

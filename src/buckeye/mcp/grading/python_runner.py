@@ -7,8 +7,10 @@ to the file RESULT. It runs as a separate script and imports nothing of Buckeye.
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import json
 import math
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -36,13 +38,22 @@ def _call_function(file: str, function: str, arguments: dict[str, Any]) -> dict[
     spec.loader.exec_module(module)
     if arguments["workdir"] is not None:
         arguments["workdir"] = Path(arguments["workdir"])
-    returned = getattr(module, function)(**arguments)
+    grade = getattr(module, function)
+    returned = grade(**arguments)
     score, explanation = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, "")
     if not isinstance(score, int | float) or not math.isfinite(score):
-        # the type, because a text with an address would make every message different
-        expected = "expected a number, or a number and a text"
-        raise TypeError(f"{function} returned {type(score).__name__}: {expected}")
+        raise TypeError(_describe_wrong_score(grade, score))
     return {"score": float(score), "explanation": str(explanation)[:1000]}
+
+
+def _describe_wrong_score(grade: Any, score: Any) -> str:
+    code = getattr(grade, "__code__", None)
+    where = "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
+    shown = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(score))  # an address would make every message different
+    if inspect.iscoroutine(score):
+        score.close()
+        shown = "a coroutine that was not awaited"
+    return f"{grade.__name__}{where} returned {shown}: expected a number, or a number and a text"[:300]
 
 
 if __name__ == "__main__":

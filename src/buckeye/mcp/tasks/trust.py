@@ -62,7 +62,7 @@ def collect_task_resources(tasks: Sequence[McpTask]) -> TaskResources:
     servers = [server for task in tasks for server in task.mcp_config.values()]
     http = [server for server in servers if isinstance(server, HttpServer)]
     stdio = [server for server in servers if not isinstance(server, HttpServer)]
-    configs = _unique(json.dumps(server.model_dump(), sort_keys=True) for server in servers)
+    configs = _unique(json.dumps(_dump_server(server), sort_keys=True) for server in servers)
     graders = [grader for task in tasks for grader in task.graders]
     states = [grader.state for grader in graders if grader.state is not None]
     commands = _unique(shlex.join(state.command) for state in states if state.command)
@@ -76,6 +76,11 @@ def collect_task_resources(tasks: Sequence[McpTask]) -> TaskResources:
     }
     content = json.dumps((*configs, *commands, *sorted(path.name for path in archives)))
     return TaskResources(by_kind=by_kind, digest=hashlib.sha256(content.encode()).hexdigest())
+
+
+def _dump_server(server: StdioServer | HttpServer) -> dict[str, object]:
+    """Return a server as a dictionary. `cwd` is left out if unset, so that older permissions stay valid."""
+    return server.model_dump(exclude={"cwd"} if getattr(server, "cwd", None) is None else None)
 
 
 def _format_program(server: StdioServer) -> str:

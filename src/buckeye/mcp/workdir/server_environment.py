@@ -42,7 +42,21 @@ _USER_PROGRAMS = {
 Without them, a server that `npx` or `uvx` starts would be downloaded for every rollout.
 """
 _ALWAYS = ("UV_CACHE_DIR", "npm_config_cache")  # set even if the folder does not exist yet
-_CODE_SUFFIXES = {".py", ".js", ".mjs", ".cjs", ".ts", ".sh"}
+_CODE_SUFFIXES = {
+    ".py",
+    ".pyz",
+    ".js",
+    ".mjs",
+    ".cjs",
+    ".ts",
+    ".mts",
+    ".sh",
+    ".rb",
+    ".pl",
+    ".php",
+    ".lua",
+    ".jar",
+}
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
