@@ -283,6 +283,8 @@ def _remove_largest_component(
         return
     # train on raw rewards: shaping must not be the cause
     harmed = lowered(train_on_half(facts, batches, lambda batch: batch.rewards))
+    if not harmed:
+        return
     rest = train_on_half(facts, batches, lambda batch: batch.without(largest, weights[largest]))
     last = batches[-1].batch.step
     for name, with_it in harmed.items():
