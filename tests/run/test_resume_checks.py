@@ -9,8 +9,9 @@ import pytest
 from buckeye.base.process import RunIdentity
 from buckeye.config.load import load_config
 from buckeye.config.rl import RLConfig
+from buckeye.envs.registry import CALLER
 from buckeye.errors import UsageError
-from buckeye.launch.resume import find_run_origin
+from buckeye.launch.resume import find_run_origin, resume_hint
 from buckeye.runs.stop import continuation
 from buckeye.trainer.rl import run_trainer
 from buckeye.transport.batches import Batch, Sample, write_batch
@@ -137,3 +138,12 @@ def test_settings_that_a_process_refuses_are_not_recorded(runner):
     runner.ok(runner.argv("rl", "resume", "out", "--max-steps", 4))
     assert json.loads((run / "configs" / "rl.json").read_text())["max_steps"] == 4
     assert "--max-steps" in continuation(run, ["--max-steps", "6"]).arguments
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [("letters", "rl @ run.toml --resume"), (CALLER, "buckeye.open_run('out').resume(")],
+)
+def test_hint_of_a_stopped_run_names_python_for_an_object_of_python(env, expected):
+    config = load_config(RLConfig, ["--orchestrator.env.0.id", env, "--output-dir", "out"])
+    assert resume_hint(config, ["rl", "@", "run.toml"]).startswith(expected)

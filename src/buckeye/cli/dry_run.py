@@ -24,7 +24,7 @@ from buckeye.launch.preflight.doctor import PreflightContext, run_preflight_chec
 from buckeye.launch.preflight.memory_check import MEMORY
 from buckeye.launch.preflight.model import find_model
 from buckeye.launch.preflight.ports import UnassignedPorts
-from buckeye.launch.resume import find_run_origin, resume_command
+from buckeye.launch.resume import find_run_origin, resume_hint
 from buckeye.run_files.directory import check_unused
 
 _CHILD_VARIABLES = {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1", "UV_NO_CACHE": "1"}
@@ -83,7 +83,7 @@ def plan_table(plan: RolePlan, output_dir: Path) -> str:
 def _directory_errors(config: RLConfig, command: Sequence[str]) -> list[str]:
     try:
         if not find_run_origin(config).is_resume and not config.clean:
-            check_unused(config.output_dir, resume_command=resume_command(command))
+            check_unused(config.output_dir, resume_command=resume_hint(config, command))
     except BuckeyeError as error:
         return [str(error)]
     return []

@@ -124,11 +124,10 @@ def find_columns(
     names = list(dict.fromkeys(name for row in rows for name in row.values))
     for flag, wanted in (("prompt_column", prompt_column), ("answer_column", answer_column)):
         if wanted is not None and wanted not in names:
-            near = suggestion(closest(wanted, names))
             raise UsageError(
                 f"{source} has no column {wanted!r} ({flag})",
                 code="BK-DATA-FORMAT",
-                hint=near or f"its columns: {', '.join(names)}",
+                hint=f"its columns: {', '.join(names)}",
             )
     if prompt_column is None and _has_mcp_tasks(rows, names):
         return Columns(kind="tasks", prompt="prompt", answer=None, others=())

@@ -15,6 +15,7 @@ import psutil  # type: ignore[import-untyped]
 
 from buckeye.base.storage import read_json
 from buckeye.config.rl import RLConfig
+from buckeye.envs.registry import CALLER
 from buckeye.errors import RunError, UsageError
 from buckeye.launch.resume_checks import check_resumable
 from buckeye.run_files.directory import RUN_FILE
@@ -144,6 +145,13 @@ def _is_suspended(process: psutil.Process) -> bool:
 def resume_command(command: Sequence[str]) -> str:
     """Return the command that resumes the run of `command` from its newest checkpoint."""
     return shlex.join(make_resume_args(command))
+
+
+def resume_hint(config: RLConfig, command: Sequence[str]) -> str:
+    """Return how to resume the run of `command`: a command, or Python if it trains on an object of Python."""
+    if all(env.id != CALLER for env in config.orchestrator.env):
+        return resume_command(command)
+    return f"buckeye.open_run({str(config.output_dir)!r}).resume(reward=..., or env=...) in Python"
 
 
 def make_resume_args(args: Sequence[str]) -> list[str]:

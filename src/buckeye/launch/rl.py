@@ -34,6 +34,7 @@ from buckeye.launch.resume import (
     RunOrigin,
     find_run_origin,
     resume_command,
+    resume_hint,
     strip_command,
     wait_for_leftovers,
 )
@@ -85,10 +86,10 @@ def run_rl(config: RLConfig, command: Sequence[str]) -> int:
         origin = find_run_origin(config)
         needs_unused = not origin.is_resume and not config.clean
         if needs_unused:
-            check_unused(output_dir, resume_command=resume_command(command))
+            check_unused(output_dir, resume_command=resume_hint(config, command))
         wait_for_leftovers(output_dir)
         if needs_unused:  # a leftover process may have finished a step meanwhile
-            check_unused(output_dir, resume_command=resume_command(command))
+            check_unused(output_dir, resume_command=resume_hint(config, command))
         model_path = fetch_model(config.trainer.model.name)
         tokenizer = check_tokenizer(config)
         if tokenizer.state == "failed":  # the model was downloaded only now, so no earlier check saw it
@@ -368,7 +369,7 @@ def _stop_early(config: RLConfig, processes: Processes, stop: StopFlag, command:
         log.info("Stopped; newest checkpoint: step %d. Resume with:", checkpoints[-1].step)
     else:
         log.info("Stopped before the first checkpoint. Restart from step 0 with:")
-    log.info("  %s", resume_command(command))
+    log.info("  %s", resume_hint(config, command))
     return EXIT_INTERRUPTED
 
 

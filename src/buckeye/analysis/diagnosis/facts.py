@@ -113,8 +113,8 @@ class DiagnosisFacts:
 
     @cached_property
     def last(self) -> int:
-        """Last recorded step; 0 without any."""
-        return self.steps[-1].number if self.steps else 0
+        """Last step with a batch; 0 without any step. The final evaluation has a higher number."""
+        return (self.batch_steps or self.steps)[-1].number if self.steps else 0
 
     @cached_property
     def batches(self) -> list[TrainedStep]:
