@@ -335,7 +335,7 @@ HEALTHY: Mapping[str, Small] = {
     "asynchronous, two ahead": replace(ASYNC, level=2),
     "two engines": Small(engines=2, steps=8),
     "LoRA": Small(words=LORA, lr=2e-2),
-    "LoRA, asynchronous": Small(words=LORA, lr=1e-2, level=1),
+    "LoRA, asynchronous": Small(words=LORA, lr=5e-3, level=1),
     "resumed": Small(resume_at=5, steps=10),
     "KL": Small(words=("--trainer.loss.kl-coef", "0.05")),
     "KL, weighted": Small(

@@ -99,12 +99,17 @@ def examine(facts: DiagnosisFacts) -> tuple[dict[str, LinkReport], dict[str, str
                 report.add(result)
     for finding in facts.metric_findings:
         if finding.name != "untrained":  # the link `model` measures it with the engine's mismatch
-            reports[link_of(facts, finding)].add(finding)
+            reports[link_of(facts, finding, is_in_sync=reports["sync"].state != "broken")].add(finding)
     return reports, failed
 
 
-def link_of(facts: DiagnosisFacts, finding: Finding) -> str:
-    """Return the link of a finding from the metrics. An update cannot cause a collapse at the start."""
+def link_of(facts: DiagnosisFacts, finding: Finding, *, is_in_sync: bool) -> str:
+    """Return the link of a finding from the metrics.
+
+    An update cannot cause a collapse at the start. Weights that arrive changed can cause one later.
+    """
     if finding.name == "collapsed" and finding.since <= facts.early:
         return "sampling"
+    if finding.name in ("collapsed", "endless") and not is_in_sync:
+        return "outcome"
     return METRIC_FINDINGS.get(finding.name, "outcome")
