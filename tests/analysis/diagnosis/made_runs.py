@@ -27,7 +27,9 @@ class Made:
 
     `sampler` maps the tables of all versions, a version and a rollout number to the table to sample from.
 
-    `drift` is the distance in nats that a step moves the logits.
+    `drift` is the distance in nats that a step moves the logits. `asked` maps a task to its prompt, `line`
+    changes the record of a rollout, and `draw` maps the log-probs of the sampler to those of its tokens. With `same_replies`, replies do not
+    depend on the task.
     """
 
     seed: int = 0
@@ -48,7 +50,11 @@ class Made:
     mask: Callable[[np.ndarray], np.ndarray] = lambda mask: mask
     prompt: Callable[[int], int] = lambda task: task
     equal: bool = False
+    same_replies: bool = False
     evaluated: tuple[int, ...] = ()
+    asked: Callable[[int], str] = lambda task: f"task {task}"
+    line: Callable[[dict[str, Any]], dict[str, Any]] = lambda line: line
+    draw: Callable[[Table], Table] = lambda table: table
     settings: dict[str, Any] = field(default_factory=dict)
 
 
@@ -65,6 +71,8 @@ def make(run: Path, made: Made) -> Path:
     direction[:, 0, :2], direction[:, 0, 2:] = 1.0, -1.0
     for _ in range(made.steps):
         tables.append(tables[-1] + made.drift * (direction + 0.3 * rng.normal(0, 1, direction.shape)))
+    if made.same_replies:
+        tables = [np.broadcast_to(table[:1], table.shape) for table in tables]
     (run / "rollouts").mkdir(parents=True)
     (run / "configs").mkdir()
     settings = {"trainer": {"model": {"dtype": "float32", "device": "cpu"}}, **made.settings}
@@ -77,7 +85,7 @@ def make(run: Path, made: Made) -> Path:
     for task in made.evaluated:
         folder = run / "evals" / "step_0"
         folder.mkdir(parents=True, exist_ok=True)
-        messages = [{"role": "user", "content": f"task {task}"}, {"role": "assistant", "content": "x"}]
+        messages = [{"role": "user", "content": made.asked(task)}, {"role": "assistant", "content": "x"}]
         line = {"task_id": f"eval-{task}", "rollout": 0, "reward": 0.5, "messages": messages}
         with (folder / "made.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
@@ -85,7 +93,7 @@ def make(run: Path, made: Made) -> Path:
 
 
 def _step(run: Path, made: Made, tables: list[Table], step: int, rng: np.random.Generator) -> dict[str, Any]:
-    lines, samples, trained, rewards, spread = [], [], [], [], 0
+    lines, samples, trained, rewards, entropies, spread = [], [], [], [], [], 0
     version = max(0, step - made.level)
     for group in range(made.groups):
         task = int(rng.integers(made.tasks))
@@ -96,8 +104,9 @@ def _step(run: Path, made: Made, tables: list[Table], step: int, rng: np.random.
             if made.equal and words:
                 word = words[0]
             else:
-                word = np.array([rng.choice(LETTERS, p=np.exp(row)) for row in table])
+                word = np.array([rng.choice(LETTERS, p=np.exp(row)) for row in log_softmax(made.draw(table))])
             words.append(word)
+            entropies += [*-(np.exp(table) * table).sum(-1), 0.01]
             known.append((table[range(LENGTH), word], log_softmax(tables[step][asked])[range(LENGTH), word]))
         earned = np.array([made.reward(word, asked, rng) for word in words])
         computed = earned - earned.mean()
@@ -123,33 +132,32 @@ def _step(run: Path, made: Made, tables: list[Table], step: int, rng: np.random.
             noise = rng.normal(0, made.noise, len(mask)).astype(np.float32)
             trained.append((trainer + noise)[mask])
             said = "".join("abcde"[letter] for letter in word)
-            lines.append(
-                {
-                    "group": step * made.groups + group,
-                    "env": "made",
-                    "task_id": f"train-{task}",
-                    "reward": earned[number],
-                    "components": {"grade/state": made.grade(earned[number])},
-                    "shaped_reward": earned[number],
-                    "turns": 1,
-                    "advantages": [float(computed[number])],
-                    "stop_reason": "done",
-                    "seconds": 1.0,
-                    "completion_tokens": LENGTH + 1,
-                    "oldest_version": version,
-                    "text": [f"task {asked} {said}"],
-                    "messages": [
-                        {"role": "user", "content": f"task {asked}"},
-                        {"role": "assistant", "content": said},
-                    ],
-                }
-            )
+            line = {
+                "group": step * made.groups + group,
+                "env": "made",
+                "task_id": f"train-{task}",
+                "reward": earned[number],
+                "components": {"grade/state": made.grade(earned[number])},
+                "shaped_reward": earned[number],
+                "turns": 1,
+                "advantages": [float(computed[number])],
+                "stop_reason": "done",
+                "seconds": 1.0,
+                "completion_tokens": LENGTH + 1,
+                "oldest_version": version,
+                "text": [f"{made.asked(asked)} {said}"],
+                "messages": [
+                    {"role": "user", "content": made.asked(asked)},
+                    {"role": "assistant", "content": said},
+                ],
+            }
+            lines.append(made.line(line))
     (run / "rollouts" / f"step_{step}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     batch = Batch(step=step, samples=tuple(samples), orchestrator_state={})
     kept = TrainedBatch(
         samples=np.arange(len(samples), dtype=np.int32),
         logprobs=np.concatenate(trained).astype(np.float32),
-        record={"values": {}},
+        record={"values": {"entropy_fresh": float(np.mean(entropies))}},
     )
     _keep(run / "trained" / f"step_{step}", batch, kept)
     figures = {"reward/mean": float(np.mean(rewards)), "reward/std": float(np.std(rewards))}

@@ -40,7 +40,40 @@ def of_neighbor():
     return reward
 
 
+def ended(text, stop_reason="truncated"):
+    """Return a function that gives a record a reply with `text`, and a stop reason."""
+
+    def change(line):
+        reply = {"role": "assistant", "content": f"a{text}b"}
+        is_cut = stop_reason == "truncated"
+        messages = [*line["messages"][:-1], reply]
+        return {**line, "messages": messages, "truncated": is_cut, "stop_reason": stop_reason}
+
+    return change
+
+
+def graded(word, task, rng):
+    """Return a reward that has spread in nearly all groups."""
+    return float(word.sum() + word[0] / 10)
+
+
+def by_task(word, task, rng):
+    return float(word[0] == task % 5)
+
+
+def rising(step):
+    """Return metrics of a reward that rises from 0.2 to 0.8 in 14 steps."""
+    reward = 0.2 + 0.6 * step / 13
+    return {"orchestrator": {"reward/mean": reward, "reward/played": reward}}
+
+
 PLANTED = {
+    "sampled_otherwise": Made(draw=lambda table: table / 3, reward=graded, groups=40),
+    "messages_cut": Made(line=lambda line: {**line, "text": [line["text"][0][4:]]}),
+    "wrong_end_token": Made(line=ended("<|im_end|>")),
+    "turn_limit": Made(reward=lambda word, task, rng: 0.0, line=ended("", "max_turns")),
+    "cut_prompts": Made(asked=lambda task: f"Task {task + 10 ** (task % 7)} spell letters"[:18]),
+    "unused_prompts": Made(reward=by_task, same_replies=True, steps=24),
     "mask_misplaced": Made(mask=lambda mask: np.roll(mask, -1)),
     "rounded_log_probs": Made(sampled=in_bfloat16),
     "advantages_misplaced": Made(advantages=swapped),
@@ -106,6 +139,58 @@ def test_what_metrics_and_settings_show_is_named_first(tmp_path, name):
     run = make(tmp_path / "run", replace(FLAT, settings=settings))
     assert name not in [finding.name for finding in diagnose(run).findings] or name == "penalty_too_strong"
     assert named(with_metrics(run, metrics))[0] == name
+
+
+def with_evaluations(run, rewards):
+    """Write evaluations, each with rewards by task; prompts are other tasks."""
+    for step, found in rewards.items():
+        folder = run / "evals" / f"step_{step}"
+        folder.mkdir(parents=True)
+        messages = [{"role": "user", "content": "other words"}, {"role": "assistant", "content": "x"}]
+        lines = (
+            {"task_id": f"eval-{task}", "rollout": 0, "reward": reward, "messages": messages}
+            for task, reward in enumerate(found)
+        )
+        (folder / "made.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return run
+
+
+@pytest.mark.parametrize("last", [(0.0, 1.0), (1.0, 0.0)], ids=["as the first", "another"])
+def test_evaluations_that_never_change_are_stale(tmp_path, last):
+    rewards = {0: (0.0, 1.0) * 6, 7: (0.0, 1.0) * 6, 13: last * 6}
+    found = named(with_evaluations(with_metrics(make(tmp_path / "run", FLAT), rising), rewards))
+    assert ("stale_evaluations" in found) == (last == (0.0, 1.0))
+
+
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_held_out_kinds_that_training_lacks_are_named(tmp_path, kinds):
+    """Tasks of evaluations are of three kinds, and only some of the training tasks are."""
+    made = replace(FLAT, tasks=12, asked=lambda task: f"number {task} {'abc'[task % kinds]}")
+    run = with_evaluations(with_metrics(make(tmp_path / "run", made), rising), {0: (0.2,), 13: (0.2,)})
+    for step in (0, 13):
+        lines = (
+            {
+                "task_id": f"eval-{task}",
+                "rollout": 0,
+                "reward": 0.1 * (task % 7),
+                "messages": [
+                    {"role": "user", "content": f"number {task} {'abc'[task % 3]}"},
+                    {"role": "assistant", "content": "x"},
+                ],
+            }
+            for task in range(20, 60)
+        )
+        (run / "evals" / f"step_{step}" / "made.jsonl").write_text(
+            "".join(json.dumps(line) + "\n" for line in lines)
+        )
+    assert ("narrow_tasks" in named(run)) == (kinds == 1)
+
+
+@pytest.mark.parametrize("tasks", [2, 30])
+def test_few_tasks_are_named_if_the_evaluation_does_not_follow(tmp_path, tasks):
+    run = with_metrics(make(tmp_path / "run", replace(FLAT, tasks=tasks)), rising)
+    with_evaluations(run, {0: (0.3, 0.2) * 6, 13: (0.2, 0.3) * 6})
+    assert ("few_tasks" in named(run)) == (tasks == 2)
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -100,6 +100,9 @@ def examine(facts: DiagnosisFacts) -> tuple[dict[str, LinkReport], dict[str, str
     for finding in facts.metric_findings:
         if finding.name != "untrained":  # the link `model` measures it with the engine's mismatch
             reports[link_of(facts, finding, is_in_sync=reports["sync"].state != "broken")].add(finding)
+    causes = {report.broken_by.name for report in reports.values() if report.broken_by is not None}
+    if causes <= {"collapsed", "endless"} and isinstance(found := tasks.unused_prompts(facts), Finding):
+        reports["tasks"].add(found)  # by elimination: an aimless policy drifts, and is not at fault
     return reports, failed
 
 

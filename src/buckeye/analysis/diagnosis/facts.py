@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from buckeye.analysis.diagnosis.statistics import rms, share_interval
+from buckeye.analysis.diagnosis.statistics import is_below, rms, share_interval
 from buckeye.analysis.diagnosis.token_facts import TokenFacts, token_facts
 from buckeye.base.explanations import explanations, list_items
 from buckeye.monitor.finding import Confidence, Evidence, Finding
 from buckeye.monitor.learning_findings import Outcome, findings, outcome_of
 from buckeye.monitor.metrics import StepMetrics
+from buckeye.monitor.rollouts import RecordedRollout
 from buckeye.runs import Run
 from buckeye.runs.trained_step import TrainedStep
 from buckeye.transport.batches import Sample
@@ -125,6 +126,23 @@ class DiagnosisFacts:
             kept = sorted({*kept[:2], *kept[-2:], *(kept[place] for place in places)})
         return [found for step in kept if (found := self.run.trained(step)) is not None]
 
+    @cached_property
+    def evaluation_lags(self) -> bool:
+        """True if the training reward rises and the evaluation's does not."""
+        rewards = self.evaluations
+        return len(rewards) > 1 and self.has_risen and not is_below(rewards[0], rewards[-1], 2.0)
+
+    def first_rollouts(self, split: str, count: int) -> list[RecordedRollout]:
+        """Return one rollout for each of the first `count` different prompts of a split."""
+        rows = self.query(
+            "SELECT path, at, bytes, grp, number, min(step) FROM rollouts WHERE split = ? "
+            "AND step <= {until} AND prompt IS NOT NULL GROUP BY prompt ORDER BY step, grp LIMIT ?",
+            split,
+            count,
+        )
+        found = (self.run.text_at(*row[:5]) for row in rows)
+        return [rollout for rollout in found if rollout is not None]
+
     def samples(
         self, columns: str, batches: Sequence[TrainedStep] | None = None
     ) -> Iterator[tuple[Place, Sample, tuple[Any, ...]]]:
@@ -195,7 +213,8 @@ class DiagnosisFacts:
             for fact, _, command in items
             if set(_BLANK.findall(command)) <= values.keys()
         )
-        fix = _filled(" ".join(list_items(name, "What to do")), {"RUN": values["RUN"]})
+        known = {key: values[key] for key in ("RUN", "N") if key in values}
+        fix = _filled(" ".join(list_items(name, "What to do")), known)
         return Finding(
             name=name,
             since=min(until, (self.steps[0].number if self.steps else 0) if since is None else since),

@@ -12,6 +12,9 @@ from buckeye.analysis.diagnosis.statistics import SURE, is_below, share_interval
 _READ = 24  # rollouts
 _MIN_OBSERVATIONS = 12
 _HEAD = 40  # characters
+_MOST_LIMITED = 0.8
+_TURN_LIMITS = ("max_turns", "turn_limit", "max_turns_reached")
+"""Stop reasons of Buckeye's limit, of the tool loop, and of `verifiers`."""
 
 
 def failing_rollouts(facts: DiagnosisFacts) -> Result:
@@ -92,4 +95,25 @@ def observations(facts: DiagnosisFacts) -> Result:
     return f"{texts['']} of {count} observations empty, {missing} missing in the model's text, {alike} equal"
 
 
-CHECKS = (failing_rollouts, slow_environment, observations)
+def turn_limit(facts: DiagnosisFacts) -> Result:
+    """Find rollouts that end at their limit of turns, from the start on, without the rewards of others."""
+    rows = facts.query("SELECT stop_reason, reward, step FROM rollouts WHERE {trained}")
+    limited = [(stop in _TURN_LIMITS, step) for stop, _, step in rows]
+    first, last = (
+        [hit for hit, step in limited if (step <= facts.early if early else step > facts.last - RECENT)]
+        for early in (True, False)
+    )
+    if len(rows) < 30 or not any(hit for hit, _ in limited):
+        return None
+    at_first, share = (sum(hits) / max(1, len(hits)) for hits in (first, last))
+    measured = f"{share:.0%} of the rollouts end at their limit of turns, {at_first:.0%} at first"
+    if min(at_first, share) < _MOST_LIMITED or facts.has_risen:
+        return f"{measured} (at most {_MOST_LIMITED:.0%})"
+    rewards, others = (
+        [reward for stop, reward, _ in rows if (stop in _TURN_LIMITS) is hit] for hit in (True, False)
+    )
+    is_unpaid = max(rewards) - min(rewards) < 1e-6 or is_below(rewards, others)
+    return facts.finding("turn_limit", measured, confidence="likely" if is_unpaid else "possible")
+
+
+CHECKS = (failing_rollouts, slow_environment, observations, turn_limit)

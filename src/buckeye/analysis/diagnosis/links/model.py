@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
+from collections import Counter, defaultdict
+from itertools import takewhile
 
 from tokenizers import Tokenizer
 
@@ -13,6 +15,7 @@ from buckeye.monitor.learning_findings import RANDOM_LOGPROB
 from buckeye.monitor.verdicts import NEARLY_ALL
 
 _SAMPLES = 40
+_END = 40  # characters
 _MOST_ALIKE = 0.5
 _CERTAIN = -0.05  # nats
 _MOST_MISMATCH = 0.1
@@ -83,4 +86,35 @@ def prompts_lost(facts: DiagnosisFacts) -> Result:
     )
 
 
-CHECKS = (first_replies, no_assistant_header, prompts_lost)
+def messages_cut(facts: DiagnosisFacts) -> Result:
+    """Find messages of prompts whose beginning or end is not in the text that the model reads."""
+    count, cut = 0, list[tuple[int, int]]()
+    for rollout in facts.first_rollouts("train", _SAMPLES):
+        read = "".join("".join(rollout.text).split())
+        prompt = takewhile(lambda message: message.get("role") != "assistant", rollout.messages)
+        texts = ["".join(text.split()) for one in prompt if isinstance(text := one.get("content"), str)]
+        count += bool(read and texts)
+        if read and any(text[:_END] not in read or text[-_END:] not in read for text in texts):
+            cut.append((facts.early, rollout.group))
+    what = "prompts are not whole in the text that the model reads"
+    return facts.share_finding("messages_cut", cut, count, what, most=0.3, least=4)
+
+
+def end_token(facts: DiagnosisFacts) -> Result:
+    """Find truncated first replies that have an end token of another template in their text."""
+    replies = [
+        str(rollout.messages[-1].get("content"))
+        for rollout in facts.first_rollouts("train", _SAMPLES)
+        if rollout.truncated and rollout.messages
+    ]
+    ends = Counter(found[0] for reply in replies if (found := _END_TOKEN.search(reply)))
+    token, hits = ends.most_common(1)[0] if ends else ("", 0)
+    what = f"truncated replies contain {token}, which does not end them"
+    places = [(facts.early,)] * hits
+    return facts.share_finding("wrong_end_token", places, len(replies), what, most=0.4, least=8)
+
+
+_END_TOKEN = re.compile(r"<\|(?:im_end|im_start|end\w*|eot_id|eom_id|eos)\|>|</s>|<end_of_turn>|<eos>")
+"""End tokens of the chat templates of common model families."""
+
+CHECKS = (first_replies, no_assistant_header, prompts_lost, messages_cut, end_token)

@@ -37,7 +37,7 @@ def evaluated_otherwise(facts: DiagnosisFacts) -> Result:
     train, evaluated = _system_prompt(facts, "train"), _system_prompt(facts, "eval")
     if train is not None and evaluated is not None and train != evaluated:
         differences.insert(0, f"system prompt {evaluated[:80]!r} in evaluation, {train[:80]!r} in training")
-    elif not differences or not _evaluation_lags(facts):
+    elif not differences or not facts.evaluation_lags:
         return f"{len(differences)} differences between the conditions of evaluation and training"
     return facts.finding("evaluated_otherwise", f"Evaluation and training differ: {'; '.join(differences)}")
 
@@ -79,12 +79,6 @@ def _system_prompt(facts: DiagnosisFacts, split: str) -> str | None:
         return None
     systems = [str(message.get("content")) if message.get("role") == "system" else "" for message in first]
     return max(set(systems), key=systems.count) if len(set(systems)) < len(systems) else ""
-
-
-def _evaluation_lags(facts: DiagnosisFacts) -> bool:
-    """Return True if training improves and the evaluation does not."""
-    rewards = facts.evaluations
-    return len(rewards) > 1 and facts.has_risen and not is_below(rewards[0], rewards[-1], 2.0)
 
 
 def training_without_transfer(facts: DiagnosisFacts) -> Result:

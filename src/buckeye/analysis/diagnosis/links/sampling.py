@@ -9,7 +9,7 @@ import numpy as np
 
 from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.links.model import HIGH_TEMPERATURE, LOW_TEMPERATURE
-from buckeye.analysis.diagnosis.statistics import is_below, rms, share_interval, slope_interval
+from buckeye.analysis.diagnosis.statistics import is_below, mean_interval, rms, share_interval, slope_interval
 from buckeye.monitor.learning_findings import RANDOM_LOGPROB
 from buckeye.monitor.verdicts import NEARLY_ALL
 from buckeye.transport.batches import Sample
@@ -19,6 +19,11 @@ _ENOUGH = 40
 _ENOUGH_OF_FAR = 12
 _MIN_REPLIES = 10
 _MOST_ALIKE = 0.5
+_MOST_APART = 0.2
+_LEAST_APART = 0.02  # nats
+_ENOUGH_TO_COMPARE = 100  # tokens
+_SURE_OF_SAMPLING = 5.0
+_NEARLY_ALL_GROUPS = 0.9
 
 
 def equal_seeds(facts: DiagnosisFacts) -> Result:
@@ -130,10 +135,32 @@ def mismatch_from_the_start(facts: DiagnosisFacts) -> Result:
     return facts.finding("mismatch_from_the_start", f"{measured}, where rounding makes {limit / 3:g}")
 
 
+def sampled_otherwise(facts: DiagnosisFacts) -> Result:
+    """Find tokens that were not drawn from the distribution of their log-probs, on the initial weights.
+
+    The expected surprisal -log p of a token drawn from p is the entropy of p. A batch is measured if it has
+    nearly all groups: dropping groups with equal rewards selects unlikely tokens.
+    """
+    spread, first = facts.values("orchestrator/batch/with_spread"), facts.batches[:1]
+    if not first or spread.get(first[0].batch.step, 0.0) < _NEARLY_ALL_GROUPS:
+        return None
+    versions, entropy = first[0].column("versions"), first[0].record["values"].get("entropy_fresh")
+    surprisal = -first[0].column("logprobs")[first[0].column("loss_mask").astype(bool) & (versions == 0)]
+    if first[0].batch.step != 0 or entropy is None or len(surprisal) < _ENOUGH_TO_COMPARE:
+        return None
+    low, high = mean_interval(surprisal, _SURE_OF_SAMPLING)
+    apart = abs(float(surprisal.mean()) - entropy)
+    measured = f"first tokens have {surprisal.mean():.2f} nats, the entropy is {entropy:.2f}"
+    if low <= entropy <= high or apart < max(_LEAST_APART, _MOST_APART * entropy):
+        return f"{measured} (at most {_MOST_APART:.0%} apart)"
+    return facts.finding("sampled_otherwise", measured, 0, confidence="sure")
+
+
 CHECKS = (
     equal_seeds,
     temperature,
     truncated_replies,
     rounded_logprobs,
     mismatch_from_the_start,
+    sampled_otherwise,
 )

@@ -64,4 +64,16 @@ def mismatch_grows(facts: DiagnosisFacts) -> Result:
     return facts.finding("mismatch_after_updates", measured)
 
 
-CHECKS = (weights_do_not_arrive, mismatch_grows)
+def stale_evaluations(facts: DiagnosisFacts) -> Result:
+    """Find evaluations that all have the same rewards, though the training reward has risen."""
+    evaluations = facts.evaluations
+    if len(evaluations) < 3 or len(evaluations[0]) < 10 or not facts.has_risen:
+        return None
+    equal = sum(rewards == evaluations[0] for rewards in evaluations[1:])
+    measured = f"{equal} of {len(evaluations) - 1} evaluations have exactly the rewards of the first"
+    if equal < len(evaluations) - 1 or max(evaluations[0]) - min(evaluations[0]) < 1e-6:
+        return measured
+    return facts.finding("stale_evaluations", measured)
+
+
+CHECKS = (weights_do_not_arrive, mismatch_grows, stale_evaluations)

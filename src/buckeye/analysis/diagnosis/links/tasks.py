@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from itertools import chain, pairwise, takewhile
+
 import numpy as np
+import numpy.typing as npt
 
 from buckeye.analysis.diagnosis.facts import RECENT, DiagnosisFacts, Result
 from buckeye.analysis.diagnosis.prompts import prompt_tokens, token_features
-from buckeye.analysis.diagnosis.statistics import explained_by_window, is_below, share_interval
+from buckeye.analysis.diagnosis.statistics import centered, explained_by_window, is_below, share_interval
+from buckeye.monitor.rollouts import RecordedRollout
 from buckeye.transport.batches import Sample
 
 _EQUAL = 1e-6
 _MOST_DRIFT = 0.15
 _MIN_GROUPS = 24
+_MIN_PROMPTS = 10
+_PROMPTS = 100
+_LONG = 20  # steps
+_MOST_REPEATS = 20
 
 
 def mixed_groups(facts: DiagnosisFacts) -> Result:
@@ -147,4 +156,108 @@ def evaluated_on_train(facts: DiagnosisFacts) -> Result:
     )
 
 
-CHECKS = (mixed_groups, duplicate_tasks, unsolved_environment, drift, answer_in_prompt, evaluated_on_train)
+def cut_prompts(facts: DiagnosisFacts) -> Result:
+    """Find prompts that all have the same length and end within a word: a limit has cut them."""
+    texts = [_prompt(rollout) for rollout in facts.first_rollouts("train", _PROMPTS)]
+    if len(texts) < _MIN_PROMPTS:
+        return None
+    longest = max(map(len, texts))
+    full = [text.split()[-1] for text in texts if len(text) == longest and text[-1:].isalpha()]
+    words = sorted(set(full))
+    is_within_word = any(other.startswith(word) for word, other in pairwise(words))
+    measured = f"{len(full)} of {len(texts)} prompts end with a letter after {longest} characters"
+    if not is_within_word or share_interval(len(full), len(texts), 2.0)[0] < 0.5:
+        return None
+    return facts.finding("cut_prompts", f"{measured}, with the parts of words {words[:3]}", facts.early)
+
+
+def narrow_tasks(facts: DiagnosisFacts) -> Result:
+    """Find held-out tasks of kinds that training lacks, if training does not help them.
+
+    A kind is a word that a tenth of the held-out prompts have, and no training prompt has. All common words
+    of the training prompts must be in held-out prompts too, else these are another task.
+    """
+    if not facts.evaluation_lags:
+        return None
+    train, evaluated = (
+        [set(_prompt(rollout).split()) for rollout in facts.first_rollouts(split, _PROMPTS)]
+        for split in ("train", "eval")
+    )
+    if min(len(train), len(evaluated)) < _MIN_PROMPTS:
+        return None
+    (missing, other) = (
+        {word for word, count in Counter(chain(*ours)).items() if count >= 0.1 * len(ours)}.difference(
+            *theirs
+        )
+        for ours, theirs in ((evaluated, train), (train, evaluated))
+    )
+    affected = sum(bool(words & missing) for words in evaluated)
+    measured = f"{affected} of {len(evaluated)} held-out prompts have a common word that training lacks"
+    if other or share_interval(affected, len(evaluated), 2.0)[0] < 0.3:
+        return measured
+    return facts.finding("narrow_tasks", f"{measured}: {', '.join(sorted(missing)[:5])}")
+
+
+def few_tasks(facts: DiagnosisFacts) -> Result:
+    """Find tasks that are trained many times each, in a run whose evaluation does not follow."""
+    ((groups, tasks),) = facts.query(
+        "SELECT count(DISTINCT grp), count(DISTINCT env || task) FROM rollouts WHERE {trained}"
+    )
+    if not tasks:
+        return None
+    measured = f"{tasks} tasks, each trained {groups / tasks:.1f} times"
+    if not facts.evaluation_lags or groups < _MOST_REPEATS * tasks:
+        return measured
+    return facts.finding("few_tasks", f"{measured}, and the evaluation does not rise")
+
+
+def _prompt(rollout: RecordedRollout) -> str:
+    """Return the text of the messages before the first reply."""
+    messages = takewhile(lambda message: message.get("role") != "assistant", rollout.messages)
+    return "\n".join(text for one in messages if isinstance(text := one.get("content"), str))
+
+
+def unused_prompts(facts: DiagnosisFacts) -> Result:
+    """Find replies that do not depend on their prompts though rewards do, in a long run without a gain.
+
+    The dependence is the adjusted R^2 of the features of replies, centered by step, on their groups. This is
+    evidence only if no other link is broken, so it is not in `CHECKS`.
+    """
+    outcome, spread = facts.outcome, facts.values("orchestrator/batch/with_spread").values()
+    if outcome is None or not outcome.is_flat or outcome.steps < _LONG or np.mean([*spread]) < 0.3:
+        return None
+    steps, groups, features = list[int](), list[int](), list[npt.NDArray[np.float64]]()
+    rewards = defaultdict[bytes, dict[str, float]](dict)
+    for (step, group, _), sample, (reward, task) in facts.samples("reward, task"):
+        if sample.loss_mask.any():
+            reply = sample.token_ids[sample.loss_mask]
+            rewards[reply.tobytes()].setdefault(task, reward)
+            steps.append(step)
+            groups.append(group)
+            features.append(token_features(reply))
+    spreads = [max(known.values()) - min(known.values()) for known in rewards.values() if len(known) > 1]
+    if len(set(groups)) < _MIN_GROUPS or len(spreads) < _MIN_PROMPTS:
+        return None
+    columns = [centered(column, np.array(steps)) for column in np.array(features).T]
+    share, depends = explained_by_window(np.array(groups), np.stack(columns, axis=1))
+    differing = sum(spread > _EQUAL for spread in spreads)
+    if depends or share_interval(differing, len(spreads), 2.0)[0] < 0.3:
+        return None
+    return facts.finding(
+        "unused_prompts",
+        f"{max(0.0, share):.2f} of the variance of the replies lies between prompts, and {differing} of "
+        f"{len(spreads)} replies to several tasks got different rewards",
+    )
+
+
+CHECKS = (
+    mixed_groups,
+    cut_prompts,
+    narrow_tasks,
+    few_tasks,
+    duplicate_tasks,
+    unsolved_environment,
+    drift,
+    answer_in_prompt,
+    evaluated_on_train,
+)
