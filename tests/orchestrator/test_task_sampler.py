@@ -1,6 +1,10 @@
 """Order of the tasks."""
 
-from buckeye.orchestrator.environments import NamedEnvironment
+import pytest
+
+from buckeye.envs.base import Task
+from buckeye.errors import UsageError
+from buckeye.orchestrator.environments import NamedEnvironment, load_split
 from buckeye.orchestrator.task_sampler import TaskSampler
 
 from .fakes import LetterEnvironment
@@ -28,3 +32,16 @@ def test_every_task_is_assigned_once_per_epoch_in_a_new_order():
     first, second = ([s[i].task.id for i in range(start, start + 10)] for start in (0, 10))
     assert sorted(first) == sorted(second) == sorted(f"env0-{i}" for i in range(10))
     assert first != second
+
+
+@pytest.mark.parametrize("ids", [["one", "two"], ["one", "two", "one"]])
+def test_tasks_with_one_id_are_refused(ids):
+    environment = LetterEnvironment("letters", size=len(ids))
+    environment.tasks = lambda split: [Task(id=name, messages=()) for name in ids]
+    env = NamedEnvironment(name="letters", environment=environment, ratio=1.0)
+    if len(set(ids)) == len(ids):
+        assert len(load_split(env, "train")) == len(ids)
+        return
+    with pytest.raises(UsageError, match="'one'") as caught:
+        load_split(env, "train")
+    assert caught.value.code == "BK-ENV-TASKS"

@@ -135,28 +135,32 @@ def _prepare_streams() -> None:
 
 
 def _as_buckeye_error(error: Exception) -> BuckeyeError:
-    """Return the error to show for another exception: a full disk, a missing permission, or a bug."""
+    """Return the error to show for another exception: a full disk, a path that cannot be used, or a bug."""
     from buckeye.base.disk import is_disk_full
 
     if is_disk_full(error):
         hint = "Free some space (`buckeye rl clean RUN`), and retry"
         return BuckeyeError(f"the disk is full ({error})", code="BK-DISK-FULL", hint=hint)
-    if isinstance(error, PermissionError) and error.filename is not None:
-        hint = "Ask the owner for permission, or name another path"
-        return BuckeyeError(f"{error.filename}: permission denied", code="BK-FILE-PERMISSION", hint=hint)
+    if isinstance(error, OSError) and isinstance(error.filename, str | Path):
+        hint = "Name another path, or correct its permissions. --debug shows where it is used"
+        message = f"{error.filename}: {error.strerror or error}"
+        return BuckeyeError(message, code=_code_of(error), hint=hint)
     hint = "Add --debug for the traceback"
     return BuckeyeError(f"unexpected {type(error).__name__}: {error}", code="BK-UNEXPECTED", hint=hint)
 
 
 def write_error(path: Path, error: OSError, *, hint: str) -> UsageError:
     """Return the error for a path, named by the user, that cannot be written."""
+    return UsageError(f"{path}: cannot write: {error.strerror or error}", code=_code_of(error), hint=hint)
+
+
+def _code_of(error: OSError) -> str:
+    """Return the error code of a path that cannot be used."""
     if isinstance(error, FileNotFoundError):
-        code = "BK-FILE-NOT-FOUND"
-    elif isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
-        code = "BK-FILE-EXISTS"
-    else:  # PermissionError, and for instance a read-only file system
-        code = "BK-FILE-PERMISSION"
-    return UsageError(f"{path}: cannot write: {error.strerror or error}", code=code, hint=hint)
+        return "BK-FILE-NOT-FOUND"
+    if isinstance(error, FileExistsError | NotADirectoryError | IsADirectoryError):
+        return "BK-FILE-EXISTS"
+    return "BK-FILE-PERMISSION"  # PermissionError, and for instance a read-only file system
 
 
 def _report_error(error: BuckeyeError, kind: str | None = None) -> int:

@@ -107,6 +107,7 @@ def _create_config(search: PartSearch) -> Path:
             missing,
             code="BK-CLI-MISSING",
             hint="Use one of\n"
+            "  prompts and reward:  buckeye rl --model MODEL --dataset FILE --reward FILE.py\n"
             "  create one:          buckeye rl init my-env:latest   (an image, folder, URL or command)\n"
             "  name the file:       buckeye rl --config FILE.yaml\n"
             "  new environment:     buckeye env new my-env --kind mcp",

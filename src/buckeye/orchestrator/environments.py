@@ -25,6 +25,7 @@ HELD_OUT = "eval"
 """Split of the tasks that are not trained on."""
 _GIGABYTE = 10**9
 _SAMPLE = 32  # number of prompts to count
+_MAX_COMPARED = 2000  # tasks
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -184,7 +185,10 @@ def fallback_note(env: NamedEnvironment, requested: str | None) -> str | None:
 
 
 def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
-    """Return the tasks of a split. Raise `UsageError` if the split does not exist or is empty."""
+    """Return the tasks of a split.
+
+    Raise `UsageError` if the split does not exist or is empty, or if two of its first tasks have one id.
+    """
     try:
         tasks = env.environment.tasks(split)
     except KeyError:
@@ -200,4 +204,14 @@ def load_split(env: NamedEnvironment, split: str) -> Sequence[Task]:
             code="BK-ENV-TASKS",
             hint="check its dataset and its arguments",
         )
+    known = dict[str, int]()
+    for index in range(min(_MAX_COMPARED, len(tasks))):
+        other = known.setdefault(tasks[index].id, index)
+        if other != index:
+            raise UsageError(
+                f"environment {env.name}: tasks {other} and {index} of its split {split!r} have the same id: "
+                f"{tasks[index].id!r}",
+                code="BK-ENV-TASKS",
+                hint="give each task its own id, for example its row number",
+            )
     return tasks

@@ -260,3 +260,11 @@ def test_workers_of_a_counted_environment_are_ended(monkeypatch):
     with pytest.raises(UsageError):
         loaded_environment("owner/name")
     assert ended == [True]
+
+
+@pytest.mark.parametrize("folder", ["/proc/none", "prompts.jsonl/none"])
+def test_an_output_directory_that_cannot_be_made_is_one_error(files, rl, started, folder):
+    code, _, printed = rl(*DATA, "--output-dir", folder)
+    assert (code, started) == (1 if folder[0] == "/" else 2, [])
+    assert "BK-UNEXPECTED" not in printed
+    assert folder.split("/none")[0] in printed
