@@ -28,8 +28,8 @@ class Made:
     `sampler` maps the tables of all versions, a version and a rollout number to the table to sample from.
 
     `drift` is the distance in nats that a step moves the logits. `asked` maps a task to its prompt, `line`
-    changes the record of a rollout, and `draw` maps the log-probs of the sampler to those of its tokens. With `same_replies`, replies do not
-    depend on the task.
+    changes the record of a rollout, and `draw` maps the log-probs of the sampler to those of its tokens.
+    With `same_replies`, replies do not depend on the task.
     """
 
     seed: int = 0
