@@ -61,6 +61,25 @@ def by_task(word, task, rng):
     return float(word[0] == task % 5)
 
 
+def last_letter(word, task, rng):
+    """Return a reward that the drift of the tables does not change."""
+    return float(word[-1] == 0)
+
+
+def shaped_by_length(line):
+    return {**line, "shaped_reward": line["reward"] - 5 * line["messages"][-1]["content"].count("e")}
+
+
+def of_shared_state(line):
+    """Add a turn whose observation depends on the rollouts before."""
+    contents = [line["messages"][0]["content"], "open", f"room {line['group'] + line['reward']}", "leave"]
+    messages = [
+        {"role": role, "content": content}
+        for role, content in zip(["user", "assistant"] * 2, contents, strict=True)
+    ]
+    return {**line, "turns": 2, "messages": messages, "text": [" ".join(contents)]}
+
+
 def rising(step):
     """Return metrics of a reward that rises from 0.2 to 0.8 in 14 steps."""
     reward = 0.2 + 0.6 * step / 13
@@ -73,6 +92,9 @@ PLANTED = {
     "wrong_end_token": Made(line=ended("<|im_end|>")),
     "turn_limit": Made(reward=lambda word, task, rng: 0.0, line=ended("", "max_turns")),
     "cut_prompts": Made(asked=lambda task: f"Task {task + 10 ** (task % 7)} spell letters"[:18]),
+    "shaping_outweighs": Made(line=shaped_by_length),
+    "unrepeatable_observations": Made(line=of_shared_state, reward=last_letter, steps=24),
+    "prompt_incomplete": Made(asked=lambda task: "say", reward=last_letter, steps=24, evaluated=(0, 1, 2)),
     "unused_prompts": Made(reward=by_task, same_replies=True, steps=24),
     "mask_misplaced": Made(mask=lambda mask: np.roll(mask, -1)),
     "rounded_log_probs": Made(sampled=in_bfloat16),

@@ -39,6 +39,16 @@ CHAIN: Mapping[str, Sequence[Check]] = {
 }
 """Checks by link. Learning needs every link, in this order."""
 
+_BY_ELIMINATION: Sequence[tuple[str, Check]] = (
+    ("tasks", tasks.incomplete_prompts),
+    ("tasks", tasks.unused_prompts),
+    ("environment", environment.unrepeatable_observations),
+)
+"""Checks, with their links, whose findings are causes only if no other link is broken.
+
+A policy without a signal drifts, so it may collapse, or its replies may not end.
+"""
+
 METRIC_FINDINGS = {
     **dict.fromkeys(("no_siblings", "truncated"), "sampling"),
     **dict.fromkeys(("biased", "biased_failures"), "environment"),
@@ -101,8 +111,9 @@ def examine(facts: DiagnosisFacts) -> tuple[dict[str, LinkReport], dict[str, str
         if finding.name != "untrained":  # the link `model` measures it with the engine's mismatch
             reports[link_of(facts, finding, is_in_sync=reports["sync"].state != "broken")].add(finding)
     causes = {report.broken_by.name for report in reports.values() if report.broken_by is not None}
-    if causes <= {"collapsed", "endless"} and isinstance(found := tasks.unused_prompts(facts), Finding):
-        reports["tasks"].add(found)  # by elimination: an aimless policy drifts, and is not at fault
+    for name, check in _BY_ELIMINATION:
+        if causes <= {"collapsed", "endless"} and isinstance(found := check(facts), Finding):
+            reports[name].add(found)
     return reports, failed
 
 

@@ -132,6 +132,16 @@ class DiagnosisFacts:
         rewards = self.evaluations
         return len(rewards) > 1 and self.has_risen and not is_below(rewards[0], rewards[-1], 2.0)
 
+    @cached_property
+    def is_memorizing(self) -> bool:
+        """True if held-out tasks gained less than 70 % of the gain in training, by 1.5 standard errors."""
+        if len(self.evaluations) < 2 or self.outcome is None or not self.has_risen:
+            return False
+        first, last = (np.array(self.evaluations[at]) for at in (0, -1))
+        error = math.hypot(*(float(values.std()) / math.sqrt(len(values)) for values in (first, last)))
+        gained = float(last.mean() - first.mean())
+        return gained + 1.5 * error < 0.7 * (self.outcome.last - self.outcome.first)
+
     def first_rollouts(self, split: str, count: int) -> list[RecordedRollout]:
         """Return one rollout for each of the first `count` different prompts of a split."""
         rows = self.query(
@@ -213,7 +223,7 @@ class DiagnosisFacts:
             for fact, _, command in items
             if set(_BLANK.findall(command)) <= values.keys()
         )
-        known = {key: values[key] for key in ("RUN", "N") if key in values}
+        known = {key: value for key, value in values.items() if key in ("RUN", "N")}
         fix = _filled(" ".join(list_items(name, "What to do")), known)
         return Finding(
             name=name,

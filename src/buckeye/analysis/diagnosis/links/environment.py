@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 import numpy as np
 
@@ -11,8 +11,8 @@ from buckeye.analysis.diagnosis.statistics import SURE, is_below, share_interval
 
 _READ = 24  # rollouts
 _MIN_OBSERVATIONS = 12
+_COMPARED = 200  # rollouts
 _HEAD = 40  # characters
-_MOST_LIMITED = 0.8
 _TURN_LIMITS = ("max_turns", "turn_limit", "max_turns_reached")
 """Stop reasons of Buckeye's limit, of the tool loop, and of `verifiers`."""
 
@@ -96,24 +96,42 @@ def observations(facts: DiagnosisFacts) -> Result:
 
 
 def turn_limit(facts: DiagnosisFacts) -> Result:
-    """Find rollouts that end at their limit of turns, from the start on, without the rewards of others."""
-    rows = facts.query("SELECT stop_reason, reward, step FROM rollouts WHERE {trained}")
-    limited = [(stop in _TURN_LIMITS, step) for stop, _, step in rows]
-    first, last = (
-        [hit for hit, step in limited if (step <= facts.early if early else step > facts.last - RECENT)]
-        for early in (True, False)
-    )
-    if len(rows) < 30 or not any(hit for hit, _ in limited):
+    """Find rollouts that all end at their limit of turns, and none with a reward."""
+    rows = facts.query("SELECT stop_reason, reward FROM rollouts WHERE {trained}")
+    limited = sum(stop in _TURN_LIMITS for stop, _ in rows)
+    if len(rows) < 30 or not limited:
         return None
-    at_first, share = (sum(hits) / max(1, len(hits)) for hits in (first, last))
-    measured = f"{share:.0%} of the rollouts end at their limit of turns, {at_first:.0%} at first"
-    if min(at_first, share) < _MOST_LIMITED or facts.has_risen:
-        return f"{measured} (at most {_MOST_LIMITED:.0%})"
-    rewards, others = (
-        [reward for stop, reward, _ in rows if (stop in _TURN_LIMITS) is hit] for hit in (True, False)
-    )
-    is_unpaid = max(rewards) - min(rewards) < 1e-6 or is_below(rewards, others)
-    return facts.finding("turn_limit", measured, confidence="likely" if is_unpaid else "possible")
+    measured = f"{limited / len(rows):.0%} of the rollouts end at their limit of turns"
+    rewards = [reward for _, reward in rows]
+    if limited < len(rows) or max(rewards) - min(rewards) > 1e-6:
+        return f"{measured} (others end, or rewards differ)"
+    return facts.finding("turn_limit", f"{measured}, with a reward of {rewards[0]:g}")
+
+
+def unrepeatable_observations(facts: DiagnosisFacts) -> Result:
+    """Find different observations after equal messages of one task, in a run that does not learn.
+
+    An environment with chance has them too, so this is evidence only if no other link is broken.
+    """
+    if facts.outcome is None or not facts.outcome.is_flat:
+        return None
+    seen = defaultdict[tuple[str, ...], list[str]](list)
+    for place in facts.query(
+        "SELECT path, at, bytes, grp, number, task FROM rollouts WHERE {trained} AND turns > 1 "
+        "ORDER BY step, grp, number LIMIT ?",
+        _COMPARED,
+    ):
+        rollout = facts.run.text_at(*place[:5])
+        contents = [str(message.get("content")) for message in rollout.messages] if rollout else []
+        for at in range(1, len(contents)):
+            if rollout is not None and rollout.messages[at].get("role") != "assistant":
+                seen[(place[5], *contents[:at])].append(contents[at])
+    repeated = [texts for texts in seen.values() if len(texts) > 1]
+    differing = sum(len(set(texts)) > 1 for texts in repeated)
+    measured = f"{differing} of {len(repeated)} times, equal messages of a task led to different observations"
+    if len(repeated) < _MIN_OBSERVATIONS or share_interval(differing, len(repeated), 2.0)[0] < 0.3:
+        return None
+    return facts.finding("unrepeatable_observations", measured, facts.early)
 
 
 CHECKS = (failing_rollouts, slow_environment, observations, turn_limit)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import combinations, groupby, islice
 from operator import itemgetter
 
@@ -82,14 +82,19 @@ def advantages_against_rewards(facts: DiagnosisFacts) -> Result:
 
 
 def misplaced_advantages(facts: DiagnosisFacts) -> Result:
-    """Find samples whose advantage differs from the advantage of their rollout."""
-    wrong, count = list[Place](), 0
-    for place, sample, (advantage, turns) in facts.samples("advantage, turns"):
+    """Find samples with the advantage of another rollout, or with the tokens of another one of the group."""
+    wrong, groups = list[Place](), defaultdict[tuple[int, int], list[tuple[Place, int, int]]](list)
+    for place, sample, (advantage, turns, sampled) in facts.samples("advantage, turns, completion_tokens"):
         if advantage is not None and turns == 1 and sample.loss_mask.any():
-            count += 1
+            groups[place[:2]].append((place, int(sample.loss_mask.sum()), sampled))
             apart = abs(float(sample.advantages[sample.loss_mask].mean()) - advantage)
             wrong += [place] if apart > 1e-4 * (1 + abs(advantage)) else []
-    what = "samples have an advantage that differs from that of their rollout"
+    for members in groups.values():
+        _, trained, sampled = zip(*members, strict=True)
+        if sorted(trained) == sorted(sampled):  # the same lengths, perhaps in another order
+            wrong += [place for place, ours, theirs in members if ours != theirs]
+    count = sum(map(len, groups.values()))
+    what = "samples have an advantage or tokens that differ from those of their rollout"
     return facts.share_finding(
         "advantages_misplaced", wrong, count, what, most=0.05, least=20, errors=SURE, confidence="sure"
     )

@@ -141,6 +141,21 @@ def grader_never_pays(facts: DiagnosisFacts) -> Result:
     )
 
 
+def shaping_outweighs(facts: DiagnosisFacts) -> Result:
+    """Find shaping that differs more within groups than the rewards, in the first third of a run."""
+    rows = facts.query(
+        "SELECT shaped_reward - reward, reward, step * 1000003 + grp FROM rollouts WHERE {trained} "
+        "AND shaped_reward IS NOT NULL AND step <= ? LIMIT 20000",
+        max(facts.early, facts.last // 3),
+    )
+    shaping, reward, groups = np.array(rows, float).reshape(-1, 3).T
+    if len(rows) < 40 or np.abs(shaping).max() < _EQUAL:
+        return None
+    ratio = float(centered(shaping, groups).std() / max(_EQUAL, centered(reward, groups).std()))
+    measured = f"within groups, shaping at first differs {ratio:.2g} times as much as the rewards"
+    return f"{measured} (at most 1)" if ratio <= 1 else facts.finding("shaping_outweighs", measured)
+
+
 def reward_sign(facts: DiagnosisFacts) -> Result:
     """Find a reward that falls when a score among its components, or the evaluation, rises."""
     pairs = defaultdict[str, list[tuple[float, float, int]]](list)
@@ -171,8 +186,10 @@ def _only_negative(facts: DiagnosisFacts) -> Finding | None:
 
 def _correlation_in_groups(rows: npt.NDArray[np.float64]) -> float | None:
     """Return the correlation of the first two columns, centered by the third; None if one is constant."""
+    if len(rows) < 40:
+        return None
     first, second = (centered(column, rows[:, 2]) for column in rows[:, :2].T)
-    if len(rows) < 40 or min(first.std(), second.std()) < _EQUAL:
+    if min(first.std(), second.std()) < _EQUAL:
         return None
     return float(np.corrcoef(first, second)[0, 1])
 
@@ -243,6 +260,7 @@ CHECKS = (
     shared_rewards,
     grader_disagrees,
     grader_never_pays,
+    shaping_outweighs,
     reward_sign,
     one_environment_dominates,
     rare_rewards,

@@ -53,12 +53,9 @@ def temperature(facts: DiagnosisFacts) -> Result:
     """Find first replies that are random at a high temperature, or identical at a low one."""
     logprob, alike = (facts.early_mean(f"orchestrator/{name}") for name in ("logprob/mean", "batch/alike"))
     setting = facts.run.setting("orchestrator.sampling.temperature") or 1.0
-    if (
-        logprob is not None
-        and logprob <= RANDOM_LOGPROB
-        and setting >= HIGH_TEMPERATURE
-        and not facts.has_risen
-    ):
+    last = list(facts.values("orchestrator/logprob/mean").values())[-RECENT:]
+    is_random = logprob is not None and logprob <= RANDOM_LOGPROB
+    if is_random and setting >= HIGH_TEMPERATURE and (not facts.has_risen or np.mean(last) <= RANDOM_LOGPROB):
         seen = f"the first replies have {logprob:.2f} nats a token, at a temperature of {setting:g}"
         return facts.finding("temperature_too_high", seen, facts.batch_steps[0].number, until=facts.early)
     if alike is None:

@@ -61,9 +61,9 @@ def duplicate_tasks(facts: DiagnosisFacts) -> Result:
         seen += f", and {differing} of {pairs} replies to several of them got different rewards"
         return facts.finding("prompt_incomplete", seen, step, task=task)
     seen += f"; {shared} tasks share a prompt with another"
-    is_half = prompts <= 0.5 * tasks
+    is_harmful = prompts <= 0.5 * tasks and (facts.is_memorizing or not facts.evaluations)
     return facts.finding(
-        "duplicate_tasks", seen, step, task=task, confidence="likely" if is_half else "possible"
+        "duplicate_tasks", seen, step, task=task, confidence="likely" if is_harmful else "possible"
     )
 
 
@@ -143,6 +143,8 @@ def evaluated_on_train(facts: DiagnosisFacts) -> Result:
         for split in ("train", "eval")
     )
     both = [trained[prompt] for prompt in evaluated if prompt in trained]
+    ((tasks,),) = facts.query("SELECT count(DISTINCT task) FROM rollouts WHERE {trained}")
+    is_inherent = len(trained) <= 0.5 * tasks  # the environment has few prompts
     places, task = [(step,) for step, _ in both], both[0][1] if both else ""
     return facts.share_finding(
         "evaluated_on_train",
@@ -151,7 +153,7 @@ def evaluated_on_train(facts: DiagnosisFacts) -> Result:
         "evaluation prompts are also trained on",
         most=0.2,
         least=3,
-        confidence="sure",
+        confidence="possible" if is_inherent else "sure",
         task=task,
     )
 
@@ -199,22 +201,37 @@ def narrow_tasks(facts: DiagnosisFacts) -> Result:
 
 
 def few_tasks(facts: DiagnosisFacts) -> Result:
-    """Find tasks that are trained many times each, in a run whose evaluation does not follow."""
+    """Find tasks that are trained many times each, in a run whose evaluation lags."""
     ((groups, tasks),) = facts.query(
         "SELECT count(DISTINCT grp), count(DISTINCT env || task) FROM rollouts WHERE {trained}"
     )
     if not tasks:
         return None
     measured = f"{tasks} tasks, each trained {groups / tasks:.1f} times"
-    if not facts.evaluation_lags or groups < _MOST_REPEATS * tasks:
+    if not facts.is_memorizing or groups < _MOST_REPEATS * tasks:
         return measured
-    return facts.finding("few_tasks", f"{measured}, and the evaluation does not rise")
+    return facts.finding("few_tasks", f"{measured}, and the evaluation does not follow")
 
 
 def _prompt(rollout: RecordedRollout) -> str:
     """Return the text of the messages before the first reply."""
     messages = takewhile(lambda message: message.get("role") != "assistant", rollout.messages)
     return "\n".join(text for one in messages if isinstance(text := one.get("content"), str))
+
+
+def incomplete_prompts(facts: DiagnosisFacts) -> Result:
+    """Find few prompts for many tasks of one turn, in a run that does not learn.
+
+    This is evidence only if no other link is broken, so it is not in `CHECKS`.
+    """
+    ((tasks, prompts, turns, task),) = facts.query(
+        "SELECT count(DISTINCT env || task), count(DISTINCT env || prompt), max(turns), min(task) "
+        "FROM rollouts WHERE {trained} AND prompt IS NOT NULL"
+    )
+    if facts.outcome is None or not facts.outcome.is_flat or turns != 1 or prompts > 0.5 * tasks:
+        return None
+    seen = f"{tasks} tasks have {prompts} different prompts, and the reward does not rise"
+    return facts.finding("prompt_incomplete", seen, facts.early, task=task)
 
 
 def unused_prompts(facts: DiagnosisFacts) -> Result:
