@@ -114,8 +114,9 @@ def evaluate(
         answer_column: the column with the answers, for built-in rewards.
         examples: the number of tasks; by default all.
         rollouts: the number of rollouts per task.
-        temperature: the sampling temperature; 0 is greedy. By default the model's own.
-        max_tokens: the maximum number of tokens of a reply.
+        temperature: the sampling temperature; 0 is greedy. By default that of the evaluations of the run that
+            made the model, else 1.
+        max_tokens: the maximum number of tokens of a reply; by default that of the run.
         seed: the seed of sampling.
         max_concurrent: the maximum number of parallel rollouts.
         output_dir: the folder of the results; by default a new one in `outputs/evals/`.
