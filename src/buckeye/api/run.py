@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buckeye.api.environment import CALLER_FILE, Rewards, flatten_settings, saved_arguments
+from buckeye.api.errors import with_python_errors
 from buckeye.api.process import RunProcess
 from buckeye.base.storage import step_directories
 from buckeye.envs.base import Environment
@@ -43,6 +44,7 @@ class TrainingRun:
         return read_record(self.path).actual_state()
 
     @property
+    @with_python_errors
     def model(self) -> Path:
         """Folder of the newest weights. Raises UsageError before the first step."""
         steps = step_directories(self.path / "weights")
@@ -62,6 +64,7 @@ class TrainingRun:
 
         return pandas.DataFrame(rows)
 
+    @with_python_errors
     def rollouts(self, step: int | None = None) -> Iterator[RecordedRollout]:
         """Return the rollouts of a step, or of all steps. Raises UsageError for a step without any."""
         steps = rollout_steps(self.path)
@@ -76,12 +79,14 @@ class TrainingRun:
             for one in read_rollouts(self.path, number)[0]
         )
 
+    @with_python_errors
     def diagnose(self) -> Diagnosis:
         """Return the diagnosis: why the run does or does not learn. Printing it shows the findings."""
         from buckeye.analysis.diagnosis.diagnose import diagnose
 
         return diagnose(self.path)
 
+    @with_python_errors
     def wait(self) -> TrainingRun:
         """Wait for the end of the run, if this program started it. Ctrl-C stops it with a checkpoint.
 
@@ -102,11 +107,13 @@ class TrainingRun:
             (self.path / CALLER_FILE).unlink()
             self.path.rmdir()
 
+    @with_python_errors
     def stop(self) -> None:
         """Stop the run: the trainer finishes its step and writes a checkpoint."""
         stop_run(self.path, now=False, timeout=None, tell=lambda _: None)
         self.wait()
 
+    @with_python_errors
     def resume(
         self, *, reward: Rewards | None = None, env: Any = None, wait: bool = True, **settings: Any
     ) -> TrainingRun:
@@ -132,6 +139,7 @@ class TrainingRun:
         return self._server.variables()
 
 
+@with_python_errors
 def open_run(run: str | Path) -> TrainingRun:
     """Return an earlier or active run by its directory, its name or its id. Raises UsageError."""
     path = Path(run)

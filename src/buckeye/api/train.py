@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.api.environment import Dataset, EnvironmentArguments, Rewards, flatten_settings, rows_of
+from buckeye.api.errors import with_python_errors
 from buckeye.api.run import TrainingRun
 from buckeye.cli.composed_run import choose_output_directory
 from buckeye.dataset.environment import evaluation_split
@@ -19,6 +20,7 @@ from buckeye.setup.recipe.flags import parse_train_args
 from buckeye.workers.loading import CALLER_ENVIRONMENTS
 
 
+@with_python_errors
 def train(
     model: str | Path,
     *,
@@ -83,6 +85,7 @@ def train(
     return run.wait() if wait else run
 
 
+@with_python_errors
 def evaluate(
     model: str | Path,
     *,

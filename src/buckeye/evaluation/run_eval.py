@@ -209,7 +209,7 @@ def _quality_warnings(rows: Sequence[EvalRow]) -> tuple[str, ...]:
     if verdict(len(rows), len(rows) - len(scored)) == "failed":
         warnings.append(f"nearly all rollouts errored; the figures are for {len(scored)} of {len(rows)}")
     if verdict(len(scored), truncated) == "failed":
-        warnings.append(f"{truncated} of {len(scored)} replies were truncated; raise --max-tokens")
+        warnings.append(f"{truncated} of {len(scored)} replies were truncated; raise max_tokens")
     return tuple(warnings)
 
 
