@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,14 +55,27 @@ class TrainingRun:
         return steps[max(steps)]
 
     def metrics(self) -> Any:
-        """Return the metrics of each step: a DataFrame if pandas is installed, else a list of dicts."""
-        steps = read_run_metrics(self.path / "metrics.jsonl").steps()
-        rows = [{"step": step.number, **step.values()} for step in steps]
-        if find_spec("pandas") is None:
-            return rows
-        import pandas
+        """Return the metrics of each step: a DataFrame if pandas is installed, else a list of dicts.
 
-        return pandas.DataFrame(rows)
+        A row has the records of all processes on a step, and the mean reward of its batch as `reward`. It has
+        no measurements of the weights after the last step; `evaluations` has them.
+        """
+        steps = read_run_metrics(self.path / "metrics.jsonl").steps()
+        return _table(
+            {"step": step.number, "reward": step.reward, **step.values()}
+            for step in steps
+            if step.reward is not None or "sft" in step.records
+        )
+
+    def evaluations(self) -> Any:
+        """Return the evaluations of the run as `metrics` does: one row per evaluated version of the weights.
+
+        Row N has the weights before step N, so the last row may have those after the last step.
+        """
+        steps = read_run_metrics(self.path / "metrics.jsonl").steps()
+        return _table(
+            {"step": step.number, **step.values_of("eval")} for step in steps if "eval" in step.records
+        )
 
     @with_python_errors
     def rollouts(self, step: int | None = None) -> Iterator[RecordedRollout]:
@@ -144,3 +157,13 @@ def open_run(run: str | Path) -> TrainingRun:
     """Return an earlier or active run by its directory, its name or its id. Raises UsageError."""
     path = Path(run)
     return TrainingRun(path if (path / "run.json").exists() else find_run(str(run)))
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Return rows as a DataFrame if pandas is installed, else as a list of dicts without None."""
+    known = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    if find_spec("pandas") is None:
+        return known
+    import pandas
+
+    return pandas.DataFrame(known)
