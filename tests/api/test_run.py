@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import pytest
 
 import buckeye
+from buckeye.errors import UsageError
 
 
 @pytest.fixture
@@ -21,6 +22,16 @@ def run(tmp_path):
         {"process": "eval", "step": 2, "eval/letters/avg@1": 1.0},
     ]
     (tmp_path / "run.json").write_text("{}")
+    rollout = {
+        "group": 4,
+        "task_id": "t1",
+        "reward": 0.5,
+        "completion_tokens": 3,
+        "text": ["Say a.a a a"],
+        "messages": [{"role": "user", "content": "Say a."}, {"role": "assistant", "content": "a a a"}],
+    }
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts/step_1.jsonl").write_text(json.dumps(rollout) + "\n")
     lines = [json.dumps({"time": 1.0, "attempt": 1, **record}) for record in records]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return buckeye.open_run(tmp_path)
@@ -43,3 +54,27 @@ def test_evaluations_include_the_weights_after_the_last_step(run):
         {"step": 0, "eval/letters/avg@1": 0.25},
         {"step": 2, "eval/letters/avg@1": 1.0},
     ]
+
+
+def test_text_of_a_run_has_its_state_and_last_reward(run):
+    status = {"run_id": "aaaa1111", "attempt": 1, "state": "finished", "host": "h", "launcher": None}
+    status |= {"arguments": [], "working_directory": "/", "max_steps": 2, "max_async_level": 1}
+    status |= {"start_step": 0, "stop_seconds": 600.0, "started": 1.0}
+    (run.path / "status.json").write_text(json.dumps(status))
+    assert repr(run) == f"TrainingRun({str(run.path)!r}, state='finished', step=1, reward=0.75)"
+
+
+def test_run_that_has_just_started_has_a_state(tmp_path):
+    run = buckeye.TrainingRun(tmp_path)
+    run.start(["no-such-command"], tmp_path, {})
+    assert run.state == "starting"
+    with pytest.raises(UsageError):
+        run.wait()
+    assert repr(run) == f"TrainingRun({str(tmp_path)!r}, state='failed')"
+
+
+def test_rollout_is_a_line_and_printed_in_full(run):
+    rollout = next(run.rollouts())
+    expected = "group=4, number=0, task_id='t1', reward=0.5, completion_tokens=3, reply='a a a'"
+    assert repr(rollout) == f"RecordedRollout({expected})"
+    assert {"reward          0.5", "Say a.a a a"} <= set(str(rollout).splitlines())

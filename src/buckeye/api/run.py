@@ -15,8 +15,9 @@ from buckeye.envs.base import Environment
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import read_run_metrics
 from buckeye.monitor.rollouts import RecordedRollout, read_rollouts, rollout_steps
+from buckeye.run_files.directory import METRICS_FILE
 from buckeye.run_files.known_runs import find_run
-from buckeye.run_files.record import read_record
+from buckeye.run_files.record import STATUS_FILE, read_record
 from buckeye.runs.stop import continuation, stop_run
 from buckeye.workers.caller import EnvironmentServer
 
@@ -36,11 +37,16 @@ class TrainingRun:
         self._server: EnvironmentServer | None = None
 
     def __repr__(self) -> str:
-        return f"TrainingRun({str(self.path)!r}, state={self.state!r})"
+        """Return the directory, the state, and the last step with its reward."""
+        rewards = read_run_metrics(self.path / METRICS_FILE).values("orchestrator/reward/mean")
+        last = f", step={max(rewards)}, reward={rewards[max(rewards)]:.4g}" if rewards else ""
+        return f"TrainingRun({str(self.path)!r}, state={self.state!r}{last})"
 
     @property
     def state(self) -> str:
         """State of the run, such as `running`, `stopped`, `finished` or `failed`."""
+        if self._process is not None and not (self.path / STATUS_FILE).exists():
+            return "starting" if self._process.is_running else "failed"
         return read_record(self.path).actual_state()
 
     @property
@@ -60,7 +66,7 @@ class TrainingRun:
         A row has the records of all processes on a step, and the mean reward of its batch as `reward`. It has
         no measurements of the weights after the last step; `evaluations` has them.
         """
-        steps = read_run_metrics(self.path / "metrics.jsonl").steps()
+        steps = read_run_metrics(self.path / METRICS_FILE).steps()
         return _table(
             {"step": step.number, "reward": step.reward, **step.values()}
             for step in steps
@@ -72,14 +78,17 @@ class TrainingRun:
 
         Row N has the weights before step N, so the last row may have those after the last step.
         """
-        steps = read_run_metrics(self.path / "metrics.jsonl").steps()
+        steps = read_run_metrics(self.path / METRICS_FILE).steps()
         return _table(
             {"step": step.number, **step.values_of("eval")} for step in steps if "eval" in step.records
         )
 
     @with_python_errors
     def rollouts(self, step: int | None = None) -> Iterator[RecordedRollout]:
-        """Return the rollouts of a step, or of all steps. Raises UsageError for a step without any."""
+        """Return an iterator over the rollouts of a step, or of all steps, which reads one step at a time.
+
+        Printing a rollout shows its text and reward. Raises UsageError for a step without any.
+        """
         steps = rollout_steps(self.path)
         if step is not None and step not in steps:
             known = (
