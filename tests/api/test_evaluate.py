@@ -5,6 +5,7 @@ import json
 import pytest
 
 import buckeye
+from buckeye.errors import UsageError
 from buckeye.evaluation import run_eval
 from tests.evaluation.chat_server import chat_server
 
@@ -16,6 +17,7 @@ def requests(monkeypatch):
     """Requests to the server of the model."""
     serve = run_eval.model_server
     with chat_server(lambda body, number: "a") as (url, requests):
+        monkeypatch.setattr(run_eval, "fetch_served_model", lambda model, at: model)
         monkeypatch.setattr(
             run_eval, "model_server", lambda model, _, *args, **kw: serve("m", url, *args, **kw)
         )
@@ -62,3 +64,10 @@ def test_other_models_use_the_defaults_of_the_server(tmp_path, monkeypatch, requ
     report = evaluate("org/model")
     assert not {"temperature", "max_tokens"} & requests[0][1].keys()
     assert "sampling: defaults of the server" in repr(report).splitlines()
+
+
+def test_missing_model_is_refused_before_a_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError):
+        evaluate("./missing", output_dir="a/b")
+    assert list(tmp_path.iterdir()) == []

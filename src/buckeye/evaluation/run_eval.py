@@ -170,12 +170,15 @@ def run_eval(request: EvalRequest) -> EvalReport:
     split = choose_evaluation_split(env, request.split)
     tasks = first_tasks(env, split, request.examples or -1)
     settings = request.record(split)
-    _claim_directory(request, settings)
     recorded = read_rows(request.output_dir / ROLLOUTS)
     rollouts = [(task.id, number) for task in tasks for number in range(request.rollouts)]
     complete = {key: recorded[key] for key in rollouts if key in recorded and recorded[key].error is None}
     rows = dict(complete)
-    if len(complete) < len(set(rollouts)):
+    is_incomplete = len(complete) < len(set(rollouts))
+    if is_incomplete and request.base_url is None:
+        fetch_served_model(request.model, at="--model")  # raises before anything is written
+    _claim_directory(request, settings)
+    if is_incomplete:
         log_file = request.output_dir / GATEWAY_LOG
         with local_gateway([request.env_config], log_file, rollouts=request.max_concurrent):
             rows |= asyncio.run(_run_missing(request, env, split, complete.keys(), len(rollouts)))
