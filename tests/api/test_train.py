@@ -105,10 +105,12 @@ def test_killed_script_resumes_and_loses_nothing(project):
     assert os.path.exists(project / "run" / "caller.json")
 
 
-def test_refused_start_raises_its_error_and_leaves_no_folder(tmp_path, monkeypatch):
+def test_refused_start_raises_its_error_and_leaves_no_folder(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     rows = [{"prompt": "say 1"}, {"prompt": "say 2"}]
     with pytest.raises(UsageError) as refused:
         buckeye.train("./missing", dataset=rows, reward=lambda completion: 1.0, output_dir="run")
     assert refused.value.code == "BK-MODEL-NOT-FOUND"
+    assert str(refused.value).startswith("model=./missing: ")
+    assert capfd.readouterr() == ("", "")
     assert not (tmp_path / "run").exists()

@@ -152,7 +152,7 @@ def test_the_table(environment, tmp_path, wording):
     with chat_server(lambda body, _: str(number_of(body))) as (url, _):
         done = evaluate(environment, tmp_path, "--base-url", url, "--model", "m", "-n", "3")
     lines = done.stdout.splitlines()
-    assert lines[2].split()[:2] == ["reward", "1.0000"]
+    assert lines[3].split()[:2] == ["reward", "1.0000"]
     assert [line for line in lines if line.startswith(("note", "stop reasons"))] == wording
 
 

@@ -113,6 +113,12 @@ def test_run_ends_if_the_first_groups_all_have_invalid_tasks(pauses):
         pauses.check()
 
 
+def test_run_ends_at_the_first_group_with_an_invalid_configuration(pauses):
+    fail(pauses, "a", 1, boundary="config")
+    with pytest.raises(FinalRunError, match=r"no task can run: .*it broke"):
+        pauses.check()
+
+
 def test_one_invalid_task_before_a_scored_group_does_not_end_a_run(pauses):
     fail(pauses, "a", 1, boundary="task")
     work(pauses, "a")
@@ -122,7 +128,8 @@ def test_one_invalid_task_before_a_scored_group_does_not_end_a_run(pauses):
 
 def test_an_invalid_task_of_a_working_environment_is_left_out(pauses, caplog):
     work(pauses, "a")
-    fail(pauses, "a", 9, boundary="task")
+    fail(pauses, "a", 8, boundary="task")
+    fail(pauses, "a", 1, boundary="config")
     pauses.check()
     assert pauses.held_environments() == set()
     assert caplog.text.count("it broke") == 9

@@ -139,7 +139,7 @@ def test_a_failing_fill_leaves_nothing(tmp_path):
         raise RuntimeError("disk on fire")
 
     with pytest.raises(RuntimeError):
-        storage.write_directory(tmp_path / "x", fill)
+        storage.write_directory(tmp_path / "a" / "b" / "x", fill)
     assert list(tmp_path.iterdir()) == []
 
 

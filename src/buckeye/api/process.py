@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,9 +26,9 @@ log = logging.getLogger("buckeye.api")
 
 _POLL_SECONDS = 0.5
 _OUTPUT_SECONDS = 10.0  # for the last lines; a stray child of the run may hold its output open
-_KEPT_LINES = 40
 _STEP = re.compile(r"Step (\d+)/(\d+) \| (.*)")
-_CODE = re.compile(r"more: buckeye explain (\S+)")
+_LOG_LINE = re.compile(r"\d\d:\d\d:\d\d ")
+_CODE = re.compile(r"^[ |]*more: buckeye explain (\S+)\n?", re.MULTILINE)
 _USAGE = 2
 
 
@@ -49,7 +48,9 @@ class RunProcess:
             errors="replace",
             start_new_session=True,  # Ctrl-C reaches this process alone, which passes it on once
         )
-        self._last: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._error_lines: list[str] = []
+        """Lines from `error: ` on. They end the output of a failed process, and `wait` raises them."""
+        self._is_awaited = False
         self._bar: Any = None
         self._printer = threading.Thread(target=self._print, name="buckeye-output", daemon=True)
         self._printer.start()
@@ -65,7 +66,7 @@ class RunProcess:
         Ctrl-C stops the run: the trainer finishes its step and writes a checkpoint. A second one stops it at
         once. Raises UsageError or RunError with the message of a run that failed, and KeyboardInterrupt.
         """
-        interrupted = False
+        interrupted, self._is_awaited = False, True
         while self.is_running:
             try:
                 self._process.wait()
@@ -73,16 +74,15 @@ class RunProcess:
                 interrupted = True
                 self._process.send_signal(signal.SIGINT)
         self._printer.join(_OUTPUT_SECONDS)
+        if not interrupted and self._process.returncode not in (0, EXIT_INTERRUPTED):
+            raise self._error()
+        self._show_all(self._error_lines)
         if interrupted:
             raise KeyboardInterrupt
-        if self._process.returncode not in (0, EXIT_INTERRUPTED):
-            raise self._error()
 
     def _error(self) -> BuckeyeError:
-        """Return the error that the process printed last."""
-        lines = list(self._last)
-        starts = [number for number, line in enumerate(lines) if line.startswith("error: ")]
-        text = "\n".join(lines[starts[-1] :]) if starts else "\n".join(lines[-5:])
+        """Return the error that ended the output."""
+        text = "\n".join(self._error_lines)
         code = _CODE.search(text)
         message = _CODE.sub("", text).removeprefix("error: ").strip()
         kind = UsageError if self._process.returncode == _USAGE else RunError
@@ -92,12 +92,22 @@ class RunProcess:
     def _print(self) -> None:
         """Print the output of the process; in a terminal or a notebook, show its steps as a bar."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            self._last.append(line.rstrip("\n"))
-            with suppress(OSError, ValueError):  # a closed output must not stop the run, whose pipe fills up
-                self._show(self._last[-1])
+        for line in map(str.rstrip, self._process.stdout):
+            is_logged = _LOG_LINE.match(line) or _STEP.match(line)
+            if line.startswith("error: ") or (self._error_lines and not is_logged):
+                self._error_lines.append(line)
+                continue
+            self._show_all([*self._error_lines, line])  # text of a rollout may look like an error
+            self._error_lines.clear()
         if self._bar is not None:
             self._bar.close()
+        if not self._is_awaited:
+            self._show_all(self._error_lines)
+
+    def _show_all(self, lines: Sequence[str]) -> None:
+        with suppress(OSError, ValueError):  # a closed output must not stop the run, whose pipe fills up
+            for line in lines:
+                self._show(line)
 
     def _show(self, line: str) -> None:
         step = _STEP.match(line)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from buckeye.api.environment import CALLER_FILE, Rewards, flatten_settings, saved_arguments
+from buckeye.api.errors import with_python_errors
 from buckeye.api.process import RunProcess
 from buckeye.base.storage import step_directories
 from buckeye.envs.base import Environment
 from buckeye.errors import UsageError
 from buckeye.monitor.metrics import read_run_metrics
 from buckeye.monitor.rollouts import RecordedRollout, read_rollouts, rollout_steps
+from buckeye.run_files.directory import METRICS_FILE
 from buckeye.run_files.known_runs import find_run
-from buckeye.run_files.record import read_record
+from buckeye.run_files.record import STATUS_FILE, read_record
 from buckeye.runs.stop import continuation, stop_run
 from buckeye.workers.caller import EnvironmentServer
 
@@ -35,14 +37,20 @@ class TrainingRun:
         self._server: EnvironmentServer | None = None
 
     def __repr__(self) -> str:
-        return f"TrainingRun({str(self.path)!r}, state={self.state!r})"
+        """Return the directory, the state, and the last step with its reward."""
+        rewards = read_run_metrics(self.path / METRICS_FILE).values("orchestrator/reward/mean")
+        last = f", step={max(rewards)}, reward={rewards[max(rewards)]:.4g}" if rewards else ""
+        return f"TrainingRun({str(self.path)!r}, state={self.state!r}{last})"
 
     @property
     def state(self) -> str:
         """State of the run, such as `running`, `stopped`, `finished` or `failed`."""
+        if self._process is not None and not (self.path / STATUS_FILE).exists():
+            return "starting" if self._process.is_running else "failed"
         return read_record(self.path).actual_state()
 
     @property
+    @with_python_errors
     def model(self) -> Path:
         """Folder of the newest weights. Raises UsageError before the first step."""
         steps = step_directories(self.path / "weights")
@@ -53,17 +61,34 @@ class TrainingRun:
         return steps[max(steps)]
 
     def metrics(self) -> Any:
-        """Return the metrics of each step: a DataFrame if pandas is installed, else a list of dicts."""
-        steps = read_run_metrics(self.path / "metrics.jsonl").steps()
-        rows = [{"step": step.number, **step.values()} for step in steps]
-        if find_spec("pandas") is None:
-            return rows
-        import pandas
+        """Return the metrics of each step: a DataFrame if pandas is installed, else a list of dicts.
 
-        return pandas.DataFrame(rows)
+        A row has the records of all processes on a step, and the mean reward of its batch as `reward`. It has
+        no measurements of the weights after the last step; `evaluations` has them.
+        """
+        steps = read_run_metrics(self.path / METRICS_FILE).steps()
+        return _table(
+            {"step": step.number, "reward": step.reward, **step.values()}
+            for step in steps
+            if step.reward is not None or "sft" in step.records
+        )
 
+    def evaluations(self) -> Any:
+        """Return the evaluations of the run as `metrics` does: one row per evaluated version of the weights.
+
+        Row N has the weights before step N, so the last row may have those after the last step.
+        """
+        steps = read_run_metrics(self.path / METRICS_FILE).steps()
+        return _table(
+            {"step": step.number, **step.values_of("eval")} for step in steps if "eval" in step.records
+        )
+
+    @with_python_errors
     def rollouts(self, step: int | None = None) -> Iterator[RecordedRollout]:
-        """Return the rollouts of a step, or of all steps. Raises UsageError for a step without any."""
+        """Return an iterator over the rollouts of a step, or of all steps, which reads one step at a time.
+
+        Printing a rollout shows its text and reward. Raises UsageError for a step without any.
+        """
         steps = rollout_steps(self.path)
         if step is not None and step not in steps:
             known = (
@@ -76,12 +101,14 @@ class TrainingRun:
             for one in read_rollouts(self.path, number)[0]
         )
 
+    @with_python_errors
     def diagnose(self) -> Diagnosis:
         """Return the diagnosis: why the run does or does not learn. Printing it shows the findings."""
         from buckeye.analysis.diagnosis.diagnose import diagnose
 
         return diagnose(self.path)
 
+    @with_python_errors
     def wait(self) -> TrainingRun:
         """Wait for the end of the run, if this program started it. Ctrl-C stops it with a checkpoint.
 
@@ -102,11 +129,13 @@ class TrainingRun:
             (self.path / CALLER_FILE).unlink()
             self.path.rmdir()
 
+    @with_python_errors
     def stop(self) -> None:
         """Stop the run: the trainer finishes its step and writes a checkpoint."""
         stop_run(self.path, now=False, timeout=None, tell=lambda _: None)
         self.wait()
 
+    @with_python_errors
     def resume(
         self, *, reward: Rewards | None = None, env: Any = None, wait: bool = True, **settings: Any
     ) -> TrainingRun:
@@ -132,7 +161,18 @@ class TrainingRun:
         return self._server.variables()
 
 
+@with_python_errors
 def open_run(run: str | Path) -> TrainingRun:
     """Return an earlier or active run by its directory, its name or its id. Raises UsageError."""
     path = Path(run)
     return TrainingRun(path if (path / "run.json").exists() else find_run(str(run)))
+
+
+def _table(rows: Iterable[Mapping[str, Any]]) -> Any:
+    """Return rows as a DataFrame if pandas is installed, else as a list of dicts without None."""
+    known = [{name: value for name, value in row.items() if value is not None} for row in rows]
+    if find_spec("pandas") is None:
+        return known
+    import pandas
+
+    return pandas.DataFrame(known)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from buckeye.api.environment import Dataset, EnvironmentArguments, Rewards, flatten_settings, rows_of
+from buckeye.api.errors import with_python_errors
 from buckeye.api.run import TrainingRun
 from buckeye.cli.composed_run import choose_output_directory
 from buckeye.dataset.environment import evaluation_split
@@ -19,6 +20,7 @@ from buckeye.setup.recipe.flags import parse_train_args
 from buckeye.workers.loading import CALLER_ENVIRONMENTS
 
 
+@with_python_errors
 def train(
     model: str | Path,
     *,
@@ -83,6 +85,7 @@ def train(
     return run.wait() if wait else run
 
 
+@with_python_errors
 def evaluate(
     model: str | Path,
     *,
@@ -114,8 +117,9 @@ def evaluate(
         answer_column: the column with the answers, for built-in rewards.
         examples: the number of tasks; by default all.
         rollouts: the number of rollouts per task.
-        temperature: the sampling temperature; 0 is greedy. By default the model's own.
-        max_tokens: the maximum number of tokens of a reply.
+        temperature: the sampling temperature; 0 is greedy. By default that of the evaluations of the run that
+            made the model, else 1.
+        max_tokens: the maximum number of tokens of a reply; by default that of the run.
         seed: the seed of sampling.
         max_concurrent: the maximum number of parallel rollouts.
         output_dir: the folder of the results; by default a new one in `outputs/evals/`.

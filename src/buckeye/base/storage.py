@@ -20,8 +20,9 @@ import stat
 import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -42,16 +43,20 @@ def write_directory(
     """Create the directory `final` atomically, with the content written by `fill(directory)`.
 
     If `final` exists, replace it if `replace` is set, else raise `FileExistsError`. If `fill` raises, nothing
-    remains. Permissions follow the user's umask. Without `durable`, the content may be damaged after a crash
-    of the machine, but not of a process.
+    remains, also no new parent directory. Permissions follow the user's umask. Without `durable`, the content
+    may be damaged after a crash of the machine, but not of a process.
     """
-    final.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(final.parent)
-    if final.exists() and not replace:
-        raise FileExistsError(errno.EEXIST, "directory exists already", str(final))
-    temporary = _temporary_path(final)
-    _remove(temporary)
-    temporary.mkdir()
+    with _new_parents(final):
+        _remove_leftovers(final.parent)
+        if final.exists() and not replace:
+            raise FileExistsError(errno.EEXIST, "directory exists already", str(final))
+        temporary = _temporary_path(final)
+        _remove(temporary)
+        temporary.mkdir()
+        _fill_and_move(temporary, final, fill, durable=durable)
+
+
+def _fill_and_move(temporary: Path, final: Path, fill: Callable[[Path], None], *, durable: bool) -> None:
     try:
         fill(temporary)
         fault_point("storage.temporary_written")
@@ -64,6 +69,20 @@ def write_directory(
         sync(final.parent)
     finally:
         _remove(temporary)  # after an exchange this is the old directory
+
+
+@contextmanager
+def _new_parents(path: Path) -> Iterator[None]:
+    """Create the missing parent directories of a path; remove them if the block raises."""
+    missing = [folder for folder in path.parents if not folder.exists()]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError):  # another process uses the directory
+            for folder in missing:
+                folder.rmdir()
+        raise
 
 
 def write_file(path: Path, data: bytes | str, *, mode: int = 0o666) -> None:

@@ -60,6 +60,7 @@ def evaluate(
 ) -> None:
     """Evaluate a model on an environment, or on a dataset with a reward.
 
+    Sampling settings default to those of the run that made the model.
     Prints reward and pass@k with intervals; writes rollouts as JSON Lines.
     """
     from buckeye.dataset.environment import evaluation_split

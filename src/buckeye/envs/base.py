@@ -148,7 +148,8 @@ class Outcome:
     An errored rollout has an `error` and no `reward`: it is never scored 0. `components` are logged but not
     rewarded. `stop_reason` is a short text such as "answered" or "truncated". The optional `turn_rewards`
     have one entry per call of `Policy.chat` and add up to `reward`. `boundary` is the part of the rollout
-    that failed. Failures of the boundary "task" are not retried, because the task is invalid.
+    that failed. Failures of the boundary "task" are not retried, because the task is invalid. One of the
+    boundary "config" ends a run whose environment has not worked yet, because no task can run.
 
     `pending` is the id of a rollout of a `GroupEnvironment` that gets its reward when its group is
     finished. `explanations` maps names of components to their reasons as text. `trace` has the frames of an

@@ -7,7 +7,7 @@ import copy
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import httpx
@@ -44,8 +44,23 @@ class ChatSampling:
 
     temperature: float | None = None
     top_p: float | None = None
+    top_k: int | None = None
     max_tokens: int | None = None
+    min_tokens: int | None = None
     seed: int | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings without the seed, by name."""
+        return {name: value for name, value in asdict(self).items() if name != "seed"}
+
+    def with_defaults(self, *defaults: Mapping[str, Any]) -> ChatSampling:
+        """Return a copy with the first value of each setting that is not None: here, then in `defaults`."""
+        found = {
+            name: next((value for values in defaults if (value := values.get(name)) is not None), None)
+            for name, given in self.settings().items()
+            if given is None
+        }
+        return replace(self, **found)
 
     def with_seed(self, seed: int) -> ChatSampling:
         """Return a copy with another seed; unchanged if no seed is set."""
@@ -53,7 +68,7 @@ class ChatSampling:
 
     def body(self, turn: int) -> dict[str, Any]:
         """Return the sampling fields of a request. Each turn has a different seed."""
-        values = {"temperature": self.temperature, "top_p": self.top_p, "max_tokens": self.max_tokens}
+        values = self.settings()
         values["seed"] = None if self.seed is None else (self.seed + turn) % 2**31
         return {name: value for name, value in values.items() if value is not None}
 

@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from buckeye import runs
 from buckeye.base.columns import counted
 from buckeye.base.keys import key_for
 from buckeye.base.storage import read_json, write_file
@@ -33,6 +34,7 @@ from buckeye.orchestrator.environments import (
 )
 from buckeye.orchestrator.evaluation import evaluate, first_tasks
 from buckeye.orchestrator.rollout import Rollout
+from buckeye.run_files.directory import RUN_FILE
 
 SETTINGS, FIGURES, GATEWAY_LOG = "settings.json", "figures.json", "gateway.log"
 
@@ -42,7 +44,8 @@ class EvalRequest:
     """Settings of an evaluation. Without `base_url` the embedded engine serves the model on this machine.
 
     `variables` names the environment variables to pass to the environment. `split=None` is `eval` if the
-    environment has it, else `train`. `examples=None` is all tasks.
+    environment has it, else `train`. `examples=None` is all tasks. `sampling_run` is the run that sampling
+    settings come from if they are not given.
     """
 
     env_id: str
@@ -55,6 +58,7 @@ class EvalRequest:
     examples: int | None
     rollouts: int
     sampling: ChatSampling
+    sampling_run: Path | None = None
     seed: int
     max_concurrent: int
     timeout: float = 600.0
@@ -81,11 +85,28 @@ class EvalRequest:
             "split": split,
             "model": self.model,
             "base_url": self.base_url,
-            "temperature": self.sampling.temperature,
-            "top_p": self.sampling.top_p,
-            "max_tokens": self.sampling.max_tokens,
+            **self.sampling.settings(),
+            "sampling_run": None if self.sampling_run is None else str(self.sampling_run),
             "seed": self.seed,
         }
+
+    def with_sampling_of_run(self) -> EvalRequest:
+        """Return a copy with the sampling settings of the evaluations of the run that made the model.
+
+        Given settings stay. Without such a run, return the request unchanged.
+        """
+        if self.base_url is not None:
+            return self
+        folders = Path(self.model).expanduser().absolute().parents
+        path = next((folder for folder in folders if (folder / RUN_FILE).exists()), None)
+        if path is None or not (run := runs.open(path)).settings:
+            return self
+        sampling = self.sampling.with_defaults(
+            run.setting("orchestrator.eval.sampling") or {},
+            run.setting("orchestrator.sampling") or {},
+            {"max_tokens": run.setting("orchestrator.seq_len")},
+        )
+        return replace(self, sampling=sampling, sampling_run=path)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, repr=False)
@@ -115,6 +136,7 @@ class EvalReport:
         resumed = f", {self.resumed} of them resumed" if self.resumed else ""
         lines = [
             f"{settings['env']} ({settings['split']}) with {settings['model']}",
+            f"sampling: {_sampling_text(settings)}",
             "",
             *(f"{name:<{width}}  {value:>10}  {interval}".rstrip() for name, value, interval in rows),
             "",
@@ -128,23 +150,35 @@ class EvalReport:
         return "\n".join(lines)
 
 
+def _sampling_text(settings: Mapping[str, Any]) -> str:
+    names = ChatSampling().settings()
+    values = [f"{name} {settings[name]}" for name in names if settings[name] is not None]
+    run = settings["sampling_run"]
+    return (", ".join(values) or "defaults of the server") + (f" (defaults: run {run})" if run else "")
+
+
 def run_eval(request: EvalRequest) -> EvalReport:
     """Run the missing rollouts and write `figures.json`, next to `settings.json` and `rollouts.jsonl`.
 
+    Sampling settings that are not given are those of the run that made the model.
     Raise `UsageError` if the directory holds another evaluation, or this one without `resume`. Raise
     `RunError` if no rollout could be scored.
     """
     _refuse_occupied(request)
+    request = request.with_sampling_of_run()
     (env,) = load_environments([request.env_config], rollout_timeout=request.timeout)
     split = choose_evaluation_split(env, request.split)
     tasks = first_tasks(env, split, request.examples or -1)
     settings = request.record(split)
-    _claim_directory(request, settings)
     recorded = read_rows(request.output_dir / ROLLOUTS)
     rollouts = [(task.id, number) for task in tasks for number in range(request.rollouts)]
     complete = {key: recorded[key] for key in rollouts if key in recorded and recorded[key].error is None}
     rows = dict(complete)
-    if len(complete) < len(set(rollouts)):
+    is_incomplete = len(complete) < len(set(rollouts))
+    if is_incomplete and request.base_url is None:
+        fetch_served_model(request.model, at="--model")  # raises before anything is written
+    _claim_directory(request, settings)
+    if is_incomplete:
         log_file = request.output_dir / GATEWAY_LOG
         with local_gateway([request.env_config], log_file, rollouts=request.max_concurrent):
             rows |= asyncio.run(_run_missing(request, env, split, complete.keys(), len(rollouts)))
@@ -178,7 +212,7 @@ def _quality_warnings(rows: Sequence[EvalRow]) -> tuple[str, ...]:
     if verdict(len(rows), len(rows) - len(scored)) == "failed":
         warnings.append(f"nearly all rollouts errored; the figures are for {len(scored)} of {len(rows)}")
     if verdict(len(scored), truncated) == "failed":
-        warnings.append(f"{truncated} of {len(scored)} replies were truncated; raise --max-tokens")
+        warnings.append(f"{truncated} of {len(scored)} replies were truncated; raise max_tokens")
     return tuple(warnings)
 
 

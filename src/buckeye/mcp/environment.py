@@ -154,7 +154,7 @@ class McpEnvironment:
                 reward=None,
                 stop_reason=fault.stop_reason,
                 error=f"{type(fault).__name__}: {fault}",
-                boundary="task" if fault.final else None,
+                boundary=fault.boundary,
             )
 
     def _warn_of_lost_call(self, call: str) -> None:

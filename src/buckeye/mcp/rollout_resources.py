@@ -11,7 +11,7 @@ from typing import Any
 
 from buckeye.config.problems import closest, suggestion
 from buckeye.errors import UsageError
-from buckeye.mcp.client.errors import McpEnvironmentError, SetupError, TaskError
+from buckeye.mcp.client.errors import ConfigurationError, McpEnvironmentError, SetupError, TaskError
 from buckeye.mcp.client.rollout_sessions import RolloutSessions, open_sessions
 from buckeye.mcp.client.session import CallResult, SessionTimeouts, ToolInfo
 from buckeye.mcp.config import GymConfig
@@ -135,31 +135,31 @@ def _timeouts(config: GymConfig) -> SessionTimeouts:
 
 
 def _check_tools(task: McpTask, config: GymConfig, tools: Mapping[str, ToolInfo]) -> None:
-    """Raise TaskError if the configuration or the task names a tool that no server has."""
-    for key, tool in _named_tools(task, config):
+    """Raise ConfigurationError or TaskError if an action or the task names a tool that no server has."""
+    for kind, key, tool in _named_tools(task, config):
         if tool not in tools:
             known = ", ".join(sorted(tools)) or "none"
-            raise TaskError(
+            raise kind(
                 f"{key}: no server has a tool {tool!r}",
                 code="BK-MCP-TOOL",
                 hint=suggestion(closest(tool, tools)) or f"use one of the tools: {known}",
             )
 
 
-def _named_tools(task: McpTask, config: GymConfig) -> Iterator[tuple[str, str]]:
-    """Yield every tool that the configuration or the task names, with the key that names it."""
+def _named_tools(task: McpTask, config: GymConfig) -> Iterator[tuple[type[TaskError], str, str]]:
+    """Yield every tool that the configuration or the task names: the error without it, the key, the tool."""
     for action in config.actions.values():
         if action.tool is not None:
-            yield f"action_mappings.{action.name}", action.tool
+            yield ConfigurationError, f"action_mappings.{action.name}", action.tool
     for key, calls in (("setup_tool", task.setup_tool), ("evaluate_tool", task.evaluate_tool)):
         for call in calls:
-            yield key, call.name
+            yield TaskError, key, call.name
     for grader in resolve_graders(task, config):
         required = None if grader.calls is None or grader.calls.is_limit_only else grader.calls
         in_order = (grader.calls.in_order or ()) if grader.calls is not None else ()
         for test in (required, grader.result, grader.state, *in_order):
             if test is not None and test.tool is not None:
-                yield f"grade {grader.name}", test.tool
+                yield TaskError, f"grade {grader.name}", test.tool
 
 
 def _mismatch(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:

@@ -125,9 +125,16 @@ class StepMetrics:
     def values(self) -> dict[str, float]:
         """Return all numbers by `<process>/<name>`."""
         return {
-            f"{process}/{name}": float(value)
-            for process, record in self.records.items()
-            for name, value in record.items()
+            f"{process}/{name}": value
+            for process in self.records
+            for name, value in self.values_of(process).items()
+        }
+
+    def values_of(self, process: str) -> dict[str, float]:
+        """Return the numbers of a process that has a record, by name."""
+        return {
+            name: float(value)
+            for name, value in self.records[process].items()
             if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NOT_METRICS
         }
 

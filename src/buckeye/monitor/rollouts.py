@@ -14,6 +14,7 @@ from buckeye.base.columns import counted
 from buckeye.base.json_lines import printable, read_json_lines
 
 ROLLOUTS_FOLDER = "rollouts"
+_REPR_WIDTH = 60  # characters of a reply
 
 _FILE = re.compile(r"^step_(\d+)(?:\.dropped)?\.jsonl$")
 
@@ -57,6 +58,25 @@ class RecordedRollout(msgspec.Struct, frozen=True, kw_only=True):
     oldest_version: int | None = None
     text: list[str] = []
     messages: list[dict[str, Any]] = []
+
+    def __repr__(self) -> str:
+        """Return the most important values on one line; `str` has all."""
+        reply = str(self.messages[-1].get("content") or "") if self.messages else ""
+        values = {
+            "group": self.group,
+            "number": self.number,
+            "task_id": self.task_id,
+            "reward": self.reward,
+            "error": self.error,
+            "completion_tokens": self.completion_tokens,
+            "reply": reply if len(reply) <= _REPR_WIDTH else f"{reply[:_REPR_WIDTH]} ...",
+        }
+        shown = ", ".join(f"{name}={value!r}" for name, value in values.items() if value is not None)
+        return f"RecordedRollout({shown})"
+
+    def __str__(self) -> str:
+        """Return all information as text."""
+        return "\n".join(rollout_lines(self, None)).strip()
 
 
 def rollouts_file(step: int, *, dropped: bool = False) -> str:

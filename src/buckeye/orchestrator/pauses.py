@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from buckeye.config.environments import EnvPauseConfig
 from buckeye.errors import FinalRunError
-from buckeye.orchestrator.rollout import Group, Rollout
+from buckeye.orchestrator.rollout import INVALID_BOUNDARIES, Group, Rollout
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,7 @@ class _State:
     works: bool = False
     last_error: str = ""
     invalid_groups: int = 0  # in a row, without a scored group
+    is_misconfigured: bool = False
 
 
 class EnvironmentPauses:
@@ -66,7 +67,9 @@ class EnvironmentPauses:
             if state.pauses:
                 log.info("Environment %s has recovered", name)
             self._states[name] = _State(works=True)
-        elif invalid := [rollout for rollout in group.rollouts if rollout.outcome.boundary == "task"]:
+        elif invalid := [
+            rollout for rollout in group.rollouts if rollout.outcome.boundary in INVALID_BOUNDARIES
+        ]:
             self._record_invalid_task(state, invalid[0])
         elif all(rollout.outcome.boundary != "model" for rollout in group.rollouts):
             self._record_failure(name, state, group.errors[-1])
@@ -79,10 +82,17 @@ class EnvironmentPauses:
     def check(self) -> None:
         """Raise `FinalRunError` if every environment has failed for too long, or has never worked.
 
-        If the first groups of an environment all have invalid tasks, the run ends without a pause.
+        If the first groups of an environment all have invalid tasks, the run ends without a pause; if its
+        configuration is invalid, after the first group.
         """
         states = self._states
         for state in states.values():
+            if not state.works and state.is_misconfigured:
+                raise FinalRunError(
+                    f"no task can run: {state.last_error}",
+                    code="BK-ENV-TASKS",
+                    hint="correct the configuration of the environment",
+                )
             if not state.works and state.invalid_groups >= self._settings.after_failures:
                 raise FinalRunError(
                     f"the first {state.invalid_groups} groups have invalid tasks: {state.last_error}",
@@ -123,6 +133,7 @@ class EnvironmentPauses:
 
     def _record_invalid_task(self, state: _State, rollout: Rollout) -> None:
         state.invalid_groups += 1
+        state.is_misconfigured |= rollout.outcome.boundary == "config"
         state.last_error = f"{rollout.env_name}, task {rollout.task.id}: {rollout.outcome.error}"
         log.warning("Dropping a group with an invalid task: %s", state.last_error)
 

@@ -13,6 +13,9 @@ from buckeye.inference.client import SamplingSession
 from buckeye.orchestrator.advantages import Scored
 from buckeye.orchestrator.training_samples import Segment
 
+INVALID_BOUNDARIES = ("task", "config")
+"""Boundaries of errors that a retry cannot fix."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:

@@ -25,7 +25,7 @@ from buckeye.orchestrator.deterministic_sampling import DeterministicSampling
 from buckeye.orchestrator.environments import NamedEnvironment
 from buckeye.orchestrator.group_scoring import score_pending_outcomes
 from buckeye.orchestrator.policy import RecordingPolicy, RolloutPolicy, Sampler, derive_seed
-from buckeye.orchestrator.rollout import Group, InFlightGroup, Rollout
+from buckeye.orchestrator.rollout import INVALID_BOUNDARIES, Group, InFlightGroup, Rollout
 from buckeye.orchestrator.task_sampler import GroupTask
 
 log = logging.getLogger(__name__)
@@ -119,9 +119,9 @@ class RolloutRunner:
         """Return True if the rollout failed and the policy cannot be the cause.
 
         This is a failure before the first request to the policy, a failure of the engines, or the end of a
-        shared worker process. An invalid task is not retried.
+        shared worker process. An invalid task or configuration is not retried.
         """
-        if rollout.outcome.error is None or rollout.outcome.boundary == "task":
+        if rollout.outcome.error is None or rollout.outcome.boundary in INVALID_BOUNDARIES:
             return False
         return rollout.outcome.boundary in _RETRIED_BOUNDARIES or not rollout.sampling_seconds
 

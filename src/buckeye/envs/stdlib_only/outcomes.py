@@ -16,9 +16,10 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-Boundary = Literal["load", "reset", "step", "model", "score", "agent", "worker", "timeout", "task"]
+Boundary = Literal["load", "reset", "step", "model", "score", "agent", "worker", "timeout", "task", "config"]
 """Part of a rollout that failed: loading the environment, starting an episode, running it, calling the model,
-scoring, the agent program, the worker process, the deadline, or the task itself.
+scoring, the agent program, the worker process, the deadline, the task itself, or the configuration of the
+environment.
 """
 BOUNDARIES = get_args(Boundary)
 

@@ -3,6 +3,7 @@
     McpEnvironmentError        the environment failed; the rollout has an error and no reward
     ├── StartError             the server could not be started or reached, or the handshake timed out
     │   └── TaskError          the task or the configuration does not fit this machine or its servers
+    │       └── ConfigurationError  an action of the configuration has a tool that no server has
     ├── SetupError             a call of `setup_tool` failed
     ├── ToolTimeoutError       a call returned no result within its deadline
     ├── SessionLostError       the server exited, or closed the connection
@@ -22,6 +23,7 @@ from __future__ import annotations
 import errno
 from typing import ClassVar
 
+from buckeye.envs.stdlib_only.outcomes import Boundary
 from buckeye.errors import BuckeyeError
 
 _TRANSIENT = frozenset({
@@ -36,6 +38,7 @@ class McpEnvironmentError(BuckeyeError):
     code = "BK-MCP-SERVER"
     stop_reason: ClassVar[str] = "environment_failed"
     to_model: ClassVar[str] = "it cannot be called"
+    boundary: ClassVar[Boundary | None] = None
     exit_status: str = ""
     """Exit of the server's process, such as `exit code 3`. Not shown to the model."""
 
@@ -52,6 +55,13 @@ class TaskError(StartError):
 
     code = "BK-ENV-TASKS"
     final = True
+    boundary: ClassVar[Boundary | None] = "task"
+
+
+class ConfigurationError(TaskError):
+    """An action of the configuration has a tool that no server has: other tasks fail the same way."""
+
+    boundary = "config"
 
 
 class SetupError(McpEnvironmentError):

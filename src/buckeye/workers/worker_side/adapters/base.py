@@ -13,8 +13,9 @@ from ..outcomes import frames_of
 Json = dict[str, Any]
 """A JSON object."""
 
-Boundary = Literal["load", "reset", "step", "model", "score", "agent", "task"]
-"""Boundary of a failure: loading, setup, a step, the model, scoring, the agent's program, or the task."""
+Boundary = Literal["load", "reset", "step", "model", "score", "agent", "task", "config"]
+"""Boundary of a failure: loading, setup, a step, the model, scoring, the agent's program, the task, or the
+configuration of the environment."""
 
 
 class AdapterError(Exception):

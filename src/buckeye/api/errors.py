@@ -1,0 +1,63 @@
+"""Errors of the Python interface: keywords in place of flags, and a short traceback."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+from buckeye.errors import DEBUG_VARIABLE, BuckeyeError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_RESUME = re.compile(r"buckeye rl resume ('[^']+'|[^\s`]+)")
+_FLAG = re.compile(
+    r"(?P<command>`(?:buckeye|rl|uv|pip) [^`]*`|^ +(?:buckeye|rl|uv|pip) .*$)"  # has flags that stay
+    r"|(?<![\w-])--(?P<name>[a-z][\w.-]*)(?:[ =](?P<value>[^\s:`]+(?=:\s|`)))?",
+    re.MULTILINE,
+)
+
+
+def with_python_errors(function: Callable[P, T]) -> Callable[P, T]:
+    """Make errors of a function name keywords, and end their traceback at its call.
+
+    With BUCKEYE_DEBUG=1 the whole traceback is printed too.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **keywords: P.kwargs) -> T:
+        try:
+            return function(*args, **keywords)
+        except BuckeyeError as error:
+            raise _in_python_words(error) from (error if os.environ.get(DEBUG_VARIABLE) else None)
+
+    return call
+
+
+def _in_python_words(error: BuckeyeError) -> BuckeyeError:
+    told = copy.copy(error)
+    told.message = _keywords(error.message)
+    told.at = error.at and _keywords(f"{error.at}:").removesuffix(":")
+    told.hint = error.hint and _keywords(error.hint)
+    told.args = (told.message,)
+    return told
+
+
+def _keywords(text: str) -> str:
+    """Return a text with keywords in place of flags: `--model x: ...` is `model=x: ...`."""
+    text = _RESUME.sub(_resume_call, text)
+    return _FLAG.sub(lambda match: match["command"] or _keyword(match), text)
+
+
+def _keyword(flag: re.Match[str]) -> str:
+    name, is_subject = flag["name"].replace("-", "_"), flag.string[flag.end() :].startswith(":")
+    return name if is_subject and not flag["value"] else f"{name}={flag['value'] or ''}"
+
+
+def _resume_call(command: re.Match[str]) -> str:
+    run = command[1].strip("'")
+    return f"buckeye.open_run({run!r}).resume()"

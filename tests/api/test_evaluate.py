@@ -1,0 +1,73 @@
+"""`buckeye.evaluate` of the weights of a run; a server of the test answers in place of the engine."""
+
+import json
+
+import pytest
+
+import buckeye
+from buckeye.errors import UsageError
+from buckeye.evaluation import run_eval
+from tests.evaluation.chat_server import chat_server
+
+ROWS = [{"prompt": f"say {n}"} for n in range(2)]
+
+
+@pytest.fixture
+def requests(monkeypatch):
+    """Requests to the server of the model."""
+    serve = run_eval.model_server
+    with chat_server(lambda body, number: "a") as (url, requests):
+        monkeypatch.setattr(run_eval, "fetch_served_model", lambda model, at: model)
+        monkeypatch.setattr(
+            run_eval, "model_server", lambda model, _, *args, **kw: serve("m", url, *args, **kw)
+        )
+        yield requests
+
+
+@pytest.fixture
+def weights(tmp_path, monkeypatch):
+    """Weights of a run that samples up to 7 tokens at temperature 0.9, and evaluates greedily."""
+    monkeypatch.chdir(tmp_path)
+    sampling = {"temperature": 0.9, "max_tokens": 7, "seed": None}
+    evaluation = {"sampling": {"temperature": 0.0, "top_k": 3, "max_tokens": None}}
+    settings = {"orchestrator": {"sampling": sampling, "eval": evaluation, "seq_len": 128}}
+    (tmp_path / "run/configs").mkdir(parents=True)
+    (tmp_path / "run/run.json").write_text("{}")
+    (tmp_path / "run/configs/rl.json").write_text(json.dumps(settings))
+    return tmp_path / "run/weights/step_3"
+
+
+def evaluate(model, **settings):
+    return buckeye.evaluate(model, dataset=ROWS, reward=lambda completion: 1.0, **settings)
+
+
+def test_sampling_settings_are_those_of_the_run_unless_given(weights, requests):
+    report = evaluate(weights, temperature=0.5)
+    bodies = [body for _, body in requests]
+    assert [(body["temperature"], body["max_tokens"], body["top_k"]) for body in bodies] == [(0.5, 7, 3)] * 2
+    expected = f"sampling: temperature 0.5, top_k 3, max_tokens 7 (defaults: run {weights.parents[1]})"
+    assert expected in repr(report).splitlines()
+    assert report.to_json()["sampling_run"] == str(weights.parents[1])
+
+
+def test_reply_of_a_run_without_a_limit_is_as_long_as_its_sequences(weights, requests):
+    config = weights.parents[1] / "configs/rl.json"
+    settings = json.loads(config.read_text())
+    settings["orchestrator"]["sampling"]["max_tokens"] = None
+    config.write_text(json.dumps(settings))
+    evaluate(weights)
+    assert {body["max_tokens"] for _, body in requests} == {128}
+
+
+def test_other_models_use_the_defaults_of_the_server(tmp_path, monkeypatch, requests):
+    monkeypatch.chdir(tmp_path)
+    report = evaluate("org/model")
+    assert not {"temperature", "max_tokens"} & requests[0][1].keys()
+    assert "sampling: defaults of the server" in repr(report).splitlines()
+
+
+def test_missing_model_is_refused_before_a_folder_is_made(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UsageError):
+        evaluate("./missing", output_dir="a/b")
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,80 @@
+"""`buckeye.open_run`: metrics and rollouts of a run directory."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+
+import buckeye
+from buckeye.errors import UsageError
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run of two steps, with evaluations before the first and after the last one."""
+    records = [
+        {"process": "eval", "step": 0, "eval/letters/avg@1": 0.25},
+        {"process": "orchestrator", "step": 0, "reward/mean": 0.5},
+        {"process": "trainer", "step": 0, "loss": 0.125},
+        {"process": "orchestrator", "step": 1, "reward/mean": 0.75},
+        {"process": "trainer", "step": 1, "loss": 0.0},
+        {"process": "checkpoint", "step": 2, "bytes": 7},
+        {"process": "eval", "step": 2, "eval/letters/avg@1": 1.0},
+    ]
+    (tmp_path / "run.json").write_text("{}")
+    rollout = {
+        "group": 4,
+        "task_id": "t1",
+        "reward": 0.5,
+        "completion_tokens": 3,
+        "text": ["Say a.a a a"],
+        "messages": [{"role": "user", "content": "Say a."}, {"role": "assistant", "content": "a a a"}],
+    }
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts/step_1.jsonl").write_text(json.dumps(rollout) + "\n")
+    lines = [json.dumps({"time": 1.0, "attempt": 1, **record}) for record in records]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return buckeye.open_run(tmp_path)
+
+
+def as_rows(table):
+    return table.to_dict("records") if find_spec("pandas") else table
+
+
+def test_each_row_of_the_metrics_has_a_reward(run):
+    rows = as_rows(run.metrics())
+    assert [(row["step"], row["reward"], row["trainer/loss"]) for row in rows] == [
+        (0, 0.5, 0.125),
+        (1, 0.75, 0.0),
+    ]
+
+
+def test_evaluations_include_the_weights_after_the_last_step(run):
+    assert as_rows(run.evaluations()) == [
+        {"step": 0, "eval/letters/avg@1": 0.25},
+        {"step": 2, "eval/letters/avg@1": 1.0},
+    ]
+
+
+def test_text_of_a_run_has_its_state_and_last_reward(run):
+    status = {"run_id": "aaaa1111", "attempt": 1, "state": "finished", "host": "h", "launcher": None}
+    status |= {"arguments": [], "working_directory": "/", "max_steps": 2, "max_async_level": 1}
+    status |= {"start_step": 0, "stop_seconds": 600.0, "started": 1.0}
+    (run.path / "status.json").write_text(json.dumps(status))
+    assert repr(run) == f"TrainingRun({str(run.path)!r}, state='finished', step=1, reward=0.75)"
+
+
+def test_run_that_has_just_started_has_a_state(tmp_path):
+    run = buckeye.TrainingRun(tmp_path)
+    run.start(["no-such-command"], tmp_path, {})
+    assert run.state == "starting"
+    with pytest.raises(UsageError):
+        run.wait()
+    assert repr(run) == f"TrainingRun({str(tmp_path)!r}, state='failed')"
+
+
+def test_rollout_is_a_line_and_printed_in_full(run):
+    rollout = next(run.rollouts())
+    expected = "group=4, number=0, task_id='t1', reward=0.5, completion_tokens=3, reply='a a a'"
+    assert repr(rollout) == f"RecordedRollout({expected})"
+    assert {"reward          0.5", "Say a.a a a"} <= set(str(rollout).splitlines())
