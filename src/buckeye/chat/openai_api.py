@@ -241,7 +241,7 @@ def check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[
 
 
 def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the fields without those that have no effect. Raise `UsageError` for an unsupported field."""
+    """Return the fields that have an effect. Raise `UsageError` if this server does not support a field."""
     kept = {}
     for name, value in fields.items():
         if name in kind.__struct_fields__:

@@ -19,27 +19,28 @@ class WorkerSettings:
     """Settings of an environment's workers. All durations are in seconds.
 
     With `isolation` "none", the environment runs in this process. With "process", it runs in workers. With
-    "auto", it runs in this process if this process can import it. `python` is the interpreter of the workers.
-    Its default is the interpreter of the installed environment, or `sys.executable`. `processes` is the
-    number of workers. A worker and its children may use `max_memory_bytes` of memory, and write
-    `max_output_bytes` per minute. `variables` are the additional environment variables that a worker can
-    read. `sampling` has `temperature` and `max_tokens` for environments that read them. Workers write their
-    output to files in `log_dir`, if set. The names of these files begin with `log_name`.
+    "auto", it runs in this process if it is a Buckeye environment that this process can import.
     """
 
     isolation: Isolation = "auto"
     python: Path | None = None
+    """Interpreter of the workers. None: the interpreter of the installed environment, or `sys.executable`."""
     processes: int = 1
+    """Number of workers."""
     nodes: Sequence[tuple[str, int] | None] = ()
     """Addresses of the worker hosts that share the workers. None in this list is the current host."""
     address: str = "127.0.0.1"
     """Address of this process. Workers send their requests to the policy to this address."""
     max_memory_bytes: int | None = None
+    """Maximum memory of a worker and its children together. None: no limit."""
     max_output_bytes: int = 64 * 1024 * 1024
+    """Maximum output of a worker and its children per minute."""
     variables: tuple[str, ...] = ()
+    """Environment variables that workers can read, in addition to the variables that every worker needs."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    """`temperature` and `max_tokens` for environments that read these settings."""
     max_turns: int | None = None
-    """Maximum model calls of a rollout. The next call ends the rollout with the stop reason `max_turns`."""
+    """Maximum model calls of a rollout. A further call gets no reply, and the stop reason is `max_turns`."""
     max_tokens: int | None = None
     """Maximum number of sampled tokens in all model calls of a rollout."""
     rollout_timeout: float = 3600.0
@@ -64,7 +65,9 @@ class WorkerSettings:
     Above it, rollouts fail at once until Buckeye starts the next worker.
     """
     log_dir: Path | None = None
+    """Folder for files with the output of workers. None: no files."""
     log_name: str = "environment"
+    """Beginning of the names of the files in `log_dir`."""
     module: str | None = None
     """Module of an installed environment. None: use the module that the environment's id names."""
     adapter: Path | None = None

@@ -24,7 +24,7 @@ class TaskCompletion:
     """Completion score of one rollout.
 
     `score` is the weighted mean of all verdicts. `components` has each verdict's score and the other numbers
-    of evaluate_tool; `explanations` has the text of each verdict.
+    of evaluate_tool. `explanations` has the explanation of each verdict.
     """
 
     score: float

@@ -28,7 +28,7 @@ BOUNDARIES = get_args(Boundary)
 MAX_MESSAGE = 4_000
 _SHORTENED = re.compile(r"\.\.\. \(\d{1,20} characters in all\)")
 _MAX_NUMBER = 1e30
-"""Maximum absolute value of a reward. Sums of many such values are still finite in float32."""
+"""Maximum absolute value of rewards and components. Sums of many such values are finite in float32."""
 _MAX_NAME = 200
 _MAX_COMPONENTS = 1_000
 _MAX_TURNS = 100_000

@@ -55,7 +55,7 @@ ArgumentNames = Annotated[list[ArgumentName], AfterValidator(_check_unique)]
 
 
 class StaticArgument(BaseConfig):
-    """Constant `{static: VALUE}`. An object must be written in this form; other constants need not be."""
+    """Constant `{static: VALUE}`. Only a constant object needs this form, as other objects are sources."""
 
     static: Any
     """The constant, of any type."""

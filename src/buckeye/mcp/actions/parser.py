@@ -49,7 +49,7 @@ class ParseProblem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedReply:
-    """A parsed reply. `calls` are the calls to run, in order; `format_score` is from 0 to 1.
+    """A parsed reply. `calls` are the calls to run, in order. `format_score` is from 0 to 1.
 
     `plain` is the text outside thoughts and calls. `is_answer` is True if the reply has text and no call, not
     even an invalid call. If the rollout accepts this text as an answer, the format score is `answer_score`.

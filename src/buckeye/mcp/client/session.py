@@ -293,7 +293,7 @@ class McpSession:
                 yield streamable_http_client(server.url, http_client=client)
 
     async def open(self) -> asyncio.Task[None]:
-        """Connect, and return the task that holds the connection. Raises StartError or OutputFloodError."""
+        """Connect, and return the task that holds the connection. Raises McpEnvironmentError."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         owner, seconds = asyncio.create_task(self._run(ready)), self._timeouts.start
         try:
@@ -344,7 +344,7 @@ async def open_session(
 
     `server` must have values instead of variables. Pass these values as `secrets`: error messages omit them.
     With `preload`, a Python server may be a fork of a process that has imported its libraries. Raises
-    StartError or OutputFloodError.
+    StartError or another McpEnvironmentError.
     """
     session = McpSession(name, server, timeouts, secrets, preload=preload)
     owner = await session.open()

@@ -56,7 +56,7 @@ class ForkServer:
             with contextlib.suppress(BlockingIOError):
                 self._answer = self._control.recv(4096).decode(errors="replace") or "the fork server exited"
                 if not self._answer.isdigit():
-                    self._refuse(self._answer)
+                    self._stop_forking(self._answer)
                     return False
                 self._control.settimeout(_SEND_SECONDS)
                 log.info(
@@ -75,10 +75,10 @@ class ForkServer:
         try:
             return await fork_session(self._control, spec)
         except ForkError as error:
-            self._refuse(str(error))
+            self._stop_forking(str(error))
             raise
 
-    def _refuse(self, reason: str) -> None:
+    def _stop_forking(self, reason: str) -> None:
         """Fork no more sessions, and log the reason. Running sessions continue."""
         self._answer = reason
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -6,7 +6,10 @@ import asyncio
 from collections import deque
 
 MAX_MESSAGES, MAX_BYTES = 1000, 8 * 2**20
-"""Limits of a channel. Above a limit, the channel drops its oldest messages and counts them."""
+"""Limits of a channel. Above a limit, the channel drops its oldest messages and counts them.
+
+The channel never drops the newest message, so it never drops a response.
+"""
 
 
 class Channel:

@@ -62,7 +62,7 @@ class Gateway:
         return session
 
     def find(self, session_id: str) -> GatewaySession:
-        """Return the running session with this id. Raises GatewayError 404, with the reason of its end."""
+        """Return the running session with this id. Raises GatewayError 404 if the session does not run."""
         session = self._sessions.get(session_id)
         if session is not None:
             return session

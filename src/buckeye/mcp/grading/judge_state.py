@@ -104,7 +104,7 @@ def _explain(folder: Path, name: str, error: OSError) -> str:
     for part in PurePosixPath(name).parts:
         path = path / part
         if path.is_symlink():
-            return f"{name} is a symbolic link or inside one, and graders do not follow links"
+            return f"{name} is behind a symbolic link, and graders do not follow links"
     return f"no such file: {name}" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
 
 

@@ -43,7 +43,7 @@ def choose_builder(name: str = "auto") -> str:
             reasons.append(error.message)
     raise RuntimeUnavailableError(
         "no image builder works on this machine:\n  " + "\n  ".join(reasons),
-        hint="install one; buildah needs no daemon: `apt-get install buildah`",
+        hint="install a builder; buildah needs no daemon: `apt-get install buildah`",
     )
 
 
@@ -57,7 +57,7 @@ def build_image(folder: Path, image: str, builder: str = "auto") -> str:
         raise UsageError(
             f"{folder} has no Dockerfile",
             code="BK-FILE-NOT-FOUND",
-            hint="write one; `buckeye env new` creates an environment with a Dockerfile",
+            hint="write a Dockerfile; `buckeye env new` creates an environment with a Dockerfile",
         )
     reference = parse_reference(image)
     name = choose_builder(builder)

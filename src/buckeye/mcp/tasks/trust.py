@@ -109,7 +109,7 @@ def read_taskset(name: str, *, check_trust: bool = True) -> tuple[list[McpTask],
     if check_trust and is_third_party(name):
         uses = collect_task_resources([*tasks, *held_out])
         if uses.digest not in trusted_digests():
-            lines = [f"the tasks of {name} are from a third party and not allowed yet; they use:"]
+            lines = [f"the tasks of {name} are from a third party and not yet allowed; these tasks use:"]
             raise UntrustedError(
                 "\n".join([*lines, *(f"  {line}" for line in uses.lines())]),
                 hint=f"check the list, then allow these tasks: buckeye env trust {shlex.quote(name)}",
