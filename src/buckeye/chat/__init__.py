@@ -1,1 +1,1 @@
-"""Types of third-party HTTP APIs: requests, messages and errors. Does no input or output."""
+"""Requests, messages and errors of OpenAI's HTTP API as types. This package does no input or output."""

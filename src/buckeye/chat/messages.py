@@ -1,4 +1,4 @@
-"""Chat messages and tools of OpenAI's API, validated before a chat template gets them."""
+"""Validate chat messages and tools of OpenAI's API before a chat template renders them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import msgspec
 
 
 class TextPart(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Text part of a message's content. Images and audio are rejected."""
+    """Text part of a message's content. Other parts, such as images and audio, are invalid."""
 
     type: Literal["text"]
     text: str
 
 
 class FunctionCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Called function. `arguments` is JSON text, or the model's original text if it cannot be parsed."""
+    """Called function. `arguments` is JSON text, or the model's text if this text is not valid JSON."""
 
     name: str
     arguments: str
 
 
 class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool call of the assistant. `index` is ignored: some clients copy it from stream events."""
+    """Tool call of the assistant. `index` has no effect, but some clients copy it from stream events."""
 
     id: str
     type: Literal["function"] = "function"
@@ -34,8 +34,8 @@ class ToolCall(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Chat message.
 
-    Accepts the empty fields that other servers add to replies, such as `refusal`. Clients send a reply back
-    in the next request.
+    Other servers add empty fields to their replies, such as `refusal`. This class accepts these fields,
+    because clients send a reply back in the next request.
     """
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -45,18 +45,18 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    """Reasoning under vLLM's name."""
+    """Equal to `reasoning_content`, which has this name in vLLM."""
     refusal: None = None
     audio: None = None
     function_call: None = None
     annotations: list[Any] | None = None
 
     def to_template_message(self) -> dict[str, Any]:
-        """Return the message for a chat template: content as one text, without empty fields."""
+        """Return the message for a chat template. Join the content to one text, and omit empty fields."""
         content = self.content
         if isinstance(content, list):
             content = "".join(part.text for part in content)
-        # developer is OpenAI's newer name for system; few templates support it
+        # `developer` is OpenAI's newer name for `system`, but few templates support this role
         plain: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
             "content": content or "",
@@ -73,9 +73,9 @@ class ChatMessage(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool's name, description, and JSON Schema of its arguments.
+    """Name, description and JSON Schema of the arguments of a tool.
 
-    The schema is shown to the model and not enforced, regardless of `strict`.
+    The model reads the schema, but the server does not enforce it. `strict` has no effect.
     """
 
     name: str
@@ -96,13 +96,13 @@ class Tool(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class NamedFunction(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Name of a tool."""
+    """Name of the tool in a `ToolChoice`."""
 
     name: str
 
 
 class ToolChoice(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Tool that must be called."""
+    """Tool that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
@@ -113,7 +113,7 @@ class _Tools(msgspec.Struct):
 
 
 def tools_problem(tools: Sequence[Mapping[str, Any]]) -> str | None:
-    """Return the problem of a list of tools, or None."""
+    """Return the first problem of a list of tools as text, or None if the list is valid."""
     try:
         checked = msgspec.convert({"tools": list(tools)}, _Tools)
     except msgspec.ValidationError as error:

@@ -1,7 +1,7 @@
-"""OpenAI's API: typed requests and replies. Names are those of vLLM and OpenAI.
+"""Requests and replies of OpenAI's API, and vLLM's additions to this API, as types.
 
-An unsupported field that would change the result is rejected unless it has its neutral value. An unknown
-field is rejected by name.
+A request with an unknown field is invalid. A field that this server does not support must have a value
+without effect, such as `presence_penalty` 0.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ StopTokenIds = Annotated[TokenIds, Meta(max_length=256)]
 Tools = Annotated[
     list[dict[str, Any]], Meta(extra_json_schema={"items": {"$ref": "#/components/schemas/Tool"}})
 ]
-"""Tools are validated but keep the client's key order, because chat templates render the keys in order."""
+"""Validated tools in the client's key order, because chat templates render the keys in this order."""
 
 PLAIN_TEXT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "best_of": (1,),
@@ -42,7 +42,7 @@ PLAIN_TEXT_VALUES: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},),
     "suffix": ("",),
 }
-"""Fields that can request another kind of reply, with the values that request plain text."""
+"""Fields that can change the kind of reply, each with the values that request plain text."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     **PLAIN_TEXT_VALUES,
@@ -58,7 +58,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
-"""Fields that are accepted only with these values (or null), because they have no effect then."""
+"""Unsupported fields, each with the values without effect. A request may only use these values or null."""
 
 IGNORED_FIELDS = frozenset(
     {
@@ -72,7 +72,7 @@ IGNORED_FIELDS = frozenset(
         "user",
     }
 )
-"""Fields that never change the result."""
+"""Unsupported fields that are valid with any value, because they never change the reply."""
 
 _MIN_LOGPROB = -9999.0
 _ERROR_TYPES = {
@@ -85,7 +85,7 @@ _ERROR_TYPES = {
 
 
 class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Sampling fields common to generate, completion and chat requests."""
+    """Sampling fields that generate, completion and chat requests share."""
 
     max_tokens: MaxTokens | None = None
     min_tokens: MinTokens = 0
@@ -101,7 +101,7 @@ class Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class GenerateSampling(Sampling, kw_only=True, forbid_unknown_fields=True):
     """Field `sampling_params` of /inference/v1/generate.
 
-    `logprobs` is the number of alternatives per token. None: no log-probs.
+    `logprobs` is the number of alternatives per token. None: return no log-probs.
     """
 
     logprobs: TopLogprobs | None = None
@@ -112,11 +112,11 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     include_usage: bool = False
     include_obfuscation: bool = False
-    """Accepted and ignored: nothing is obfuscated."""
+    """Has no effect, because this server obfuscates nothing."""
 
 
 class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """POST /inference/v1/generate: token ids in, token ids out."""
+    """POST /inference/v1/generate: the prompt and the reply are token ids."""
 
     token_ids: TokenIds
     sampling_params: GenerateSampling
@@ -130,7 +130,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
-    """Fields common to completions and chat completions."""
+    """Fields that completion and chat requests share."""
 
     model: str | None = None
     request_id: str | None = None
@@ -144,15 +144,15 @@ class TextRequest(Sampling, kw_only=True, forbid_unknown_fields=True):
         _check_stream_options(self)
 
     def stop_strings(self) -> tuple[str, ...]:
-        """Return the stop strings, without empty ones."""
+        """Return the stop strings that are not empty."""
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         return tuple(stop for stop in stops if stop)
 
 
 class CompletionRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
-    """POST /v1/completions. A prompt is a text or token ids.
+    """POST /v1/completions. `prompt` is a text, a list of token ids, or a list of several prompts.
 
-    A list of prompts is accepted or rejected as a whole.
+    If one of several prompts is invalid, the whole request is invalid.
     """
 
     prompt: str | list[Any]
@@ -182,19 +182,16 @@ class ChatRequest(TextRequest, kw_only=True, forbid_unknown_fields=True):
             raise ValueError("`top_logprobs` needs `logprobs`: true")
 
     def offered_tools(self) -> list[dict[str, Any]]:
-        """Return the tools shown to the model.
-
-        With `tool_choice` "none" the list is empty, so the model cannot call any.
-        """
+        """Return the tools that the model may call. The list is empty if `tool_choice` is "none"."""
         return [] if self.tool_choice == "none" else self.tools or []
 
     @property
     def forces_a_call(self) -> bool:
-        """True if the reply must be a call."""
+        """True if the reply must be a tool call."""
         return self.tool_choice == "required" or isinstance(self.tool_choice, ToolChoice)
 
     def forced_tool(self) -> str | None:
-        """Return the tool of a forced call, or None if the model chooses the tool."""
+        """Return the tool of a forced call, or None if the model may choose the tool of this call."""
         if isinstance(self.tool_choice, ToolChoice):
             return self.tool_choice.function.name
         names = [str(tool["function"]["name"]) for tool in self.tools or ()]
@@ -205,19 +202,19 @@ RequestT = TypeVar("RequestT", bound=msgspec.Struct)
 
 
 class InvalidRequestError(UsageError):
-    """Request that the server refuses because of its fields."""
+    """Request with an invalid or unsupported field."""
 
     code = "BK-INFERENCE-REQUEST"
 
 
 def parse_request(body: bytes, kind: type[RequestT]) -> RequestT:
-    """Parse a request from its JSON. Raise `UsageError` with the field and its problem."""
+    """Parse a request from JSON. Raise `UsageError` that names an invalid field and its problem."""
     fields = decode_json(body)
     return convert_request(without_neutral(fields, kind) if isinstance(fields, dict) else fields, kind)
 
 
 def decode_json(body: bytes) -> Any:
-    """Return the value of a JSON body. Raise `UsageError` if it is invalid."""
+    """Return the value of a JSON body. Raise `UsageError` for invalid JSON."""
     try:
         return msgspec.json.decode(body or b"{}")
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -225,7 +222,7 @@ def decode_json(body: bytes) -> Any:
 
 
 def convert_request(fields: Any, kind: type[RequestT]) -> RequestT:
-    """Convert fields to a request. Raise `UsageError` with the field and its problem."""
+    """Convert fields to a request. Raise `UsageError` that names an invalid field and its problem."""
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -244,7 +241,7 @@ def check_conversation(messages: Sequence[ChatMessage], tools: Sequence[Mapping[
 
 
 def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[str, Any]:
-    """Remove fields that have no effect. Raise `UsageError` for an unsupported field that has an effect."""
+    """Return the fields that have an effect. Raise `UsageError` if this server does not support a field."""
     kept = {}
     for name, value in fields.items():
         if name in kind.__struct_fields__:
@@ -257,31 +254,31 @@ def without_neutral(fields: dict[str, Any], kind: type[msgspec.Struct]) -> dict[
             if value is not None and value not in _NEUTRAL[name]:
                 raise InvalidRequestError(f"`{name}` is not supported by this server", hint="leave it out")
         elif name not in IGNORED_FIELDS:
-            kept[name] = value  # unknown: `convert_request` rejects it
+            kept[name] = value  # unknown, so `convert_request` rejects it
     return kept
 
 
 def finite_logprob(logprob: float) -> float:
-    """Return a log-prob that JSON can represent; OpenAI uses -9999 for minus infinity."""
+    """Return a log-prob that JSON can represent: at least -9999, which OpenAI uses for minus infinity."""
     return max(logprob, _MIN_LOGPROB)
 
 
 def error_body(message: str, status_code: int, *, code: str | None = None) -> dict[str, Any]:
     """Return an error in OpenAI's format.
 
-    `code` is the stable code of a Buckeye error; the default is the HTTP status, as in vLLM.
+    `code` is the code of a Buckeye error. The default is the HTTP status, as in vLLM.
     """
     kind = _ERROR_TYPES.get(status_code, "invalid_request_error")
     return {"error": {"message": message, "type": kind, "param": None, "code": code or status_code}}
 
 
 def reasoning_fields(text: str) -> dict[str, str]:
-    """Return reasoning in both fields that clients read: the common one and vLLM's."""
+    """Return reasoning in the fields `reasoning_content` and `reasoning`, because clients read either."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
 
 
 def chat_message(content: str, reasoning: str, calls: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the `message` of a `choices` entry."""
+    """Return the `message` of an entry of `choices` in a chat completion."""
     message: dict[str, Any] = {"role": "assistant", "content": content or (None if calls else "")}
     return message | reasoning_fields(reasoning) | ({"tool_calls": calls} if calls else {})
 
@@ -289,14 +286,17 @@ def chat_message(content: str, reasoning: str, calls: Sequence[Mapping[str, Any]
 def chat_delta(
     content: str = "", reasoning: str = "", calls: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """Return the `delta` of a stream event."""
+    """Return the `delta` of an event in a streamed chat completion."""
     numbered = [{"index": index, **call} for index, call in enumerate(calls)]
     fields = {"content": content} if content else {}
     return fields | reasoning_fields(reasoning) | ({"tool_calls": numbered} if calls else {})
 
 
 def chat_logprobs(tokens: Iterable[tuple[str, float, Iterable[tuple[str, float]]]]) -> dict[str, Any]:
-    """Return the `logprobs` of a chat completion, with the most likely alternatives of each token."""
+    """Return the `logprobs` of a chat completion.
+
+    Each token is its text, its log-prob, and the texts and log-probs of its most likely alternatives.
+    """
 
     def entry(text: str, logprob: float) -> dict[str, Any]:
         return {"token": text, "logprob": finite_logprob(logprob), "bytes": list(text.encode())}
@@ -315,7 +315,7 @@ def completion_logprobs(
     *,
     offset: int = 0,
 ) -> dict[str, Any]:
-    """Return the `logprobs` of a completion. `offset` is the number of characters before it."""
+    """Return the `logprobs` of a completion. `offset` is the number of characters before the first token."""
     return {
         "tokens": texts,
         "token_logprobs": list(map(finite_logprob, logprobs)),

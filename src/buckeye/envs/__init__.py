@@ -1,4 +1,4 @@
-"""Environments: their protocol, their registry, and validation of their outcomes.
+"""Interface of environments, lookup of environments by id, and validation of their outcomes.
 
-Installing and serving third-party environments belongs to other rooms.
+`buckeye.workers` serves third-party environments.
 """

@@ -1,7 +1,7 @@
-"""Interface of environments: the methods that an author implements, and the policy that they call.
+"""Interface of environments: the methods that an author implements, and the policy that these methods call.
 
-An environment has tasks and runs rollouts of a task with a policy. It never sees tokens: `Policy.chat`
-records token ids, log-probs, masks and policy versions.
+An environment has tasks, and runs a rollout of a task with a policy. An environment does not handle tokens,
+because `Policy.chat` records token ids, log-probs, masks and policy versions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Tool = Mapping[str, Any]
 def join_text_parts(message: Message) -> Message:
     """Return the message with its text parts (`[{"type": "text", "text": "..."}]`) joined into one text.
 
-    A message with other parts is returned unchanged (see `find_non_text_part`).
+    Return a message with a part that is not text unchanged.
     """
     if not _has_parts(message) or find_non_text_part(message["content"]) is not None:
         return message
@@ -37,7 +37,7 @@ def _has_parts(message: Message) -> bool:
 
 
 def find_non_text_part(content: Sequence[Any]) -> tuple[int, str] | None:
-    """Return position (from 1) and type of the first part that is not text; None if all parts are text."""
+    """Return position (from 1) and type of the first part that is not text, or None if all parts are text."""
     for number, part in enumerate(content, start=1):
         kind = part.get("type", "text") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text":
@@ -48,22 +48,25 @@ def find_non_text_part(content: Sequence[Any]) -> tuple[int, str] | None:
 
 
 START = "start"
-"""Key in a task's data for an initial state that the prompt does not describe. Two tasks with different
-values are different, even with equal prompts.
+"""Key in a task's data for an initial state that the prompt does not describe, such as a hash of its files.
+
+Two tasks with different values are different tasks, even if their prompts are equal.
 """
 
 ROLLOUT_DEADLINE: ContextVar[float] = ContextVar("ROLLOUT_DEADLINE", default=math.inf)
-"""Deadline of the current rollout on the monotonic clock; exceeding it is an error. An environment that stops
-earlier can still score the progress.
+"""Deadline of the current rollout, as a value of `time.monotonic()`.
+
+A rollout that exceeds its deadline has an error and no reward. An environment can read the deadline, and stop
+and score the rollout earlier.
 """
 
 FinishReason = Literal["stop", "length"]
-"""End of a reply: complete, or truncated at a limit."""
+"""End of a reply. `stop`: the reply is complete. `length`: the reply reached a length limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One problem of an environment. `data` belongs to the environment and may hold the accepted answers."""
+    """One problem of an environment. Only the environment reads `data`, for example the accepted answers."""
 
     id: str
     messages: tuple[Message, ...]
@@ -76,34 +79,36 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reply:
-    """Reply of the policy in one turn. `text` is its complete sampled text.
+    """Reply of the policy in one turn. `text` is the complete sampled text.
 
-    `message` can be appended to the conversation unchanged. It has `content`, `reasoning_content` if the chat
-    template separates reasoning, and `tool_calls` if tools were offered and called. An unreadable call has
-    the name "" and the original text as its arguments.
+    `message` is the assistant message to append to the conversation. It has `content`, `reasoning_content` if
+    the chat template separates reasoning, and `tool_calls` if the model called tools. A call that cannot be
+    parsed has the name "", and the model's text as its arguments.
     """
 
     text: str
     finish_reason: FinishReason
     message: Message
     prompt_tokens: int = 0
-    """Number of prompt tokens; 0 if the policy does not count them."""
+    """Number of prompt tokens. 0 if the policy does not count tokens."""
     completion_tokens: int = 0
-    """Number of reply tokens; 0 if the policy does not count them."""
+    """Number of reply tokens. 0 if the policy does not count tokens."""
     no_room: bool = False
-    """True if nothing was sampled because the conversation fills the context."""
+    """True if the policy sampled no token, because the conversation fills the context."""
     stopped_by: str | None = None
-    """Text of `CallOptions.stop` that ended the reply."""
+    """Text of `CallOptions.stop` that ended the reply, or None."""
     tokens: ReplyTokens | None = None
-    """Tokens of the reply, if available."""
+    """Tokens of the reply. None if the policy does not return tokens."""
     text_logprobs: Sequence[tuple[str, float]] | None = None
-    """Text and log-prob of each token, for a policy without token ids. None if not requested or not returned.
-    """
+    """Text and log-prob of each token, from a policy without token ids. None if not available."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplyTokens:
-    """Sampled tokens of a reply: `token_ids` and `logprobs` are aligned and include the final token."""
+    """Prompt tokens and sampled tokens of a reply. `logprobs` has the log-prob of each of `token_ids`.
+
+    `token_ids` includes the final token, such as an end token.
+    """
 
     prompt_ids: Sequence[int]
     token_ids: Sequence[int]
@@ -112,48 +117,49 @@ class ReplyTokens:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallOptions:
-    """Options of one call: limits and form of the reply.
+    """Options of one call of the policy: limits and form of the reply.
 
-    The caller cannot set sampling parameters such as the temperature.
+    The environment cannot set sampling parameters, such as the temperature.
     """
 
     max_tokens: int | None = None
-    """Maximum number of tokens, within the policy's own limit."""
+    """Maximum number of reply tokens. The policy may have a lower limit."""
     stop: tuple[str, ...] = ()
-    """The reply ends before the first of these texts."""
+    """Texts that end the reply. The reply does not include the text."""
     stop_token_ids: tuple[int, ...] = ()
     """Token ids that end the reply, in addition to the end tokens of the model."""
     must_call: bool = False
     """True if the reply must be a tool call."""
     tool: str | None = None
-    """Tool that must be called; None leaves the choice to the model."""
+    """Name of the tool that the model must call. None: the model chooses."""
     logprobs: bool = False
     """True if the caller needs the log-probs of the reply."""
     trained: bool = True
-    """True if the reply is recorded as part of the rollout.
+    """True if the policy records the reply for training.
 
-    If false, the reply is not trained and does not count toward the limits on turns and tokens. Example:
-    the reply of an opponent.
+    If False, such as for the reply of an opponent, the reply also does not count toward the limits on turns
+    and tokens.
     """
 
 
 DEFAULT_OPTIONS = CallOptions()
-"""Default options of a call."""
+"""Options of a call without any limit or condition."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """Result of one rollout.
 
-    An errored rollout has an `error` and no `reward`: it is never scored 0. `components` are logged but not
-    rewarded. `stop_reason` is a short text such as "answered" or "truncated". The optional `turn_rewards`
-    have one entry per call of `Policy.chat` and add up to `reward`. `boundary` is the part of the rollout
-    that failed. Failures of the boundary "task" are not retried, because the task is invalid. One of the
-    boundary "config" ends a run whose environment has not worked yet, because no task can run.
+    A rollout that fails has an `error` and no `reward`. It does not score 0. `components` are numbers for the
+    log that do not change the reward. `stop_reason` is a short text, such as "answered" or "truncated". The
+    optional `turn_rewards` have one entry per call of `Policy.chat`, and add up to `reward`. `boundary` is
+    the part of the rollout that failed. Buckeye does not retry a failure of the boundary "task", because the
+    task is invalid. A failure of the boundary "config" ends the run if no rollout has worked before, because
+    no task can run.
 
-    `pending` is the id of a rollout of a `GroupEnvironment` that gets its reward when its group is
-    finished. `explanations` maps names of components to their reasons as text. `trace` has the frames of an
-    error, outermost first. The caller of the environment sets `trace`.
+    `pending` is the id of a rollout of a `GroupEnvironment` without a reward. The rollout gets its reward at
+    the end of its group. `explanations` maps names of components to the reasons for their values, as text.
+    `trace` has the frames of an error, outermost first. Buckeye sets `trace`, not the environment.
     """
 
     reward: float | None
@@ -168,7 +174,7 @@ class Outcome:
 
     def __post_init__(self) -> None:
         if self.error is None and self.pending is None:
-            check_reward(self.reward)  # here, so that the traceback has the author's line
+            check_reward(self.reward)  # now, so that the traceback has the author's line
         elif sum(value is not None for value in (self.reward, self.error, self.pending)) != 1:
             raise ValueError("an Outcome has either a reward or an error")
         if self.reward is None or self.turn_rewards is None:
@@ -180,10 +186,10 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
-    """Reply with a known reward: grading `reply` to `task` must return between `low` and `high`.
+    """Test of an environment: the reward for `reply` to `task` must be between `low` and `high`.
 
-    Equal bounds mean an exact score. `buckeye env check` runs the probes of an environment's optional method
-    `probes() -> Sequence[Probe]`. In a multi-turn environment `reply` is the reply of every turn.
+    `buckeye env check` runs the probes of an environment's optional method `probes() -> Sequence[Probe]`. In
+    a multi-turn environment, the policy sends `reply` in every turn.
     """
 
     name: str
@@ -198,7 +204,7 @@ class Probe:
 
 
 class Policy(Protocol):
-    """Model being trained, as seen by an environment. One instance serves one rollout."""
+    """Model that an environment calls. Each rollout has its own instance."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Sample the next assistant message. Raise `InferenceError` if no engine can reply."""
@@ -207,7 +213,7 @@ class Policy(Protocol):
 
 @runtime_checkable
 class OptionsPolicy(Protocol):
-    """Policy with a method `ask` that accepts options. Other policies have only `chat`, without options."""
+    """Policy with a method `ask`, which is `chat` with options."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
         """Sample the next assistant message without options.
@@ -225,30 +231,30 @@ class OptionsPolicy(Protocol):
     ) -> Reply:
         """Sample the next assistant message with options.
 
-        Raise `InferenceError` if no engine can reply, `UsageError` for options or messages that the model
-        does not support.
+        Raise `InferenceError` if no engine can reply, and `UsageError` if the model does not support an
+        option or a message.
         """
         ...
 
 
 @runtime_checkable
 class ToolAwarePolicy(Protocol):
-    """Policy that needs a list of the callable tools, such as a human policy.
+    """Policy that needs a list of the tools, such as a person who plays the model.
 
-    If the prompt describes the tools as text, `chat` does not get this list.
+    An environment that describes its tools in the prompt does not pass them to `chat`, but to `set_tools`.
     """
 
     def set_tools(self, tools: Sequence[Tool], form: str) -> None:
-        """Set the callable tools.
+        """Set the tools that the policy may call.
 
-        `form` is the text of a reply, with `{call}` in place of a call `name(argument=value, ...)`.
+        `form` is the text of a reply with `{call}` as the placeholder of a call `name(argument=value, ...)`.
         """
         ...
 
 
 @runtime_checkable
 class TokenPolicy(Protocol):
-    """Policy that can also continue a text or token ids, and returns the tokens of its replies."""
+    """Policy that can also continue a text or token ids, and that returns the tokens of its replies."""
 
     seq_len: int
     """Maximum number of tokens of a prompt and its reply together."""
@@ -261,7 +267,7 @@ class TokenPolicy(Protocol):
     ) -> Reply:
         """Sample the continuation of a text, or of token ids.
 
-        Raise `InferenceError` if no engine can reply, `UsageError` for unsupported options.
+        Raise `InferenceError` if no engine can reply, and `UsageError` for an unsupported option.
         """
         ...
 
@@ -272,34 +278,34 @@ class TokenPolicy(Protocol):
 
 @runtime_checkable
 class Environment(Protocol):
-    """Environment of a policy: its tasks, and the rollouts on them."""
+    """Environment that has tasks, and runs a rollout of a task with a policy."""
 
     name: str
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of a split, in a fixed order; they may be generated lazily.
+        """Return the tasks of a split, in a fixed order. Raise `KeyError` for an unknown split.
 
-        Raise `KeyError` for an unknown split.
+        The sequence may create its tasks lazily.
         """
         ...
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
-        """Run one rollout. Called concurrently; must keep no state between calls."""
+        """Run one rollout. Calls run concurrently, so a call must not change state that calls share."""
         ...
 
 
 @runtime_checkable
 class GroupEnvironment(Environment, Protocol):
-    """Environment with rewards that depend on the other rollouts of a task."""
+    """Environment in which the reward of a rollout depends on the other rollouts of its group."""
 
     async def rollout_in_group(self, task: Task, policy: Policy) -> Outcome:
-        """Run one rollout and leave it `pending`, unless it failed."""
+        """Run one rollout. Return an outcome with an id in `pending` instead of a reward, or an error."""
         ...
 
     async def finish_group(self, task: Task, outcomes: Sequence[Outcome]) -> Sequence[Outcome]:
-        """Return the outcomes of one task with their rewards, in the given order.
+        """Return the outcomes of a group with their rewards, in the given order.
 
-        Errored outcomes stay unchanged.
+        Outcomes with an error stay unchanged.
         """
         ...
 
@@ -310,9 +316,9 @@ TRAIN = "train"
 
 
 def split_names(environment: Environment) -> tuple[str, ...]:
-    """Return the `splits` of an environment. Default: `train` and `eval`, if they have tasks.
+    """Return the names of an environment's splits. The default is `train` and `eval`, if they have tasks.
 
-    Raise `UsageError` if it has none.
+    Raise `UsageError` if the environment has no split.
     """
     listed: Sequence[str] | None = getattr(environment, "splits", None)
     if listed is not None:
@@ -322,7 +328,7 @@ def split_names(environment: Environment) -> tuple[str, ...]:
         raise UsageError(
             f"environment {environment.name} has neither a `train` nor an `eval` split",
             code="BK-ENV-TASKS",
-            hint="add one of them, or list the names of its splits in a member `splits`",
+            hint="add one of these splits, or list the names of all splits in a member `splits`",
         )
     return found
 

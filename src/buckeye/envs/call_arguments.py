@@ -1,4 +1,4 @@
-"""Arguments of a tool call, in the many forms that models, clients and data sets write."""
+"""Read the arguments of a tool call in the various forms that models, clients and datasets write."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from buckeye.config.config_files import load_json
 
 
 def read_arguments(value: Any) -> dict[str, Any]:
-    """Return the arguments of a call as an object.
+    """Return the arguments of a call as a dictionary.
 
-    "" and null mean no arguments. JSON text inside JSON text is decoded.
+    "" and null mean no arguments. Decode a JSON text whose value is again a JSON text.
 
-    Raise `ValueError`. Its text is the end of a sentence that begins with "the arguments of NAME".
+    Raise `ValueError` for other values. Its message continues "the arguments of NAME", such as "must be an
+    object".
     """
     arguments = _parse_json(value)
     if isinstance(arguments, str):
@@ -28,7 +29,7 @@ def read_arguments(value: Any) -> dict[str, Any]:
 
 
 def _parse_json(value: Any) -> Any:
-    """Return the value of JSON text, or a JSON-compatible value unchanged; None for an empty text."""
+    """Return the value of a JSON text, None for an empty text, or another JSON value unchanged."""
     try:
         if isinstance(value, str):
             value = load_json(value) if value.strip() else None

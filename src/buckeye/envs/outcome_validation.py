@@ -1,4 +1,4 @@
-"""Validation of outcomes that environments return, and the outcomes of rollouts that raise an error."""
+"""Validate the outcomes that environments return, and make the outcomes of rollouts that raise an error."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ _MISSING = re.compile(r"missing|must be set|not set|credential|KeyError|not foun
 def validate_outcome(outcome: object, environment: object = None) -> Outcome:
     """Return a validated outcome, with every number as a float.
 
-    An invalid outcome becomes an error that names the field. Errored outcomes have no components. If
-    `outcome` is not an `Outcome`, the error names the method of `environment` that returned it.
+    Instead of an invalid outcome, return an outcome with an error that names the field. If `outcome` is not
+    an `Outcome`, the error names the method of `environment` that returned it. Drop the components of an
+    outcome with an error.
     """
     if not isinstance(outcome, Outcome):
         return error_outcome("score", outcome_error_text(outcome, environment))
@@ -42,7 +43,7 @@ def validate_outcome(outcome: object, environment: object = None) -> Outcome:
 def _validate_scored(outcome: Outcome) -> Outcome:
     """Return a validated outcome with a reward.
 
-    Raise `OutcomeError`, or `ValueError` for turn_rewards that do not add up.
+    Raise `OutcomeError` for an invalid field, or `ValueError` if turn_rewards do not add up to the reward.
     """
     fields = checked_outcome(
         {
@@ -76,9 +77,9 @@ def _validate_failed(outcome: Outcome) -> Outcome:
 
 
 def outcome_of_exception(boundary: Boundary, error: BaseException) -> Outcome:
-    """Return the outcome of a rollout, or of a scoring, that raised `error`.
+    """Return the outcome of a rollout, or of the scoring of a group, that raised `error`.
 
-    It includes the location in the environment's code.
+    The outcome's error ends with the location in the environment's code.
     """
     trace = [] if boundary == "model" else frames_of(error, CODE_FOLDER)
     is_invalid = isinstance(error, OutcomeError)
@@ -91,7 +92,7 @@ def outcome_of_exception(boundary: Boundary, error: BaseException) -> Outcome:
 
 
 def error_outcome(boundary: Boundary, error: str, trace: Sequence[str] = ()) -> Outcome:
-    """Return the outcome of a rollout without a reward."""
+    """Return an outcome with an error and without a reward."""
     stop_reason = "timeout" if boundary == "timeout" else "error"
     return Outcome(reward=None, stop_reason=stop_reason, error=error, boundary=boundary, trace=trace)
 
@@ -101,11 +102,11 @@ def _message_of(error: object) -> str:
     try:
         return str(error)
     except Exception:
-        return "(its message cannot be read)"
+        return "(the message of this error cannot be read)"
 
 
 def missing_variable_hint(text: str, variables: Collection[str]) -> str:
-    """Return a hint if the `text` of a failure reports a missing key that is not in `variables`; else ""."""
+    """Return a hint if the error message `text` reports a missing key that is not in `variables`, or ""."""
     names = [name for name in dict.fromkeys(_KEY_NAME.findall(text)) if name not in variables]
     if not names or not _MISSING.search(text):
         return ""
@@ -116,5 +117,5 @@ def missing_variable_hint(text: str, variables: Collection[str]) -> str:
 
 
 def parse_boundary(name: object) -> Boundary:
-    """Return the boundary of that name; "step" for an unknown name."""
+    """Return `name` if it is a boundary, or "step" for an unknown name."""
     return cast(Boundary, name) if name in BOUNDARIES else "step"

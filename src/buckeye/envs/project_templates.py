@@ -1,4 +1,4 @@
-"""Creation of environment projects from the templates in `environments/template` or in the package."""
+"""Create environment projects from the templates in the package or in `environments/template`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _IGNORED = shutil.ignore_patterns("__pycache__", ".*")
 
 
 def create_project(name: str, kind: str, folder: Path) -> list[Path]:
-    """Write a project called `name` into the new folder `folder`. Return its files.
+    """Write a project with the name `name` into the new folder `folder`. Return the project's files.
 
     Raise `UsageError` for an invalid name, an unknown kind, or an existing folder.
     """
@@ -25,7 +25,7 @@ def create_project(name: str, kind: str, folder: Path) -> list[Path]:
         raise UsageError(
             f"invalid project name {name!r}",
             code="BK-CLI-ARGUMENT",
-            hint="use lowercase letters, digits and hyphens, such as `my-game`, and no Python keyword",
+            hint="use lowercase letters, digits and hyphens, such as `my-game`, but not a Python keyword",
         )
     if kind not in KINDS:
         raise UsageError(

@@ -1,9 +1,13 @@
-"""Lookup and construction of environments in this process.
+"""Find environments by id, and build them in this process.
 
-An environment is a package with a function `load_environment(**args) -> Environment`. An id is looked up in
-this order: as a path (starts with `.`, `/` or `~`, or ends in `.py`); as an environment bundled with Buckeye,
-unless a distribution of that name is installed; in the entry-point group `buckeye.environments`; as a module;
-as a folder.
+An environment is a package with a function `load_environment(**args) -> Environment`. The first match of an
+id wins:
+
+1. a path: the id starts with `.`, `/` or `~`, or ends in `.py`
+2. an environment that Buckeye contains, unless a distribution of this name is installed
+3. a name in the entry-point group `buckeye.environments`
+4. an importable module
+5. a folder
 """
 
 from __future__ import annotations
@@ -50,18 +54,18 @@ _PROTOCOL = ("name", "tasks", "rollout")
 LIBRARIES = {"reasoning-gym": "reasoning_gym", "textarena": "textarena"}
 """Module of each library with environments. Their ids are LIBRARY/NAME."""
 AGENT = "agent"
-"""Id of the environment that runs a user's program. Its arguments are the command and the tasks."""
+"""Id of the environment whose rollouts run a program of the user. Its arguments are a command and tasks."""
 
 CALLER = "caller"
-"""Id of the environment object of the process that started the run from Python."""
+"""Id of an environment object that the user passed to the Python API. It is in the process of the caller."""
 
 _BUNDLED = "dakota1890"
 _BUNDLE_FOLDERS = (Path(__file__).with_name("bundled"), Path(__file__).parents[3] / "environments")
-"""Folders of bundled environments: in the package, or in the checkout."""
+"""Folders with the environments that Buckeye contains: in the package, and in a checkout."""
 
 _Loader = TypeVar("_Loader", bound=Callable[..., Any])
 _VersionedLoader = tuple[Callable[..., Any], str | None]
-"""Loader, and the version of its distribution if known."""
+"""Loader of an environment, and the version of its distribution, if known."""
 _FORMER_ARGUMENTS = "former_arguments"
 _TRACEBACK_HINT = f"set {DEBUG_VARIABLE}=1 to see the traceback"
 
@@ -70,7 +74,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentId:
-    """Parts of `owner/name@version`; owner and version are optional."""
+    """Parts of an environment id `owner/name@version`. Owner and version are optional."""
 
     owner: str | None
     name: str
@@ -94,14 +98,15 @@ class EnvironmentId:
 
     @property
     def module(self) -> str:
-        """Name of the module."""
+        """Name of the Python module of the environment."""
         return self.name.replace("-", "_").replace(".", "_")
 
 
 def renamed_arguments(names: Mapping[str, str]) -> Callable[[_Loader], _Loader]:
-    """Return a decorator for a loader that also accepts former names of arguments.
+    """Return a decorator for a loader that also accepts former names of its arguments.
 
-    `names` maps former -> current. The loader raises `UsageError` for an argument given under both names.
+    `names` maps each former name to the current name. The decorated loader raises `UsageError` if an argument
+    is given under both names.
     """
 
     def decorate(loader: _Loader) -> _Loader:
@@ -123,13 +128,13 @@ def current_arguments(loader: Callable[..., Any], args: Mapping[str, Any]) -> di
             raise UsageError(
                 f"`{current}` is given twice: `{former}` is its former name",
                 code="BK-ENV-ARGUMENT",
-                hint=f"leave `{former}` out",
+                hint=f"remove `{former}`",
             )
     return {names.get(name, name): value for name, value in args.items()}
 
 
 def build_environment(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> Any:
-    """Return the result of `loader(**args)`. Raise `UsageError` if it fails or does not take an argument."""
+    """Return the result of `loader(**args)`. Raise `UsageError` if the call fails or an argument is wrong."""
     args = current_arguments(loader, args)
     _check_arguments(env_id, loader, args)
     try:
@@ -146,12 +151,12 @@ def build_environment(env_id: str, loader: Callable[..., Any], args: Mapping[str
 
 
 def missing_members(environment: Any) -> list[str]:
-    """Return the members of the environment protocol that an object lacks."""
+    """Return the members of the protocol `Environment` that an object lacks."""
     return [member for member in _PROTOCOL if not hasattr(environment, member)]
 
 
 def check_environment(env_id: str, environment: Any) -> Environment:
-    """Return the environment. Raise `UsageError` if it lacks a member of the protocol."""
+    """Return `environment`. Raise `UsageError` if it lacks a member of the protocol `Environment`."""
     if missing := missing_members(environment):
         raise UsageError(
             f"`load_environment` of {env_id!r} returned an object of type {type(environment).__name__}, not "
@@ -163,7 +168,7 @@ def check_environment(env_id: str, environment: Any) -> Environment:
 
 
 def installed_environments() -> list[str]:
-    """Return the names of the registered environments, sorted."""
+    """Return the sorted names of all environments in the entry-point group."""
     return sorted({entry.name for entry in metadata.entry_points(group=ENTRY_POINT_GROUP)})
 
 
@@ -173,7 +178,7 @@ def is_file_id(env_id: str) -> bool:
 
 
 def find_local_loader(env_id: str) -> Callable[..., Any] | None:
-    """Return the loader of an environment that can be imported in this process, or None.
+    """Return the loader of an environment, or None if this process has no importable environment of this id.
 
     Raise `UsageError` if the import fails.
     """
@@ -197,9 +202,9 @@ def find_local_loader(env_id: str) -> Callable[..., Any] | None:
 
 
 def find_bundled_project(env_id: str) -> Path | None:
-    """Return the project of an environment bundled with Buckeye.
+    """Return the project folder of an environment that Buckeye contains.
 
-    None for other environments, and if a distribution of that name is installed.
+    Return None for any other environment, or if a distribution of this name is installed.
     """
     if canonicalize_name(env_id.partition("@")[0].rpartition("/")[2]) != _BUNDLED:
         return None
@@ -233,9 +238,9 @@ def _from_module(wanted: EnvironmentId) -> _VersionedLoader | None:
 
 
 def _check_version(wanted: EnvironmentId, installed: str | None) -> None:
-    """Accept the requested version, or a newer release of the same x.y series.
+    """Raise `UsageError` unless the installed version is the requested version, or a newer x.y release.
 
-    Raise `UsageError` otherwise.
+    For example, 1.2.5 is installed and 1.2.3 is requested.
     """
     if wanted.version in (None, "latest"):
         return
@@ -274,7 +279,7 @@ def install_commands(wanted: EnvironmentId) -> str:
 
 
 def _check_arguments(env_id: str, loader: Callable[..., Any], args: Mapping[str, Any]) -> None:
-    """Raise `UsageError` for an argument that the loader does not take, or for a missing required one."""
+    """Raise `UsageError` for an unknown argument, or for a missing argument that the loader requires."""
     parameters = inspect.signature(loader).parameters.values()
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     accepted = ", ".join(named) or "none"
@@ -305,7 +310,9 @@ def _from_path(path: Path) -> Callable[..., Any]:
     install = ""
     if (path / "pyproject.toml").is_file():
         command = f"buckeye env install {os.path.join('.', path)}"
-        install = f"install it with its packages, and use the id that is printed: {command}"
+        install = (
+            f"install the environment with its packages, and use the id that this command prints: {command}"
+        )
     folder = path.parent if path.is_file() else path
     with report_import_errors(f"the environment at {path}", folder, install=install):
         if path.is_file():
@@ -324,7 +331,7 @@ def _from_path(path: Path) -> Callable[..., Any]:
 
 
 def import_file(path: Path) -> ModuleType:
-    """Import a Python file of the user. Modules in its folder can be imported from it, as in a script."""
+    """Import a Python file of the user. The file can import modules in its folder, as a script can."""
     folder = str(path.parent.resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
@@ -341,7 +348,7 @@ def import_file(path: Path) -> ModuleType:
 
 
 def _project_entry_point(folder: Path) -> tuple[str, str]:
-    """Return module and attribute of a project's entry point. Default: its name and `load_environment`."""
+    """Return module and function of a project's entry point. Default: its name and `load_environment`."""
     project_file = folder / "pyproject.toml"
     if not project_file.is_file():
         return folder.resolve().name.replace("-", "_"), "load_environment"
@@ -367,7 +374,7 @@ def _import_from_project(folder: Path, module: str) -> ModuleType:
             imported = importlib.import_module(module)
             if root.resolve() not in Path(str(imported.__file__)).resolve().parents:
                 raise UsageError(
-                    f"cannot import `{module}` from {folder}: a module of that name is imported already, "
+                    f"cannot import `{module}` from {folder}: a module with this name is already imported "
                     f"from {imported.__file__}",
                     code="BK-ENV-LOAD",
                     hint="rename one of the two modules",
@@ -381,16 +388,17 @@ def _import_from_project(folder: Path, module: str) -> ModuleType:
 
 
 def _source_line(error: BaseException) -> str | None:
-    """Return FILE:LINE of the newest frame in the environment's code, or None if no frame is there."""
+    """Return FILE:LINE of the innermost frame in the environment's code, or None without such a frame."""
     frames = [frame for frame in author_frames(frames_of(error)) if not frame.startswith(CODE_FOLDER)]
     return frames[-1].partition(" in ")[0] if frames else None
 
 
 @contextmanager
 def report_import_errors(subject: str, folder: Path | None = None, *, install: str = "") -> Iterator[None]:
-    """Convert any error of importing third-party code to a `UsageError`.
+    """Convert errors in the block, which imports third-party code, to a `UsageError`.
 
-    `folder` is the folder of local modules, for the message. `install` replaces its hint.
+    `subject` names the code in the message. `folder` is the folder that should contain its modules. `install`
+    is the hint for a missing module.
     """
     try:
         yield

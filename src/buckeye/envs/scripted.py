@@ -1,4 +1,4 @@
-"""Policies without a model: their replies are fixed in advance."""
+"""Policies without a model, for tests of environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ScriptedPolicy:
         """Return the fixed reply. Raise `InferenceError` after `TURN_LIMIT` calls."""
         del messages, tools
         if self.turns:
-            await asyncio.sleep(0)  # lets the deadline end a rollout that never stops calling
+            await asyncio.sleep(0)  # so that a timeout can cancel an endless rollout
         self.turns += 1
         if self.turns > TURN_LIMIT:
             raise InferenceError(
@@ -35,10 +35,10 @@ class ScriptedPolicy:
 
 
 class FailingPolicy:
-    """Policy that simulates an engine without a reply."""
+    """Policy that simulates an unreachable inference engine."""
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Raise `InferenceError`, always."""
+        """Raise `InferenceError`."""
         del messages, tools
         await asyncio.sleep(0)
         raise InferenceError(

@@ -1,4 +1,4 @@
-"""Settings for the execution of environments, in this process or in workers."""
+"""Settings of the worker processes that run environments."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 PLACEMENT_VARIABLE = "BUCKEYE_PLACED"
-"""Environment variable with a JSON object: it maps each environment's name to its `nodes` and `address`.
-"""
+"""Environment variable with a JSON object that maps each environment's name to its `nodes` and `address`."""
 Isolation = Literal["auto", "none", "process"]
 
 
@@ -19,33 +18,33 @@ Isolation = Literal["auto", "none", "process"]
 class WorkerSettings:
     """Settings of an environment's workers. All durations are in seconds.
 
-    With `isolation` "none" the environment runs in this process, with "process" in workers. With "auto",
-    Buckeye environments that can be imported run in this process. `python` is the interpreter of the workers.
-    By default it is the interpreter of the installed environment, or `sys.executable`. `processes` is the
-    number of workers. A worker and its children may use `max_memory_bytes` of memory, and write
-    `max_output_bytes` per minute. `variables` are the environment variables that the worker may see, in
-    addition to those it needs to run. `sampling` is passed to the environment (`temperature`, `max_tokens`),
-    which may ignore it. If `log_dir` is set, workers write their output to files in it, named after
-    `log_name`.
+    With `isolation` "none", the environment runs in this process. With "process", it runs in workers. With
+    "auto", it runs in this process if it is a Buckeye environment that this process can import.
     """
 
     isolation: Isolation = "auto"
     python: Path | None = None
+    """Interpreter of the workers. None: the interpreter of the installed environment, or `sys.executable`."""
     processes: int = 1
+    """Number of workers."""
     nodes: Sequence[tuple[str, int] | None] = ()
-    """Addresses of worker hosts on other nodes; None is this host. Workers are distributed over them."""
+    """Addresses of the worker hosts that share the workers. None in this list is the current host."""
     address: str = "127.0.0.1"
-    """Address at which workers reach the policy, which is in this process."""
+    """Address of this process. Workers send their requests to the policy to this address."""
     max_memory_bytes: int | None = None
+    """Maximum memory of a worker and its children together. None: no limit."""
     max_output_bytes: int = 64 * 1024 * 1024
+    """Maximum output of a worker and its children per minute."""
     variables: tuple[str, ...] = ()
+    """Environment variables that workers can read, in addition to the variables that every worker needs."""
     sampling: Mapping[str, Any] = field(default_factory=dict)
+    """`temperature` and `max_tokens` for environments that read these settings."""
     max_turns: int | None = None
     """Maximum model calls of a rollout. A further call gets no reply, and the stop reason is `max_turns`."""
     max_tokens: int | None = None
-    """Maximum tokens sampled in a rollout, over all its calls."""
+    """Maximum number of sampled tokens in all model calls of a rollout."""
     rollout_timeout: float = 3600.0
-    """A rollout that takes longer is cancelled and has no reward."""
+    """Timeout for a rollout. A rollout that exceeds it is cancelled and has no reward."""
     start_timeout: float = 60.0
     """Timeout for the first message of a started worker."""
     load_timeout: float = 900.0
@@ -55,29 +54,32 @@ class WorkerSettings:
     score_timeout: float = 600.0
     """Timeout for scoring a group."""
     cancel_timeout: float = 10.0
-    """Timeout for a cancelled rollout to end; then the worker is replaced."""
+    """Timeout for the end of a cancelled rollout. After it, a new worker replaces the worker."""
     close_timeout: float = 5.0
-    """Timeout for a worker to end on request; then it is killed."""
+    """Timeout for the exit of a worker at the end. After it, the worker is killed."""
     heartbeat_timeout: float = 60.0
-    """A worker without a message for this long is replaced."""
+    """Timeout for the next message of a worker. After it, a new worker replaces the worker."""
     max_failures: int = 5
-    """Maximum number of consecutive workers that end before they finish a rollout. After that, rollouts fail
-    during the pause before the next start.
+    """Maximum number of consecutive workers that exit before they finish a rollout.
+
+    Above it, rollouts fail at once until Buckeye starts the next worker.
     """
     log_dir: Path | None = None
+    """Folder for files with the output of workers. None: no files."""
     log_name: str = "environment"
+    """Beginning of the names of the files in `log_dir`."""
     module: str | None = None
-    """Module of an installed environment. None: the module that its id names."""
+    """Module of an installed environment. None: use the module that the environment's id names."""
     adapter: Path | None = None
-    """Python file that defines how the environment is run, in place of the bundled adapters."""
+    """Python file of the user that runs the environment. None: use an adapter of Buckeye."""
 
 
 def read_placement(name: str) -> dict[str, Any]:
-    """Return the settings `nodes` and `address` that a run assigned to an environment."""
+    """Return the settings `nodes` and `address` that the launcher assigned to an environment."""
     settings: dict[str, Any] = json.loads(os.environ.get(PLACEMENT_VARIABLE, "{}")).get(name, {})
     return settings
 
 
 def with_variables(names: Sequence[str]) -> WorkerSettings:
-    """Return worker settings with these variables. With variables, the environment runs in a worker."""
+    """Return worker settings. If `names` lists environment variables, the environment runs in workers."""
     return WorkerSettings(isolation="process" if names else "auto", variables=tuple(names))

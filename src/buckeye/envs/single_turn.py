@@ -1,4 +1,4 @@
-"""Simplest environment: one question, one reply, one grade."""
+"""Base class of environments whose rollouts have one reply."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from buckeye.envs.base import Outcome, Policy, Reply, Task
 
 
 class SingleTurnEnvironment(ABC):
-    """Environment that asks each task once and grades the reply. Subclasses implement `grade`."""
+    """Environment that calls the policy once per rollout. Subclasses implement `grade` for the reply."""
 
     def __init__(self, name: str, splits: Mapping[str, Sequence[Task]]) -> None:
         self.name = name
@@ -21,14 +21,14 @@ class SingleTurnEnvironment(ABC):
         return tuple(self._splits)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of a split. Raise `KeyError` that names the splits for an unknown split."""
+        """Return the tasks of a split. Raise `KeyError` with the names of all splits for an unknown split."""
         if split not in self._splits:
             raise KeyError(f"{self.name} has no split {split!r}; it has {', '.join(self._splits)}")
         return self._splits[split]
 
     @abstractmethod
     def grade(self, task: Task, reply: Reply) -> Outcome:
-        """Return the outcome of a finished reply. Must be deterministic and keep no state."""
+        """Return the outcome for a reply. An implementation must be deterministic, and must keep no state."""
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
         """Call the policy once and grade its reply."""

@@ -1,4 +1,4 @@
-"""Conversation with tool calls before the answer."""
+"""Run a conversation in which the model calls tools before it answers."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from buckeye.envs.base import Message, Policy, Reply, Tool
 from buckeye.envs.call_arguments import read_arguments
 
 StopReason = Literal["answered", "truncated", "turn_limit"]
-"""Reason for the end: `answered`: a reply without calls. `truncated`: cut off by a length limit.
-`turn_limit`: still calling tools in the last turn.
+"""Reason for the end of a conversation.
+
+`answered`: the last reply has no calls. `truncated`: the last reply reached a length limit. `turn_limit`: the
+reply in the last turn has calls.
 """
 
 CallTool = Callable[[str, Mapping[str, Any]], str | Awaitable[str]]
-"""Function that runs a tool by name, with arguments that fit its schema. A synchronous one must be fast."""
+"""Function that runs a tool, given its name and valid arguments. A synchronous function must be fast."""
 
 _MAX_RESULT = 8_000
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -34,12 +36,12 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 class ToolError(Exception):
-    """Error of a tool; its text is shown to the model."""
+    """Error of a tool. The model reads the message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolPlay:
-    """Result of a conversation. `tool_calls` counts all calls, `tool_errors` those that returned an error."""
+    """Result of a conversation. `tool_calls` counts all calls, and `tool_errors` the calls with an error."""
 
     reply: Reply
     messages: tuple[Message, ...]
@@ -50,7 +52,7 @@ class ToolPlay:
 
     @property
     def components(self) -> dict[str, float]:
-        """Return the counts as `components` of an `Outcome`."""
+        """The counts as `components` of an `Outcome`."""
         counts = {"n_turns": self.n_turns, "tool_calls": self.tool_calls, "tool_errors": self.tool_errors}
         return {name: float(count) for name, count in counts.items()}
 
@@ -64,12 +66,12 @@ async def play_with_tools(
     max_calls: int,
     timeout: float = 60.0,
 ) -> ToolPlay:
-    """Call the policy until it answers without a tool call.
+    """Call the policy until it replies without a tool call, in at most `max_calls` + 2 turns.
 
-    The first `max_calls` calls are run, each for at most `timeout` seconds; then the policy is informed that
-    none are left. It has `max_calls` + 2 turns. A wrong call (unknown tool, unreadable or invalid arguments,
-    `ToolError`, timeout) returns an error text to the policy. Any other exception of a tool is raised: the
-    rollout has an error and no reward.
+    Run the first `max_calls` calls, each for at most `timeout` seconds. The result of the last call tells the
+    model to answer. For a wrong call (unknown tool, invalid arguments, `ToolError` or timeout), the model
+    reads an error text. Any other exception of a tool propagates, so that the rollout has an error and no
+    reward.
     """
     conversation = list(messages)
     calls = errors = turns = 0
@@ -136,13 +138,13 @@ async def _run_call(
 
 
 def _check_call(function: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str, Mapping[str, Any]]:
-    """Return the tool's name and arguments that fit its schema. Raise `ToolError` if they do not."""
+    """Return the name and the arguments of a valid call. Raise `ToolError` for an invalid call."""
     name, arguments = function["name"], function["arguments"]
     if not name:
         raise ToolError('the call could not be read. Write JSON: {"name": "...", "arguments": {...}}.')
     schemas = {tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools}
     if name not in schemas:
-        raise ToolError(f"there is no tool {name!r}. {_list_choices(name, schemas)}")
+        raise ToolError(f"no tool {name!r}. {_list_choices(name, schemas)}")
     try:
         arguments = read_arguments(arguments)
     except ValueError as error:
@@ -152,10 +154,7 @@ def _check_call(function: Mapping[str, Any], tools: Sequence[Tool]) -> tuple[str
 
 
 def _check_arguments(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
-    """Check arguments against the schema keywords required, properties, type and enum.
-
-    Raise `ToolError` on a mismatch.
-    """
+    """Raise `ToolError` if arguments violate `required`, `properties`, `type` or `enum` of the schema."""
     properties = schema.get("properties", {})
     for name in schema.get("required", ()):
         if name not in arguments:
@@ -188,4 +187,4 @@ def _has_type(value: Any, json_type: str) -> bool:
 def _list_choices(name: str, known: Mapping[str, Any]) -> str:
     close = difflib.get_close_matches(name, known, 1)
     suggestion = f" Did you mean {close[0]}?" if close else ""
-    return f"There are: {', '.join(known) or 'none'}.{suggestion}"
+    return f"Available: {', '.join(known) or 'none'}.{suggestion}"

@@ -1,1 +1,1 @@
-"""MCP servers as environments: sessions, action mappings, the reply parser and the rollout."""
+"""Environment whose model calls the tools of MCP servers: configuration, rollouts and grading."""

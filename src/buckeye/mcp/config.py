@@ -40,9 +40,9 @@ class ParserConfig(BaseConfig):
     use_thinking: bool = True
     """Require replies to begin with <think>...</think>."""
     format: ReplyFormat = "xml"
-    """`xml`: calls are written as <tool>name(...)</tool>. `tools`: the chat template's own tool calls."""
+    """`xml`: the model writes calls as <tool>name(...)</tool>. `tools`: it uses native tool calls."""
     several_calls: SeveralCalls = "first"
-    """A reply with several calls: run the `first` only, treat it as an `error`, or run `all` in order."""
+    """If a reply has several calls: run only the `first`, reject the reply with an `error`, or run `all`."""
     xml_weight: NonNegativeFloat = 0.6
     """Weight of the tags in the format score."""
     action_weight: NonNegativeFloat = 0.4
@@ -59,9 +59,9 @@ class WeightsConfig(BaseConfig):
     """Weights of the reward's parts. An omitted part has weight 0."""
 
     task_completion: NonNegativeFloat = 0.0
-    """Weight of the graders and evaluate_tool."""
+    """Weight of the score from evaluate_tool and the graders."""
     tool_execution: NonNegativeFloat = 0.0
-    """Weight of the share of calls that succeeded."""
+    """Weight of the share of the model's calls that succeeded."""
     format_compliance: NonNegativeFloat = 0.0
     """Weight of the mean format score of the replies."""
 
@@ -72,7 +72,7 @@ class WeightsConfig(BaseConfig):
         return self
 
     def mean(self, parts: Mapping[str, float]) -> float:
-        """Return the weighted mean of the parts. All parts must be given."""
+        """Return the weighted mean of `parts`, which must have a value for each weight."""
         weights = dict(self)
         assert parts.keys() == weights.keys(), "a part is missing or unknown"
         return sum(weights[name] * parts[name] for name in weights) / sum(weights.values())
@@ -91,7 +91,7 @@ class DefaultsConfig(BaseConfig):
     max_turns: PositiveInt = 100
     """Maximum number of model replies."""
     time_limit: PositiveFloat | None = None
-    """Seconds after which a rollout is stopped and graded in its current state. None: no limit."""
+    """Maximum duration of a rollout in seconds. Then the rollout stops, and is graded. None: no limit."""
     setup_timeout: PositiveFloat = 120.0
     """Timeout in seconds for the start of the servers, and for each setup call."""
     tool_timeout: PositiveFloat = 60.0
@@ -104,12 +104,12 @@ class DefaultsConfig(BaseConfig):
     Applies to servers that a task starts as a command. If false, every session starts a new process.
     """
     workdir_bytes: PositiveInt = 2**30
-    """Maximum size of a rollout's folder in bytes. A larger folder ends the rollout.
+    """Maximum size of a rollout's folder in bytes. The rollout ends if the folder is larger.
 
-    Files that its servers write count too.
+    Files that the servers write count too.
     """
     keep_workdir: Annotated[str, Field(min_length=1)] | None = None
-    """Folder for the folders of finished rollouts. None: delete them."""
+    """Directory that keeps the folders of finished rollouts. None: delete these folders."""
 
 
 class GymConfig(BaseConfig):
@@ -126,10 +126,10 @@ class GymConfig(BaseConfig):
     rubric: RubricConfig = RubricConfig()
     """Composition of the reward."""
     files: Annotated[str, Field(min_length=1)] | None = None
-    """Initial content of every rollout's folder, unless its task sets another.
+    """Path of the initial content of every rollout's folder. A task can override this path.
 
-    It is a folder, an archive, a script that creates files in its current directory, or a single file. A
-    relative path starts at the folder of the configuration file.
+    The content is a folder, an archive, a single file, or a script that creates files in its current
+    directory. A relative path starts at the folder of the configuration file.
     """
     shared_state: bool = False
     """Allow training although rollouts share state: skip the isolation check."""
@@ -148,7 +148,7 @@ class GymConfig(BaseConfig):
 
     @cached_property
     def actions(self) -> Mapping[str, Action]:
-        """Compiled actions of `action_mappings`, and `done`. Raises ConfigError for an invalid action."""
+        """Actions of `action_mappings`, and the action `done`. Raises ConfigError for an invalid action."""
         actions, problems = compile_actions(self.action_mappings)
         if problems:
             raise config_error(_locate(problems, _ACTIONS, Settings()))
@@ -166,7 +166,7 @@ class GymConfig(BaseConfig):
 def load_gym_config(path: Path) -> GymConfig:
     """Load a YAML or JSON configuration file.
 
-    Raises ConfigError that lists every problem with file, line and key.
+    Raises ConfigError with the file, line and key of every problem.
     """
     settings = read_yaml(path)
     config, problems = validate(GymConfig, settings)
@@ -194,7 +194,7 @@ def gym_schema() -> dict[str, Any]:
 
 
 def _locate(problems: Sequence[Problem], table: str, settings: Settings) -> list[Problem]:
-    """Return the problems of a table with their full paths and their lines in the file."""
+    """Return the problems of a table with full key paths and with their lines in the file."""
     paths = [(table, *problem.path) for problem in problems]
     return [
         replace(problem, path=path, location=settings.location(path))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 NAME = "mcp"
 FORMER_NAME = "buckeye-vf-gym"
-"""Former id of this environment. Configurations with it still run."""
+"""Former id of this environment. Configurations may still use this id."""
 FORMER_ARGUMENTS = {"taskset": "dataset", "eval_taskset": "eval_dataset"}
 """Current name of each former argument. Both names are accepted."""
 TRAIN, EVAL = "train", "eval"
@@ -42,12 +42,12 @@ _ISOLATION_SECONDS = 20.0
 def load_environment(
     dataset: str, config_path: str, eval_dataset: str | None = None, num_tasks: int | None = None
 ) -> McpEnvironment:
-    """Return the environment for `dataset` and the configuration file `config_path`.
+    """Return the environment for the tasks of `dataset` and the configuration file `config_path`.
 
     `dataset` is a JSON file, a dataset folder, or the name of a dataset on the Hugging Face hub. The split
-    `eval` is `eval_dataset` if given. Otherwise it has the tasks whose metadata has `"split": "eval"` and
-    those of the dataset's test files. All other tasks are the split `train`, cut to `num_tasks` tasks if
-    given. Raises UsageError.
+    `eval` has the tasks of `eval_dataset`. Without `eval_dataset`, the split `eval` has the tasks of
+    `dataset` with `"split": "eval"` in their metadata, and the tasks of its test files. The split `train` has
+    all other tasks, or the first `num_tasks` of them. Raises UsageError for an invalid file or argument.
     """
     need("mcp", "An MCP environment")
     config = load_gym_config(Path(config_path).expanduser())
@@ -74,7 +74,7 @@ def load_environment(
 
 
 def is_mcp(env_id: str) -> bool:
-    """Return True if an id names this environment, by its current or its former name."""
+    """Return True if `env_id` is the current or the former id of this environment."""
     return not is_file_id(env_id) and canonicalize_name(EnvironmentId.parse(env_id).name) in (
         NAME,
         FORMER_NAME,
@@ -82,12 +82,12 @@ def is_mcp(env_id: str) -> bool:
 
 
 class McpEnvironment:
-    """Environment that runs rollouts against MCP servers. Each rollout has its own sessions."""
+    """Environment that runs rollouts against MCP servers. Each rollout opens its own sessions."""
 
     def __init__(
         self, config: GymConfig, splits: Mapping[str, Sequence[McpTask]], *, name: str = NAME
     ) -> None:
-        """Raises UsageError for a duplicate task id, and for an action whose tool also grades."""
+        """Raise UsageError for a duplicate task id, missing files, or an action that calls a grading tool."""
         self.name = name
         self._config = config
         self._tasks: dict[str, McpTask] = {}
@@ -100,7 +100,7 @@ class McpEnvironment:
                     raise UsageError(
                         f"two tasks have the id {task.id!r}",
                         code="BK-ENV-TASKS",
-                        hint="give each task a different id, also in different splits",
+                        hint="give every task in all splits a different id",
                     )
                 self._tasks[task.id] = task
         _check_grading_tools(config, self._tasks.values())
@@ -118,9 +118,9 @@ class McpEnvironment:
         return self._config.parser.format == "tools"
 
     def tasks(self, split: str) -> Sequence[Task]:
-        """Return the tasks of a split. Setup output is not in these prompts: each rollout adds its own.
+        """Return the tasks of a split. Each rollout adds the output of its setup to the prompt.
 
-        Raises KeyError that names the available splits.
+        Raises KeyError with the names of all splits if `split` is unknown.
         """
         from buckeye.mcp.rollout import first_messages
 
@@ -141,8 +141,8 @@ class McpEnvironment:
         return self._tasks_by_split[split]
 
     async def rollout(self, task: Task, policy: Policy) -> Outcome:
-        """Run one rollout. A failure of the environment gives an outcome with an error."""
-        from buckeye.mcp.rollout import SERVER_LOST, run_rollout  # importing the SDK takes a second
+        """Run one rollout. If the environment fails, return an outcome with an error and without a reward."""
+        from buckeye.mcp.rollout import SERVER_LOST, run_rollout  # the MCP SDK takes a second to import
 
         try:
             outcome = await run_rollout(self._tasks[task.id], self._config, policy)
@@ -171,7 +171,7 @@ class McpEnvironment:
         return await probe_isolation(next(iter(self._splits.values()), ()), self._config, seconds)
 
     async def check_tools(self) -> None:
-        """Start servers of the tasks.
+        """Start the servers of some tasks, and check their tools.
 
         Raises UsageError if a task names a tool that none of its servers has.
         """
@@ -182,8 +182,8 @@ class McpEnvironment:
     async def check_isolation(self) -> str:
         """Test before training if rollouts share state, and return the result as one line.
 
-        Raises UsageError if they do, or if a task names a tool that none of its servers has. With
-        `shared_state` only the tools are checked.
+        Raises UsageError if rollouts share state, or if a task names a tool that none of its servers has. If
+        the configuration sets `shared_state`, only check the tools.
         """
         await self.check_tools()
         if self._config.shared_state:
@@ -203,9 +203,9 @@ def _hash_start(task: McpTask) -> str:
 
 
 def _check_grading_tools(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """Raise UsageError if an action reaches a tool of evaluate_tool: the model must not grade its own task.
+    """Raise UsageError if an action calls a tool of evaluate_tool. The model must not grade its own task.
 
-    Setup tools are allowed, because the model may need them too, for example to open a page.
+    An action may call a setup tool, because the model may need this tool too, for example to open a page.
     """
     grading_tools = {call.name for task in tasks for call in task.evaluate_tool}
     for action in config.actions.values():
@@ -219,9 +219,9 @@ def _check_grading_tools(config: GymConfig, tasks: Iterable[McpTask]) -> None:
 
 
 def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """Raise UsageError if a task's files do not exist, or if no server of the task can see them.
+    """Raise UsageError if a task's files do not exist, or if no server of the task can read them.
 
-    Only servers that are started as a command see the rollout's folder.
+    Only servers with a `command` can read the rollout's folder. HTTP servers cannot.
     """
     for task in tasks:
         files = task.files or config.files
@@ -233,15 +233,14 @@ def _check_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
             )
         if task.files and not any(isinstance(server, StdioServer) for server in task.mcp_config.values()):
             raise UsageError(
-                f"task {task.id!r} has files, but no server that is started as a command: HTTP servers never "
-                "see them",
+                f"task {task.id!r} has `files`, but its servers are HTTP servers, which cannot read them",
                 code="BK-ENV-TASKS",
                 hint="remove `files`, or start a server with `command` in mcp_config",
             )
 
 
 def _warn_of_unreachable_files(config: GymConfig, tasks: Iterable[McpTask]) -> None:
-    """Warn about existing files that a server cannot find in its rollout's folder, once per file."""
+    """Warn, once per file, about existing files that a server will not find in its rollout's folder."""
     unreachable = {
         path: task.id
         for task in tasks
@@ -252,9 +251,9 @@ def _warn_of_unreachable_files(config: GymConfig, tasks: Iterable[McpTask]) -> N
     }
     for path, task_id in unreachable.items():
         log.warning(
-            "a server of task %s will not find %s: it starts in the folder of its rollout. Set `files` in "
-            "the configuration and refer to it as {workdir}/..., or write an absolute path if rollouts may "
-            "share it (docs/explanation/mcp-rollouts.md)",
+            "a server of task %s will not find %s, because servers start in the folder of their rollout. Set "
+            "`files` in the configuration, and write the path as {workdir}/... If rollouts may share the "
+            "file, write its absolute path (docs/explanation/mcp-rollouts.md)",
             task_id,
             path,
         )

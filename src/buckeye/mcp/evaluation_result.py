@@ -1,4 +1,4 @@
-"""Reward and metrics from the result of an evaluation call."""
+"""Read the reward and the metrics in the result of a call of evaluate_tool."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _MAX_METRICS = 32
 
 
 def decode_result(result: CallResult) -> Any:
-    """Return a call's result as data: its structured content, or its text parsed as JSON. None if neither.
+    """Return the structured content of a call's result, or its text parsed as JSON, or None.
 
-    SDKs wrap a plain return value in an object whose only key is `result`; it is unwrapped.
+    SDKs wrap a plain return value in an object whose only key is `result`. Return the value of this key.
     """
     value = result.structured
     if isinstance(value, Mapping) and list(value) == ["result"]:
@@ -31,10 +31,10 @@ def decode_result(result: CallResult) -> Any:
 
 
 def parse_reward(tool: str, result: CallResult) -> tuple[float, dict[str, float]]:
-    """Return the reward of an evaluation, and its other numbers as metrics.
+    """Return the reward in the result of an evaluation call, and the other numbers in the result as metrics.
 
-    The reward is the key `reward`, `grade` or `score` of an object, or the value itself. Booleans count as 0
-    and 1. Raises EvaluateError if the evaluation failed or has no finite reward.
+    The reward is the value of `reward`, `grade` or `score` in an object, or the result itself. Booleans count
+    as 0 and 1. Raises EvaluateError if the call failed or returned no finite reward.
     """
     if result.is_error:
         raise EvaluateError(f"{tool} failed: {_quote(result.text)}")

@@ -1,4 +1,4 @@
-"""Readable problems of tasks, graders and actions, made from pydantic's errors."""
+"""Convert pydantic's errors in tasks, graders and actions to problems with key paths and plain messages."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ _EXPECTED = {
 def collect_problems(model: type[BaseConfig], values: Any, error: ValidationError) -> list[Problem]:
     """Return all problems in a pydantic error, one per path.
 
-    The paths are those of `values`.
+    Each path leads to a key of `values`.
     """
     problems = [_problem(model, values, detail) for detail in error.errors(include_url=False)]
     return list({problem.path: problem for problem in problems}.values())
 
 
 def format_value(value: Any) -> str:
-    """Return a value as messages show it: objects and lists by type, others as JSON, cut at 60 characters."""
+    """Return a value as text for a message: the type of an object or list, or 60 characters of JSON."""
     if isinstance(value, Mapping | list):
         return "an object" if isinstance(value, Mapping) else "a list" if value else "an empty list"
     text = json.dumps(value, ensure_ascii=False, default=str)
@@ -73,8 +73,8 @@ def _locate(
 ) -> tuple[KeyPath, list[type[BaseConfig]]]:
     """Return the path of an error in the values, and the classes that may have the field.
 
-    pydantic's location also contains names of union members, and index 0 for an item that is written without
-    a list. Both are dropped.
+    Drop two parts of pydantic's location that are not in the values: the names of union members, and index 0
+    for an item that the user wrote without a list.
     """
     path: KeyPath = ()
     owners = inner = [model]

@@ -1,4 +1,4 @@
-"""One rollout: sessions, setup, conversation and evaluation. The evaluation always runs."""
+"""Run one rollout of an MCP task: open sessions, exchange messages with the model, and grade the result."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ StopReason = Literal["done", "answered", "environment_done", "turn_limit", "time
 """Reason why a rollout ended.
 
 `done`: the model called an action without a tool. `answered`: the model replied with text and no call.
-`environment_done`: a result contained `done: true`. `turn_limit`, `time_limit`: limits of the configuration.
-`truncated`: a reply was cut off at a length limit.
+`environment_done`: the result of a call contained `done: true`. `turn_limit`: the model sent `max_turns`
+replies. `time_limit`: the rollout reached its `time_limit` or its deadline. `truncated`: a reply reached its
+maximum length.
 """
 
 SERVER_LOST = "server_lost_by_call"
-"""Component that counts calls of the model that made a server fail. A fresh server works."""
+"""Component of an outcome: the number of model calls that made a server fail, although fresh servers work."""
 _NO_CALL = "Your reply has no tool call. Write one, as <tool>name(...)</tool>."
 _MAX_ARGUMENTS_CHARS = 200
-_GRADING_SHARE = 0.1  # share of the rollout's time, because a rollout must be graded before its deadline
-_NOT_RUN = "Not run: only the first call of a reply is."
+_GRADING_SHARE = 0.1  # of the time until the deadline, because grading must end before the deadline
+_NOT_RUN = "Not run: only the first call of a reply is run."
 
 
 @dataclass(slots=True)
@@ -61,9 +62,9 @@ class _Counts:
 
 
 async def run_rollout(task: McpTask, config: GymConfig, policy: Policy) -> Outcome:
-    """Run a task's rollout.
+    """Run one rollout of a task, and return its outcome.
 
-    Raises McpEnvironmentError if the environment failed; the rollout then has no reward.
+    Raises McpEnvironmentError if the environment fails, because the rollout then has no reward.
     """
     started = time.monotonic()
     async with open_rollout_resources(task, config) as resources:
@@ -91,14 +92,14 @@ async def run_rollout(task: McpTask, config: GymConfig, policy: Policy) -> Outco
 
 
 def first_messages(task: McpTask, config: GymConfig, state: str = "") -> list[Message]:
-    """Return the conversation before the first turn. `state` is the setup's output, added to the prompt."""
+    """Return the messages before the first turn. The prompt ends with `state`, the output of the setup."""
     prompt = f"{task.prompt}\n\n{state}" if state else task.prompt
     system = [{"role": "system", "content": config.system_prompt}] if config.system_prompt else []
     return [*system, {"role": "user", "content": prompt}]
 
 
 class _Conversation:
-    """Turns of one rollout."""
+    """Messages, calls and counters of one rollout."""
 
     def __init__(self, task: McpTask, config: GymConfig, policy: Policy, resources: RolloutResources) -> None:
         self._task, self._config, self._policy = task, config, policy
@@ -117,7 +118,10 @@ class _Conversation:
         self.counts = _Counts()
 
     async def run(self, started: float) -> StopReason:
-        """Run turns until the rollout ends, and return the reason. `started` is in monotonic seconds."""
+        """Run turns until the rollout ends, and return the stop reason.
+
+        `started` is the value of `time.monotonic()` at the start of the rollout.
+        """
         limits = self._config.defaults
         self._deadline = started + (1 - _GRADING_SHARE) * (ROLLOUT_DEADLINE.get() - started)
         last_start = min(self._deadline, started + (limits.time_limit or math.inf))
@@ -125,7 +129,7 @@ class _Conversation:
             if time.monotonic() >= last_start:
                 return "time_limit"
             reply = await self._policy.chat(self._messages, tools=self._tools)
-            # an empty, truncated reply means that the context is full
+            # an empty, truncated reply is not a turn, because it only means that the context is full
             if reply.text or reply.finish_reason == "stop":
                 self.counts.turns += 1
             parsed = self._parse(reply)
@@ -141,7 +145,7 @@ class _Conversation:
         return "turn_limit"
 
     def build_finished_rollout(self) -> FinishedRollout:
-        """Return the rollout as graders see it."""
+        """Return the data of the rollout that graders read."""
         return FinishedRollout(
             task={"id": self._task.id, "prompt": self._task.prompt, "metadata": self._task.metadata},
             messages=self._messages,
@@ -153,7 +157,7 @@ class _Conversation:
 
     @property
     def _may_answer(self) -> bool:
-        """True if text without a call is accepted as an answer, not reported as a missing call."""
+        """True if the rollout accepts text without a call as an answer. Otherwise a call is missing."""
         return self._reply_is_graded or self.counts.successes > 0
 
     def _parse(self, reply: Reply) -> ParsedReply:
@@ -168,7 +172,7 @@ class _Conversation:
         return parsed
 
     async def _run_calls(self, reply: Reply, parsed: ParsedReply) -> list[Message]:
-        """Run the calls of a reply and return the next messages: results, and problems of the reply."""
+        """Run the calls of a reply, and return messages with their results and the problems of the reply."""
         results: list[tuple[ParsedCall, str]] = []
         for call in parsed.calls:
             results.append((call, await self._run_call(call)))
@@ -181,7 +185,7 @@ class _Conversation:
         return [{"role": "user", "content": "\n".join(texts) or _NO_CALL}]
 
     async def _run_call(self, call: ParsedCall) -> str:
-        """Run a call and return its result as text. Sets the stop reason if the call ends the rollout."""
+        """Run a call, and return its result as text. Set the stop reason if the call ends the rollout."""
         try:
             bound = bind_call(call, self._config.actions, self._sessions.schemas)
         except ActionError as error:
@@ -206,9 +210,9 @@ class _Conversation:
     async def _handle_fault(
         self, tool: str, arguments: Mapping[str, Any], fault: McpEnvironmentError
     ) -> CallResult:
-        """Return the result that the model reads if its call broke the server.
+        """Return an error result for the model, whose call made the server fail.
 
-        Raises `fault` if a fresh session fails too, because then the environment is at fault.
+        Raises `fault` if a fresh session fails too, because the model's call is then not the cause.
         """
         is_known = bool(self.counts.lost_calls) and isinstance(fault, SessionLostError)
         if not is_known and not await works_in_fresh_session(self._task, self._config):

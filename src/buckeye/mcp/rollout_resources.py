@@ -1,4 +1,4 @@
-"""Folder and sessions of one rollout, after the task's setup."""
+"""Open and close the folder and the MCP sessions of one rollout, and run the task's setup."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from buckeye.mcp.tasks.task_schema import McpTask, ToolCall, call_arguments
 from buckeye.mcp.workdir.folder import Workdir, open_workdir
 
 _LISTEN_SECONDS = 60.0  # `setup_timeout` may end the wait earlier
-_MAX_CHECKED = 4  # sets of servers
-_CHECK_SECONDS = 30.0  # per set of servers; all sets start together
+_MAX_CHECKED = 4  # different `mcp_config`s
+_CHECK_SECONDS = 30.0  # per `mcp_config`; the servers of all start together
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutResources:
-    """Open sessions, the folder of their servers, and the setup's output (`setup_output`) for the prompt."""
+    """Open sessions of a rollout, the folder of their servers, and the setup's output for the prompt."""
 
     sessions: RolloutSessions
     workdir: Workdir
@@ -37,7 +37,7 @@ class RolloutResources:
 
 @asynccontextmanager
 async def open_rollout_resources(task: McpTask, config: GymConfig) -> AsyncIterator[RolloutResources]:
-    """Open folder and sessions, run the setup, and close them at the end of the block.
+    """Open the folder and the sessions of a rollout, and run the task's setup. Close both at exit.
 
     Raises StartError, SetupError, or a more specific McpEnvironmentError.
     """
@@ -52,7 +52,10 @@ async def open_rollout_resources(task: McpTask, config: GymConfig) -> AsyncItera
 
 
 async def works_in_fresh_session(task: McpTask, config: GymConfig) -> bool:
-    """Return True if fresh sessions start and can be set up. If so, the model's calls caused the fault."""
+    """Return True if fresh sessions start, and the task's setup succeeds in them.
+
+    If True, the model's calls caused the fault of the current session.
+    """
     try:
         async with open_rollout_resources(task, config):
             return True
@@ -61,9 +64,9 @@ async def works_in_fresh_session(task: McpTask, config: GymConfig) -> bool:
 
 
 async def check_servers(tasks: Sequence[McpTask], config: GymConfig) -> None:
-    """Start some sets of servers, and check that they have the tools that their tasks name.
+    """Start the servers of some tasks, and check that they have the tools that the tasks name.
 
-    Raises UsageError if a task cannot run. Other faults are logged: the rollouts retry and report them.
+    Raises UsageError if a task can never run. Log other faults, because rollouts retry them.
     """
     with_servers: dict[str, list[McpTask]] = {}
     for task in tasks:
@@ -75,7 +78,7 @@ async def check_servers(tasks: Sequence[McpTask], config: GymConfig) -> None:
 
 
 async def _check_set(tasks: Sequence[McpTask], config: GymConfig) -> UsageError | None:
-    """Check the tools of tasks that have the same servers. Return the error if a task cannot run."""
+    """Check the tools of tasks that have the same servers. Return an error if a task can never run."""
     checked = tasks[0]
     try:
         async with (
@@ -124,7 +127,7 @@ async def run_task_call(
 
 
 def truncate_text(text: str, max_chars: int) -> tuple[str, int]:
-    """Return the first `max_chars` characters with a note about the cut, and the number of characters cut."""
+    """Return the first `max_chars` characters plus a note about the cut, and the number of cut characters."""
     cut = max(0, len(text) - max_chars)
     return (f"{text[:max_chars]}\n(cut: {cut} more characters)" if cut else text), cut
 
@@ -163,7 +166,7 @@ def _named_tools(task: McpTask, config: GymConfig) -> Iterator[tuple[type[TaskEr
 
 
 def _mismatch(arguments: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
-    """Return the difference between the names of arguments and those of a tool's schema, or ""."""
+    """Return the first missing or unknown argument of a call as text, or ""."""
     missing = [name for name in schema.get("required") or () if name not in arguments]
     known = schema.get("properties") or {}
     unknown = [name for name in arguments if name not in known]

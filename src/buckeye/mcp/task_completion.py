@@ -24,7 +24,7 @@ class TaskCompletion:
     """Completion score of one rollout.
 
     `score` is the weighted mean of all verdicts. `components` has each verdict's score and the other numbers
-    of evaluate_tool; `explanations` has the text of each verdict.
+    of evaluate_tool. `explanations` has the explanation of each verdict.
     """
 
     score: float
@@ -35,12 +35,11 @@ class TaskCompletion:
 async def grade_rollout(
     task: McpTask, config: GymConfig, resources: RolloutResources, rollout: FinishedRollout
 ) -> TaskCompletion:
-    """Return the completion of a finished rollout.
+    """Return the completion score of a finished rollout.
 
-    If evaluate_tool or a grader fails, it is repeated on a fresh session that no model has touched. If it
-    works there, the model caused the failure: the score is 0, with an explanation, and counts in
-    `graders_failed`. If it fails there too, the environment is at fault: raises EvaluateError, or
-    TaskError if a retry fails the same way.
+    If evaluate_tool or a grader fails, repeat it on a fresh session without the model's calls. If it then
+    succeeds, the model caused the failure: its score is 0, and `graders_failed` counts it. If it fails again,
+    the environment caused the failure: raise EvaluateError, or TaskError if no retry can succeed.
     """
     verdicts: list[tuple[str, float, GraderVerdict]] = []
     numbers: dict[str, float] = {}
@@ -78,9 +77,9 @@ async def grade_rollout(
 async def _run_evaluation(
     task: McpTask, config: GymConfig, sessions: RolloutSessions
 ) -> tuple[float, dict[str, float]]:
-    """Return the reward of the last evaluation call and its other numbers.
+    """Run the calls of evaluate_tool. Return the reward and the other numbers of the last call.
 
-    Raises EvaluateError and TaskError.
+    Raises EvaluateError or TaskError if a call fails.
     """
     outcome: tuple[float, dict[str, float]] = 0.0, {}
     for call in task.evaluate_tool:
@@ -91,7 +90,7 @@ async def _run_evaluation(
 
 
 async def _check_evaluation(task: McpTask, config: GymConfig, error: McpEnvironmentError) -> None:
-    """Raise `error` unless the evaluation works on a fresh session, without any call of a model."""
+    """Raise `error` unless evaluate_tool succeeds on a fresh session, without any call of the model."""
     try:
         async with open_rollout_resources(task, config) as fresh:
             await _run_evaluation(task, config, fresh.sessions)

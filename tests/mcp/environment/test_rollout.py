@@ -208,10 +208,10 @@ def test_worker_waits_longer_than_the_checks_take():
 @pytest.mark.parametrize(
     ("way", "read", "reward"),
     [
-        ("hang-in-call", "Error: act: it gave no result in time.", 0.0),
-        ("die-in-call", "Error: act: its server has ended.", 0.0),
+        ("hang-in-call", "Error: act: it returned no result in time.", 0.0),
+        ("die-in-call", "Error: act: its server exited.", 0.0),
         ("wrong-shape", "Error: act: its result cannot be used.", 1.0),
-        ("flood", "Error: act: its output was too large, and its server was ended.", 0.0),
+        ("flood", "Error: act: its output was too large, so its server was killed.", 0.0),
         ("tool-gone", "Error: act: it cannot be called.", 1.0),
     ],
 )

@@ -191,7 +191,7 @@ def test_sessions_start_normally_after_parent_ended(installed, caplog):
         ("SEEN = dict(os.environ)", "all variables"),
         ("import my_server", "the program itself"),
         ("if not os.environ.get('SECRET'): raise ValueError('no')", "ValueError: no"),
-        ("if not os.environ.get('SECRET'): os._exit(7)", "ended"),
+        ("if not os.environ.get('SECRET'): os._exit(7)", "exited"),
     ],
 )
 def test_libraries_that_cannot_be_shared_disable_forking(installed, caplog, library, reason):

@@ -330,7 +330,7 @@ def test_missing_or_unreachable_files_are_refused_at_load(tmp_path):
     with pytest.raises(UsageError, match="/nowhere"):
         McpEnvironment(config(), {"train": [task(files="/nowhere")]})
     far = task(mcp_config={"notes": {"url": "http://localhost:1/mcp"}}, files=str(tmp_path))
-    with pytest.raises(UsageError, match="never"):
+    with pytest.raises(UsageError, match="cannot read"):
         McpEnvironment(config(), {"train": [far]})
 
 

@@ -1,4 +1,4 @@
-"""Modules that Buckeye imports and that interpreters of environments load by path.
+"""Modules that Buckeye imports, and that the interpreters of third-party environments load from their path.
 
-They need only Python 3.10 and the standard library, and import nothing of Buckeye.
+These modules need Python 3.10 and the standard library, and import nothing else of Buckeye.
 """

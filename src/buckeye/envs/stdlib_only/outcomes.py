@@ -1,6 +1,6 @@
-"""Valid forms of a rollout's outcome, and of an error with its frames.
+"""Check outcomes of rollouts, and errors with their frames, as dictionaries.
 
-They are sent between a worker and Buckeye, and checked on both sides.
+A worker checks such a dictionary before it sends it, and Buckeye checks it again.
 """
 
 from __future__ import annotations
@@ -17,16 +17,18 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 Boundary = Literal["load", "reset", "step", "model", "score", "agent", "worker", "timeout", "task", "config"]
-"""Part of a rollout that failed: loading the environment, starting an episode, running it, calling the model,
-scoring, the agent program, the worker process, the deadline, the task itself, or the configuration of the
-environment.
+"""Part of a rollout that failed.
+
+`load`: load the environment. `reset`: start the episode. `step`: run the episode. `model`: call the model.
+`score`: compute the reward. `agent`: the program of the user. `worker`: the worker process. `timeout`: the
+deadline. `task`: the task is invalid. `config`: the configuration of the environment is invalid.
 """
 BOUNDARIES = get_args(Boundary)
 
 MAX_MESSAGE = 4_000
 _SHORTENED = re.compile(r"\.\.\. \(\d{1,20} characters in all\)")
 _MAX_NUMBER = 1e30
-"""Sums and differences of many such values are still finite, also as float32."""
+"""Maximum absolute value of rewards and components. Sums of many such values are finite in float32."""
 _MAX_NAME = 200
 _MAX_COMPONENTS = 1_000
 _MAX_TURNS = 100_000
@@ -40,14 +42,14 @@ _KEYS = {"reward", "components", "explanations", "stop_reason", "error", "turn_r
 
 
 class OutcomeError(ValueError):
-    """Invalid outcome; the message describes the problem."""
+    """Invalid outcome. The message describes the problem."""
 
 
 def checked_outcome(value: Any) -> dict[str, Any]:
-    """Return the outcome with every key present and numbers as floats.
+    """Return the outcome with all keys, and with numbers as floats. Raise `OutcomeError` if it is invalid.
 
-    `reward` is None if there is an `error`, or a `handle` for scoring the group later. Otherwise it is
-    required. Raise `OutcomeError` if the outcome is invalid.
+    An outcome must have a `reward`, an `error`, or a `handle`. The handle identifies the rollout when its
+    group is scored later.
     """
     if not isinstance(value, dict):
         raise OutcomeError(f"the outcome is {_describe(value)}, not a dictionary")
@@ -70,9 +72,9 @@ def checked_outcome(value: Any) -> dict[str, Any]:
 
 
 def failure(boundary: str, kind: str, message: str, trace: Any = None) -> dict[str, Any]:
-    """Return an error as a message between worker and Buckeye.
+    """Return an error as a dictionary to send: boundary, class name, message and frames.
 
-    It has boundary, class, message (shortened if very long) and frames.
+    Shorten a very long message.
     """
     message = shorten(strip_addresses(message))
     sent = {"boundary": boundary, "type": kind[:_MAX_NAME], "message": message}
@@ -80,9 +82,9 @@ def failure(boundary: str, kind: str, message: str, trace: Any = None) -> dict[s
 
 
 def shorten(message: str) -> str:
-    """Return the beginning of a long message with its length.
+    """Return the beginning of a long message, with the length of the message.
 
-    A message that is already shortened stays unchanged.
+    A short message and a shortened message stay unchanged.
     """
     if len(message) <= MAX_MESSAGE or _SHORTENED.fullmatch(message, MAX_MESSAGE):
         return message
@@ -98,15 +100,16 @@ def _parse_reward(value: Any, *, later: bool) -> float | None:
 
 
 def check_reward(value: Any) -> None:
-    """Raise `OutcomeError` for a reward that is not a number, at the line that creates the outcome."""
+    """Raise `OutcomeError` for a reward that is not a number."""
     if not isinstance(_unwrap_scalar(value), Real):
         to_finite_float(value, "the reward")
 
 
 def to_finite_float(value: Any, what: str) -> float:
-    """Return a finite number of at most 1e30 as a float, also for a scalar of numpy or torch.
+    """Return a number, or a scalar of numpy or torch, as a float.
 
-    Raise `OutcomeError` for anything else; `what` names the value.
+    Raise `OutcomeError` if the number is not finite, if its absolute value exceeds 1e30, or if `value` is not
+    a number. `what` names the value in the message.
     """
     plain = _unwrap_scalar(value)
     if not isinstance(plain, Real):
@@ -123,7 +126,7 @@ def to_finite_float(value: Any, what: str) -> float:
 
 
 def _unwrap_scalar(value: Any) -> Any:
-    """Return the number in a scalar of numpy or torch; anything else unchanged."""
+    """Return the number in a scalar of numpy or torch, or any other value unchanged."""
     try:
         return value.item() if value.shape == () else value
     except Exception:  # not a scalar, or only similar to one
@@ -143,7 +146,7 @@ def _parse_components(value: Any) -> dict[str, float]:
 
 
 def _parse_explanations(value: Any) -> dict[str, str]:
-    """Return texts for people, cut where they are too long or too many."""
+    """Return the explanations as texts. Drop surplus explanations, and shorten long texts."""
     if not isinstance(value, Mapping):
         raise OutcomeError(f"explanations is {_describe(value)}, not a dictionary")
     kept = list(value.items())[:_MAX_COMPONENTS]
@@ -191,19 +194,19 @@ def _await_hint(value: Any) -> str:
 
 
 def strip_addresses(text: str) -> str:
-    """Return a text without addresses of objects: with them, equal errors would differ."""
+    """Return a text without memory addresses of objects, because equal errors would otherwise differ."""
     return _ADDRESS.sub("", text)
 
 
 def number_error_text(value: Any, what: str) -> str:
-    """Return the error for a value that is not a number; `what` names it."""
+    """Return the message about a value that is not a number. `what` names the value."""
     return f"{what} is {_describe(value)}, not a number{_await_hint(value)}"
 
 
 def outcome_error_text(value: Any, environment: Any) -> str:
     """Return the message about a value that an environment returned instead of an outcome.
 
-    It includes the location of the author's function.
+    The message ends with the location of the author's function.
     """
     name, function = author_function(environment)
     place = "" if inspect.iscoroutine(value) else location_of_code(getattr(function, "__code__", None))
@@ -212,9 +215,9 @@ def outcome_error_text(value: Any, environment: Any) -> str:
 
 
 def author_function(environment: Any) -> tuple[str, Any]:
-    """Return the name of the function that makes outcomes, and the function.
+    """Return name and function of the environment's method `rollout` or `grade` that its author wrote.
 
-    For Buckeye's own classes, return "the environment" and None.
+    If both are methods of Buckeye, return "the environment" and None.
     """
     for name in ("rollout", "grade"):
         function = getattr(environment, name, None)
@@ -232,10 +235,10 @@ def location_of_code(code: Any) -> str:
 
 
 def frames_of(error: BaseException, *internal_folders: str) -> list[str]:
-    """Return the newest frames of an error, outermost first, as `FILE:LINE in FUNCTION: CODE`.
+    """Return the innermost frames of an error, outermost first, as `FILE:LINE in FUNCTION: CODE`.
 
-    Omit internal frames: those in `internal_folders`, this package, asyncio, and code without a file, such as
-    generated code. If only internal frames exist, return these.
+    Omit internal frames: code in `internal_folders`, in this package and in asyncio, and code without a file,
+    such as generated code. If all frames are internal, return the internal frames.
     """
     locations = []
     frame = error.__traceback__
@@ -252,7 +255,7 @@ def frames_of(error: BaseException, *internal_folders: str) -> list[str]:
 
 
 def describe_frame(file: str, line: int | None, function: str) -> str:
-    """Return one frame as text, shortened if very long. Some frames have no line number."""
+    """Return one frame as text of at most 400 characters. Some frames have no line number."""
     code = linecache.getline(file, line or 0).strip()
     return f"{file}:{line or '?'} in {function}: {code}"[:_MAX_FRAME_LENGTH]
 
@@ -260,7 +263,7 @@ def describe_frame(file: str, line: int | None, function: str) -> str:
 def location_of(frames: Sequence[str]) -> str:
     """Return ` (FILE:LINE in FUNCTION)` of the innermost frame outside of libraries.
 
-    If all are in libraries, use the innermost frame. Return "" without frames.
+    If all frames are in libraries, use the innermost frame. Return "" without frames.
     """
     if not frames:
         return ""
@@ -274,7 +277,7 @@ def author_frames(frames: Sequence[str]) -> list[str]:
 
 
 def checked_frames(value: Any) -> list[str]:
-    """Return another process's frames as a list of texts; invalid data becomes an empty list."""
+    """Return the frames that another process sent as a list of texts, or [] if they are not a list."""
     if not isinstance(value, list):
         return []
     return [str(frame)[:_MAX_FRAME_LENGTH] for frame in value[-MAX_FRAMES:]]

@@ -55,21 +55,21 @@ ArgumentNames = Annotated[list[ArgumentName], AfterValidator(_check_unique)]
 
 
 class StaticArgument(BaseConfig):
-    """Constant `{static: VALUE}`, for a value that would be read as another kind of argument."""
+    """Constant `{static: VALUE}`. Only a constant object needs this form, as other objects are sources."""
 
     static: Any
     """The constant, of any type."""
 
 
 class OneArgument(BaseConfig):
-    """Argument made from one argument of the action."""
+    """Argument of the tool that comes from one argument of the action."""
 
     from_arg: ArgumentName
-    """Argument of the action."""
+    """Name of the action's argument."""
     default: Any = None
-    """Value if the argument is omitted. Without a default, the tool's argument is omitted too."""
+    """Value if the model omits the argument. Without a default, the call omits the tool's argument too."""
     transform: str | None = None
-    """Expression, such as `lambda x: x * 1000`."""
+    """Expression that changes the value, such as `lambda x: x * 1000`."""
     use_context: StrictBool = False
     """Pass all arguments of the call to the transform as a second parameter."""
 
@@ -92,12 +92,12 @@ class OneArgument(BaseConfig):
 
 
 class SeveralArguments(BaseConfig):
-    """List made from several arguments of the action."""
+    """Argument of the tool that is a list of several arguments of the action."""
 
     from_args: Annotated[ArgumentNames, Field(min_length=1)]
-    """Arguments of the action."""
+    """Names of the action's arguments."""
     defaults: list[Any] = Field(default_factory=list)
-    """Default value for each argument."""
+    """Default value for each argument of `from_args`."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -148,14 +148,14 @@ def _arguments_are_named(schema: dict[str, Any]) -> None:
 
 
 class ActionTable(BaseConfig):
-    """One action: its MCP tool, and a source for each argument of the tool."""
+    """One action: the name of its MCP tool, and a value or a source for each argument of the tool."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_arguments_are_named)
     __pydantic_extra__: dict[str, Argument]
     tool: Annotated[str, Field(min_length=1)] | None = Field(
         alias="_tool", json_schema_extra={"not": {"pattern": f"(^|/)({'|'.join(RESERVED_TOOLS)})$"}}
     )
-    """MCP tool; null ends the rollout."""
+    """Name of the MCP tool. null: the action ends the rollout."""
     parser: ActionParser = Field(ActionParser(), alias="_parser")
     """Parsing of the arguments."""
 
@@ -184,7 +184,7 @@ class Action:
     tool: str | None
     positional: tuple[str, ...] = ()
     sources: Mapping[str, Any] = field(default_factory=dict)
-    """Source of each argument of the tool: an `Argument`."""
+    """Maps each argument of the tool to its `Argument`, which yields the value."""
 
     @property
     def parameters(self) -> tuple[str, ...]:
@@ -194,7 +194,7 @@ class Action:
 
 
 def source_names(source: Any) -> Sequence[str]:
-    """Return the arguments of the action that `source` reads."""
+    """Return the names of the action's arguments that `source` reads."""
     if isinstance(source, OneArgument):
         return (source.from_arg,)
     return source.from_args if isinstance(source, SeveralArguments) else ()

@@ -1,10 +1,10 @@
-"""Transforms of a mapping: a small expression language with Python's syntax.
+"""Check and evaluate the `transform` of an argument: a small expression language with Python's syntax.
 
 The syntax is `lambda x: ...`, `lambda x, ctx: ...`, or only the part after the colon. The language has
 literals, arithmetic, comparisons, and / or / not, conditions, subscripts, f-strings, list comprehensions, and
-the functions and methods of `operations`. It has no attributes, assignments or other names. Expressions are
-interpreted from their syntax tree; Python never runs them. Steps and sizes are bounded, so an expression can
-neither hang nor fill the memory.
+the functions and methods of `operations`. Attributes, assignments and all other names are errors. This module
+interprets the syntax tree of an expression, so Python never runs the expression. Limits on steps and sizes
+keep an expression from hanging or filling the memory.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ class Transform:
     body: ast.expr
 
     def __call__(self, value: Any, context: Mapping[str, Any]) -> Any:
-        """Return the result for a value, as a JSON value. Raises ExpressionError."""
+        """Return the transformed value as a JSON value. Raises ExpressionError."""
         result = evaluate(self.body, dict(zip(self.names, (value, dict(context)), strict=False)))
         return _as_json(result)
 
 
 def compile_transform(source: str, *, use_context: bool) -> Transform:
-    """Check an expression and return it. Raises ExpressionError that names the disallowed part."""
+    """Return the checked expression of `source`. Raises ExpressionError with the part that is not allowed."""
     if len(source) > _MAX_SOURCE_CHARS:
         raise ExpressionError(f"longer than {_MAX_SOURCE_CHARS} characters")
     try:
-        with warnings.catch_warnings():  # such as a warning of an unknown escape
+        with warnings.catch_warnings():  # of Python, for example about an unknown escape
             warnings.simplefilter("ignore")
             tree = ast.parse(source.strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -156,7 +156,7 @@ def _describe_node(node: ast.AST) -> str:
 
 
 def _as_json(value: Any) -> Any:
-    """Return the value with tuples as lists. All other values of the language are JSON already."""
+    """Return the value with tuples as lists. All other values of the language are JSON values."""
     if isinstance(value, list | tuple):
         return [_as_json(item) for item in value]
     if isinstance(value, dict):
@@ -167,7 +167,7 @@ def _as_json(value: Any) -> Any:
 def evaluate(body: ast.expr, names: Mapping[str, Any]) -> Any:
     """Return the value of a checked expression. Raises ExpressionError and no other exception.
 
-    `names` maps names to JSON values.
+    `names` maps the parameters of the expression to JSON values.
     """
     try:
         for value in names.values():
@@ -176,18 +176,18 @@ def evaluate(body: ast.expr, names: Mapping[str, Any]) -> Any:
     except ExpressionError:
         raise
     except KeyError as error:
-        raise ExpressionError(_truncate(f"there is no {error}")) from None
+        raise ExpressionError(_truncate(f"no key {error}")) from None
     except _PYTHON_ERRORS as error:
         raise ExpressionError(_truncate(str(error))) from None
 
 
 def _truncate(message: str) -> str:
-    """Return a message cut to a bounded length, because Python's messages repeat the value."""
+    """Return the beginning of a message. Python's messages may repeat a long value."""
     return message if len(message) <= _MAX_MESSAGE_CHARS else f"{message[:_MAX_MESSAGE_CHARS]}…"
 
 
 class _Evaluation:
-    """One evaluation. `work` counts a cost for each step and the size of each value that is created."""
+    """Evaluation of one expression. `work` adds up a cost per step and the sizes of all new values."""
 
     def __init__(self) -> None:
         self.work = 0
@@ -195,10 +195,10 @@ class _Evaluation:
     def charge(self, work: int) -> None:
         self.work += work
         if self.work > _MAX_WORK:
-            raise ExpressionError("it takes too long")
+            raise ExpressionError("the expression takes too long")
 
     def charge_value(self, value: Any) -> Any:
-        """Charge for a new value, and return it. Raises ExpressionError if it is too large."""
+        """Add the size of a new value to `work`, and return the value. Raises ExpressionError at a limit."""
         self.charge(size_of(value))
         return checked_number(value)
 
@@ -243,7 +243,7 @@ class _Evaluation:
                 return "".join(self.value(part, names) for part in node.values)
             case ast.FormattedValue():
                 value = self.value(node.value, names)
-                self.charge(size_of(value))  # before the conversion
+                self.charge(size_of(value))  # checks the size before `str` copies the value
                 return str(value)
         raise ExpressionError(f"{type(node).__name__} is not allowed")
 

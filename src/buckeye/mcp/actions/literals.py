@@ -32,7 +32,7 @@ _MAX_SHOWN_CHARS = 24
 
 
 def shorten(text: str) -> str:
-    """Return model text for use in a message, cut to 24 characters."""
+    """Return at most 24 characters of the model's text, for a message."""
     return text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
 
 
@@ -55,7 +55,7 @@ class CallText:
 
 
 def read_call(text: str, position: int) -> CallText:
-    """Parse the call at `position`, after white space. Raises LiteralError and no other exception.
+    """Parse the call at `position`, or after white space there. Raises LiteralError and no other exception.
 
     Tuples become lists, as in JSON. The keys of an object are strings. Strings may contain newlines.
     """
@@ -63,17 +63,17 @@ def read_call(text: str, position: int) -> CallText:
 
 
 class _Reader:
-    """Recursive descent parser over a text."""
+    """Recursive descent parser of one call in a text."""
 
     def __init__(self, text: str, position: int) -> None:
         self.text = text
         self.position = position
 
     def error(self, message: str, position: int | None = None) -> LiteralError:
-        """Return an error that shows the text at its position."""
+        """Return an error that quotes the text at `position`, or at the current position."""
         at = self.position if position is None else position
         found = shorten(self.text[at : at + _MAX_SHOWN_CHARS + 1].partition("\n")[0])
-        return LiteralError(f"{message}, found {found!r}" if found else f"{message}, and the text ends", at)
+        return LiteralError(f"{message}, found {found!r}" if found else f"{message}, but the text ends", at)
 
     def blank(self) -> None:
         match = _BLANK.match(self.text, self.position)
@@ -105,7 +105,7 @@ class _Reader:
         start = self.position
         if keyword is None:
             if call.kwargs:
-                raise self.error("an argument without a name may not follow one with a name")
+                raise self.error("an argument without a name must not follow an argument with a name")
             call.args.append(self.value(0))
             return
         self.position = keyword.end()
@@ -140,13 +140,13 @@ class _Reader:
         if word is None:
             raise self.error("expected a value")
         if word[0] not in _WORDS:
-            message = f"{shorten(word[0])} is no value (a text is written in quotes)"
+            message = f"{shorten(word[0])} is not a value; put text in quotes"
             raise LiteralError(message, word.start())
         self.position = word.end()
         return _WORDS[word[0]]
 
     def items(self, bracket: str, depth: int) -> Any:
-        """Parse a list or tuple. Parentheses around one value without a comma mean that value."""
+        """Parse a list or tuple. `(1)` is the number 1, and `(1,)` is a list."""
         closing = _CLOSING[bracket]
         items, has_comma = [], False
         while not self.closed(closing):
@@ -161,13 +161,13 @@ class _Reader:
             start = self.position
             quote = _QUOTE.match(self.text, self.position)
             if quote is None:
-                raise self.error("the keys of an object are texts in quotes")
+                raise self.error("the keys of an object must be in quotes")
             key = self.string(quote[0])
             self.blank()
             if not self.take(":"):
                 raise self.error(f"expected : after the key {shorten(key)!r}")
             if key in values:
-                raise self.error(f"the key {shorten(key)!r} is there twice", start)
+                raise self.error(f"the key {shorten(key)!r} appears twice", start)
             values[key] = self.value(depth)
             self.separator("}")
         return values
@@ -185,7 +185,7 @@ class _Reader:
         return value
 
     def string(self, quote: str) -> str:
-        """Parse a string with this kind of quote. The position is at the opening quote."""
+        """Parse the string at the current position, which is at the opening `quote`."""
         start = self.position
         self.position += len(quote)
         plain = re.compile(rf"[^\\{quote[0]}]+")
@@ -200,21 +200,21 @@ class _Reader:
                 parts.append(self.text[self.position])
                 self.position += 1
             else:
-                raise self.error(f"the text that begins here is not closed by {quote}", start)
+                raise self.error(f"the text that begins here has no closing {quote}", start)
         text = "".join(parts)
         if not text.isascii() and re.search("[\ud800-\udfff]", text):
             text = self.join_surrogates(text, start)
         return text
 
     def join_surrogates(self, text: str, start: int) -> str:
-        """Return the text with JSON's surrogate pairs joined to one character each."""
+        """Return the text with each of JSON's surrogate pairs joined to one character."""
         try:
             return text.encode("utf-16", "surrogatepass").decode("utf-16")
         except UnicodeDecodeError:
             raise self.error("the text has half of a character (a lone surrogate)", start) from None
 
     def escape(self) -> str:
-        """Return the character of an escape; the position is after its backslash. Keep unknown escapes."""
+        """Return the character of the escape after a backslash. Keep unknown escapes."""
         sign = self.text[self.position : self.position + 1]
         if sign in _HEX_LENGTHS:
             digits = _HEXADECIMAL.match(self.text, self.position + 1, self.position + 1 + _HEX_LENGTHS[sign])

@@ -1,4 +1,4 @@
-"""Mapping from a model's calls to MCP tool calls (`action_mappings`)."""
+"""Convert a model's calls to MCP tool calls, as `action_mappings` of the configuration defines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from buckeye.mcp.actions.parser import ParsedCall
 
 
 class ActionError(Exception):
-    """A call that cannot be run. The message is for the model."""
+    """A call that cannot run. The model reads the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def bind_call(
     """
     action = actions.get(call.name)
     if action is None:
-        raise ActionError(f"there is no {shorten(call.name)}. There are: {', '.join(actions)}.")
+        raise ActionError(f"no action {shorten(call.name)}. Use one of: {', '.join(actions)}.")
     given = _name_arguments(call, action)
     values = {name: _build_value(source, given, action) for name, source in action.sources.items()}
     arguments = {name: value[0] for name, value in values.items() if value}
@@ -52,7 +52,7 @@ def bind_call(
 
 
 def _name_arguments(call: ParsedCall, action: Action) -> dict[str, Any]:
-    """Return the arguments of a call by name. Raises ActionError."""
+    """Return all arguments of a call by name, positional arguments too. Raises ActionError."""
     if len(call.args) > len(action.positional):
         raise ActionError(
             f"{action.name} was given {len(call.args)} arguments and takes "
@@ -70,7 +70,7 @@ def _name_arguments(call: ParsedCall, action: Action) -> dict[str, Any]:
 
 
 def _build_value(source: Any, given: Mapping[str, Any], action: Action) -> tuple[Any, ...]:
-    """Return the value for one argument of the tool as a tuple of one; an empty tuple omits the argument."""
+    """Return a tuple with the value of one tool argument, or an empty tuple to omit the argument."""
     if isinstance(source, SeveralArguments):
         return _build_list(source, given, action)
     if not isinstance(source, OneArgument):
@@ -99,7 +99,7 @@ def _build_list(source: SeveralArguments, given: Mapping[str, Any], action: Acti
 
 
 def _action_argument_names(missing: list[str], action: Action) -> str:
-    """Return the action's names of the missing tool arguments."""
+    """Return the action's arguments that would supply the missing arguments of the tool."""
     names = [
         " and ".join(source_names(action.sources[name])) if name in action.sources else name
         for name in missing

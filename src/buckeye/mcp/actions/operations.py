@@ -1,4 +1,4 @@
-"""Operations of mapping expressions, each with a bound on its cost and its result."""
+"""Functions, methods and operators of transform expressions, with limits on their cost and their results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Function = Callable[..., Any]
 
 
 class ExpressionError(ValueError):
-    """An expression that is not allowed or has no result. The message is a clause, not a whole sentence."""
+    """An expression that is not allowed or has no result. The message is part of a longer sentence."""
 
 
 def size_of(value: Any) -> int:
@@ -44,7 +44,7 @@ def size_of(value: Any) -> int:
 
 
 def too_large() -> ExpressionError:
-    """Return the error for a value above the bounds."""
+    """Return the error for a value that exceeds a limit."""
     return ExpressionError("a value is too large")
 
 
@@ -69,7 +69,7 @@ def _multiply(left: Any, right: Any) -> Any:
 
 def _modulo(left: Any, right: Any) -> Any:
     if isinstance(left, str):
-        raise ExpressionError("a text has no remainder: % formats are not allowed")
+        raise ExpressionError("% formats of texts are not allowed")
     return left % right
 
 

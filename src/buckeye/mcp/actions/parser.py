@@ -1,4 +1,4 @@
-"""Parser of calls in model replies. It never raises: a syntax error is a problem that the model reads."""
+"""Parse the calls in a model's reply. The parser never raises, but returns problems that the model reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_NAME_CHARS = 100
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedCall:
-    """One call as the model wrote it.
+    """One call in a reply, with the name and the arguments that the model wrote.
 
     `call_id` links a native tool call to its result.
     """
@@ -49,10 +49,10 @@ class ParseProblem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedReply:
-    """A parsed reply. `calls` are the calls to run, in order; `format_score` is from 0 to 1.
+    """A parsed reply. `calls` are the calls to run, in order. `format_score` is from 0 to 1.
 
-    `plain` is the text outside thoughts and calls. `is_answer` is True if the reply has text and no calls,
-    neither valid nor broken. If such a reply counts as an answer, its format score is `answer_score`.
+    `plain` is the text outside thoughts and calls. `is_answer` is True if the reply has text and no call, not
+    even an invalid call. If the rollout accepts this text as an answer, the format score is `answer_score`.
     """
 
     plain: str = ""
@@ -75,7 +75,7 @@ class _Thought:
 
 @dataclass(frozen=True, slots=True)
 class _Tag:
-    """A `<tool>` tag from `start` to `end`, with its call, or with a message and its position.
+    """A `<tool>` tag from `start` to `end`. It has a call, or an error message with its position.
 
     `filled` is True if the tag is closed and not empty.
     """
@@ -92,9 +92,9 @@ def parse_reply(text: str, parser: ParserConfig, actions: Collection[str]) -> Pa
     """Parse a reply in the `xml` format. A call of an unknown action is a problem.
 
     The format score is (xml_weight * tags + action_weight * calls) / (xml_weight + action_weight). It is 0
-    for a reply without a closed, non-empty tool tag. `tags` is 1, halved if required thinking is missing at
-    the start, and halved if there is text outside the tags. `calls` is the share of tool tags with a
-    well-formed and known call that is not surplus.
+    for a reply without a closed, non-empty tool tag. `tags` is 1. It is halved if the reply does not begin
+    with the required thinking, and halved if the reply has text outside the tags. `calls` is the share of
+    tool tags whose call is well-formed, known, and not dropped because of `several_calls`.
     """
     parts = _split_parts(text, actions)
     tags = [part for part in parts if isinstance(part, _Tag)]
@@ -124,8 +124,8 @@ def parse_tool_calls(
 ) -> ParsedReply:
     """Parse the native tool calls of an assistant message (the `tools` format).
 
-    The format score is the share of calls that are well-formed, known and not surplus; 0 without calls. Tags
-    do not count, because this format has none.
+    The format score is the share of calls that are well-formed, known, and not dropped because of
+    `several_calls`. It is 0 without calls. Tags do not count, because this format does not use them.
     """
     raw = message.get("tool_calls") or ()
     text = str(message.get("content") or "")
@@ -151,18 +151,18 @@ def parse_tool_calls(
 
 
 def _split_parts(text: str, actions: Collection[str]) -> list[_Thought | _Tag]:
-    """Return the blocks of a reply in order. A lone `</think>` closes a thought that the prompt opened."""
+    """Return the thoughts and calls in order. A `</think>` alone closes a thought that the prompt opened."""
     parts = list(_scan(text, 0, actions))
     end = text.find(_THOUGHT)
     opened = text.find(_THINK, 0, max(end, 0)) >= 0
-    if end < 0 or opened or any(part.start < end < part.end for part in parts if _is_whole(part)):
+    if end < 0 or opened or any(part.start < end < part.end for part in parts if _has_call(part)):
         return parts
     after = end + len(_THOUGHT)
     return [_Thought(0, after, text[:end].strip()), *_scan(text, after, actions)]
 
 
-def _is_whole(part: _Thought | _Tag) -> bool:
-    """Return True if a `</think>` inside the part may belong to an argument of its call."""
+def _has_call(part: _Thought | _Tag) -> bool:
+    """Return True for a tag with a valid call. A `</think>` inside this tag belongs to an argument."""
     return isinstance(part, _Tag) and part.call is not None
 
 
@@ -177,7 +177,7 @@ def _scan(text: str, position: int, actions: Collection[str]) -> Iterator[_Thoug
             continue
         tags += 1
         if tags > _MAX_TAGS:
-            message = f"more than {_MAX_TAGS} calls; the rest is not read"
+            message = f"more than {_MAX_TAGS} calls; this call and all later calls are ignored"
             yield _Tag(mark.start(), mark.end(), message=message, position=mark.start(), filled=False)
             return
         tag = _parse_tag(text, mark, actions)
@@ -224,13 +224,13 @@ def _skip_blank(text: str, position: int) -> int:
 
 def _unknown_call_message(name: str, actions: Collection[str]) -> str:
     near = did_you_mean(closest(name[:_MAX_NAME_CHARS], actions, count=1))
-    return f"there is no {shorten(name)}. There are: {', '.join(actions)}.{near}"
+    return f"no action {shorten(name)}. Use one of: {', '.join(actions)}.{near}"
 
 
 def _select_calls(
     calls: Sequence[ParsedCall | None], parser: ParserConfig
 ) -> tuple[tuple[ParsedCall, ...], str | None]:
-    """Return the calls to run, and a message about surplus calls. In `calls`, None is a broken call."""
+    """Return the calls to run, and a message about dropped calls. In `calls`, None marks an invalid call."""
     if len(calls) > 1 and parser.several_calls == "error":
         return (), "only one call is allowed in a reply; none was run"
     kept = calls[:1] if parser.several_calls == "first" else calls
@@ -239,7 +239,7 @@ def _select_calls(
 
 
 def _score_tags(text: str, parts: Sequence[_Thought | _Tag], parser: ParserConfig) -> float:
-    """Return the tag score of a reply, from 0 to 1 (see the formula of `parse_reply`)."""
+    """Return `tags` in the formula of `parse_reply`, from 0 to 1."""
     if not any(isinstance(part, _Tag) and part.filled for part in parts):
         return 0.0
     thinks = parser.use_thinking and _thinks_first(parts)
@@ -290,7 +290,7 @@ def _parse_native_call(call: Mapping[str, Any], actions: Collection[str]) -> Par
 
 
 def _check_depth(arguments: Any) -> None:
-    """Raise ValueError for deep nesting, on which recursive code in the SDK or in transforms could fail."""
+    """Raise ValueError for deep nesting, because the MCP SDK and transforms process arguments recursively."""
     level = [arguments] if isinstance(arguments, Mapping | list) else []
     for _ in range(MAX_DEPTH + 1):
         inner = [value.values() if isinstance(value, Mapping) else value for value in level]

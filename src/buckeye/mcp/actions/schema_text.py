@@ -1,4 +1,4 @@
-"""JSON Schema parameters as text for a model's prompt, and example values for them."""
+"""Describe JSON Schema parameters as text for a model's prompt, and make example values for them."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ Schema = Mapping[str, Any]
 
 
 class NoExampleError(ValueError):
-    """No example value can be made for a schema. The message is the reason."""
+    """A schema that does not determine an example value. The message is the reason."""
 
 
 def sanitize_text(text: str) -> str:
     """Return untrusted text as one safe line.
 
-    Terminal codes and invisible characters are removed. Tags that look like calls or thoughts are changed:
-    `<tool>` becomes `‹tool›`.
+    Remove terminal codes and invisible characters. Replace the brackets of tags, so that the text cannot
+    contain a call: `<tool>` becomes `‹tool›`.
     """
     text = _ANSI.sub("", text)
     visible = "".join(sign for sign in text if sign in "\n\r\t" or unicodedata.category(sign)[0] != "C")
@@ -58,7 +58,7 @@ def sanitize_text(text: str) -> str:
 
 
 def format_literal(value: Any) -> str:
-    """Return a value in the syntax of a call. `<` and invisible characters are escaped."""
+    """Return a value in the syntax of a call, with escapes for `<` and invisible characters."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(f"\\u{ord(sign):04x}" if sign == "<" else _escape_invisible(sign) for sign in text)
 
@@ -69,16 +69,16 @@ def _escape_invisible(sign: str) -> str:
 
 
 def describe_type(schema: Any, root: Schema, *, optional: bool = False) -> str:
-    """Return the type of a parameter: `integer`, `"up" | "down"`, `array of string`, `integer or null`.
+    """Return the type of a parameter as text, such as `integer`, `"up" | "down"` or `array of string`.
 
-    The null of an `optional` parameter is not shown, because the model can omit the parameter.
+    Omit ` or null` for an `optional` parameter, because the model can omit the parameter.
     """
     text = _type_text(schema, root, 0)
     return text.removesuffix(_OR_NULL) if optional else text
 
 
 def object_marks_optional(schema: Any, root: Schema) -> bool:
-    """Return True if the type text of a parameter marks a field of an object with a question mark."""
+    """Return True if `describe_type` marks an optional field of an object with a question mark."""
     return '"?: ' in describe_type(schema, root)
 
 
@@ -96,7 +96,7 @@ def make_example(schema: Any, root: Schema) -> Any:
 
 
 def choices(schema: Any, root: Schema) -> list[Any]:
-    """Return values to try: an enumeration, or words listed in the description ("up, down or left")."""
+    """Return the possible values: the enumeration, or the words of a description like "up, down or left"."""
     schema = _resolve_reference(schema, root)
     if isinstance(schema.get("enum"), list):
         return list(schema["enum"])
@@ -134,7 +134,7 @@ def _type_text(schema: Any, root: Schema, depth: int) -> str:
 
 
 def _object_type_text(schema: Schema, root: Schema, depth: int) -> str:
-    """Return an object's fields in the form of parameters. A question mark marks an optional field."""
+    """Return the fields of an object with their types. A question mark marks an optional field."""
     listed = schema.get("required")
     needed = listed if isinstance(listed, list) else []
     inside = [
@@ -147,7 +147,7 @@ def _object_type_text(schema: Schema, root: Schema, depth: int) -> str:
 
 
 def _union(parts: Sequence[str]) -> str:
-    """Return the text for a union of types, null last."""
+    """Return a union of types as text, with null at the end."""
     others = dict.fromkeys(part.removesuffix(_OR_NULL) for part in parts if part != "null")
     if not others:
         return "null" if parts else ""
@@ -166,7 +166,7 @@ def _enum_text(values: Sequence[Any]) -> str:
 
 
 def _resolve_reference(schema: Any, root: Schema) -> Schema:
-    """Return the schema behind a local `$ref`, or {} for a value that is not a schema."""
+    """Return the schema that a local `$ref` names, or {} for a value that is not a schema."""
     for _ in range(_MAX_DEPTH):
         if not isinstance(schema, Mapping):
             return {}
@@ -204,7 +204,7 @@ def _example(schema: Any, root: Schema, depth: int) -> Any:
 
 
 def _find_example_text(schema: Schema) -> str | None:
-    """Return an example text that the description gives, or an example of the format that it names."""
+    """Return the example in the description, or an example of a format in the description, such as HH:MM."""
     described = sanitize_text(str(schema.get("description") or ""))
     if (match := _FOR_EXAMPLE.search(described) or _IN_BRACKETS.search(described)) is not None:
         return match[2]

@@ -1,4 +1,4 @@
-"""Actions as tools in OpenAI's format, for models with native tool calls."""
+"""Describe actions as tools in OpenAI's format, for models with native tool calls."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from buckeye.mcp.config import GymConfig, ParserConfig
 def build_action_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list[Tool]:
     """Return one tool per action.
 
-    An argument that is passed unchanged has the schema of the MCP tool's argument. A transformed one accepts
-    any value.
+    An argument without a transform has the schema of the MCP tool's argument. Other arguments accept any
+    value.
     """
     return [
         {
@@ -31,7 +31,7 @@ def build_action_tools(config: GymConfig, tools: Mapping[str, ToolInfo]) -> list
 
 
 def call_form(parser: ParserConfig) -> str:
-    """Return the template of a reply without native calls; `{call}` marks the place of the call."""
+    """Return the template of a reply with a call in the `xml` format. `{call}` marks the call."""
     thought = "<think>I try this.</think>" if parser.use_thinking else ""
     return f"{thought}<tool>{{call}}</tool>"
 

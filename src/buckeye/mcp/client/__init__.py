@@ -1,1 +1,1 @@
-"""Sessions with MCP servers over pipes or HTTP. Every answer has a size limit and every wait a deadline."""
+"""Sessions with MCP servers over pipes or HTTP. Each response has a size limit, and each wait a timeout."""

@@ -1,4 +1,4 @@
-"""Parts of a tool result that a model can read."""
+"""Extract the text that a model can read from a tool result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _TEXT_TYPES = ("text/", "application/json", "application/xml", "application/yaml
 
 
 def extract_text(parts: Sequence[types.ContentBlock]) -> tuple[str, Counter[str]]:
-    """Return the joined text of all parts, and the number of parts without text by kind."""
+    """Return the joined text of all parts, and the number of parts without text for each kind of part."""
     texts = [_part_text(part) for part in parts]
     dropped = Counter[str](part.type for part, text in zip(parts, texts, strict=True) if text is None)
     return "\n".join(text for text in texts if text is not None), dropped

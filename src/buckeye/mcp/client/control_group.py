@@ -1,7 +1,7 @@
-"""Control group (cgroup v2) for a server and all processes that it starts.
+"""Control group (cgroup v2) of a server process, which kills all processes that the server starts.
 
-Servers get a control group if this process may create one. A program can leave its process group, or clear
-the environment variable that marks its processes. It cannot leave its control group.
+Servers get a control group if this process may create control groups. A child of a server can leave the
+process group, and can clear the environment variable that marks it, but cannot leave the control group.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _KILL_SECONDS = 5.0
 
 
 def create_control_group(pid: int) -> Path | None:
-    """Return a new group that contains the process, or None if none can be created."""
+    """Return a new group that contains the process, or None if this process cannot create groups."""
     parent = _parent_group()
     if parent is None:
         return None
@@ -59,6 +59,6 @@ def _parent_group() -> Path | None:
 
 
 def _remove(group: Path) -> bool:
-    with contextlib.suppress(OSError):  # a process in it has not ended yet
+    with contextlib.suppress(OSError):  # a process of the group still runs
         group.rmdir()
     return not group.exists()

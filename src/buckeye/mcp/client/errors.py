@@ -7,15 +7,15 @@
     ├── SetupError             a call of `setup_tool` failed
     ├── ToolTimeoutError       a call returned no result within its deadline
     ├── SessionLostError       the server exited, or closed the connection
-    │   └── WorkdirFullError   because the rollout's folder exceeded its size limit
+    │   └── WorkdirFullError   the rollout's folder exceeded its size limit
     ├── OutputFloodError       the server exceeded the output limit of a session
-    ├── BadAnswerError         the response violates the protocol or the announced schema
+    ├── BadAnswerError         the server's response violates the protocol or the announced schema
     ├── ToolsChangedError      a tool that the rollout needs is missing or takes other arguments
     └── EvaluateError          a call of `evaluate_tool` failed, or returned no usable reward
 
-A mistake of the model is not an error: the model reads it as a result. A fault is also a result if a call of
-the model caused it, that is, if a fresh session works. `stop_reason` names the kind in counts of outcomes,
-and `to_model` is the text for the model.
+A mistake of the model is not an error, but the result of the call. An error above is also only a result if
+the model's call caused it. This is the case if fresh servers of the task work. `stop_reason` is the name of
+the error in counts of outcomes. The model reads `to_model` after the name of the tool.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _TRANSIENT = frozenset({
 
 
 class McpEnvironmentError(BuckeyeError):
-    """Base class of the environment's failures. The message names the server and has its last output."""
+    """Base class of the environment's failures. The message has the server's name and its last output."""
 
     code = "BK-MCP-SERVER"
     stop_reason: ClassVar[str] = "environment_failed"
     to_model: ClassVar[str] = "it cannot be called"
     boundary: ClassVar[Boundary | None] = None
     exit_status: str = ""
-    """Exit of the server's process, such as `exit code 3`. Not shown to the model."""
+    """Exit code or signal of the server's process, such as `exit code 3`. The model does not read it."""
 
 
 class StartError(McpEnvironmentError):
@@ -51,7 +51,7 @@ class StartError(McpEnvironmentError):
 
 
 class TaskError(StartError):
-    """The task or the configuration does not fit its servers or this machine: a retry fails the same way."""
+    """The task or the configuration does not fit its servers or this machine. No retry can succeed."""
 
     code = "BK-ENV-TASKS"
     final = True
@@ -75,28 +75,28 @@ class ToolTimeoutError(McpEnvironmentError):
     """A call returned no result within its deadline."""
 
     stop_reason = "tool_timeout"
-    to_model = "it gave no result in time"
+    to_model = "it returned no result in time"
 
 
 class SessionLostError(McpEnvironmentError):
     """The server exited, or closed the connection."""
 
     stop_reason = "session_lost"
-    to_model = "its server has ended"
+    to_model = "its server exited"
 
 
 class OutputFloodError(McpEnvironmentError):
     """The server exceeded the output limit of a session."""
 
     stop_reason = "output_flood"
-    to_model = "its output was too large, and its server was ended"
+    to_model = "its output was too large, so its server was killed"
 
 
 class WorkdirFullError(SessionLostError):
-    """The rollout's folder exceeded its size limit, and its servers were ended."""
+    """The rollout's folder exceeded its size limit, so its servers were killed."""
 
     stop_reason = "workdir_full"
-    to_model = "the folder exceeded its size limit, and its server was ended"
+    to_model = "the folder exceeded its size limit, so its server was killed"
 
 
 class BadAnswerError(McpEnvironmentError):
@@ -120,12 +120,12 @@ class EvaluateError(McpEnvironmentError):
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return True for an error of the operating system that may not occur again, such as a full disk."""
+    """Return True for an error of the operating system that a retry may avoid, such as a full disk."""
     return isinstance(error, OSError) and error.errno in _TRANSIENT
 
 
 def reports_server_failure(text: str, kind: type[McpEnvironmentError] = McpEnvironmentError) -> bool:
-    """Return True if a call's result, as the model reads it, reports a server failure of the given kind."""
+    """Return True if `text`, which the model reads as a call's result, reports a failure of class `kind`."""
     if text.endswith(f": {kind.to_model}."):
         return True
     return any(reports_server_failure(text, narrower) for narrower in kind.__subclasses__())

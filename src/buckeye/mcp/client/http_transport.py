@@ -21,9 +21,9 @@ _FIX_URL = "correct the URL; it usually ends in `/mcp`"
 
 
 async def wait_until_listening(url: str, seconds: float) -> None:
-    """Wait up to `seconds` for a local server to accept connections, for example a restarting gateway.
+    """Wait up to `seconds` until a server on this machine accepts connections, such as a restarting gateway.
 
-    Does not raise: connecting later reports the error.
+    Never raises, because the caller's own connection attempt reports the error.
     """
     parts = urlsplit(url)
     if not seconds or not is_loopback(parts.hostname or ""):
@@ -41,7 +41,7 @@ async def wait_until_listening(url: str, seconds: float) -> None:
 
 
 def redact_url(url: str) -> str:
-    """Return the address without user, password and query, which may be secret."""
+    """Return the URL without its user, password and query, which may be secret."""
     parts = urlsplit(url)
     try:
         port = f":{parts.port}" if parts.port else ""
@@ -51,9 +51,10 @@ def redact_url(url: str) -> str:
 
 
 def explain_unreachable(url: str, error: BaseException | None, error_status: int | None) -> tuple[str, str]:
-    """Return the reason for a failed connection, and a hint.
+    """Return the reason for a failed connection, and a hint for the user.
 
-    `error` is the client's exception, `error_status` the HTTP status of the first refused message, or None.
+    `error` is the exception of the HTTP client. `error_status` is the HTTP status of the first rejected
+    message, or None.
     """
     address = redact_url(url)
     status = f"{address} replied with status {error_status}"
@@ -78,20 +79,21 @@ def _first_line(error: BaseException | None) -> str:
 
 @cache
 def _certificates() -> ssl.SSLContext:
-    return ssl.create_default_context()  # loading them takes 20 ms
+    return ssl.create_default_context()  # takes 20 ms
 
 
 def _proxy_for(url: str) -> str | None:
-    """Return the proxy for a URL from the environment variables; None for addresses of this machine."""
+    """Return the proxy for a URL from the environment variables, or None for addresses of this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     return None if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme)
 
 
 class BoundedTransport(httpx2.AsyncBaseTransport):
-    """HTTP transport that limits each response to `MAX_OUTPUT` bytes and repairs the JSON in it.
+    """HTTP transport that limits each response to `MAX_OUTPUT` bytes and repairs the JSON of the response.
 
-    `error_status` is the first error status in reply to a message; `describe_end` reports the last.
+    `error_status` is the status of the first message that the server rejected. `describe_end` returns the
+    status of the last rejected message.
     """
 
     def __init__(self, url: str) -> None:
@@ -101,7 +103,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         self._last_status: int | None = None
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send the request. The body of the returned response is bounded."""
+        """Send the request. Return a response whose body raises an error above `MAX_OUTPUT` bytes."""
         response = await self._inner.handle_async_request(request)
         if response.status_code >= 400 and request.method == "POST" and self.error_status is None:
             self.error_status = response.status_code
@@ -118,7 +120,7 @@ class BoundedTransport(httpx2.AsyncBaseTransport):
         await self._inner.aclose()
 
     def describe_end(self) -> str:
-        """Return the server's last error status as the suffix of a message, or ""."""
+        """Return the server's last error status as the end of an error message, or ""."""
         if self._last_status in (401, 403):
             return f"last reply: status {self._last_status}; check the key in the `headers` of the server"
         return "" if self._last_status is None else f"last reply: status {self._last_status}"

@@ -1,4 +1,4 @@
-"""Tolerant JSON parsing of server messages, and the message streams that the SDK reads and writes."""
+"""Connect the MCP SDK to a server process, and repair invalid JSON in the messages of servers."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _DATA = re.compile(rb"data: ?")
 
 @asynccontextmanager
 async def open_stdio_streams(process: ServerProcess) -> AsyncIterator[Any]:
-    """Yield the read and write streams that the SDK needs, connected to a process.
+    """Yield the two streams through which the SDK reads and writes messages of a process.
 
-    Lines that are not messages are counted and dropped. A dropped line with a request id fails that request.
+    Count and drop lines that are not messages. If such a line has a request id, fail that request.
     """
     inbox, incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     outgoing, outbox = anyio.create_memory_object_stream[SessionMessage](0)
@@ -61,10 +61,10 @@ async def open_stdio_streams(process: ServerProcess) -> AsyncIterator[Any]:
 
 
 def read_messages(line: bytes) -> tuple[list[types.JSONRPCMessage], bool]:
-    """Return the messages in a line, and True if part of it is not a message.
+    """Return the messages in a line, and True if a part of the line is not a message.
 
-    An invalid object with an id and no method becomes an error response with that id, so that the request
-    fails at once.
+    An invalid object with an id and without a method becomes an error response with this id. The request then
+    fails at once instead of at its timeout.
     """
     try:
         return [types.jsonrpc_message_adapter.validate_json(line, by_name=False)], False
@@ -85,7 +85,7 @@ def read_messages(line: bytes) -> tuple[list[types.JSONRPCMessage], bool]:
 
 
 def _invalid_response_error(response: dict[str, Any]) -> Iterator[types.JSONRPCError]:
-    """Yield an error in place of an invalid response, if it has a request id."""
+    """Yield an error response with the request id of an invalid response, if it has an id."""
     request_id = None if "method" in response else response.get("id")
     if isinstance(request_id, int | str) and not isinstance(request_id, bool):
         text = json.dumps(response, ensure_ascii=False)[:200]
@@ -94,9 +94,9 @@ def _invalid_response_error(response: dict[str, Any]) -> Iterator[types.JSONRPCE
 
 
 class JsonRepairStream:
-    """Repairs the JSON messages in a response body so that the SDK can read them.
+    """Repairs the JSON messages in an HTTP response body, so that the SDK can read them.
 
-    `feed` returns the part that is ready, `rest` the remainder at the end of the body.
+    Pass each chunk of the body to `feed`, and call `rest` at the end of the body. Both return repaired bytes.
     """
 
     def __init__(self, content_type: str) -> None:
@@ -105,7 +105,7 @@ class JsonRepairStream:
         self._waiting = bytearray()
 
     def feed(self, chunk: bytes) -> bytes:
-        """Add a chunk, and return the part of the body that is complete and not returned yet."""
+        """Add a chunk of the body, and return the new complete messages, repaired."""
         if not (self._is_json or self._is_stream):
             return chunk
         self._waiting += chunk
@@ -116,7 +116,7 @@ class JsonRepairStream:
         return b"".join(map(_fix_event, lines))
 
     def rest(self) -> bytes:
-        """Return the remainder after the body has ended."""
+        """Return the repaired remainder at the end of the body."""
         waiting = bytes(self._waiting)
         return fix_json(waiting) if self._is_json else _fix_event(waiting)
 

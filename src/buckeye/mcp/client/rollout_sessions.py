@@ -1,4 +1,4 @@
-"""Sessions of one rollout: one with each server of the task, and all their tools."""
+"""Sessions of one rollout: one session per server of the task, and the tools of all servers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHECK_SECONDS = 1.0
 
 
 class RolloutSessions:
-    """Open sessions of a rollout. A tool of several servers has the key SERVER/NAME in `tools`."""
+    """Open sessions of a rollout. If several servers have a tool NAME, its key in `tools` is SERVER/NAME."""
 
     def __init__(self, sessions: Mapping[str, McpSession], workdir: Workdir) -> None:
         self._workdir = workdir
@@ -44,7 +44,7 @@ class RolloutSessions:
 
     @property
     def schemas(self) -> dict[str, Mapping[str, Any]]:
-        """Input schema of each tool, by name."""
+        """Input schema of each tool, by the tool's key in `tools`."""
         return {name: tool.input_schema for name, tool in self.tools.items()}
 
     async def call(self, tool: str, arguments: Mapping[str, Any], timeout: float) -> CallResult:
@@ -63,10 +63,10 @@ class RolloutSessions:
 async def open_sessions(
     task: McpTask, timeouts: SessionTimeouts, *, workdir: Workdir, preload: bool = True
 ) -> AsyncIterator[RolloutSessions]:
-    """Open sessions with all servers of a task. Servers that are commands start in `workdir`.
+    """Open sessions with all servers of a task. Servers with a `command` start in `workdir`.
 
-    Only this function resolves variables. Raises StartError, and TaskError if a variable is not set or two
-    tools have the same name.
+    Replace variables in `mcp_config` by their values. Raises StartError if a server does not start, and
+    TaskError if a variable is not set or if two tools have the same name.
     """
     async with AsyncExitStack() as stack:
         sessions = {}
@@ -83,7 +83,7 @@ async def open_sessions(
 
 
 async def _watch_size(workdir: Workdir, sessions: Sequence[McpSession]) -> None:
-    """End the sessions of a rollout when its folder exceeds its size limit."""
+    """Abort the sessions of a rollout when its folder exceeds the size limit."""
     took = 0.0
     while True:
         # check a folder with many files less often
@@ -98,12 +98,12 @@ async def _watch_size(workdir: Workdir, sessions: Sequence[McpSession]) -> None:
 
 
 def _resolve_server(name: str, server: Server) -> tuple[Server, list[str]]:
-    """Return the server with its variables replaced, and the values of these variables."""
+    """Return the server with the values of its variables, and a list of these values."""
     fields, known, at = server.model_dump(), variables(), f"server {name!r} of `mcp_config`"
     try:
         resolved = type(server).model_validate(resolve_variables(fields, known))
     except UsageError as error:
         raise TaskError(error.message, code=error.code, at=at, hint=error.hint) from None
-    except ValueError:  # the message would contain the values of the variables
+    except ValueError:  # hide the message, because it contains the values of the variables
         raise TaskError("the values of its variables give an invalid URL or field", at=at) from None
     return resolved, find_variable_values(fields, known)

@@ -1,4 +1,4 @@
-"""One MCP server as a child process with bounded output lines, in its own process group."""
+"""MCP server as a child process, in its own process group and with limits on its output."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _NEEDS_MCP_1 = re.compile(r"'Server' object has no attribute")
 
 
 class ServerProcess:
-    """A running server. Only one task may read its lines. `fault` is set if it exceeded a limit."""
+    """A running server. Only one task may read its lines. `fault` is an error if it exceeded a limit."""
 
     def __init__(
         self,
@@ -55,8 +55,8 @@ class ServerProcess:
     ) -> None:
         """Wrap a started process.
 
-        `release` closes the pipes of the process. `mark` is a text in the environment of the process and its
-        children, to find them.
+        `release` closes the pipes of the process. `mark` is a text in the environment of the process and of
+        its children. `close` finds and kills the processes with this text.
         """
         assert process.stdin is not None
         assert process.stdout is not None
@@ -82,9 +82,9 @@ class ServerProcess:
         cwd: Path | None = None,
         mark: str | None = None,
     ) -> ServerProcess:
-        """Start `argv` with exactly the environment `env`.
+        """Start `argv`. The process has only the environment variables of `env`.
 
-        Raises StartError if it cannot be run, and TaskError if a retry would fail too.
+        Raises StartError if the start fails, or TaskError if no retry can succeed.
         """
         try:
             process = await asyncio.create_subprocess_exec(
@@ -107,19 +107,19 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id, and id of its process group."""
+        """Id of the process and of its process group."""
         return self._process.pid
 
     @property
     def exit_status(self) -> str:
-        """Exit of the process, such as `exit code 3` or `signal 9`; "" while it runs."""
+        """End of the process, such as `exit code 3` or `signal 9`. "" while the process runs."""
         code = self._process.returncode
         if code is None:
             return ""
         return f"signal {-code}" if code < 0 else f"exit code {code}"
 
     async def read_line(self) -> bytes | None:
-        """Return the next line without its newline; None at the end of the output or above a limit."""
+        """Return the next line without its newline, or None at the end of the output or above a limit."""
         searched = 0
         while (end := self._buffer.find(b"\n", searched)) < 0:
             searched = len(self._buffer)
@@ -136,13 +136,13 @@ class ServerProcess:
         return line
 
     async def write_line(self, line: bytes) -> None:
-        """Send one line. Raises ConnectionError if the server no longer reads."""
+        """Send one line. Raises ConnectionError if the server closed its input."""
         self._unasked = self._unasked_garbage = 0
         self._stdin.write(line + b"\n")
         await self._stdin.drain()
 
     def note_garbage(self, line: bytes) -> None:
-        """Record a line that is not a message, for later error messages. `MAX_GARBAGE` lines are a fault."""
+        """Record a line that is not an MCP message, for error messages. Kill the server at `MAX_GARBAGE`."""
         self.garbage_lines += 1
         self._garbage = line[:200]
         self._unasked_garbage += 1
@@ -152,7 +152,7 @@ class ServerProcess:
             )
 
     def describe_end(self) -> str:
-        """Return how the process ended and its last output as the suffix of a message, or ""."""
+        """Return the exit status and the last output of the process as the end of an error message, or ""."""
         parts = [self.exit_status] if self.exit_status else []
         if self.garbage_lines:
             count = f"{self.garbage_lines} lines of stdout are not MCP messages"
@@ -162,7 +162,7 @@ class ServerProcess:
         return "; ".join(parts)
 
     async def wait_for_exit(self, seconds: float = 1.0) -> None:
-        """Wait until the process and its error output have ended, so that `describe_end` is complete."""
+        """Wait for the exit of the process and the end of its stderr, so that `describe_end` is complete."""
         await asyncio.wait({self._stderr}, timeout=seconds)
         await ends_within(self._process, seconds)
 
@@ -172,9 +172,9 @@ class ServerProcess:
             os.killpg(self.pid, signal.SIGKILL)
 
     async def close(self, *, grace: float = 2.0) -> None:
-        """Stop the server: close its input, SIGTERM after `grace` seconds, kill after `grace / 2` more.
+        """Close the input of the server. Send SIGTERM after `grace` seconds, and SIGKILL `grace / 2` later.
 
-        Its process group is killed too. A cancellation kills at once.
+        Also kill the server's process group and its marked children. A cancelled call kills them at once.
         """
         try:
             self._stdin.close()
@@ -211,7 +211,7 @@ class ServerProcess:
 
 
 def _shorten_stderr(tail: str) -> str:
-    """Return the end of stderr without tracebacks, with a hint for a known error."""
+    """Return the end of stderr without the locations in tracebacks, and with a hint for a known error."""
     complete = tail.partition("\n")[2] if len(tail) >= _TAIL - 4 else tail
     text = _LOCATIONS.sub("", f"{complete}\n").strip() or tail
     if _NEEDS_MCP_1.search(text):

@@ -1,7 +1,7 @@
 """Session with one MCP server, through the MCP SDK.
 
-Supports protocol revisions with and without sessions. Every failure becomes an `McpEnvironmentError` within
-its deadline and leaves no process running.
+Supports protocol revisions with and without sessions. Every failure raises an `McpEnvironmentError` before
+the timeout ends, and no process stays behind.
 """
 
 from __future__ import annotations
@@ -56,20 +56,20 @@ logging.getLogger("mcp").setLevel(logging.CRITICAL)
 
 _MAX_PAGES = 100
 _SHORT_GRACE = 0.3  # after a failure
-_START_HINT = "run the command of the server in a terminal, and fix what it reports"
-_HANDSHAKE_HINT = "check that it is an MCP server, and that on stdio only JSON-RPC messages go to stdout"
+_START_HINT = "run the command of the server in a terminal, and fix the errors that it prints"
+_HANDSHAKE_HINT = "check that this is an MCP server, and that it prints only JSON-RPC messages to stdout"
 _NO_HANDSHAKE_CODES = (
     types.METHOD_NOT_FOUND,
     types.UNSUPPORTED_PROTOCOL_VERSION,
     types.INVALID_REQUEST,
-    types.INVALID_PARAMS,  # the server expects a field that only requests of the newer protocol have
+    types.INVALID_PARAMS,  # the server requires a field of the newer protocol
 )
 Server = StdioServer | HttpServer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolInfo:
-    """One tool as its server announces it. The schemas are JSON Schema."""
+    """Name, description and JSON Schemas of a tool, from the server's list of tools."""
 
     name: str
     description: str
@@ -80,10 +80,10 @@ class ToolInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallResult:
-    """Result of a call.
+    """Result of a tool call.
 
-    `text` joins the text parts, text of embedded files and names of links. `structured` is the structured
-    content or None. `dropped` counts the parts without text (images, audio, ...) by kind.
+    `text` joins the text parts, the text of embedded files and the names of links. `structured` is the
+    structured content, or None. `dropped` counts the parts without text, such as images, for each kind.
     """
 
     text: str
@@ -94,13 +94,13 @@ class CallResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionTimeouts:
-    """Timeouts of a session in seconds: start with handshake, one call, and graceful end."""
+    """Timeouts of a session in seconds: `start` includes the handshake, `call` is for one call."""
 
     start: float = 120.0
     call: float = 60.0
     close: float = 2.0
     listen: float = 0.0
-    """Seconds to wait for a local server's port to open, because a crashed gateway is restarted."""
+    """Seconds to wait until a server on this machine accepts connections, because the gateway may restart."""
 
 
 class McpSession:
@@ -122,10 +122,10 @@ class McpSession:
     async def call(
         self, tool: str, arguments: Mapping[str, Any], *, timeout: float | None = None
     ) -> CallResult:
-        """Call a tool. If the server reports that the call failed, the result has `is_error`.
+        """Call a tool. `is_error` of the result is True if the server reports that the call failed.
 
-        Raises ToolTimeoutError, SessionLostError, OutputFloodError, BadAnswerError, and ToolsChangedError if
-        the tool differs from the start of the session.
+        Raises ToolTimeoutError, SessionLostError, OutputFloodError or BadAnswerError. Raises
+        ToolsChangedError if the tool changed since the start of the session.
         """
         assert self._client is not None
         if self._is_lost:
@@ -143,7 +143,7 @@ class McpSession:
         except TimeoutError:
             if not deadline.expired():
                 raise self._lost_error() from None
-            self._kill()  # it will not react to a graceful close either
+            self._kill()  # a hanging server would not react to a graceful close
             raise ToolTimeoutError(self._message(f"{tool} timed out after {seconds:g} s")) from None
         except MCPError as error:
             return await self._invalid_arguments(tool, error, seconds)
@@ -158,7 +158,10 @@ class McpSession:
         )
 
     async def _invalid_arguments(self, tool: str, error: MCPError, seconds: float) -> CallResult:
-        """Return a result for invalid arguments, which are the caller's mistake. Raises for other errors."""
+        """Return an error result if the arguments are invalid, because this is the caller's mistake.
+
+        Raises an McpEnvironmentError for any other error.
+        """
         if error.code != types.INVALID_PARAMS:
             if self._process is not None and error.code == types.CONNECTION_CLOSED:
                 await self._process.wait_for_exit()
@@ -196,7 +199,7 @@ class McpSession:
         return remove_secrets(text, self._secrets)
 
     def abort(self, fault: McpEnvironmentError) -> None:
-        """Kill the session's process, if it has one. Current and later calls raise `fault`."""
+        """Kill the process of the session, if the session has one. Then all calls raise `fault`."""
         if self._process is not None:
             self._process.fault = self._process.fault or fault
             self._process.kill()
@@ -235,10 +238,10 @@ class McpSession:
             self._tools_changed = True
 
     async def _run(self, ready: asyncio.Future[None]) -> None:
-        """Hold the connection in a separate task, so that a failure inside the SDK ends only this task.
+        """Hold the connection until `close`. Run this in a task, so that an SDK failure ends only that task.
 
-        The older handshake is tried first, because older servers may exit at an unknown message. Newer
-        servers reply to it with an error.
+        Try the older handshake first, because an older server may exit at an unknown message. A newer server
+        replies to the older handshake with an error.
         """
         try:
             await self._hold("legacy", ready)
@@ -282,15 +285,15 @@ class McpSession:
             await wait_until_listening(server.url, self._timeouts.listen)
             self._http = BoundedTransport(server.url)
             timeout = httpx2.Timeout(30.0, read=None)  # calls have their own deadline
-            # If the task sets no key, use the key that a local gateway of this user has created. A compressed
-            # body can be neither bounded nor repaired, hence "identity".
+            # If the task sets no key, use the key of this user's gateway on this machine. "identity" forbids
+            # compression, because this module cannot limit or repair a compressed body.
             key = local_key(API_KEY_VARIABLE, server.url)
             headers = {"Accept-Encoding": "identity"} | _with_key(server.headers, key)
             async with httpx2.AsyncClient(transport=self._http, headers=headers, timeout=timeout) as client:
                 yield streamable_http_client(server.url, http_client=client)
 
     async def open(self) -> asyncio.Task[None]:
-        """Connect, and return the task that holds the connection. Raises StartError or a specific fault."""
+        """Connect, and return the task that holds the connection. Raises McpEnvironmentError."""
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         owner, seconds = asyncio.create_task(self._run(ready)), self._timeouts.start
         try:
@@ -324,7 +327,7 @@ class McpSession:
         return StartError(self._message(f"cannot start: {_one_line(error)}"), hint=_START_HINT)
 
     async def close(self, owner: asyncio.Task[None], *, grace: float = _SHORT_GRACE) -> None:
-        """End the session and its process, which gets `grace` seconds to end by itself."""
+        """Close the session. Kill its process if the process does not exit within `grace` seconds."""
         self._grace = grace
         self._closing.set()
         try:
@@ -337,11 +340,11 @@ class McpSession:
 async def open_session(
     name: str, server: Server, *, timeouts: SessionTimeouts, secrets: Sequence[str] = (), preload: bool = True
 ) -> AsyncIterator[McpSession]:
-    """Open a session with the server `name`. At the end of the block, close it and end its process.
+    """Open a session with the server `name`. Close the session and end its process at exit.
 
-    Variables in `server` must already be resolved. All messages omit `secrets`, the values of these
-    variables. With `preload` a Python server may be forked from a process that has imported its libraries.
-    Raises StartError or a more specific fault.
+    `server` must have values instead of variables. Pass these values as `secrets`: error messages omit them.
+    With `preload`, a Python server may be a fork of a process that has imported its libraries. Raises
+    StartError or another McpEnvironmentError.
     """
     session = McpSession(name, server, timeouts, secrets, preload=preload)
     owner = await session.open()
@@ -354,22 +357,22 @@ async def open_session(
 
 
 def find_executable(command: str) -> str:
-    """Return `command`, or its path next to this Python if it is only installed there."""
+    """Return `command`, or its path in this Python's `bin` folder if it is only installed there."""
     local = Path(sys.executable).parent / command
     is_found = "/" in command or shutil.which(command) is not None or not local.is_file()
     return command if is_found else str(local)
 
 
 async def _accept_result(name: str, result: types.CallToolResult) -> None:
-    """Accept any result. Some servers announce an output schema and return only text."""
+    """Accept any result, because some servers announce an output schema but return only text."""
 
 
 async def _cancel_and_wait(owner: asyncio.Task[None]) -> None:
-    """Cancel the task and wait for its end, even if the current task is cancelled meanwhile."""
+    """Cancel the task, and wait until it ends."""
     owner.cancel()
     await asyncio.wait({owner})
     if not owner.cancelled():
-        owner.exception()  # marks the exception as retrieved; it is already reported
+        owner.exception()  # otherwise asyncio logs the exception, which is already reported
 
 
 def _tool_info(tool: types.Tool) -> ToolInfo:
@@ -383,7 +386,7 @@ def _tool_info(tool: types.Tool) -> ToolInfo:
 
 
 def _root_error(error: BaseException | None) -> BaseException | None:
-    """Return the first error inside nested exception groups."""
+    """Return the first exception that is not an exception group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -394,6 +397,6 @@ def _one_line(error: BaseException | None) -> str:
 
 
 def _with_key(headers: Mapping[str, str], key: str) -> dict[str, str]:
-    """Return the headers, with `key` as authorization if it is not empty and they have none."""
+    """Return the headers plus `Authorization` with `key`, unless `key` is empty or the header is set."""
     has_key = any(name.lower() == "authorization" for name in headers)
     return {**headers, **({"Authorization": f"Bearer {key}"} if key and not has_key else {})}

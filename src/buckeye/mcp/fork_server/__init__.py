@@ -1,1 +1,1 @@
-"""Python servers whose libraries are imported once; every session is forked from that process."""
+"""Fast start of Python servers: import the libraries in one process, and fork it for every session."""

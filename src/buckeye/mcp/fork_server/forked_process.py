@@ -1,4 +1,4 @@
-"""Session process that a fork server has forked, with the interface of an asyncio process."""
+"""Request a session from a fork server. The session has the interface of an asyncio process."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class ForkError(Exception):
-    """The process could not be forked. The message is the reason."""
+    """The fork server could not fork a session. The message is the reason."""
 
 
 class ForkedProcess:
-    """Process id, exit code and streams (sockets) of a forked session. `fork_session` creates it."""
+    """Process of a forked session: id, exit code and streams. `fork_session` creates it."""
 
     def __init__(self, pid: int, streams: list[_Stream]) -> None:
         self.pid = pid
@@ -31,18 +31,21 @@ class ForkedProcess:
 
     async def _wait_for_exit(self, status: asyncio.StreamReader) -> None:
         line = await status.readline()
-        # no exit code: the parent was killed, and this process with it
+        # without an exit code, the fork server was killed, and the kernel killed the session too
         self.returncode = int(line) if line else -signal.SIGKILL
 
     def close(self) -> None:
-        """Close the streams, even if other processes hold the other ends."""
+        """Close the streams, even if another process still has the other ends open."""
         self._waiter.cancel()
         for writer in self._writers:
             writer.close()
 
 
 async def fork_session(control: socket.socket, spec: Mapping[str, Any]) -> ForkedProcess:
-    """Request a session from the process at the other end of `control`. Raises ForkError."""
+    """Request a session from the fork server at the other end of `control`. Raises ForkError.
+
+    `spec` is the specification that `server.py` describes.
+    """
     pairs = [socket.socketpair() for _ in range(4)]
     streams: list[_Stream] = []
     try:
@@ -61,5 +64,5 @@ async def fork_session(control: socket.socket, spec: Mapping[str, Any]) -> Forke
         for end in (end for pair in pairs for end in pair):
             end.close()
         if isinstance(error, OSError | ValueError):  # TimeoutError is an OSError
-            raise ForkError(f"the parent process does not reply: {error or type(error).__name__}") from None
+            raise ForkError(f"the fork server does not reply: {error or type(error).__name__}") from None
         raise

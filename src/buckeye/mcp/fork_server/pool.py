@@ -1,4 +1,4 @@
-"""Parent processes with imported libraries, one for each program."""
+"""Start server programs. Python scripts share one fork server per script, which has their libraries."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _MAX_SERVERS = 8
 
 FORK_SERVERS: dict[PythonScript, ForkServer] = {}
 START_COUNTS: Counter[str] = Counter()
-"""Number of sessions that this process has started by forking (`forked`)."""
+"""The key `forked` counts the sessions that fork servers of this process have forked."""
 
 
 class ForkServer:
     """Process that imports the libraries of one program, and forks its sessions."""
 
     def __init__(self, script: PythonScript) -> None:
-        """Start the process. Raises OSError."""
+        """Start the fork server, which imports the libraries in the background. Raises OSError."""
         self._script = script
         self._answer: str | None = None
         self._control, remote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -51,16 +51,16 @@ class ForkServer:
             )
 
     def is_ready(self) -> bool:
-        """Return True if sessions can be forked."""
+        """Return True if the fork server has imported the libraries and can fork sessions."""
         if self._answer is None:
             with contextlib.suppress(BlockingIOError):
-                self._answer = self._control.recv(4096).decode(errors="replace") or "the parent process ended"
+                self._answer = self._control.recv(4096).decode(errors="replace") or "the fork server exited"
                 if not self._answer.isdigit():
-                    self._refuse(self._answer)
+                    self._stop_forking(self._answer)
                     return False
                 self._control.settimeout(_SEND_SECONDS)
                 log.info(
-                    "Sessions of %s are forked with %s imported modules", self._script.path.name, self._answer
+                    "Forking sessions of %s with %s imported modules", self._script.path.name, self._answer
                 )
         return (self._answer or "").isdigit()
 
@@ -75,28 +75,31 @@ class ForkServer:
         try:
             return await fork_session(self._control, spec)
         except ForkError as error:
-            self._refuse(str(error))
+            self._stop_forking(str(error))
             raise
 
-    def _refuse(self, reason: str) -> None:
-        """Refuse further forks: later sessions start normally. Running sessions continue."""
+    def _stop_forking(self, reason: str) -> None:
+        """Fork no more sessions, and log the reason. Running sessions continue."""
         self._answer = reason
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_EXIT_SECONDS)
-        log.info("Sessions of %s are not forked: %s", self._script.path.name, reason)
+        log.info(
+            "Sessions of %s start slower, because they are not forked: %s", self._script.path.name, reason
+        )
 
 
 async def start_program(program: Program, *, name: str, preload: bool) -> ServerProcess:
-    """Start a process, forked from a parent with imported libraries if possible.
+    """Start the process of a server, with `preload` from a fork server if possible.
 
-    Without `preload`, or for programs that cannot be forked, it starts normally. All children end with the
-    process. Raises StartError.
+    A fork server needs a Python script that is installed next to its interpreter. The first sessions of a
+    script start normally, while its fork server imports the libraries. When the process closes, all of its
+    children are killed. Raises StartError.
     """
     mark = GUARD.new_mark()
     program = replace(program, env={**program.env, MARK_VARIABLE: mark})
     parent = _find_fork_server(program) if preload and hasattr(os, "pidfd_open") else None
     if parent is not None and parent.is_ready():
-        with contextlib.suppress(ForkError):  # already logged; the parent refuses further forks
+        with contextlib.suppress(ForkError):  # `fork` has logged the reason
             forked = await parent.fork(program)
             START_COUNTS["forked"] += 1
             return ServerProcess(forked, name, forked.close, mark=mark)

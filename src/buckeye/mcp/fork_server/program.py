@@ -1,4 +1,4 @@
-"""Program of a session, and its Python script if its libraries can be imported in advance."""
+"""Command that starts a server process, and the Python script of this command, if it is one."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _STARTUP_PREFIXES = ("PYTHON", "LD_", "LC_", "LANG", "MALLOC_", "GLIBC_", "OMP_"
 class Program:
     """A command with its complete environment.
 
-    `cwd` None means the directory of this process. `confine` is the specification of confine.py, or None
-    without a sandbox.
+    `cwd` None means the working directory of this process. `confine` is the specification for
+    `sandbox/confine.py`, or None without a sandbox.
     """
 
     argv: tuple[str, ...]
@@ -29,9 +29,9 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PythonScript:
-    """A script that is installed next to its interpreter.
+    """Python script in the same folder as its interpreter, such as `.venv/bin/my-server`.
 
-    `variables` affect an interpreter or its libraries before any Python code runs.
+    `variables` are the environment variables that affect an interpreter or a library at its start.
     """
 
     interpreter: str
@@ -40,7 +40,7 @@ class PythonScript:
 
 
 def python_script(program: Program) -> PythonScript | None:
-    """Return the script that a program runs, or None for other commands."""
+    """Return the Python script that a program runs, or None if the program is not such a script."""
     path = Path(shutil.which(program.argv[0], path=program.env.get("PATH")) or "/nowhere")
     try:
         with path.open("rb") as file:

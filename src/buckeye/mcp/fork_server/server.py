@@ -1,22 +1,24 @@
 """Fork the sessions of a Python script, in that script's interpreter: `python server.py CONTROL SCRIPT`.
 
-The program's own packages are those that SCRIPT imports. This process does not import them, but the modules
-of other distributions that their source imports. It then writes the number of modules to the Unix socket
-CONTROL, or the reason why sessions cannot share them. After that, every message is one byte with four
-descriptors: stdin, stdout and stderr of a session, and a socket. For each message a process is forked. It
-reads the session's specification from that socket and replies with its process id; its exit code follows.
-Data of a session is never in the memory of this process or of another session. If a library has read an
-environment variable that has another value in the session, the session starts a new interpreter.
+The script's own packages are the packages that SCRIPT imports. This process does not import the own packages.
+It imports the libraries that the source of the own packages imports. Then this process writes the number of
+imported modules to the Unix socket CONTROL, or the reason why sessions cannot share the libraries.
 
-The specification of a session is one line, a JSON object:
+Each request on CONTROL is one byte with four file descriptors: stdin, stdout and stderr of a session, and a
+status socket. For each request, this process forks a child. The child reads the session's specification from
+the status socket, replies with its process id, and runs the script. At its end, this process writes its exit
+code to the status socket. The memory of this process never contains data of a session. If a library has read
+an environment variable that has another value in the session, the child starts a new interpreter instead.
+
+The specification of a session is one line with a JSON object:
 
     argv         the script and its arguments
-    environment  all its variables
-    cwd          its working directory, or null for that of this process
-    confine      the specification for confine.py, with its path as `script`, or null
+    environment  all environment variables of the session
+    cwd          the working directory of the session, or null for the directory of this process
+    confine      the specification for confine.py, plus the path of confine.py as `script`, or null
 
-When CONTROL is closed, this process ends, and the kernel kills the sessions that it has forked. Any Python
-3.10 or newer runs this file as a script, so it imports only the standard library.
+When the other end closes CONTROL, this process exits, and the kernel kills the sessions. Any Python from 3.10
+can run this file as a script, so this file imports only the standard library.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ _IMPORT = re.compile(r"^(?:from|import) (\w[\w.]*)", re.MULTILINE)
 
 
 def main() -> None:
-    """Import the libraries, then fork sessions. The children run the script."""
+    """Import the libraries, and fork sessions. Each child returns from the loop and runs the script."""
     del sys.path[0]  # remove the folder of this file
     control = socket.socket(fileno=int(sys.argv[1]))
     reads: dict[str, str | None] = {}
@@ -58,9 +60,9 @@ def main() -> None:
 
 
 def _import_shared(script: Path, reads: dict[str, str | None]) -> str:
-    """Import the libraries that all sessions share, and record the variables that they read.
+    """Import the libraries that all sessions share. Fill `reads` with the variables that the libraries read.
 
-    Returns the number of imported modules, or the reason why sessions cannot share them.
+    Return the number of imported modules, or the reason why sessions cannot share the libraries.
     """
     own, module_count, file_count = _own_packages(script), len(sys.modules), len(os.listdir("/proc/self/fd"))
     names, variables, environ_class = sorted(set(_package_imports(own))), set[str](), type(os.environ)
@@ -73,7 +75,7 @@ def _import_shared(script: Path, reads: dict[str, str | None]) -> str:
         try:
             importlib.import_module(name)
         except ImportError:
-            continue  # optional for the program too
+            continue  # the script can probably run without this module
         except Exception as error:  # any error of a library
             return f"{top}: {type(error).__name__}: {error}"
         if len(os.listdir("/proc/self/task")) > 1:
@@ -90,7 +92,7 @@ def _import_shared(script: Path, reads: dict[str, str | None]) -> str:
 
 
 def _own_packages(script: Path) -> set[str]:
-    """Return the packages that a script imports, and the other packages of their distributions."""
+    """Return the packages that a script imports, and all packages of the same distributions."""
     tops = {name.partition(".")[0] for name in _file_imports(script)} - sys.stdlib_module_names
     owners = importlib.metadata.packages_distributions()
     own = {owner for top in tops for owner in owners.get(top, ())}
@@ -103,7 +105,7 @@ def _origin(top: str) -> str:
 
 
 def _package_imports(own: set[str]) -> Iterator[str]:
-    """Yield the modules that the source of packages imports at the beginning of a line."""
+    """Yield the modules that the source files of the packages import outside functions."""
     for source in map(Path, filter(None, map(_origin, own))):
         for file in source.parent.rglob("*.py") if source.name == "__init__.py" else [source]:
             yield from _file_imports(file)
@@ -114,7 +116,7 @@ def _file_imports(file: Path) -> list[str]:
 
 
 def _watched_class(environ_class: Any, names: set[str]) -> Any:
-    """Return a class for os.environ that records the names of variables that are read; `*` means all."""
+    """Return a class for `os.environ` that adds each variable that is read to `names`, or `*` for all."""
 
     class Watched(environ_class):  # type: ignore[misc]
         def __getitem__(self, name: str) -> Any:
@@ -129,7 +131,7 @@ def _watched_class(environ_class: Any, names: set[str]) -> Any:
 
 
 def _fork_sessions(control: socket.socket) -> dict[str, Any]:
-    """Fork sessions until the socket is closed. Returns in each child, with its specification."""
+    """Fork a child for each request until the socket is closed. Only return in a child, with its spec."""
     parent, selector = os.getpid(), selectors.DefaultSelector()
     selector.register(control, selectors.EVENT_READ)
     while True:
@@ -157,9 +159,9 @@ def _report_exit(pidfd: int, child: int, status: int) -> None:
 
 
 def _begin_session(files: list[int], parent: int) -> dict[str, Any]:
-    """Turn a forked process into a session with its own process group and streams.
+    """Turn a forked process into a session with its own process group and streams. Return its spec.
 
-    Descriptors of other sessions are closed.
+    Close the file descriptors of other sessions.
     """
     os.setsid()
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -170,15 +172,17 @@ def _begin_session(files: list[int], parent: int) -> dict[str, Any]:
     os.closerange(4, 1 + max(map(int, os.listdir("/proc/self/fd"))))
     with socket.socket(fileno=3) as status, status.makefile("rb") as lines:
         spec: dict[str, Any] = json.loads(lines.readline())
-        status.sendall(b"%d\n" % os.getpid())  # signals to the process group work from now on
-    for library in ("numpy.random", "torch"):  # otherwise all forks share one random state
+        status.sendall(
+            b"%d\n" % os.getpid()
+        )  # after `setsid`, so that the receiver can signal the process group
+    for library in ("numpy.random", "torch"):  # otherwise all sessions draw the same random numbers
         if library in sys.modules:
             sys.modules[library].seed()
     return spec
 
 
 def _run_session(spec: dict[str, Any], reads: dict[str, str | None]) -> None:
-    """Set up the state that a newly started script would have, and run the script."""
+    """Set up the process as if the script had just started, and run the script."""
     if spec["confine"] is not None:
         runpy.run_path(spec["confine"]["script"])["enter"](spec["confine"])
     elif spec["cwd"] is not None:

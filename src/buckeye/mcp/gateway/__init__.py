@@ -1,1 +1,1 @@
-"""HTTP gateway for MCP that gives every session a separate environment."""
+"""HTTP gateway for MCP that starts a separate environment (a server process) for every session."""

@@ -1,8 +1,8 @@
 """HTTP routes of the gateway: MCP streamable HTTP at /mcp, /health and /status.
 
-In protocol revisions with a handshake, a session begins with an `initialize` request without
-`Mcp-Session-Id`; later requests name the session in this header. Revision 2026-07-28 has no sessions: the
-response lists the revisions with sessions, so that clients can fall back to one of them.
+In protocol revisions with a handshake, an `initialize` request without the header `Mcp-Session-Id` opens a
+session. Later requests name the session in this header. Revision 2026-07-28 has no sessions. The gateway
+rejects its requests and lists the revisions with sessions, so that the client can use an older revision.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SSE_HEADERS = {"cache-control": "no-cache, no-transform", "x-accel-buffering": 
 
 
 def create_app(gateway: Gateway) -> RequestGate:
-    """Return the application that serves `gateway` to clients that its settings admit."""
+    """Return the web application that serves `gateway`. Its gate rejects clients without access."""
     endpoint = _Endpoint(gateway)
     methods = ["GET", "POST", "DELETE"]
     app = Starlette(
@@ -126,14 +126,14 @@ class _Endpoint:
     async def _session(
         self, request: Request, frame: JsonRpcMessage
     ) -> tuple[GatewaySession, dict[str, str]]:
-        """Return the session of a message and the headers for its response. `initialize` opens a session."""
+        """Return the session of a message, and headers for the response. `initialize` opens a session."""
         headers = request.headers
         if (session_id := headers.get(SESSION_HEADER)) is not None:
             return self._gateway.find(session_id), {}
         version = headers.get("mcp-protocol-version")
         if frame.method == "server/discover" or (version is not None and version not in HANDSHAKE_VERSIONS):
             message = (
-                f"MCP revision {version or 'unknown'} has no sessions, and environments have state: use "
+                f"MCP revision {version or 'unknown'} has no sessions, but environments have state: use "
                 f"revision {HANDSHAKE_VERSIONS[0]} or older"
             )
             refusal = GatewayError(400, "version", message, code=UNSUPPORTED_VERSION)
@@ -147,9 +147,9 @@ class _Endpoint:
     async def _first_message(
         self, session: GatewaySession, channel: Channel, disconnected: asyncio.Task[None], *, is_first: bool
     ) -> bytes | None:
-        """Return the first message on a channel; None after a timeout, or if the client has disconnected.
+        """Return the first message on a channel, or None after a timeout or if the client has disconnected.
 
-        The session ends if the environment does not reply to its first request in time.
+        End the session if this is its first request, and the environment does not reply in time.
         """
         seconds = self._gateway.settings.start_seconds if is_first else _PING_SECONDS
         receiver = asyncio.create_task(channel.get(seconds))
@@ -182,7 +182,7 @@ class _Endpoint:
 
 
 async def _events(channel: Channel, first: bytes, end: Callable[[], None]) -> AsyncIterator[bytes]:
-    """Yield the first event, then the messages of a channel, with pings in between; call `end` last."""
+    """Yield the event `first`, then the messages of a channel and pings. Call `end` at the end."""
     try:
         yield first
         while not channel.finished:

@@ -1,4 +1,4 @@
-"""Queue of messages for one HTTP response."""
+"""Bounded queue with the messages of one HTTP response."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import asyncio
 from collections import deque
 
 MAX_MESSAGES, MAX_BYTES = 1000, 8 * 2**20
-"""Limits of waiting messages. Above them, the oldest messages are dropped and counted.
+"""Limits of a channel. Above a limit, the channel drops its oldest messages and counts them.
 
-Responses are never dropped.
+The channel never drops the newest message, so it never drops a response.
 """
 
 
 class Channel:
-    """Bounded queue with one reader. `close` ends it."""
+    """Bounded queue of messages with one reader. `close` ends the queue."""
 
     def __init__(self) -> None:
         self._waiting: deque[bytes] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
         self.closed = False
-        """True if no more messages are accepted; some may still wait."""
+        """True if the channel accepts no more messages. Unread messages may remain."""
         self.broken = False
-        """True if the gateway closed it before the environment responded."""
+        """True if the gateway closed the channel before the environment responded."""
         self.dropped = 0
 
     def put(self, message: bytes) -> None:
-        """Add a message. The oldest messages are dropped to make room."""
+        """Add a message. Drop the oldest messages above a limit."""
         if self.closed:
             return
         self._waiting.append(message)
@@ -37,14 +37,14 @@ class Channel:
         self._changed.set()
 
     def close(self, last: bytes | None = None, *, broken: bool = False) -> None:
-        """Add a last message, if given, and close the channel."""
+        """Add the message `last`, if given, and close the channel."""
         if last is not None:
             self.put(last)
         self.closed, self.broken = True, broken
         self._changed.set()
 
     async def get(self, seconds: float) -> bytes | None:
-        """Return the next message; None after `seconds`, or if the channel is closed and empty."""
+        """Return the next message, or None after `seconds` or if the channel is closed and empty."""
         if not self._waiting and not self.closed:
             self._changed.clear()
             try:
@@ -60,5 +60,5 @@ class Channel:
 
     @property
     def finished(self) -> bool:
-        """True if the channel is closed and read to its end."""
+        """True if the channel is closed and has no unread messages."""
         return self.closed and not self._waiting

@@ -1,4 +1,4 @@
-"""All sessions of a gateway: start, end and cleanup."""
+"""Start and end the sessions of a gateway, within its limits on number, time and disk."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MAX_ENDED = 1000
 
 
 class Gateway:
-    """Sessions and their environments. Belongs to one event loop; `close` ends every environment."""
+    """All sessions of a gateway and their environments. Use it in one event loop, and call `close`."""
 
     def __init__(self, settings: GatewaySettings, runtime: Runtime, folders: Path) -> None:
         self.settings = settings
@@ -43,7 +43,7 @@ class Gateway:
         self._closing = False
 
     async def open(self, launch_request: LaunchRequest) -> GatewaySession:
-        """Open a session with a separate environment, after waiting for a free slot. Raises GatewayError."""
+        """Wait for a free slot, start an environment, and open a session with it. Raises GatewayError."""
         await self._acquire_slot()
         start = time.monotonic()
         try:
@@ -62,7 +62,7 @@ class Gateway:
         return session
 
     def find(self, session_id: str) -> GatewaySession:
-        """Return a running session by id. Raises GatewayError 404, with the reason if it has ended."""
+        """Return the running session with this id. Raises GatewayError 404 if the session does not run."""
         session = self._sessions.get(session_id)
         if session is not None:
             return session
@@ -80,7 +80,7 @@ class Gateway:
             await asyncio.wait(set(self._tasks))
 
     def status(self) -> dict[str, Any]:
-        """Return the content of `GET /status`. Sessions are named by a prefix of their ids."""
+        """Return the content of `GET /status`."""
         now = time.monotonic()
         return {
             "running": len(self._sessions),
@@ -113,8 +113,8 @@ class Gateway:
                 await self._slots.acquire()
         except TimeoutError:
             message = (
-                f"The gateway is at its limit of {limit} sessions (`--sessions`); none ended within "
-                f"{seconds:g} s (`--queue-seconds`)"
+                f"The gateway is at its limit of {limit} sessions (`--sessions`), and no session ended "
+                f"within {seconds:g} s (`--queue-seconds`)"
             )
             raise GatewayError(503, "busy", message, code=SERVER_ERROR) from None
         finally:
@@ -194,7 +194,7 @@ def _stopping_error() -> GatewayError:
 
 
 def _to_gateway_error(error: BaseException) -> BaseException:
-    """Return the error that a client receives for a failed start; other errors unchanged."""
+    """Return the GatewayError for a failed start of an environment, or any other error unchanged."""
     if isinstance(error, UsageError):
         return GatewayError(400, "environment", str(error), code=SERVER_ERROR)
     if isinstance(error, PrepareError | RuntimeUnavailableError | McpEnvironmentError):
@@ -210,6 +210,6 @@ def _describe(launch_request: LaunchRequest) -> str:
 def _sessions_over_limit(sessions: list[GatewaySession], max_bytes: int) -> list[GatewaySession]:
     """Return the sessions whose folders are larger than `max_bytes` bytes.
 
-    One call checks all of them, because a thread per session costs as much as the check.
+    Run this in one thread for all sessions, because a thread per session would double the cost.
     """
     return [session for session in sessions if is_larger(session.environment.root, max_bytes)]

@@ -1,4 +1,4 @@
-"""JSON-RPC messages as a proxy needs them: kind, id and progress token."""
+"""Parse the parts of a JSON-RPC message that the gateway needs: kind, id and progress token."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Params(msgspec.Struct):
 
 
 class JsonRpcMessage(msgspec.Struct):
-    """Envelope of a message. A response has no method, a notification has no id."""
+    """Parsed message. A response has no method, and a notification has no id."""
 
     id: RequestId | None = None
     method: str | None = None
@@ -43,7 +43,7 @@ class JsonRpcMessage(msgspec.Struct):
         return self.method is None and self.id is not None
 
     def progress_token(self) -> RequestId | None:
-        """Return the progress token of a request or of a progress notification, else None."""
+        """Return the progress token of a request or of a progress notification, or None."""
         try:
             params = msgspec.json.decode(self.params, type=_Params)
         except (msgspec.DecodeError, RecursionError):
@@ -58,7 +58,7 @@ _decode_batch = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
 
 def parse_message(body: bytes) -> JsonRpcMessage:
-    """Return the message in a request's body. Raises GatewayError 400."""
+    """Return the message in the body of an HTTP request. Raises GatewayError 400 for an invalid body."""
     try:
         frame = _decode_frame(body)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -73,9 +73,9 @@ def parse_message(body: bytes) -> JsonRpcMessage:
 
 
 def read_line(line: bytes) -> list[tuple[JsonRpcMessage, bytes]]:
-    """Return the messages in a line of an environment's output, each with its text as strict JSON.
+    """Return the messages in a line of an environment's output, each with its text as valid JSON.
 
-    A batch (MCP 2025-03-26) has several messages; a line that is not a message has none.
+    A batch (MCP 2025-03-26) contains several messages. Return [] for a line that is not a message.
     """
     for text in (line, fix_json(line)):
         try:
@@ -89,7 +89,7 @@ def read_line(line: bytes) -> list[tuple[JsonRpcMessage, bytes]]:
 
 
 def one_line(body: bytes) -> bytes:
-    """Return the JSON without line breaks. In JSON, raw line breaks are only white space between tokens."""
+    """Return the JSON text on one line. Raw line breaks in JSON are only white space between tokens."""
     return body.replace(b"\r", b" ").replace(b"\n", b" ").strip()
 
 

@@ -1,4 +1,4 @@
-"""Private folder of a gateway, and cleanup after killed gateways.
+"""Create the private folder of a gateway, and remove the folders of killed gateways.
 
 A gateway holds the lock of its folder while it runs. The kernel releases the lock when the process ends.
 """
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def open_process_folder(root: Path) -> Iterator[Path]:
-    """Yield a new folder under `root`, removed at the end. Folders of killed gateways are removed first."""
+    """Remove the folders of killed gateways under `root`. Yield a new folder, and remove it at exit."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     with (root / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,4 +1,4 @@
-"""Start and end of environments."""
+"""Start and stop the server process of a gateway session, and remove its folder."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _BLOCK = 4096
 
 @dataclass(eq=False, slots=True)
 class RunningEnvironment:
-    """A running environment, with its launch and its folder."""
+    """Server process of a session, its launch specification, and the folder with its files."""
 
     process: ServerProcess
     launch: LaunchSpec
     root: Path
 
     async def stop(self, *, grace: float = 2.0) -> None:
-        """End the process and all its children, and remove its folder. Never raises."""
+        """Stop the process and all its children, and remove the folder. Log failures."""
         try:
             await self.process.close(grace=grace)
         finally:
@@ -40,10 +40,10 @@ class RunningEnvironment:
 async def start_environment(
     runtime: Runtime, launch_request: LaunchRequest, folders: Path, *, preload: bool
 ) -> RunningEnvironment:
-    """Start the process of one session, in a new folder in `folders`.
+    """Start the process of one session, in a new folder under `folders`.
 
-    With `preload` it may be forked from a process that has imported its libraries. Raises PrepareError,
-    StartError or UsageError, and then leaves nothing behind.
+    With `preload`, the process may be a fork of a process that has imported its libraries. Raises
+    PrepareError, StartError or UsageError, after removing the folder.
     """
     await runtime.prepare(launch_request.image)
     root = Path(tempfile.mkdtemp(dir=folders))
@@ -59,7 +59,7 @@ async def start_environment(
 
 
 async def clean_up(launch: LaunchSpec | None, root: Path) -> None:
-    """Remove the remains of an ended environment. A failure is logged."""
+    """Remove the container or mounts of a stopped environment, and its folder. Log failures."""
     try:
         if launch is not None and launch.on_exit is not None:
             await launch.on_exit()
@@ -69,9 +69,9 @@ async def clean_up(launch: LaunchSpec | None, root: Path) -> None:
 
 
 def is_larger(root: Path, max_bytes: int) -> bool:
-    """Return True if the files under `root` take more than `max_bytes` bytes of disk.
+    """Return True if the files under `root` use more than `max_bytes` bytes of disk.
 
-    Each entry counts as at least one block. Entries that disappear during the check do not count.
+    Count at least 4 KiB for each file and folder. Skip entries that disappear during the check.
     """
     total, folders = 0, [os.fspath(root)]
     while folders and total <= max_bytes:
@@ -86,9 +86,9 @@ def is_larger(root: Path, max_bytes: int) -> bool:
 
 
 def remove_tree(root: Path) -> None:
-    """Delete a folder regardless of modes and depth. Raises OSError.
+    """Delete a folder, even with read-only subfolders or paths that exceed the path limit. Raises OSError.
 
-    Folders that are too deep for a path are moved up first.
+    Move each subfolder to the top first, so that all paths stay short.
     """
     if root.is_symlink():
         root.unlink()

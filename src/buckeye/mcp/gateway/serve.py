@@ -1,4 +1,4 @@
-"""Process of a gateway: listen, report ready, and end all sessions on a signal."""
+"""Run a gateway process: listen on a port, report ready, and end all sessions on a signal."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def run_gateway(
     folder: Path | None,
     files: Path | None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT. Raises BuckeyeError if the gateway cannot start.
+    """Serve until SIGTERM, SIGINT or SIGHUP. Raises BuckeyeError if the gateway cannot start.
 
-    `runtime` names the runtime for images, or is `auto`. With `command` (and its `files`) or `folder`, all
-    sessions run that program instead of an image.
+    `runtime` is the name of the runtime for images, or `auto`. With `command` or `folder`, all sessions run
+    the program of this command or folder instead of an image. `files` is the content of a command's folder.
     """
     listener = listen(settings.host, settings.port, change="Choose a --port.")
     with contextlib.ExitStack() as stack:
@@ -66,7 +66,7 @@ async def _serve(
     settings: GatewaySettings, runtime: Runtime, own_folder: Path, listener: socket.socket
 ) -> None:
     if settings.image or runtime.environment_flag:
-        await runtime.prepare(settings.image)  # fail at the start, not in the first session
+        await runtime.prepare(settings.image)  # find errors before the first session
     if isinstance(runtime, ContainerRuntime):
         removed = await runtime.remove_leftovers(lambda name: is_in_use(own_folder.parent / name))
         if removed:

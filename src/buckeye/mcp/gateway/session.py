@@ -1,4 +1,4 @@
-"""One session: it passes the messages of an environment's process to the HTTP responses they belong to."""
+"""Gateway session: pass each message of an environment's process to the HTTP response that needs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WRITE_SECONDS = 30.0
 
 
 class GatewaySession:
-    """One session, open from its start until it calls `on_end` once with the reason."""
+    """Open session with one environment. At its end, it calls `on_end` once, with the reason."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class GatewaySession:
         self.requests = 0
         self.started_at = self.last_used = time.monotonic()
         self.ended: str | None = None
-        """Reason for the end; None while the session is open."""
+        """Reason why the session ended. None while the session is open."""
         self.disconnected_at: float | None = None
-        """Time when the client closed its stream, if it has sent no request since; monotonic seconds."""
+        """Monotonic time when the client closed its stream. None after a later request of the client."""
         self._on_end = on_end
         self._requests: dict[RequestId, Channel] = {}
         self._tokens: dict[RequestId, Channel] = {}
@@ -50,21 +50,21 @@ class GatewaySession:
 
     @property
     def name(self) -> str:
-        """Name in log lines and in the status: only a prefix of the id, because the id grants access."""
+        """Name for logs and `GET /status`: a prefix of the id, because the full id grants access."""
         return self.id[:8]
 
     @property
     def in_use(self) -> bool:
-        """True if a client waits for a response or listens to the stream."""
+        """True if the client waits for a response or reads the session's stream."""
         return bool(self._requests) or self._listening
 
     @property
     def dropped(self) -> int:
-        """Number of messages of the stream that were dropped because no client read them."""
+        """Number of messages that the stream dropped, because no client read them."""
         return self._notifications.dropped
 
     async def forward_request(self, frame: JsonRpcMessage, body: bytes) -> Channel:
-        """Forward a request. The returned channel receives its progress messages, and its response last.
+        """Forward a request. Return a channel that receives its progress messages and then its response.
 
         Raises GatewayError 400 if another open request has the same id.
         """
@@ -79,7 +79,7 @@ class GatewaySession:
         return channel
 
     async def forward(self, body: bytes) -> None:
-        """Forward a notification, or the client's response to a request of the environment."""
+        """Write a message of the client to the environment. End the session if this fails."""
         self.last_used, self.disconnected_at = time.monotonic(), None
         try:
             async with asyncio.timeout(_WRITE_SECONDS):
@@ -92,15 +92,15 @@ class GatewaySession:
                 self.end(f"the environment closed its input{self._end_details()}")
 
     def abandon(self, request_id: RequestId) -> None:
-        """Drop a request whose client has disconnected."""
+        """Forget a request whose client has disconnected."""
         channel = self._requests.pop(request_id, None)
         if channel is not None:
             self._forget_token(channel)
 
     def listen(self) -> Channel:
-        """Return the stream: the channel of the environment's messages that belong to no request.
+        """Return the stream: the channel of all messages of the environment that belong to no request.
 
-        Raises GatewayError 409 if a client already listens to it.
+        Raises GatewayError 409 if a client already reads the stream.
         """
         if self._listening:
             raise GatewayError(
@@ -110,7 +110,7 @@ class GatewaySession:
         return self._notifications
 
     def stop_listening(self) -> None:
-        """Record that the stream's client has disconnected."""
+        """Record that the client has closed the stream."""
         self._listening = False
         self.last_used = self.disconnected_at = time.monotonic()
 
@@ -155,14 +155,14 @@ class GatewaySession:
             similar = (key for key in self._requests if str(key) == str(frame.id))
             request_id = next(iter(exact or similar), None)
             channel = None if request_id is None else self._requests.pop(request_id)
-            if channel is not None:  # None: its client has disconnected
+            if channel is not None:  # None if the client has disconnected
                 self._forget_token(channel)
                 channel.close(line)
             return
         token = frame.progress_token()
         channel = self._tokens.get(token) if token is not None else None
         if channel is None and not self._listening and self._requests:
-            # without a listener, only the response to a request can carry the message: use the newest request
+            # no client reads the stream, so send the message in the response to the newest request
             channel = next(reversed(self._requests.values()))
         (channel or self._notifications).put(line)
 

@@ -27,10 +27,10 @@ _MAX_VARIABLES = 100
 
 
 def decides_what_runs(name: str) -> bool:
-    """Return True if a variable can change the code that a program runs.
+    """Return True if an environment variable can change the code that a program runs.
 
-    Loaders, interpreters, shells, container programs and HTTP clients read code, or its location, from such
-    variables.
+    Loaders, interpreters, shells, container programs and HTTP clients read code, or the location of code,
+    from such variables.
     """
     return name in _SYSTEM_VARIABLES or _LOADER_VARIABLES.fullmatch(name) is not None
 
@@ -42,34 +42,34 @@ class GatewaySettings:
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     api_key: str | None = None
-    """Key that clients must send. None: no key."""
+    """Key that clients must send. None: create a key, unless `no_key` is True."""
     hosts: tuple[str, ...] = ()
-    """Further host names of the gateway that clients may use."""
+    """Additional host names in the URLs of clients."""
     origins: tuple[str, ...] = ()
-    """Origins of web pages that may use the gateway."""
+    """Origins of web pages that may send requests to the gateway, such as `https://example.com`."""
     no_key: bool = False
-    """Require no key; only on loopback. If False and `api_key` is None, a key is created."""
+    """Accept clients without a key. Only possible on a loopback address."""
     variables: frozenset[str] = frozenset()
     """Variables that clients may set in the environment of a server's process."""
     image: str = ""
     """Image for sessions that do not name an image."""
     sessions: int = DEFAULT_SESSIONS
-    """Maximum number of running environments. More sessions wait."""
+    """Maximum number of running environments. Further sessions wait."""
     queue_seconds: float = 120.0
-    """Seconds that a session waits for a free slot before it is refused."""
+    """Seconds that a new session waits for a free slot. Then the gateway refuses it."""
     start_seconds: float = 60.0
     """Seconds that an environment may take to reply to its first request."""
     idle_seconds: float = 600.0
     """Seconds without a request and without an open stream after which a session ends."""
     left_seconds: float = 60.0
-    """Seconds after which a session ends if its client has closed the stream and sends no request.
+    """Seconds after which a session ends if its client has closed the stream and sends no more requests.
 
-    Such a client was probably killed.
+    A client that closes the stream without ending its session was probably killed.
     """
     session_seconds: float = 7200.0
     """Maximum lifetime of a session in seconds."""
     disk: int = 4 * 2**30
-    """Maximum bytes of a session's files."""
+    """Maximum size of a session's files in bytes."""
     preload: bool = True
     """Fork sessions of a Python program from a process that has imported its libraries."""
 
@@ -84,23 +84,23 @@ class GatewaySettings:
                 )
             if decides_what_runs(name):
                 raise UsageError(
-                    f"clients may not set {name}: it can change the code that a program runs",
+                    f"clients may not set {name}, which can change the code that a program runs",
                     code="BK-CLI-ARGUMENT",
                     at="--variable",
-                    hint="leave it out",
+                    hint=f"remove {name}",
                 )
         if self.api_key is None and not is_loopback(self.host):
             raise UsageError(
                 f"a key is required: other machines can reach {self.host}",
                 code="BK-KEY-MISSING",
                 at="--host",
-                hint=f"set `{API_KEY_VARIABLE}` in the environment or in `.env`; clients send it as "
-                "`Authorization: Bearer ...`",
+                hint=f"set `{API_KEY_VARIABLE}` in the environment or in `.env`, and let clients send "
+                "`Authorization: Bearer ...` with this key",
             )
 
 
 class GatewayError(Exception):
-    """Error reply to a request. `reason` is for programs, the message for people."""
+    """Error reply to a request. Programs read the code word `reason`, and people read the message."""
 
     def __init__(self, status: int, reason: str, message: str, *, code: int = -32600) -> None:
         super().__init__(message)
@@ -110,14 +110,14 @@ class GatewayError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LaunchRequest:
-    """Environment that a session requests: an image, or "" for the default, and variables for its process."""
+    """Environment that a session requests: an image ("" for the default) and variables for its process."""
 
     image: str
     variables: tuple[tuple[str, str], ...]
 
 
 def parse_variable_headers(headers: Iterable[str]) -> dict[str, str]:
-    """Return the variables that request headers set in a server's process, each with its header."""
+    """Return a mapping from each environment variable that a header sets to the name of the header."""
     env_headers = [header for header in headers if header.lower().startswith("env-")]
     return {header[4:].upper().replace("-", "_"): header for header in env_headers}
 
@@ -125,8 +125,9 @@ def parse_variable_headers(headers: Iterable[str]) -> dict[str, str]:
 def read_launch_request(headers: Mapping[str, str], settings: GatewaySettings) -> LaunchRequest:
     """Return the environment that the headers of a request select.
 
-    `Mcp-Image` names the image, else the default is used. `Env-Foo-Bar: v` sets FOO_BAR=v. Raises
-    GatewayError 400 for a header that is not a variable, and 403 for a variable that clients may not set.
+    `Mcp-Image` names the image. Without this header, use the default image. `Env-Foo-Bar: v` sets the
+    variable FOO_BAR to v. Raises GatewayError 400 for an invalid variable name, and 403 for a variable that
+    clients may not set.
     """
     variables = {}
     for name, header in parse_variable_headers(headers).items():

@@ -1,1 +1,1 @@
-"""Graders: they judge the end of a rollout without help from its servers."""
+"""Graders that score a finished rollout: its last reply, calls, results, files and databases."""

@@ -1,4 +1,4 @@
-"""Graders of a task, and their verdicts on a rollout."""
+"""Run one grader on a finished rollout, and return its verdict."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _MAX_RESULT_CHARS = 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FinishedRollout:
-    """A finished rollout as graders see it.
+    """Data of a finished rollout that graders read.
 
-    `reply` is the last reply without thoughts and calls. `workdir` is the rollout's folder. `call_tool` calls
-    a tool, given its name, its arguments and a timeout in seconds.
+    `reply` is the last reply without thoughts and calls. `workdir` is the rollout's folder, or None. The
+    parameters of `call_tool` are the name of a tool, its arguments, and a timeout in seconds.
     """
 
     task: Mapping[str, Any]
@@ -35,9 +35,9 @@ class FinishedRollout:
 
 
 def record_call(tool: str, arguments: Mapping[str, Any], result: CallResult) -> RecordedCall:
-    """Return a call as graders see it.
+    """Return the record of a call that graders read.
 
-    A text above 2**20 characters is cut, and its structured content dropped.
+    If the text is longer than 2**20 characters, cut the text and drop the structured content.
     """
     text = result.text[:_MAX_RESULT_CHARS]
     data = result.structured if len(result.text) <= _MAX_RESULT_CHARS else None
@@ -45,7 +45,10 @@ def record_call(tool: str, arguments: Mapping[str, Any], result: CallResult) -> 
 
 
 async def run_grader(grader: Grader, rollout: FinishedRollout) -> GraderVerdict:
-    """Return a grader's verdict on a rollout. References in the grader must be filled. Raises GraderError."""
+    """Return a grader's verdict on a rollout. Raises GraderError if the grader reaches no verdict.
+
+    `fill_metadata` must have replaced the references `{metadata.NAME}` in the grader.
+    """
     if grader.needs_folder and rollout.workdir is not None and rollout.workdir.is_symlink():
         return GraderVerdict(0.0, "the rollout's folder was replaced by a link")
     request: dict[str, Any] = {"grader": grader.model_dump(mode="json", exclude_unset=True)}
@@ -56,7 +59,7 @@ async def run_grader(grader: Grader, rollout: FinishedRollout) -> GraderVerdict:
     elif grader.state is None:
         request |= {"calls": [asdict(call) for call in rollout.calls]}
     elif grader.needs_folder and rollout.workdir is None:
-        raise GraderError("the grader reads the rollout's folder, but no server is started as a command")
+        raise GraderError("the grader reads the rollout's folder, but no server of the task has a `command`")
     elif grader.state.tool is not None:
         result = await _call_tool(grader, grader.state, rollout)
         if result.is_error:
@@ -89,7 +92,7 @@ async def _call_tool(grader: Grader, state: StateGrader, rollout: FinishedRollou
 
 
 def _arguments(rollout: FinishedRollout) -> dict[str, Any]:
-    """Return the keyword arguments for a user's grader function."""
+    """Return the keyword arguments of a user's grader function."""
     return {
         "task": dict(rollout.task),
         "messages": list(rollout.messages),

@@ -1,4 +1,4 @@
-"""Parser of `grade` in a task or a configuration; also fills in a task's values."""
+"""Parse `grade` of a task or a configuration, and replace `{metadata.NAME}` in graders."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from buckeye.mcp.problems import collect_problems
 
 
 def read_graders(raw: Any, folder: Path | None = None) -> tuple[list[Grader], list[Problem]]:
-    """Return the named graders of a `grade` value (one grader or a list), and its problems.
+    """Return the graders of a `grade` value (one grader or a list) with unique names, and its problems.
 
-    With a `folder`, paths of function files are relative to it and become absolute.
+    With `folder`, paths of Python files start at this folder, and become absolute.
     """
     if raw is None:
         return [], []
@@ -52,16 +52,19 @@ def dump_graders(graders: Sequence[Grader]) -> list[dict[str, Any]]:
 
 
 def merge_graders(shared: Sequence[Grader], own: Sequence[Grader]) -> tuple[Grader, ...]:
-    """Return the graders of the configuration and the task. The task's replace those with equal names."""
+    """Return the graders of the configuration (`shared`) and of a task (`own`).
+
+    A grader of the task replaces the grader of the configuration with the same name.
+    """
     own_names = {grader.name for grader in own}
     return (*(grader for grader in shared if grader.name not in own_names), *own)
 
 
 def fill_metadata(grader: Grader, metadata: Mapping[str, Any]) -> Grader:
-    """Return the grader with the task's values in place of `{metadata.NAME}`.
+    """Return the grader with values of the task's metadata in place of `{metadata.NAME}`.
 
-    If a text is a single reference, the value keeps its type. Raises ValueError for a missing or unsuitable
-    value.
+    If a text consists of one reference, the value keeps its type. Otherwise the value becomes part of the
+    text. Raises ValueError for a missing or unsuitable value.
     """
     values = grader.model_dump(exclude_unset=True)
     filled = {key: _fill(value, metadata, ()) for key, value in values.items()}
@@ -108,12 +111,14 @@ def _look_up(name: str, metadata: Mapping[str, Any]) -> Any:
 
 def _as_text(value: Any) -> str:
     if isinstance(value, Mapping | list):
-        raise ValueError("a list or an object cannot be part of a text: write only '{metadata.NAME}'")
+        raise ValueError(
+            "a list or an object cannot be part of a text: write '{metadata.NAME}' without other text"
+        )
     return str(value)
 
 
 def _resolve_function(import_path: str, folder: Path) -> str:
-    """Return `FILE:FUNCTION` with an absolute path. Raises OSError with a readable message."""
+    """Return `FILE:FUNCTION` with an absolute path. Raises OSError if it does not name a function."""
     file, _, function = import_path.rpartition(":")
     path = (folder / Path(file).expanduser()).resolve()
     try:
@@ -137,9 +142,9 @@ def _resolve_function(import_path: str, folder: Path) -> str:
 
 
 def _name_graders(graders: Sequence[Grader], problems: list[Problem]) -> Iterator[Grader]:
-    """Yield the graders with unique names.
+    """Yield the graders with unique names, and add a problem for each name that two graders have.
 
-    The default name is the kind: `reply`, then `reply_2`.
+    The default name is the kind of the grader, such as `reply`. The second such grader is `reply_2`.
     """
     taken: set[str] = set()
     for grader in graders:

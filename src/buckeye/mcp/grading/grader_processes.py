@@ -1,6 +1,6 @@
-"""Grading outside the run's process: judging in a worker, and running programs of the user.
+"""Run graders in separate processes: a worker that judges values, and programs of the user.
 
-Both are confined like environments, have no network and end within a time limit.
+These processes run in a sandbox without network, and with a time limit.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_OUTPUT = 2**20
 _RUNNER = Path(__file__).with_name("python_runner.py")
 _THREADS = ThreadPoolExecutor(2, "buckeye-grading")
 _THREAD_STATE = threading.local()
-"""The worker of each thread."""
+"""Holds the worker process of each thread, as `worker`."""
 
 
 class GraderError(BuckeyeError):
@@ -44,14 +44,14 @@ class GraderError(BuckeyeError):
     code = "BK-GRADER"
 
 
-# Judging in a worker.
+# Judge values in a worker process.
 
 
 async def judge_in_worker(request: Mapping[str, Any], *, library: str | None = None) -> GraderVerdict:
-    """Return a worker's verdict on a request (in the format of `worker.judge_in_worker`).
+    """Return a worker's verdict on a request in the format of `worker.judge_request`.
 
-    `library` is a module that the worker must import first. A request that takes too long gets a score of 0.
-    Raises GraderError.
+    The worker imports the module `library` first, outside the time limit. A request that exceeds the time
+    limit scores 0. Raises GraderError.
     """
     line = json.dumps(request).encode() + b"\n"
     return await asyncio.get_running_loop().run_in_executor(_THREADS, _judge, line, library)
@@ -78,7 +78,7 @@ def _verdict_of(reply: Mapping[str, Any]) -> GraderVerdict:
 
 
 class _Worker:
-    """A process that judges one request at a time."""
+    """Worker process that judges one request at a time."""
 
     def __init__(self) -> None:
         """Start the process. Raises GraderError if it does not start."""
@@ -94,15 +94,15 @@ class _Worker:
         )
         GUARD.watch(self._process.pid)
         if self.request(b"", _START_SECONDS) is None:
-            raise GraderError("the grading process does not start", hint="run `buckeye rl doctor`")
+            raise GraderError("the worker process for grading does not start", hint="run `buckeye rl doctor`")
 
     @property
     def has_ended(self) -> bool:
-        """True if the process has ended and must be replaced."""
+        """True if the process has exited, so that the thread needs a new worker."""
         return self._process.poll() is not None
 
     def request(self, line: bytes, seconds: float) -> dict[str, Any] | None:
-        """Send a request and return the reply; None after a timeout, which also ends the process."""
+        """Send a request, and return the reply. After a timeout, kill the process and return None."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         deadline = threading.Timer(seconds, self._kill)
@@ -133,7 +133,7 @@ class _Worker:
                     pipe.close()
 
 
-# Programs of the user.
+# Run programs of the user.
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,9 +145,9 @@ class CommandResult:
 
 
 async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> CommandResult:
-    """Run a program in a folder, without the user's keys and home folder.
+    """Run a program in a folder. The program has no access to the user's keys and home folder.
 
-    Raises GraderError if it cannot be started.
+    Raises GraderError if the program cannot start.
     """
     with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as home:
         result = await _run(argv, folder, Path(home), b"", seconds)
@@ -157,7 +157,7 @@ async def run_command(argv: Sequence[str], folder: Path, seconds: float) -> Comm
 
 
 async def run_function(import_path: str, arguments: Mapping[str, Any], seconds: float) -> GraderVerdict:
-    """Return the verdict of a user's function, given as `FILE:FUNCTION`. Raises GraderError."""
+    """Return the verdict of the user's function `FILE:FUNCTION`. Raises GraderError."""
     file, _, function = import_path.rpartition(":")
     folder = arguments["workdir"]
     reply = await run_script(_RUNNER, (file, function), arguments, seconds, folder and Path(folder))
@@ -167,10 +167,10 @@ async def run_function(import_path: str, arguments: Mapping[str, Any], seconds: 
 async def run_script(
     script: Path, args: Sequence[str], request: Any, seconds: float, folder: Path | None = None
 ) -> dict[str, Any]:
-    """Return the reply of a script.
+    """Run a Python script, and return its reply.
 
-    It reads `request` as JSON from stdin, and writes its reply to the file named by its last argument. Raises
-    GraderError without a reply in time.
+    The script reads `request` as JSON from stdin, and writes its reply as JSON to the file of its last
+    argument. Raises GraderError if the script writes no reply in time.
     """
     with tempfile.TemporaryDirectory(prefix="buckeye-grade-") as home:
         reply_file = Path(home, "result.json")
@@ -184,7 +184,7 @@ async def run_script(
                 reply: dict[str, Any] = json.loads(opened.read(_MAX_OUTPUT))
         except (OSError, ValueError):
             output = result.output.strip()[-300:]
-            raise GraderError(f"ended with exit code {result.code}, without a result: {output}") from None
+            raise GraderError(f"exited with code {result.code} and without a result: {output}") from None
     return reply
 
 

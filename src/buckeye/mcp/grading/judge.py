@@ -1,6 +1,6 @@
-"""Verdicts on texts, JSON values and calls of a model.
+"""Judge texts, JSON values and calls of a model.
 
-Untrusted values are judged in the worker process only.
+The values are untrusted, so only the worker process calls these functions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ABSENT = object()
 
 
 class GraderVerdict(NamedTuple):
-    """Score of a grader, and its explanation."""
+    """Score of a grader from 0 to 1, and an explanation for people."""
 
     score: float
     explanation: str
@@ -29,7 +29,7 @@ class GraderVerdict(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedCall:
-    """A call that the model made, and its result: text, and structured content if any."""
+    """Call of the model, and its result as text and, if any, as structured content (`data`)."""
 
     tool: str
     arguments: Mapping[str, Any]
@@ -39,7 +39,7 @@ class RecordedCall:
 
 
 def judge_text(match: Match, text: str, data: Any = None) -> GraderVerdict:
-    """Return the verdict on a text. `data` is the text's value if it is already known."""
+    """Return the verdict of the test `match` on a text. `data` is the text's JSON value, if known."""
     value: Any = _ABSENT if data is None else data
     if match.json_path is not None:
         if value is _ABSENT and (value := _json(text)) is _ABSENT:
@@ -57,7 +57,7 @@ def judge_text(match: Match, text: str, data: Any = None) -> GraderVerdict:
 
 
 def judge_schema(schema: Any, text: str) -> GraderVerdict:
-    """Return 1 if the text is JSON that the JSON Schema accepts, else 0."""
+    """Return a score of 1 if the text is JSON that the JSON Schema accepts, or 0."""
     import jsonschema
 
     value = _json(text)
@@ -66,12 +66,12 @@ def judge_schema(schema: Any, text: str) -> GraderVerdict:
     validator = jsonschema.validators.validator_for(schema)(schema)
     error = jsonschema.exceptions.best_match(validator.iter_errors(value))
     if error is None:
-        return GraderVerdict(1.0, "the schema accepts it")
+        return GraderVerdict(1.0, "the text matches the schema")
     return GraderVerdict(0.0, f"{error.json_path}: {error.message[:200]}")
 
 
 def _run_test(match: Match, text: str, value: Any) -> tuple[bool, str]:
-    """Return True if the test of `match` passes, and the expectation as text."""
+    """Return True if the test of `match` passes, and the expected value as text."""
     (test,) = match.tests
     fold = str.casefold if match.ignore_case else str
     if test == "exact":
@@ -80,7 +80,7 @@ def _run_test(match: Match, text: str, value: Any) -> tuple[bool, str]:
         wanted = str(match.contains)
         return fold(wanted) in fold(text), f"expected text with {format_short(wanted)}"
     if test == "regex":
-        import regex  # part of an extra; reading settings must not need it
+        import regex  # only installed with an extra, so do not import it with this module
 
         try:
             hit = regex.search(str(match.regex), text, timeout=_REGEX_SECONDS)
@@ -128,7 +128,7 @@ def _is_set(expected: Sequence[Any], text: str, value: Any) -> tuple[bool, str]:
 
 
 def _key(item: Any) -> str:
-    """Return a key that equal items share: 1 and 1.0 are equal, 1 and true are not."""
+    """Return a text that is equal for equal items. 1 equals 1.0, but 1 does not equal true."""
     if isinstance(item, float) and item.is_integer():
         item = int(item)
     return json.dumps(item.strip() if isinstance(item, str) else item, sort_keys=True)
@@ -138,7 +138,7 @@ def _is_math(expected: str, text: str) -> bool:
     from math_verify import parse, verify
 
     def parse_math(text: str) -> Any:
-        return parse(text, parsing_timeout=None)  # no timeout here, because the worker has a deadline
+        return parse(text, parsing_timeout=None)  # `judge_in_worker` limits the time
 
     def is_bare(text: str) -> bool:
         return not any(mark in text for mark in ("$", "\\boxed", "\\(", "\\["))
@@ -197,7 +197,7 @@ def _describe_call(expected: ExpectedCall) -> str:
 
 
 def judge_results(grader: ResultGrader, calls: Sequence[RecordedCall]) -> GraderVerdict:
-    """Return the verdict on the last result. With `any`, one passing result is enough."""
+    """Return the verdict on the last result, or on all results if `any` is set: one must pass."""
     tested = [call for call in calls if grader.tool in (None, call.tool)]
     if not tested:
         return GraderVerdict(0.0, f"no call{f' of {grader.tool}' if grader.tool else ''}")
@@ -215,7 +215,7 @@ def judge_results(grader: ResultGrader, calls: Sequence[RecordedCall]) -> Grader
 
 
 def json_equal(expected: Any, found: Any) -> bool:
-    """Return True if two JSON values are equal: 1 and 1.0 are equal, 1 and true are not."""
+    """Return True if two JSON values are equal. 1 equals 1.0, but 1 does not equal true."""
     if isinstance(expected, bool) or isinstance(found, bool):
         return expected is found
     if isinstance(expected, Mapping) and isinstance(found, Mapping):
@@ -226,7 +226,7 @@ def json_equal(expected: Any, found: Any) -> bool:
 
 
 def format_short(value: Any) -> str:
-    """Return a short text for a value."""
+    """Return a value as one line of at most 80 characters, for a message."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
     text = " ".join(text[: 4 * _MAX_SHOWN_CHARS].split())
     text = text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:_MAX_SHOWN_CHARS]}…"
@@ -234,7 +234,7 @@ def format_short(value: Any) -> str:
 
 
 def _json(text: str) -> Any:
-    """Return the JSON value of a text or of its last Markdown code fence; _ABSENT if neither is JSON."""
+    """Return the JSON value of a text or of its last Markdown code block, or _ABSENT if neither is JSON."""
     for candidate in (text, *_FENCE.findall(text)[-1:]):
         try:
             return json.loads(candidate)

@@ -1,4 +1,4 @@
-"""Verdicts on files and databases in a rollout's folder. Their content is untrusted."""
+"""Judge files and databases in a rollout's folder. The model may have written them, so they are untrusted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _WORKDIR = "{workdir}/"
 
 
 class StateFileError(Exception):
-    """The requested file does not exist or is unusable. The message is the reason."""
+    """The file of a grader does not exist or is unusable. The message is the reason."""
 
 
 def judge_state(grader: StateGrader, folder: Path) -> GraderVerdict:
@@ -73,7 +73,7 @@ def _judge_file(grader: StateGrader, folder: Path, name: str) -> GraderVerdict:
 def _open_file(folder: Path, name: str) -> Iterator[BufferedReader]:
     """Open a regular file in the folder for reading.
 
-    Symbolic links are never followed, and a named pipe does not block. Raises StateFileError.
+    Never follow symbolic links, and never block on a named pipe. Raises StateFileError.
     """
     *parents, last = [part for part in PurePosixPath(name).parts if part != "."] or [""]
     opened: list[int] = []
@@ -104,7 +104,7 @@ def _explain(folder: Path, name: str, error: OSError) -> str:
     for part in PurePosixPath(name).parts:
         path = path / part
         if path.is_symlink():
-            return f"{name} is behind a symbolic link, which is not followed"
+            return f"{name} is behind a symbolic link, and graders do not follow links"
     return f"no such file: {name}" if isinstance(error, FileNotFoundError) else f"{name}: {error.strerror}"
 
 

@@ -1,7 +1,7 @@
 """Program that calls a grader's function: `python -I python_runner.py FILE FUNCTION RESULT`.
 
-It reads the arguments as JSON from standard input, and writes the score with its explanation, or the error,
-to the file RESULT. It runs as a separate script and imports nothing of Buckeye.
+Reads the arguments of the function as JSON from stdin. Writes the score with its explanation, or the error,
+to the file RESULT. Runs as a separate script, so it imports nothing of Buckeye.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _call_function(file: str, function: str, arguments: dict[str, Any]) -> dict[
 def _describe_wrong_score(grade: Any, score: Any) -> str:
     code = getattr(grade, "__code__", None)
     where = "" if code is None else f" ({Path(code.co_filename).name}:{code.co_firstlineno})"
-    shown = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(score))  # an address would make every message different
+    shown = re.sub(r" at 0x[0-9a-fA-F]+", "", repr(score))  # addresses differ in every process
     if inspect.iscoroutine(score):
         score.close()
         shown = "a coroutine that was not awaited"

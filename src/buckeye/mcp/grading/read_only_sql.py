@@ -1,4 +1,4 @@
-"""Read-only queries with a time limit, on databases from untrusted sources."""
+"""Run read-only queries with a time limit on untrusted SQLite databases."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _DATABASE_ERRORS = ("no such table", "no such column", "no such function", "bind
 def run_query(path: Path, query: str, parameters: list[Any]) -> list[list[Any]]:
     """Return the rows of a query on a database file that no other process uses.
 
-    Bytes become hexadecimal text. Raises sqlite3.Error, also for a query that would write, and ValueError for
-    too many rows or too much time.
+    Bytes become hexadecimal text. Raises sqlite3.Error for an invalid query or a query that writes, and
+    ValueError for too many rows or a timeout.
     """
     with closing(sqlite3.connect(path, isolation_level=None)) as database:
         _restrict(database)
@@ -44,7 +44,7 @@ def run_query(path: Path, query: str, parameters: list[Any]) -> list[list[Any]]:
 
 
 def query_problem(query: str) -> str | None:
-    """Return a problem of a query that does not depend on the database, or None."""
+    """Return a problem of a query that exists for every database, such as a syntax error, or None."""
     if not _QUERY.match(query):
         return "must begin with SELECT, WITH or VALUES"
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
@@ -58,7 +58,7 @@ def query_problem(query: str) -> str | None:
 
 
 def _restrict(database: sqlite3.Connection) -> None:
-    """Restrict a connection to reading this file, even if its schema is malicious."""
+    """Allow only reads of this database file, even if the file's schema is malicious."""
     for setting in ("query_only = on", "trusted_schema = off", "cell_size_check = on", "mmap_size = 0"):
         database.execute(f"pragma {setting}")
     database.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)

@@ -1,4 +1,4 @@
-"""Schema of graders, as written in `grade` of a task or a configuration."""
+"""Schema of the graders in `grade` of a task or a configuration."""
 
 from __future__ import annotations
 
@@ -15,42 +15,45 @@ from buckeye.mcp.grading.read_only_sql import query_problem
 
 NonEmpty = Annotated[str, Field(min_length=1)]
 METADATA_REFERENCE = re.compile(r"\{metadata\.([^{}]+)\}")
-"""Reference to a value of the task's metadata."""
+"""Reference to a value of the task's metadata, such as `{metadata.answer}`, in a longer text."""
 FromTask = Annotated[str, Field(pattern=r"^\{metadata\.[^{}]+\}$")]
-"""Reference to a value that each task defines, such as `{metadata.answer}`."""
+"""Text that consists of one reference to the task's metadata, such as `{metadata.answer}`."""
 _NUMBER = re.compile(
     r"(?:(?<![\w)])[-+\u2212])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?",
     re.ASCII,
 )
 KINDS = ("reply", "calls", "result", "state", "python")
-"""Fields of a grader; exactly one is set."""
+"""Kinds of graders. A grader sets exactly one of these fields."""
 _TESTS = ("exact", "contains", "regex", "number", "set", "math")
 
 
 class Match(BaseConfig):
-    """One test of a text, or of the value at `json_path` in it."""
+    """Test of a text, or of the value at `json_path` in this text."""
 
     json_path: NonEmpty | None = None
-    """Path (RFC 9535) of the tested value in a JSON text.
+    """Path (RFC 9535) to the tested value in a JSON text.
 
-    If the path matches several values, their list is tested. Without a test, the path must match something.
+    If the path finds several values, the test reads the list of these values. Without a test, the path must
+    find at least one value.
     """
     exact: Any = None
-    """Expected text, ignoring surrounding white space. Any other value is compared as JSON."""
+    """Expected text, without white space around it. A value that is not a text is compared as JSON."""
     ignore_case: bool = False
     """Ignore case in `exact` and `contains`."""
     contains: NonEmpty | None = None
-    """Text that must occur."""
+    """Text that must occur in the tested text."""
     regex: NonEmpty | None = None
-    """Regular expression that must match somewhere."""
+    """Regular expression that must match a part of the tested text."""
     number: Annotated[float, Field(strict=True)] | FromTask | None = None
-    """Expected value of the last number."""
+    """Expected value of the last number in the tested text."""
     tolerance: Annotated[float, Field(ge=0)] = 1e-9
-    """Maximum absolute error of the number."""
+    """Maximum absolute difference from `number`."""
     set: list[Any] | FromTask | None = None
-    """Expected items in any order; further items fail. The text is JSON, or split by commas or lines."""
+    """Expected items in any order, and no others. The tested text is a JSON list, or items on lines or
+    between commas.
+    """
     math: NonEmpty | None = None
-    """Expected value up to mathematical equality, in LaTeX or plain: 1/2, 0.5 and \\frac{1}{2} are equal."""
+    """Expected value in LaTeX or plain text. Mathematical equality counts: 1/2, 0.5 and \\frac{1}{2} pass."""
 
     @model_validator(mode="after")
     def _check_test(self) -> Self:
@@ -58,7 +61,7 @@ class Match(BaseConfig):
         if len(tests) > 1:
             raise conflict(f"has {' and '.join(tests)}; keep one, or write a grader for each", *tests)
         if self.regex is not None and not METADATA_REFERENCE.search(self.regex):
-            import regex  # part of an extra; reading settings must not need it
+            import regex  # only installed with an extra, so do not import it with this module
 
             try:
                 regex.compile(self.regex)
@@ -72,7 +75,7 @@ class Match(BaseConfig):
 
     @property
     def tests(self) -> tuple[str, ...]:
-        """Names of the tests that are set: at most one."""
+        """Names of the tests that this object sets. A valid object sets at most one."""
         return tuple(name for name in _TESTS if name in self.model_fields_set)
 
 
@@ -89,31 +92,31 @@ class ReplyGrader(Match):
 
 
 class ExpectedCall(BaseConfig):
-    """A call that the model must have made without an error."""
+    """Call that the model must have made without an error."""
 
     tool: NonEmpty
-    """MCP tool."""
+    """Name of the MCP tool."""
     arguments: dict[str, Any] = {}
-    """Arguments with exact values. The call may have others."""
+    """Expected values of arguments. The call may have further arguments."""
     matching: dict[str, Match] = {}
-    """Tests of arguments."""
+    """Tests of arguments, by the name of the argument."""
 
 
 class CallsGrader(BaseConfig):
     """Test of the calls that the model made."""
 
     tool: NonEmpty | None = None
-    """MCP tool that must be called. With only `at_most`: the tool whose calls are counted (default: all)."""
+    """MCP tool of the counted calls. None: count the calls of all tools (only with `at_most`)."""
     arguments: dict[str, Any] = {}
-    """Arguments with exact values. The call may have others."""
+    """Expected values of arguments in a counted call. The call may have further arguments."""
     matching: dict[str, Match] = {}
-    """Tests of arguments."""
+    """Tests of arguments in a counted call, by the name of the argument."""
     at_least: PositiveInt | None = None
-    """Minimum number of such calls without an error; 1 unless `at_most` is set."""
+    """Minimum number of counted calls without an error. Default: 1, or 0 if `at_most` is set."""
     at_most: NonNegativeInt | None = None
-    """Maximum number of such calls, including calls with an error."""
+    """Maximum number of counted calls, including calls with an error."""
     in_order: Annotated[list[ExpectedCall], Field(min_length=1)] | None = None
-    """Calls in order. Other calls may occur between them."""
+    """Calls that the model must make in this order. Other calls may occur between them."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -127,24 +130,24 @@ class CallsGrader(BaseConfig):
 
     @property
     def is_limit_only(self) -> bool:
-        """True if no call is required, so that the tool need not exist."""
+        """True if the grader only limits the number of calls, so that the tool need not exist."""
         return self.at_most is not None and self.at_least is None
 
     @property
     def call(self) -> ExpectedCall | None:
-        """Call that is counted; None for any call."""
+        """Description of the calls that the grader counts. None if it counts all calls."""
         if self.tool is None:
             return None
         return ExpectedCall(tool=self.tool, arguments=self.arguments, matching=self.matching)
 
 
 class ResultGrader(Match):
-    """Test of a call's result: the structured content of the last call, or its text."""
+    """Test of the result of the model's last call: its structured content if any, or its text."""
 
     tool: NonEmpty | None = None
     """MCP tool whose results are tested. Default: all tools."""
     any: bool = False
-    """Pass if any of the results passes."""
+    """Test the results of all calls. One of them must pass."""
 
     _check = model_validator(mode="after")(_must_test)
 
@@ -153,25 +156,25 @@ class StateGrader(Match):
     """Test of the state after the rollout: a file, a database, a tool's result, or a program."""
 
     file: NonEmpty | None = None
-    """File in the rollout's folder. Its text is tested; without a test it must exist."""
+    """Path of a file in the rollout's folder. The test reads its text. Without a test, it must exist."""
     exists: bool = True
-    """false: the file must not exist."""
+    """If false, the file must not exist."""
     sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$|^\{metadata\.[^{}]+\}$")] | None = None
-    """Hash of the file's content."""
+    """Expected SHA-256 hash of the file's content, in hexadecimal."""
     database: NonEmpty | None = None
-    """SQLite file in the rollout's folder, opened read-only."""
+    """Path of a SQLite file in the rollout's folder."""
     query: NonEmpty | None = None
-    """Query to run."""
+    """Read-only query on `database`. A test reads its rows, or its value if it has only one."""
     parameters: list[Any] = []
     """Values for the question marks of the query."""
     rows: list[list[Any]] | FromTask | None = None
     """Expected rows of the query, in order."""
     tool: NonEmpty | None = None
-    """MCP tool that is called after the model has finished. Its result is tested."""
+    """MCP tool that Buckeye calls after the last turn. The test reads its result."""
     arguments: dict[str, Any] = {}
-    """Arguments of that call."""
+    """Arguments of the call of `tool`."""
     command: Annotated[list[str], Field(min_length=1)] | None = None
-    """Program and arguments, run in the rollout's folder. Its output is tested."""
+    """Program and arguments to run in the rollout's folder. A test reads the program's output."""
     exit_code: int = 0
     """Expected exit code of the program."""
 
@@ -215,9 +218,9 @@ class Grader(BaseConfig):
     """One grader, with exactly one of `reply`, `calls`, `result`, `state` and `python`."""
 
     name: Annotated[str, Field(pattern=r"^[\w.-]{1,60}$")] = ""
-    """Name in components: `grade/NAME`. Default: the kind of the grader."""
+    """Name of the grader in metrics, as `grade/NAME`. Default: the kind, such as `reply`."""
     weight: PositiveFloat = 1.0
-    """Weight relative to the other graders."""
+    """Weight of the grader's score, relative to the other graders."""
     reply: ReplyGrader | None = None
     """Test of the model's last reply."""
     calls: CallsGrader | None = None
@@ -227,7 +230,7 @@ class Grader(BaseConfig):
     state: StateGrader | None = None
     """Test of the state after the rollout."""
     python: Annotated[str, Field(pattern=r"^.+\.py:[A-Za-z_]\w*$")] | None = None
-    """Function in a Python file, such as check.py:grade. It runs in a separate process."""
+    """Python file and function, such as check.py:grade. The function runs in a separate process."""
     timeout: PositiveFloat = 60.0
     """Timeout in seconds for a command, a function or a tool."""
 
@@ -241,7 +244,7 @@ class Grader(BaseConfig):
 
     @property
     def kind(self) -> str:
-        """Field of `KINDS` that is set."""
+        """The one field of `KINDS` that the grader sets."""
         return next(name for name in KINDS if getattr(self, name) is not None)
 
     @property
@@ -266,7 +269,7 @@ def _check_json_path(path: str) -> None:
 
 
 def needs_math(grader: Grader) -> bool:
-    """Return True if a grader tests mathematical equality, which needs a library of the extra `math`."""
+    """Return True if a grader tests mathematical equality. The test needs the extra `math`."""
     match = grader.reply or grader.result or grader.state
     return match is not None and match.math is not None
 

@@ -1,4 +1,4 @@
-"""Graders of a task, and the check that they can grade it."""
+"""Combine the graders of a task and its configuration, and check that they can grade the task."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from buckeye.mcp.tasks.task_schema import McpTask, StdioServer
 
 
 def resolve_graders(task: McpTask, config: GymConfig) -> Sequence[Grader]:
-    """Return the graders of a task, with its metadata values filled in.
+    """Return the graders of a task, with values of its metadata in place of `{metadata.NAME}`.
 
-    Raises UsageError for a missing or invalid value.
+    Raises UsageError for a missing or invalid value in the metadata.
     """
     graders = merge_graders(config.graders, task.graders)
     filled = []
@@ -27,7 +27,7 @@ def resolve_graders(task: McpTask, config: GymConfig) -> Sequence[Grader]:
 
 
 def check_task_graders(tasks: Iterable[McpTask], config: GymConfig) -> None:
-    """Raise UsageError for a task without graders, or with a grader that cannot grade it."""
+    """Raise UsageError for a task without graders, or with a grader that needs a missing folder or value."""
     for task in tasks:
         graders = resolve_graders(task, config)
         if not graders and not task.evaluate_tool:
@@ -40,8 +40,8 @@ def check_task_graders(tasks: Iterable[McpTask], config: GymConfig) -> None:
             continue
         if grader := next((grader for grader in graders if grader.needs_folder), None):
             raise UsageError(
-                f"task {task.id}: grade {grader.name} reads the rollout's folder, but no server is started "
-                "as a command",
+                f"task {task.id}: grade {grader.name} reads the rollout's folder, but no server of the task "
+                "has a `command`",
                 code="BK-GRADER",
                 hint="read the state with a tool call instead: `state: {tool: ...}`",
             )

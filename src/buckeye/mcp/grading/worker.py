@@ -1,4 +1,7 @@
-"""Worker process of graders: `python -I -m buckeye.mcp.grading.worker`, with JSON lines in and out."""
+"""Worker process that judges requests: `python -I -m buckeye.mcp.grading.worker`.
+
+Reads one JSON request per line from stdin, and writes one JSON reply per line to stdout.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ from buckeye.mcp.grading.schema import Grader
 def judge_request(request: dict[str, Any]) -> GraderVerdict:
     """Return the verdict of `grader` on the request's `text`, `data`, `calls` or `folder`.
 
-    A request with a `schema` in place of a grader tests the JSON in `text`.
+    If the request has `schema` instead of `grader`, test the JSON in `text` against this JSON Schema.
     """
     if "schema" in request:
         return judge_schema(request["schema"], request["text"])
@@ -41,9 +44,9 @@ def judge_request(request: dict[str, Any]) -> GraderVerdict:
 
 
 def main() -> None:
-    """Reply to each input line with one output line, until the input ends.
+    """Reply to each request until stdin ends.
 
-    A request with the key `import` names a module to import.
+    A request with the key `import` only imports the module of this name.
     """
     sys.setrecursionlimit(10_000)
     print(json.dumps({"ready": True}), flush=True)

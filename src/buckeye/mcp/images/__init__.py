@@ -1,1 +1,1 @@
-"""Container images without a daemon: downloaded from a registry, verified and unpacked."""
+"""Download container images from a registry, verify and unpack them, all without a Docker daemon."""

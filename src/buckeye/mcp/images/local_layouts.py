@@ -1,4 +1,4 @@
-"""Images that buildah built on this machine: OCI layouts (`index.json` and `blobs/`), by name."""
+"""Store the images that buildah built on this machine, as OCI layouts (`index.json` and `blobs/`)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from buckeye.mcp.sandbox.runtime import PrepareError
 
 
 def keep_layout(layout: Path, reference: ImageReference, folder: Path) -> ImageManifest:
-    """Move a layout into the store `folder` under a name, and replace an earlier layout of that name.
+    """Move a layout into the store `folder`. Replace the earlier layout of the name `reference`.
 
-    Raises PrepareError for a layout without a complete image.
+    Raises PrepareError if the layout does not contain a complete image.
     """
     try:
         manifest = _read_manifest(layout, reference)
@@ -29,7 +29,7 @@ def keep_layout(layout: Path, reference: ImageReference, folder: Path) -> ImageM
 
 
 def find_built(reference: ImageReference, folder: Path) -> ImageManifest | None:
-    """Return the image of this name that was built here; None if it is missing or incomplete."""
+    """Return the locally built image of this name, or None if it is missing or incomplete."""
     try:
         return _read_manifest(built_layout(reference, folder), reference)
     except (OSError, ValueError, KeyError, TypeError):
@@ -37,7 +37,7 @@ def find_built(reference: ImageReference, folder: Path) -> ImageManifest | None:
 
 
 def built_layout(reference: ImageReference, folder: Path) -> Path:
-    """Return the path of this image's layout in the store."""
+    """Return the path of an image's layout in the store `folder`."""
     return folder / "built" / hashlib.sha256(str(reference).encode()).hexdigest()[:32]
 
 

@@ -1,4 +1,4 @@
-"""Image names, and image manifests with the blobs that they reference by digest."""
+"""Parse image names and image manifests. A manifest lists the digests of an image's blobs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class ImageReference:
 
 
 def parse_reference(text: str) -> ImageReference:
-    """Parse an image name like docker. Raises UsageError.
+    """Parse an image name by the rules of Docker. Raises UsageError for an invalid name.
 
-    A name without a host is on Docker Hub; a name without a tag has the tag `latest`.
+    A name without a host is on Docker Hub. A name without a tag has the tag `latest`.
     """
     image = parse_image(text)
     name = "" if image is None or (image.digest and not _DIGEST.fullmatch(image.digest)) else image.name
@@ -55,14 +55,14 @@ def parse_reference(text: str) -> ImageReference:
 
 
 class Blob(msgspec.Struct, frozen=True):
-    """A content-addressed part of an image."""
+    """Part of an image, such as a layer, with its digest and its size in bytes."""
 
     digest: Annotated[str, msgspec.Meta(pattern=rf"^{_DIGEST.pattern}\Z")]
     size: Annotated[int, msgspec.Meta(ge=0)]
 
 
 class ImageManifest(msgspec.Struct, frozen=True):
-    """Parts of one image for one platform."""
+    """Blobs of an image for one platform: the configuration, and the layers from bottom to top."""
 
     config: Blob
     layers: tuple[Blob, ...]
@@ -70,7 +70,7 @@ class ImageManifest(msgspec.Struct, frozen=True):
 
 
 def parse_manifest(content: dict[str, Any], *, digest: str, name: str) -> ImageManifest:
-    """Return the parsed manifest. `name` is the image's name in messages. Raises PrepareError."""
+    """Return the parsed manifest. Raises PrepareError, with the image's `name`, for an invalid manifest."""
     if not isinstance(content.get("layers"), list):
         raise PrepareError(
             f"image {name}: unsupported manifest: no list `layers`", hint="push the image in the OCI format"

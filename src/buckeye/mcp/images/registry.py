@@ -1,8 +1,8 @@
-"""Minimal registry client for pulling images. All content is verified against its digest.
+"""Download images from a registry. The client verifies all content against its digest.
 
-Sources: the OCI distribution specification 1.1, and Docker's token authentication. Plain HTTP is used only
-for this machine, HTTPS for all others. Logins are sent only to their registry and to the token server that it
-names, never to the target of a blob's redirect.
+Sources: the OCI distribution specification 1.1, and Docker's token authentication. The client uses plain HTTP
+for registries on this machine, and HTTPS for all others. It sends a login to the registry of this login and
+to the registry's token server, but never to the target of a redirect.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from buckeye.mcp.images.manifest import DOCKER_HUB, Blob, ImageManifest, ImageRe
 from buckeye.mcp.sandbox.runtime import PrepareError
 
 MIRROR_VARIABLE = "BUCKEYE_REGISTRY_MIRROR"
-"""Variable that names a registry to use instead of Docker Hub."""
+"""Environment variable with the host of a registry to use instead of Docker Hub."""
 _HUB_KEYS = ("https://index.docker.io/v1/", "index.docker.io", "docker.io", DOCKER_HUB)
 _MAX_REPLY = 4 * 2**20
 _DOCKER = "docker.distribution.manifest"
 _MEDIA_TYPES = ("oci.image.manifest.v1", "oci.image.index.v1", f"{_DOCKER}.v2", f"{_DOCKER}.list.v2")
 _ACCEPTED = [f"application/vnd.{media_type}+json" for media_type in _MEDIA_TYPES]
 _HEADERS = {"accept": ", ".join((*_ACCEPTED, "*/*")), "accept-encoding": "identity"}
-"""No content encoding, because a compressed body may expand to any size."""
+"""Headers of all requests. `identity` forbids compression, because a body could expand to any size."""
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "arm"}
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Registry(AbstractContextManager["Registry"]):
-    """Client for one repository of a registry; a context manager. Its methods raise PrepareError."""
+    """Client for one repository of a registry, as a context manager. Its methods raise PrepareError."""
 
     def __init__(self, reference: ImageReference) -> None:
         self._reference = reference
@@ -56,14 +56,14 @@ class Registry(AbstractContextManager["Registry"]):
         self._client.close()
 
     def manifest(self) -> ImageManifest:
-        """Return the manifest for this machine's platform, also from an index of platforms."""
+        """Return the manifest for this machine's platform."""
         digest, content = self._manifest(self._reference.version)
         if "manifests" in content:
             digest, content = self._manifest(_select_platform(content, self._reference))
         return parse_manifest(content, digest=digest, name=str(self._reference))
 
     def fetch(self, blob: Blob, folder: Path) -> Path:
-        """Return the file of a blob in `folder`, downloaded if necessary. Its digest is verified."""
+        """Return the file of a blob in `folder`. If it is missing, download it and verify its digest."""
         target = folder / blob.digest.removeprefix("sha256:")
         if target.exists():
             return target
@@ -172,7 +172,7 @@ def _select_platform(index: dict[str, Any], reference: ImageReference) -> str:
 
 
 def find_login(registry: str) -> dict[str, str]:
-    """Return the HTTP basic authentication header for a registry host, or {} without a login."""
+    """Return the HTTP basic authentication header for a registry host, or {} without a stored login."""
     keys = _HUB_KEYS if registry == DOCKER_HUB else (registry, f"https://{registry}")
     for key in keys:
         try:
@@ -189,5 +189,5 @@ def _login_file() -> Path:
 
 
 def is_local(host: str) -> bool:
-    """Return True if a host, with or without a port, is this machine."""
+    """Return True if `host`, with or without a port, is a loopback address."""
     return is_loopback(urlsplit(f"//{host}").hostname or "")

@@ -1,4 +1,4 @@
-"""Store of unpacked images, by digest."""
+"""Fetch images and keep them unpacked on disk, by digest."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_CONFIG = 4 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """An unpacked image: its root file system, which is read-only, and its run configuration."""
+    """Unpacked image: its root file system, which nothing may change, and its run configuration."""
 
     root: Path
     argv: tuple[str, ...]
@@ -37,11 +37,11 @@ class Image:
 
 
 def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
-    """Return the image `name`.
+    """Return the unpacked image `name`.
 
-    These are tried in order: the image built locally, its registry, the last version downloaded. `folder`
-    keeps downloaded and unpacked images. Files belong to the user `owner`, if given. Several processes may
-    call this at once. Raises PrepareError, and UsageError for an invalid name.
+    Use the image that was built on this machine, else the image of the registry, else the last download.
+    `folder` stores downloaded and unpacked images. All files belong to the user `owner`, if given. Several
+    processes may call this at once. Raises PrepareError, or UsageError for an invalid name.
     """
     reference = parse_reference(name)
     built = find_built(reference, folder)
@@ -55,7 +55,7 @@ def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
         except PrepareError as error:
             if not known.exists():
                 raise
-            log.warning("Using the last fetched version of image %s: %s", reference, error)
+            log.warning("Using the last downloaded version of image %s: %s", reference, error)
             return _read_image(folder / "images" / _key(known.read_text(), owner), name)
         image = _load_or_unpack(
             manifest, lambda blob: registry.fetch(blob, folder / "blobs"), name, folder, owner
@@ -65,7 +65,7 @@ def fetch_image(name: str, folder: Path, *, owner: int | None) -> Image:
 
 
 FetchBlob = Callable[[Blob], Path]
-"""Returns the file of a blob, downloaded if necessary."""
+"""Function that returns the file of a blob, after downloading the blob if necessary."""
 
 
 def _load_or_unpack(

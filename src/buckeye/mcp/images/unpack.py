@@ -1,8 +1,7 @@
-"""Unpack layers into a directory tree. No layer can reach outside the tree.
+"""Unpack image layers into a directory tree. No layer can write outside the tree.
 
-Names are resolved as in a container: `/` is the top of the tree, `..` stops there, and links of earlier
-layers are followed inside the tree. Devices and pipes are omitted, set-user-id bits are removed, and owners
-are ignored.
+Paths and symbolic links resolve as in a container: `/` is the top of the tree, and `..` stops there. Omit
+devices and pipes, remove set-user-id bits, and ignore owners.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from buckeye.base.distribution import install_command
 from buckeye.mcp.sandbox.runtime import PrepareError
 
 MAX_BYTES, MAX_ENTRIES = 64 * 2**30, 1_000_000
-"""Maximum bytes and entries of one image, unpacked."""
+"""Maximum size in bytes and maximum number of files of one unpacked image."""
 _MAX_RATIO, _SMALL = 200, 2**28  # text compresses to about a tenth; a small layer may be all zeros
 _MAX_EXTENSION, _MAX_GLOBAL, _MAX_GLOBALS = 2**20, 2**16, 100
 _EXTENSIONS = (
@@ -43,7 +42,7 @@ _COPY = 1 << 20
 
 @dataclass(slots=True)
 class Unpacked:
-    """Totals over all layers."""
+    """Bytes and number of entries, summed over the unpacked layers."""
 
     bytes: int = 0
     entries: int = 0
@@ -52,10 +51,10 @@ class Unpacked:
 def unpack_layers(
     layers: Sequence[Path], digests: Sequence[str], root: Path, *, owner: int | None
 ) -> Unpacked:
-    """Unpack layers (tar files, plain, gzip or zstd) over each other into the empty directory `root`.
+    """Unpack layers (tar files, plain, gzip or zstd) on top of each other into the empty directory `root`.
 
-    `digests` are those of the uncompressed tar files. `owner` becomes the user and group of all files. Raises
-    PrepareError for damaged, malicious or oversized layers.
+    `digests` are the digests of the uncompressed tar files. If given, `owner` becomes the user and group of
+    all files. Raises PrepareError for damaged, malicious or oversized layers.
     """
     totals = Unpacked()
     if len(layers) != len(digests):
@@ -84,7 +83,7 @@ def unpack_layers(
 
 
 class _HashedStream:
-    """Stream wrapper that counts and hashes the bytes read, with a limit."""
+    """Stream that hashes and counts the bytes that are read. Raises PrepareError above a limit."""
 
     def __init__(self, source: IO[bytes], limit: int) -> None:
         self._source, self._limit = source, limit
@@ -151,12 +150,12 @@ class _Zstd:
 class _Header(tarfile.TarInfo):
     """Tar header with a size limit.
 
-    tarfile keeps long names, extended headers and the maps of sparse files completely in memory.
+    The limit is necessary because tarfile keeps long names and extended headers in memory.
     """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Header:
-        """Return the header in a block. Raises PrepareError for an oversized header or a sparse file."""
+        """Parse the header in `buf`. Raises PrepareError for an oversized header or a sparse file."""
         header = super().frombuf(buf, encoding, errors)
         if header.type == tarfile.GNUTYPE_SPARSE:
             header._refuse_sparse()
@@ -175,21 +174,22 @@ class _Header(tarfile.TarInfo):
 class _Layer:
     """Applies one layer to the tree.
 
-    Every system call gets the descriptor of a folder and a name without a slash, and never follows a link.
+    Every system call gets the descriptor of a folder and a name without a slash, so that the kernel cannot
+    follow a link out of the tree.
     """
 
     def __init__(self, root: int, owner: int | None, totals: Unpacked) -> None:
         self._root, self._owner, self._totals = root, owner, totals
         self._inodes: set[int] = set()
-        """Inodes of this layer's entries and of their folders.
+        """Inodes of this layer's entries and of their parent folders.
 
-        Opaque markers of this layer do not delete them.
+        An opaque marker deletes the content of a folder, except entries of the same layer.
         """
         self._last_folder: tuple[str, int] | None = None
-        """Cache: folder of the last entry and its descriptor. The next entry is usually in it too."""
+        """Path and descriptor of the last entry's folder. The next entry is usually in the same folder."""
 
     def apply(self, layer: tarfile.TarFile) -> None:
-        """Unpack all entries of a layer that is read as a stream."""
+        """Unpack all entries of a layer, reading the tar file as a stream."""
         try:
             while (member := layer.next()) is not None:
                 layer.members.clear()  # type: ignore[attr-defined]  # tarfile would keep every header
@@ -226,7 +226,7 @@ class _Layer:
             os.symlink(member.linkname, name, dir_fd=folder)
         elif member.islnk():
             self._create_hard_link(member, folder, name)
-        else:  # devices and pipes are omitted
+        else:  # omit devices and pipes
             return
         if self._owner is not None:
             os.chown(name, self._owner, self._owner, dir_fd=folder, follow_symlinks=False)
@@ -239,7 +239,7 @@ class _Layer:
             os.mkdir(name, 0o700, dir_fd=folder)
             created = _open_folder(folder, name)
         try:
-            os.fchmod(created, mode | 0o700)  # later entries must be able to enter it
+            os.fchmod(created, mode | 0o700)  # later entries may be inside this folder
         finally:
             os.close(created)
 
@@ -275,7 +275,7 @@ class _Layer:
             os.close(target_folder)
 
     def _folder(self, parts: Sequence[str]) -> int:
-        """Return the descriptor of a folder inside the tree. It is closed by the next call."""
+        """Return the descriptor of a folder inside the tree. The next call may close this descriptor."""
         key = "/".join(parts)
         if self._last_folder is None or self._last_folder[0] != key:
             self._close_last_folder()
@@ -283,8 +283,8 @@ class _Layer:
         return self._last_folder[1]
 
     def _walk(self, parts: Sequence[str]) -> int:
-        """Return a new descriptor of the folder that `parts` lead to. Missing folders are created."""
-        stack = [os.dup(self._root)]  # folders on the path down; `..` returns to the last of them
+        """Return a new descriptor of the folder with the path `parts`. Create missing folders."""
+        stack = [os.dup(self._root)]  # descriptors of all folders on the path, for `..`
         remaining = list(reversed(parts))
         links = 0
         try:
@@ -325,7 +325,7 @@ class _Layer:
         return _open_folder(folder, name)
 
     def _find_folder(self, folder: int, name: str) -> int | None:
-        """Return the opened folder of that name; None if it does not exist or is not a folder."""
+        """Open the folder `name`, and return its descriptor. Return None if it is not a folder."""
         try:
             return _open_folder(folder, name)
         except OSError as error:
@@ -339,7 +339,7 @@ class _Layer:
                 self._delete(folder, entry)
 
     def _delete(self, folder: int, name: str) -> None:
-        """Remove the entry of that name, and a folder with its content."""
+        """Remove the entry `name`. If it is a folder, also remove its content."""
         inner = self._find_folder(folder, name)
         if inner is None:
             self._unlink(folder, name)
@@ -347,7 +347,7 @@ class _Layer:
         os.close(inner)
         shutil.rmtree(name, dir_fd=folder)
         if self._last_folder is not None and self._last_folder[1] != folder:
-            self._close_last_folder()  # the cached folder may have been inside
+            self._close_last_folder()  # it may have been inside the removed folder
 
     def _unlink(self, folder: int, name: str) -> None:
         with contextlib.suppress(FileNotFoundError):
@@ -379,7 +379,7 @@ def _link_target(folder: int, name: str) -> str | None:
 
 
 def _split(name: str) -> tuple[list[str], str]:
-    """Return the folders above an entry and its last name ("" for the top of the tree)."""
+    """Split a path into its parent folders and its last part ("" for the top of the tree)."""
     if "\0" in name:
         raise PrepareError("a file name contains a zero byte")
     parts = [part for part in name.split("/") if part not in ("", ".")]

@@ -1,1 +1,1 @@
-"""Isolation check: run the same tasks alone and in parallel, and compare the results."""
+"""Isolation check: find state that rollouts share, by comparing rollouts that run alone and in parallel."""

@@ -1,7 +1,7 @@
-"""Comparison of several rollouts of one task, to separate shared state from noise.
+"""Compare the outputs of several rollouts of one task, and separate shared state from noise.
 
-Noise, such as times and random names, differs between all rollouts. Shared state changes in the
-order of the rollouts: an output grows, a number counts up, or a value changes once and persists.
+Noise, such as times and random names, differs in every rollout. Shared state changes in the order of the
+rollouts. For example, an output grows, a number counts up, or a value changes once and stays.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _OWN_WORD = "‹own›"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeRollout:
-    """One rollout for the comparison.
+    """Outputs of one rollout, for the comparison.
 
-    `outputs` has a name and a text for each output, in order. `mark` is a word that only this rollout has
-    written. `processes` are the newest process ids of the system before and after the rollout.
+    `outputs` has the name and text of each output, in order. `mark` is a word that no other rollout writes.
+    `processes` has the newest process id of the system before and after the rollout.
     """
 
     outputs: Sequence[tuple[str, str]]
@@ -37,7 +37,7 @@ class ProbeRollout:
 
 
 def find_leaks(rollouts: Sequence[ProbeRollout]) -> list[str]:
-    """Return a finding for each call that read a word which only another rollout has written."""
+    """Return a finding for each call whose result contains the `mark` of another rollout."""
     leaks = {
         name: _excerpt(text, text.index(other.mark))
         for rollout in rollouts
@@ -51,10 +51,10 @@ def find_leaks(rollouts: Sequence[ProbeRollout]) -> list[str]:
 def find_suspicious_outputs(
     before: Sequence[ProbeRollout], parallel: Sequence[ProbeRollout], after: Sequence[ProbeRollout]
 ) -> list[str]:
-    """Return the outputs in which rollouts seem to share state.
+    """Return a finding for each output that looks like shared state.
 
-    `before` has two rollouts that ran alone. `after` has rollouts that ran alone after the `parallel`
-    rollouts. One rollout in `after` gives only a suspicion; nine confirm it.
+    `before` has two rollouts that ran alone. `after` has the rollouts that ran alone after the `parallel`
+    rollouts. With one rollout in `after`, a finding is only a suspicion. With nine, the finding is certain.
     """
     findings = []
     for index, (name, _) in enumerate(before[0].outputs):
@@ -71,17 +71,17 @@ def find_suspicious_outputs(
 
 
 def _normalize_output(rollout: ProbeRollout, index: int) -> str:
-    """Return an output with fixed texts in place of noise and of the rollout's `mark`."""
+    """Return an output with `#` in place of noise, and a fixed word in place of the rollout's `mark`."""
     if index >= len(rollout.outputs):
-        return "(the rollout had ended)"
+        return "(the rollout ended before this output)"
     return _NOISE.sub("#", rollout.outputs[index][1].replace(rollout.mark, _OWN_WORD))
 
 
 def _mask_process_ids(texts: Sequence[str], rollouts: Sequence[ProbeRollout]) -> list[str]:
-    """Return the texts with process ids replaced by `#`.
+    """Return the texts with `#` in place of process ids.
 
-    A number is replaced if every rollout has, at its position, the id of a process that started during that
-    rollout. A match in only one rollout could be chance.
+    A number is a process id if, in every rollout, the number at the same position is in the range of the
+    process ids of that rollout. In a single rollout, a number could be in the range by chance.
     """
     tokens = [list(_TOKEN.finditer(text)) for text in texts]
     if len({len(matches) for matches in tokens}) > 1:
@@ -105,7 +105,7 @@ def _is_process_id(token: str, rollout: ProbeRollout) -> bool:
 
 
 def _find_shared_state(before: list[str], parallel: list[str], after: list[str]) -> str | None:
-    """Return a text that reveals shared state; None if all texts are equal or differ only by noise."""
+    """Return a text that reveals shared state, or None if the texts are equal or differ only by noise."""
     lone, all_texts = [*before, *after], [*before, *parallel, *after]
     if _changes_once(lone, parallel, len(before)):
         return next(text for text in all_texts if text != before[0])
@@ -125,9 +125,9 @@ def _find_shared_state(before: list[str], parallel: list[str], after: list[str])
 
 
 def _changes_once(alone: Sequence[str], parallel: Sequence[str], before: int) -> bool:
-    """Return True if a value changes once, or only in parallel rollouts.
+    """Return True if a value changes once and stays, or if it differs only in parallel rollouts.
 
-    The rollouts that ran alone may have one change: after the first rollout, or after the parallel rollouts.
+    The single change must follow the first rollout or the parallel rollouts.
     """
     changes = [index for index in range(1, len(alone)) if alone[index] != alone[index - 1]]
     if not changes:
@@ -140,7 +140,7 @@ def _changes_once(alone: Sequence[str], parallel: Sequence[str], before: int) ->
 def _grows(before: Sequence[int], parallel: Sequence[int], after: Sequence[int]) -> bool:
     """Return True if the sizes only increase or only decrease over the rollouts.
 
-    By chance, this happens once in several hundred cases.
+    Noise has this order only once in several hundred cases.
     """
     for sign in (1, -1):
         ordered = [sign * size for size in (*before, min(parallel), max(parallel), *after)]
@@ -152,7 +152,7 @@ def _grows(before: Sequence[int], parallel: Sequence[int], after: Sequence[int])
 
 
 def _counts(alone: Sequence[str], parallel: int) -> bool:
-    """Return True if each rollout, also each parallel one, changes the number by the same step."""
+    """Return True if every rollout, including the parallel rollouts, changes a number by the same step."""
     try:
         numbers = [float(text) for text in alone]
     except ValueError:
@@ -164,7 +164,7 @@ def _counts(alone: Sequence[str], parallel: int) -> bool:
 
 
 def _excerpt(text: str, at: int) -> str:
-    """Return the surroundings of a position in a text, on one line."""
+    """Return the text around a position, on one line."""
     start = max(0, at - _MAX_EXCERPT_CHARS // 2)
     end = start + _MAX_EXCERPT_CHARS
     return ("…" if start else "") + " ".join(text[start:end].split()) + ("…" if end < len(text) else "")

@@ -1,4 +1,4 @@
-"""Isolation check: run a task alone and in parallel with made-up tool calls, and compare the results."""
+"""Run rollouts with generated tool calls, alone and in parallel, and report state that they share."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _Call = tuple[str, dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class IsolationReport:
-    """Result of the isolation check: number of tasks and rollouts, and findings of shared state.
+    """Result of the isolation check: number of compared tasks and rollouts, and findings in `shared`.
 
-    `problem` is the reason if nothing was compared. `allowed` is True if the configuration allows shared
-    state.
+    `problem` is the reason if the check compared no task. `allowed` is True if the configuration allows
+    shared state.
     """
 
     tasks: int
@@ -64,18 +64,21 @@ class IsolationReport:
 
 
 def shared_state_error(report: IsolationReport) -> UsageError:
-    """Return the error that refuses training because rollouts share state."""
+    """Return the error that ends a training run whose rollouts share state."""
     lines = ["rollouts of this environment share state, so they influence each other's rewards:"]
     return UsageError(
         "\n".join([*lines, *(f"  {finding}" for finding in report.shared[:_MAX_LISTED])]),
         code="BK-ENV-SHARED-STATE",
-        hint="let its servers write only to the folder that they start in ({workdir}), and keep nothing "
+        hint="let the servers write only to the folder in which they start ({workdir}), and keep no state "
         "between sessions; if shared state is intended, set `shared_state: true` in the configuration",
     )
 
 
 async def probe_isolation(tasks: Sequence[McpTask], config: GymConfig, seconds: float) -> IsolationReport:
-    """Run some tasks twice alone, then in parallel, then alone, within `seconds`."""
+    """Run some tasks twice alone, then four times in parallel, then alone, and compare the outputs.
+
+    Stop after `seconds`.
+    """
     limits = {"max_turns": 10_000, "tool_timeout": min(_CALL_SECONDS, config.defaults.tool_timeout)}
     limits["keep_workdir"] = None  # type: ignore[assignment]
     config = config.model_copy(update={"defaults": config.defaults.model_copy(update=limits)})
@@ -101,7 +104,7 @@ async def probe_isolation(tasks: Sequence[McpTask], config: GymConfig, seconds: 
 
 
 class _Comparison:
-    """Runs and compares rollouts. The findings stay available after a timeout."""
+    """Findings of the comparisons of all tasks. A timeout during a task keeps the earlier findings."""
 
     def __init__(self, config: GymConfig) -> None:
         self._config = config
@@ -143,7 +146,7 @@ class _Comparison:
 
 
 class _CallingPolicy:
-    """Policy that makes the given calls and then `done`. A unique word marks its text arguments."""
+    """Policy that makes the given calls and then `done`. Its text arguments contain the word `mark`."""
 
     def __init__(self, calls: Sequence[_Call], *, native: bool) -> None:
         self._calls, self._native = list(calls), native
@@ -152,7 +155,7 @@ class _CallingPolicy:
         self.outputs: list[tuple[str, str]] = []
 
     async def chat(self, messages: Sequence[Message], *, tools: Sequence[Tool] = ()) -> Reply:
-        """Return the next call as a reply, and record the last result."""
+        """Record the result of the last call, and return the next call as a reply."""
         del tools
         result = str(messages[-1]["content"]).removeprefix("<result>\n").removesuffix("\n</result>")
         self.outputs.append((self.current_call, result))
@@ -170,9 +173,9 @@ class _CallingPolicy:
 
 
 async def _plan_calls(task: McpTask, config: GymConfig) -> list[_Call]:
-    """Return every action once, then all of them a second time, so that early calls can read later writes.
+    """Return a call of every action, and then all calls again, so that early calls can read later writes.
 
-    Tools that declare themselves destructive or open-world are omitted.
+    Omit tools that declare themselves destructive or open-world.
     """
     timeouts = SessionTimeouts(start=config.defaults.setup_timeout, call=_CALL_SECONDS)
     async with (
@@ -191,7 +194,7 @@ async def _plan_calls(task: McpTask, config: GymConfig) -> list[_Call]:
 
 
 def _make_arguments(action: Action, tool: ToolInfo) -> dict[str, Any]:
-    """Return made-up arguments for the required parameters of an action."""
+    """Return example values for the required parameters of an action."""
     schema = tool.input_schema
     known: Mapping[str, Any] = schema.get("properties") or {}
     needed = {
@@ -211,7 +214,7 @@ def _make_value(parameter: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def _last_process_id() -> int:
-    """Return the process id that the system assigned last; 0 if unknown."""
+    """Return the process id that the system assigned last, or 0 if unknown."""
     with suppress(OSError, ValueError):
         return int(Path("/proc/loadavg").read_text().split()[-1])
     return 0

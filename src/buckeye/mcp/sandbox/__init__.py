@@ -1,1 +1,1 @@
-"""Runtimes for the environment of a session: command, project folder, container, or unpacked image."""
+"""Runtimes that start a session's environment from a command, a project folder or a container image."""

@@ -1,7 +1,7 @@
 """Build the image of a folder with a Dockerfile, and push it.
 
-docker, podman and buildah store and push their own images. An image of buildah is also copied to Buckeye's
-store (`buckeye/mcp/images`), and runs from there without a daemon.
+docker, podman and buildah store and push their own images. An image that buildah builds is also copied to
+Buckeye's store (`buckeye/mcp/images`), so that it runs without a daemon.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _INSPECT_SECONDS = 30.0
 
 
 def choose_builder(name: str = "auto") -> str:
-    """Return the builder `name`, or for `auto` the first that works.
+    """Return the builder `name`, or for `auto` the first builder that works.
 
-    Raises RuntimeUnavailableError if no builder works. For `auto`, the message has the reason for each one.
+    Raises RuntimeUnavailableError if no builder works, with the reason for each builder.
     """
     if name != "auto":
         find_program(name)
@@ -43,25 +43,25 @@ def choose_builder(name: str = "auto") -> str:
             reasons.append(error.message)
     raise RuntimeUnavailableError(
         "no image builder works on this machine:\n  " + "\n  ".join(reasons),
-        hint="install one; buildah needs no daemon: `apt-get install buildah`",
+        hint="install a builder; buildah needs no daemon: `apt-get install buildah`",
     )
 
 
 def build_image(folder: Path, image: str, builder: str = "auto") -> str:
-    """Build the image `name:tag`, and return its digest, or "" if the builder assigns it only at a push.
+    """Build the image `name:tag`, and return its digest. Return "" for docker, which assigns it at a push.
 
-    Raises UsageError without a Dockerfile, RuntimeUnavailableError without a builder, and PrepareError with
-    the last output of a failed build.
+    Raises UsageError if the folder has no Dockerfile, RuntimeUnavailableError if no builder works, and
+    PrepareError, with the builder's last output, if the build fails.
     """
     if not (folder / "Dockerfile").is_file():
         raise UsageError(
             f"{folder} has no Dockerfile",
             code="BK-FILE-NOT-FOUND",
-            hint="write one; `buckeye env new` creates an environment with a Dockerfile",
+            hint="write a Dockerfile; `buckeye env new` creates an environment with a Dockerfile",
         )
     reference = parse_reference(image)
     name = choose_builder(builder)
-    isolation = ["--isolation", "chroot"] if name == "buildah" else []  # also works inside containers
+    isolation = ["--isolation", "chroot"] if name == "buildah" else []  # works inside containers too
     argv = [name, "build", *isolation, "--tag", image, str(folder)]
     check_output(argv, _BUILD_SECONDS, f"cannot build an image from {folder}")
     if name == "podman":
@@ -81,17 +81,17 @@ def _copy_to_store(image: str, reference: ImageReference) -> str:
 
 
 def push_image(image: str, target: str, *, progress: Callable[[str], None]) -> str:
-    """Push an image with the program that built it, under the name `target`.
+    """Push an image under the name `target`, with the program that built it.
 
-    Returns the digest in the registry, or "" if unknown. Raises UsageError if no builder has the image, and
-    PrepareError if the registry refuses it.
+    Return the digest in the registry, or "" if unknown. Raises UsageError if no builder has the image, and
+    PrepareError if the push fails.
     """
     reference = parse_reference(target)
     if reference.registry == DOCKER_HUB and reference.repository.startswith("library/"):
         raise UsageError(
             f"cannot push {target}: the name has no registry and no owner",
             code="BK-IMAGE",
-            hint=f"name both: `buckeye env push --image ghcr.io/my-org/{target}`",
+            hint=f"add a registry and an owner: `buckeye env push --image ghcr.io/my-org/{target}`",
         )
     name = next((builder for builder in BUILDERS if _has_image(builder, image)), None)
     if name is None:

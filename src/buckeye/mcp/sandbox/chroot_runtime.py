@@ -1,8 +1,8 @@
-"""Images without a daemon: downloaded by Buckeye, and run with the unpacked tree as their `/`.
+"""Run images without a Docker daemon: download and unpack an image, and use its files as `/` of a session.
 
-With namespaces, a session has its own processes and mounts, and a writable layer over the shared tree.
-Without them (for example in a container on a rented machine), it has a copy of the tree and its own user:
-weak isolation. Sessions never run as root, even if the gateway does.
+With namespaces, a session has its own processes and mounts, and a writable layer over the image's files. All
+sessions share these files. Without namespaces (for example in a container on a rented machine), isolation is
+weak: a session has its own user and its own copy of the files. A session never runs as root.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from buckeye.mcp.sandbox.confine_command import RootFilesystem, build_confine_sp
 from buckeye.mcp.sandbox.runtime import LaunchSpec, PrepareError, RuntimeUnavailableError, SandboxLimits
 
 _FIRST_USER = 231_072
-"""First user and group id of sessions. Systems do not assign this range."""
+"""First user and group id for sessions. Linux distributions do not assign ids in this range."""
 _BLOCKS, _BLOCK_SIZE = 60, 1_000
 _KILL_SECONDS = 10.0
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 class ChrootRuntime:
-    """Runtime for images, unpacked under `folder`."""
+    """Runtime that unpacks images under `folder` and runs them with chroot."""
 
     name, environment_flag = "chroot", ""
 
     def __init__(self, limits: SandboxLimits, folder: Path) -> None:
-        """Raises RuntimeUnavailableError if this user can neither create namespaces nor chroot."""
+        """Raise RuntimeUnavailableError if this user can neither create namespaces nor call chroot."""
         self._support = sandbox_support()
         if sys.platform != "linux":
             raise RuntimeUnavailableError("chroot requires Linux")
@@ -53,12 +53,12 @@ class ChrootRuntime:
         self._users_lock, self._users = _claim_users()
 
     async def prepare(self, image: str) -> None:
-        """Download and unpack an image. While the gateway runs, a name always selects the same image."""
+        """Download and unpack an image once. Later calls with the same name use this version."""
         if image not in self._images:
             self._images[image] = await asyncio.to_thread(fetch_image, image, self._folder, owner=self._owner)
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
-        """Return the image's own command in its own directory, with its variables and the session's."""
+        """Return the launch of the image's command. `variables` override the variables of the image."""
         unpacked = self._images[image]
         if not unpacked.argv:
             raise PrepareError(
@@ -77,27 +77,31 @@ class ChrootRuntime:
 
 
 def _claim_users() -> tuple[socket.socket, Iterator[int]]:
-    """Claim a block of user ids for sessions, and return its lock and an endless iterator over the ids.
+    """Claim a block of user ids for sessions. Return a lock, and an endless iterator over the ids.
 
-    While the socket is open, no other gateway on this machine can claim the block. Gateways must not share
-    ids, because the end of a session kills all processes of its user. Raises RuntimeUnavailableError.
+    While the lock (a socket) is open, no other gateway on this machine can claim the block. Gateways must not
+    share ids, because the end of a session kills all processes of its user. Raises RuntimeUnavailableError if
+    no block is free.
     """
     for number in range(_BLOCKS):
         lock = socket.socket(socket.AF_UNIX)
         try:
-            lock.bind(f"\0buckeye-users-{number}")  # an abstract name, which exists while this process runs
+            lock.bind(
+                f"\0buckeye-users-{number}"
+            )  # the kernel removes an abstract name when this process ends
         except OSError:
             lock.close()
             continue
         first = _FIRST_USER + 1 + number * _BLOCK_SIZE
         return lock, itertools.cycle(range(first, first + _BLOCK_SIZE))
     raise RuntimeUnavailableError(
-        f"chroot: {_BLOCKS} gateways already run on this machine, the maximum", hint="stop one of them"
+        f"chroot: {_BLOCKS} gateways already run on this machine, which is the maximum",
+        hint="stop one of them",
     )
 
 
 def _create_layers(tree: Path, session_folder: Path, user: int | None) -> tuple[Path, Path, Path]:
-    """Create the folders of a writable layer over the tree, owned by the session's user."""
+    """Create the folders of a writable overlay layer over the tree. The session's user owns the layer."""
     root, upper, work = (session_folder / name for name in ("root", "upper", "work"))
     for path in (root, upper, work):
         path.mkdir()
@@ -109,7 +113,7 @@ def _create_layers(tree: Path, session_folder: Path, user: int | None) -> tuple[
 
 
 def _copy_tree(tree: Path, session_folder: Path, user: int | None) -> None:
-    """Make a private copy of the tree, owned by the session's user."""
+    """Copy the tree to the session's folder. The session's user owns the copy."""
     target = session_folder / "root"
     shutil.copytree(tree, target, symlinks=True)
     _make_system_folders(target)
@@ -120,7 +124,7 @@ def _copy_tree(tree: Path, session_folder: Path, user: int | None) -> None:
 
 
 def _make_system_folders(root: Path) -> None:
-    """Create real folders for mounts, so that a link in the image cannot redirect a mount out of the root."""
+    """Create real folders for mounts. A link in the image could redirect a mount to a folder outside."""
     for name, mode in (("proc", 0o755), ("dev", 0o755), ("tmp", 0o1777)):
         path = root / name
         if path.is_symlink() or not path.is_dir():
@@ -130,7 +134,7 @@ def _make_system_folders(root: Path) -> None:
 
 
 async def kill_user(user: int) -> None:
-    """Kill all processes of a session's user, even outside its process group."""
+    """Kill all processes of a session's user, including processes outside the session's process group."""
     set_user = f"os.setgroups([]); os.setresgid({user}, {user}, {user}); os.setresuid({user}, {user}, {user})"
     code = f"import os; {set_user}; os.kill(-1, {int(signal.SIGKILL)})"
     argv = (sys.executable, "-I", "-S", "-c", code)

@@ -1,25 +1,27 @@
-"""Run one command confined: `python -I -S confine.py SPEC`, where SPEC is a JSON object.
+"""Run one command in a sandbox: `python -I -S confine.py SPEC`.
+
+SPEC is a JSON object:
 
     argv    the command and its arguments
-    bwrap   bubblewrap and its options, for the command's namespaces and mounts; null: none
+    bwrap   the command line of bubblewrap, which creates namespaces and mounts, or null for no namespaces
     root    a directory that becomes `/` of the command, or null
-    user    the user and group id of the command, or null for the caller's
-    cwd     its working directory, inside the root
+    user    the user and group id of the command, or null for the ids of the caller
+    cwd     the working directory of the command, inside the root
     limits  null, or an object with `memory` (bytes of private memory of a process, or null), `processes`
             (processes and threads at a time) and `disk` (bytes of one file)
-    hidden  for `enter`: files and folders that appear empty to the command
+    hidden  files and folders that appear empty to the command (only used by `enter`)
 
-The environment of the command is the JSON object in BUCKEYE_CONFINED_ENV. A variable of a task (such as
-LD_PRELOAD) therefore cannot affect this script, which may run as root. Without BUCKEYE_CONFINED_ENV, the
-command inherits this script's environment.
+BUCKEYE_CONFINED_ENV contains the environment variables of the command, as a JSON object. Therefore a variable
+of a task, such as LD_PRELOAD, cannot affect this script, which may run as root. Without BUCKEYE_CONFINED_ENV,
+the command inherits this script's environment.
 
-Bubblewrap changes neither the user nor limits. With a root, this script runs a second time inside
-bubblewrap's namespaces: it enters the root by chroot and switches to the user, who may neither call chroot
-nor create a user namespace there. Without namespaces, chroot is the only isolation.
+Bubblewrap sets neither the user nor limits. With a root, this script runs a second time inside bubblewrap's
+namespaces. There it calls chroot on the root, and switches to the user. The user can neither call chroot nor
+create a user namespace. Without namespaces, chroot is the only isolation.
 
-The file runs as a script without site packages, so it imports nothing of Buckeye. Its exit code is that of
-the command; 125 if the command could not be confined, with the reason on the last line of stderr; and 127 if
-it could not be run.
+This file runs as a script without site packages, so it imports nothing of Buckeye. Its exit code is the exit
+code of the command, or 125 if the sandbox failed, or 127 if the command could not start. The last line of
+stderr has the reason for 125 and 127.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> NoReturn:
-    """Confine this process, and replace it with the command."""
+    """Enter the sandbox, and replace this process with the command."""
     spec = json.loads(sys.argv[1])
     encoded = os.environ.get("BUCKEYE_CONFINED_ENV")
     environment = dict(os.environ) if encoded is None else json.loads(encoded)
@@ -72,10 +74,10 @@ def main() -> NoReturn:
 
 
 def enter(spec: Mapping[str, Any]) -> None:
-    """Confine this forked process, which keeps its imported libraries. Bubblewrap can only start programs.
+    """Put this forked process into a sandbox, so that it keeps its imported libraries.
 
-    Returns in the process that becomes the command. With namespaces that is a child, and this process waits
-    for it. Does not return on failure.
+    Bubblewrap cannot do this, because it can only start programs. Return in the process that then runs the
+    session. With namespaces, this is a child, and this process waits for the child. Exit on failure.
     """
     try:
         _die_with_parent()
@@ -127,9 +129,9 @@ def _exit_unconfined(error: OSError) -> NoReturn:
 
 
 def _execute_in_bubblewrap(spec: Mapping[str, Any], environment: Mapping[str, str]) -> NoReturn:
-    """Replace this process with bubblewrap. Variables are passed in a memory file.
+    """Replace this process with bubblewrap. Pass the variables of the command in a memory file.
 
-    Other users cannot read them there, and they do not affect bubblewrap itself.
+    Other users cannot read this file, and the variables do not affect bubblewrap itself.
     """
     argv = spec["argv"]
     if spec["root"] is not None:
@@ -152,7 +154,7 @@ def _is_executable(program: str, environment: Mapping[str, str]) -> bool:
 
 
 def _set_limits(spec: Mapping[str, Any]) -> str | None:
-    """Set the limits. Returns the control group that counts processes, or None if it cannot be created."""
+    """Set the limits. Return the control group that limits processes, or None if it cannot be created."""
     limits = spec["limits"]
     if limits is None:
         return None
@@ -184,16 +186,16 @@ def _count_processes(user: int) -> int:
 
 
 def _enter_group(max_processes: int) -> str | None:
-    """Enter a new control group with a limit of processes, or return None if it cannot be created.
+    """Enter a new control group with a process limit, and return its path. Return None if this fails.
 
-    It is needed because the kernel does not limit root's processes by user. Leaked groups are removed.
+    The kernel's limit per user does not apply to root. Also remove the groups of killed sessions.
     """
     with contextlib.suppress(OSError, StopIteration):
         parent = next(_control_groups())
         for name in os.listdir(parent):
             pid = name.removeprefix(_GROUP_PREFIX)
             if name.startswith(_GROUP_PREFIX) and not os.path.exists(f"/proc/{pid}"):
-                with contextlib.suppress(OSError):  # it still has processes
+                with contextlib.suppress(OSError):  # the group still has processes
                     os.rmdir(f"{parent}/{name}")
         group = f"{parent}/{_GROUP_PREFIX}{os.getpid()}"
         os.mkdir(group)
@@ -208,7 +210,7 @@ def _enter_group(max_processes: int) -> str | None:
 
 
 def _control_groups() -> Iterator[str]:
-    """Yield the paths of this process's control groups that may count processes, version 1 before 2."""
+    """Yield the paths of this process's control groups that can limit processes, version 1 before 2."""
     with open("/proc/self/cgroup") as file:
         lines = [line.rstrip("\n").split(":", 2) for line in file]
     for _, controllers, path in lines:
@@ -225,14 +227,17 @@ def _write(path: str, text: str) -> None:
 
 
 def _continue_in_child(group: str | None) -> None:
-    """Return in a child. This process waits for the child, removes the group, and exits with its code."""
+    """Fork, and return in the child. The parent waits for the child, and exits with its exit code.
+
+    The parent also removes the control group `group`.
+    """
     null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     child = os.fork()
     if child == 0:
         os.close(null)
         _die_with_parent()
         return
-    for descriptor in (0, 1, 2):  # only the command may hold the pipes, so that they close when it ends
+    for descriptor in (0, 1, 2):  # close the pipes here, so that they end with the command
         os.dup2(null, descriptor)
     signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGKILL))
     _, status = os.waitpid(child, 0)
@@ -257,9 +262,9 @@ def _remove_group(group: str) -> None:
 
 
 def _enter_root(spec: Mapping[str, Any]) -> None:
-    """Enter the root, switch to the user, and drop root's capabilities beyond file access."""
+    """Enter the root, switch to the user, and drop capabilities. Root keeps the capabilities for files."""
     if spec["root"] is not None:
-        if spec["limits"] is not None:  # without namespaces; otherwise bubblewrap has mounted devices
+        if spec["limits"] is not None:  # no bubblewrap, which would have mounted the devices
             _make_devices(spec["root"])
         os.chdir(spec["root"])
         os.chroot(".")
@@ -276,12 +281,12 @@ def _enter_root(spec: Mapping[str, Any]) -> None:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         if spec["root"] is None:
             raise
-        os.makedirs(spec["cwd"], exist_ok=True)  # like container engines
+        os.makedirs(spec["cwd"], exist_ok=True)  # as container engines do
         os.chdir(spec["cwd"])
 
 
 def _make_devices(root: str) -> None:
-    """Create device files. Devices that cannot be created are omitted."""
+    """Create device files. Skip devices that this user cannot create."""
     for name, (major, minor) in _DEVICES.items():
         with contextlib.suppress(FileExistsError, PermissionError):
             os.mknod(f"{root}/dev/{name}", stat.S_IFCHR | 0o666, os.makedev(major, minor))
@@ -289,7 +294,7 @@ def _make_devices(root: str) -> None:
 
 
 def _drop_capabilities(keep: int) -> None:
-    """Drop all capabilities but `keep`. With no_new_privs, no later program can regain them."""
+    """Drop all capabilities except `keep`, and set no_new_privs, so that no program can regain them."""
     header, held = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), ctypes.create_string_buffer(24)
     failed = _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or _libc.capget(header, held)
     if failed:
@@ -301,7 +306,7 @@ def _drop_capabilities(keep: int) -> None:
 
 
 def _execute(argv: list[str], environment: Mapping[str, str]) -> NoReturn:
-    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them, and children inherit that
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores both, and the command would too
         signal.signal(number, signal.SIG_DFL)
     try:
         os.execvpe(argv[0], argv, environment)  # noqa: S606  argv as a list, without a shell
@@ -318,7 +323,7 @@ def _exit_not_run(program: str, reason: str) -> NoReturn:
 def _die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends.
 
-    Copied here, because an interpreter without Buckeye runs this file.
+    This is a copy, because an interpreter without Buckeye runs this file.
     """
     if sys.platform == "linux":
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

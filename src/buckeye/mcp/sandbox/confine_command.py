@@ -1,4 +1,4 @@
-"""Isolation that this machine supports, and the command line that confines an environment."""
+"""Detect the isolation that this machine supports, and build command lines that run in a sandbox."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from buckeye.mcp.sandbox.runtime import SandboxLimits
 CONFINE_SCRIPT = Path(__file__).with_name("confine.py")
 _PROBE_SECONDS = 20.0
 _FILE_CAPABILITIES = ["CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "SETGID", "SETUID"]
-"""Capabilities that root keeps, as in confine.py: access to files of other users, and change of user."""
+"""Capabilities that root keeps: access to files of other users, and change of user. Equal in confine.py."""
 _SHARED_MEMORY = ("--size", str(2**26), "--perms", "1777", "--tmpfs")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxSupport:
-    """Isolation that this machine supports.
+    """Isolation that this machine supports: namespaces, and overlay file systems.
 
-    Without namespaces, an environment has only a process group and its folder.
+    Without namespaces, only its process group and its folder separate an environment from others.
     """
 
     namespaces: bool
     overlay: bool
     reason: str
-    """Reason for missing namespaces, as bubblewrap reports it; "" if they work."""
+    """Reason why namespaces do not work, from bubblewrap. "" if they work."""
 
     def describe(self) -> str:
         """Return the level of isolation as text."""
@@ -48,18 +48,18 @@ class SandboxSupport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RootFilesystem:
-    """Root file system of a session. `path` has real directories `dev` and `proc`."""
+    """Root file system of a session. `path` must contain real directories `dev` and `proc`."""
 
     path: Path
     layers: tuple[Path, Path, Path] | None
-    """Paths (lower, upper, work) of an overlay; None if `path` is a private copy."""
+    """Paths (lower, upper, work) of an overlay. None if `path` is a private copy."""
     user: int | None
     cwd: str
 
 
 @functools.cache
 def sandbox_support() -> SandboxSupport:
-    """Detect the isolation that this machine supports. Cached."""
+    """Detect the isolation that this machine supports, once per process."""
     if sys.platform != "linux" or not _bubblewrap():
         reason = "not Linux" if sys.platform != "linux" else "bubblewrap is not installed"
         return SandboxSupport(namespaces=False, overlay=False, reason=reason)
@@ -78,7 +78,7 @@ def confine_argv(
     cwd: Path | None = None,
     root: RootFilesystem | None = None,
 ) -> tuple[str, ...]:
-    """Return the command line that runs `argv` confined: with its own root, or in `cwd`."""
+    """Return the command line that runs `argv` in a sandbox, either with `root` as its `/`, or in `cwd`."""
     return apply_confine_spec(
         build_confine_spec(limits=limits, sandbox_support=sandbox_support, cwd=cwd, root=root), argv
     )
@@ -91,7 +91,7 @@ def build_confine_spec(
     cwd: Path | None = None,
     root: RootFilesystem | None = None,
 ) -> dict[str, Any]:
-    """Return the specification for confine.py, without the command."""
+    """Return the specification for confine.py without `argv`, plus the path of confine.py as `script`."""
     working_directory = root.cwd if root is not None else str(cwd)
     hidden = [
         path
@@ -113,25 +113,25 @@ def build_confine_spec(
 
 
 def apply_confine_spec(confine: Mapping[str, Any], argv: Sequence[str]) -> tuple[str, ...]:
-    """Return the command line that runs `argv` with a given specification of confine.py."""
+    """Return the command line that runs `argv` in the sandbox of a specification for confine.py."""
     spec = {"argv": list(argv), **confine}
     return (sys.executable, "-I", "-S", str(CONFINE_SCRIPT), json.dumps(spec))
 
 
 def build_confine_env(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for such a command line. The confined command gets `variables`."""
+    """Return the environment for a command line with confine.py, which gives `variables` to its command."""
     return {"BUCKEYE_CONFINED_ENV": json.dumps(dict(variables))}
 
 
 def start_command(program: Program) -> tuple[tuple[str, ...], Mapping[str, str]]:
-    """Return the command line and the environment that start a program, confined if required."""
+    """Return the command line and the environment that start a program, in its sandbox if it has one."""
     if program.confine is None:
         return program.argv, program.env
     return apply_confine_spec(program.confine, program.argv), build_confine_env(program.env)
 
 
 def find_writable_problem() -> str:
-    """Return the reason if this machine cannot enforce `SandboxLimits.writable`, else ""."""
+    """Return the reason why this machine cannot enforce `SandboxLimits.writable`, or "" if it can."""
     return "" if sandbox_support().namespaces else sandbox_support().describe()
 
 
@@ -158,15 +158,15 @@ def _namespace_options(limits: SandboxLimits, root: RootFilesystem | None) -> li
 
 
 def _machine_mounts(limits: SandboxLimits, hidden: Sequence[str]) -> list[str]:
-    """Return options that mount all files of this machine except files with keys.
+    """Return bubblewrap options that mount all files of this machine, and hide the files with keys.
 
-    With `writable`, only those folders can be written to.
+    If `limits.writable` is set, mount all other folders read-only.
     """
     if limits.writable is None:
         options = ["--dev-bind", "/", "/"]
     else:
         options = ["--ro-bind", "/", "/", "--dev-bind", "/dev", "/dev"]
-        options += [*_SHARED_MEMORY, "/dev/shm"]  # noqa: S108  a private one
+        options += [*_SHARED_MEMORY, "/dev/shm"]  # noqa: S108  private memory
         for folder in limits.writable:
             options += ["--bind", folder, folder]
     for path in hidden:
@@ -178,7 +178,7 @@ def _machine_mounts(limits: SandboxLimits, hidden: Sequence[str]) -> list[str]:
 
 
 def _root_mounts(root: RootFilesystem) -> list[str]:
-    """Return options that mount the root file system with devices and processes. Chroot hides the rest."""
+    """Return bubblewrap options that mount a root with devices and processes. Chroot hides other files."""
     path, options = str(root.path), ["--ro-bind", "/", "/"]
     if root.layers is not None:
         lower, upper, work = map(str, root.layers)
@@ -190,7 +190,7 @@ def _root_mounts(root: RootFilesystem) -> list[str]:
 
 
 def _find_failure(argv: Sequence[str]) -> str:
-    """Run a confined command, and return the reason of its failure, or ""."""
+    """Run a command line with confine.py, and return the reason for its failure, or ""."""
     try:
         result = run_program(argv, seconds=_PROBE_SECONDS, env={})
     except subprocess.TimeoutExpired:
@@ -204,7 +204,7 @@ def _supports_overlay(support: SandboxSupport) -> bool:
         lower, upper, work, merged = (Path(folder, name) for name in ("lower", "upper", "work", "merged"))
         for path in (lower, upper, work, merged, upper / "dev", upper / "proc"):
             path.mkdir()
-        # the root is empty: if the overlay works, only the command fails
+        # the root is empty, so a working overlay gives the error "cannot run /true"
         root = RootFilesystem(path=merged, layers=(lower, upper, work), user=None, cwd="/")
         argv = confine_argv(["/true"], limits=SandboxLimits(), sandbox_support=support, root=root)
         return "cannot run" in _find_failure(argv)

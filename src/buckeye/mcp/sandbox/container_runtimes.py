@@ -1,4 +1,4 @@
-"""Runtimes for containers, with the command-line programs docker, podman and apptainer."""
+"""Runtimes that run images with the command-line programs docker, podman and apptainer."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ _PULL_SECONDS = 1800.0
 _REMOVE_SECONDS = 60.0
 _LABEL = "buckeye.gateway"
 IMAGE_RUNTIMES = ("docker", "podman", "apptainer", "chroot")
-"""Runtimes of images, in order of preference."""
+"""Names of the runtimes for images, in order of preference."""
 
 
 def image_runtime(name: str, limits: SandboxLimits, owner: Path) -> Runtime:
-    """Return the runtime `name`, or for `auto` the first that works. `owner` is the gateway's folder.
+    """Return the runtime `name`, or for `auto` the first runtime that works.
 
-    Raises RuntimeUnavailableError, for `auto` with the reason of each runtime.
+    `owner` is the gateway's private folder. Raises RuntimeUnavailableError if no runtime works, with the
+    reason for each runtime.
     """
     factories: dict[str, Callable[[], Runtime]] = {
         "docker": lambda: ContainerRuntime("docker", limits, owner),
@@ -57,12 +58,12 @@ def image_runtime(name: str, limits: SandboxLimits, owner: Path) -> Runtime:
 
 
 class ContainerRuntime:
-    """docker or podman: one container per session, removed at its end."""
+    """Runtime that runs one container of docker or podman per session, and removes it afterwards."""
 
     environment_flag = ""
 
     def __init__(self, name: str, limits: SandboxLimits, owner: Path) -> None:
-        """`owner` is the gateway's folder. Raises RuntimeUnavailableError if the program does not work."""
+        """Raise RuntimeUnavailableError if the program does not work. `owner` is the gateway's folder."""
         self.name, self._limits, self._owner = name, limits, owner
         self._program = find_program(name)
         self.description = "a container for each session"
@@ -75,7 +76,7 @@ class ContainerRuntime:
             await _pull([self._program, "pull", "--quiet", image], image)
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
-        """Return a `docker run` command. Its argv has only the names of variables, not their values."""
+        """Return a `docker run` command. Its environment has the values of variables, and argv the names."""
         cid = session_folder / "container"
         argv = [self._program, "run", "--rm", "--interactive", f"--cidfile={cid}", "--pull=never", "--init"]
         argv += [f"--label={_LABEL}={self._owner.name}", f"--label={_LABEL}.root={self._root_hash()}"]
@@ -93,7 +94,10 @@ class ContainerRuntime:
         return LaunchSpec(program=program, on_exit=lambda: self._remove(cid))
 
     async def remove_leftovers(self, is_alive: Callable[[str], bool]) -> int:
-        """Remove the containers of ended gateways, and return their number."""
+        """Remove the containers of gateways that no longer run, and return the number of containers.
+
+        `is_alive` returns True for the name of a running gateway's folder.
+        """
         argv = [self._program, "ps", "--all", f"--filter=label={_LABEL}.root={self._root_hash()}"]
         output = await _run([*argv, f'--format={{{{.ID}}}} {{{{.Label "{_LABEL}"}}}}'], _INSPECT_SECONDS)
         rows = [line.split() for line in output.stdout.splitlines()]
@@ -114,24 +118,24 @@ class ContainerRuntime:
         return hashlib.sha256(str(self._owner.parent).encode()).hexdigest()[:16]
 
     async def _remove(self, cid: Path) -> None:
-        # --rm has removed the container, unless the client was killed before the container ended
+        # --rm does not remove the container if the client was killed before the container ended
         with contextlib.suppress(FileNotFoundError):
             await _run([self._program, "rm", "--force", cid.read_text().strip()], _REMOVE_SECONDS)
 
 
 class ApptainerRuntime:
-    """apptainer: an image becomes one file, and every session a contained process."""
+    """Runtime that pulls an image into one file, and runs one apptainer process per session."""
 
     name, environment_flag = "apptainer", ""
 
     def __init__(self, limits: SandboxLimits, cache: Path) -> None:
-        """Raises RuntimeUnavailableError if the program does not work."""
+        """Raise RuntimeUnavailableError if apptainer does not work."""
         self._limits, self._cache = limits, cache
         self._program = find_program(self.name)
         self.description = "a contained process for each session"
 
     async def prepare(self, image: str) -> None:
-        """Pull the image into a file. Raises PrepareError."""
+        """Pull the image into a file of the cache, once. Raises PrepareError."""
         _check_name(image)
         file = self._file(image)
         if not file.exists():
@@ -141,7 +145,10 @@ class ApptainerRuntime:
             part.replace(file)
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
-        """Return an `apptainer run` command that shares only the network. Written files are temporary."""
+        """Return an `apptainer run` command without access to files of this machine. It may use the network.
+
+        Files that the environment writes are temporary.
+        """
         argv = [self._program, "run", "--containall", "--cleanenv", "--writable-tmpfs"]
         argv += ["--no-privs", "--no-home"]
         if self._limits.memory is not None:
@@ -159,7 +166,7 @@ class ApptainerRuntime:
 
 
 def find_program(name: str) -> str:
-    """Return the path of docker, podman, apptainer or buildah. Raises RuntimeUnavailableError if it fails."""
+    """Return the path of the program `name`. Raises RuntimeUnavailableError if `name version` fails."""
     path = shutil.which(name)
     if path is None:
         hint = f"install {name}, or choose another program"
@@ -194,6 +201,6 @@ async def _run(argv: Sequence[str], seconds: float) -> subprocess.CompletedProce
 
 
 def _chroot_runtime(limits: SandboxLimits) -> Runtime:
-    from buckeye.mcp.sandbox.chroot_runtime import ChrootRuntime  # imports an HTTP client
+    from buckeye.mcp.sandbox.chroot_runtime import ChrootRuntime  # slow, because it imports an HTTP client
 
     return ChrootRuntime(limits, cache_folder() / "images")

@@ -1,4 +1,4 @@
-"""Runtimes for a command, and for a project folder installed into its own virtual environment."""
+"""Runtimes that run a command, or the server of a Python project in its own virtual environment."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ _NOT_SOURCE = {"__pycache__", "node_modules", "build", "dist"}
 
 
 class CommandRuntime:
-    """Runs one command for every session, in the session's own folder, initialized with `files`."""
+    """Runs the same command for every session. Each session has its own folder with a copy of `files`."""
 
     name, environment_flag = "command", "--command"
 
     def __init__(self, argv: Sequence[str], limits: SandboxLimits, files: Path | None = None) -> None:
-        """Raises UsageError if the program or `files` does not exist."""
+        """Raise UsageError if the program or `files` does not exist."""
         if not argv or shutil.which(argv[0]) is None:
             raise UsageError(
                 f"program not found in PATH: {shlex.join(argv[:1])!r}",
@@ -61,18 +61,18 @@ class CommandRuntime:
         self.description = sandbox_support().describe()
         for path in find_unreachable_files(self._server) if files is None else ():
             log.warning(
-                "The argument %s is a path in this folder, and servers start in the session's folder. Copy "
-                "it there with `--files %s` and write `{workdir}` in the argument, or write an absolute path "
-                "if sessions may share it",
+                "The argument %s is a path in this folder, but servers start in the session's folder. Copy "
+                "the path with `--files %s` and write `{workdir}` in the argument. If sessions may share "
+                "the path, write an absolute path",
                 path,
                 path,
             )
 
     async def prepare(self, image: str) -> None:
-        """Return at once: a command needs no preparation."""
+        """Do nothing, because a command needs no preparation."""
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
-        """Return the command, to run below `session_folder`."""
+        """Return the launch of the command in a new folder in `session_folder`."""
         server = self._server.model_copy(update={"env": dict(variables)})
         return await finish_in_thread(
             _prepare_launch, server, self._files, "--files", self._limits, session_folder
@@ -82,13 +82,13 @@ class CommandRuntime:
 class FolderRuntime:
     """Runs the server of a Python project for every session, in a copy of the project.
 
-    The project is installed before the first session, unless an earlier gateway installed equal files.
+    The runtime installs the project before the first session. It reuses an installation of identical files.
     """
 
     name = "dir"
 
     def __init__(self, folder: Path, limits: SandboxLimits) -> None:
-        """Raises UsageError if the folder is not a project, or does not define its server."""
+        """Raise UsageError if the folder is not a Python project, or does not define a server command."""
         self._folder, self._limits = folder.resolve(), limits
         self._command = server_command(self._folder)
         self.environment_flag = f"--dir {folder}"
@@ -96,12 +96,12 @@ class FolderRuntime:
         self._installed: Path | None = None
 
     async def prepare(self, image: str) -> None:
-        """Install the project, or find the installation of equal files."""
+        """Install the project, or find an installation of identical files."""
         if self._installed is None:
             self._installed = await asyncio.to_thread(_install_once, self._folder)
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
-        """Return the server from the virtual environment, to run below `session_folder`."""
+        """Return the launch of the project's server in a new folder in `session_folder`."""
         await self.prepare(image)
         assert self._installed is not None
         programs = self._installed / "bin"
@@ -120,9 +120,9 @@ class FolderRuntime:
 def _prepare_launch(
     server: StdioServer, files: str | None, flag: str, limits: SandboxLimits, session_folder: Path
 ) -> LaunchSpec:
-    """Return the launch of a server in the session's folder, in a sandbox. Raises PrepareError.
+    """Return the launch of a server in a sandbox and in a new folder with a copy of `files`.
 
-    `flag` sets `files`.
+    Raises PrepareError. The error names `flag` as the source of `files`.
     """
     failed = "cannot create the session's folder"
     try:
@@ -139,15 +139,15 @@ def _prepare_launch(
         cwd=workdir.path,
         confine=confine,
     )
-    # Fork only if the limits allow it: a forked session has network access, and no folder is read-only.
+    # The fork server cannot remove network access or make folders read-only.
     return LaunchSpec(program=program, can_fork=limits.network and limits.writable is None)
 
 
 def server_command(folder: Path) -> list[str]:
-    """Return the server command of a project. Raises UsageError.
+    """Return the server command of a Python project. Raises UsageError if the project defines none.
 
-    These are tried in order: `[tool.buckeye] command` in pyproject.toml, the project's only script, the
-    script with the project's name.
+    The command is `[tool.buckeye] command` of pyproject.toml, else the project's only script, else the script
+    with the project's name.
     """
     file = folder / "pyproject.toml"
     try:
@@ -186,10 +186,10 @@ def server_command(folder: Path) -> list[str]:
 
 
 def _install_once(folder: Path) -> Path:
-    """Return a virtual environment with the project, and a copy of the project as `_PROJECT` in it.
+    """Return a virtual environment with the project. Its folder `_PROJECT` is a copy of the project.
 
-    A change of a file that is not hidden creates a new environment. The old one is kept. Raises PrepareError
-    with the installer's last output.
+    If a file of the project has changed, except a hidden file, install a new environment and keep the old
+    one. Raises PrepareError with the installer's last output.
     """
     digest = hashlib.sha256(f"{sys.version}\0{folder}".encode())
     for path in _source_files(folder):
@@ -218,7 +218,7 @@ def _install(folder: Path, target: Path) -> None:
             check_output(argv, _INSTALL_SECONDS, f"cannot install {folder}", code="BK-ENV-INSTALL")
     part = target / f".{_PROJECT}"
     _copy_sources(folder, part)
-    part.rename(target / _PROJECT)  # renamed last, as the mark of a complete environment
+    part.rename(target / _PROJECT)  # this folder marks a complete environment
 
 
 def _copy_sources(folder: Path, to: Path) -> None:

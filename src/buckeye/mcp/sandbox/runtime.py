@@ -1,4 +1,4 @@
-"""Interface of a runtime, as the gateway uses it."""
+"""Interface between the gateway and the runtimes that start its environments."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from buckeye.mcp.fork_server.program import Program
 
 
 class RuntimeUnavailableError(BuckeyeError):
-    """A runtime cannot be used on this machine. The message names the missing part."""
+    """A runtime does not work on this machine. The message names the missing part."""
 
     code = "BK-SANDBOX"
 
 
 class PrepareError(BuckeyeError):
-    """An environment cannot be prepared: unknown image, unreachable registry, or failed installation."""
+    """The preparation of an environment failed, for example because its image is unknown."""
 
     code = "BK-IMAGE"
 
@@ -31,44 +31,44 @@ class SandboxLimits:
     """Resource limits of one environment. None: no limit."""
 
     memory: int | None = None
-    """Bytes. Containers count all their processes; other runtimes limit each process."""
+    """Maximum memory in bytes: of all processes together in a container, or else of each process."""
     cpus: float | None = None
-    """CPU cores; containers only."""
+    """Maximum CPU cores. Only containers support this limit."""
     network: bool = True
-    """False removes network access."""
+    """Allow network access."""
     processes: int = 1024
     """Maximum number of processes and threads at a time."""
     disk: int = 4 * 2**30
-    """Maximum bytes of one file, and of a session's folder in total."""
+    """Maximum size in bytes of one file, and of a session's folder."""
     writable: tuple[str, ...] | None = None
-    """Only folders that the environment may write to. Requires namespaces."""
+    """Folders that the environment may write to. None: all folders. Requires namespaces."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchSpec:
-    """Process of one session."""
+    """Program to start for one session."""
 
     program: Program
     can_fork: bool = False
-    """True if the fork server may start it."""
+    """True if a fork server may start the program."""
     on_exit: Callable[[], Awaitable[None]] | None = None
-    """Called after the process has ended for any reason; removes data outside the session's folder."""
+    """Function that removes data outside the session's folder. The gateway calls it after the process."""
 
 
 class Runtime(Protocol):
-    """Creates environments. `image` is the image of a session; runtimes without images ignore it."""
+    """Creates environments. `image` is the image of a session. Runtimes without images ignore `image`."""
 
     name: str
     description: str
-    """Isolation between sessions, as text."""
+    """Isolation between sessions, as text for log lines."""
     environment_flag: str
-    """Flag that names the environment of all sessions; "" for a runtime of images."""
+    """Command-line flag that set the environment of all sessions. "" for a runtime of images."""
 
     async def prepare(self, image: str) -> None:
-        """Do slow one-time work: download, unpack, install. Raises PrepareError."""
+        """Do slow work once per image, such as a download or an installation. Raises PrepareError."""
 
     async def launch(self, image: str, session_folder: Path, variables: Mapping[str, str]) -> LaunchSpec:
-        """Return a session's process. `session_folder` is its own empty folder, deleted after the session."""
+        """Return the launch of a session. `session_folder` is empty, and is deleted after the session."""
 
 
 def cache_folder() -> Path:
@@ -89,8 +89,8 @@ def check_output(
 ) -> str:
     """Run a program and return its output, stripped.
 
-    Raises PrepareError if it fails or exceeds `seconds`. The message begins with `failed` and ends with the
-    last lines of the output; `code` and `hint` are those of the error.
+    Raises PrepareError with `code` and `hint` if the program fails or exceeds `seconds`. The message begins
+    with `failed`, and ends with the last lines of the output.
     """
     try:
         result = run_program(argv, seconds=seconds, env=env, cwd=cwd)

@@ -1,1 +1,1 @@
-"""Tasks in files: reading, checks, and the variables in them."""
+"""Read and check tasks in files and datasets, and replace the variables in them."""

@@ -1,4 +1,4 @@
-"""Dataset of tasks as a folder with parquet files by split and a card, for `datasets.load_dataset`."""
+"""Read and write datasets of tasks: folders with a parquet file per split and a card (README.md)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from buckeye.mcp.workdir.initial_files import SizeLimit, pack_files, resolve_fil
 
 CARD = "README.md"
 MAX_FILES_BYTES = 2**30
-"""Maximum bytes of all archives of a dataset together, and of one archive's content when it is packed."""
+"""Maximum bytes of all archives of a dataset together, and of the unpacked content of one archive."""
 _FOLDER = "data"
 _ARCHIVE = re.compile(rf"{FILES}/([0-9a-f]{{64}})\.tar\.gz")
-"""Path of an archive with the files of a task, relative to the dataset. Its name is its hash."""
+"""Path of an archive with the files of a task, relative to the dataset's folder. Its name is its SHA-256."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.\-]*/[A-Za-z0-9][\w.\-]*", re.ASCII)
 _ROW_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv")
-"""Types of a hub dataset's files that are downloaded if it has no Parquet files."""
+"""Suffixes of the files to download if a hub dataset has no parquet files."""
 _FILE_SUFFIXES = (*_ROW_SUFFIXES, ".parquet")
 _MAX_DOWNLOAD_BYTES = 4 * 2**30
 _EVAL_PREFIXES = (TEST, "eval", "validation")
@@ -36,10 +36,10 @@ _SIZES = ((1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000
 
 
 def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask]], *, replace: bool) -> None:
-    """Write the dataset's folder in one step, with the files of tasks as archives.
+    """Write a dataset's folder atomically. Pack the `files` of tasks into archives.
 
-    Raises UsageError without pyarrow and for files that cannot be packed, and FileExistsError if the folder
-    exists and `replace` is False.
+    Raises UsageError if pyarrow is not installed or if files cannot be packed, and FileExistsError if the
+    folder exists and `replace` is False.
     """
     pyarrow, parquet = _pyarrow()
     all_tasks = [task for tasks in splits.values() for task in tasks]
@@ -61,7 +61,7 @@ def write_dataset(folder: Path, name: str, splits: Mapping[str, Sequence[McpTask
 
 
 def _pack_archives(tasks: Sequence[McpTask], folder: Path) -> dict[str | None, str]:
-    """Return the archive of each `files` value of the tasks. `folder` is created if there are any."""
+    """Pack the `files` of tasks into archives in `folder`. Return the archive's path for each `files`."""
     sources = sorted({task.files for task in tasks if task.files is not None})
     if sources:
         folder.mkdir()
@@ -86,10 +86,10 @@ def describe_archives(folder: Path) -> str:
 
 
 def find_taskset(name: str, subset: str = "") -> Path:
-    """Return the path of a taskset: a file, a folder, or a downloaded Hugging Face dataset ORG/NAME.
+    """Return the path of a taskset: a local file or folder, or a Hugging Face dataset ORG/NAME.
 
-    Of a downloaded dataset, the path has the files in its folder `subset` only. Raises UsageError if the
-    dataset is not found, is too large, or cannot be downloaded.
+    Download the dataset, or only the files in its folder `subset`. Raises UsageError if the dataset is not
+    found, is too large, or cannot be downloaded.
     """
     path = Path(name).expanduser()
     if path.exists() or not _HUB_NAME.fullmatch(name) or path.suffix in _FILE_SUFFIXES:
@@ -106,14 +106,14 @@ def find_taskset(name: str, subset: str = "") -> Path:
         return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns, token=token))
     except UsageError:
         raise
-    except Exception as error:  # network, permissions or unknown name: one message for all of them
+    except Exception as error:  # such as no network, no permission or an unknown name
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         if constants.HF_HUB_OFFLINE:
             reason = "not in the local cache, and downloads are off (--dry-run or HF_HUB_OFFLINE)"
         raise UsageError(
             f"cannot download dataset {name} from the Hugging Face hub: {reason}",
             code="BK-DATA-NOT-FOUND",
-            hint=f"check the name; no local path {name} exists either, in {Path.cwd()}",
+            hint=f"check the name; {Path.cwd()} has no path {name} either",
         ) from None
 
 
@@ -136,14 +136,15 @@ def _files_to_download(name: str, sizes: Mapping[str, int], subset: str) -> list
 
 
 def is_dataset(path: Path) -> bool:
-    """Return True if the path is a dataset's folder or one of its parquet files, not a JSON file."""
+    """Return True if the path is a folder or a parquet file, and False for a JSON file."""
     return path.is_dir() or path.suffix == ".parquet"
 
 
 def read_splits(path: Path) -> tuple[list[McpTask], list[McpTask]]:
     """Return the training tasks and the held-out tasks of a JSON file or a dataset.
 
-    Tasks whose metadata has `"split": "eval"` are held out too. Raises UsageError.
+    Held-out tasks are the split `test` of a dataset, and tasks with `"split": "eval"` in their metadata.
+    Raises UsageError.
     """
     if is_dataset(path):
         splits = read_dataset(path)
@@ -155,10 +156,10 @@ def read_splits(path: Path) -> tuple[list[McpTask], list[McpTask]]:
 
 
 def read_dataset(path: Path) -> dict[str, list[McpTask]]:
-    """Return the tasks of a parquet file or of a folder of them, by split `train` and `test`.
+    """Return the tasks of a parquet file, or of all parquet files in a folder, by split `train` and `test`.
 
-    Files of a folder whose names begin with test, eval or validation are `test`. Raises UsageError with every
-    problem of a file.
+    In a folder, files whose names begin with test, eval or validation are the split `test`. Raises UsageError
+    with every problem of the tasks.
     """
     files = sorted(path.rglob("*.parquet")) if path.is_dir() else [path]
     if not files:
@@ -199,7 +200,7 @@ def _check_archive(folder: Path, files: str, where: str) -> None:
     is_complete = path.is_file() and path.stat().st_size <= MAX_FILES_BYTES
     if not is_complete or sha256_file(path) != match[1]:
         raise UsageError(
-            f"{path} is missing or damaged: its hash differs from its name",
+            f"{path} is missing or damaged (its name must be its SHA-256)",
             code="BK-DATA-FORMAT",
             at=where,
             hint="download the dataset again",
@@ -207,12 +208,12 @@ def _check_archive(folder: Path, files: str, where: str) -> None:
 
 
 def is_archive(files: str) -> bool:
-    """Return True if a `files` value is an archive of a dataset."""
+    """Return True if the path `files` has the form of an archive in a dataset."""
     return _ARCHIVE.fullmatch("/".join(Path(files).parts[-2:])) is not None
 
 
 def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str = "") -> str:
-    """Return the README.md of a dataset: facts and usage. Equal tasks give equal text."""
+    """Return the README.md of a dataset. It only depends on the arguments, so equal tasks give equal text."""
     all_tasks = [task for tasks in splits.values() for task in tasks]
     size = next((label for limit, label in _SIZES if len(all_tasks) < limit), "n>1M")
     head = [
@@ -252,7 +253,7 @@ def dataset_card(name: str, splits: Mapping[str, Sequence[McpTask]], files: str 
 
 
 def find_images(tasks: Sequence[McpTask]) -> tuple[str, ...]:
-    """Return the distinct images that the tasks request from a gateway."""
+    """Return the distinct images that the tasks request from a gateway with the header `Mcp-Image`."""
     servers = [server for task in tasks for server in task.mcp_config.values()]
     images = [image for server in servers if isinstance(server, HttpServer) for image in _images(server)]
     return tuple(dict.fromkeys(images))
@@ -294,7 +295,7 @@ def _read_parquet(file: Path) -> list[dict[str, Any]]:
             code="BK-DATA-NOT-FOUND",
             hint=f"check the path (current directory: {Path.cwd()})",
         ) from None
-    except Exception as error:  # for any error of the library, the file is at fault
+    except Exception as error:  # any error of pyarrow means that the file is invalid
         reason = " ".join(str(error).split())[:200]
         raise UsageError(
             f"{file} is not a valid parquet file: {reason}",

@@ -1,4 +1,4 @@
-"""Task files as dataset rows: checks, inferred fields and splits."""
+"""Prepare tasks of a file for a dataset: add a missing `mcp_config`, check the tasks, split them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COLUMNS = ("id", "prompt", "mcp_config", "setup_tool", "evaluate_tool", "metadat
 GRADE, FILES = "grade", "files"
 """Extra columns of datasets whose tasks have graders or files."""
 NESTED = COLUMNS[2:]
-"""Columns with JSON texts, like `grade`. A missing value is null."""
+"""Columns whose values are JSON texts, or null if missing. The column `grade` is a JSON text too."""
 TRAIN, TEST = "train", "test"
 _EVAL_SPLITS = ("eval", "test")
 _GATEWAY = "http://localhost:8765/mcp"
@@ -31,18 +31,18 @@ _VARIABLE = re.compile(r"\$[A-Za-z_{]")
 
 
 def gateway_config(lock: EnvironmentLock) -> dict[str, Any]:
-    """Return the `mcp_config` for the environment of a lock file: `buckeye gateway` on this machine.
+    """Return an `mcp_config` that runs the image of a lock file through `buckeye gateway` on this machine.
 
-    The key has a default, because a gateway may not require a key.
+    The variable with the key has a default, because a gateway may accept clients without a key.
     """
     headers = {"Authorization": "Bearer ${BUCKEYE_API_KEY:-none}", "Mcp-Image": lock.image_name.tagged}
     return {"buckeye": {"url": _GATEWAY, "headers": headers}}
 
 
 def read_with_lock(path: Path, lock: EnvironmentLock | None) -> tuple[list[McpTask], int]:
-    """Return the tasks of a file, and the number of tasks whose `mcp_config` came from the lock.
+    """Return the tasks of a file, and the number of tasks that got the `mcp_config` of the lock file.
 
-    Raises UsageError with every problem, including keys as plain text.
+    Raises UsageError with every problem of the tasks, including keys in plain text.
     """
     rows, inferred = [], 0
     for row in read_task_rows(path):
@@ -56,19 +56,19 @@ def read_with_lock(path: Path, lock: EnvironmentLock | None) -> tuple[list[McpTa
         raise UsageError(
             "\n".join([f"{path} contains keys as plain text", *(f"  {key}" for key in keys)]),
             code="BK-ENV-TASKS",
-            hint="write a variable instead, as $NAME; it is resolved when a rollout starts",
+            hint="write a variable as $NAME instead; each rollout replaces $NAME by its value",
         )
     return tasks, inferred
 
 
 def check_portable(tasks: Iterable[McpTask], path: Path) -> None:
-    """Raise UsageError for a task that depends on something on this machine that a dataset cannot hold."""
+    """Raise UsageError for a task that a dataset cannot contain: a Python grader, or missing files."""
     for task in tasks:
         if any(grader.python is not None for grader in task.graders):
             raise UsageError(
                 f"{path}: task {task.id} has a Python grader, which a dataset cannot contain",
                 code="BK-GRADER",
-                hint="move the grader to the configuration, and values that differ by task to the metadata",
+                hint="move the grader to the configuration, and its values for each task to the metadata",
             )
         if task.files is not None and not Path(task.files).exists():
             raise UsageError(
@@ -80,7 +80,7 @@ def check_portable(tasks: Iterable[McpTask], path: Path) -> None:
 
 
 def as_row(task: McpTask) -> dict[str, str | None]:
-    """Return a task as columns of a dataset. Nested values are JSON texts, and a missing setup is null."""
+    """Return a task as the columns of a dataset's row. Objects and lists are JSON texts."""
     values = task.model_dump(exclude_defaults=True)
     columns = (*COLUMNS, *(name for name in (GRADE, FILES) if values.get(name) is not None))
     values |= {name: None for name in COLUMNS if name not in values}
@@ -94,16 +94,16 @@ def as_row(task: McpTask) -> dict[str, str | None]:
 
 
 def split_tasks(tasks: Sequence[McpTask], fraction: float | None) -> dict[str, list[McpTask]]:
-    """Return the tasks by split.
+    """Return the tasks by split `train` and `test`.
 
-    With `fraction`, that share of tasks is `test`. A hash of the id chooses them, so adding tasks does not
-    move others. Without it, the metadata decides. Raises UsageError if both are given, and if no training
-    task is left.
+    With `fraction`, about this share of the tasks is `test`. A hash of its id assigns a task, so new tasks do
+    not move other tasks. Without `fraction`, `split` in the metadata decides. Raises UsageError if both are
+    given, or if the split `train` would be empty.
     """
     eval_ids = {task.id: None for task in tasks if task.metadata.get("split") in _EVAL_SPLITS}
     if fraction is not None and eval_ids:
         raise UsageError(
-            f"--split is set, but the metadata of {counted(len(eval_ids), 'task')} has a split too, as of "
+            f"--split is set, but the metadata of {counted(len(eval_ids), 'task')} sets a split too, such as "
             f"{next(iter(eval_ids))!r}",
             code="BK-CLI-CONFLICT",
             hint="remove --split, or `split` from the metadata",
@@ -122,12 +122,12 @@ def split_tasks(tasks: Sequence[McpTask], fraction: float | None) -> dict[str, l
 
 
 def is_plaintext_key(name: str, value: str) -> bool:
-    """Return True if a value with the name of a key is plain text, not a variable."""
+    """Return True if `name` is the name of a key or password, and `value` is plain text, not a variable."""
     return bool(_SECRET.search(name) and value and not _VARIABLE.search(value))
 
 
 def _share(name: str) -> float:
-    """Map a name to a uniform number in [0, 1) by its hash."""
+    """Return a number in [0, 1) from the hash of a name. The numbers of many names are uniform."""
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") / 2**64
 
 

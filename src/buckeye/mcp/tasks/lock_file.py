@@ -1,4 +1,4 @@
-"""Lock file `buckeye.lock.yaml`: the image of an environment, its tools and its dataset."""
+"""Read and update the lock file `buckeye.lock.yaml`: the image of an environment, its tools and dataset."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ NonEmpty = Annotated[str, Field(min_length=1)]
 
 
 class ToolEntry(BaseConfig):
-    """A tool of an environment, as its server announces it. The schemas are JSON Schema."""
+    """Tool of an environment, from the server's list of tools. The schemas are JSON Schema."""
 
     name: NonEmpty
     """Name of the tool."""
     description: str = ""
     """Description from the environment."""
     input_schema: dict[str, Any] | None = None
-    """Schema of the parameters; None if unknown."""
+    """Schema of the parameters. None if unknown."""
     output_schema: dict[str, Any] | None = None
     """Schema of the structured result, if the server announces one."""
     annotations: dict[str, Any] = {}
@@ -41,14 +41,14 @@ class ToolEntry(BaseConfig):
 
 
 class PrimaryDataset(BaseConfig):
-    """The dataset that `buckeye hf` made last."""
+    """The dataset that `buckeye hf` wrote last."""
 
     name: NonEmpty
-    """Name on the hub, or name of the folder."""
+    """Name on the Hugging Face hub, or name of the folder."""
     task_count: NonNegativeInt
     """Number of tasks over all splits."""
     updated_at: str
-    """Time of the last update. Buckeye writes it with its time zone."""
+    """Time of the last update in ISO format, such as 2026-01-31T12:00:00+00:00."""
 
     @model_validator(mode="after")
     def _check_time(self) -> Self:
@@ -64,17 +64,17 @@ class EnvironmentLock(BaseConfig):
     image: NonEmpty
     """Image reference `name:tag`, optionally with `@sha256:...`."""
     digest: str = ""
-    """Digest of the image, if it is not part of `image`."""
+    """Digest of the image, if `image` does not contain it."""
     tools: list[ToolEntry] | None = None
-    """Tools of the environment; None until they are known."""
+    """Tools of the environment. None: not yet known."""
     start_seconds: NonNegativeFloat | None = None
-    """Seconds to start the environment and list its tools."""
+    """Measured seconds to start the environment and list its tools."""
     built_at: str | None = None
     """Time when the image was built."""
     pushed_at: str | None = None
     """Time when the image was pushed to its registry."""
     primary_dataset: PrimaryDataset | None = None
-    """Tasks that belong to the environment."""
+    """Dataset with the tasks of the environment."""
 
     @model_validator(mode="after")
     def _check_texts(self) -> Self:
@@ -88,13 +88,13 @@ class EnvironmentLock(BaseConfig):
 
     @property
     def image_name(self) -> ImageName:
-        """Parsed image reference, with the digest from either field."""
+        """Parsed image reference. The digest comes from `image` or `digest`."""
         name = parse_image(self.image)
         assert name is not None
         return replace(name, digest=name.digest or self.digest)
 
     def has_unpushed(self, image: str) -> bool:
-        """Return True if this image was built here and not pushed since."""
+        """Return True if `image` is the image of this file, and was built but not pushed since."""
         if self.image_name.tagged != image or self.built_at is None or self.pushed_at is None:
             return self.image_name.tagged == image and self.built_at is not None
         built, pushed = (datetime.fromisoformat(text) for text in (self.built_at, self.pushed_at))
@@ -109,12 +109,12 @@ def _check_time(field: str, text: str | None) -> None:
 
 
 def read_lock(path: Path) -> EnvironmentLock:
-    """Load a lock file. Raises ConfigError with every problem: file, line, key."""
+    """Load a lock file. Raises ConfigError with the file, line and key of every problem."""
     settings = read_yaml(path)
     version = settings.values.get("version", VERSION)
     if isinstance(version, int) and version > VERSION:
         raise ConfigError(
-            f"{path} has version {version}, which a newer Buckeye wrote; this one reads up to {VERSION}",
+            f"{path} has version {version} of a newer Buckeye; this Buckeye reads up to version {VERSION}",
             code="BK-PACKAGE-VERSION",
             hint="update Buckeye",
         )
@@ -125,22 +125,22 @@ def read_lock(path: Path) -> EnvironmentLock:
 
 
 def find_lock(folder: Path) -> EnvironmentLock | None:
-    """Return the lock file of a folder, or None. Raises ConfigError for an invalid file."""
+    """Return the lock file of a folder, or None if it has none. Raises ConfigError for an invalid file."""
     return read_lock(folder / LOCK_FILE) if (folder / LOCK_FILE).is_file() else None
 
 
 def update_lock(path: Path, changes: Mapping[str, Any]) -> None:
-    """Set top-level keys of a lock file in one step, and create the file if it does not exist.
+    """Set top-level keys of a lock file atomically. Create the file if it does not exist.
 
-    The value None removes a key. Other keys and comments stay unchanged. Raises ConfigError if the file
-    cannot be read or the result would be invalid.
+    The value None removes a key. Other keys and comments stay unchanged. Raises ConfigError for an invalid
+    file.
     """
     from ruamel.yaml import YAML
-    from ruamel.yaml.util import load_yaml_guess_indent  # also returns the data, but without types
+    from ruamel.yaml.util import load_yaml_guess_indent  # its data lacks types, so only use the indentation
 
     text = "{}"
     if path.exists():
-        read_lock(path)  # reports errors with their line
+        read_lock(path)  # raises errors with their line
         text = path.read_text(encoding="utf-8-sig")
     _, indent, offset = load_yaml_guess_indent(text)
     yaml = YAML(typ="rt")
@@ -165,13 +165,13 @@ def _locate(problem: Problem, path: Path) -> Problem:
 
 
 def dataset_reference(name: str, task_count: int, now: datetime | None = None) -> dict[str, Any]:
-    """Return a value for `primary_dataset`. The time is in UTC, with its zone."""
+    """Return a value for `primary_dataset`, with the current time or `now` in UTC."""
     at = (now or datetime.now(UTC)).astimezone(UTC).isoformat(timespec="seconds")
     return PrimaryDataset(name=name, task_count=task_count, updated_at=at).model_dump()
 
 
 def _set_key(table: Any, key: str, value: Any) -> None:
-    """Set a key of a YAML table. An existing inner table is changed key by key, to keep its comments."""
+    """Set a key of a YAML table. Change an inner table key by key, so that its comments stay."""
     if isinstance(value, Mapping) and isinstance(table.get(key), Mapping):
         for inner, item in value.items():
             _set_key(table[key], inner, item)
@@ -197,7 +197,7 @@ _REFERENCE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class ImageName:
-    """Image reference: `name` with its registry, `tag` and `digest` (`sha256:...`); "" if missing."""
+    """Image reference: `name` with its registry, `tag` and `digest` (`sha256:...`). "" if missing."""
 
     name: str
     tag: str = ""
@@ -205,9 +205,9 @@ class ImageName:
 
     @property
     def tagged(self) -> str:
-        """Name and tag, for messages and for starting the image; name and digest without a tag.
+        """Reference to show and to start the image: `name:tag`, or `name@digest` if it has no tag.
 
-        The digest is not preferred, because it may exist on this machine only.
+        The tag comes first, because a digest may exist only on this machine.
         """
         if self.tag:
             return f"{self.name}:{self.tag}"
@@ -215,12 +215,12 @@ class ImageName:
 
     @property
     def short(self) -> str:
-        """Last part of the name, used in names of files and jobs."""
+        """Last part of the name, for names of files and jobs."""
         return self.name.rpartition("/")[2]
 
 
 def parse_image(text: str) -> ImageName | None:
-    """Parse an image reference. None if it is invalid."""
+    """Return the parsed image reference, or None if it is invalid."""
     match = _REFERENCE.fullmatch(text)
     if match is None:
         return None

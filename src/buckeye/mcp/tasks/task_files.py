@@ -1,4 +1,4 @@
-"""Reader of tasks: a file with one task, a list or one task per line; or rows of a dataset."""
+"""Read tasks from a file with one task, a list of tasks or one task per line, or from rows of a dataset."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from buckeye.mcp.tasks.task_schema import McpTask
 from buckeye.mcp.workdir.initial_files import resolve_files
 
 TASK_FILES = ("tasks.json", "tasks.jsonl", "task.json", "*_tasks.json", "*_tasks.jsonl")
-"""Usual names of task files."""
+"""Usual names of task files, as glob patterns."""
 _JSON_COLUMNS = ("mcp_config", "setup_tool", "evaluate_tool", "grade", "metadata")
 _CALLS = ("setup_tool", "evaluate_tool")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRow:
-    """One task as read from a file. `lines` has the line of each of its parts.
+    """One task in a file, before its validation. `lines` has the line number of each key path in `value`.
 
-    `error` is the reason if `value` cannot be read.
+    `error` is the reason if the task is not valid JSON.
     """
 
     value: Any
@@ -39,16 +39,16 @@ class TaskRow:
 
     @property
     def name(self) -> str | None:
-        """The id, if it is a string."""
+        """The task's id if it is a string, or None."""
         name = self.value.get("id") if isinstance(self.value, Mapping) else None
         return name if isinstance(name, str) else None
 
 
 def read_tasks(path: Path) -> list[McpTask]:
-    """Return the tasks of a JSON or JSON Lines file. A task without `id` is named by its number: `task-0003`.
+    """Return the tasks of a JSON or JSON Lines file. The third task has the default id `task-0003`.
 
-    Paths of grader functions are relative to the folder of the file. Raises UsageError with every problem of
-    every task: file, line, number of the task, field.
+    Paths of Python graders start at the folder of the file. Raises UsageError with every problem of every
+    task, each with file, line, number of the task and field.
     """
     return [
         resolve_files(task, path)
@@ -57,7 +57,7 @@ def read_tasks(path: Path) -> list[McpTask]:
 
 
 def read_rows(rows: Iterable[Mapping[str, Any]], where: str) -> list[McpTask]:
-    """Return the tasks of a dataset's rows. Objects and lists in a row may be JSON texts.
+    """Return the tasks of a dataset's rows. Objects and lists may be JSON texts. `where` names the dataset.
 
     Raises UsageError with every problem of every task.
     """
@@ -65,9 +65,10 @@ def read_rows(rows: Iterable[Mapping[str, Any]], where: str) -> list[McpTask]:
 
 
 def parse_tasks(rows: Iterable[TaskRow], where: str, folder: Path | None = None) -> list[McpTask]:
-    """Return the tasks of rows. `where` is their source for messages.
+    """Return the tasks of rows. `where` names their source in error messages.
 
-    Without a `folder`, graders in Python are refused. Raises UsageError with every problem of every task.
+    Paths of Python graders start at `folder`. Without a `folder`, Python graders are errors. Raises
+    UsageError with every problem of every task.
     """
     tasks: list[McpTask] = []
     numbers: dict[str, int] = {}
@@ -80,7 +81,7 @@ def parse_tasks(rows: Iterable[TaskRow], where: str, folder: Path | None = None)
         task, problems = _parse_task(row.value, number, folder)
         name = task.id if task is not None else row.name
         if name and (first := numbers.setdefault(name, number)) != number:
-            problems.append(Problem(path=("id",), message=f"task {first} has the id {name!r} too"))
+            problems.append(Problem(path=("id",), message=f"task {first} also has the id {name!r}"))
         errors += [_problem_error(problem, number, row, where) for problem in problems]
         tasks += [task] if task is not None else []
     if number == 0:
@@ -119,7 +120,7 @@ def _parse_task(value: Any, number: int, folder: Path | None) -> tuple[McpTask |
 
 
 def _resolve_graders(values: dict[str, Any], folder: Path | None) -> list[Problem]:
-    """Return the problems of the graders. Without problems, function paths in `values` become absolute."""
+    """Return the problems of the graders. Without problems, make their paths in `values` absolute."""
     graders, problems = read_graders(values.get("grade"), folder)
     if graders and not problems:
         values["grade"] = dump_graders(graders)
@@ -133,7 +134,7 @@ def _resolve_graders(values: dict[str, Any], folder: Path | None) -> list[Proble
 
 
 def _decode_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the row with its JSON texts decoded. An empty object as a call means no call."""
+    """Return the row with decoded JSON texts, and its problems. An empty object as a call means no call."""
     values, problems = dict(row), []
     for column in _JSON_COLUMNS:
         if not isinstance(values.get(column), str):
@@ -150,7 +151,7 @@ def _decode_columns(row: Mapping[str, Any]) -> tuple[dict[str, Any], list[Proble
 
 
 def read_task_rows(path: Path) -> list[TaskRow]:
-    """Return the unchecked rows of a JSON or JSON Lines file. Raises UsageError."""
+    """Return the tasks of a JSON or JSON Lines file without validating them. Raises UsageError."""
     text = read_text(str(path))
     if path.suffix in (".jsonl", ".ndjson") or _is_json_lines(text):
         return list(_read_line_rows(path, text))
@@ -166,7 +167,7 @@ def read_task_rows(path: Path) -> list[TaskRow]:
 
 
 def _is_json_lines(text: str) -> bool:
-    """Return True if the first non-empty line is a complete JSON object and another line follows."""
+    """Return True if the text has several non-empty lines, and the first is a complete JSON object."""
     lines = [line for line in text.split("\n") if line.strip()]
     try:
         return len(lines) > 1 and isinstance(json.loads(lines[0]), dict)

@@ -22,33 +22,33 @@ class ToolCall(BaseConfig):
     name: NonEmpty
     """Name of the tool."""
     arguments: dict[str, Any] = {}
-    """Arguments as written in the file. `call_arguments` converts them to the tool's form."""
+    """Arguments in the form of the file. `call_arguments` converts them to the form of the tool."""
 
 
 class StdioServer(BaseConfig):
     """MCP server that runs as a process and communicates over standard input and output."""
 
     command: NonEmpty
-    """Program."""
+    """Name or path of the program."""
     args: list[str] = []
     """Arguments of the program."""
     env: dict[str, str] = {}
-    """Environment variables of the process. `$NAME` in a value is replaced by that variable."""
+    """Environment variables of the process. `$NAME` in a value becomes the value of the variable NAME."""
     cwd: NonEmpty | None = None
     """Working directory. Default: the rollout's folder."""
 
 
 class HttpServer(BaseConfig):
-    """MCP server that is reached over streamable HTTP."""
+    """MCP server that receives requests over streamable HTTP."""
 
     url: Annotated[str, Field(pattern=r"^(https?://|\$)")]
     """URL of the server."""
     headers: dict[str, str] = {}
-    """Headers of every request. `$NAME` in a value is replaced by that variable."""
+    """Headers of every request. `$NAME` in a value becomes the value of the variable NAME."""
 
 
 def _kind(server: Any) -> Literal["stdio", "http"] | None:
-    """Return the kind of a server, or None if it has neither or both of `url` and `command`."""
+    """Return the kind of a server, or None unless it has exactly one of `url` and `command`."""
     if isinstance(server, StdioServer | HttpServer):
         return "stdio" if isinstance(server, StdioServer) else "http"
     if not isinstance(server, Mapping) or ("url" in server) == ("command" in server):
@@ -69,32 +69,34 @@ Server = Annotated[
 class McpTask(BaseConfig):
     """One task: prompt, servers and grading.
 
-    Variables such as $BUCKEYE_API_KEY stay unresolved here, and are resolved when a session is opened. A task
-    can therefore be logged and stored.
+    A task contains the names of variables, such as $BUCKEYE_API_KEY, and not their values. It is therefore
+    safe to log and store a task. Each rollout replaces the variables when it opens its sessions.
     """
 
     id: NonEmpty
-    """Name, unique in a file."""
+    """Name of the task, unique in the file."""
     prompt: NonEmpty
     """Prompt for the model."""
     mcp_config: Annotated[dict[str, Server], Field(min_length=1)]
-    """Servers that the model acts on, by name."""
+    """MCP servers whose tools the model may call, by name."""
     setup_tool: list[ToolCall] = []
-    """Calls that prepare the environment, in order."""
+    """Calls that prepare the environment before the first turn, in order."""
     evaluate_tool: list[ToolCall] = []
-    """Calls that grade the final state, in order; the last result is the reward. Optional with graders."""
+    """Calls that grade the final state, in order. The last result has the reward. Optional with graders."""
     grade: Any = None
-    """Graders, one or a list. They are added to the configuration's graders, or replace those of equal name.
+    """Grader or list of graders, in addition to the graders of the configuration.
+
+    A grader of the task replaces the grader of the configuration with the same name.
     """
     files: NonEmpty | None = None
-    """Initial content of the rollout's folder. Replaces `files` of the configuration."""
+    """Path of the initial content of the rollout's folder. Overrides `files` of the configuration."""
     metadata: dict[str, Any] = {}
-    """Further data about the task."""
+    """Additional data, for example for `{metadata.NAME}` in graders."""
 
     @model_validator(mode="before")
     @classmethod
     def _accept_one_call(cls, values: Any) -> Any:
-        """Accept a single call as a list of one, and null as a missing value."""
+        """Convert a single call to a list, and remove null values."""
         if not isinstance(values, Mapping):
             return values
         values = dict(values)
@@ -114,16 +116,16 @@ class McpTask(BaseConfig):
 
     @property
     def graders(self) -> Sequence[Grader]:
-        """Graders of `grade`."""
+        """Parsed graders of `grade`."""
         return read_graders(self.grade)[0]
 
 
 def call_arguments(call: ToolCall, input_schema: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a call in the form that the tool takes.
+    """Return the arguments of a call in the form that the tool expects.
 
-    A dispatching tool takes `{"name": function, "arguments": {...}}`. For it, the flat form `{"name":
-    function, "param": value}` is nested. For a tool with flat parameters, the nested form is flattened.
-    `input_schema` is the tool's JSON Schema.
+    `input_schema` is the tool's JSON Schema. If the tool has the parameters `name` and `arguments`, convert
+    `{"name": function, "param": value}` to `{"name": function, "arguments": {"param": value}}`. If the tool
+    has `name` but not `arguments`, convert in the other direction.
     """
     given = dict(call.arguments)
     known = input_schema.get("properties") or {}

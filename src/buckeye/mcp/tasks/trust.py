@@ -1,7 +1,8 @@
-"""Trust in tasks of third parties: their programs, addresses and variables need the user's permission.
+"""Require the user's permission for the programs, URLs and variables of third-party tasks.
 
-Local files and folders are trusted. The user is asked once per hub dataset. Buckeye remembers a hash of
-everything that the tasks use: changed prompts need no new permission, but a changed program does.
+Local files and folders need no permission. For a hub dataset, Buckeye asks the user once, and stores a hash
+of the programs, URLs, variables and archives that the tasks use. A changed program needs a new permission,
+but a changed prompt does not.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ from buckeye.mcp.tasks.task_schema import HttpServer, McpTask, StdioServer
 from buckeye.mcp.tasks.variables import find_server_variables
 
 TRUSTED_VARIABLE = "BUCKEYE_TRUSTED"
-"""Comma-separated hashes that are trusted too, so that permissions given at home hold on a rented machine."""
+"""Variable with further allowed hashes, separated by commas. It passes permissions to other machines."""
 
 _KEY_NAME = re.compile("auth|key|token|secret|passw|cookie", re.I)
 
 
 class UntrustedError(UsageError):
-    """Tasks of a hub that the user has not allowed yet."""
+    """The user has not yet allowed the resources of a hub dataset's tasks."""
 
     code = "BK-ENV-UNTRUSTED"
 
@@ -43,8 +44,8 @@ class UntrustedError(UsageError):
 class TaskResources:
     """Resources that tasks use on this machine.
 
-    `by_kind` has the distinct resources of each kind, sorted, as text for people. `digest` is the hash of the
-    complete servers, of the graders' commands and of the archives.
+    `by_kind` has the sorted, distinct resources of each kind as text for people. `digest` is a hash of all
+    servers, grader commands and archives.
     """
 
     by_kind: Mapping[str, tuple[str, ...]]
@@ -58,7 +59,7 @@ class TaskResources:
 
 
 def collect_task_resources(tasks: Sequence[McpTask]) -> TaskResources:
-    """Return the resources that tasks use. Variables appear by name, as written."""
+    """Return the resources that tasks use. The texts have the names of variables, not their values."""
     servers = [server for task in tasks for server in task.mcp_config.values()]
     http = [server for server in servers if isinstance(server, HttpServer)]
     stdio = [server for server in servers if not isinstance(server, HttpServer)]
@@ -79,7 +80,7 @@ def collect_task_resources(tasks: Sequence[McpTask]) -> TaskResources:
 
 
 def _dump_server(server: StdioServer | HttpServer) -> dict[str, object]:
-    """Return a server as a dictionary. `cwd` is left out if unset, so that older permissions stay valid."""
+    """Return a server as a dictionary. Omit `cwd` if it is not set, so that older permissions stay valid."""
     return server.model_dump(exclude={"cwd"} if getattr(server, "cwd", None) is None else None)
 
 
@@ -94,30 +95,30 @@ def _format_address(server: HttpServer) -> str:
 
 
 def _mask_key(name: str, value: str) -> str:
-    """Return a header or variable value for display, masked if it is a written-out key."""
+    """Return the value of a header or variable for display. Mask the value if it is a key in plain text."""
     return masked(value) if _KEY_NAME.search(name) and "$" not in value else value
 
 
 def read_taskset(name: str, *, check_trust: bool = True) -> tuple[list[McpTask], list[McpTask]]:
     """Return the training tasks and the held-out tasks of a taskset.
 
-    Raises UsageError if the taskset is not found, and with `check_trust` UntrustedError for hub tasks that
-    the user has not allowed.
+    Raises UsageError if the taskset is not found. With `check_trust`, raises UntrustedError if the user has
+    not allowed the tasks of a hub dataset.
     """
     tasks, held_out = read_splits(find_taskset(name))
     if check_trust and is_third_party(name):
         uses = collect_task_resources([*tasks, *held_out])
         if uses.digest not in trusted_digests():
-            lines = [f"the tasks of {name} are from a third party and not allowed yet; they use:"]
+            lines = [f"the tasks of {name} are from a third party and not yet allowed; these tasks use:"]
             raise UntrustedError(
                 "\n".join([*lines, *(f"  {line}" for line in uses.lines())]),
-                hint=f"check the list, then allow it: buckeye env trust {shlex.quote(name)}",
+                hint=f"check the list, then allow these tasks: buckeye env trust {shlex.quote(name)}",
             )
     return tasks, held_out
 
 
 def is_third_party(name: str) -> bool:
-    """Return True for a hub dataset, unless it is the dataset of the current project's lock file."""
+    """Return True for a hub dataset, unless the lock file in the current directory names this dataset."""
     if Path(name).expanduser().exists():
         return False
     with suppress(OSError, ConfigError):
@@ -127,7 +128,7 @@ def is_third_party(name: str) -> bool:
 
 
 def trusted_digests() -> set[str]:
-    """Return the hashes that the user has allowed."""
+    """Return the hashes of all resources that the user has allowed."""
     digests = set(filter(None, os.environ.get(TRUSTED_VARIABLE, "").split(",")))
     with suppress(OSError, ValueError, AttributeError):
         digests |= set(read_json(_trust_file()).keys())
@@ -135,7 +136,7 @@ def trusted_digests() -> set[str]:
 
 
 def save_permission(name: str, uses: TaskResources) -> Path:
-    """Record that the user allows the resources of a dataset, and return the file of the record."""
+    """Store that the user allows the resources of a dataset. Return the path of the file."""
     path, permissions = _trust_file(), {}
     with suppress(OSError, ValueError):
         permissions = read_json(path)
@@ -153,9 +154,10 @@ def _unique(texts: Iterable[str]) -> tuple[str, ...]:
 
 
 def ask_for_trust(dataset: str, *, yes: bool) -> None:
-    """Ask the user to allow the resources of a hub dataset, unless already allowed.
+    """Ask the user to allow the resources of a hub dataset, and store the permission.
 
-    Raises UsageError if the user refuses or cannot be asked.
+    Do nothing if they are already allowed. With `yes`, do not ask. Raises UsageError if the user refuses, or
+    if stdin is not a terminal.
     """
     from buckeye.base.terminal import can_prompt, prompt_for_text
 

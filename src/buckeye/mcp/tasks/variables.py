@@ -1,6 +1,6 @@
 """Variables in a task: `$NAME`, `${NAME}`, `${NAME:-default}`, and `$$` for a dollar sign.
 
-They are resolved when a session is opened, not before. Stored and logged data has only their names.
+A rollout replaces variables when it opens a session. Stored and logged tasks contain only their names.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>.*))?", 
 def resolve_variables(value: Any, variables: Mapping[str, str]) -> Any:
     """Return `value` with the variables in all its strings replaced. Keys and other values stay unchanged.
 
-    If a name is not set, its uppercase form is used: `$buckeye_API_KEY` finds BUCKEYE_API_KEY. Other dollar
-    signs stay unchanged. Raises UsageError that names every unset variable.
+    If a variable is not set, use the variable with its name in upper case: `$buckeye_API_KEY` finds
+    BUCKEYE_API_KEY. Other dollar signs stay unchanged. Raises UsageError with the names of unset variables.
     """
     missing = {
         f"{name} (in {where})" if where else name: None
@@ -51,7 +51,7 @@ def map_strings(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _find_variables(value: Any, where: str = "") -> Iterator[tuple[str, str | None, str]]:
-    """Yield each variable in the strings of `value`: its name, its default, and the path of its string."""
+    """Yield name, default and key path of each variable in the strings of `value`."""
     if isinstance(value, str):
         for match in _VARIABLE.finditer(value):
             name, default = _parts(match)
@@ -73,7 +73,7 @@ def _replacement(match: re.Match[str], variables: Mapping[str, str]) -> str:
 def _parts(match: re.Match[str]) -> tuple[str | None, str | None]:
     """Return name and default of a variable, or (None, None) for `$$`.
 
-    Raises UsageError for anything else in braces.
+    Raises UsageError if the braces do not contain a valid variable.
     """
     if match["dollar"] is not None:
         return None, None
@@ -94,17 +94,17 @@ def _look_up(name: str, variables: Mapping[str, str]) -> str | None:
 
 
 def find_variable_values(value: Any, variables: Mapping[str, str]) -> list[str]:
-    """Return the values of all set variables in `value`. They are secret and must not be logged."""
+    """Return the values of all set variables in `value`. These values are secret, so do not log them."""
     values = (_look_up(name, variables) for name in find_variable_names(value))
     return [text for text in values if text is not None]
 
 
 def find_variable_names(value: Any) -> list[str]:
-    """Return the distinct names of the variables in all strings of `value`, as written."""
+    """Return the distinct names of the variables in all strings of `value`."""
     return list(dict.fromkeys(name for name, _, _ in _find_variables(value)))
 
 
 def find_server_variables(tasks: Iterable[McpTask]) -> list[str]:
-    """Return the names of the variables in the servers of tasks, with one entry per server."""
+    """Return the names of the variables in the tasks' servers, once per server that uses the variable."""
     servers = [server for task in tasks for server in task.mcp_config.values()]
     return [name for server in servers for name in find_variable_names(server.model_dump())]

@@ -1,1 +1,1 @@
-"""Private folder of a rollout: its initial files, the start of servers in it, and its removal."""
+"""Create the private folder of a rollout, fill it with files, start servers in it, and remove it."""

@@ -1,4 +1,4 @@
-"""Private folder of one rollout, shared by its servers and graders."""
+"""Create, keep and remove the private folder of one rollout. The rollout's servers and graders share it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from buckeye.mcp.workdir.initial_files import SizeLimit, copy_tree, prepare_file
 log = logging.getLogger(__name__)
 
 WORKDIR = "{workdir}"
-"""Placeholder for the folder in paths of tasks, configurations and the model."""
+"""Placeholder for the path of the folder, in tasks, configurations and calls of the model."""
 _PREPARE_LOCK = threading.Lock()
 _PREPARED: dict[tuple[str, SizeLimit], Path] = {}
 
@@ -39,9 +39,9 @@ _PREPARED: dict[tuple[str, SizeLimit], Path] = {}
 class Workdir:
     """Folder of one rollout.
 
-    `path` has the task's files; servers start there. `root` is its parent, with other data of the rollout:
-    home folder, temporary files, caches. `seconds` and `bytes` are the cost of copying the files. `limit` is
-    the maximum size in bytes.
+    `path` contains the task's files, and servers start there. `root` is the parent of `path`, and also
+    contains the rollout's home folder, temporary files and caches. `seconds` and `bytes` are the duration and
+    the size of the copy of the task's files. `limit` is the maximum size of `root` in bytes.
     """
 
     root: Path
@@ -56,7 +56,7 @@ class Workdir:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Components for the rollout's outcome: cost of copying the files. Empty without files."""
+        """Duration and size of the copy of the files, as components of an outcome. {} without files."""
         return {"workdir_seconds": self.seconds, "workdir_bytes": float(self.bytes)} if self.bytes else {}
 
     def expand_workdir(self, value: Any) -> Any:
@@ -74,10 +74,9 @@ class Workdir:
 
 @asynccontextmanager
 async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdir]:
-    """Create a folder with the files of the task.
+    """Create a folder with the files of the task. At exit, delete the folder or move it to `keep_workdir`.
 
-    At the end of the block it is deleted, or moved to the folder `keep_workdir` of the configuration. Raises
-    StartError if it cannot be created, and TaskError if its files cannot be used.
+    Raises StartError if the creation fails, or TaskError if no retry can succeed.
     """
     limits = config.defaults
     try:
@@ -105,9 +104,9 @@ async def open_workdir(task: McpTask, config: GymConfig) -> AsyncIterator[Workdi
 
 
 def create_workdir(root: Path, files: str | None, limit: SizeLimit) -> Workdir:
-    """Create a rollout's folder in an empty `root`, which is deleted on failure.
+    """Create a rollout's folder in the empty folder `root`, with a copy of `files`. Delete `root` on failure.
 
-    Raises BuckeyeError and OSError.
+    Raises BuckeyeError or OSError.
     """
     started = time.monotonic()
     try:
@@ -120,7 +119,7 @@ def create_workdir(root: Path, files: str | None, limit: SizeLimit) -> Workdir:
 
 
 def _remove(root: Path, task: str) -> None:
-    """Delete a rollout's folder. A failure is only logged, so that the rollout keeps its reward."""
+    """Delete a rollout's folder. Only log a failure, so that the rollout keeps its reward."""
     try:
         remove_tree(root)
     except OSError as error:
@@ -140,7 +139,7 @@ def _keep(workdir: Workdir, root: Path, task: str) -> None:
 
 
 def _prepare_once(files: str, limit: SizeLimit) -> Path:
-    """Return a copy of the files, created at first use. Later changes of the source have no effect."""
+    """Return a folder with a copy of the files. The first call makes the copy, and later calls reuse it."""
     with _PREPARE_LOCK:
         if (files, limit) not in _PREPARED:
             folder = create_rollout_folder()
@@ -154,13 +153,13 @@ def _prepare_once(files: str, limit: SizeLimit) -> Path:
 
 
 def create_rollout_folder() -> Path:
-    """Create an empty folder, which is deleted when this process ends."""
+    """Create an empty folder. Buckeye deletes it when this process exits."""
     return Path(tempfile.mkdtemp(dir=_process_folder()))
 
 
 @functools.cache
 def _process_folder() -> Path:
-    """Return this process's root of rollout folders. Folders of killed processes are deleted first."""
+    """Return the folder for all rollout folders of this process. First delete those of killed processes."""
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(open_process_folder(cache_folder().resolve() / "rollouts"))

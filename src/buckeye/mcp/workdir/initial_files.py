@@ -1,4 +1,4 @@
-"""Initial files of a rollout: a folder, an archive, a script that creates them, or a single file."""
+"""Copy the initial files of a rollout from a folder, an archive, a single file, or the output of a script."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _TARS = (".tar", ".tgz", ".tar.gz", ".tar.bz2", ".tar.xz")
 
 
 def resolve_files(config: _Config, file: Path) -> _Config:
-    """Return a task or configuration with an absolute path as its `files`, resolved relative to `file`."""
+    """Return a copy of a task or configuration whose `files` is an absolute path.
+
+    A relative path starts at the folder of `file`, which contains the task or configuration.
+    """
     files: str | None = getattr(config, "files", None)
     if files is None:
         return config
@@ -43,7 +46,7 @@ def resolve_files(config: _Config, file: Path) -> _Config:
 
 @dataclass(frozen=True, slots=True)
 class SizeLimit:
-    """Maximum bytes of initial files. `setting` is the name of its setting, "" for a constant."""
+    """Maximum bytes of initial files. `setting` is the name of the user's setting, or "" if fixed."""
 
     bytes: int
     setting: str = ""
@@ -65,10 +68,10 @@ class SizeLimit:
 
 
 def prepare_files(files: str, folder: Path, limit: SizeLimit) -> None:
-    """Put the files that `files` (an absolute path) names into an empty folder.
+    """Copy the initial files from the absolute path `files` to an empty folder.
 
-    Raises UsageError for files that cannot be used. Raises OSError or another BuckeyeError for a failure that
-    may be temporary.
+    Raises UsageError for invalid files, and OSError or another BuckeyeError for a failure that a retry may
+    avoid.
     """
     source = Path(files)
     if not source.exists():
@@ -91,10 +94,10 @@ def prepare_files(files: str, folder: Path, limit: SizeLimit) -> None:
 
 
 def pack_files(files: str, to: Path, limit: SizeLimit) -> str:
-    """Write an archive of initial files into the folder `to`. Return its name, which is its hash.
+    """Write an archive of initial files into the folder `to`. Return the archive's name, which is its hash.
 
-    For a script, the archive has the files it creates, not the script. Raises BuckeyeError
-    and OSError.
+    If `files` is a script, the archive contains the files that the script creates. Raises BuckeyeError or
+    OSError.
     """
     with tempfile.TemporaryDirectory(dir=to, prefix=".") as temporary:
         folder, packed = Path(temporary, "files"), Path(temporary, "packed")
@@ -112,7 +115,7 @@ def pack_files(files: str, to: Path, limit: SizeLimit) -> str:
 
 
 def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return an archive entry without its owner. Links and folders have no modification time."""
+    """Remove the owner of an archive entry, and the time of folders and links. The hash must not vary."""
     modified = int(entry.mtime) if entry.isreg() else 0
     return entry.replace(uid=0, gid=0, uname="", gname="", mtime=modified, deep=False)
 
@@ -120,8 +123,8 @@ def _without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
 def copy_tree(source: Path, to: Path, limit: SizeLimit) -> int:
     """Copy a folder's content into an empty folder, and return the number of bytes.
 
-    Copies share disk blocks with the source where the file system supports it. They are never hard links,
-    because servers write to them. Raises UsageError above the limit and for special files.
+    Copies share disk blocks with the source if the file system supports this. They are not hard links,
+    because servers write to the copies. Raises UsageError above the limit or for a special file.
     """
     total, entries = 0, 0
     for path in _walk(source):
@@ -147,7 +150,7 @@ def copy_tree(source: Path, to: Path, limit: SizeLimit) -> int:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Yield everything in a folder, each folder before its content."""
+    """Yield all files and folders in a folder, each folder before its content."""
     for entry in os.scandir(folder):
         yield Path(entry.path)
         if entry.is_dir(follow_symlinks=False):
@@ -155,12 +158,12 @@ def _walk(folder: Path) -> Iterator[Path]:
 
 
 def _check_link(path: Path, root: Path) -> str:
-    """Return the target of a link. Raises UsageError if it is outside of `root`."""
+    """Return the target of the symbolic link `path`. Raises UsageError if the target is outside `root`."""
     target = os.readlink(path)
     resolved = os.path.normpath(path.parent / target)
     if os.path.isabs(target) or not Path(resolved).is_relative_to(os.path.normpath(root)):
         raise UsageError(
-            f"{path} links outside of the folder, to {target}: all rollouts would share the target",
+            f"{path} is a link to {target} outside the folder, so all rollouts would share the target",
             code="BK-FILE-UNREADABLE",
             at="files",
             hint="replace the link by a copy",
@@ -204,7 +207,7 @@ def _entry_error(source: Path, entry: zipfile.ZipInfo, reason: str, *, hint: str
 
 
 def _untar(source: Path, folder: Path, limit: SizeLimit) -> None:
-    """Extract a tar archive. The filter `data` refuses devices, `..`, and links that leave the archive."""
+    """Extract a tar archive. The filter `data` rejects devices, `..`, and links out of the archive."""
     total = count = 0
     with tarfile.open(source, "r|*") as archive:
         for entry in archive:
@@ -216,7 +219,7 @@ def _untar(source: Path, folder: Path, limit: SizeLimit) -> None:
 def _run_script_once(script: Path) -> Path:
     """Return a folder with the files that a script creates.
 
-    The script runs once, and again if its text changes.
+    The script only runs if the cache has no result for its text.
     """
     text = script.read_bytes()
     final = cache_folder() / "files" / hashlib.sha256(text).hexdigest()[:32]
@@ -228,6 +231,6 @@ def _run_script_once(script: Path) -> Path:
 
 
 def _run_script(script: Path, folder: Path) -> None:
-    """Run a script in a folder. Raises BuckeyeError, because a failure may be temporary (network)."""
+    """Run a script in a folder. A failure raises PrepareError, because a retry may succeed."""
     argv, env = [*_SCRIPTS[script.suffix], str(script)], clean_environment({})
     check_output(argv, _SCRIPT_SECONDS, f"{script} failed", code="BK-ENV-FAILED", env=env, cwd=folder)

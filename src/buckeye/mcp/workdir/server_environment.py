@@ -1,4 +1,4 @@
-"""Home folder, temporary files and programs of a server that starts in a rollout's folder."""
+"""Adapt a server to start in a rollout's folder: its paths, home folder, temporary files and programs."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ _USER_PROGRAMS = {
     "RUSTUP_HOME": ".rustup",
     "PLAYWRIGHT_BROWSERS_PATH": ".cache/ms-playwright",
 }
-"""Locations of the user's programs and download caches, below the home folder.
+"""Variables with the locations of the user's programs and download caches, relative to the home folder.
 
-Without them, a server that `npx` or `uvx` starts would be downloaded for every rollout.
+Without these variables, `npx` and `uvx` would download a server for every rollout.
 """
 _ALWAYS = ("UV_CACHE_DIR", "npm_config_cache")  # set even if the folder does not exist yet
 _CODE_SUFFIXES = {
@@ -61,10 +61,10 @@ _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 
 
 def adapt_to_workdir(server: StdioServer, workdir: Workdir) -> StdioServer:
-    """Return the server adapted to start in the rollout's folder.
+    """Return a copy of the server that starts in the rollout's folder.
 
-    `{workdir}` is replaced. A program given as a relative path is still resolved from Buckeye's own
-    directory.
+    Replace `{workdir}` by the folder's path. A relative path of a program still starts at the current
+    directory of Buckeye.
     """
     server = resolve_local_paths(
         StdioServer.model_validate(workdir.expand_workdir(server.model_dump())), workdir.path
@@ -75,9 +75,9 @@ def adapt_to_workdir(server: StdioServer, workdir: Workdir) -> StdioServer:
 
 
 def resolve_local_paths(server: StdioServer, workdir: Path | None = None) -> StdioServer:
-    """Return the server adapted to start in another folder.
+    """Return a copy of the server that can start in any folder.
 
-    Relative paths of its program, scripts and Python module become absolute, except files in `workdir`.
+    Relative paths of its program, scripts and Python module become absolute, except paths in `workdir`.
     """
     current = Path.cwd()
     command = str(current / server.command) if "/" in server.command else server.command
@@ -88,9 +88,9 @@ def resolve_local_paths(server: StdioServer, workdir: Path | None = None) -> Std
 
 
 def find_unreachable_files(server: StdioServer) -> list[str]:
-    """Return arguments with relative paths that exist only in the current directory.
+    """Return the relative paths of data files in the arguments, if the files are in the current directory.
 
-    Programs and scripts are omitted, because `resolve_local_paths` makes them absolute.
+    Omit programs and scripts, because `resolve_local_paths` makes their paths absolute.
     """
     if server.cwd is not None:
         return []
@@ -101,9 +101,9 @@ def find_unreachable_files(server: StdioServer) -> list[str]:
 
 
 def _create_environment(workdir: Workdir) -> dict[str, str]:
-    """Create the rollout's own home and temporary folders, and return the environment variables for them.
+    """Create the rollout's home folder and temporary folder. Return environment variables with their paths.
 
-    Also includes the locations of the user's programs.
+    The variables also have the locations of the user's programs.
     """
     folders = {name: str(workdir.root / relative) for name, relative in _FOLDERS.items()}
     for folder in folders.values():
@@ -121,21 +121,21 @@ def _user_program_paths() -> dict[str, str]:
 
 
 def _resolve_argument(argument: str, current: Path, workdir: Path | None) -> str:
-    """Return an argument. The path of a script becomes absolute unless it is in the workdir."""
+    """Return an argument. Make the path of a script absolute, unless the script is in the workdir."""
     path = Path(argument)
     in_workdir = workdir is not None and os.path.exists(workdir / path)
     return str(current / path) if not in_workdir and _is_code(current / path) else argument
 
 
 def _is_code(path: Path) -> bool:
-    """Return True for a program file: one with a code suffix, or an executable without a suffix."""
+    """Return True for a file with a suffix of code, or an executable file without a suffix."""
     return os.path.isfile(path) and (
         path.suffix in _CODE_SUFFIXES or (not path.suffix and os.access(path, os.X_OK))
     )
 
 
 def _module_path(command: str, args: list[str], env: Mapping[str, str], current: Path) -> dict[str, str]:
-    """Return PYTHONPATH for `python -m MODULE` if the module is in the current directory."""
+    """Return the variable PYTHONPATH for `python -m MODULE` if the current directory has this module."""
     if not _PYTHON.fullmatch(Path(command).name) or "-m" not in args[:-1]:
         return {}
     module = args[args.index("-m") + 1].partition(".")[0]
