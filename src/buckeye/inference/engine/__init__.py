@@ -1,1 +1,1 @@
-"""Embedded engine: weights, cache, decoding, sampling. Handles neither HTTP nor messages."""
+"""Embedded engine: samples token ids from a model. It knows neither HTTP nor chat messages."""

@@ -36,7 +36,7 @@ RopeKind = Literal["default", "linear", "llama3"]
 class RopeSpec:
     """Rotary position embedding.
 
-    The last three fields belong to "llama3" scaling; `factor` also belongs to "linear".
+    `factor` is for the kinds "linear" and "llama3". The fields after `factor` are for "llama3" only.
     """
 
     kind: RopeKind
@@ -70,7 +70,7 @@ class ModelSpec:
 
     @property
     def qk_heads(self) -> int:
-        """Number of query and key heads together: the heads that are normalized and rotated."""
+        """Number of query heads plus number of key heads. These heads are normalized and rotated."""
         return self.num_heads + self.num_kv_heads
 
 
@@ -89,7 +89,7 @@ def model_directory(name: str) -> Path:
 def read_spec(directory: Path) -> ModelSpec:
     """Return the spec of the model in `directory`.
 
-    Raise `InferenceError` for anything that this engine would compute incorrectly.
+    Raise `InferenceError` if `config.json` is damaged, or if the embedded engine does not support the model.
     """
     path = directory / "config.json"
     config = read_model_config(path)
@@ -101,10 +101,10 @@ def read_spec(directory: Path) -> ModelSpec:
 
 
 def check_sizes(directory: Path) -> None:
-    """Check the sizes in a `config.json` before building anything from them.
+    """Check the sizes in the `config.json` of a model, before a large wrong size uses up the memory.
 
-    Each must be a whole number, not larger than the weights next to it allow. Raise `InferenceError`
-    otherwise.
+    Raise `InferenceError` if a size is not a whole number, or if it does not fit the weights in `directory`:
+    it is larger than every dimension, or there are more layers than tensors.
     """
     path = directory / "config.json"
     config = read_model_config(path)
@@ -129,16 +129,16 @@ def check_sizes(directory: Path) -> None:
 
 
 def tensor_shapes(directory: Path) -> dict[str, list[int]]:
-    """Return name -> shape of every tensor in a directory's safetensors files.
+    """Return the name and shape of every tensor in the safetensors files of a directory.
 
-    Reads only their headers; empty without such files. Raise `UsageError` for an incomplete file.
+    The function reads only the headers of the files. Raise `UsageError` for an incomplete file.
     """
     headers = _tensor_headers(directory).values()
     return {name: entry["shape"] for header in headers for name, entry in header.items()}
 
 
 def _tensor_headers(directory: Path) -> dict[Path, dict[str, dict[str, Any]]]:
-    """Return the entries of all tensors by file. Raise `UsageError` for an incomplete file."""
+    """Return the header of each safetensors file. Raise `UsageError` for an incomplete file."""
     headers: dict[Path, dict[str, dict[str, Any]]] = {}
     for file in sorted(directory.glob("*.safetensors")):
         try:
@@ -158,9 +158,10 @@ def _tensor_headers(directory: Path) -> dict[Path, dict[str, dict[str, Any]]]:
 
 
 def is_untrained(directory: Path) -> bool:
-    """Return True if the weights of a model are as they were initialized: all norms have equal elements.
+    """Return True if a model has its initial weights.
 
-    Training moves them. Return False if they cannot be read.
+    In initial weights, all elements of a norm are equal; training makes them differ. Return False if the
+    weights cannot be read.
     """
     try:
         return _has_initial_norms(directory)
@@ -184,12 +185,12 @@ def _has_initial_norms(directory: Path) -> bool:
 
 
 def _is_constant(data: bytes, elements: int) -> bool:
-    """Return True if the elements of a tensor are equal."""
+    """Return True if all `elements` numbers in `data` are equal."""
     return data == data[: len(data) // elements] * elements
 
 
 def read_model_config(path: Path) -> dict[str, Any]:
-    """Return the object in a `config.json`. Raise `InferenceError` if the file is missing or invalid."""
+    """Return the JSON object in a file. Raise `InferenceError` if the file is missing or invalid."""
     try:
         config = read_json(path)
     except FileNotFoundError:
@@ -250,7 +251,7 @@ def _build_rope(rope: Mapping[str, Any], positions: int) -> RopeSpec:
 
 
 def eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]:
-    """Return the ids that end a generation: those of generation_config.json, else those of `config`."""
+    """Return the token ids that end a generation, from generation_config.json or else from `config`."""
     path = directory / "generation_config.json"
     generation = read_model_config(path) if path.is_file() else {}
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
