@@ -74,10 +74,10 @@ class Fleet:
                 task.result()
 
     async def handle_lost_call(self, replica: Replica, epoch: int, error: ReplicaLostError) -> None:
-        """Exclude the server of a failed call, if the server no longer answers.
+        """Exclude the server of a failed call. If only a connection broke, first check the server.
 
-        `epoch` is `replica.epoch` at the start of the call. If the epoch is different now, the server was
-        excluded during the call, and nothing is done.
+        `epoch` is `replica.epoch` at the start of the call. Do nothing if the epoch is different now, because
+        the server was excluded during the call.
         """
         if isinstance(error, ConnectionDroppedError) and await replica.is_alive(self._heartbeat_timeout):
             return

@@ -1,1 +1,1 @@
-"""Embedded engine: samples token ids from a model. It knows neither HTTP nor chat messages."""
+"""Embedded engine, which samples token ids from a model. It handles no HTTP requests and no messages."""

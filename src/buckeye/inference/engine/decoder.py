@@ -98,7 +98,7 @@ class Decoder:
             return None
         if not difference < _MAX_DIFFERENCE:
             log.warning(
-                "The CUDA graph of a decode step is wrong by %.0f%% and is not used; sampling is slower",
+                "The CUDA graph of a decode step is inaccurate by %.0f%% and is not used; sampling is slower",
                 100 * difference,
             )
             return None

@@ -59,8 +59,8 @@ class IncrementalDetokenizer:
         return part
 
     def _settle(self, *, final: bool) -> None:
-        # Tokenizers may decode the first token differently, such as without its leading space. So decode new
-        # tokens together with a few earlier ones.
+        # Some tokenizers remove the leading space of the first decoded token. So decode new tokens together
+        # with a few earlier ones.
         start = max(0, self._settled - _CONTEXT)
         context_text = self._decode(self._ids[start : self._settled])
         text = self._decode(self._ids[start:])

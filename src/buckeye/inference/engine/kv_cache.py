@@ -22,8 +22,8 @@ class KVCache:
     In the third dimension, the key heads are first. The first `slots` slots hold running sequences. The
     `spare` slots after them hold prefixes of ended sequences.
 
-    On a CPU, the kernel allocates a page of the cache when it is first written. So a large `max_len` costs
-    memory only for sequences that become that long.
+    On a CPU, the operating system allocates a page of the cache when it is first written. So a large
+    `max_len` needs memory only for sequences that become that long.
     """
 
     def __init__(

@@ -19,7 +19,7 @@ _NO_TOKEN = -1
 class Sequence:
     """Prompt and its sampled continuation.
 
-    The engine sets the fields after `on_update`. Other threads may read these fields when the engine has
+    The engine sets the fields that follow `on_update`. Other threads may read them after the engine has
     called `on_update`. If `streamed`, `token_ids` and `logprobs` grow with every token. Otherwise the engine
     sets them when the sequence ends.
     """

@@ -98,8 +98,8 @@ class ChatRenderer:
         """Return the prompt of the next turn, without tokenizing earlier turns again.
 
         The ids are those of `conversation`, the sampled ids, and the ids of the text after the reply.
-        `messages` must be the messages of `conversation`, the sampled reply, and at least one more message.
-        In the JSON of a call, spaces and the order of keys may differ.
+        `messages` must be the messages of `conversation`, the sampled reply, and later messages. In the JSON
+        of a call, spaces and the order of keys may differ.
 
         Return None if the text of the template for `messages` does not continue the earlier prompt and reply.
         For example, Qwen3's template drops the reasoning of earlier turns.

@@ -1,4 +1,4 @@
-"""Routes that monitor and control the server. Their paths and bodies are those of vLLM's server."""
+"""Routes that monitor and control the server. Their paths are those of vLLM's server."""
 
 from __future__ import annotations
 

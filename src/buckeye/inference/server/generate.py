@@ -90,7 +90,7 @@ class Submission:
 
 
 async def completions(service: Service, request: Request) -> ASGIApp:
-    """Complete a prompt, as OpenAI's API. The prompt may be text, token ids, or a list of prompts."""
+    """Complete a prompt, like OpenAI's API. The prompt may be text, token ids, or a list of prompts."""
     raw = await read_body(request)
     body = parse_request(raw, CompletionRequest)
     service.check_model(body.model)
@@ -101,7 +101,7 @@ async def completions(service: Service, request: Request) -> ASGIApp:
 
 
 async def chat_completions(service: Service, request: Request) -> ASGIApp:
-    """Reply to the messages of a chat, as OpenAI's API, with tools and reasoning."""
+    """Reply to the messages of a chat, like OpenAI's API, with tools and reasoning."""
     raw = await read_body(request)
     body = parse_request(raw, ChatRequest)
     service.check_model(body.model)
