@@ -98,7 +98,7 @@ class MicroBatchSize:
 def load_micro_batch_size(config: TrainerConfig | SFTConfig, ranks: Ranks) -> MicroBatchSize:
     """Return the configured limit, or the limit that an earlier attempt of the run stored.
 
-    All ranks must call this function. They get the lowest limit of all ranks.
+    All ranks must call this function. Each rank gets the lowest limit of all ranks.
     """
     path = config.output_dir / MICRO_BATCH_FILE
     cuda = ranks.device.type == "cuda"

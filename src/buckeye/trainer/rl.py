@@ -109,7 +109,7 @@ class RLTrainer:
             self.output.rounding_monitor(interval=interval) if interval is not None else None
         )
         self._orchestrator_state: Mapping[str, Any] = {}
-        self._unusable_batches = 0  # in a row
+        self._unusable_batches = 0  # number of batches in a row without a usable sample
 
     @property
     def step(self) -> int:

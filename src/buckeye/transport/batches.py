@@ -107,17 +107,17 @@ def read_batch(root: Path, step: int, *, identity: RunIdentity) -> Batch | None:
             return None
         data = (directory / DATA).read_bytes()
         if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-            raise _damage(f"{directory / DATA} is damaged: its SHA-256 differs from the written one")
+            raise _damage_error(f"{directory / DATA} is damaged: its SHA-256 differs from the written one")
         samples = unpack_samples(data)
         state = manifest["orchestrator_state"]
     except FileNotFoundError as error:
         # Use the file name in the error. Checking for the manifest now would be too late, because the
         # orchestrator may have published the batch meanwhile.
         if Path(error.filename).name == DATA:
-            raise _damage(f"{directory} has a manifest but no {DATA}: the file was deleted") from None
+            raise _damage_error(f"{directory} has a manifest but no {DATA}: the file was deleted") from None
         return None
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise _damage(f"the batch in {directory} cannot be read: {error!r}") from error
+        raise _damage_error(f"the batch in {directory} cannot be read: {error!r}") from error
     return Batch(step=step, samples=samples, orchestrator_state=state)
 
 
@@ -192,7 +192,7 @@ def read_trained_batch(kept: Path, step: int) -> tuple[Batch, TrainedBatch]:
         record = storage.read_json(directory / RECORD)
         trained = TrainedBatch(samples=arrays["samples"], logprobs=arrays["logprobs"], record=record)
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise _damage(f"the results of batch {step} in {directory} cannot be read: {error}") from None
+        raise _damage_error(f"the results of batch {step} in {directory} cannot be read: {error}") from None
     return batch, trained
 
 
@@ -201,7 +201,9 @@ def pack_samples(samples: Sequence[Sample]) -> bytes:
     for index, sample in enumerate(samples):
         lengths = {name: len(getattr(sample, name)) for name in _DTYPES}
         if len(set(lengths.values())) != 1 or not len(sample.token_ids):
-            raise _damage(f"sample {index} of the batch is empty, or its arrays differ in length: {lengths}")
+            raise _damage_error(
+                f"sample {index} of the batch is empty, or its arrays differ in length: {lengths}"
+            )
     arrays = {
         name: np.concatenate([np.asarray(getattr(s, name), dtype) for s in samples] or [np.empty(0, dtype)])
         for name, dtype in _DTYPES.items()
@@ -230,5 +232,5 @@ def _owner(directory: Path) -> RunIdentity | None:
         return None
 
 
-def _damage(message: str) -> TransportError:
+def _damage_error(message: str) -> TransportError:
     return TransportError(message, code="BK-BATCH")

@@ -107,14 +107,14 @@ class CheckpointStore:
         """
         objects = self._objects(info.path.name)
         if not 0 < objects.get(COMMITTED, 0) <= _MAX_MANIFEST_BYTES:
-            raise _damage(f"{self.url}/{info.path}/{COMMITTED} is missing, empty or too large")
+            raise _damage_error(f"{self.url}/{info.path}/{COMMITTED} is missing, empty or too large")
         with self._converted_errors("read"):
             text = self._fs.cat_file(f"{self._root}/{info.path}/{COMMITTED}")
         try:
             manifest = msgspec.json.decode(text, type=StoreManifest)
             _check_manifest(manifest, info, objects)
         except (ValueError, RecursionError) as error:
-            raise _damage(f"{self.url}/{info.path}/{COMMITTED} is invalid: {error}") from None
+            raise _damage_error(f"{self.url}/{info.path}/{COMMITTED} is invalid: {error}") from None
         return manifest
 
     def upload(
@@ -202,7 +202,7 @@ class CheckpointStore:
                 target.parent.mkdir(parents=True, exist_ok=True)
                 self._get(f"{self._root}/{info.path}/{file}", target, manifest.files[file])
             except (NotADirectoryError, IsADirectoryError, FileExistsError) as error:
-                raise _damage(f"{self.url}/{info.path} has conflicting file names: {error}") from None
+                raise _damage_error(f"{self.url}/{info.path} has conflicting file names: {error}") from None
             fault_point("store.download")
 
         _run_in_parallel(get, list(manifest.files))
@@ -241,7 +241,7 @@ class CheckpointStore:
         if storage.sha256_file(target) != digest:
             target.unlink()
             name = self.url + source.removeprefix(self._root)
-            raise _damage(f"{name} is damaged: its SHA-256 differs from the committed one")
+            raise _damage_error(f"{name} is damaged: its SHA-256 differs from the committed one")
 
     def _objects(self, folder: str = "") -> dict[str, int]:
         """Return the size of each object in a folder, by its name relative to the folder."""
@@ -311,7 +311,7 @@ class _Run(msgspec.Struct, kw_only=True, frozen=True):
     attempts: list[_Attempt]
 
 
-def _damage(message: str) -> CheckpointError:
+def _damage_error(message: str) -> CheckpointError:
     return CheckpointError(message, code="BK-CHECKPOINT-DAMAGED")
 
 

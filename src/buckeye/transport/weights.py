@@ -122,13 +122,13 @@ def read_weights_manifest(directory: Path) -> WeightsManifest:
         missing = [name for name in manifest.files if not (directory / check_file_name(name)).is_file()]
         is_consistent = combined_checksum(manifest.files) == manifest.checksum
     except FileNotFoundError:
-        raise _damage(f"{directory} has no published weights: {MANIFEST} is missing") from None
+        raise _damage_error(f"{directory} has no published weights: {MANIFEST} is missing") from None
     except (OSError, ValueError) as error:
-        raise _damage(f"{path} cannot be read: {error}") from error
+        raise _damage_error(f"{path} cannot be read: {error}") from error
     if missing:
-        raise _damage(f"the weights in {directory} are incomplete: {', '.join(missing)} missing")
+        raise _damage_error(f"the weights in {directory} are incomplete: {', '.join(missing)} missing")
     if not is_consistent:
-        raise _damage(f"{path} is damaged: its checksum does not match its list of files")
+        raise _damage_error(f"{path} is damaged: its checksum does not match its list of files")
     return manifest
 
 
@@ -149,7 +149,7 @@ def verify_weights(directory: Path) -> WeightsManifest:
     manifest = read_weights_manifest(directory)
     for name, digest in _hashes(directory, list(manifest.files)).items():
         if digest != manifest.files[name]:
-            raise _damage(f"{directory / name} is damaged: its SHA-256 differs from the published one")
+            raise _damage_error(f"{directory / name} is damaged: its SHA-256 differs from the published one")
     return manifest
 
 
@@ -175,7 +175,7 @@ def prune_weights(root: Path, run_id: str, *, keep: Callable[[int], bool]) -> No
             storage.remove_directory(directory)
 
 
-def _damage(message: str) -> TransportError:
+def _damage_error(message: str) -> TransportError:
     return TransportError(message, code="BK-WEIGHTS-DAMAGED", hint="publish the weights again")
 
 

@@ -71,7 +71,7 @@ class AdaptedCheckpoint(Checkpoint):
             raise self._error(
                 f"the adapter changes {', '.join(sorted(tied))}, but head and embedding are tied in "
                 f"{self.directory}",
-                hint="use an adapter that changes neither",
+                hint="use an adapter that changes neither head nor embedding",
             )
         for module, sides in pairs.items():
             a, b = self._checked_pair(f"{module}.weight", sides)

@@ -97,7 +97,7 @@ def read_spec(directory: Path) -> ModelSpec:
     try:
         return _build_spec(complete_config(config, path), eos_token_ids(config, directory))
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-        raise _damaged(f"a key is missing or has the wrong type: {error}", at=path) from error
+        raise _damage_error(f"a key is missing or has the wrong type: {error}", at=path) from error
 
 
 def check_sizes(directory: Path) -> None:
@@ -117,13 +117,15 @@ def check_sizes(directory: Path) -> None:
             if size is None:
                 continue
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MAX_SIZE:
-                raise _damaged(f"{key} is {format_value(size)}; expected a whole number", at=path)
+                raise _damage_error(f"{key} is {format_value(size)}; expected a whole number", at=path)
             if size == 0 and key in _NON_ZERO:
-                raise _damaged(f"{key} is 0", at=path)
+                raise _damage_error(f"{key} is 0", at=path)
             if key == _LAYERS and shapes and size > len(shapes):
-                raise _damaged(f"{key} is {size}, but the weights have {len(shapes)} tensors in all", at=path)
+                raise _damage_error(
+                    f"{key} is {size}, but the weights have {len(shapes)} tensors in all", at=path
+                )
             if key != _LAYERS and size > widest:
-                raise _damaged(
+                raise _damage_error(
                     f"{key} is {size}, but no dimension of the weights is larger than {widest}", at=path
                 )
 
@@ -200,13 +202,13 @@ def read_model_config(path: Path) -> dict[str, Any]:
             hint="check the path of the model",
         ) from None
     except (OSError, ValueError, RecursionError) as error:
-        raise _damaged(f"cannot read {path}: {error}") from error
+        raise _damage_error(f"cannot read {path}: {error}") from error
     if not isinstance(config, dict):
-        raise _damaged(f"{path} is not a JSON object")
+        raise _damage_error(f"{path} is not a JSON object")
     return config
 
 
-def _damaged(message: str, *, at: Path | None = None) -> InferenceError:
+def _damage_error(message: str, *, at: Path | None = None) -> InferenceError:
     where = None if at is None else str(at)
     return InferenceError(message, code="BK-MODEL-DAMAGED", at=where, hint=_FETCH_AGAIN)
 
@@ -257,5 +259,5 @@ def eos_token_ids(config: Mapping[str, Any], directory: Path) -> tuple[int, ...]
     eos = generation.get("eos_token_id", config.get("eos_token_id"))
     tokens = eos if isinstance(eos, list) else [] if eos is None else [eos]
     if not all(isinstance(token, int) for token in tokens):
-        raise _damaged("eos_token_id must be a token id, or a list of token ids", at=path)
+        raise _damage_error("eos_token_id must be a token id, or a list of token ids", at=path)
     return tuple(tokens)

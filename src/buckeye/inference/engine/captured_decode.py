@@ -63,7 +63,7 @@ class CapturedDecode:
         return self._logits[:count]
 
     def _capture(self, rows: int) -> torch.cuda.CUDAGraph:
-        self._step(rows)  # warm-up: compiles kernels and lets libraries select theirs
+        self._step(rows)  # the first run compiles kernels, and libraries select their kernels
         graph = torch.cuda.CUDAGraph()
         # other threads may prepare new weights meanwhile
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):

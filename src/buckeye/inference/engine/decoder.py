@@ -93,7 +93,7 @@ class Decoder:
 
             step = CapturedDecode(self.spec, self.weights, self.cache, (self._cos, self._sin))
             difference = self._difference(step)
-        except Exception as error:  # of Triton, its compiler or the driver
+        except Exception as error:  # Triton, its compiler and the driver raise many exceptions
             log.warning("Triton is unavailable, so sampling is slower: %s", error)
             return None
         if not difference < _MAX_DIFFERENCE:

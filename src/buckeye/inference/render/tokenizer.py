@@ -1,7 +1,7 @@
 """Loading of a model's tokenizer without importing torch, if possible.
 
-`AutoTokenizer` imports torch, which takes 150 MB and two seconds. It is not needed if the class of the
-tokenizer is known. `_CLASSES` lists the classes for some model types.
+`AutoTokenizer` imports torch, which takes 150 MB and two seconds. `_CLASSES` lists the classes of tokenizers
+that can be loaded without `AutoTokenizer`.
 """
 
 from __future__ import annotations

@@ -264,6 +264,6 @@ def _device(name: str) -> torch.device:
         raise InferenceError(
             'inference.model.device is "cuda", but PyTorch finds no GPU',
             code="BK-DEVICE",
-            hint='set it to "cpu" or "auto"',
+            hint='set inference.model.device to "cpu" or "auto"',
         )
     return torch.device(name)

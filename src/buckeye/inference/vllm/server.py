@@ -195,7 +195,7 @@ def vllm_command(config: InferenceConfig, vllm: VllmInstallation, directory: Pat
 
 
 def _adapter_arguments(rank: int | None) -> dict[str, Any]:
-    """Return vLLM's settings for LoRA adapters of up to `rank`. Its maximum must be one of `_LORA_RANKS`."""
+    """Return vLLM's settings for LoRA adapters of up to `rank`. vLLM accepts the maxima in `_LORA_RANKS`."""
     if rank is None:
         return {}
     supported = next((known for known in _LORA_RANKS if known >= rank), None)

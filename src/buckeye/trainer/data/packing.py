@@ -65,8 +65,9 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
     are split, and each of their bins contains the prefix. First-fit decreasing needs at most 11/9 of the
     optimal number of bins plus 6/9 (Dósa 2007).
 
-    `pair_cost` is the cost of attention per pair of tokens, in units of the other cost of a token. Raise
-    `TransportError` for a sample longer than `capacity`, which the orchestrator should have truncated.
+    `pair_cost` is the cost of attention per pair of tokens, in units of the cost of a token without
+    attention. Raise `TransportError` for a sample longer than `capacity`, which the orchestrator should have
+    truncated.
     """
     lengths = [len(ids) for ids in token_ids]
     for index, length in enumerate(lengths):
@@ -74,7 +75,7 @@ def plan_bins(token_ids: Sequence[Tokens], capacity: int, *, pair_cost: float = 
             raise TransportError(
                 f"sample {index} of the batch has {length} tokens, more than trainer.seq_len = {capacity}",
                 code="BK-BATCH",
-                hint="raise trainer.seq_len, or lower the orchestrator's",
+                hint="raise trainer.seq_len, or lower orchestrator.seq_len",
             )
     parts = [part for group in prefix_groups(token_ids) for part in _split(group, lengths, capacity)]
     tokens = [_tokens(part, lengths) for part in parts]

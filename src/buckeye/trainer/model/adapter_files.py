@@ -43,7 +43,10 @@ def save_weights(
     dtype: torch.dtype,
     tensors: Mapping[str, Tensor],
 ) -> None:
-    """Write the adapter if the model has one, else the model as `dtype`. `tensors` are the trained ones."""
+    """Write the adapter if the model has one, else the model as `dtype`.
+
+    `tensors` are the unsharded trained tensors, by name.
+    """
     if has_adapter(model):
         save_adapter(model, tokenizer, directory, tensors=tensors)
     else:

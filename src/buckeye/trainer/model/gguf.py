@@ -48,11 +48,11 @@ def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -
         raise
     except THIRD_PARTY_ERRORS as error:
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
-        raise _unsupported(file, reason) from error
+        raise _unsupported_error(file, reason) from error
     parameters = sum(parameter.numel() for parameter in model.parameters())
     if parameters != content.elements:
         reason = f"it has {content.elements:,} weights, and the model {parameters:,}"
-        raise _unsupported(file, reason)
+        raise _unsupported_error(file, reason)
     keeps = precision == "float32" or (precision == "auto" and content.is_float32)
     model = model.to(torch.float32 if keeps else torch.bfloat16)
     _forget_quantization(model)
@@ -68,7 +68,7 @@ def import_gguf(file: Path, directory: Path, *, precision: Precision = "auto") -
     return parameters
 
 
-def _unsupported(file: Path, reason: str) -> UsageError:
+def _unsupported_error(file: Path, reason: str) -> UsageError:
     return UsageError(
         f"transformers cannot read {file}: {reason}",
         code="BK-MODEL-UNSUPPORTED",
@@ -119,7 +119,7 @@ def _read_content(file: Path) -> _Content:
         )
     scaling = value(f"{architecture}.rope.scaling.type")
     if scaling not in (None, "none"):
-        raise _unsupported(file, f"the scaling {scaling!r} of its rotary embedding is not supported")
+        raise _unsupported_error(file, f"the scaling {scaling!r} of its rotary embedding is not supported")
     weights = {tensor.name: tensor for tensor in reader.tensors}
     factors = weights.pop(_ROPE_FACTORS, None)
     return _Content(
@@ -151,9 +151,9 @@ def _load(file: Path, content: _Content) -> tuple[Any, Any]:
             ignore_mismatched_sizes=True,
         )
     if report["missing_keys"]:
-        raise _unsupported(file, f"it has no weights for {min(report['missing_keys'])}")
+        raise _unsupported_error(file, f"it has no weights for {min(report['missing_keys'])}")
     for name, found, expected in sorted(report["mismatched_keys"]):
-        raise _unsupported(file, f"{name} has the shape {tuple(found)} instead of {tuple(expected)}")
+        raise _unsupported_error(file, f"{name} has the shape {tuple(found)} instead of {tuple(expected)}")
     return model, tokenizer
 
 
@@ -165,7 +165,7 @@ def _llama3_rope(file: Path, config: Any, factors: torch.Tensor) -> dict[str, An
     rotations = _LLAMA3_ROPE["original_max_position_embeddings"] / wavelengths
     share = ((rotations - low) / (high - low)).clamp(0, 1)  # 1 is unchanged, 0 is divided by `factor`
     if not torch.allclose(1 / ((1 - share) / factor + share), factors.float(), rtol=1e-3):
-        raise _unsupported(file, f"the factors in {_ROPE_FACTORS} are not those of Llama 3")
+        raise _unsupported_error(file, f"the factors in {_ROPE_FACTORS} are not those of Llama 3")
     return {"rope_type": "llama3", "rope_theta": theta, "factor": factor, **_LLAMA3_ROPE}
 
 

@@ -125,7 +125,7 @@ class PolicyNetwork(nn.Module):
 
     @property
     def pair_cost(self) -> float:
-        """Cost of attention per pair of tokens, divided by the other cost of a token."""
+        """Cost of attention per pair of tokens, divided by the cost of a token without attention."""
         config = self.model.config
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads

@@ -111,9 +111,9 @@ def write_adapter(
 ) -> Verified:
     """Write the adapter of a checkpoint to `out` in peft's format, and verify it on `passages`.
 
-    Its configuration names `base_name` as the base model. This is a directory, or a hub name with a
-    `revision`. Raise `UsageError` if the adapter was trained on another model than `base`. Raise `RunError`
-    if the written adapter differs from the checkpoint.
+    Its configuration names `base_name` as the base model: a directory, or a hub name with a `revision`. Raise
+    `UsageError` if the adapter was trained on another model than `base`. Raise `RunError` if the written
+    adapter differs from the checkpoint.
     """
     adapter = state / ADAPTER_DIRECTORY
     check_adapter_base(adapter, str(base))

@@ -229,9 +229,9 @@ def verify_checkpoint(info: CheckpointInfo, *, share: int = 0, shares: int = 1) 
             actual = storage.sha256_file(path)
         except OSError as error:
             reason = "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-            raise _damage(f"{path} {reason}", info.path) from None
+            raise _damage_error(f"{path} {reason}", info.path) from None
         if actual != digest:
-            raise _damage(f"{path} is damaged: its SHA-256 differs from the committed one", info.path)
+            raise _damage_error(f"{path} is damaged: its SHA-256 differs from the committed one", info.path)
 
 
 def trainer_state_directory(info: CheckpointInfo) -> Path:
@@ -258,10 +258,10 @@ def read_orchestrator_state(info: CheckpointInfo) -> dict[str, Any]:
     try:
         return storage.read_json(path)
     except (OSError, ValueError) as error:
-        raise _damage(f"{path} cannot be read: {error}", info.path) from error
+        raise _damage_error(f"{path} cannot be read: {error}", info.path) from error
 
 
-def _damage(message: str, checkpoint: Path) -> CheckpointError:
+def _damage_error(message: str, checkpoint: Path) -> CheckpointError:
     return CheckpointError(
         message, code="BK-CHECKPOINT-DAMAGED", hint=f"resume from another step, or delete {checkpoint}"
     )

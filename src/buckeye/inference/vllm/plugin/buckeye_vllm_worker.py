@@ -61,7 +61,7 @@ class DirectoryTransfer(WeightTransferEngine[DirectoryInit, DirectoryUpdate]):
     incoming: str | None = None
     """Checksum of the weights that the current update has loaded; None before."""
     problem: str | None = None
-    """Reason why loading failed, or None. It is not raised, because an exception would end vLLM's engine."""
+    """Reason why loading failed, or None. An exception instead would end vLLM's engine."""
 
     def init_transfer_engine(self, init_info: DirectoryInit) -> None:
         """Do nothing, because this backend needs no setup."""
